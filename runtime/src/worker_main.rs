@@ -25,7 +25,7 @@ use crate::component::Runtime;
 use crate::logging::init_logging;
 use crate::model_folder::ModelFolder;
 use crate::names::{EndpointName, InstanceId};
-use crate::network_args::{NetworkArgs, Reach, seconds};
+use crate::network_args::{NetworkArgs, Reach, in_seconds, seconds};
 use crate::registrar::RuntimeRegistrar;
 use crate::status::{ControlDoor, HealthSource, StatusServer};
 
@@ -82,16 +82,16 @@ pub struct WorkerArgs {
     #[arg(long, default_value_t = RequestLimits::default().max_waiting)]
     pub max_waiting_requests: usize,
     /// Deadline of a request that brings none, in seconds; 0 for none
-    #[arg(long, default_value = "600", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, default_value = limit_in_seconds(RequestLimits::default().request_timeout), value_name = "SECONDS", value_parser = seconds)]
     pub request_timeout: Duration,
     /// Longest silence inside a stream, in seconds; 0 for no limit
-    #[arg(long, default_value = "120", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, default_value = limit_in_seconds(RequestLimits::default().idle_timeout), value_name = "SECONDS", value_parser = seconds)]
     pub idle_timeout: Duration,
     /// How long requests may go on after a signal, in seconds
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, default_value = in_seconds(WorkerConfig::default().grace), value_name = "SECONDS", value_parser = seconds)]
     pub grace: Duration,
     /// Silence after which the engine is probed, in seconds; 0 to probe only at start
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, default_value = limit_in_seconds(WorkerConfig::default().canary.interval), value_name = "SECONDS", value_parser = seconds)]
     pub canary_interval: Duration,
     /// Address of /live, /ready, /health, /metrics and /control
     #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
@@ -121,6 +121,11 @@ fn adapter(text: &str) -> Result<Adapter, String> {
     };
     adapter.check().map_err(|error| error.to_string())?;
     Ok(adapter)
+}
+
+/// A limit as a flag shows it.
+fn limit_in_seconds(limit: Option<Duration>) -> String {
+    in_seconds(limit.unwrap_or_default())
 }
 
 /// 0 stands for no limit.

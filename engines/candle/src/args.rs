@@ -66,7 +66,7 @@ pub struct CandleArgs {
     /// How long a prefill worker holds KV blocks that nobody fetches, in seconds [out=candle, vllm]
     #[cfg_attr(
         feature = "cli",
-        arg(long, default_value = "30", value_name = "SECONDS")
+        arg(long, default_value_t = DEFAULT_KV_LEASE_S, value_name = "SECONDS")
     )]
     pub kv_lease: NonZeroU32,
     /// LoRA adapters that may be loaded at once; 0 for none
