@@ -34,6 +34,8 @@ pub(super) trait Instructions {
     const ROWS: usize;
     /// Whether weights of eight bits are signed numbers; otherwise they are stored plus 128.
     const HAS_SIGNED_DOT: bool;
+    /// Whether `dot_two` may be there.
+    const MAY_DOT_TWO: bool = false;
     /// Four bytes or one integer of each row.
     type Integers: Copy;
     /// A number of each row.

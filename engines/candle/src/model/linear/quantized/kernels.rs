@@ -211,29 +211,32 @@ unsafe fn add<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
 ) {
     // SAFETY: the caller's promise, here and below.
     unsafe {
-        let mut row = 0;
-        while row < ROWS {
-            let words = group.words(at * N, row);
-            if row + 1 < ROWS {
+        let mut alone = 0;
+        if I::MAY_DOT_TWO {
+            while alone + 1 < ROWS {
+                let row = alone;
+                let words = group.words(at * N, row);
                 let starts = [
                     start::<I, F, ROWS, N>(group, at, row),
                     start::<I, F, ROWS, N>(group, at, row + 1),
                 ];
-                if let Some([sum, next]) = I::dot_two(starts, weights, words, 2 * ROWS) {
-                    scale::<I, F, ROWS, N>(group, at, row, sum, scales, &mut totals[row]);
-                    scale::<I, F, ROWS, N>(group, at, row + 1, next, scales, &mut totals[row + 1]);
-                    row += 2;
-                    continue;
-                }
+                let Some([sum, next]) = I::dot_two(starts, weights, words, 2 * ROWS) else {
+                    break;
+                };
+                scale::<I, F, ROWS, N>(group, at, row, sum, scales, &mut totals[row]);
+                scale::<I, F, ROWS, N>(group, at, row + 1, next, scales, &mut totals[row + 1]);
+                alone += 2;
             }
+        }
+        for (row, total) in totals.iter_mut().enumerate().skip(alone) {
+            let words = group.words(at * N, row);
             let start = I::splat_integer(start::<I, F, ROWS, N>(group, at, row));
             let sum = if is_signed::<I, F>() {
                 I::signed_dot(start, weights, words, 2 * ROWS)
             } else {
                 I::dot(start, weights, words, 2 * ROWS, step::<F>())
             };
-            scale::<I, F, ROWS, N>(group, at, row, sum, scales, &mut totals[row]);
-            row += 1;
+            scale::<I, F, ROWS, N>(group, at, row, sum, scales, total);
         }
     }
 }

@@ -97,6 +97,7 @@ pub(in super::super) struct Neon<P>(P);
 impl<P: FourProducts> Instructions for Neon<P> {
     const ROWS: usize = 4;
     const HAS_SIGNED_DOT: bool = true;
+    const MAY_DOT_TWO: bool = true;
     type Integers = int32x4_t;
     type Floats = float32x4_t;
 
