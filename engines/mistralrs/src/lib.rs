@@ -24,9 +24,6 @@ use tokio::sync::Semaphore;
 
 use sequence::{Sequence, State};
 
-/// The most log probabilities of a token.
-const MAX_LOGPROBS: u32 = 20;
-
 /// What the engine is built from, and the flags of its worker.
 #[derive(Debug, Clone, clap::Args)]
 pub struct MistralRsArgs {
@@ -35,7 +32,7 @@ pub struct MistralRsArgs {
     pub model: PathBuf,
     /// Sequences that run at once; on a CPU it is one
     #[arg(long, default_value_t = 32)]
-    pub max_num_seqs: u32,
+    pub max_num_seqs: usize,
     /// Numbers of a checkout: auto, bf16, f16 or f32
     #[arg(long, default_value = "auto")]
     pub dtype: String,
@@ -76,12 +73,10 @@ impl MistralRsEngine {
         ctx.progress.report("loading weights with mistral.rs", None);
         let model = blocking(move || load::load(&args)).await??;
         let name = self.args.model.file_stem().unwrap_or_default();
-        let config = EngineConfig {
-            max_num_seqs: u32::try_from(model.places.available_permits()).ok(),
-            ..EngineConfig::new(name.to_string_lossy(), model.context_length)
-        }
-        .with_vocab_size(u32::try_from(model.vocab_size).unwrap_or(u32::MAX))
-        .with_capabilities(model.capabilities());
+        let mut config = EngineConfig::new(name.to_string_lossy(), model.context_length)
+            .with_vocab_size(u32::try_from(model.vocab_size).unwrap_or(u32::MAX))
+            .with_capabilities(model.capabilities());
+        config.max_num_seqs = u32::try_from(model.places.available_permits()).ok();
         Ok((model, config))
     }
 }
@@ -91,16 +86,19 @@ impl Model {
     fn capabilities(&self) -> Capabilities {
         use GuidedKind::{Choice, Grammar, JsonObject, JsonSchema, Regex};
         use SamplingOption::{FrequencyPenalty, LogitBias, PresencePenalty, RepetitionPenalty};
-        let penalties = [PresencePenalty, FrequencyPenalty, RepetitionPenalty];
+        let more = [
+            PresencePenalty,
+            FrequencyPenalty,
+            RepetitionPenalty,
+            LogitBias,
+        ];
         let mut can = Capabilities::tokens()
             .with_resume()
             .with_point_mass_sampling()
-            .with_sampling(penalties)
-            .with_sampling([LogitBias]);
-        can.max_logprobs = Some(MAX_LOGPROBS);
+            .with_sampling(more);
+        can.max_logprobs = Some(20);
         if self.guides.is_some() {
-            let kinds = [JsonObject, JsonSchema, Regex, Choice, Grammar];
-            can.guided.extend(kinds);
+            can.guided = [JsonObject, JsonSchema, Regex, Choice, Grammar].into();
         }
         if self.places.available_permits() > 1 {
             // Sequences of one length are multiplied as one matrix.
@@ -177,13 +175,11 @@ impl LLMEngine for MistralRsEngine {
 
     async fn cleanup(&self) -> Result<(), EngineError> {
         // Frees the weights, which takes a moment.
-        match self.model.take() {
-            Some(model) => {
-                model.places.close();
-                blocking(move || drop(model)).await
-            }
-            None => Ok(()),
+        if let Some(model) = self.model.take() {
+            model.places.close();
+            blocking(move || drop(model)).await?;
         }
+        Ok(())
     }
 }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use genset_backend_common::EngineError;
 use genset_sampling::guided::GuideFactory;
 use mistralrs::core::MistralRsBuilder;
-use mistralrs::model_builder_trait::{build_gguf_pipeline, build_text_pipeline};
 use mistralrs::{
-    CustomLogitsProcessor, GgufModelBuilder, MistralRs, ModelDType, Tensor, TextModelBuilder,
-    TokenSource,
+    AnyModelBuilder, CustomLogitsProcessor, GgufModelBuilder, MistralRs, ModelDType, Tensor,
+    TextModelBuilder, TokenSource,
 };
+use tokio::runtime::Builder;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::sequence::asked;
@@ -23,37 +23,31 @@ pub(crate) fn load(args: &MistralRsArgs) -> Result<Model, EngineError> {
     let dtype: Result<ModelDType, _> = args.dtype.parse();
     let dtype = dtype.map_err(|error| EngineError::invalid_argument("--dtype", error))?;
     // Of its own: mistral.rs looks at the runtime that it is called in.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime
         .map_err(|error| EngineError::internal("no runtime to load in").with_source(error))?;
     runtime.block_on(async {
-        let max_num_seqs = usize::try_from(args.max_num_seqs).unwrap_or(usize::MAX);
-        let built = match (model.parent(), model.file_name()) {
+        let builder: AnyModelBuilder = match (model.parent(), model.file_name()) {
             (Some(folder), Some(file)) if model.is_file() => {
-                let file = vec![file.to_string_lossy()];
-                let builder = GgufModelBuilder::new(folder.display(), file)
+                GgufModelBuilder::new(folder.display(), vec![file.to_string_lossy()])
                     .with_token_source(TokenSource::None)
-                    .with_max_num_seqs(max_num_seqs);
-                build_gguf_pipeline(builder).await
+                    .with_max_num_seqs(args.max_num_seqs)
+                    .into()
             }
-            _ => {
-                let builder = TextModelBuilder::new(model.display())
-                    .with_token_source(TokenSource::None)
-                    .with_dtype(dtype)
-                    .with_max_num_seqs(max_num_seqs);
-                build_text_pipeline(builder).await
-            }
+            _ => TextModelBuilder::new(model.display())
+                .with_token_source(TokenSource::None)
+                .with_dtype(dtype)
+                .with_max_num_seqs(args.max_num_seqs)
+                .into(),
         };
-        let (pipeline, scheduler, _) =
-            built.map_err(|error| failed(format!("mistral.rs cannot load it: {error:#}")))?;
-        let (tokenizer, metadata, device) = {
-            let pipeline = pipeline.lock().await;
-            let (tokenizer, metadata) = (pipeline.tokenizer(), pipeline.get_metadata());
-            (tokenizer, metadata, pipeline.device())
-        };
+        let (pipeline, scheduler, _) = { builder.build_pipeline().await }
+            .map_err(|error| failed(format!("mistral.rs cannot load it: {error:#}")))?;
+        let loaded = pipeline.lock().await;
+        let (tokenizer, metadata) = (loaded.tokenizer(), loaded.get_metadata());
+        let is_on_cpu = loaded.device().is_cpu();
+        drop(loaded);
         // On a CPU, its attention mixes up the sequences of a batch that decodes (`flash_attn_cpu_single_q`).
-        let places = if device.is_cpu() { 1 } else { max_num_seqs };
+        let places = if is_on_cpu { 1 } else { args.max_num_seqs };
         let runner = MistralRsBuilder::new(pipeline, scheduler, false, None)
             // Its prefix cache knows no `cache_salt`, which keeps tenants apart.
             .with_no_prefix_cache(true)
@@ -63,11 +57,8 @@ pub(crate) fn load(args: &MistralRsArgs) -> Result<Model, EngineError> {
             .await;
         let vocab_size = row_length(&runner).await?;
         let tokenizer = tokenizer.and_then(|tokenizer| tokenizer.to_string(false).ok());
-        let guides = GuideFactory::try_new(
-            tokenizer.unwrap_or_default().as_bytes(),
-            vocab_size,
-            &metadata.eos_tok,
-        );
+        let tokenizer = tokenizer.unwrap_or_default().into_bytes();
+        let guides = GuideFactory::try_new(&tokenizer, vocab_size, &metadata.eos_tok);
         Ok(Model {
             runner,
             guides: guides.ok().map(Arc::new),

@@ -158,39 +158,33 @@ impl CustomLogitsProcessor for Chooser {
         let row = logits.to_vec1().map_err(|error| {
             EngineError::internal("the logits of mistral.rs are no row").with_source(error)
         });
-        match row.and_then(|row| state.next(row)) {
-            Ok((token, Item::Token(chunk))) => {
-                place.send(Item::Token(chunk));
-                only(token, logits.elem_count())
-            }
-            ended => {
-                let end = ended.map(|(_, end)| end);
-                place.send(end.unwrap_or_else(|error| Item::End(Err(error))));
-                state.responses = None;
-                over
-            }
+        let item = row.and_then(|row| state.next(row));
+        let item = item.unwrap_or_else(|error| Item::End(Err(error)));
+        if let Item::End(_) = &item {
+            state.responses = None;
         }
+        place.send(item);
+        only(state.tokens.last(), logits.elem_count())
     }
 }
 
 /// Logits whose best token is `token`.
-fn only(token: TokenId, vocab_size: usize) -> mistralrs::Result<Tensor> {
-    let logits: Vec<f32> = (0..)
-        .take(vocab_size)
-        .map(|id: TokenId| f32::from(u8::from(id == token)))
-        .collect();
+fn only(token: Option<&TokenId>, vocab_size: usize) -> mistralrs::Result<Tensor> {
+    let ids: std::ops::RangeFrom<TokenId> = 0..;
+    let logits = ids.map(|id| f32::from(u8::from(Some(&id) == token)));
+    let logits: Vec<f32> = logits.take(vocab_size).collect();
     Tensor::from_vec(logits, vocab_size, &Device::Cpu)
 }
 
 impl State {
-    /// The next token, and what its reader is told.
-    fn next(&mut self, mut row: Vec<f32>) -> Result<(TokenId, Item), EngineError> {
+    /// Chooses the next token; what its reader is told.
+    fn next(&mut self, mut row: Vec<f32>) -> Result<Item, EngineError> {
         let mask = self.guide.as_mut().map(Guide::mask).transpose()?;
         let sampled = self.sampler.sample(&mut row, mask.as_ref())?;
         let token = sampled.token;
         let is_end = self.guide.as_ref().is_some_and(|guide| guide.is_end(token));
         if is_end || self.stop.is_stop(token, self.sampler.generated()) {
-            return Ok((token, Item::End(Ok(Finish::stop_token(token)))));
+            return Ok(Item::End(Ok(Finish::stop_token(token))));
         }
         self.sampler.accept(token);
         self.tokens.push(token);
@@ -199,13 +193,13 @@ impl State {
         if let Some(guide) = &mut self.guide {
             guide.accept(token)?;
             if guide.is_finished() {
-                return Ok((token, Item::End(Ok(Finish::stop().with_last(chunk)))));
+                return Ok(Item::End(Ok(Finish::stop().with_last(chunk))));
             }
         }
         if self.sampler.generated() >= self.max_tokens {
-            return Ok((token, Item::End(Ok(Finish::length().with_last(chunk)))));
+            return Ok(Item::End(Ok(Finish::length().with_last(chunk))));
         }
-        Ok((token, Item::Token(chunk)))
+        Ok(Item::Token(chunk))
     }
 
     /// Why mistral.rs dropped the sequence before its end.

@@ -152,7 +152,7 @@ pub(super) async fn answers_ping(trial: Trial) -> CheckResult {
     let (mut worker, config) = Worker::start(&trial)?;
     // With credit it computes, without it waits; a loop may be stuck in either.
     for credit in [MUCH_CREDIT, 1] {
-        begun(&trial, &mut worker, &config, credit)?;
+        let stream = begun(&trial, &mut worker, &config, credit)?;
         let payload = format!("ping with credit {credit}");
         worker.send_bytes(FrameKind::Ping, 0, payload.as_bytes())?;
         let deadline = tokio::time::Instant::now() + trial.limits().call;
@@ -167,8 +167,19 @@ pub(super) async fn answers_ping(trial: Trial) -> CheckResult {
                 other => fail!("Ping was answered with {other:?}"),
             }
         }
+        // The engine may run one request at a time.
+        cancel(&mut worker, stream)?;
+        read(&trial, &mut worker, stream)?;
     }
     Ok(())
+}
+
+fn cancel(worker: &mut Worker, stream: u32) -> CheckResult {
+    let cancel = Cancel {
+        reason: CancelReason::Client,
+        discard: false,
+    };
+    worker.send(FrameKind::Cancel, stream, &cancel)
 }
 
 pub(super) async fn ends_cancelled(trial: Trial) -> CheckResult {
@@ -176,33 +187,39 @@ pub(super) async fn ends_cancelled(trial: Trial) -> CheckResult {
     // One that computes, and one that waits for credit.
     for credit in [MUCH_CREDIT, 1] {
         let stream = begun(&trial, &mut worker, &config, credit)?;
+        if config.max_num_seqs == Some(1) {
+            cancel(&mut worker, stream)?;
+            until_ended(&trial, &mut worker, stream, None)?;
+            continue;
+        }
         // It waits for credit, so that it cannot end by itself meanwhile.
         let beside = begun(&trial, &mut worker, &config, 1)?;
-        let cancel = Cancel {
-            reason: CancelReason::Client,
-            discard: false,
-        };
-        worker.send(FrameKind::Cancel, stream, &cancel)?;
-        until_ended(&trial, &mut worker, stream, beside)?;
+        cancel(&mut worker, stream)?;
+        until_ended(&trial, &mut worker, stream, Some(beside))?;
         worker.send(FrameKind::Credit, beside, &Credit { items: 1 })?;
         match worker.next("the next item of the answer beside", trial.limits().call)? {
             Arrival::Item(on, Some(_)) if on == beside => {}
             other => fail!("after a Cancel the stream beside went on with {other:?}"),
         }
-        worker.send(FrameKind::Cancel, beside, &cancel)?;
+        cancel(&mut worker, beside)?;
         read(&trial, &mut worker, beside)?;
     }
     serves(&trial, &mut worker, &config, "after cancels")
 }
 
 /// The cancelled stream ends soon; the one beside it does not end with it.
-fn until_ended(trial: &Trial, worker: &mut Worker, cancelled: u32, beside: u32) -> CheckResult {
+fn until_ended(
+    trial: &Trial,
+    worker: &mut Worker,
+    cancelled: u32,
+    beside: Option<u32>,
+) -> CheckResult {
     let deadline = tokio::time::Instant::now() + trial.limits().call;
     loop {
         let left = deadline.saturating_duration_since(tokio::time::Instant::now());
         match worker.next("the end of a cancelled stream", left)? {
             Arrival::End(on) | Arrival::Error(on, _) if on == cancelled => return Ok(()),
-            Arrival::End(on) | Arrival::Error(on, _) if on == beside => {
+            Arrival::End(on) | Arrival::Error(on, _) if Some(on) == beside => {
                 fail!("a Cancel ended the stream beside it")
             }
             Arrival::Closed => fail!("a Cancel ended the process"),
