@@ -149,10 +149,11 @@ pub(super) async fn exits_by_itself(trial: Trial) -> CheckResult {
 }
 
 pub(super) async fn answers_ping(trial: Trial) -> CheckResult {
-    let (mut worker, config) = Worker::start(&trial)?;
     // With credit it computes, without it waits; a loop may be stuck in either.
     for credit in [MUCH_CREDIT, 1] {
-        let stream = begun(&trial, &mut worker, &config, credit)?;
+        // Each in a process of its own: the engine may run one request at a time.
+        let (mut worker, config) = Worker::start(&trial)?;
+        begun(&trial, &mut worker, &config, credit)?;
         let payload = format!("ping with credit {credit}");
         worker.send_bytes(FrameKind::Ping, 0, payload.as_bytes())?;
         let deadline = tokio::time::Instant::now() + trial.limits().call;
@@ -167,9 +168,6 @@ pub(super) async fn answers_ping(trial: Trial) -> CheckResult {
                 other => fail!("Ping was answered with {other:?}"),
             }
         }
-        // The engine may run one request at a time.
-        cancel(&mut worker, stream)?;
-        read(&trial, &mut worker, stream)?;
     }
     Ok(())
 }
