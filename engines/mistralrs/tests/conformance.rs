@@ -24,12 +24,13 @@ fn conforms(model: &Path) {
     let program = SubprocessConfig::new(env!("CARGO_BIN_EXE_genset-mistralrs"));
     let program = program.with_args([model, "--dtype", "f32"]);
     let process = Arc::new(Supervised(program));
-    run_conformance(move |_: &Scenario| {
+    let report = run_conformance(move |_: &Scenario| {
         Subject::new(SubprocessEngine::new(process.0.clone()))
             .with_process(Arc::clone(&process) as Arc<dyn Supervise>)
             .with_text(Arc::clone(&text))
-    })
-    .assert_conformant();
+    });
+    eprintln!("{}", report.to_terminal(false));
+    report.assert_conformant();
 }
 
 #[test]
