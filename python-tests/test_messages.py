@@ -55,11 +55,19 @@ def test_an_unknown_model_is_not_found(claude):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_block_that_is_not_taken_is_named(claude, stream):
-    source = {"type": "base64", "media_type": "image/png", "data": ""}
-    messages = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    source = {"type": "text", "media_type": "text/plain", "data": "a page"}
+    messages = [{"role": "user", "content": [{"type": "document", "source": source}]}]
     with pytest.raises(anthropic.BadRequestError) as caught:
         claude.messages.create(model="tiny-chat", max_tokens=1, messages=messages, stream=stream)
     assert "messages[0].content[0].type" in caught.value.body["error"]["message"]
+
+
+def test_an_image_that_is_none_is_named(claude):
+    source = {"type": "base64", "media_type": "image/png", "data": ""}
+    messages = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        claude.messages.create(model="tiny-chat", max_tokens=1, messages=messages)
+    assert "messages[0].content[0].source" in caught.value.body["error"]["message"]
 
 
 def test_closing_the_stream_frees_the_server(claude, server):

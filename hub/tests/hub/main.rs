@@ -179,7 +179,12 @@ async fn a_process_that_ended_leaves_what_the_next_goes_on_with() {
         .find(|file| file.name == "model.safetensors")
         .unwrap();
     assert_eq!(weights.bytes, 100_000);
-    let last = hub.downloads().pop().unwrap();
+    let downloads = hub.downloads();
+    // Files are downloaded side by side: another may be the last.
+    let mut of_weights = downloads
+        .iter()
+        .filter(|download| download.0.ends_with("model.safetensors"));
+    let last = of_weights.next_back().unwrap();
     assert_eq!(
         last.1.is_some(),
         weights.present_bytes > 0,
