@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail, ensure};
+use cargo_metadata::Message;
 use serde_json::Value;
 
-use crate::devtools;
 use crate::golden_questions;
 use crate::process::{output, run as run_command, succeeds};
 use crate::repo::Repo;
@@ -23,7 +23,11 @@ const DEVICE_VARIABLE: &str = "GENSET_TEST_DEVICE";
 const PYTHON_VARIABLE: &str = "GENSET_TORCH_PYTHON";
 /// GPUs have the numbers that `nvidia-smi` gives them.
 const ORDER: (&str, &str) = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-const FEATURES: &str = "genset-engine-candle/cuda";
+/// Programs are built in a third of the time, and what a GPU computes takes as long.
+const BUILD: [(&str, &str); 2] = [
+    ("CARGO_PROFILE_RELEASE_LTO", "off"),
+    ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
+];
 
 /// Sequences that decode together in the figures.
 const MANY: u64 = 64;
@@ -56,6 +60,23 @@ pub(crate) struct GpuTest {
     pub(crate) memory_bandwidth: Option<f64>,
     /// No figures.
     pub(crate) without_bench: bool,
+    /// Where [`build`] left the programs; they are built here if it is `None`.
+    pub(crate) programs: Option<PathBuf>,
+}
+
+/// Builds the programs of the test into a folder, for a GPU of this compute capability, such as 90; needs no GPU.
+///
+/// # Errors
+/// When there is no toolkit, or something does not build.
+pub(crate) fn build(repo: &Repo, folder: &Path, compute_cap: &str) -> anyhow::Result<()> {
+    let toolkit = Toolkit::to_build(repo, compute_cap.to_owned())?;
+    Programs::build(repo, &toolkit, folder)?;
+    eprintln!(
+        "Built into {}. Where the GPU is, in a copy of this repository:\n    cargo xtask gpu-test --programs {}",
+        folder.display(),
+        folder.display()
+    );
+    Ok(())
 }
 
 /// Runs everything, and stops at the first failure.
@@ -68,46 +89,94 @@ pub(crate) fn run(repo: &Repo, test: &GpuTest) -> anyhow::Result<()> {
         "{}, compute capability {}",
         gpu.name, gpu.compute_capability
     );
-    let toolkit = Toolkit::find(repo, &gpu)?;
+    let compute_cap = gpu.compute_capability.replace('.', "");
+    let (toolkit, programs) = match &test.programs {
+        Some(folder) => {
+            let root = repo.root().to_owned();
+            let toolkit = Toolkit::new(root, String::new(), compute_cap);
+            (toolkit, Programs::in_folder(&folder.canonicalize()?))
+        }
+        None => {
+            let toolkit = Toolkit::to_build(repo, compute_cap)?;
+            let folder = repo.target().join("gpu-test");
+            let programs = Programs::build(repo, &toolkit, &folder)?;
+            (toolkit, programs)
+        }
+    };
+    let toolkit = toolkit.with_libraries()?;
     let device = format!("cuda:{}", test.gpu);
-    let tests = [
-        "-p",
-        "genset-engine-candle",
-        "--features",
-        FEATURES,
-        "--lib",
-    ];
-    run_command(
-        toolkit
-            .cargo("test")
-            .args(tests)
-            .env(DEVICE_VARIABLE, &device),
-    )?;
-    let kit = [
-        "-p",
-        "genset-engine-candle",
-        "--features",
-        FEATURES,
-        "--test",
-        "conformance",
-    ];
-    run_command(
-        toolkit
-            .cargo("test")
-            .args(kit)
-            .env(DEVICE_VARIABLE, &device),
-    )?;
-    let build = ["--release", "-p", "genset", "--features", "genset/cuda"];
-    run_command(toolkit.cargo("build").args(build))?;
-    let genset = repo.target().join("release/genset");
+    for tests in [&programs.tests, &programs.kit] {
+        let mut command = toolkit.command(tests);
+        command
+            .current_dir(repo.root().join("engines/candle"))
+            .env(DEVICE_VARIABLE, &device);
+        run_command(&mut command)?;
+    }
     // On a GPU an answer may depend on those beside it.
     let options = ["--device", &device, "--batch-concurrency", "1"];
-    golden_questions::ask(repo, toolkit.command(&genset), &options)?;
+    golden_questions::ask(repo, toolkit.command(&programs.genset), &options)?;
     if test.without_bench {
         return Ok(());
     }
     let bandwidth = test.memory_bandwidth.or_else(|| gpu.bandwidth());
-    measure(repo, &toolkit, &genset, &device, bandwidth)
+    measure(repo, &toolkit, &programs, &device, bandwidth)
+}
+
+/// What is run, each a file.
+#[derive(Debug)]
+struct Programs {
+    /// The engine's unit tests.
+    tests: PathBuf,
+    kit: PathBuf,
+    genset: PathBuf,
+    make_model: PathBuf,
+}
+
+impl Programs {
+    fn in_folder(folder: &Path) -> Self {
+        Self {
+            tests: folder.join("candle-tests"),
+            kit: folder.join("candle-kit"),
+            genset: folder.join("genset"),
+            make_model: folder.join("make-model"),
+        }
+    }
+
+    /// Builds them with one set of options, so that candle's kernels, which take nvcc minutes, are compiled once.
+    fn build(repo: &Repo, toolkit: &Toolkit, folder: &Path) -> anyhow::Result<Self> {
+        let programs = Self::in_folder(folder);
+        fs::create_dir_all(folder)?;
+        let mut tests = toolkit.cargo("test");
+        tests.args(["--release", "--no-run", "--package", "genset-engine-candle"]);
+        tests.args(["--features", "genset-engine-candle/cuda"]);
+        tests.args(["--lib", "--test", "conformance"]);
+        let built = output(tests.arg("--message-format=json-render-diagnostics"))?;
+        for (kind, to) in [("lib", &programs.tests), ("test", &programs.kit)] {
+            fs::copy(test_program(&built, kind)?, to)?;
+        }
+        let mut binaries = toolkit.cargo("build");
+        binaries.args(["--release", "--package", "genset"]);
+        binaries.args(["--package", "genset-devtools"]);
+        run_command(binaries.args(["--features", "genset/cuda"]))?;
+        let release = repo.target().join("release");
+        fs::copy(release.join("genset"), &programs.genset)?;
+        fs::copy(release.join("make-model"), &programs.make_model)?;
+        Ok(programs)
+    }
+}
+
+/// The program with tests of this kind, among what cargo says that it built.
+fn test_program(built: &str, kind: &str) -> anyhow::Result<PathBuf> {
+    for message in Message::parse_stream(built.as_bytes()) {
+        let Message::CompilerArtifact(artifact) = message? else {
+            continue;
+        };
+        let is_kind = artifact.target.kind.iter().any(|it| it.to_string() == kind);
+        if let (true, Some(program)) = (is_kind, artifact.executable) {
+            return Ok(program.into());
+        }
+    }
+    bail!("cargo built no {kind} with tests")
 }
 
 /// What `nvidia-smi` says of a GPU.
@@ -170,38 +239,46 @@ struct Toolkit {
 }
 
 impl Toolkit {
+    fn new(root: PathBuf, environment: String, compute_cap: String) -> Self {
+        Self {
+            root,
+            environment,
+            compute_cap,
+        }
+    }
+
     /// The machine's own, else one that is put together from wheels.
-    fn find(repo: &Repo, gpu: &Gpu) -> anyhow::Result<Self> {
-        let compute_cap = gpu.compute_capability.replace('.', "");
+    fn to_build(repo: &Repo, compute_cap: String) -> anyhow::Result<Self> {
         let root = repo.root().to_owned();
         if succeeds(Command::new("nvcc").arg("--version")) {
-            let environment = String::new();
-            return Ok(Self {
-                root,
-                environment,
-                compute_cap,
-            });
+            return Ok(Self::new(root, String::new(), compute_cap));
         }
         eprintln!("there is no nvcc on the PATH: building with a toolkit from NVIDIA's wheels");
         let mut script = Command::new(root.join("xtask/cuda-toolchain.sh"));
         script
             .arg(repo.target().join("cuda"))
             .env("CUDA_COMPUTE_CAP", &compute_cap);
-        let mut environment = output(&mut script)?;
-        let libraries = libraries_of_wheels()?;
-        environment.push_str(&format!(
-            "export LD_LIBRARY_PATH='{libraries}'\"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\"\n"
-        ));
-        Ok(Self {
-            root,
-            environment,
-            compute_cap,
-        })
+        let environment = output(&mut script)?;
+        Ok(Self::new(root, environment, compute_cap))
+    }
+
+    /// Programs find the CUDA libraries of Python's packages, where the machine's own are not installed.
+    fn with_libraries(mut self) -> anyhow::Result<Self> {
+        if !has_libraries() {
+            let libraries = libraries_of_wheels()?;
+            self.environment.push_str(&format!(
+                "export LD_LIBRARY_PATH='{libraries}'\"${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\"\n"
+            ));
+        }
+        Ok(self)
     }
 
     fn cargo(&self, subcommand: &str) -> Command {
         let mut command = self.command(Path::new("cargo"));
         command.arg(subcommand);
+        for (name, value) in BUILD {
+            command.env(name, value);
+        }
         command
     }
 
@@ -216,6 +293,12 @@ impl Toolkit {
             .env(ORDER.0, ORDER.1);
         command
     }
+}
+
+/// Whether the loader knows the CUDA libraries without being told.
+fn has_libraries() -> bool {
+    let known = Command::new("ldconfig").arg("-p").output();
+    known.is_ok_and(|known| String::from_utf8_lossy(&known.stdout).contains("libcublas.so.13"))
 }
 
 /// The folder with `libcublas.so.13` and the others that a build with trampolines opens when it runs.
@@ -241,15 +324,16 @@ fn python() -> String {
 fn measure(
     repo: &Repo,
     toolkit: &Toolkit,
-    genset: &Path,
+    programs: &Programs,
     device: &str,
     bandwidth: Option<f64>,
 ) -> anyhow::Result<()> {
     let model = repo.target().join("bench/1b");
     if !model.join("model.safetensors").exists() {
-        devtools::make_model_in(repo, &model, "1b", None)?;
+        let mut make = Command::new(&programs.make_model);
+        run_command(make.args(["--params", "1b", "--out"]).arg(&model))?;
     }
-    let mut bench = toolkit.command(genset);
+    let mut bench = toolkit.command(&programs.genset);
     bench
         .args(["bench", "engine"])
         .arg(&model)

@@ -219,6 +219,15 @@ enum Task {
         /// Tests alone, no figures
         #[arg(long)]
         without_bench: bool,
+        /// Build the programs into this folder and run nothing, for a machine that has the GPU and no Rust
+        #[arg(long, value_name = "FOLDER", conflicts_with = "programs")]
+        build_into: Option<PathBuf>,
+        /// The compute capability that `--build-into` builds for, without its point
+        #[arg(long, value_name = "NUMBER", default_value = "90", requires = "build_into")]
+        compute_capability: String,
+        /// Run the programs that `--build-into` left in this folder
+        #[arg(long, value_name = "FOLDER")]
+        programs: Option<PathBuf>,
     },
     /// Install etcd, nats-server and a C++ compiler with apt-get, where they are missing
     InstallPrograms,
@@ -410,11 +419,18 @@ fn run(task: &Task) -> anyhow::Result<()> {
             gpu,
             memory_bandwidth,
             without_bench,
+            build_into,
+            compute_capability,
+            programs,
         } => {
+            if let Some(folder) = build_into {
+                return gpu_test::build(&repo, folder, compute_capability);
+            }
             let test = gpu_test::GpuTest {
                 gpu: *gpu,
                 memory_bandwidth: *memory_bandwidth,
                 without_bench: *without_bench,
+                programs: programs.clone(),
             };
             gpu_test::run(&repo, &test)
         }

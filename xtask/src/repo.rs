@@ -2,10 +2,13 @@
 //!
 //! Every task takes a [`Repo`] and builds its paths from it, so no task depends on the current directory.
 
+use std::env;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use cargo_metadata::MetadataCommand;
+
+use crate::process::{cargo, succeeds};
 
 /// The checkout this command works on.
 #[derive(Debug)]
@@ -15,11 +18,15 @@ pub(crate) struct Repo {
 }
 
 impl Repo {
-    /// Asks cargo for the workspace that contains the current directory.
+    /// Asks cargo for the workspace that contains the current directory. Where there is no cargo, as on a machine that runs what
+    /// another built, it is the nearest folder above with a `Cargo.lock`.
     ///
     /// # Errors
-    /// When cargo cannot read the workspace.
+    /// When cargo cannot read the workspace, or there is neither.
     pub(crate) fn locate() -> anyhow::Result<Self> {
+        if !succeeds(cargo(&env::current_dir()?).arg("--version")) {
+            return Self::around(&env::current_dir()?);
+        }
         let metadata = MetadataCommand::new()
             .no_deps()
             .exec()
@@ -27,6 +34,16 @@ impl Repo {
         Ok(Self {
             root: metadata.workspace_root.into(),
             target: metadata.target_directory.into(),
+        })
+    }
+
+    fn around(folder: &Path) -> anyhow::Result<Self> {
+        let is_root = |folder: &&Path| folder.join("Cargo.lock").is_file();
+        let root = folder.ancestors().find(is_root);
+        let root = root.context("no cargo, and no Cargo.lock in this folder or above")?;
+        Ok(Self {
+            root: root.to_owned(),
+            target: root.join("target"),
         })
     }
 
