@@ -30,6 +30,9 @@ pub struct CandleArgs {
     /// Type of weights and activations on a GPU: bf16 or f16; auto is bf16. On the CPU it is f32
     #[cfg_attr(feature = "cli", arg(long, default_value_t))]
     pub dtype: DtypeChoice,
+    /// Queue a step's kernels one by one on a GPU, and record no CUDA graphs
+    #[cfg_attr(feature = "cli", arg(long))]
+    pub enforce_eager: bool,
     /// What weights become on the CPU when their file has them as floats: none, q8_0, q6_k, q5_k, q4_k, q4_0
     #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "TYPE"))]
     pub quantize: Quantization,
@@ -85,6 +88,7 @@ impl Default for CandleArgs {
         Self {
             device: DeviceChoice::Auto,
             dtype: DtypeChoice::Auto,
+            enforce_eager: false,
             quantize: Quantization::default(),
             kv_cache_memory: None,
             kv_cache_dtype: DtypeChoice::Auto,

@@ -19,7 +19,7 @@
 //! | `attention` | attention over KV blocks |
 //! | `norm`, `rope`, `feed_forward`, `experts` | the other parts of a layer |
 //! | `host`, `parallel`, `simd`, `memory` | what kernels on the CPU stand on |
-//! | `kernels` | what kernels on a GPU stand on |
+//! | `gpu`, `kernels`, `graphs` | what a GPU computes with: how it is opened, kernels of our own, steps that are queued as a whole |
 //!
 //! # Invariant
 //! On the CPU a row's logits depend on its own sequence's tokens and its adapter only, bit for bit: not on the other rows of the step,
@@ -33,6 +33,9 @@ pub(crate) mod embedder;
 pub(crate) mod encoder;
 mod experts;
 mod feed_forward;
+pub(crate) mod gpu;
+#[cfg(feature = "cuda")]
+pub(crate) mod graphs;
 pub(crate) mod host;
 pub(crate) mod kernels;
 mod kv_cache;

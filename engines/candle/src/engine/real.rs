@@ -24,10 +24,11 @@ use crate::load::{
     AdapterReader, KvCacheOptions, LoadProgress, ModelFile, OpenModel, WeightOptions,
     available_memory, kv_cache_size,
 };
-use crate::model::simd;
+#[cfg(feature = "cuda")]
+use crate::model::graphs::Graphs;
 use crate::model::{
     KvCache, KvCacheSpec, KvLayout, Matrix, Model, ModelConfig, SlowMatrix, StepBatch, WeightType,
-    Weights,
+    Weights, gpu, simd,
 };
 
 /// Loads a checkout folder or a GGUF file.
@@ -42,10 +43,31 @@ pub(super) struct RealLoader {
 struct RealForward {
     model: Model,
     cache: KvCache,
+    #[cfg(feature = "cuda")]
+    graphs: Graphs,
+}
+
+impl RealForward {
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(unused_variables, reason = "the CPU has no graphs")
+    )]
+    fn new(model: Model, cache: KvCache, enforce_eager: bool) -> Self {
+        Self {
+            model,
+            cache,
+            #[cfg(feature = "cuda")]
+            graphs: Graphs::new(enforce_eager),
+        }
+    }
 }
 
 impl Forward for RealForward {
     fn forward(&mut self, batch: &StepBatch) -> Result<Tensor, ForwardError> {
+        #[cfg(feature = "cuda")]
+        if let Some(logits) = self.graphs.forward(&self.model, &mut self.cache, batch)? {
+            return Ok(logits);
+        }
         Ok(self.model.forward(&mut self.cache, batch)?)
     }
 
@@ -176,8 +198,18 @@ impl Loader for RealLoader {
         };
         let cache = allocate(&open.config, &with_spare, &device)?;
         let vocab_size = open.config.vocab_size;
+        let enforce_eager = self.args.enforce_eager;
         let speculation = speculation
-            .map(|it| it.load(options, &with_spare, vocab_size, start, was_given_up))
+            .map(|it| {
+                it.load(
+                    options,
+                    &with_spare,
+                    vocab_size,
+                    enforce_eager,
+                    start,
+                    was_given_up,
+                )
+            })
             .transpose()?;
         let can_be_apart = can_be_apart && cache.layout().is_some();
         let adapters = self.adapters(&open.config, &device, dtype);
@@ -197,7 +229,7 @@ impl Loader for RealLoader {
             "the model is loaded"
         );
         Ok(Loaded {
-            forward: Box::new(RealForward { model, cache }),
+            forward: Box::new(RealForward::new(model, cache, enforce_eager)),
             speculation,
             config,
             limits,
@@ -434,11 +466,12 @@ impl<W: Weights> Weights for Abandonable<'_, W> {
 pub(crate) fn device(choice: DeviceChoice) -> Result<Device, EngineError> {
     match choice {
         DeviceChoice::Cpu => Ok(Device::Cpu),
-        DeviceChoice::Auto => Ok(Device::cuda_if_available(0).unwrap_or_else(|error| {
+        DeviceChoice::Auto if !candle_core::utils::cuda_is_available() => Ok(Device::Cpu),
+        DeviceChoice::Auto => Ok(gpu::open(0).unwrap_or_else(|error| {
             tracing::warn!(%error, "the GPU cannot be used; computing on the CPU");
             Device::Cpu
         })),
-        DeviceChoice::Cuda(number) => Device::new_cuda(number).map_err(|error| {
+        DeviceChoice::Cuda(number) => gpu::open(number).map_err(|error| {
             let hint = if cfg!(feature = "cuda") {
                 "see what nvidia-smi lists"
             } else {

@@ -5,7 +5,7 @@
 
 pub(super) mod by_kernels;
 mod paged;
-mod plan;
+pub(super) mod plan;
 mod prepare;
 mod tensors;
 
@@ -90,11 +90,7 @@ impl Step {
         kv: &KvCache,
     ) -> Result<Self> {
         if let Some(device) = kv.device_with_kernels() {
-            let of = PlanFor {
-                frequencies,
-                group: attention.group(),
-                has_many: by_kernels::has_many(kv.spec().dtype),
-            };
+            let of = attention.plan_for(frequencies, kv);
             return Ok(Self::Plan(Plan::try_new(batch, of, device)?));
         }
         let turns = frequencies
@@ -125,6 +121,15 @@ impl Attention {
                 let tensors = (&kv.keys, &kv.values);
                 tensors::forward(self, qkv, turns, tensors, batch, kv.block_size)
             }
+        }
+    }
+
+    /// What a plan for layers like this depends on.
+    pub(super) fn plan_for<'a>(&self, frequencies: &'a [Frequencies], kv: &KvCache) -> PlanFor<'a> {
+        PlanFor {
+            frequencies,
+            group: self.group(),
+            has_many: by_kernels::has_many(kv.spec().dtype),
         }
     }
 

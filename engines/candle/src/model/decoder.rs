@@ -5,6 +5,8 @@ mod build;
 use candle_core::{DType, Device, Tensor};
 
 use self::build::Builder;
+#[cfg(feature = "cuda")]
+use super::attention::plan::{Places, Plan};
 use super::attention::{Attention, Step};
 use super::batch::{BatchError, BatchLimits, StepBatch};
 use super::config::ModelConfig;
@@ -87,19 +89,7 @@ impl Model {
     /// # Errors
     /// The batch does not fit, or a tensor operation fails; the slots of the batch's rows may have been written.
     pub fn forward(&self, kv: &mut KvCache, batch: &StepBatch) -> Result<Tensor, ForwardError> {
-        if kv.num_layers() != self.layers.len() {
-            return Err(ForwardError::KvCache {
-                cache: kv.num_layers(),
-                model: self.layers.len(),
-            });
-        }
-        let spec = kv.spec();
-        let (num_blocks, block_size) = (spec.num_blocks, spec.block_size);
-        batch.check(BatchLimits {
-            vocab_size: self.vocab_size,
-            num_blocks,
-            block_size,
-        })?;
+        self.check(kv, batch)?;
         if batch.tokens.is_empty() {
             return Ok(Tensor::zeros(
                 (0, self.vocab_size),
@@ -109,6 +99,23 @@ impl Model {
         }
         let hidden = self.hidden_states(kv, batch)?;
         Ok(self.logits(&hidden, batch)?)
+    }
+
+    /// Whether the batch fits the model and the KV cache.
+    pub(super) fn check(&self, kv: &KvCache, batch: &StepBatch) -> Result<(), ForwardError> {
+        if kv.num_layers() != self.layers.len() {
+            return Err(ForwardError::KvCache {
+                cache: kv.num_layers(),
+                model: self.layers.len(),
+            });
+        }
+        let spec = kv.spec();
+        batch.check(BatchLimits {
+            vocab_size: self.vocab_size,
+            num_blocks: spec.num_blocks,
+            block_size: spec.block_size,
+        })?;
+        Ok(())
     }
 
     /// What the last norm makes of every row, `[rows, hidden_size]`, for embeddings. The rows are whole sequences, and nothing is
@@ -128,27 +135,37 @@ impl Model {
 
     /// What the last layer leaves, before the last norm; `[rows, hidden_size]`.
     fn hidden_states(&self, kv: &mut KvCache, batch: &StepBatch) -> candle_core::Result<Tensor> {
-        let mut stream = Stream {
-            x: self.embed(&batch.tokens)?,
-            delta: None,
-        };
+        let x = self.embed(&batch.tokens)?;
         let Some(first) = self.layers.first() else {
-            return stream.into_sum();
+            return Ok(x);
         };
         let step = Step::try_new(batch, &first.attention, &self.frequencies, kv)?;
+        self.through_layers(x, &step, kv, batch)
+    }
+
+    fn through_layers(
+        &self,
+        x: Tensor,
+        step: &Step,
+        kv: &mut KvCache,
+        batch: &StepBatch,
+    ) -> candle_core::Result<Tensor> {
+        let mut stream = Stream { x, delta: None };
         let kv_layers = kv.num_layers().max(1);
         for (index, layer) in self.layers.iter().enumerate() {
             let beside = Beside::layer(batch, index);
             let kv = kv.layer(index % kv_layers);
-            layer.forward(&mut stream, &step, kv, batch, beside)?;
+            layer.forward(&mut stream, step, kv, batch, beside)?;
         }
         stream.into_sum()
     }
 
     fn embed(&self, tokens: &[u32]) -> candle_core::Result<Tensor> {
-        let x = self
-            .embedding
-            .rows(tokens, &self.device, self.norm.weight().dtype())?;
+        let x = self.embedding.rows(tokens, &self.device, self.dtype())?;
+        self.scale_embedding(x)
+    }
+
+    fn scale_embedding(&self, x: Tensor) -> candle_core::Result<Tensor> {
         if self.embedding_scale == 1.0 {
             Ok(x)
         } else {
@@ -182,6 +199,42 @@ impl Model {
                 .affine(f64::from(cap), 0.0),
             None => Ok(logits),
         }
+    }
+}
+
+/// What [`Graphs`](super::graphs::Graphs) records.
+#[cfg(feature = "cuda")]
+impl Model {
+    /// A step's plan, as words and what is where in them; `None` of a model without layers, or where there are no kernels for its
+    /// KV cache.
+    pub(super) fn plan(
+        &self,
+        kv: &KvCache,
+        batch: &StepBatch,
+    ) -> candle_core::Result<Option<(Vec<u32>, Places)>> {
+        let (Some(first), Some(_)) = (self.layers.first(), kv.device_with_kernels()) else {
+            return Ok(None);
+        };
+        let of = first.attention.plan_for(&self.frequencies, kv);
+        Places::try_new(batch, of).map(Some)
+    }
+
+    /// As [`Self::forward`] of a batch that was checked. What differs between batches of the same shape is read from the device
+    /// alone: `tokens`, `[rows]` in u32, and the plan.
+    pub(super) fn forward_by(
+        &self,
+        tokens: &Tensor,
+        plan: Plan,
+        kv: &mut KvCache,
+        batch: &StepBatch,
+    ) -> candle_core::Result<Tensor> {
+        let x = self.scale_embedding(self.embedding.rows_of(tokens, self.dtype())?)?;
+        let hidden = self.through_layers(x, &Step::Plan(plan), kv, batch)?;
+        self.logits(&hidden, batch)
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        self.vocab_size
     }
 }
 

@@ -383,7 +383,7 @@ pub(crate) fn test_device() -> Device {
         Ok("cpu") | Err(_) if cfg!(feature = "kernel-emulation") => Device::Cpu,
         Ok(name) => {
             let number = name.strip_prefix("cuda:").unwrap().parse().unwrap();
-            Device::new_cuda(number).unwrap()
+            super::gpu::open(number).unwrap()
         }
         Err(_) => panic!(
             "GENSET_TEST_DEVICE names no GPU, such as cuda:0; `cargo xtask gpu-test` sets it"

@@ -119,13 +119,8 @@ impl Matrix {
     /// A number is out of range, or candle refuses.
     pub fn rows(&self, ids: &[u32], device: &Device, to: DType) -> Result<Tensor> {
         match &self.weight {
-            Weight::Dense(weight) => {
-                let ids = Tensor::from_slice(ids, ids.len(), device)?;
-                weight.index_select(&ids, 0)?.to_dtype(to)
-            }
-            Weight::Quantized(weight) => {
-                let ids = Tensor::from_slice(ids, ids.len(), device)?;
-                weight.embedding(&ids)?.to_dtype(to)
+            Weight::Dense(_) | Weight::Quantized(_) => {
+                self.rows_of(&Tensor::from_slice(ids, ids.len(), device)?, to)
             }
             Weight::Blocks(dtype, blocks) => {
                 let row_bytes = self.in_features / dtype.block_size() * dtype.type_size();
@@ -141,6 +136,20 @@ impl Matrix {
             Weight::Packed(packed) => {
                 let rows = packed.rows(ids)?;
                 Tensor::from_vec(rows, (ids.len(), self.in_features), device)
+            }
+        }
+    }
+
+    /// As [`Self::rows`], by numbers that are where the rows are to be.
+    ///
+    /// # Errors
+    /// Candle refuses, as it does for a form that only the CPU has.
+    pub(super) fn rows_of(&self, ids: &Tensor, to: DType) -> Result<Tensor> {
+        match &self.weight {
+            Weight::Dense(weight) => weight.index_select(ids, 0)?.to_dtype(to),
+            Weight::Quantized(weight) => weight.embedding(ids)?.to_dtype(to),
+            Weight::Blocks(..) | Weight::Packed(_) => {
+                candle_core::bail!("rows of a matrix on the CPU, by numbers in a tensor")
             }
         }
     }

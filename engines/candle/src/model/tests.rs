@@ -629,3 +629,60 @@ fn kernels_for_gpus_mix_chunks_and_decode_rows() {
         }
     }
 }
+
+/// Decode steps that are recorded and replayed, beside those whose kernels are queued one by one: of three sequences, which end one
+/// after the other, over the end of KV blocks and over a context that is rounded up.
+#[cfg(feature = "cuda")]
+#[test]
+fn recorded_steps_equal_those_that_are_not() {
+    let device = kernels::test_device();
+    for (name, dtype, tolerance) in [
+        ("llama", DType::F32, 1e-3),
+        ("qwen2", DType::F16, 3e-2),
+        ("gemma2", DType::BF16, 3e-1),
+        ("gemma3", DType::F32, 1e-3),
+        ("gpt-oss-bf16", DType::F32, 1e-3),
+    ] {
+        let (model, config) = load_on(name, Quantization::None, &device, dtype);
+        let spec = KvCacheSpec {
+            num_blocks: 241,
+            ..spec(dtype)
+        };
+        let cache = || KvCache::try_new_as_on_gpu(&config, spec.clone(), &device, true).unwrap();
+        let (mut kv, mut plain) = (cache(), cache());
+        let mut graphs = graphs::Graphs::new(false);
+        let tokens: Vec<u32> = (0..300).map(|i| 3 + i * 37 % 93).collect();
+        let blocks: Vec<u32> = (0..240).map(|i| (i * 7 + 3) % 240).collect();
+        let blocks: Vec<&[u32]> = blocks.chunks(80).collect();
+        let first = [250, 30, 7];
+        let chunk = |sequence: usize, done, end| Chunk {
+            tokens: &tokens[sequence..sequence + end],
+            done,
+            blocks: blocks[sequence],
+        };
+        let prompts = step(&[0, 1, 2].map(|sequence| chunk(sequence, 0, first[sequence])));
+        for kv in [&mut kv, &mut plain] {
+            assert!(graphs.forward(&model, kv, &prompts).unwrap().is_none());
+            model.forward(kv, &prompts).unwrap();
+        }
+        for done in 0..20 {
+            let alive = 3 - done / 8;
+            let chunks: Vec<_> = (0..alive)
+                .map(|sequence| chunk(sequence, first[sequence] + done, first[sequence] + done + 1))
+                .collect();
+            let batch = step(&chunks);
+            let want = rows(&model.forward(&mut plain, &batch).unwrap());
+            let got = graphs.forward(&model, &mut kv, &batch).unwrap();
+            let got = got.unwrap_or_else(|| model.forward(&mut kv, &batch).unwrap());
+            assert_close(
+                &rows(&got),
+                &want,
+                tolerance,
+                &format!("{name}, step {done}"),
+            );
+        }
+        // A mixture of experts comes back to the processor in the middle of a step, and says so once.
+        let expected = if config.experts.is_some() { 0 } else { 4 };
+        assert_eq!(graphs.count(), expected, "{name}");
+    }
+}

@@ -83,6 +83,7 @@ impl OpenSpeculation {
         options: WeightOptions,
         spec: &KvCacheSpec,
         vocab_size: usize,
+        enforce_eager: bool,
         start: &StartContext,
         was_given_up: &dyn Fn() -> bool,
     ) -> Result<Speculation, EngineError> {
@@ -92,7 +93,7 @@ impl OpenSpeculation {
             Some(draft) => {
                 let model = load_model(&draft, options, start, was_given_up)?;
                 let cache = allocate(&draft.config, spec, &device)?;
-                let forward = Box::new(RealForward { model, cache });
+                let forward = Box::new(RealForward::new(model, cache, enforce_eager));
                 tracing::info!(draft_model = draft.name, "the draft model is loaded");
                 Method::DraftModel(Box::new(DraftModel::new(
                     forward,

@@ -120,9 +120,9 @@ fn make_heads(
             query_norm,
             key_norm,
             plan: address(&plan.words)?,
-            positions: plan.positions,
-            slots: plan.slots,
-            frequencies: plan.frequencies[attention.rotation],
+            positions: plan.places.positions,
+            slots: plan.places.slots,
+            frequencies: plan.places.frequencies[attention.rotation],
             num_heads: narrow(attention.num_heads)?,
             num_kv_heads: narrow(attention.num_kv_heads)?,
             head_dim: narrow(attention.head_dim)?,
@@ -189,7 +189,7 @@ struct Call<'a> {
 impl Call<'_> {
     /// Decode rows, and all rows where there is no kernel for many queries.
     fn few(&self) -> Result<()> {
-        let tiles = self.plan.few;
+        let tiles = self.plan.places.few;
         let Attention {
             num_kv_heads,
             head_dim,
@@ -218,7 +218,7 @@ impl Call<'_> {
 
     /// Prefill chunks.
     fn many(&self) -> Result<()> {
-        let tiles = self.plan.many;
+        let tiles = self.plan.places.many;
         if tiles.count == 0 {
             return Ok(());
         }
@@ -255,7 +255,7 @@ impl Call<'_> {
                 Some(sinks) => address(&sinks.tensor)?,
                 None => 0,
             },
-            sequences: self.plan.sequences,
+            sequences: self.plan.places.sequences,
             tiles: tiles.start,
             num_heads: narrow(attention.num_heads)?,
             num_kv_heads: narrow(attention.num_kv_heads)?,

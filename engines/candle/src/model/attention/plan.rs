@@ -11,17 +11,26 @@ use crate::model::rope::Frequencies;
 pub(super) const MANY_QUERIES: usize = 64;
 /// The most queries that a block of the kernel for few queries works on.
 const MOST_FEW_QUERIES: usize = 8;
+/// `Sequence` in `attention.cuh`.
+const WORDS_PER_SEQUENCE: usize = 4;
 
-/// A step's plan. Queries are those of one key and value head: `group` of them a row.
+/// A step's plan, on the device. Queries are those of one key and value head: `group` of them a row.
 #[derive(Debug)]
 pub(in crate::model) struct Plan {
     pub(super) words: Tensor,
-    /// Where in the words, of each row.
+    pub(super) places: Places,
+}
+
+/// What is where in a plan's words. Of a step of decode rows it depends on their number alone, so that the same launches serve
+/// every step of as many.
+#[derive(Debug, Clone)]
+pub(in crate::model) struct Places {
+    /// Of each row.
     pub(super) positions: u32,
     pub(super) slots: u32,
-    /// Where in the words, each of the frequencies: one for each pair, then the amplitude.
+    /// Each of the frequencies: one for each pair, then the amplitude.
     pub(super) frequencies: Vec<u32>,
-    /// Where in the words: `Sequence` in `attention.cuh`.
+    /// `Sequence` in `attention.cuh`.
     pub(super) sequences: u32,
     /// Above all decode rows.
     pub(super) few: Tiles,
@@ -57,6 +66,28 @@ impl Plan {
         of: PlanFor<'_>,
         device: &Device,
     ) -> Result<Self> {
+        let (words, places) = Places::try_new(batch, of)?;
+        let len = words.len();
+        let words = Tensor::from_vec(words, len, device)?;
+        Ok(Self { words, places })
+    }
+
+    /// A plan whose words lie in a tensor already.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "graphs alone have them in a place of their own")
+    )]
+    pub(in crate::model) fn at(words: Tensor, places: Places) -> Self {
+        Self { words, places }
+    }
+}
+
+impl Places {
+    /// The words, and what is where in them.
+    pub(in crate::model) fn try_new(
+        batch: &StepBatch,
+        of: PlanFor<'_>,
+    ) -> Result<(Vec<u32>, Self)> {
         let mut words = Words::default();
         let positions = words.add(&batch.positions)?;
         let slots = words.add(&batch.slots)?;
@@ -65,28 +96,43 @@ impl Plan {
             .iter()
             .map(|frequencies| words.add(&bits(frequencies)))
             .collect::<Result<_>>()?;
-        let mut sequences = Vec::with_capacity(4 * batch.sequences.len());
-        for sequence in &batch.sequences {
-            sequences.push(words.add(&sequence.blocks)?);
-            sequences.push(narrow(sequence.rows.start)?);
-            sequences.push(narrow(sequence.rows.len())?);
-            sequences.push(narrow(sequence.context_len - sequence.rows.len())?);
-        }
-        let sequences = words.add(&sequences)?;
         let is_many =
             |rows: usize| of.has_many && rows > 1 && rows * of.group > 2 * MOST_FEW_QUERIES;
         let few = words.tiles(batch, of.group, None, |rows| !is_many(rows))?;
         let many = words.tiles(batch, of.group, Some(MANY_QUERIES), is_many)?;
-        let len = words.0.len();
-        Ok(Self {
-            words: Tensor::from_vec(words.0, len, device)?,
+        // Blocks are last: how many there are changes nobody else's place.
+        let sequences = narrow(words.0.len())?;
+        let first_block = words.0.len() + WORDS_PER_SEQUENCE * batch.sequences.len();
+        let mut blocks = Vec::new();
+        for sequence in &batch.sequences {
+            words.add(&[
+                narrow(first_block + blocks.len())?,
+                narrow(sequence.rows.start)?,
+                narrow(sequence.rows.len())?,
+                narrow(sequence.context_len - sequence.rows.len())?,
+            ])?;
+            blocks.extend_from_slice(&sequence.blocks);
+        }
+        words.add(&blocks)?;
+        let places = Self {
             positions,
             slots,
             frequencies,
             sequences,
             few,
             many,
-        })
+        };
+        Ok((words.0, places))
+    }
+
+    /// Takes the contexts of decode rows for as long as this, so that what is split for one step is split for another.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "graphs alone serve several steps")
+    )]
+    pub(in crate::model) fn for_contexts_of(mut self, tokens: usize) -> Self {
+        self.few.longest_context = self.few.longest_context.max(tokens);
+        self
     }
 }
 
@@ -192,28 +238,28 @@ mod tests {
     fn decode_rows_and_chunks_are_in_tiles_of_their_own() {
         let (plan, words) = plan(&batch(), 2, true);
         let at = |start: u32, len: usize| &words[start as usize..start as usize + len];
-        assert_eq!(at(plan.positions, 10), batch().positions);
-        assert_eq!(at(plan.slots, 10), batch().slots);
-        assert_eq!(f32::from_bits(at(plan.frequencies[0], 2)[1]), 0.01);
-        assert_eq!(at(plan.frequencies[1], 2), [0, 0]);
-        let sequences = at(plan.sequences, 8);
+        assert_eq!(at(plan.places.positions, 10), batch().positions);
+        assert_eq!(at(plan.places.slots, 10), batch().slots);
+        assert_eq!(f32::from_bits(at(plan.places.frequencies[0], 2)[1]), 0.01);
+        assert_eq!(at(plan.places.frequencies[1], 2), [0, 0]);
+        let sequences = at(plan.places.sequences, 8);
         assert_eq!(sequences[1..4], [0, 9, 4]);
         assert_eq!(sequences[5..8], [9, 1, 6]);
         assert_eq!(at(sequences[0], 4), [5, 6, 7, 2]);
         assert_eq!(at(sequences[4], 2), [1, 3]);
-        assert_eq!((plan.few.count, plan.few.queries), (1, 2));
-        assert_eq!(at(plan.few.start, 2), [1, 0]);
-        assert_eq!(plan.few.longest_context, 7);
-        assert_eq!((plan.many.count, plan.many.queries), (1, 64));
-        assert_eq!(at(plan.many.start, 2), [0, 0]);
+        assert_eq!((plan.places.few.count, plan.places.few.queries), (1, 2));
+        assert_eq!(at(plan.places.few.start, 2), [1, 0]);
+        assert_eq!(plan.places.few.longest_context, 7);
+        assert_eq!((plan.places.many.count, plan.places.many.queries), (1, 64));
+        assert_eq!(at(plan.places.many.start, 2), [0, 0]);
     }
 
     #[test]
     fn without_a_kernel_for_many_queries_chunks_are_cut_into_few() {
         let (plan, words) = plan(&batch(), 2, false);
-        assert_eq!(plan.many, Tiles::default());
-        assert_eq!((plan.few.count, plan.few.queries), (4, 8));
-        let tiles = &words[plan.few.start as usize..][..8];
+        assert_eq!(plan.places.many, Tiles::default());
+        assert_eq!((plan.places.few.count, plan.places.few.queries), (4, 8));
+        let tiles = &words[plan.places.few.start as usize..][..8];
         assert_eq!(tiles, [0, 0, 0, 8, 0, 16, 1, 0]);
     }
 }

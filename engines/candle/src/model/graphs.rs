@@ -1,0 +1,312 @@
+//! [`Graphs`]: steps of decode rows as CUDA graphs. Such a step is hundreds of short kernels, and for a small model the processor
+//! takes longer to queue them one by one than the GPU to run them. A graph is recorded once and queued with one call.
+//!
+//! What differs from step to step, tokens, positions, slots and KV blocks, is in one array of words at a fixed place, which is
+//! written before the graph runs. Everything else is the same for steps of the same [`Shape`]: the number of rows, rounded up
+//! with rows of a block that belongs to nobody, and the longest context, rounded up too.
+//!
+//! The first step of a shape runs kernel by kernel, which loads what a recording cannot; the second is recorded. A model whose step
+//! cannot be recorded, because it comes back to the processor in the middle as a mixture of experts does, runs as before.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use candle_core::cuda_backend::{CudaDType, WrapErr};
+use candle_core::cuda_backend::cudarc::driver::sys::{
+    CUgraphInstantiate_flags, CUstreamCaptureMode,
+};
+use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaStream};
+use candle_core::{
+    CpuStorage, CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Tensor,
+};
+
+use super::attention::plan::{Places, Plan};
+use super::batch::{SequenceRows, StepBatch};
+use super::decoder::{ForwardError, Model};
+use super::kernels::narrow;
+use super::kv_cache::KvCache;
+
+/// More rows than this keep the GPU busy for longer than queueing takes.
+const MOST_ROWS: usize = 256;
+/// Graphs that are kept; the one that was not used for longest makes room.
+const MOST_GRAPHS: usize = 64;
+/// Contexts are rounded up to this or a power of two above it.
+const SHORTEST_CONTEXT: usize = 256;
+/// Words that there is room for at first.
+const FEWEST_WORDS: usize = 1 << 16;
+
+/// What is the same for all steps that a graph serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Shape {
+    rows: usize,
+    longest_context: usize,
+}
+
+impl Shape {
+    /// `None` of a step that no graph serves: one with prompts, adapters, or rows whose logits nobody wants.
+    fn of(batch: &StepBatch) -> Option<Self> {
+        let rows = batch.tokens.len();
+        let is_decode = batch.sequences.len() == rows
+            && batch.adapters.is_empty()
+            && batch.logit_rows.iter().copied().eq(0..narrow(rows).ok()?);
+        if !is_decode || !(1..=MOST_ROWS).contains(&rows) {
+            return None;
+        }
+        let longest = batch
+            .sequences
+            .iter()
+            .map(|sequence| sequence.context_len)
+            .max()?;
+        Some(Self {
+            rows: match rows {
+                ..=8 => rows.next_power_of_two(),
+                _ => rows.next_multiple_of(8),
+            },
+            longest_context: longest.next_power_of_two().max(SHORTEST_CONTEXT),
+        })
+    }
+}
+
+/// A recorded step.
+struct Recorded {
+    graph: CudaGraph,
+    /// What it writes, `[rows, vocab_size]`.
+    logits: Tensor,
+    /// The step that used it last.
+    used: u64,
+}
+
+#[expect(unsafe_code, reason = "graphs are addresses to Rust")]
+// SAFETY: a graph may be used by any thread, if only by one at a time: whoever has the graph alone.
+unsafe impl Send for Recorded {}
+
+/// Steps that were recorded, and those of which one was seen.
+#[derive(Default)]
+pub(crate) struct Graphs {
+    is_off: bool,
+    /// Where tokens and plans are read from.
+    words: Option<Tensor>,
+    recorded: HashMap<Shape, Option<Recorded>>,
+    steps: u64,
+}
+
+impl Graphs {
+    /// Nothing is recorded where `is_off`.
+    pub(crate) fn new(is_off: bool) -> Self {
+        Self {
+            is_off,
+            ..Self::default()
+        }
+    }
+
+    /// As [`Model::forward`], for steps that a graph serves; `None` of others. The logits are those of this step until the next
+    /// begins.
+    ///
+    /// # Errors
+    /// Those of [`Model::forward`].
+    pub(crate) fn forward(
+        &mut self,
+        model: &Model,
+        kv: &mut KvCache,
+        batch: &StepBatch,
+    ) -> std::result::Result<Option<Tensor>, ForwardError> {
+        let shape = Shape::of(batch).filter(|_| !self.is_off);
+        let device = kv.device_with_kernels().cloned();
+        let (Some(shape), Some(Device::Cuda(gpu))) = (shape, device) else {
+            return Ok(None);
+        };
+        model.check(kv, batch)?;
+        let filled = filled(batch, shape.rows, kv)?;
+        let Some((plan, places)) = model.plan(kv, &filled)? else {
+            return Ok(None);
+        };
+        let words = self.write(&[&filled.tokens, &plan].concat(), &gpu)?;
+        // What operations copy to the GPU while they are recorded would be read again from memory of this process: what is in this
+        // cache stays on the GPU.
+        let _cache = gpu.enable_cuda_graph_htod_cache();
+        let step = Step {
+            model,
+            batch: &filled,
+            words,
+            places: places.for_contexts_of(shape.longest_context),
+        };
+        let logits = self.run(shape, &step, kv, &gpu)?;
+        Ok(Some(logits.narrow(0, 0, batch.tokens.len())?))
+    }
+
+    /// Puts words at the place where recorded steps read them.
+    fn write(&mut self, words: &[u32], gpu: &CudaDevice) -> Result<Tensor> {
+        let place = match self.words.take() {
+            Some(place) if place.elem_count() >= words.len() => place,
+            _ => {
+                // What was recorded reads the old place.
+                self.recorded.clear();
+                let len = words.len().next_power_of_two().max(FEWEST_WORDS);
+                Tensor::zeros(len, DType::U32, &Device::Cuda(gpu.clone()))?
+            }
+        };
+        place.inplace_op1(&Write(words))?;
+        self.words = Some(place.clone());
+        Ok(place)
+    }
+
+    fn run(
+        &mut self,
+        shape: Shape,
+        step: &Step<'_>,
+        kv: &mut KvCache,
+        gpu: &CudaDevice,
+    ) -> Result<Tensor> {
+        self.steps += 1;
+        match self.recorded.get_mut(&shape) {
+            None => {
+                self.recorded.insert(shape, None);
+                return step.run(kv);
+            }
+            Some(Some(recorded)) => {
+                recorded.used = self.steps;
+                recorded.graph.launch().w()?;
+                return Ok(recorded.logits.clone());
+            }
+            Some(None) => {}
+        }
+        match step.record(kv, gpu) {
+            Ok(mut recorded) => {
+                recorded.used = self.steps;
+                recorded.graph.launch().w()?;
+                let logits = recorded.logits.clone();
+                self.make_room();
+                self.recorded.insert(shape, Some(recorded));
+                Ok(logits)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "steps of this model cannot be recorded as CUDA graphs; their kernels are queued one by one");
+                self.is_off = true;
+                self.recorded.clear();
+                // What was told of the recording is no news of the step.
+                let _ = gpu.cuda_stream().context().check_err();
+                step.run(kv)
+            }
+        }
+    }
+
+    /// How many steps have been recorded.
+    #[cfg(test)]
+    pub(super) fn count(&self) -> usize {
+        self.recorded.values().flatten().count()
+    }
+
+    fn make_room(&mut self) {
+        let graphs = self.recorded.iter();
+        let graphs = graphs.filter_map(|(shape, it)| it.as_ref().map(|it| (it.used, *shape)));
+        let graphs: Vec<_> = graphs.collect();
+        if graphs.len() >= MOST_GRAPHS
+            && let Some((_, oldest)) = graphs.into_iter().min_by_key(|(used, _)| *used)
+        {
+            self.recorded.remove(&oldest);
+        }
+    }
+}
+
+/// A step with as many rows as its shape has. Those that are added compute the first token of a sequence in the last KV block, which
+/// is the one that the scheduler does not know.
+fn filled(batch: &StepBatch, rows: usize, kv: &KvCache) -> Result<StepBatch> {
+    let spec = kv.spec();
+    let spare = spec.num_blocks - 1;
+    let mut filled = batch.clone();
+    for row in batch.tokens.len()..rows {
+        filled.tokens.push(0);
+        filled.positions.push(0);
+        filled.slots.push(narrow(spare * spec.block_size)?);
+        filled.logit_rows.push(narrow(row)?);
+        filled.sequences.push(SequenceRows {
+            rows: row..row + 1,
+            context_len: 1,
+            blocks: vec![narrow(spare)?],
+        });
+    }
+    Ok(filled)
+}
+
+/// A step whose words are written.
+struct Step<'a> {
+    model: &'a Model,
+    batch: &'a StepBatch,
+    /// Tokens, then the plan.
+    words: Tensor,
+    places: Places,
+}
+
+impl Step<'_> {
+    /// Queues its kernels, or has them recorded.
+    fn run(&self, kv: &mut KvCache) -> Result<Tensor> {
+        let rows = self.batch.tokens.len();
+        let tokens = self.words.narrow(0, 0, rows)?;
+        let plan = self.words.narrow(0, rows, self.words.elem_count() - rows)?;
+        let plan = Plan::at(plan, self.places.clone());
+        self.model.forward_by(&tokens, plan, kv, self.batch)
+    }
+
+    fn record(&self, kv: &mut KvCache, gpu: &CudaDevice) -> Result<Recorded> {
+        let shape = (self.batch.tokens.len(), self.model.vocab_size());
+        let logits = Tensor::zeros(shape, DType::F32, &Device::Cuda(gpu.clone()))?;
+        let recording = Recording::begin(gpu)?;
+        // What is allocated and freed on the way is so in the graph, each time it runs.
+        logits.slice_set(&self.run(kv)?, 0, 0)?;
+        Ok(Recorded {
+            graph: recording.end()?,
+            logits,
+            used: 0,
+        })
+    }
+}
+
+/// A stream whose kernels are recorded and not run; ended at the latest when it is dropped, as by an error or a panic.
+struct Recording(Option<Arc<CudaStream>>);
+
+impl Recording {
+    fn begin(gpu: &CudaDevice) -> Result<Self> {
+        let stream = gpu.cuda_stream();
+        // What other threads do to the GPU meanwhile, such as loading an adapter, is theirs.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        stream.begin_capture(mode).w()?;
+        Ok(Self(Some(stream)))
+    }
+
+    fn end(mut self) -> Result<CudaGraph> {
+        let graph = match self.0.take() {
+            Some(stream) => stream.end_capture(CUgraphInstantiate_flags(0)).w()?,
+            None => None,
+        };
+        graph.ok_or_else(|| candle_core::Error::Msg("nothing was recorded".into()))
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        if let Some(stream) = self.0.take() {
+            // Whoever gave up says why.
+            let _ = stream.end_capture(CUgraphInstantiate_flags(0));
+        }
+    }
+}
+
+/// Words for the beginning of a tensor.
+struct Write<'a>(&'a [u32]);
+
+impl InplaceOp1 for Write<'_> {
+    fn name(&self) -> &'static str {
+        "write-words"
+    }
+
+    fn cpu_fwd(&self, _storage: &mut CpuStorage, _layout: &Layout) -> Result<()> {
+        candle_core::bail!("steps are recorded on GPUs alone")
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _layout: &Layout) -> Result<()> {
+        let stream = storage.device.cuda_stream();
+        let place = u32::as_cuda_slice_mut(storage)?;
+        let mut place = place.slice_mut(..self.0.len());
+        stream.memcpy_htod(self.0, &mut place).w()
+    }
+}
