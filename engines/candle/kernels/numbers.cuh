@@ -71,6 +71,19 @@ template <> struct Eight<float> {
   }
 };
 
+// Writes eight neighbours, and leaves in `numbers` what they became. `to` is a multiple of 16 bytes.
+template <typename T> __device__ inline void put_eight(T *to, float (&numbers)[8]) {
+  __align__(16) T rounded[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    put(&rounded[i], numbers[i]);
+    numbers[i] = to_float(rounded[i]);
+  }
+#pragma unroll
+  for (unsigned i = 0; i < sizeof rounded / sizeof(uint4); i++)
+    reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(rounded)[i];
+}
+
 // The sum over lanes that differ in the bits below `LANES`; each of them gets it.
 template <unsigned LANES> __device__ inline float sum_over(float value) {
 #pragma unroll

@@ -16,17 +16,14 @@ template <typename T> struct NormArguments {
 };
 static_assert(sizeof(NormArguments<float>) == 48, "as `NormArguments` in Rust");
 
-// x + delta, and the same divided by its root mean square and multiplied by the weights. A block does a row.
-template <typename T> __device__ void norm(const NormArguments<T> &a) {
-  __shared__ float shared[ROW_THREADS / WARP];
-  const size_t row = static_cast<size_t>(blockIdx.x) * a.width;
+// `norm`, number by number.
+template <typename T> __device__ void norm_of_any_width(const NormArguments<T> &a, size_t row, float *shared) {
   const T *x = a.x + row;
   float squares = 0;
   for (unsigned i = threadIdx.x; i < a.width; i += ROW_THREADS) {
     float value = to_float(x[i]);
     if (a.delta != nullptr) {
       put(&a.sum[row + i], value + to_float(a.delta[row + i]));
-      // What is normalized is what the next block adds to: the sum as it is kept.
       value = to_float(a.sum[row + i]);
     }
     squares += value * value;
@@ -37,6 +34,48 @@ template <typename T> __device__ void norm(const NormArguments<T> &a) {
   const T *kept = a.delta != nullptr ? a.sum + row : x;
   for (unsigned i = threadIdx.x; i < a.width; i += ROW_THREADS)
     put(&a.normed[row + i], to_float(kept[i]) * scale * to_float(a.weight[i]));
+}
+
+// Groups of eight numbers of a row that a thread keeps.
+constexpr unsigned NORM_EIGHTS = 4;
+
+// x + delta, and the same divided by its root mean square and multiplied by the weights. A block does a row. What is normalized
+// is what the next block adds to: the sum as it is kept.
+template <typename T> __device__ void norm(const NormArguments<T> &a) {
+  __shared__ float shared[ROW_THREADS / WARP];
+  const size_t row = static_cast<size_t>(blockIdx.x) * a.width;
+  if (a.width % 8 != 0 || a.width > ROW_THREADS * 8 * NORM_EIGHTS) {
+    norm_of_any_width(a, row, shared);
+    return;
+  }
+  float kept[NORM_EIGHTS][8], squares = 0;
+#pragma unroll
+  for (unsigned e = 0; e < NORM_EIGHTS; e++) {
+    const unsigned i = (e * ROW_THREADS + threadIdx.x) * 8;
+    if (i >= a.width) continue;
+    Eight<T>::load(a.x + row + i).floats(kept[e]);
+    if (a.delta != nullptr) {
+      float delta[8];
+      Eight<T>::load(a.delta + row + i).floats(delta);
+#pragma unroll
+      for (int n = 0; n < 8; n++) kept[e][n] += delta[n];
+      put_eight(a.sum + row + i, kept[e]);
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++) squares += kept[e][n] * kept[e][n];
+  }
+  const float mean = sum_over_block<ROW_THREADS>(squares, shared) / static_cast<float>(a.width);
+  const float scale = 1.0f / sqrtf(mean + a.eps);
+#pragma unroll
+  for (unsigned e = 0; e < NORM_EIGHTS; e++) {
+    const unsigned i = (e * ROW_THREADS + threadIdx.x) * 8;
+    if (i >= a.width) continue;
+    float weight[8];
+    Eight<T>::load(a.weight + i).floats(weight);
+#pragma unroll
+    for (int n = 0; n < 8; n++) kept[e][n] *= scale * weight[n];
+    put_eight(a.normed + row + i, kept[e]);
+  }
 }
 
 template <typename T> struct GateArguments {

@@ -10,7 +10,9 @@ use genset_conformance::{Detokenize, Scenario, Subject, Verdict, find, run_check
 use genset_devtools::synthetic::make_adapter;
 use genset_engine_candle::load::OpenModel;
 use genset_engine_candle::model::AdapterTarget;
-use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, SpeculationArgs};
+use genset_engine_candle::{
+    ByteSize, CandleArgs, CandleEngine, DeviceChoice, DtypeChoice, SpeculationArgs,
+};
 use tempfile::TempDir;
 use tokenizers::Tokenizer;
 
@@ -22,6 +24,14 @@ const DEVICE_VARIABLE: &str = "GENSET_TEST_DEVICE";
 static DEVICE: LazyLock<DeviceChoice> = LazyLock::new(|| match std::env::var(DEVICE_VARIABLE) {
     Ok(device) => device.parse().unwrap(),
     Err(_) => DeviceChoice::Cpu,
+});
+
+/// The type of numbers on a GPU: `auto`, or what this variable says.
+const DTYPE_VARIABLE: &str = "GENSET_TEST_DTYPE";
+
+static DTYPE: LazyLock<DtypeChoice> = LazyLock::new(|| match std::env::var(DTYPE_VARIABLE) {
+    Ok(dtype) => dtype.parse().unwrap(),
+    Err(_) => DtypeChoice::Auto,
 });
 
 static TEXT: LazyLock<Detokenize> = LazyLock::new(|| {
@@ -62,6 +72,7 @@ fn adapter() -> Adapter {
 fn args() -> CandleArgs {
     CandleArgs {
         device: *DEVICE,
+        dtype: *DTYPE,
         // Small enough to be filled.
         kv_cache_memory: Some(ByteSize(8 << 20)),
         max_num_seqs: Some(16),

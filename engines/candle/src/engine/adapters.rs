@@ -18,7 +18,7 @@ use tokio::task::spawn_blocking;
 
 use super::has_stopped;
 use crate::load::{AdapterError, AdapterReader};
-use crate::model::AdapterWeights;
+use crate::model::{AdapterWeights, gpu};
 
 /// How many adapters there may be.
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +40,7 @@ pub(crate) trait ReadAdapter: Send + Sync {
 
 impl ReadAdapter for AdapterReader {
     fn read(&self, path: &Path, left: u64) -> Result<AdapterWeights, AdapterError> {
-        Self::read(self, path, left)
+        gpu::beside_recordings(|| Self::read(self, path, left))
     }
 }
 
@@ -90,6 +90,9 @@ impl Drop for LoadedAdapter {
     fn drop(&mut self) {
         self.used_bytes
             .fetch_sub(self.weights.bytes(), Ordering::Relaxed);
+        // Whoever lets go of it last may be another thread than the engine's.
+        let weights = std::mem::replace(&mut self.weights, Arc::new(AdapterWeights::new(0)));
+        gpu::beside_recordings(|| drop(weights));
     }
 }
 

@@ -174,6 +174,10 @@ impl Model {
     }
 
     fn logits(&self, hidden: &Tensor, batch: &StepBatch) -> candle_core::Result<Tensor> {
+        // A GPU takes no kernels over nothing.
+        if batch.logit_rows.is_empty() {
+            return Tensor::zeros((0, self.vocab_size), DType::F32, &self.device);
+        }
         let everything = batch
             .logit_rows
             .iter()
@@ -185,9 +189,6 @@ impl Model {
             let rows = Tensor::from_slice(&batch.logit_rows, batch.logit_rows.len(), &self.device)?;
             hidden.index_select(&rows, 0)?
         };
-        if batch.logit_rows.is_empty() {
-            return Tensor::zeros((0, self.vocab_size), DType::F32, &self.device);
-        }
         let logits = self
             .output
             .forward(&self.norm.forward(&hidden)?)?
@@ -235,6 +236,16 @@ impl Model {
 
     pub(super) fn vocab_size(&self) -> usize {
         self.vocab_size
+    }
+
+    /// Whether a step is kernels from its beginning to its end. A mixture of experts comes back to the processor, to see which rows
+    /// go to which experts, and candle's products with quantized weights are not made to be recorded.
+    pub(super) fn can_be_recorded(&self) -> bool {
+        let is_dense = |layer: &Layer| {
+            let linear = [&layer.qkv, &layer.output];
+            matches!(layer.feed_forward, Block::Dense(_)) && linear.iter().all(|it| it.is_dense())
+        };
+        self.output.is_dense() && self.layers.iter().all(is_dense)
     }
 }
 

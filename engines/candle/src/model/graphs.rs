@@ -5,17 +5,18 @@
 //! written before the graph runs. Everything else is the same for steps of the same [`Shape`]: the number of rows, rounded up
 //! with rows of a block that belongs to nobody, and the longest context, rounded up too.
 //!
-//! The first step of a shape runs kernel by kernel, which loads what a recording cannot; the second is recorded. A model whose step
-//! cannot be recorded, because it comes back to the processor in the middle as a mixture of experts does, runs as before.
+//! The first step of a shape runs kernel by kernel, which loads what a recording cannot; the second is recorded. A mixture of experts
+//! comes back to the processor in the middle of a step and is never recorded, nor are quantized weights. Where something else comes between, as another engine
+//! that opens the GPU may, the step runs kernel by kernel, and a later one is recorded.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::cuda_backend::cudarc::driver::sys::{
     CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
 use candle_core::cuda_backend::cudarc::driver::{CudaGraph, CudaStream};
+use candle_core::cuda_backend::{CudaDType, WrapErr};
 use candle_core::{
     CpuStorage, CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Tensor,
 };
@@ -23,6 +24,7 @@ use candle_core::{
 use super::attention::plan::{Places, Plan};
 use super::batch::{SequenceRows, StepBatch};
 use super::decoder::{ForwardError, Model};
+use super::gpu::{self, Recordings};
 use super::kernels::narrow;
 use super::kv_cache::KvCache;
 
@@ -32,6 +34,8 @@ const MOST_ROWS: usize = 256;
 const MOST_GRAPHS: usize = 64;
 /// Contexts are rounded up to this or a power of two above it.
 const SHORTEST_CONTEXT: usize = 256;
+/// Recordings that may fail one after the other before no more are tried.
+const MOST_FAILURES: u32 = 4;
 /// Words that there is room for at first.
 const FEWEST_WORDS: usize = 1 << 16;
 
@@ -88,6 +92,8 @@ pub(crate) struct Graphs {
     words: Option<Tensor>,
     recorded: HashMap<Shape, Option<Recorded>>,
     steps: u64,
+    /// Recordings that failed since the last that did not.
+    failures: u32,
 }
 
 impl Graphs {
@@ -110,9 +116,9 @@ impl Graphs {
         kv: &mut KvCache,
         batch: &StepBatch,
     ) -> std::result::Result<Option<Tensor>, ForwardError> {
-        let shape = Shape::of(batch).filter(|_| !self.is_off);
+        let shape = Shape::of(batch).filter(|_| !self.is_off && model.can_be_recorded());
         let device = kv.device_with_kernels().cloned();
-        let (Some(shape), Some(Device::Cuda(gpu))) = (shape, device) else {
+        let (Some(shape), Some(Device::Cuda(device))) = (shape, device) else {
             return Ok(None);
         };
         model.check(kv, batch)?;
@@ -120,29 +126,29 @@ impl Graphs {
         let Some((plan, places)) = model.plan(kv, &filled)? else {
             return Ok(None);
         };
-        let words = self.write(&[&filled.tokens, &plan].concat(), &gpu)?;
+        let words = self.write(&[filled.tokens.as_slice(), &plan].concat(), &device)?;
         // What operations copy to the GPU while they are recorded would be read again from memory of this process: what is in this
         // cache stays on the GPU.
-        let _cache = gpu.enable_cuda_graph_htod_cache();
+        let _cache = device.enable_cuda_graph_htod_cache();
         let step = Step {
             model,
             batch: &filled,
             words,
             places: places.for_contexts_of(shape.longest_context),
         };
-        let logits = self.run(shape, &step, kv, &gpu)?;
+        let logits = self.run(shape, &step, kv, &device)?;
         Ok(Some(logits.narrow(0, 0, batch.tokens.len())?))
     }
 
     /// Puts words at the place where recorded steps read them.
-    fn write(&mut self, words: &[u32], gpu: &CudaDevice) -> Result<Tensor> {
+    fn write(&mut self, words: &[u32], device: &CudaDevice) -> Result<Tensor> {
         let place = match self.words.take() {
             Some(place) if place.elem_count() >= words.len() => place,
             _ => {
                 // What was recorded reads the old place.
                 self.recorded.clear();
                 let len = words.len().next_power_of_two().max(FEWEST_WORDS);
-                Tensor::zeros(len, DType::U32, &Device::Cuda(gpu.clone()))?
+                Tensor::zeros(len, DType::U32, &Device::Cuda(device.clone()))?
             }
         };
         place.inplace_op1(&Write(words))?;
@@ -155,7 +161,7 @@ impl Graphs {
         shape: Shape,
         step: &Step<'_>,
         kv: &mut KvCache,
-        gpu: &CudaDevice,
+        device: &CudaDevice,
     ) -> Result<Tensor> {
         self.steps += 1;
         match self.recorded.get_mut(&shape) {
@@ -170,23 +176,33 @@ impl Graphs {
             }
             Some(None) => {}
         }
-        match step.record(kv, gpu) {
-            Ok(mut recorded) => {
-                recorded.used = self.steps;
-                recorded.graph.launch().w()?;
-                let logits = recorded.logits.clone();
-                self.make_room();
-                self.recorded.insert(shape, Some(recorded));
-                Ok(logits)
-            }
-            Err(error) => {
-                tracing::warn!(%error, "steps of this model cannot be recorded as CUDA graphs; their kernels are queued one by one");
-                self.is_off = true;
-                self.recorded.clear();
-                // What was told of the recording is no news of the step.
-                let _ = gpu.cuda_stream().context().check_err();
-                step.run(kv)
-            }
+        let Some(alone) = gpu::try_recording() else {
+            return step.run(kv);
+        };
+        let recorded = step.record(kv, device, alone);
+        self.count_failures(&recorded);
+        let Ok(mut recorded) = recorded else {
+            return step.run(kv);
+        };
+        recorded.used = self.steps;
+        recorded.graph.launch().w()?;
+        let logits = recorded.logits.clone();
+        self.make_room();
+        self.recorded.insert(shape, Some(recorded));
+        Ok(logits)
+    }
+
+    fn count_failures(&mut self, recorded: &Result<Recorded>) {
+        let Err(error) = recorded else {
+            self.failures = 0;
+            return;
+        };
+        self.failures += 1;
+        self.is_off = self.failures >= MOST_FAILURES;
+        if self.is_off {
+            tracing::warn!(%error, "steps cannot be recorded as CUDA graphs; their kernels are queued one by one");
+        } else {
+            tracing::debug!(%error, "a step could not be recorded as a CUDA graph");
         }
     }
 
@@ -247,10 +263,10 @@ impl Step<'_> {
         self.model.forward_by(&tokens, plan, kv, self.batch)
     }
 
-    fn record(&self, kv: &mut KvCache, gpu: &CudaDevice) -> Result<Recorded> {
+    fn record(&self, kv: &mut KvCache, device: &CudaDevice, alone: Recordings) -> Result<Recorded> {
         let shape = (self.batch.tokens.len(), self.model.vocab_size());
-        let logits = Tensor::zeros(shape, DType::F32, &Device::Cuda(gpu.clone()))?;
-        let recording = Recording::begin(gpu)?;
+        let logits = Tensor::zeros(shape, DType::F32, &Device::Cuda(device.clone()))?;
+        let recording = Recording::begin(device.cuda_stream(), alone)?;
         // What is allocated and freed on the way is so in the graph, each time it runs.
         logits.slice_set(&self.run(kv)?, 0, 0)?;
         Ok(Recorded {
@@ -262,33 +278,47 @@ impl Step<'_> {
 }
 
 /// A stream whose kernels are recorded and not run; ended at the latest when it is dropped, as by an error or a panic.
-struct Recording(Option<Arc<CudaStream>>);
+struct Recording {
+    /// `None` when it has ended.
+    stream: Option<Arc<CudaStream>>,
+    _alone: Recordings,
+}
 
 impl Recording {
-    fn begin(gpu: &CudaDevice) -> Result<Self> {
-        let stream = gpu.cuda_stream();
-        // What other threads do to the GPU meanwhile, such as loading an adapter, is theirs.
+    fn begin(stream: Arc<CudaStream>, alone: Recordings) -> Result<Self> {
+        // What other threads do to other streams of the GPU meanwhile is theirs.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream.begin_capture(mode).w()?;
-        Ok(Self(Some(stream)))
+        Ok(Self {
+            stream: Some(stream),
+            _alone: alone,
+        })
     }
 
     fn end(mut self) -> Result<CudaGraph> {
-        let graph = match self.0.take() {
-            Some(stream) => stream.end_capture(CUgraphInstantiate_flags(0)).w()?,
-            None => None,
-        };
+        let graph = self.stream.take().map(end);
+        let graph = graph.transpose()?.flatten();
         graph.ok_or_else(|| candle_core::Error::Msg("nothing was recorded".into()))
     }
 }
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        if let Some(stream) = self.0.take() {
+        if let Some(stream) = self.stream.take() {
             // Whoever gave up says why.
-            let _ = stream.end_capture(CUgraphInstantiate_flags(0));
+            let _ = end(stream);
         }
     }
+}
+
+fn end(stream: Arc<CudaStream>) -> Result<Option<CudaGraph>> {
+    // What went wrong while tensors were dropped is kept for the next call, which then does nothing else.
+    let dropped = stream.context().check_err();
+    let graph = stream.end_capture(CUgraphInstantiate_flags(0));
+    let ended = stream.context().check_err();
+    dropped.w()?;
+    ended.w()?;
+    graph.w()
 }
 
 /// Words for the beginning of a tensor.

@@ -272,6 +272,13 @@ impl Linear {
         Ok(Self { parts, bias })
     }
 
+    /// Whether its weights are plain numbers.
+    #[cfg(feature = "cuda")]
+    pub(super) fn is_dense(&self) -> bool {
+        let is_dense = |part: &Matrix| matches!(part.weight, Weight::Dense(_));
+        self.parts.iter().all(is_dense)
+    }
+
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let packed: Vec<&Packed> = self.parts.iter().filter_map(Matrix::packed).collect();
         if packed.len() == self.parts.len() {

@@ -681,7 +681,7 @@ fn recorded_steps_equal_those_that_are_not() {
                 &format!("{name}, step {done}"),
             );
         }
-        // A mixture of experts comes back to the processor in the middle of a step, and says so once.
+        // A mixture of experts comes back to the processor in the middle of a step.
         let expected = if config.experts.is_some() { 0 } else { 4 };
         assert_eq!(graphs.count(), expected, "{name}");
     }

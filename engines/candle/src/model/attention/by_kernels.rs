@@ -20,7 +20,7 @@ const DIMENSIONS_PER_LANE: usize = 8;
 /// Blocks that keep a large GPU busy; contexts are split until there are about as many.
 const BLOCKS_WANTED: usize = 512;
 /// Positions that make a split worth its merge.
-const POSITIONS_PER_SPLIT: usize = 256;
+const POSITIONS_PER_SPLIT: usize = 64;
 const MOST_SPLITS: usize = 64;
 
 /// Whether the kernels take heads of this size and numbers of this type on this device. What they do not take goes the way
