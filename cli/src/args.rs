@@ -51,11 +51,12 @@ Words:
   out=scripted   answer what a script says (--script), as text; with a MODEL, as its tokens
   out=mocker     answer as vLLM would in time and memory, with tokens of no meaning (--extra-engine-args)
   out=mistralrs  answer with mistral.rs, whose program genset-mistralrs is built apart
+  out=libllama   answer with llama.cpp's library, whose program genset-llamacpp is built apart
   out=cmd:COMMAND  answer with an engine in a process of its own, in any language: 'out=cmd:python3 my_engine.py'
   out=vllm, sglang, trtllm, llamacpp  start that server and answer with it
   out=dyn        send requests to the workers there are; out=dyn://NAME to those of that name
-  MODEL      folder of a local model checkout [default: the built-in tiny-chat]; for candle, mistralrs and llamacpp also a
-             GGUF file; or a model of the Hugging Face Hub: ORG/NAME, ORG/NAME:Q4_K_M, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.gguf
+  MODEL      folder of a local model checkout [default: the built-in tiny-chat]; for candle and mistralrs also a GGUF
+             file, for libllama and llamacpp that alone; or a model of the Hugging Face Hub: ORG/NAME, ORG/NAME:Q4_K_M, hf://ORG/NAME@REVISION, hf://ORG/NAME/FILE.gguf
 
 Examples:
   genset run in=http

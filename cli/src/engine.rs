@@ -1,8 +1,8 @@
 //! The engine and the model's files, from what the command line says.
 
+pub(crate) mod apart;
 pub(crate) mod candle;
 mod launcher;
-pub(crate) mod mistralrs;
 mod mocker;
 pub(crate) mod scripted;
 mod template;
@@ -58,7 +58,7 @@ pub(crate) fn build(
             let parts = scripted::Parts::of_text(script)?;
             Ok((Arc::new(parts.engine()), config.worker.worker_config(None)?))
         }
-        EngineKind::MistralRs => mistralrs::build(config),
+        EngineKind::Apart(apart) => apart::build(apart, config),
         EngineKind::Cmd => in_a_process(config),
         EngineKind::Server(kind) => launcher::build(kind, config),
         EngineKind::Mocker => mocker::build(config),
@@ -128,7 +128,7 @@ fn of_tokens(
         | EngineKind::Candle
         | EngineKind::EchoFull
         | EngineKind::Mocker
-        | EngineKind::MistralRs
+        | EngineKind::Apart(_)
         | EngineKind::Cmd
         | EngineKind::Server(_) => {
             let vocab_size = vocab_size(&folder)?;

@@ -12,6 +12,7 @@ use genset_hub::{Fetched, Hub, HubError, HubSettings, ModelRef, Needs};
 use genset_runtime::WorkerArgs;
 
 use crate::args::{EngineKind, OutputKind};
+use crate::engine::apart::Apart;
 use crate::input::note;
 
 pub(crate) use commands::{ListArgs, PullArgs, RmArgs, list, pull, rm};
@@ -23,8 +24,10 @@ fn needs(output: &OutputKind) -> Option<Needs> {
         return None;
     };
     Some(match engine {
-        EngineKind::Candle | EngineKind::MistralRs => Needs::WeightsOrGguf,
-        EngineKind::Server(ServerKind::LlamaCpp) => Needs::Gguf,
+        EngineKind::Candle | EngineKind::Apart(Apart::MistralRs) => Needs::WeightsOrGguf,
+        EngineKind::Apart(Apart::LibLlama) | EngineKind::Server(ServerKind::LlamaCpp) => {
+            Needs::Gguf
+        }
         EngineKind::Server(ServerKind::Vllm | ServerKind::Sglang | ServerKind::Trtllm) => {
             Needs::Weights
         }

@@ -3,6 +3,8 @@
 //!
 //! Whatever is asserted stands in `engines/NAME/tests` and in the kit.
 
+mod llamacpp;
+
 use clap::ValueEnum;
 
 use crate::devtools::make_model;
@@ -13,12 +15,22 @@ use crate::repo::Repo;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum EngineName {
     Mistralrs,
+    Llamacpp,
 }
 
 impl EngineName {
     fn name(self) -> &'static str {
         match self {
             Self::Mistralrs => "mistralrs",
+            Self::Llamacpp => "llamacpp",
+        }
+    }
+
+    /// The folder of its model with random weights, and what makes that.
+    fn model(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Mistralrs => ("qwen3", "--qwen3"),
+            Self::Llamacpp => ("llama", "--gguf f32"),
         }
     }
 }
@@ -36,12 +48,14 @@ pub(crate) fn run(repo: &Repo, engines: &[EngineName]) -> anyhow::Result<()> {
         some => some,
     };
     let models = repo.target().join("engines/models");
-    let qwen3 = models.join("qwen3");
-    if !qwen3.join("config.json").exists() {
-        let words = ["--params", "tiny", "--qwen3", "--out"].map(Into::into);
-        make_model(repo, &[&words[..], &[qwen3.into()]].concat())?;
-    }
     for engine in engines {
+        let (folder, words) = engine.model();
+        let folder = models.join(folder);
+        if !folder.join("config.json").exists() {
+            let words = words.split(' ').chain(["--params", "tiny", "--out"]);
+            let words = words.map(Into::into).chain([folder.into()]);
+            make_model(repo, &words.collect::<Vec<_>>())?;
+        }
         let name = engine.name();
         let manifest = repo.root().join(format!("engines/{name}/Cargo.toml"));
         let target = repo.target().join(format!("engines/{name}"));
@@ -52,6 +66,10 @@ pub(crate) fn run(repo: &Repo, engines: &[EngineName]) -> anyhow::Result<()> {
             .arg(&target)
             .args(["--", "--nocapture", "--test-threads=1"])
             .env(MODELS_VARIABLE, &models);
+        match engine {
+            EngineName::Mistralrs => {}
+            EngineName::Llamacpp => llamacpp::add_build_tools(repo, &mut test)?,
+        }
         run_command(&mut test)?;
     }
     Ok(())

@@ -174,10 +174,10 @@ enum Task {
         #[arg(long)]
         binary: Option<PathBuf>,
     },
-    /// Run the conformance kit on engines that are built apart, such as that around mistral.rs, with small models
+    /// Run the conformance kit on engines that are built apart, those around mistral.rs and llama.cpp, with small models
     ///
-    /// Each is a workspace of its own under engines/, and is built in target/engines: hundreds of packages, which take long the
-    /// first time.
+    /// Each is a workspace of its own under engines/, and is built in target/engines: hundreds of packages, or llama.cpp, which take
+    /// long the first time.
     EnginesTest {
         /// The engines; all without one
         #[arg(value_enum)]
@@ -223,7 +223,12 @@ enum Task {
         #[arg(long, value_name = "FOLDER", conflicts_with = "programs")]
         build_into: Option<PathBuf>,
         /// The compute capability that `--build-into` builds for, without its point
-        #[arg(long, value_name = "NUMBER", default_value = "90", requires = "build_into")]
+        #[arg(
+            long,
+            value_name = "NUMBER",
+            default_value = "90",
+            requires = "build_into"
+        )]
         compute_capability: String,
         /// Run the programs that `--build-into` left in this folder
         #[arg(long, value_name = "FOLDER")]

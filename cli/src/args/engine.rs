@@ -12,6 +12,7 @@ use genset_engine_subprocess::{InheritedEnv, LogLimit};
 use genset_runtime::WorkerArgs;
 
 use super::words::{EngineKind, InputKind, OutputKind};
+use crate::engine::apart::Apart;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArgs {
@@ -64,7 +65,7 @@ pub(crate) struct EngineArgs {
     /// Jinja file with a chat template, in place of the model's own
     #[arg(long, env = "GENSET_CHAT_TEMPLATE", value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
-    /// Folder with tokenizer and template for a GGUF file, in place of those inside it [out=candle, mistralrs, llamacpp]
+    /// Folder with tokenizer and template for a GGUF file, in place of those inside it [out=candle, mistralrs, libllama, llamacpp]
     #[arg(long, env = "GENSET_MODEL_CONFIG", value_name = "DIR")]
     pub(crate) model_config: Option<PathBuf>,
     #[command(flatten, next_help_heading = "Candle")]
@@ -111,10 +112,17 @@ pub(super) fn check_words(
         (OutputKind::Engine(EngineKind::Server(kind)), path) => {
             required_model(*kind, path).map(drop)
         }
-        (OutputKind::Engine(EngineKind::Candle | EngineKind::MistralRs), Some(path))
+        (OutputKind::Engine(EngineKind::Candle | EngineKind::Apart(_)), Some(path))
             if is_gguf(path) && path.is_file() =>
         {
             Ok(())
+        }
+        (OutputKind::Engine(EngineKind::Apart(Apart::LibLlama)), Some(path)) if path.is_dir() => {
+            let problem = format!(
+                "{} is a folder; out=libllama takes a GGUF file",
+                path.display()
+            );
+            Err(EngineError::invalid_argument("MODEL", problem))
         }
         (_, path) => path.map_or(Ok(()), check_model_path),
     }
@@ -161,7 +169,7 @@ pub(super) fn check_engine(
             | EngineKind::Sample
             | EngineKind::Scripted
             | EngineKind::Mocker
-            | EngineKind::MistralRs
+            | EngineKind::Apart(_)
             | EngineKind::Cmd
             | EngineKind::Server(_),
         ) => {
@@ -179,7 +187,8 @@ fn check_model_config(
 ) -> Result<(), EngineError> {
     let takers = [
         EngineKind::Candle,
-        EngineKind::MistralRs,
+        EngineKind::Apart(Apart::MistralRs),
+        EngineKind::Apart(Apart::LibLlama),
         EngineKind::Server(ServerKind::LlamaCpp),
     ];
     let takes_one = takers.into_iter().any(|engine| output.is(engine));
@@ -187,7 +196,7 @@ fn check_model_config(
     if engine.model_config.is_none() || (takes_one && has_gguf) {
         return Ok(());
     }
-    let problem = "is for a GGUF file as MODEL of out=candle, mistralrs or llamacpp; a model's folder has its own tokenizer";
+    let problem = "is for a GGUF file as MODEL of out=candle, mistralrs, libllama or llamacpp; a model's folder has its own tokenizer";
     Err(EngineError::invalid_argument("--model-config", problem))
 }
 
@@ -287,7 +296,7 @@ fn check_model_path(path: &Path) -> Result<(), EngineError> {
     let shown = path.display();
     if is_gguf(path) && path.is_file() {
         let problem = format!(
-            "{shown}: a GGUF file is for out=candle, mistralrs or llamacpp; give a model folder"
+            "{shown}: a GGUF file is for out=candle, mistralrs, libllama or llamacpp; give a model folder"
         );
         return Err(EngineError::unsupported("MODEL", problem));
     }

@@ -8,7 +8,7 @@ use genset_engine_launcher::ServerKind;
 use genset_runtime::EndpointName;
 
 use super::did_you_mean;
-use crate::engine::mistralrs;
+use crate::engine::apart::Apart;
 
 /// Where requests come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,8 +148,8 @@ pub(crate) enum EngineKind {
     Scripted,
     /// What vLLM does in time and memory, without computing.
     Mocker,
-    /// mistral.rs, in a process of its own: a program that is built apart.
-    MistralRs,
+    /// In a process of its own: a program of Genset that is built apart.
+    Apart(Apart),
     /// A process of its own, started by a command.
     Cmd,
     /// The server of another project.
@@ -165,7 +165,7 @@ impl EngineKind {
             Self::Sample => "sample",
             Self::Scripted => "scripted",
             Self::Mocker => "mocker",
-            Self::MistralRs => "mistralrs",
+            Self::Apart(apart) => apart.word(),
             Self::Cmd => "cmd",
             Self::Server(kind) => kind.name(),
         }
@@ -183,11 +183,11 @@ fn meant(word: &str) -> &str {
 
 /// Puts an engine that does the same in the place of one whose program is not there, and says what its user is told.
 pub(super) fn stand_in(output: &mut OutputKind) -> Option<&'static str> {
-    if !output.is(EngineKind::MistralRs) || mistralrs::program().is_some() {
+    if !output.is(EngineKind::Apart(Apart::MistralRs)) || Apart::MistralRs.program().is_some() {
         return None;
     }
     *output = OutputKind::Engine(EngineKind::Candle);
-    Some(mistralrs::IS_MISSING)
+    Some(Apart::MistralRs.is_missing())
 }
 
 impl FromStr for EngineKind {
@@ -201,7 +201,8 @@ impl FromStr for EngineKind {
             Self::Sample,
             Self::Scripted,
             Self::Mocker,
-            Self::MistralRs,
+            Self::Apart(Apart::MistralRs),
+            Self::Apart(Apart::LibLlama),
             Self::Cmd,
         ];
         let servers = ServerKind::ALL.map(Self::Server);

@@ -57,7 +57,7 @@ fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
         EngineKind::Sample => Ok(sample()),
         EngineKind::Scripted => scripted(subject),
         EngineKind::Mocker => mocker(),
-        EngineKind::Cmd | EngineKind::MistralRs => Err(EngineError::invalid_argument(
+        EngineKind::Cmd | EngineKind::Apart(_) => Err(EngineError::invalid_argument(
             "--engine",
             "an engine in a process of its own is tested with --engine-cmd COMMAND",
         )),

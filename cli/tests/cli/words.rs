@@ -77,6 +77,23 @@ async fn mistralrs_is_its_program_where_that_is_in_the_path() {
 }
 
 #[tokio::test]
+async fn libllama_takes_a_gguf_file_and_says_how_to_have_its_program() {
+    let folder = tiny_chat();
+    let file = folder.join("tiny-chat-q8_0.gguf");
+    let asked = |model: &std::path::Path| {
+        let model = model.to_str().expect("UTF-8").to_owned();
+        async move { run(&["run", "in=stdin", "out=libllama", &model]).await }
+    };
+    let ended = asked(&file).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    let how = "cargo build --release --manifest-path engines/llamacpp/Cargo.toml";
+    assert!(ended.stderr.contains(how), "{ended:?}");
+    let ended = asked(&folder).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("takes a GGUF file"), "{ended:?}");
+}
+
+#[tokio::test]
 async fn the_log_is_set_by_either_name() {
     let words = ["in=stdin", "out=echo_full", "--model-name=m"];
     let log = |variables: &'static [(&str, &str)]| async move {

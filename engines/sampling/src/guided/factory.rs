@@ -39,7 +39,18 @@ impl GuideFactory {
         vocab_size: usize,
         eos: &[TokenId],
     ) -> Result<Self, VocabularyError> {
-        let vocabulary = Vocabulary::try_from_tokenizer_json(tokenizer_json, vocab_size)?;
+        Self::of_vocabulary(
+            Vocabulary::try_from_tokenizer_json(tokenizer_json, vocab_size)?,
+            eos,
+        )
+    }
+
+    /// As [`try_new`](Self::try_new), for an engine that knows the bytes of its tokens.
+    ///
+    /// # Errors
+    /// For end-of-sequence ids or tokens that do not fit.
+    pub fn of_vocabulary(vocabulary: Vocabulary, eos: &[TokenId]) -> Result<Self, VocabularyError> {
+        let vocab_size = vocabulary.len();
         let is_outside =
             |token: &&TokenId| usize::try_from(**token).is_ok_and(|id| id >= vocab_size);
         if let Some(token) = eos.iter().find(is_outside) {

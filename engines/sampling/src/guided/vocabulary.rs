@@ -1,4 +1,4 @@
-//! [`Vocabulary`]: the bytes of each token, from a `tokenizer.json`.
+//! [`Vocabulary`]: the bytes of each token, from a `tokenizer.json`, or from an engine that knows them.
 //!
 //! Grammars are about bytes, and a tokenizer's file spells tokens in its own way: byte-level BPE as one letter per byte
 //! (GPT-2's table), SentencePiece as text with `▁` for a space and `<0x0A>` for a byte. Which of the two it is, the file's
@@ -28,6 +28,24 @@ enum Token {
 }
 
 impl Vocabulary {
+    /// `vocab_size` ids, none of which is used.
+    #[must_use]
+    pub fn unused(vocab_size: usize) -> Self {
+        Self {
+            tokens: vec![Token::Unused; vocab_size],
+        }
+    }
+
+    /// Says which bytes `token` adds to a text. An id outside the vocabulary is left out.
+    pub fn set_text(&mut self, token: TokenId, bytes: Vec<u8>) {
+        self.set(token.into(), Token::Text(bytes));
+    }
+
+    /// Says that `token` is a control token, which is no text; a grammar may name it. An id outside the vocabulary is left out.
+    pub fn set_special(&mut self, token: TokenId, name: String) {
+        self.set(token.into(), Token::Special(name));
+    }
+
     /// Reads a `tokenizer.json`. `vocab_size` is the length of a row of logits: ids from there on cannot be sampled and
     /// are dropped; ids that are missing are unused.
     ///
@@ -40,9 +58,7 @@ impl Vocabulary {
         let file: Value =
             serde_json::from_slice(json).map_err(|source| VocabularyError::Malformed { source })?;
         let spelling = Spelling::of(&file)?;
-        let mut vocabulary = Self {
-            tokens: vec![Token::Unused; vocab_size],
-        };
+        let mut vocabulary = Self::unused(vocab_size);
         for (id, piece) in pieces(&file["model"]["vocab"]) {
             vocabulary.set(id, Token::Text(spelling.bytes(piece)));
         }
@@ -227,6 +243,20 @@ mod tests {
 
     fn read(file: &Value, vocab_size: usize) -> Vocabulary {
         Vocabulary::try_from_tokenizer_json(file.to_string().as_bytes(), vocab_size).unwrap()
+    }
+
+    #[test]
+    fn what_an_engine_knows_is_what_a_file_says() {
+        let file = json!({
+            "model": {"type": "BPE", "vocab": {"Ġhi": 0}},
+            "decoder": {"type": "ByteLevel"},
+            "added_tokens": [{"id": 2, "content": "<s>", "special": true}],
+        });
+        let mut known = Vocabulary::unused(3);
+        known.set_text(0, b" hi".to_vec());
+        known.set_special(2, "<s>".into());
+        known.set_text(3, b"outside".to_vec());
+        assert_eq!(known, read(&file, 3));
     }
 
     #[test]

@@ -1,0 +1,119 @@
+//! Engines in processes of their own, whose programs are built apart from workspaces of their own under `engines/`: `out=mistralrs`,
+//! which wants other versions of crates than this program has, and `out=libllama`, which builds llama.cpp. A decision record,
+//! `docs/adr/0026`, says why.
+
+use std::env;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use genset_backend_common::worker::WorkerConfig;
+use genset_backend_common::{EngineError, LLMEngine};
+use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine};
+
+use super::candle::{BuiltInFiles, files_of};
+use super::{context_length, supervised, template, tiny_chat};
+use crate::args::RunConfig;
+
+/// An engine whose program is built apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Apart {
+    MistralRs,
+    /// llama.cpp's library; its server is launched by `out=llamacpp`.
+    LibLlama,
+}
+
+impl Apart {
+    /// The word after `out=`.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::MistralRs => "mistralrs",
+            Self::LibLlama => "libllama",
+        }
+    }
+
+    /// The program that is the engine.
+    const fn program_name(self) -> &'static str {
+        match self {
+            Self::MistralRs => "genset-mistralrs",
+            Self::LibLlama => "genset-llamacpp",
+        }
+    }
+
+    /// What a user is told where the program is not there.
+    pub(crate) const fn is_missing(self) -> &'static str {
+        match self {
+            Self::MistralRs => {
+                "there is no mistral.rs here: out=candle answers in its place, with the same models. \
+                To have it, build the program genset-mistralrs in a checkout of Genset with `cargo build --release --manifest-path \
+                engines/mistralrs/Cargo.toml`, and put it (engines/mistralrs/target/release/genset-mistralrs) beside genset or into PATH"
+            }
+            Self::LibLlama => {
+                "there is no program genset-llamacpp here. To have it, build it in a checkout of Genset with `cargo build --release \
+                --manifest-path engines/llamacpp/Cargo.toml`, and put it (engines/llamacpp/target/release/genset-llamacpp) beside \
+                genset or into PATH; or take out=llamacpp, which runs llama-server, or out=candle"
+            }
+        }
+    }
+
+    /// Where the program is: beside this one, or in `PATH`.
+    pub(crate) fn program(self) -> Option<PathBuf> {
+        let beside = env::current_exe().ok();
+        let beside = beside.and_then(|own| own.parent().map(PathBuf::from));
+        let path = env::var_os("PATH").unwrap_or_default();
+        let folders = beside.into_iter().chain(env::split_paths(&path));
+        folders
+            .map(|folder| folder.join(self.program_name()))
+            .find(|program| program.is_file())
+    }
+
+    /// What the program is told beside the model.
+    fn flags(self, config: &RunConfig) -> Vec<String> {
+        match (self, config.worker.context_length) {
+            // llama.cpp makes room for keys and values as it starts, by default not for all that a model holds.
+            (Self::LibLlama, Some(context)) => vec!["--max-model-len".into(), context.to_string()],
+            (Self::LibLlama | Self::MistralRs, _) => Vec::new(),
+        }
+    }
+}
+
+/// Builds the engine (which does not start it) and the worker's configuration.
+///
+/// # Errors
+/// `InvalidArgument` or `Unsupported`, naming the flag or the file.
+pub(super) fn build(
+    apart: Apart,
+    config: &RunConfig,
+) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
+    let program = apart.program();
+    let program = program.ok_or_else(|| EngineError::unsupported("out", apart.is_missing()))?;
+    let process = |weights: PathBuf| -> Result<SubprocessEngine, EngineError> {
+        let weights = weights.into_os_string().into_string().map_err(|_| {
+            let problem = format!("must be a path in UTF-8 for out={}", apart.word());
+            EngineError::invalid_argument("MODEL", problem)
+        })?;
+        let args = [weights].into_iter().chain(apart.flags(config));
+        let process = SubprocessConfig::new(&program).with_args(args);
+        Ok(supervised(process, config))
+    };
+    let (mut folder, engine): (_, Arc<dyn LLMEngine>) = match &config.worker.model_path {
+        None => {
+            let files = BuiltInFiles::unpack()?;
+            let engine = process(files.weights())?;
+            (tiny_chat()?, Arc::new(files.served_by(engine)))
+        }
+        Some(path) => {
+            let model_config = config.engine_args.model_config.as_deref();
+            let folder = files_of(path, model_config, config)?;
+            (folder, Arc::new(process(path.clone())?))
+        }
+    };
+    if let Some(path) = &config.engine_args.chat_template {
+        template::replace(&mut folder, path)?;
+    }
+    let context = context_length(&folder, config.worker.context_length)?;
+    let mut worker = config.worker.worker_config(Some(folder))?;
+    if apart == Apart::MistralRs {
+        worker.context_length_tokens.get_or_insert(context);
+    }
+    Ok((engine, worker))
+}

@@ -1,0 +1,362 @@
+//! [`Core`]: the engine thread's loop. Place, plan, compute, choose; between steps, requests come and go.
+
+use std::collections::VecDeque;
+
+use futures_util::FutureExt as _;
+use futures_util::future::select_all;
+use genset_backend_common::handles::{HealthReporter, Load, LoadPublisher};
+use genset_backend_common::{EngineError, ErrorKind};
+use llama_cpp_2::context::LlamaContext;
+use llama_cpp_2::llama_batch::LlamaBatch;
+use llama_cpp_2::token::LlamaToken;
+use tokio::runtime::Handle;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::request::{Active, Chosen};
+use crate::slots::{Eviction, Row, Sequence, Slots};
+
+/// What the engine thread is told.
+pub(crate) enum Command {
+    /// A request comes.
+    Add(Box<Sequence<Active>>),
+    /// Forget what idle cells hold, and say when it is done.
+    ClearPrefixCache(oneshot::Sender<()>),
+    /// End every request and the thread.
+    Stop,
+}
+
+/// The engine thread's state.
+pub(crate) struct Core<'model> {
+    context: LlamaContext<'model>,
+    batch: LlamaBatch<'static>,
+    slots: Slots<Active>,
+    waiting: VecDeque<Sequence<Active>>,
+    /// Tokens of a step, one for each slot at least.
+    max_batch: usize,
+    /// A row, which is overwritten where a token is chosen from it.
+    logits: Vec<f32>,
+    load: LoadPublisher,
+    health: HealthReporter,
+}
+
+/// What the loop does next.
+enum Then {
+    GoOn,
+    /// Nothing can be computed before a command comes, or a reader.
+    Wait,
+    End,
+}
+
+impl<'model> Core<'model> {
+    /// `context` has cells for all of `slots`, and a batch of `max_batch` tokens.
+    pub(crate) fn new(
+        context: LlamaContext<'model>,
+        slots: Slots<Active>,
+        max_batch: usize,
+        load: LoadPublisher,
+        health: HealthReporter,
+    ) -> Self {
+        Self {
+            context,
+            batch: LlamaBatch::new(max_batch, 1),
+            slots,
+            waiting: VecDeque::new(),
+            max_batch,
+            logits: Vec::new(),
+            load,
+            health,
+        }
+    }
+
+    /// Computes one token that nobody asked for, in a slot that holds nothing, which says whether the model can.
+    ///
+    /// # Errors
+    /// `Internal`: it cannot.
+    pub(crate) fn probe(&mut self, slot: usize) -> Result<(), EngineError> {
+        let cannot = || EngineError::internal("llama.cpp computes no token of the model");
+        self.batch.clear();
+        let added = self.batch.add(LlamaToken(0), 0, &[number(slot)], true);
+        added.map_err(|error| cannot().with_source(error))?;
+        let computed = self.context.decode(&mut self.batch);
+        computed.map_err(|error| cannot().with_source(error))?;
+        self.clear(slot);
+        Ok(())
+    }
+
+    /// Serves until it is told to stop, nobody can tell it anything any more, or the model computes no more.
+    pub(crate) fn run(mut self, mut commands: mpsc::Receiver<Command>, runtime: &Handle) {
+        let mut then = Then::Wait;
+        loop {
+            then = match then {
+                Then::End => break,
+                Then::Wait => self.wait(&mut commands, runtime),
+                Then::GoOn => Then::GoOn,
+            };
+            while let (Then::GoOn, Ok(command)) = (&then, commands.try_recv()) {
+                then = self.obey(command);
+            }
+            if matches!(then, Then::GoOn) {
+                then = self.step();
+            }
+        }
+        commands.close();
+        while let Ok(command) = commands.try_recv() {
+            let _ = self.obey(command);
+        }
+        self.end_all();
+    }
+
+    /// Waits for a command, or for a reader that was behind or has left.
+    fn wait(&mut self, commands: &mut mpsc::Receiver<Command>, runtime: &Handle) -> Then {
+        self.publish_load();
+        match self.next_command(commands, runtime) {
+            Some(command) => self.obey(command),
+            None => Then::GoOn,
+        }
+    }
+
+    /// The next command; `None` where a reader was first.
+    fn next_command(
+        &self,
+        commands: &mut mpsc::Receiver<Command>,
+        runtime: &Handle,
+    ) -> Option<Command> {
+        let requests = self.slots.all.iter().filter_map(|it| it.request.as_ref());
+        let came = requests.map(|request| request.sink.has_room().boxed());
+        let waiting = self.waiting.iter();
+        let left = waiting.map(|sequence| sequence.request.sink.closed().boxed());
+        let readers: Vec<_> = came.chain(left).collect();
+        if readers.is_empty() {
+            return commands.blocking_recv().or(Some(Command::Stop));
+        }
+        runtime.block_on(async {
+            tokio::select! {
+                biased;
+                command = commands.recv() => command.or(Some(Command::Stop)),
+                _ = select_all(readers) => None,
+            }
+        })
+    }
+
+    fn obey(&mut self, command: Command) -> Then {
+        match command {
+            Command::Add(sequence) => self.waiting.push_back(*sequence),
+            Command::ClearPrefixCache(done) => {
+                for slot in 0..self.slots.all.len() {
+                    if self.slots.all[slot].request.is_none() {
+                        self.clear(slot);
+                    }
+                }
+                // Who asked may have left.
+                let _ = done.send(());
+            }
+            Command::Stop => return Then::End,
+        }
+        Then::GoOn
+    }
+
+    fn step(&mut self) -> Then {
+        self.leave_out_the_gone();
+        self.place_waiting();
+        let rows = self.plan();
+        if rows.is_empty() {
+            return Then::Wait;
+        }
+        match self.compute(&rows) {
+            Ok(ends) => {
+                for (row, end) in rows.iter().zip(ends) {
+                    self.slots.all[row.slot].computed += row.tokens;
+                    if let Some(place) = end {
+                        self.choose(row.slot, place);
+                    }
+                }
+                self.publish_load();
+                Then::GoOn
+            }
+            Err(error) => self.fail_step(&rows, &error),
+        }
+    }
+
+    /// Frees what cancelled requests hold.
+    fn leave_out_the_gone(&mut self) {
+        let is_gone = |request: &Active| request.sink.is_closed();
+        self.waiting.retain(|sequence| !is_gone(&sequence.request));
+        for slot in 0..self.slots.all.len() {
+            if self.slots.all[slot].request.as_ref().is_some_and(is_gone) {
+                self.slots.release(slot);
+            }
+        }
+    }
+
+    fn place_waiting(&mut self) {
+        while let Some(sequence) = self.waiting.front()
+            && let Some(place) = self.slots.place(&sequence.tokens, sequence.salt.as_deref())
+            && let Some(mut sequence) = self.waiting.pop_front()
+        {
+            let common = self.reuse(place.source, place.slot, place.common);
+            let cached = &mut sequence.request.cached_tokens;
+            cached.get_or_insert(u32::try_from(common).unwrap_or(u32::MAX));
+            self.slots.fill(place.slot, common, sequence);
+        }
+    }
+
+    /// Leaves the first `common` tokens of `source` in the cells of `slot`, and nothing else. Fewer are left where a model's memory can
+    /// not be cut there.
+    fn reuse(&mut self, source: usize, slot: usize, common: usize) -> usize {
+        if source != slot || common == 0 {
+            self.clear(slot);
+        }
+        if common == 0 {
+            return 0;
+        }
+        let (from, to, end) = (number(source), number(slot), u32::try_from(common).ok());
+        let cut = if source == slot {
+            self.context.kv_cache_seq_rm(to, end, None)
+        } else {
+            self.context.copy_kv_cache_seq(from, to, None, end)
+        };
+        // What a recurrent layer remembers, it remembers of the whole sequence.
+        let is_whole = self.context.kv_cache_seq_pos_min(to) == 0
+            && usize::try_from(self.context.kv_cache_seq_pos_max(to)).ok() == Some(common - 1);
+        if cut.is_ok() && is_whole {
+            return common;
+        }
+        self.clear(slot);
+        0
+    }
+
+    fn clear(&mut self, slot: usize) {
+        // All of a sequence can always be removed.
+        let _ = self.context.kv_cache_seq_rm(number(slot), None, None);
+        self.slots.forget(slot);
+    }
+
+    /// What is computed next, and cells for it. A sequence whose reader is behind is left out.
+    fn plan(&mut self) -> Vec<Row> {
+        loop {
+            let is_ready = |request: &Active| !request.sink.is_full();
+            let rows = self.slots.plan(self.max_batch, is_ready);
+            if self.slots.has_room(&rows) {
+                return rows;
+            }
+            match self.slots.evict() {
+                Some(Eviction::Idle(slot)) => self.clear(slot),
+                Some(Eviction::Preempted(slot, sequence)) => {
+                    self.clear(slot);
+                    self.waiting.push_front(*sequence);
+                }
+                None => return rows,
+            }
+        }
+    }
+
+    /// Computes these rows. Returns where in the batch the logits are of those that choose a token.
+    fn compute(&mut self, rows: &[Row]) -> Result<Vec<Option<i32>>, EngineError> {
+        let cannot = || EngineError::internal("llama.cpp failed to compute a step");
+        self.batch.clear();
+        let mut ends = Vec::with_capacity(rows.len());
+        for row in rows {
+            let slot = &self.slots.all[row.slot];
+            let (begin, end) = (slot.computed, slot.computed + row.tokens);
+            let is_last = end == slot.tokens.len();
+            for place in begin..end {
+                let token = LlamaToken(number(slot.tokens[place]));
+                let wants_logits = is_last && place + 1 == end;
+                let added = self
+                    .batch
+                    .add(token, number(place), &[number(row.slot)], wants_logits);
+                added.map_err(|error| cannot().with_source(error))?;
+            }
+            ends.push(is_last.then(|| self.batch.n_tokens() - 1));
+        }
+        let computed = self.context.decode(&mut self.batch);
+        computed.map_err(|error| cannot().with_source(error))?;
+        Ok(ends)
+    }
+
+    /// Chooses a slot's next token from the logits at `place`, and has its reader find it.
+    fn choose(&mut self, slot: usize, place: i32) {
+        self.logits.clear();
+        let row = self.context.get_logits_ith(place);
+        self.logits.extend_from_slice(row);
+        let Some(mut request) = self.slots.all[slot].request.take() else {
+            return;
+        };
+        match request.choose(&mut self.logits) {
+            Ok(Chosen::Token(token, chunk)) => {
+                // There is room; one whose reader has left is left out of the next step.
+                let _ = request.sink.try_send(chunk);
+                let slot = &mut self.slots.all[slot];
+                slot.tokens.push(token);
+                slot.request = Some(request);
+            }
+            Ok(Chosen::End(finish)) => {
+                self.slots.release(slot);
+                self.publish_load();
+                request.finish(finish);
+            }
+            Err(error) => {
+                tracing::error!(%error, "a request failed in sampling");
+                // What made the logits wrong may be in its cells.
+                self.slots.release(slot);
+                self.clear(slot);
+                request.sink.fail(error);
+            }
+        }
+    }
+
+    /// Fails the requests of a step that was not computed. Their keys and values are not to be trusted.
+    fn fail_step(&mut self, rows: &[Row], error: &EngineError) -> Then {
+        tracing::error!(%error, sequences = rows.len(), "a step was not computed");
+        for row in rows {
+            let request = self.slots.release(row.slot);
+            self.clear(row.slot);
+            if let Some(request) = request {
+                let problem =
+                    "the model failed to compute a step of this request; see the worker's log";
+                request.sink.fail(EngineError::internal(problem));
+            }
+        }
+        // One step may fail by a request's fault, but not one of a token that nobody asked for.
+        match rows.first().map(|row| self.probe(row.slot)) {
+            None | Some(Ok(())) => Then::GoOn,
+            Some(Err(error)) => {
+                let problem = format!("the model computes no more: {error}");
+                self.health.report_dead(problem);
+                Then::End
+            }
+        }
+    }
+
+    fn publish_load(&self) {
+        let count = |requests: usize| u32::try_from(requests).unwrap_or(u32::MAX);
+        self.load.publish(Load {
+            running_requests: count(self.slots.running().count()),
+            waiting_requests: count(self.waiting.len()),
+            ..Load::default()
+        });
+    }
+
+    fn end_all(&mut self) {
+        let is_dead = self.health.dead_reason().is_some();
+        let kind = if is_dead {
+            ErrorKind::Disconnected
+        } else {
+            ErrorKind::EngineShutdown
+        };
+        let problem = "the engine stopped before the request ended; send it again";
+        let error = EngineError::new(kind, problem);
+        let running = (0..self.slots.all.len()).filter_map(|slot| self.slots.release(slot));
+        let running: Vec<Active> = running.collect();
+        let waiting = self.waiting.drain(..).map(|sequence| sequence.request);
+        for request in running.into_iter().chain(waiting) {
+            request.sink.fail(error.clone());
+        }
+        self.publish_load();
+    }
+}
+
+/// As llama.cpp counts tokens, places and sequences: none reaches 2^31.
+fn number(value: impl TryInto<i32>) -> i32 {
+    value.try_into().unwrap_or(i32::MAX)
+}

@@ -1,0 +1,290 @@
+//! [`Slots`]: who is computed in which of llama.cpp's sequences, what its cells hold, and what the next step computes.
+//!
+//! Only decisions: the engine thread ([`core`](crate::core)) does with llama.cpp's memory what is decided here. A sequence that ended
+//! leaves its cells filled until they are wanted, and a new one begins with the longest prefix that any sequence has in its cells.
+//!
+//! Cells that several sequences share are counted for each of them, so what is counted as free is free.
+
+use genset_backend_common::TokenId;
+
+/// Tokens on their way through the engine, and whose they are.
+#[derive(Debug)]
+pub(crate) struct Sequence<R> {
+    /// The prompt, and what was chosen after it. Never empty.
+    pub(crate) tokens: Vec<TokenId>,
+    /// Whose cells it may share.
+    pub(crate) salt: Option<String>,
+    pub(crate) request: R,
+}
+
+/// One of llama.cpp's sequences.
+#[derive(Debug)]
+pub(crate) struct Slot<R> {
+    pub(crate) tokens: Vec<TokenId>,
+    /// The first so many tokens are in cells.
+    pub(crate) computed: usize,
+    salt: Option<String>,
+    /// While it is computed; else what its cells hold may be reused.
+    pub(crate) request: Option<R>,
+    /// When it was given its request, or left by it. 0 while it holds nothing.
+    since: u64,
+}
+
+/// All of llama.cpp's sequences. A number of one is its place here.
+#[derive(Debug)]
+pub(crate) struct Slots<R> {
+    pub(crate) all: Vec<Slot<R>>,
+    cells: usize,
+    clock: u64,
+}
+
+/// Where a new sequence goes.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) slot: usize,
+    /// The slot whose cells it begins with; it may be its own.
+    pub(crate) source: usize,
+    /// So many tokens of them.
+    pub(crate) common: usize,
+}
+
+/// What a step computes of a slot: the tokens behind those that are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub(crate) slot: usize,
+    pub(crate) tokens: usize,
+}
+
+/// What makes room.
+#[derive(Debug)]
+pub(crate) enum Eviction<R> {
+    /// Nobody was computed in this slot; its cells are to be cleared.
+    Idle(usize),
+    /// This slot's sequence is to wait and to be computed again; its cells are to be cleared.
+    Preempted(usize, Box<Sequence<R>>),
+}
+
+impl<R> Slots<R> {
+    pub(crate) fn new(count: usize, cells: usize) -> Self {
+        let slot = || Slot {
+            tokens: Vec::new(),
+            computed: 0,
+            salt: None,
+            request: None,
+            since: 0,
+        };
+        Self {
+            all: std::iter::repeat_with(slot).take(count).collect(),
+            cells,
+            clock: 0,
+        }
+    }
+
+    pub(crate) fn running(&self) -> impl Iterator<Item = &Slot<R>> {
+        self.all.iter().filter(|slot| slot.request.is_some())
+    }
+
+    /// Where a sequence of these tokens goes; `None` where it has to wait.
+    pub(crate) fn place(&self, tokens: &[TokenId], salt: Option<&str>) -> Option<Place> {
+        let held: usize = self.running().map(|slot| slot.tokens.len()).sum();
+        if held > 0 && held + tokens.len() >= self.cells {
+            return None;
+        }
+        // The last token is computed in any case: what comes after it is asked for.
+        let most = tokens.len().saturating_sub(1);
+        let common = |slot: &Slot<R>| {
+            let computed = &slot.tokens[..slot.computed];
+            let same = tokens[..most].iter().zip(computed);
+            same.take_while(|(token, other)| token == other).count()
+        };
+        let (source, common) = (self.all.iter().enumerate())
+            .filter(|(_, slot)| slot.salt.as_deref() == salt)
+            .map(|(place, slot)| (place, common(slot)))
+            .max_by_key(|(_, common)| *common)
+            .unwrap_or((0, 0));
+        let is_idle = |place: &usize| self.all[*place].request.is_none();
+        // One whose cells are all of use goes on; others stay for those that share more with them.
+        let slot = if is_idle(&source) && common > 0 && common == self.all[source].computed {
+            source
+        } else {
+            let idle = (0..self.all.len()).filter(is_idle);
+            idle.min_by_key(|place| self.all[*place].since)?
+        };
+        Some(Place {
+            slot,
+            source,
+            common,
+        })
+    }
+
+    /// Gives a slot, whose cells hold the first `computed` tokens, its sequence.
+    pub(crate) fn fill(&mut self, slot: usize, computed: usize, sequence: Sequence<R>) {
+        self.clock += 1;
+        self.all[slot] = Slot {
+            tokens: sequence.tokens,
+            computed,
+            salt: sequence.salt,
+            request: Some(sequence.request),
+            since: self.clock,
+        };
+    }
+
+    /// Ends a slot's request. What is in its cells stays for others.
+    pub(crate) fn release(&mut self, slot: usize) -> Option<R> {
+        self.clock += 1;
+        let slot = &mut self.all[slot];
+        slot.since = self.clock;
+        slot.tokens.truncate(slot.computed);
+        slot.request.take()
+    }
+
+    /// Forgets what a slot's cells hold.
+    pub(crate) fn forget(&mut self, slot: usize) {
+        let slot = &mut self.all[slot];
+        slot.computed = 0;
+        if slot.request.is_none() {
+            slot.tokens.clear();
+            slot.since = 0;
+        }
+    }
+
+    /// What a step of at most `most` tokens computes of the slots that `is_ready` says: each gets its share, and what it leaves goes to
+    /// the others, so a token after another waits for no prompt, and a short prompt for no long one. `most` is one token a slot at least.
+    pub(crate) fn plan(&self, most: usize, is_ready: impl Fn(&R) -> bool) -> Vec<Row> {
+        let pending = |slot: usize| self.all[slot].tokens.len() - self.all[slot].computed;
+        let is_ready = |slot: &usize| self.all[*slot].request.as_ref().is_some_and(&is_ready);
+        let mut ready: Vec<usize> = (0..self.all.len()).filter(is_ready).collect();
+        ready.sort_by_key(|slot| (pending(*slot), self.all[*slot].since));
+        let (mut left, mut others) = (most, ready.len());
+        let row = |slot: usize| {
+            let tokens = pending(slot).min(left / others);
+            left -= tokens;
+            others -= 1;
+            Row { slot, tokens }
+        };
+        ready.into_iter().map(row).collect()
+    }
+
+    /// Whether there are free cells for these rows.
+    pub(crate) fn has_room(&self, rows: &[Row]) -> bool {
+        let held: usize = self.all.iter().map(|slot| slot.computed).sum();
+        let wanted: usize = rows.iter().map(|row| row.tokens).sum();
+        held + wanted <= self.cells
+    }
+
+    /// Gives cells up: those that were idle for longest, else those of the youngest sequence, but never of the last one, which has room.
+    pub(crate) fn evict(&mut self) -> Option<Eviction<R>> {
+        let is_idle = |slot: &usize| self.all[*slot].request.is_none();
+        let idle = (0..self.all.len()).filter(|slot| is_idle(slot) && self.all[*slot].computed > 0);
+        if let Some(slot) = idle.min_by_key(|slot| self.all[*slot].since) {
+            self.forget(slot);
+            return Some(Eviction::Idle(slot));
+        }
+        let running = (0..self.all.len()).filter(|slot| !is_idle(slot));
+        let youngest = running.clone().max_by_key(|slot| self.all[*slot].since)?;
+        if running.count() == 1 {
+            return None;
+        }
+        let slot = &mut self.all[youngest];
+        let sequence = Box::new(Sequence {
+            tokens: std::mem::take(&mut slot.tokens),
+            salt: slot.salt.take(),
+            request: slot.request.take()?,
+        });
+        self.forget(youngest);
+        Some(Eviction::Preempted(youngest, sequence))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sequence(tokens: &[TokenId]) -> Sequence<&'static str> {
+        Sequence {
+            tokens: tokens.to_vec(),
+            salt: None,
+            request: "request",
+        }
+    }
+
+    /// Has slots compute these sequences, and ends those that `ended` says.
+    fn slots(cells: usize, computed: &[&[TokenId]], ended: &[usize]) -> Slots<&'static str> {
+        let mut slots = Slots::new(3, cells);
+        for (slot, tokens) in computed.iter().enumerate() {
+            slots.fill(slot, tokens.len(), sequence(tokens));
+        }
+        for slot in ended {
+            slots.release(*slot);
+        }
+        slots
+    }
+
+    #[test]
+    fn a_prompt_begins_with_the_longest_prefix_that_is_there() {
+        let slots = slots(100, &[&[1, 2, 3, 4], &[1, 2, 9]], &[]);
+        let place = |tokens: &[TokenId], salt| slots.place(tokens, salt);
+        let of = |source, common| {
+            Some(Place {
+                slot: 2,
+                source,
+                common,
+            })
+        };
+        assert_eq!(place(&[1, 2, 3, 5], None), of(0, 3));
+        assert_eq!(place(&[1, 2, 9, 9, 9], None), of(1, 3));
+        // The last token of a prompt is computed in any case.
+        assert_eq!(place(&[1, 2, 3, 4], None), of(0, 3));
+        assert_eq!(place(&[1, 2, 3, 4], Some("another")).unwrap().common, 0);
+    }
+
+    #[test]
+    fn a_sequence_goes_on_in_its_own_cells_and_leaves_those_of_others() {
+        let slots = slots(100, &[&[1, 2, 3], &[1, 2, 3, 4, 5]], &[0, 1]);
+        assert_eq!(slots.place(&[1, 2, 3, 4, 5, 6], None).unwrap().slot, 1);
+        let place = slots.place(&[1, 2, 3, 4, 7], None).unwrap();
+        assert_eq!((place.slot, place.source, place.common), (2, 1, 4));
+    }
+
+    #[test]
+    fn the_oldest_idle_slot_is_taken_and_without_one_a_sequence_waits() {
+        let mut slots = slots(100, &[&[1], &[2], &[3]], &[1, 0]);
+        assert_eq!(slots.place(&[7, 8], None).unwrap().slot, 1);
+        slots.fill(1, 0, sequence(&[7, 8]));
+        slots.fill(0, 0, sequence(&[7, 8]));
+        assert_eq!(slots.place(&[7, 8], None), None);
+    }
+
+    #[test]
+    fn a_step_is_shared_and_a_next_token_waits_for_no_prompt() {
+        let mut slots = slots(1000, &[&[1, 2], &[], &[]], &[]);
+        slots.all[0].tokens.push(3);
+        slots.all[1].tokens = vec![5; 100];
+        slots.all[2].tokens = vec![6; 3];
+        let rows = |slots: &Slots<_>, most| -> Vec<(usize, usize)> {
+            let rows = slots.plan(most, |_| true).into_iter();
+            rows.map(|row| (row.slot, row.tokens)).collect()
+        };
+        assert_eq!(rows(&slots, 20), [(0, 1), (2, 3), (1, 16)]);
+        assert_eq!(rows(&slots, 3), [(0, 1), (2, 1), (1, 1)]);
+        slots.release(2);
+        assert_eq!(rows(&slots, 20), [(0, 1), (1, 19)]);
+    }
+
+    #[test]
+    fn idle_cells_are_given_up_before_a_sequence_and_the_last_one_never() {
+        let mut slots = slots(9, &[&[1, 2, 3], &[4, 5, 6], &[7, 8, 9]], &[1]);
+        let rows = [Row { slot: 0, tokens: 1 }];
+        assert!(!slots.has_room(&rows));
+        assert!(matches!(slots.evict(), Some(Eviction::Idle(1))));
+        assert!(slots.has_room(&rows));
+        let Some(Eviction::Preempted(2, preempted)) = slots.evict() else {
+            panic!("the youngest is preempted");
+        };
+        assert_eq!(preempted.tokens, [7, 8, 9]);
+        assert!(slots.evict().is_none());
+        // It comes back when there is room for it beside the others.
+        assert!(slots.place(&[7; 6], None).is_none());
+        assert!(slots.place(&[7; 5], None).is_some());
+    }
+}

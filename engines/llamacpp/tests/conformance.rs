@@ -1,0 +1,80 @@
+//! The program keeps the contract, as a worker runs it, in a process of its own: all of the conformance kit, on the GGUF file of tiny-chat,
+//! whose weights are quantized, and on one of a Llama with random weights in f32. `cargo xtask engines-test` makes that model and runs this.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::LLMEngine;
+use genset_conformance::{ChildCommand, Detokenize, Scenario, Subject, Supervise, run_conformance};
+use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine};
+use tokenizers::Tokenizer;
+
+const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
+
+/// All models here have the tokenizer of tiny-chat.
+fn conforms(model: &Path) {
+    let tokenizer = Tokenizer::from_file(Path::new(TINY_CHAT).join("tokenizer.json"));
+    let tokenizer = tokenizer.expect("the tokenizer of tiny-chat");
+    let text: Detokenize = Arc::new(move |tokens: &[u32]| {
+        let text = tokenizer.decode(tokens, true);
+        text.expect("a text")
+    });
+    let model = model.to_str().expect("UTF-8");
+    let program = SubprocessConfig::new(env!("CARGO_BIN_EXE_genset-llamacpp"));
+    // Two threads on two cores that others want, too, wait for each other at each product of matrices.
+    let program = program.with_args([model, "--threads", "1"]);
+    let process = Arc::new(Supervised(program));
+    let report = run_conformance(move |_: &Scenario| {
+        Subject::new(SubprocessEngine::new(process.0.clone()))
+            .with_process(Arc::clone(&process) as Arc<dyn Supervise>)
+            .with_text(Arc::clone(&text))
+    });
+    eprintln!("{}", report.to_terminal(false));
+    report.assert_conformant();
+}
+
+#[test]
+fn with_tiny_chat() {
+    conforms(&Path::new(TINY_CHAT).join("tiny-chat-q8_0.gguf"));
+}
+
+#[test]
+fn with_a_random_llama() {
+    let models = std::env::var_os("GENSET_TEST_MODELS").map(PathBuf::from);
+    let models = models.expect("GENSET_TEST_MODELS: run `cargo xtask engines-test llamacpp`");
+    conforms(&models.join("llama/model.gguf"));
+}
+
+/// How the kit runs the process.
+struct Supervised(SubprocessConfig);
+
+impl Supervise for Supervised {
+    fn command(&self) -> ChildCommand {
+        let SubprocessConfig {
+            program,
+            args,
+            env,
+            cwd,
+            ..
+        } = self.0.clone();
+        ChildCommand {
+            program,
+            args,
+            env,
+            cwd,
+        }
+    }
+
+    fn supervise(&self, command: ChildCommand, patience: Duration) -> Arc<dyn LLMEngine> {
+        Arc::new(SubprocessEngine::new(SubprocessConfig {
+            program: command.program,
+            args: command.args,
+            env: command.env,
+            cwd: command.cwd,
+            hello_timeout: patience,
+            start_timeout: patience,
+            ..self.0.clone()
+        }))
+    }
+}
