@@ -19,6 +19,8 @@ use crate::repo::Repo;
 
 /// Tells tests where to compute.
 const DEVICE_VARIABLE: &str = "GENSET_TEST_DEVICE";
+/// In bf16 a resumed answer is so far from an uninterrupted one that samples differ.
+const KIT_DTYPE: (&str, &str) = ("GENSET_TEST_DTYPE", "f16");
 /// Names an interpreter that has torch and transformers, where `python3` has not.
 const PYTHON_VARIABLE: &str = "GENSET_TORCH_PYTHON";
 /// GPUs have the numbers that `nvidia-smi` gives them.
@@ -109,7 +111,8 @@ pub(crate) fn run(repo: &Repo, test: &GpuTest) -> anyhow::Result<()> {
         let mut command = toolkit.command(tests);
         command
             .current_dir(repo.root().join("engines/candle"))
-            .env(DEVICE_VARIABLE, &device);
+            .env(DEVICE_VARIABLE, &device)
+            .env(KIT_DTYPE.0, KIT_DTYPE.1);
         run_command(&mut command)?;
     }
     // On a GPU an answer may depend on those beside it.
