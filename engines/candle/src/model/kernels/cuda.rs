@@ -31,11 +31,11 @@ fn key(module: Module) -> String {
 
 /// Whether the module can be loaded; loads it. A GPU or a driver that is too old refuses, which is logged.
 pub(super) fn is_there(device: &CudaDevice, module: Module) -> bool {
-    let mut found = FOUND.lock();
     let known = |(id, of, _): &&(DeviceId, Module, bool)| *id == device.id() && *of == module;
-    if let Some((.., is_there)) = found.iter().find(known) {
+    if let Some((.., is_there)) = FOUND.lock().iter().find(known) {
         return *is_there;
     }
+    // Nobody waits here for what the driver translates for another device.
     let any = if module == Module::Logits {
         "best"
     } else {
@@ -46,7 +46,7 @@ pub(super) fn is_there(device: &CudaDevice, module: Module) -> bool {
     if let Err(error) = &loaded {
         tracing::warn!(%error, ?module, "the kernels cannot be loaded on this GPU; plain operations do their work");
     }
-    found.push((device.id(), module, loaded.is_ok()));
+    FOUND.lock().push((device.id(), module, loaded.is_ok()));
     loaded.is_ok()
 }
 
