@@ -30,8 +30,12 @@ pub struct CandleArgs {
     /// Type of weights and activations on a GPU: bf16 or f16; auto is bf16. On the CPU it is f32
     #[cfg_attr(feature = "cli", arg(long, default_value_t))]
     pub dtype: DtypeChoice,
-    /// Queue a step's kernels one by one on a GPU, and record no CUDA graphs
-    #[cfg_attr(feature = "cli", arg(long))]
+    /// Whether a GPU gets a step's kernels one by one, and no CUDA graphs
+    #[cfg_attr(
+        feature = "cli",
+        arg(long, value_name = "BOOL", action = clap::ArgAction::Set, default_value_t = false,
+            num_args = 0..=1, require_equals = true, default_missing_value = "true")
+    )]
     pub enforce_eager: bool,
     /// What weights become on the CPU when their file has them as floats: none, q8_0, q6_k, q5_k, q4_k, q4_0
     #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "TYPE"))]
