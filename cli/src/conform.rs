@@ -3,7 +3,6 @@
 mod again;
 mod compare;
 mod presence;
-mod process;
 mod run;
 mod url;
 
