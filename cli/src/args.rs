@@ -85,7 +85,7 @@ Parser of tool calls, such as hermes; none for none. A worker publishes it with 
 model, whatever its worker published; a process that is both does both [default: what the worker published]";
 
 const REASONING_PARSER_HELP: &str = "\
-Parser of thoughts, such as qwen3; otherwise as --tool-parser";
+Parser of reasoning, such as qwen3; otherwise as --tool-parser";
 
 /// What scripts for NVIDIA Dynamo call the pause between tokens that are echoed.
 const OTHER_ECHO_DELAY: &str = "DYN_TOKEN_ECHO_DELAY_MS";
@@ -180,7 +180,7 @@ enum CliCommand {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Check that every setting of a file is one, and that they go together
+    /// Check that Genset knows every setting of a file, and that they go together
     Check {
         /// TOML file, as --config takes it
         file: PathBuf,
@@ -217,7 +217,7 @@ struct RunArgs {
     /// Address where tokio-console finds the tasks of this process, in builds that can show them
     #[arg(long, env = "GENSET_TOKIO_CONSOLE", value_name = "ADDRESS", num_args = 0..=1, require_equals = true, default_missing_value = "0.0.0.0:6669")]
     tokio_console: Option<SocketAddr>,
-    /// Show words and the flags that most need
+    /// Show the words, and the flags that most people need
     #[arg(short, long, action = ArgAction::HelpShort)]
     help: Option<bool>,
     /// Show every flag

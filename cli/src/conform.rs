@@ -3,7 +3,6 @@
 mod again;
 mod compare;
 mod presence;
-mod process;
 mod run;
 mod url;
 
@@ -96,7 +95,7 @@ pub(crate) struct SubjectArgs {
     /// Live workers, as dyn://namespace.component.endpoint
     #[arg(long, value_name = "NAME", conflicts_with = "engine")]
     endpoint: Option<EndpointName>,
-    /// The one of the live workers that is meant, by its id
+    /// One of the live workers, by its id
     #[arg(long, value_name = "ID", requires = "endpoint")]
     instance: Option<InstanceId>,
     /// Command that starts an engine as a child process

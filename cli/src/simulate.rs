@@ -35,7 +35,7 @@ pub(crate) struct SimulateArgs {
     /// Workers, each a mocker
     #[arg(long, default_value_t = 8, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     workers: u32,
-    /// Frontends: each request goes to one of them by chance, and each knows of the others only what workers publish
+    /// Frontends: each request goes to one of them at random, and each knows of the others only what workers publish
     #[arg(long, default_value_t = 1, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1000))]
     frontends: u32,
     /// How an instance is chosen, with commas between them: modes of --router-mode, random, oracle

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::Args;
 use genset_backend_common::EngineError;
-use genset_engine_candle::default_threads;
+use genset_engine_candle::{default_threads, load::Quantization};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -49,8 +49,8 @@ pub(crate) struct TuneArgs {
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     device: String,
     /// What weights become on the CPU, as for genset run
-    #[arg(long, default_value = "none", value_name = "TYPE")]
-    quantize: String,
+    #[arg(long, default_value_t, value_name = "TYPE")]
+    quantize: Quantization,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -316,7 +316,7 @@ impl Bench<'_> {
         bench.arg(flag("prefill-tokens", prefill_tokens.to_string()));
         bench.arg(flag("kv-cache-memory", KV_MEMORY.to_string()));
         bench.arg(flag("device", &self.args.device));
-        bench.arg(flag("quantize", &self.args.quantize));
+        bench.arg(flag("quantize", self.args.quantize.to_string()));
         let ended = bench.args(flags).output().map_err(|error| failed(&error))?;
         if !ended.status.success() {
             let said = String::from_utf8_lossy(&ended.stderr);

@@ -59,7 +59,7 @@ pub struct WorkerArgs {
     /// Parser of the model's tool calls, such as hermes, published with the model for frontends to use
     #[arg(long, env = "GENSET_TOOL_PARSER", value_name = "NAME")]
     pub tool_parser: Option<String>,
-    /// Parser of the model's thoughts, such as qwen3, published likewise
+    /// Parser of the model's reasoning, such as qwen3, published likewise
     #[arg(long, env = "GENSET_REASONING_PARSER", value_name = "NAME")]
     pub reasoning_parser: Option<String>,
     /// Lowers the context length, in tokens

@@ -1,5 +1,6 @@
 //! What processes say to each other: [frames](Frame) and MessagePack [payloads](encode_payload), how a connection begins
-//! ([`Greeting`]), and how frames wait for a socket: an [`Outbox`], in the bounds of a [`Memory`]. The request plane between processes and the subprocess engine speak it.
+//! ([`Greeting`]), and how frames wait for a socket: an [`Outbox`], in the bounds of a [`Memory`]. The request plane between
+//! processes and the subprocess engine speak it.
 //!
 //! A frame is a big-endian `u32` length of what follows, a kind byte, a flags byte (0 today, ignored when read), a
 //! big-endian `u32` stream id, and the payload. Stream 0 is the connection itself. Payloads are MessagePack maps with

@@ -520,4 +520,61 @@ mod tests {
         assert!(text.contains("transformers 50, 20.00 times"), "{text}");
         assert!(report(&ours, None, 2.4e9, None).contains("unknown limit"));
     }
+
+    /// A line of cargo's about something that it built from `engines/candle`, or from a crate beside it.
+    fn built(kind: &str, name: &str, file: &str, is_program: bool) -> String {
+        let file = format!("/repo/target/release/deps/{file}");
+        let executable = is_program.then_some(&file);
+        let message = serde_json::json!({
+            "reason": "compiler-artifact",
+            "package_id": "path+file:///repo/engines/candle#genset-engine-candle@0.1.0",
+            "manifest_path": "/repo/engines/candle/Cargo.toml",
+            "target": {
+                "kind": [kind],
+                "crate_types": [if kind == "lib" { "lib" } else { "bin" }],
+                "name": name,
+                "src_path": "/repo/engines/candle/src/lib.rs",
+                "edition": "2024",
+                "doc": true,
+                "doctest": true,
+                "test": true,
+            },
+            "profile": {
+                "opt_level": "3",
+                "debuginfo": 0,
+                "debug_assertions": false,
+                "overflow_checks": false,
+                "test": is_program,
+            },
+            "features": ["cuda"],
+            "filenames": [file],
+            "executable": executable,
+            "fresh": false,
+        });
+        format!("{message}\n")
+    }
+
+    #[test]
+    fn programs_with_tests_are_told_from_what_else_has_their_name() {
+        let name = "genset_engine_candle";
+        let library = "libgenset_engine_candle-01.rlib";
+        let lines = [
+            built("custom-build", "build-script-build", "build-script", false),
+            built("lib", "genset_conformance", "libconformance-02.rlib", false),
+            // The library that the kit's program is linked with comes before the library's own tests.
+            built("lib", name, library, false),
+            built("lib", name, "genset_engine_candle-03", true),
+            built("test", "conformance", "conformance-04", true),
+        ];
+        let program = |kind: &str| test_program(&lines.concat(), kind).unwrap();
+        let deps = Path::new("/repo/target/release/deps");
+        assert_eq!(program("lib"), deps.join("genset_engine_candle-03"));
+        assert_eq!(program("test"), deps.join("conformance-04"));
+
+        let without_tests = lines[..3].concat();
+        for kind in ["lib", "test"] {
+            let problem = test_program(&without_tests, kind).unwrap_err().to_string();
+            assert_eq!(problem, format!("cargo built no {kind} with tests"));
+        }
+    }
 }

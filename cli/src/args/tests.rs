@@ -34,6 +34,18 @@ fn the_command_line_is_well_formed() {
     command().debug_assert();
 }
 
+#[test]
+fn weights_become_in_genset_tune_what_they_do_in_genset_run() {
+    let whole = command();
+    let default_of = |subcommand: &str| {
+        let subcommand = whole.find_subcommand(subcommand).unwrap();
+        let mut flags = subcommand.get_arguments();
+        let quantize = flags.find(|flag| flag.get_long() == Some("quantize"));
+        quantize.unwrap().get_default_values().to_vec()
+    };
+    assert_eq!(default_of("tune"), default_of("run"));
+}
+
 /// The defaults of the flags are those of the configuration.
 #[test]
 fn no_flags_make_the_default_configuration() {

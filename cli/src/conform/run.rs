@@ -15,11 +15,12 @@ use genset_engine_candle::{ByteSize, CandleArgs};
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
 use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
 use genset_engine_sample::{SampleArgs, SampleEngine};
+use genset_engine_subprocess::SupervisedProcess;
 use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine};
 
 use super::again::replay_line;
 use super::presence::Presence;
-use super::{RunArgs, SequencesArgs, SubjectArgs, process, url};
+use super::{RunArgs, SequencesArgs, SubjectArgs, url};
 use crate::args::{EngineKind, required_script};
 use crate::engine::candle::BuiltInFiles;
 use crate::engine::{self, scripted::Parts};
@@ -41,7 +42,8 @@ fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
     }
     if let Some(command) = &subject.engine_cmd {
         let config = engine::subprocess(command)?;
-        return Ok(process::factory(config));
+        let process = SupervisedProcess::new(config);
+        return Ok(Box::new(move |_| process.subject()));
     }
     if let Some(url) = &subject.url {
         return url::factory(subject, url);

@@ -29,7 +29,7 @@ pub(crate) struct TopArgs {
     /// Seconds between two looks
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=3600))]
     interval: u32,
-    /// Look once, and end; so it is where standard output is no terminal
+    /// Look once, and end; the default where standard output is no terminal
     #[arg(long)]
     once: bool,
     /// Look once, and print JSON

@@ -3,11 +3,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use genset_backend_common::LLMEngine;
-use genset_conformance::{ChildCommand, Detokenize, Scenario, Subject, Supervise, run_conformance};
-use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine};
+use genset_conformance::{Detokenize, Scenario, run_conformance};
+use genset_engine_subprocess::{SubprocessConfig, SupervisedProcess};
 use tokenizers::Tokenizer;
 
 const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
@@ -23,12 +21,9 @@ fn conforms(model: &Path) {
     let model = model.to_str().expect("UTF-8");
     let program = SubprocessConfig::new(env!("CARGO_BIN_EXE_genset-mistralrs"));
     let program = program.with_args([model, "--dtype", "f32"]);
-    let process = Arc::new(Supervised(program));
-    let report = run_conformance(move |_: &Scenario| {
-        Subject::new(SubprocessEngine::new(process.0.clone()))
-            .with_process(Arc::clone(&process) as Arc<dyn Supervise>)
-            .with_text(Arc::clone(&text))
-    });
+    let process = SupervisedProcess::new(program);
+    let subject = move |_: &Scenario| process.subject().with_text(Arc::clone(&text));
+    let report = run_conformance(subject);
     eprintln!("{}", report.to_terminal(false));
     report.assert_conformant();
 }
@@ -48,37 +43,4 @@ fn with_a_random_qwen3() {
     let models = std::env::var_os("GENSET_TEST_MODELS").map(PathBuf::from);
     let models = models.expect("GENSET_TEST_MODELS: run `cargo xtask engines-test mistralrs`");
     conforms(&models.join("qwen3"));
-}
-
-/// How the kit runs the process.
-struct Supervised(SubprocessConfig);
-
-impl Supervise for Supervised {
-    fn command(&self) -> ChildCommand {
-        let SubprocessConfig {
-            program,
-            args,
-            env,
-            cwd,
-            ..
-        } = self.0.clone();
-        ChildCommand {
-            program,
-            args,
-            env,
-            cwd,
-        }
-    }
-
-    fn supervise(&self, command: ChildCommand, patience: Duration) -> Arc<dyn LLMEngine> {
-        Arc::new(SubprocessEngine::new(SubprocessConfig {
-            program: command.program,
-            args: command.args,
-            env: command.env,
-            cwd: command.cwd,
-            hello_timeout: patience,
-            start_timeout: patience,
-            ..self.0.clone()
-        }))
-    }
 }

@@ -1,5 +1,5 @@
-//! What every engine needs that runs in a child process: to say what it is given, to follow what it prints, to know how it
-//! ended, and to leave nothing of it behind. For crates of engines.
+//! Child processes, for the crates of engines that run in one: what a process is given of the environment, what it prints, how
+//! it ended, when it is started again, and that nothing of it is left behind.
 //!
 //! - [`Process`]: a program that runs, in a group that dies with this process, however that ends.
 //! - [`Supervision`]: keeps an engine's [`Program`] running: starts it, waits for its end, and starts it again.

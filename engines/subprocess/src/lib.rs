@@ -6,11 +6,15 @@
 //! - [`InheritedEnv`], [`LogLimit`]: what it is given of our environment, and how much of what it prints is logged.
 //! - [`RestartPolicy`]: whether a process that ended is started again.
 //! - [`ChildFailure`]: how a process can fail; the source of the errors that its requests end with.
-//! - [`worker_socket`], [`serve`]: the process's own side, for engines in Rust.
+//! - [`worker_socket`], [`serve`]: the process's own side, for engines in Rust. With the feature `cli`, `run_program`: the `main`
+//!   around it.
+//! - With the feature `conformance`, `SupervisedProcess`: a process as the subject of the conformance kit.
 
 mod batch;
 mod call;
 mod config;
+#[cfg(feature = "conformance")]
+mod conformance;
 mod ending;
 mod engine;
 mod events;
@@ -20,11 +24,17 @@ mod lines;
 mod link;
 mod outputs;
 mod process;
+#[cfg(feature = "cli")]
+mod program;
 mod serve;
 mod tasks;
 
 pub use config::SubprocessConfig;
+#[cfg(feature = "conformance")]
+pub use conformance::SupervisedProcess;
 pub use engine::SubprocessEngine;
 pub use failure::ChildFailure;
 pub use genset_process::{InheritedEnv, InvalidEnv, LogLimit, RestartPolicy};
+#[cfg(feature = "cli")]
+pub use program::run_program;
 pub use serve::{ServeError, serve, worker_socket};

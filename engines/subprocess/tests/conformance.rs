@@ -10,10 +10,10 @@
 mod support;
 
 use genset_conformance::{Scenario, suite};
-use support::Supervised;
+use genset_engine_subprocess::SupervisedProcess;
 
 suite!(|_: &Scenario| {
     let sample = support::program(&support::package().join("sample_engine.py"));
     // A token takes a while, so that an answer can be cancelled on the way.
-    Supervised(sample.with_args(["--token-delay-ms", "1"])).subject()
+    SupervisedProcess::new(sample.with_args(["--token-delay-ms", "1"])).subject()
 });

@@ -25,8 +25,7 @@ use genset_conformance::{
     CheckReport, ChildCommand, Level, Options, Profile, Scenario, Subject, Supervise, Verdict,
     catalogue, run_conformance_with,
 };
-use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine};
-use support::Supervised;
+use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine, SupervisedProcess};
 
 /// Faults of a process: its name in `faulty.py`, what it stands for, and exactly the checks that catch it.
 const PROCESSES: &[(&str, &str, &[&str])] = &[
@@ -236,7 +235,7 @@ fn a_good_process_under_a_good_supervisor_passes() {
         ..Options::default()
     };
     let report = run_conformance_with(
-        |_: &Scenario| Supervised(process("none")).subject(),
+        |_: &Scenario| SupervisedProcess::new(process("none")).subject(),
         &options,
     );
     report.assert_conformant();
@@ -271,7 +270,7 @@ fn all_wrong<T: Sync>(faults: &[T], wrong: impl Fn(&T) -> Option<String> + Sync)
 #[test]
 fn each_faulty_process_is_caught_by_exactly_its_checks() {
     let wrong = all_wrong(PROCESSES, |(fault, _, ids)| {
-        let caught = caught(|_: &Scenario| Supervised(process(fault)).subject());
+        let caught = caught(|_: &Scenario| SupervisedProcess::new(process(fault)).subject());
         (caught != listed(ids)).then(|| format!("{fault}: listed {ids:?}, caught by {caught:?}"))
     });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -300,13 +299,13 @@ fn every_check_of_the_group_catches_a_fault() {
 }
 
 fn faulty_supervisor(fault: Fault) -> Subject {
-    let supervised = Supervised(process("none"));
+    let supervised = SupervisedProcess::new(process("none"));
     let faulty = FaultySupervisor(supervised.clone(), fault);
     supervised.subject().with_process(Arc::new(faulty))
 }
 
 /// The good supervisor with a fault.
-struct FaultySupervisor(Supervised, Fault);
+struct FaultySupervisor(SupervisedProcess, Fault);
 
 impl Supervise for FaultySupervisor {
     fn command(&self) -> ChildCommand {
@@ -314,7 +313,7 @@ impl Supervise for FaultySupervisor {
     }
 
     fn supervise(&self, command: ChildCommand, patience: Duration) -> Arc<dyn LLMEngine> {
-        let mut config = self.0.config(command, patience);
+        let mut config = self.0.config_for(command, patience);
         match self.1 {
             Fault::WaitsForEver => {
                 config.hello_timeout = Duration::from_secs(3600);

@@ -1,43 +1,49 @@
-//! An engine in Rust in a process of its own, by `serve`: the conformance kit, one test a check. The process is this test program once more,
-//! which then runs the test `child` alone.
+//! An engine in Rust in a process of its own, by `run_program`: the conformance kit, one test a check. The process is this test program
+//! once more, which then runs the test `child` alone.
 
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
-    unreachable_pub,
     reason = "a test fails by panicking"
 )]
 
-mod support;
+use std::process::ExitCode;
 
-use std::sync::Arc;
-
+use clap::Args;
 use genset_conformance::{Scenario, Subject, suite};
 use genset_engine_sample::{SampleArgs, SampleEngine};
-use genset_engine_subprocess::{SubprocessConfig, serve, worker_socket};
+use genset_engine_subprocess::{SubprocessConfig, SupervisedProcess, run_program};
 
-use support::Supervised;
+/// What this test program is called with as a child, read a second time by the engine's program.
+const ONLY_CHILD: [&str; 4] = ["child", "--exact", "--ignored", "--nocapture"];
+
+/// The arguments of [`ONLY_CHILD`].
+#[derive(Args)]
+struct OfTheTests {
+    _test: String,
+    #[arg(long = "exact")]
+    _exact: bool,
+    #[arg(long = "ignored")]
+    _ignored: bool,
+    #[arg(long = "nocapture")]
+    _nocapture: bool,
+}
 
 #[test]
 #[ignore = "it is the process that the others start"]
 fn child() {
-    let Some(socket) = worker_socket().unwrap() else {
-        return;
-    };
     let args = SampleArgs {
         vocab_size: 1000,
         token_delay_ms: 1,
     };
-    let engine = Arc::new(SampleEngine::from_args(&args));
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(serve(engine, socket)).unwrap();
-    runtime.shutdown_background();
+    let engine = |_: &OfTheTests| SampleEngine::from_args(&args);
+    let code = run_program(&[], engine, || ExitCode::SUCCESS);
+    assert_eq!(code, ExitCode::SUCCESS);
 }
 
 fn subject() -> Subject {
     let program = std::env::current_exe().unwrap();
-    let only_child = ["child", "--exact", "--ignored", "--nocapture"];
-    Supervised(SubprocessConfig::new(program).with_args(only_child)).subject()
+    SupervisedProcess::new(SubprocessConfig::new(program).with_args(ONLY_CHILD)).subject()
 }
 
 suite!(|_: &Scenario| subject());

@@ -237,15 +237,16 @@ impl Model {
     pub(super) fn vocab_size(&self) -> usize {
         self.vocab_size
     }
+}
 
+impl Model {
     /// Whether a step is kernels from its beginning to its end. A mixture of experts comes back to the processor, to see which rows
-    /// go to which experts, and candle's products with quantized weights are not made to be recorded.
+    /// go to which experts, and candle's operations with quantized weights are not made to be recorded.
+    #[cfg(any(feature = "cuda", test))]
     pub(super) fn can_be_recorded(&self) -> bool {
-        let is_dense = |layer: &Layer| {
-            let linear = [&layer.qkv, &layer.output];
-            matches!(layer.feed_forward, Block::Dense(_)) && linear.iter().all(|it| it.is_dense())
-        };
-        self.output.is_dense() && self.layers.iter().all(is_dense)
+        !self.embedding.is_quantized()
+            && !self.output.is_quantized()
+            && self.layers.iter().all(Layer::can_be_recorded)
     }
 }
 
@@ -307,6 +308,16 @@ impl Block {
 }
 
 impl Layer {
+    #[cfg(any(feature = "cuda", test))]
+    fn can_be_recorded(&self) -> bool {
+        !self.qkv.is_quantized()
+            && !self.output.is_quantized()
+            && match &self.feed_forward {
+                Block::Dense(block) => !block.is_quantized(),
+                Block::Experts(_) => false,
+            }
+    }
+
     fn forward(
         &self,
         stream: &mut Stream,

@@ -27,6 +27,12 @@ impl FeedForward {
         let gated = gate(&gate_up, self.activation)?;
         beside.add(Site::Down, &gated, self.down.forward(&gated)?)
     }
+
+    /// Whether any of its matrices is quantized.
+    #[cfg(any(feature = "cuda", test))]
+    pub(super) fn is_quantized(&self) -> bool {
+        self.gate_up.is_quantized() || self.down.is_quantized()
+    }
 }
 
 /// `activation(first half) * second half` of every row.

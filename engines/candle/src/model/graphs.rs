@@ -6,8 +6,8 @@
 //! with rows of a block that belongs to nobody, and the longest context, rounded up too.
 //!
 //! The first step of a shape runs kernel by kernel, which loads what a recording cannot; the second is recorded. A mixture of experts
-//! comes back to the processor in the middle of a step and is never recorded, nor are quantized weights. Where something else comes between, as another engine
-//! that opens the GPU may, the step runs kernel by kernel, and a later one is recorded.
+//! comes back to the processor in the middle of a step and is never recorded, nor are quantized weights. Where something else comes
+//! between, as another engine that opens the GPU may, the step runs kernel by kernel, and a later one is recorded.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -188,6 +188,16 @@ impl Matrix {
         }
     }
 
+    /// Whether its numbers are in blocks of a quantized type, also where those are packed.
+    #[cfg(any(feature = "cuda", test))]
+    pub(super) fn is_quantized(&self) -> bool {
+        match &self.weight {
+            Weight::Dense(_) => false,
+            Weight::Quantized(_) | Weight::Blocks(..) => true,
+            Weight::Packed(packed) => packed.is_quantized(),
+        }
+    }
+
     /// The same matrix in the form that products are fastest with, where there is one; the form of the file is dropped.
     ///
     /// # Errors
@@ -272,11 +282,10 @@ impl Linear {
         Ok(Self { parts, bias })
     }
 
-    /// Whether its weights are plain numbers.
-    #[cfg(feature = "cuda")]
-    pub(super) fn is_dense(&self) -> bool {
-        let is_dense = |part: &Matrix| matches!(part.weight, Weight::Dense(_));
-        self.parts.iter().all(is_dense)
+    /// Whether any of its matrices is quantized.
+    #[cfg(any(feature = "cuda", test))]
+    pub(super) fn is_quantized(&self) -> bool {
+        self.parts.iter().any(Matrix::is_quantized)
     }
 
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {

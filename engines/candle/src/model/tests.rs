@@ -6,6 +6,7 @@ mod lora;
 
 use std::path::Path;
 
+use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 
@@ -238,6 +239,73 @@ fn load_exact(name: &str) -> (Model, ModelConfig) {
     let model = Model::try_new(&open.config, &mut weights).unwrap();
     drop(weights);
     (model, open.config)
+}
+
+/// As [`Exact`], but the matrices with `part` in their names are quantized.
+struct QuantizedPart<'a> {
+    exact: Exact<'a>,
+    part: &'a str,
+}
+
+impl QuantizedPart<'_> {
+    fn quantized(&self, name: &str, matrix: Matrix) -> Matrix {
+        if !name.contains(self.part) {
+            return matrix;
+        }
+        let ids: Vec<u32> = (0..).take(matrix.out_features()).collect();
+        let numbers = matrix.rows(&ids, &Device::Cpu, DType::F32).unwrap();
+        Matrix::quantized(QTensor::quantize(&numbers, GgmlDType::Q8_0).unwrap()).unwrap()
+    }
+}
+
+impl Weights for QuantizedPart<'_> {
+    fn device(&self) -> &Device {
+        self.exact.device()
+    }
+
+    fn tensor(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
+        self.exact.tensor(name, shape)
+    }
+
+    fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, LoadError> {
+        let matrix = self.exact.matrix(name, rows, columns)?;
+        Ok(self.quantized(name, matrix))
+    }
+
+    fn embedding(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, LoadError> {
+        let matrix = self.exact.embedding(name, rows, columns)?;
+        Ok(self.quantized(name, matrix))
+    }
+}
+
+#[test]
+fn a_step_with_any_quantized_matrix_is_not_recorded() {
+    let can_be_recorded = |model: &str, part: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/reference")
+            .join(model);
+        let open = OpenModel::open(&folder).unwrap();
+        let exact = Exact(open.weights(WeightOptions::exact(), |_| {}));
+        let mut weights = QuantizedPart { exact, part };
+        let model = Model::try_new(&open.config, &mut weights).unwrap();
+        model.can_be_recorded()
+    };
+    // Its rows are whole blocks, and its output matrix is no embedding.
+    let model = "gptq";
+    assert!(can_be_recorded(model, "none"));
+    for part in [
+        "embed_tokens",
+        "layers.1.self_attn.q_proj",
+        "layers.1.self_attn.v_proj",
+        "layers.1.self_attn.o_proj",
+        "layers.1.mlp.gate_proj",
+        "layers.1.mlp.up_proj",
+        "layers.1.mlp.down_proj",
+        "lm_head",
+    ] {
+        assert!(!can_be_recorded(model, part), "{part}");
+    }
+    assert!(!can_be_recorded("gpt-oss-bf16", "none"), "experts");
 }
 
 #[test]

@@ -1,16 +1,12 @@
-//! Python for the tests: the interpreter with `msgpack`, and the package of this repository. And what the conformance kit
-//! needs to run it.
+//! Python for the tests: the interpreter with `msgpack`, and the package of this repository.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::OnceLock;
 
-use genset_backend_common::LLMEngine;
-use genset_conformance::{ChildCommand, Subject, Supervise};
-use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine};
+use genset_engine_subprocess::SubprocessConfig;
 
 /// Names another interpreter than the one of `target/venv-engine`.
 const PYTHON_VARIABLE: &str = "GENSET_TEST_PYTHON";
@@ -58,44 +54,4 @@ pub fn program(path: &Path) -> SubprocessConfig {
     SubprocessConfig::new(python())
         .with_args(["-B".to_owned(), path.display().to_string()])
         .with_env("PYTHONPATH", package().join("src").display().to_string())
-}
-
-/// How the checks of the conformance kit run a process.
-#[derive(Debug, Clone)]
-pub struct Supervised(pub SubprocessConfig);
-
-impl Supervise for Supervised {
-    fn command(&self) -> ChildCommand {
-        let config = self.0.clone();
-        ChildCommand {
-            program: config.program,
-            args: config.args,
-            env: config.env,
-            cwd: config.cwd,
-        }
-    }
-
-    fn supervise(&self, command: ChildCommand, patience: Duration) -> Arc<dyn LLMEngine> {
-        Arc::new(SubprocessEngine::new(self.config(command, patience)))
-    }
-}
-
-impl Supervised {
-    /// The settings for `command`.
-    pub fn config(&self, command: ChildCommand, patience: Duration) -> SubprocessConfig {
-        SubprocessConfig {
-            program: command.program,
-            args: command.args,
-            env: command.env,
-            cwd: command.cwd,
-            hello_timeout: patience,
-            start_timeout: patience,
-            ..self.0.clone()
-        }
-    }
-
-    /// The engine, for the conformance kit.
-    pub fn subject(&self) -> Subject {
-        Subject::new(SubprocessEngine::new(self.0.clone())).with_process(Arc::new(self.clone()))
-    }
 }

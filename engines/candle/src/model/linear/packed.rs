@@ -94,7 +94,7 @@ impl Packed {
         Ok(out)
     }
 
-    fn is_quantized(&self) -> bool {
+    pub(super) fn is_quantized(&self) -> bool {
         match &self.tiles {
             Tiles::Dense(_) => false,
             Tiles::Quantized(_) => true,
