@@ -1,10 +1,10 @@
-//! A Llama's weights as a GGUF file, for llama.cpp and its kin, with the tokenizer inside.
+//! A Llama's or Qwen3's weights as a GGUF file, for llama.cpp and its kin, with the tokenizer inside.
 //!
 //! Norms are f32. The file is made from `model.safetensors` and the tokenizer's files and nothing else.
 //!
 //! # Source
 //! The names of tensors and metadata are those of the GGUF specification. llama.cpp's converter for Llama lets the two
-//! halves of each query and key head alternate, because its rotation pairs neighbours; so does this file.
+//! halves of each query and key head alternate, because its rotation pairs neighbours; so does this file. Qwen3's stay apart.
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read, Seek};
@@ -17,7 +17,7 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use serde::Deserialize;
 
-use crate::checkout::{Config, EMBEDDING, NamedTensors, OUTPUT};
+use crate::checkout::{Config, EMBEDDING, Family, NamedTensors, OUTPUT};
 
 /// `tokenizer.ggml.token_type` of a token of text, of one that steers, and of an id that no token has.
 const NORMAL_TOKEN: i32 = 1;
@@ -144,7 +144,7 @@ pub fn to_bytes(
     tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
     let metadata: Vec<_> = metadata
         .iter()
-        .map(|(name, value)| (*name, value))
+        .map(|(name, value)| (name.as_str(), value))
         .collect();
     let tensors: Vec<_> = tensors
         .iter()
@@ -171,7 +171,7 @@ pub fn read(config: &Config, mut file: impl Read + Seek) -> anyhow::Result<Named
     Ok(weights)
 }
 
-/// Whether a matrix makes queries or keys, whose rows have another order in GGUF.
+/// Whether a matrix makes queries or keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Query,
@@ -180,11 +180,12 @@ enum Kind {
 }
 
 impl Kind {
+    /// Heads whose rows have another order in GGUF.
     fn heads(self, config: &Config) -> Option<usize> {
-        match self {
-            Self::Query => Some(config.num_attention_heads),
-            Self::Key => Some(config.num_key_value_heads),
-            Self::Other => None,
+        match (config.model_type, self) {
+            (Family::Llama, Self::Query) => Some(config.num_attention_heads),
+            (Family::Llama, Self::Key) => Some(config.num_key_value_heads),
+            (Family::Llama, Self::Other) | (Family::Qwen3, _) => None,
         }
     }
 
@@ -218,12 +219,14 @@ impl Kind {
 }
 
 /// The names of the parts of a layer, in a Hugging Face checkpoint and in GGUF.
-const LAYER_PARTS: [(&str, &str, Kind); 9] = [
+const LAYER_PARTS: [(&str, &str, Kind); 11] = [
     ("input_layernorm", "attn_norm", Kind::Other),
     ("self_attn.q_proj", "attn_q", Kind::Query),
     ("self_attn.k_proj", "attn_k", Kind::Key),
     ("self_attn.v_proj", "attn_v", Kind::Other),
     ("self_attn.o_proj", "attn_output", Kind::Other),
+    ("self_attn.q_norm", "attn_q_norm", Kind::Other),
+    ("self_attn.k_norm", "attn_k_norm", Kind::Other),
     ("post_attention_layernorm", "ffn_norm", Kind::Other),
     ("mlp.gate_proj", "ffn_gate", Kind::Other),
     ("mlp.up_proj", "ffn_up", Kind::Other),
@@ -267,49 +270,49 @@ fn hugging_face_name(name: &str) -> anyhow::Result<(String, Kind)> {
     Ok((format!("model.layers.{layer}.{hf}.weight"), *kind))
 }
 
-type Metadata = Vec<(&'static str, Value)>;
+type Metadata = Vec<(String, Value)>;
 
 fn string(text: &str) -> Value {
     Value::String(text.to_owned())
 }
 
 fn shape_metadata(config: &Config, name: &str, kind: GgufType) -> anyhow::Result<Metadata> {
+    let architecture = match config.model_type {
+        Family::Llama => "llama",
+        Family::Qwen3 => "qwen3",
+    };
+    let general = [
+        ("architecture", string(architecture)),
+        ("type", string("model")),
+        ("name", string(name)),
+        ("license", string("apache-2.0")),
+        ("file_type", Value::U32(kind.file_type)),
+        ("quantization_version", Value::U32(2)),
+    ];
     let number = |number: usize| Ok::<_, anyhow::Error>(Value::U32(u32::try_from(number)?));
-    Ok(vec![
-        ("general.architecture", string("llama")),
-        ("general.type", string("model")),
-        ("general.name", string(name)),
-        ("general.license", string("apache-2.0")),
-        ("general.file_type", Value::U32(kind.file_type)),
-        ("general.quantization_version", Value::U32(2)),
-        ("llama.block_count", number(config.num_hidden_layers)?),
+    let shape = [
+        ("block_count", number(config.num_hidden_layers)?),
+        ("context_length", number(config.max_position_embeddings)?),
+        ("embedding_length", number(config.hidden_size)?),
+        ("feed_forward_length", number(config.intermediate_size)?),
+        ("attention.head_count", number(config.num_attention_heads)?),
         (
-            "llama.context_length",
-            number(config.max_position_embeddings)?,
-        ),
-        ("llama.embedding_length", number(config.hidden_size)?),
-        (
-            "llama.feed_forward_length",
-            number(config.intermediate_size)?,
-        ),
-        (
-            "llama.attention.head_count",
-            number(config.num_attention_heads)?,
-        ),
-        (
-            "llama.attention.head_count_kv",
+            "attention.head_count_kv",
             number(config.num_key_value_heads)?,
         ),
-        ("llama.attention.key_length", number(config.head_dim)?),
-        ("llama.attention.value_length", number(config.head_dim)?),
+        ("attention.key_length", number(config.head_dim)?),
+        ("attention.value_length", number(config.head_dim)?),
         (
-            "llama.attention.layer_norm_rms_epsilon",
+            "attention.layer_norm_rms_epsilon",
             Value::F32(config.rms_norm_eps),
         ),
-        ("llama.rope.dimension_count", number(config.head_dim)?),
-        ("llama.rope.freq_base", Value::F32(config.rope_theta)),
-        ("llama.vocab_size", number(config.vocab_size)?),
-    ])
+        ("rope.dimension_count", number(config.head_dim)?),
+        ("rope.freq_base", Value::F32(config.rope_theta)),
+        ("vocab_size", number(config.vocab_size)?),
+    ];
+    let general = general.map(|(key, value)| (format!("general.{key}"), value));
+    let shape = shape.map(|(key, value)| (format!("{architecture}.{key}"), value));
+    Ok(general.into_iter().chain(shape).collect())
 }
 
 fn tokenizer_metadata(config: &Config, model: &Path) -> anyhow::Result<Metadata> {
@@ -335,7 +338,7 @@ fn tokenizer_metadata(config: &Config, model: &Path) -> anyhow::Result<Metadata>
         })
     };
     let merges = file.model.merges.iter();
-    Ok(vec![
+    let metadata = [
         ("tokenizer.ggml.model", string("gpt2")),
         ("tokenizer.ggml.pre", string("gpt-2")),
         (
@@ -368,7 +371,8 @@ fn tokenizer_metadata(config: &Config, model: &Path) -> anyhow::Result<Metadata>
             "tokenizer.chat_template",
             Value::String(tokenizer_config.chat_template),
         ),
-    ])
+    ];
+    Ok(metadata.map(|(key, value)| (key.to_owned(), value)).into())
 }
 
 /// The tokens in the order of their ids, which have no gap, and a name for each id after them that the model has.

@@ -22,7 +22,7 @@ struct Cli {
     #[arg(long, value_name = "SIZE")]
     params: SyntheticSize,
     /// Makes a Qwen3 in place of a Llama
-    #[arg(long, conflicts_with = "gguf")]
+    #[arg(long)]
     qwen3: bool,
     /// Folder for the checkout; created if it is not there
     #[arg(long, value_name = "DIR")]

@@ -26,11 +26,14 @@ impl EngineName {
         }
     }
 
-    /// The folder of its model with random weights, and what makes that.
-    fn model(self) -> (&'static str, &'static str) {
+    /// The folders of its models with random weights, and what makes each.
+    fn models(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::Mistralrs => ("qwen3", "--qwen3"),
-            Self::Llamacpp => ("llama", "--gguf f32"),
+            Self::Mistralrs => &[("qwen3", "--qwen3")],
+            Self::Llamacpp => &[
+                ("llama", "--gguf f32"),
+                ("qwen3-gguf", "--qwen3 --gguf f32"),
+            ],
         }
     }
 }
@@ -49,12 +52,13 @@ pub(crate) fn run(repo: &Repo, engines: &[EngineName]) -> anyhow::Result<()> {
     };
     let models = repo.target().join("engines/models");
     for engine in engines {
-        let (folder, words) = engine.model();
-        let folder = models.join(folder);
-        if !folder.join("config.json").exists() {
-            let words = words.split(' ').chain(["--params", "tiny", "--out"]);
-            let words = words.map(Into::into).chain([folder.into()]);
-            make_model(repo, &words.collect::<Vec<_>>())?;
+        for (folder, words) in engine.models() {
+            let folder = models.join(folder);
+            if !folder.join("config.json").exists() {
+                let words = words.split(' ').chain(["--params", "tiny", "--out"]);
+                let words = words.map(Into::into).chain([folder.into()]);
+                make_model(repo, &words.collect::<Vec<_>>())?;
+            }
         }
         let name = engine.name();
         let manifest = repo.root().join(format!("engines/{name}/Cargo.toml"));

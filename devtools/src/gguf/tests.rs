@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::synthetic::{SyntheticSize, make_model};
+use crate::synthetic::{SyntheticSize, make_model, make_model_of};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
@@ -62,6 +62,37 @@ fn halves_of_a_query_head_alternate() {
         back.to_vec2::<f32>().unwrap(),
         rows.to_vec2::<f32>().unwrap()
     );
+    config.model_type = Family::Qwen3;
+    let apart = Kind::Query.interleave(&rows, &config).unwrap();
+    assert_eq!(
+        apart.to_vec2::<f32>().unwrap(),
+        rows.to_vec2::<f32>().unwrap()
+    );
+}
+
+#[test]
+fn a_qwen3_has_its_norms_and_its_own_keys() {
+    let made = tempfile::tempdir().unwrap();
+    make_model_of(Family::Qwen3, made.path(), SyntheticSize::Tiny, 1).unwrap();
+    let weights = crate::checkout::read_weights(made.path()).unwrap();
+    let config = Config::read(made.path()).unwrap();
+    let kind = "f32".parse().unwrap();
+    let bytes = to_bytes(&config, &weights, &folder(), kind).unwrap();
+    let metadata = metadata(&bytes);
+    assert_eq!(
+        metadata["general.architecture"].to_string().unwrap(),
+        "qwen3"
+    );
+    assert!(metadata.contains_key("qwen3.attention.key_length"));
+    assert!(!metadata.keys().any(|key| key.starts_with("llama")));
+    let back = read(&config, Cursor::new(bytes)).unwrap();
+    for (name, tensor) in &weights {
+        let tensor = tensor.to_dtype(DType::F32).unwrap();
+        let far = (tensor - &back[name]).unwrap().abs().unwrap();
+        let far = far.max_all().unwrap().to_scalar::<f32>().unwrap();
+        assert!(far < 1e-6, "{name}: {far}");
+    }
+    assert_eq!(back.len(), weights.len());
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! The program keeps the contract, as a worker runs it, in a process of its own: all of the conformance kit, on the GGUF file of tiny-chat,
-//! whose weights are quantized, and on one of a Llama with random weights in f32. `cargo xtask engines-test` makes that model and runs this.
+//! whose weights are quantized, and on those of a Llama and a Qwen3 with random weights in f32. `cargo xtask engines-test` makes these models and runs this.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,9 +34,18 @@ fn with_tiny_chat() {
     conforms(&Path::new(TINY_CHAT).join("tiny-chat-q8_0.gguf"));
 }
 
-#[test]
-fn with_a_random_llama() {
+fn conforms_with_random_weights(folder: &str) {
     let models = std::env::var_os("GENSET_TEST_MODELS").map(PathBuf::from);
     let models = models.expect("GENSET_TEST_MODELS: run `cargo xtask engines-test llamacpp`");
-    conforms(&models.join("llama/model.gguf"));
+    conforms(&models.join(folder).join("model.gguf"));
+}
+
+#[test]
+fn with_a_random_llama() {
+    conforms_with_random_weights("llama");
+}
+
+#[test]
+fn with_a_random_qwen3() {
+    conforms_with_random_weights("qwen3-gguf");
 }
