@@ -9,10 +9,21 @@ use std::process::Command;
 
 /// Names the interpreter.
 const PYTHON: &str = "GENSET_PYTHON";
+/// Ends with 1 where the package is not installed.
+const IS_THERE: &str =
+    "import importlib.util, sys; sys.exit(importlib.util.find_spec('genset') is None)";
 
 /// Becomes `python -m MODULE ARGUMENTS`; returns only when that cannot be.
 pub(crate) fn become_module(module: &str, arguments: &[OsString]) -> String {
     let python = interpreter();
+    let looked = Command::new(&python).args(["-c", IS_THERE]).output();
+    if looked.is_ok_and(|looked| looked.status.code() == Some(1)) {
+        return format!(
+            "this command is a part of the Python package genset, which {} does not have. Install the wheel that `cargo xtask wheel` \
+             makes, with pip; or name in {PYTHON} an interpreter that has it",
+            python.display()
+        );
+    }
     let error = Command::new(&python)
         .args(["-m", module])
         .args(arguments)

@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::TcpListener;
 
-use crate::support::{run, tiny_chat};
+use crate::support::{genset, run, run_with, tiny_chat};
 
 async fn refused(words: &[&str], expected: &[&str]) {
     let words = [&["run"], words].concat();
@@ -170,4 +170,22 @@ async fn a_bad_log_filter_is_told_and_ends_nothing() {
         "{}",
         ended.stderr
     );
+}
+
+#[tokio::test]
+async fn commands_of_the_python_package_say_where_it_is_missing() {
+    for command in ["serve", "deploy"] {
+        let mut genset = genset(&[command, "--help"]);
+        genset.env("GENSET_PYTHON", "/bin/false");
+        let ended = run_with(genset, b"").await;
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        for part in ["Python package genset", "/bin/false", "cargo xtask wheel"] {
+            assert!(ended.stderr.contains(part), "{part}: {ended:?}");
+        }
+    }
+    // What has it gets the command.
+    let mut genset = genset(&["serve", "--help"]);
+    genset.env("GENSET_PYTHON", "/bin/echo");
+    let ended = run_with(genset, b"").await;
+    assert_eq!(ended.stdout, "-m genset.serve --help\n", "{ended:?}");
 }
