@@ -95,24 +95,41 @@ pub(super) struct SharedScratch {
 
 #[derive(Default)]
 struct Scratch {
-    writers: parking_lot::Mutex<u32>,
-    overlap: Condvar,
+    state: parking_lot::Mutex<Overlap>,
+    changed: Condvar,
 }
 
-/// How long the moment is held open: far longer than a busy machine keeps a thread waiting.
+/// Whether two threads have been in the scratch memory at once.
+#[derive(Default)]
+struct Overlap {
+    is_writing: bool,
+    has_happened: bool,
+    /// Moments that were held open so far.
+    moments: u32,
+}
+
+/// How long a moment is held open.
 const MOMENT: Duration = Duration::from_millis(200);
+/// As many are, until another thread comes within one: on a busy machine it may miss the first.
+const MAX_MOMENTS: u32 = 5;
 
 impl Scratch {
     /// Whether another thread wrote meanwhile.
     fn is_overwritten(&self) -> bool {
-        let mut writers = self.writers.lock();
-        *writers += 1;
-        let mine = *writers;
-        self.overlap.notify_all();
-        if mine == 1 {
-            let _ = self.overlap.wait_for(&mut writers, MOMENT);
+        let mut state = self.state.lock();
+        if state.is_writing {
+            state.has_happened = true;
+            self.changed.notify_all();
         }
-        mine == 1 && *writers > 1
+        if state.has_happened || state.moments == MAX_MOMENTS {
+            return false;
+        }
+        state.moments += 1;
+        state.is_writing = true;
+        let is_alone = |state: &mut Overlap| !state.has_happened;
+        let _ = self.changed.wait_while_for(&mut state, is_alone, MOMENT);
+        state.is_writing = false;
+        state.has_happened
     }
 }
 
