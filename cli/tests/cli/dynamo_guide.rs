@@ -298,7 +298,7 @@ async fn a_model_is_served_and_answers_as_the_guide_asks_it() {
     assert_eq!(answer.status, 200, "{}", answer.body);
     server.stop().await;
 
-    let mut server = machine.server("in=http out=mistralrs -v").await;
+    let server = machine.server("in=http out=mistralrs -v").await;
     assert!(server.log().contains("DEBUG"), "{}", server.log());
     server.stop().await;
 }

@@ -1,13 +1,11 @@
 //! Workers and frontends as processes of their own, which meet in a directory of the test.
 
-use std::fs::File;
-use std::io::{Read, Seek};
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 use tokio::process::{Child, Command};
 
 use crate::support::{Ended, Exchange, Response, Server, genset, run_with, send_signal, soon};
@@ -91,17 +89,18 @@ fn loopback_addresses(text: &str) -> Vec<SocketAddr> {
 /// A running worker, seen through its status port.
 pub(crate) struct Worker {
     child: Child,
-    stderr: File,
+    /// Its log. The process has a handle of its own: a shared one has one place, at which both would read and write.
+    stderr: NamedTempFile,
     status: SocketAddr,
 }
 
 impl Worker {
     async fn spawn(mut command: Command) -> Self {
-        let stderr = tempfile::tempfile().expect("a file for the log");
+        let stderr = NamedTempFile::new().expect("a file for the log");
         command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(stderr.try_clone().expect("a second handle"));
+            .stderr(stderr.reopen().expect("a second handle"));
         let child = command.spawn().expect("the binary starts");
         let mut worker = Self {
             child,
@@ -138,11 +137,8 @@ impl Worker {
             .await
     }
 
-    pub(crate) fn log(&mut self) -> String {
-        let mut log = String::new();
-        self.stderr.rewind().expect("a file");
-        self.stderr.read_to_string(&mut log).expect("a log");
-        log
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.stderr.path()).expect("a log")
     }
 
     /// Sends SIGTERM and expects a clean end; returns the log.

@@ -60,7 +60,7 @@ async fn no_number_of_a_client_overflows() {
         "128",
     ]);
     command.env("GENSET_LOG", "info");
-    let mut server = Server::spawn(command).await;
+    let server = Server::spawn(command).await;
     let apis = [
         (
             "/v1/completions",

@@ -48,7 +48,7 @@ async fn the_command_that_the_banner_shows_gets_a_streamed_answer() {
 async fn the_readme_command_names_the_built_in_model() {
     let mut command = crate::support::genset(&["run", "in=http", "--http-port", "0"]);
     command.env("GENSET_LOG", "info");
-    let mut server = Server::spawn(command).await;
+    let server = Server::spawn(command).await;
     assert!(server.log().contains("model ready"));
     let models: Value = serde_json::from_str(&server.get("/v1/models").await.body).unwrap();
     assert_eq!(models["data"][0]["id"], "tiny-chat");
@@ -80,7 +80,7 @@ async fn a_model_folder_is_served_under_the_name_it_is_given() {
 
 #[tokio::test]
 async fn the_status_port_answers_beside_the_api() {
-    let mut server = Server::start(&["--status-port", "0"]).await;
+    let server = Server::start(&["--status-port", "0"]).await;
     let log = server.log();
     let address = log.split("status on http://").nth(1).expect("a log line");
     let address = address.lines().next().unwrap().parse().unwrap();

@@ -27,7 +27,7 @@ fn with_path(words: &[&str]) -> Command {
     command
 }
 
-async fn chat(mut server: Server, model: &str) -> Value {
+async fn chat(server: Server, model: &str) -> Value {
     let body = json!({
         "model": model,
         "max_tokens": 5,

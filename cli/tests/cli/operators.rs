@@ -97,7 +97,7 @@ async fn where_there_is_no_worker_control_says_so() {
 #[tokio::test]
 async fn a_workers_log_changes_while_it_runs() {
     let fleet = Fleet::new();
-    let mut worker = fleet.worker(&[]).await;
+    let worker = fleet.worker(&[]).await;
     let quiet = ["control", ENDPOINT, "wake"];
     let asked = fleet.ask(&quiet).await;
     assert!(asked.stdout.contains("does not support wake"), "{asked:?}");

@@ -1,7 +1,5 @@
 //! `out=scripted`: what a script says arrives at a client, through the parsers that flags name, in one process and in two.
 
-use std::fs::File;
-use std::io::{Read, Seek};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -403,12 +401,12 @@ async fn the_kit_tests_it_with_the_built_in_models_tokens() {
 /// A worker of the script, in a process of its own.
 struct Worker {
     child: Child,
-    log: File,
+    log: NamedTempFile,
 }
 
 impl Worker {
     fn start(discovery: &TempDir, script: &NamedTempFile, words: &[&str]) -> Self {
-        let log = tempfile::tempfile().unwrap();
+        let log = NamedTempFile::new().unwrap();
         let mut command = genset(&["run", "in=dyn://mock", "out=scripted"]);
         command
             .args(["--script", text(script.path())])
@@ -416,7 +414,7 @@ impl Worker {
             .args(words)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log.try_clone().unwrap());
+            .stderr(log.reopen().unwrap());
         let child = command.spawn().unwrap();
         Self { child, log }
     }
@@ -433,11 +431,8 @@ impl Worker {
         .await;
     }
 
-    fn log(&mut self) -> String {
-        let mut log = String::new();
-        self.log.rewind().unwrap();
-        self.log.read_to_string(&mut log).unwrap();
-        log
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.log.path()).unwrap()
     }
 
     async fn stop(mut self) {

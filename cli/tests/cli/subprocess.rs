@@ -21,7 +21,7 @@ async fn an_engine_in_python_answers_the_api() {
     let output = format!("out=cmd:{sample}");
     let mut command = with_python(&["run", "in=http", &output]);
     command.arg(tiny_chat()).args(["--http-port", "0"]);
-    let mut server = Server::spawn(command).await;
+    let server = Server::spawn(command).await;
     let body = json!({
         "model": "tiny-chat",
         "max_tokens": 5,

@@ -1,7 +1,5 @@
 //! Starting the binary, and an HTTP client by hand.
 
-use std::fs::File;
-use std::io::{Read, Seek};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -9,6 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use tempfile::NamedTempFile;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdout, Command};
@@ -96,7 +95,8 @@ pub(crate) async fn run(words: &[&str]) -> Ended {
 pub(crate) struct Server {
     child: Child,
     stdout: BufReader<ChildStdout>,
-    stderr: File,
+    /// Its log. The process has a handle of its own: a shared one has one place, at which both would read and write.
+    stderr: NamedTempFile,
     pub(crate) address: SocketAddr,
 }
 
@@ -110,11 +110,11 @@ impl Server {
 
     /// Starts `command` and waits until it says where it listens.
     pub(crate) async fn spawn(mut command: Command) -> Self {
-        let stderr = tempfile::tempfile().expect("a file for the log");
+        let stderr = NamedTempFile::new().expect("a file for the log");
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(stderr.try_clone().expect("a second handle"));
+            .stderr(stderr.reopen().expect("a second handle"));
         let mut child = command.spawn().expect("the binary starts");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -145,11 +145,8 @@ impl Server {
     }
 
     /// What it has logged.
-    pub(crate) fn log(&mut self) -> String {
-        let mut log = String::new();
-        self.stderr.rewind().expect("a file");
-        self.stderr.read_to_string(&mut log).expect("a log");
-        log
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.stderr.path()).expect("a log")
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

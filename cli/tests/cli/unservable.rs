@@ -54,7 +54,7 @@ async fn a_frontend_of_other_processes_goes_on_without_the_model() {
     let mut worker = genset(&["run", "in=dyn", "out=sample"]);
     worker.args(shared).arg(model.path());
     let mut worker = worker.stderr(std::process::Stdio::null()).spawn().unwrap();
-    let mut frontend = Server::start(&[&["out=dyn"], &shared[..]].concat()).await;
+    let frontend = Server::start(&[&["out=dyn"], &shared[..]].concat()).await;
     let is_refused = async {
         while !frontend.log().contains("cannot be served") {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
