@@ -10,7 +10,7 @@ pub(crate) async fn workers_whose_cards_disagree_are_kept_apart<M: Meeting>(flee
         fleet.worker(&["--context-length=100"]),
         fleet.worker(&["--context-length=200"])
     );
-    let mut frontend = fleet.frontend(&[]).await;
+    let frontend = fleet.frontend(&[]).await;
     until_listed(&frontend).await;
     soon(async {
         while !frontend.log().contains("card differs") {

@@ -115,7 +115,7 @@ pub(crate) async fn a_frontend_that_comes_after_a_death_serves_at_once<M: Meetin
     for _ in 0..4 {
         let [dead, _alive] = fleet.two_workers(&[]).await;
         dead.kill().await;
-        let mut frontend = fleet.frontend(&[]).await;
+        let frontend = fleet.frontend(&[]).await;
         until_listed(&frontend).await;
         assert_eq!(ask(frontend.address).await, Ok(()));
         let log = frontend.log();
