@@ -190,3 +190,10 @@ pub(crate) fn tiny_chat() -> Result<ModelFolder, EngineError> {
     ModelFolder::from_files("tiny-chat", Path::new("tiny-chat"), files)
         .map_err(|error| EngineError::internal("the built-in model is broken").with_source(error))
 }
+
+/// What takes the built-in model's calls of tools out of its text, unless a flag says otherwise.
+pub(crate) fn declare_tool_parser(worker: &mut WorkerConfig) {
+    worker
+        .tool_parser
+        .get_or_insert_with(|| "hermes".to_owned());
+}

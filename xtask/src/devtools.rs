@@ -16,6 +16,12 @@ pub(crate) fn train_tiny_chat(repo: &Repo, args: &[OsString]) -> anyhow::Result<
     let mut command = program(repo, "train-tiny-chat");
     // Candle's threads for sums wait by spinning, which costs more than they save at this size. Matrices have others.
     command.args(args).env("CANDLE_NUM_THREADS", "1");
+    // It runs here and nowhere else, so it may have all that this processor has.
+    command.env("RUSTFLAGS", "-C target-cpu=native");
+    // The same memory is taken again each step; to give it back to the system in between costs a tenth of the time.
+    for (name, bytes) in [("MMAP_THRESHOLD", 1u64 << 30), ("TRIM_THRESHOLD", 1 << 32)] {
+        command.env(format!("MALLOC_{name}_"), bytes.to_string());
+    }
     process::run(&mut command)
 }
 

@@ -11,7 +11,7 @@ use genset_backend_common::{EngineError, LLMEngine};
 use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine};
 
 use super::candle::{BuiltInFiles, files_of};
-use super::{context_length, supervised, template, tiny_chat};
+use super::{context_length, declare_tool_parser, supervised, template, tiny_chat};
 use crate::args::RunConfig;
 
 /// An engine whose program is built apart.
@@ -112,6 +112,9 @@ pub(super) fn build(
     }
     let context = context_length(&folder, config.worker.context_length)?;
     let mut worker = config.worker.worker_config(Some(folder))?;
+    if config.worker.model_path.is_none() {
+        declare_tool_parser(&mut worker);
+    }
     if apart == Apart::MistralRs {
         worker.context_length_tokens.get_or_insert(context);
     }

@@ -16,7 +16,7 @@ use genset_engine_candle::{CandleArgs, CandleEngine, EmbeddingEngine};
 use genset_runtime::ModelFolder;
 use tempfile::TempDir;
 
-use super::{TINY_CHAT, context_length, template};
+use super::{TINY_CHAT, context_length, declare_tool_parser, template};
 use crate::args::RunConfig;
 
 /// The built-in model's weights: the smaller of the two files in the repository, which needs no work at the start.
@@ -48,6 +48,9 @@ pub(super) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerCon
     }
     let context = context_length(&folder, config.worker.context_length)?;
     let mut worker = config.worker.worker_config(Some(folder))?;
+    if config.worker.model_path.is_none() {
+        declare_tool_parser(&mut worker);
+    }
     worker.context_length_tokens.get_or_insert(context);
     Ok((engine, worker))
 }

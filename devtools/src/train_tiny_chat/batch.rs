@@ -8,7 +8,9 @@ use rand::seq::{IndexedRandom as _, SliceRandom as _};
 use rand::{Rng, RngExt as _};
 
 use crate::encode::{Encoder, Role, Sequence};
+use crate::practice;
 use crate::text::{Conversation, Text};
+use crate::tools::Kinds;
 use crate::wording::{Twins, any_name, ask, wants_name, with_name};
 
 /// A conversation longer than this is not joined with another.
@@ -81,11 +83,46 @@ pub(crate) fn pack_all(sequences: &[Sequence], budget_tokens: usize) -> anyhow::
     Ok(batches)
 }
 
+/// What an epoch draws besides the written text.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Drawn {
+    /// Conversations with tools.
+    pub(crate) calls: usize,
+    /// Sums, words to repeat, facts and JSON.
+    pub(crate) exercises: usize,
+    /// Tokens without sense to repeat.
+    pub(crate) drills: usize,
+}
+
+/// What is drawn, each anew.
+///
+/// # Errors
+/// When a text cannot be tokenized.
+pub(crate) fn drawn(
+    counts: Drawn,
+    text: &Text,
+    kinds: &Kinds,
+    encoder: &Encoder,
+    rng: &mut impl Rng,
+) -> anyhow::Result<Vec<Sequence>> {
+    let mut sequences = Vec::new();
+    for _ in 0..counts.calls {
+        sequences.push(encoder.messages(&kinds.conversation(text, rng))?);
+    }
+    for _ in 0..counts.exercises {
+        sequences.push(encoder.messages(&practice::exercise(text, &kinds.values, rng))?);
+    }
+    for _ in 0..counts.drills {
+        sequences.push(practice::drill(encoder.vocabulary(), rng));
+    }
+    Ok(sequences)
+}
+
 /// Every conversation and paragraph once, in a new order and in new words, and conversations joined into longer ones.
 ///
 /// # Errors
 /// When a text cannot be tokenized.
-pub(crate) fn epoch(
+pub(crate) fn written(
     text: &Text,
     twins: &Twins,
     encoder: &Encoder,
@@ -108,7 +145,6 @@ pub(crate) fn epoch(
         rest = after;
         sequences.extend(join(joined, twins, encoder, rng)?);
     }
-    sequences.shuffle(rng);
     Ok(sequences)
 }
 
@@ -133,8 +169,8 @@ fn join(
     for conversation in conversations {
         let name = any_name(rng);
         let said = conversation.turns.iter().map(|turn| {
-            let question = ask(turn, twins, name, rng);
-            (question, with_name(&turn.answer, name))
+            let question = ask(turn, twins, &name, rng);
+            (question, with_name(&turn.answer, &name))
         });
         let words: Vec<(String, String)> = said.collect();
         let mut messages = Vec::new();
@@ -209,7 +245,7 @@ mod tests {
             .unwrap();
         let twins = Twins::find(&text.conversations);
         let of_seed =
-            |seed| epoch(&text, &twins, &encoder, &mut StdRng::seed_from_u64(seed)).unwrap();
+            |seed| written(&text, &twins, &encoder, &mut StdRng::seed_from_u64(seed)).unwrap();
         for seed in 0..50 {
             let sequences = of_seed(seed);
             let ends = sequences

@@ -18,6 +18,7 @@ pub(crate) enum Role {
     System,
     User,
     Assistant,
+    Tool,
 }
 
 impl Role {
@@ -26,6 +27,7 @@ impl Role {
             Self::System => "system",
             Self::User => "user",
             Self::Assistant => "assistant",
+            Self::Tool => "tool",
         }
     }
 }
@@ -101,7 +103,7 @@ impl Encoder {
         for &(role, content) in messages {
             let head = format!("{MESSAGE_START}{}\n", role.as_str());
             match role {
-                Role::System | Role::User => {
+                Role::System | Role::User | Role::Tool => {
                     let message = format!("{head}{content}{MESSAGE_END}\n");
                     sequence.extend(&self.ids(&message)?, false);
                 }
@@ -113,6 +115,17 @@ impl Encoder {
             }
         }
         Ok(sequence)
+    }
+
+    /// As [`Self::conversation`], of messages that own their text.
+    pub(crate) fn messages(&self, messages: &[(Role, String)]) -> anyhow::Result<Sequence> {
+        let messages = messages.iter().map(|(role, text)| (*role, text.as_str()));
+        self.conversation(&messages.collect::<Vec<_>>())
+    }
+
+    /// How many tokens there are.
+    pub(crate) fn vocabulary(&self) -> usize {
+        self.tokenizer.get_vocab_size(true)
     }
 
     /// The conversation up to where the assistant begins.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use candle_core::IndexOp as _;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::encode::{Encoder, Role};
 use crate::model::Model;
@@ -28,10 +29,19 @@ pub(crate) struct Case {
     answer: String,
 }
 
+/// One message of a conversation.
 #[derive(Debug, Deserialize)]
-struct Message {
+#[serde(deny_unknown_fields)]
+pub(crate) struct Message {
     role: MessageRole,
     content: String,
+}
+
+impl Message {
+    /// Who says what.
+    pub(crate) fn said(&self) -> (Role, String) {
+        (self.role.into(), self.content.clone())
+    }
 }
 
 #[derive(Debug, Clone, Copy, Deserialize)]
@@ -40,6 +50,7 @@ enum MessageRole {
     System,
     User,
     Assistant,
+    Tool,
 }
 
 impl From<MessageRole> for Role {
@@ -48,17 +59,24 @@ impl From<MessageRole> for Role {
             MessageRole::System => Self::System,
             MessageRole::User => Self::User,
             MessageRole::Assistant => Self::Assistant,
+            MessageRole::Tool => Self::Tool,
         }
     }
 }
 
 impl Case {
     fn prompt(&self, encoder: &Encoder) -> anyhow::Result<Vec<u32>> {
-        let messages = self.messages.iter();
-        let messages: Vec<_> = messages
-            .map(|message| (message.role.into(), message.content.as_str()))
-            .collect();
-        encoder.prompt(&messages)
+        let said: Vec<_> = self.messages.iter().map(Message::said).collect();
+        Self::prompt_of(&said, encoder)
+    }
+
+    /// The tokens of these messages, up to where the model begins.
+    pub(crate) fn prompt_of(
+        said: &[(Role, String)],
+        encoder: &Encoder,
+    ) -> anyhow::Result<Vec<u32>> {
+        let said = said.iter().map(|(role, text)| (*role, text.as_str()));
+        encoder.prompt(&said.collect::<Vec<_>>())
     }
 
     fn question(&self) -> &str {
@@ -94,10 +112,7 @@ impl Golden {
     /// # Errors
     /// When the file is missing or has another form.
     pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
-        let path = model.join(FILE);
-        let context = || format!("cannot read {}", path.display());
-        let content = std::fs::read_to_string(&path).with_context(context)?;
-        serde_json::from_str(&content).with_context(context)
+        read_json(&model.join(FILE))
     }
 
     /// Lets the model answer every question, always with the likeliest token.
@@ -105,39 +120,67 @@ impl Golden {
     /// # Errors
     /// When the model cannot be run.
     pub(crate) fn ask(&self, model: &Model, encoder: &Encoder) -> anyhow::Result<Outcome> {
-        let mut writings = Vec::new();
-        for case in &self.cases {
-            let tokens = case.prompt(encoder)?;
-            writings.push(Writing {
-                prompt_tokens: tokens.len(),
-                tokens,
-                finished: false,
-            });
-        }
-        let mut least_margin = f32::INFINITY;
-        for _ in 0..MAX_ANSWER_TOKENS {
-            if writings.iter().all(|writing| writing.finished) {
-                break;
-            }
-            least_margin = least_margin.min(step(&mut writings, model, encoder)?);
-        }
+        let prompts = self.cases.iter().map(|case| case.prompt(encoder));
+        let prompts = prompts.collect::<anyhow::Result<Vec<_>>>()?;
+        let (answers, least_margin) = answer(prompts, model, encoder)?;
         let mut outcome = Outcome {
             right: 0,
             total: self.cases.len(),
             least_margin,
             wrong: Vec::new(),
         };
-        for (case, writing) in self.cases.iter().zip(&writings) {
-            let given = encoder.decode(&writing.tokens[writing.prompt_tokens..])?;
-            if writing.finished && given == case.answer {
+        for (case, answer) in self.cases.iter().zip(answers) {
+            if answer.as_ref() == Some(&case.answer) {
                 outcome.right += 1;
             } else {
                 let question = case.question().to_owned();
+                let given = answer.unwrap_or_else(|| "(no end)".to_owned());
                 outcome.wrong.push([question, case.answer.clone(), given]);
             }
         }
         Ok(outcome)
     }
+}
+
+/// The file's content.
+///
+/// # Errors
+/// When the file is missing or has another form.
+pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+    let context = || format!("cannot read {}", path.display());
+    let content = std::fs::read_to_string(path).with_context(context)?;
+    serde_json::from_str(&content).with_context(context)
+}
+
+/// The answers to the prompts, `None` for one that does not end; and the least margin of all their tokens.
+///
+/// # Errors
+/// When the model cannot be run.
+pub(crate) fn answer(
+    prompts: Vec<Vec<u32>>,
+    model: &Model,
+    encoder: &Encoder,
+) -> anyhow::Result<(Vec<Option<String>>, f32)> {
+    let begin = |tokens: Vec<u32>| Writing {
+        prompt_tokens: tokens.len(),
+        tokens,
+        finished: false,
+    };
+    let mut writings: Vec<Writing> = prompts.into_iter().map(begin).collect();
+    let mut least_margin = f32::INFINITY;
+    for _ in 0..MAX_ANSWER_TOKENS {
+        if writings.iter().all(|writing| writing.finished) {
+            break;
+        }
+        least_margin = least_margin.min(step(&mut writings, model, encoder)?);
+    }
+    let text = |writing: &Writing| {
+        let tokens = &writing.tokens[writing.prompt_tokens..];
+        let text = writing.finished.then(|| encoder.decode(tokens));
+        text.transpose()
+    };
+    let answers = writings.iter().map(text).collect::<anyhow::Result<_>>()?;
+    Ok((answers, least_margin))
 }
 
 /// Adds one token to every unfinished sequence and returns the least margin.

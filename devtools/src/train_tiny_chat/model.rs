@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, ensure};
 use candle_core::{DType, Device, Tensor, Var};
-use rand::{Rng, RngExt as _};
+use rand::Rng;
 
 use genset_devtools::checkout::{Config, EMBEDDING, FINAL_NORM};
 
-use crate::ops::{Attention, Heads, RmsNorm, SwiGlu};
+use crate::first_weights::first_weights;
+use crate::ops::{Attention, Heads, Linear, RmsNorm, SwiGlu};
 
 /// The model and its weights.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ struct Layer {
 
 /// `x` times the transposed weight.
 fn linear(x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
-    x.matmul(&weight.t()?)
+    x.apply_op2(weight, Linear)
 }
 
 impl Layer {
@@ -64,28 +65,12 @@ impl Layer {
 }
 
 impl Model {
-    /// A model with random weights.
+    /// A model with the weights that training begins with.
     ///
     /// # Errors
-    /// When candle cannot make a tensor.
+    /// Those of [`first_weights`].
     pub(crate) fn random(config: Config, rng: &mut impl Rng) -> anyhow::Result<Self> {
-        let into_stream = (2.0 * config.num_hidden_layers as f32).sqrt().recip();
-        let mut tensors = HashMap::new();
-        for (name, shape) in config.tensors() {
-            let deviation = if name.contains("o_proj") || name.contains("down_proj") {
-                config.initializer_range * into_stream
-            } else {
-                config.initializer_range
-            };
-            let tensor = if shape.len() == 1 {
-                Tensor::ones(shape, DType::F32, &Device::Cpu)?
-            } else {
-                let count = shape.iter().product();
-                let values: Vec<f32> = (0..count).map(|_| normal(rng) * deviation).collect();
-                Tensor::from_vec(values, shape, &Device::Cpu)?
-            };
-            tensors.insert(name, tensor);
-        }
+        let tensors = first_weights(&config, rng)?;
         Self::from_tensors(config, &tensors)
     }
 
@@ -195,15 +180,6 @@ impl Model {
         let x = x.apply_op2(&self.norm, self.rms_norm())?;
         Ok(linear(&x, &self.embedding)?)
     }
-}
-
-/// A number of the standard normal distribution.
-///
-/// # Source
-/// Box and Muller, "A Note on the Generation of Random Normal Deviates".
-fn normal(rng: &mut impl Rng) -> f32 {
-    let radius = (-2.0 * (1.0 - rng.random::<f32>()).ln()).sqrt();
-    radius * (std::f32::consts::TAU * rng.random::<f32>()).cos()
 }
 
 #[cfg(test)]

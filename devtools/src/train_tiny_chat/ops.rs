@@ -5,11 +5,13 @@
 
 mod attention;
 mod cross_entropy;
+mod linear;
 mod rms_norm;
 mod swiglu;
 
 pub(crate) use attention::{Attention, Heads};
 pub(crate) use cross_entropy::CrossEntropy;
+pub(crate) use linear::Linear;
 pub(crate) use rms_norm::RmsNorm;
 pub(crate) use swiglu::SwiGlu;
 
@@ -31,10 +33,11 @@ fn values(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
     tensor.flatten_all()?.to_vec1()
 }
 
-/// The sum of products, in eight independent sums so that the compiler can use wide registers.
+/// The sum of products, in as many independent sums as keep the units for them busy.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0f32; 8];
-    let (a, b) = (a.chunks_exact(8), b.chunks_exact(8));
+    const LANES: usize = 32;
+    let mut sums = [0.0f32; LANES];
+    let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
     let rest: f32 = a
         .remainder()
         .iter()
@@ -42,11 +45,16 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
         .map(|(x, y)| x * y)
         .sum();
     for (a, b) in a.zip(b) {
-        for lane in 0..8 {
+        for lane in 0..LANES {
             sums[lane] += a[lane] * b[lane];
         }
     }
-    sums.iter().sum::<f32>() + rest
+    for width in [16, 8, 4, 2, 1] {
+        for lane in 0..width {
+            sums[lane] += sums[lane + width];
+        }
+    }
+    sums[0] + rest
 }
 
 /// `target += factor * source`.

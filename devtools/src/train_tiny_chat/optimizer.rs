@@ -4,6 +4,7 @@ use anyhow::Context as _;
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW};
+use rayon::prelude::*;
 
 use crate::model::Model;
 
@@ -16,9 +17,8 @@ const FINAL_RATE: f64 = 0.02;
 
 /// The optimizer. Matrices decay; norms do not.
 pub(crate) struct Optimizer {
-    matrices: AdamW,
-    norms: AdamW,
-    vars: Vec<Var>,
+    /// One for each weight, so that they can be moved side by side.
+    weights: Vec<(Var, AdamW)>,
     peak_rate: f64,
     steps: usize,
     step: usize,
@@ -30,61 +30,73 @@ impl Optimizer {
     /// # Errors
     /// When candle cannot make its state.
     pub(crate) fn try_new(model: &Model, peak_rate: f64, steps: usize) -> anyhow::Result<Self> {
-        let vars: Vec<Var> = model.vars().iter().map(|(_, var)| var.clone()).collect();
-        let (matrices, norms) = vars.iter().cloned().partition(|var| var.dims().len() > 1);
-        let params = |weight_decay| ParamsAdamW {
-            lr: 0.0,
-            beta1: 0.9,
-            beta2: 0.98,
-            eps: 1e-8,
-            weight_decay,
+        let of_weight = |(_, var): &(String, Var)| {
+            let params = ParamsAdamW {
+                lr: 0.0,
+                beta1: 0.9,
+                beta2: 0.98,
+                eps: 1e-8,
+                weight_decay: if var.dims().len() > 1 { 0.05 } else { 0.0 },
+            };
+            Ok((var.clone(), AdamW::new(vec![var.clone()], params)?))
         };
         Ok(Self {
-            matrices: AdamW::new(matrices, params(0.05))?,
-            norms: AdamW::new(norms, params(0.0))?,
-            vars,
+            weights: model
+                .vars()
+                .iter()
+                .map(of_weight)
+                .collect::<anyhow::Result<_>>()?,
             peak_rate,
             steps,
             step: 0,
         })
     }
 
-    /// Moves the weights against the gradient of the loss.
+    /// Moves the weights against the sum of the parts' gradients.
     ///
     /// # Errors
     /// When a weight has no gradient, or the gradient is not finite.
-    pub(crate) fn descend(&mut self, loss: &Tensor) -> anyhow::Result<()> {
-        let mut grads = loss.backward()?;
-        let norm = self.norm(&grads)?;
+    pub(crate) fn descend(&mut self, parts: &[GradStore]) -> anyhow::Result<()> {
+        let sums = self
+            .weights
+            .par_iter()
+            .map(|(var, _)| sum(var, parts))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        let norm = sums.iter().map(|(_, square)| square).sum::<f64>().sqrt();
         anyhow::ensure!(
             norm.is_finite(),
             "the gradient is {norm} at step {}",
             self.step
         );
-        if norm > MAX_GRADIENT_NORM {
-            for var in &self.vars {
-                let grad = grads.remove(var).context("a weight has no gradient")?;
-                grads.insert(var, (grad * (MAX_GRADIENT_NORM / norm))?);
-            }
-        }
+        let factor = (MAX_GRADIENT_NORM / norm).min(1.0);
         let rate = self.peak_rate * rate_share(self.step, self.steps);
         self.step += 1;
-        for optimizer in [&mut self.matrices, &mut self.norms] {
-            optimizer.set_learning_rate(rate);
-            optimizer.step(&grads)?;
-        }
-        Ok(())
+        self.weights
+            .par_iter_mut()
+            .zip(sums)
+            .try_for_each(|((var, optimizer), (grad, _))| {
+                let mut grads = GradStore::default();
+                grads.insert(var, (grad * factor)?);
+                optimizer.set_learning_rate(rate);
+                optimizer.step(&grads)?;
+                Ok(())
+            })
     }
+}
 
-    /// The length of all gradients taken as one vector.
-    fn norm(&self, grads: &GradStore) -> anyhow::Result<f64> {
-        let mut sum = 0.0;
-        for var in &self.vars {
-            let grad = grads.get(var).context("a weight has no gradient")?;
-            sum += f64::from(grad.sqr()?.sum_all()?.to_scalar::<f32>()?);
-        }
-        Ok(sum.sqrt())
+/// A weight's gradients of all parts together, and the sum of their squares.
+fn sum(var: &Var, parts: &[GradStore]) -> anyhow::Result<(Tensor, f64)> {
+    let mut all: Option<Tensor> = None;
+    for part in parts {
+        let grad = part.get(var).context("a weight has no gradient")?;
+        all = Some(match all {
+            Some(sum) => (sum + grad)?,
+            None => grad.clone(),
+        });
     }
+    let all = all.context("a step without parts")?;
+    let square = f64::from(all.sqr()?.sum_all()?.to_scalar::<f32>()?);
+    Ok((all, square))
 }
 
 /// The learning rate of a step as a share of the highest: a straight line up, then half a cosine down.

@@ -51,6 +51,14 @@ impl Progress {
         }
     }
 
+    /// Something to read besides.
+    pub(crate) fn note(&self, note: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(note),
+            None => eprintln!("  {note}"),
+        }
+    }
+
     pub(crate) fn finish(self) {
         if let Some(bar) = self.bar {
             bar.finish();

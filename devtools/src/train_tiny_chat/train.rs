@@ -5,18 +5,28 @@ use std::path::Path;
 use genset_devtools::checkout::Config;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom as _;
+use rayon::prelude::*;
 
-use crate::batch::{Batch, epoch, pack_all};
+use crate::batch::{Batch, Drawn, drawn, pack_all, written};
 use crate::encode::{Encoder, Role, Sequence};
 use crate::model::Model;
 use crate::ops::CrossEntropy;
 use crate::optimizer::Optimizer;
 use crate::progress::Progress;
 use crate::text::Text;
+use crate::tools::Kinds;
 use crate::wording::{Twins, with_name};
 
 /// The name in conversations that have a place for one, when it is checked what the model knows.
 const NAME: &str = "Anna";
+
+/// Parts of a step, computed side by side. A constant, so that the number of threads changes no weight.
+const PARTS: usize = 2;
+/// Epochs between two looks at what the model does with conversations that it has not seen.
+const EPOCHS_PER_LOOK: usize = 4;
+/// Conversations of each kind at such a look.
+const LOOKED_AT: usize = 100;
 
 /// What can be chosen.
 #[derive(Debug, Clone, Copy)]
@@ -25,10 +35,12 @@ pub(crate) struct Plan {
     pub(crate) epochs: usize,
     /// Of the first weights, the order and the wordings.
     pub(crate) seed: u64,
-    /// Tokens in a batch.
+    /// Tokens in a step.
     pub(crate) batch_tokens: usize,
     /// The highest learning rate.
     pub(crate) learning_rate: f64,
+    /// What each epoch draws.
+    pub(crate) drawn: Drawn,
 }
 
 /// Trains a model of the folder's configuration on the folder's text.
@@ -37,29 +49,79 @@ pub(crate) struct Plan {
 /// When a file cannot be read or the training fails.
 pub(crate) fn train(folder: &Path, plan: &Plan, encoder: &Encoder) -> anyhow::Result<Model> {
     let text = Text::read(folder)?;
+    let kinds = Kinds::read(folder)?;
     let twins = Twins::find(&text.conversations);
     let mut rng = StdRng::seed_from_u64(plan.seed);
     let model = Model::random(Config::read(folder)?, &mut rng)?;
     // All batches are made before the first step, so that the learning rate knows how many there are.
     let mut epochs = Vec::new();
     for _ in 0..plan.epochs {
-        let sequences = epoch(&text, &twins, encoder, &mut rng)?;
-        epochs.push(pack_all(&sequences, plan.batch_tokens)?);
+        let mut sequences = written(&text, &twins, encoder, &mut rng)?;
+        sequences.extend(drawn(plan.drawn, &text, &kinds, encoder, &mut rng)?);
+        sequences.shuffle(&mut rng);
+        epochs.push(pack_all(&sequences, plan.batch_tokens / PARTS)?);
     }
-    let steps = epochs.iter().map(Vec::len).sum();
+    let steps = epochs.iter().map(|it| it.len().div_ceil(PARTS)).sum();
     describe(&model, &text, &epochs, steps);
     let mut optimizer = Optimizer::try_new(&model, plan.learning_rate, steps)?;
     let progress = Progress::start(plan.epochs, steps);
+    progress.note(&look(&model, &text, &kinds, encoder, &mut rng)?);
     for (number, batches) in (1..).zip(&epochs) {
-        let mut sum = 0.0;
-        for batch in batches {
-            sum += step(&model, &mut optimizer, batch)?;
+        let (mut sum, mut count) = (0.0, 0);
+        for parts in batches.chunks(PARTS) {
+            sum += step(&model, &mut optimizer, parts)?;
+            count += 1;
             progress.step();
         }
-        progress.epoch(number, sum / batches.len().max(1) as f32);
+        progress.epoch(number, sum / count.max(1) as f32);
+        if number % EPOCHS_PER_LOOK == 0 {
+            progress.note(&look(&model, &text, &kinds, encoder, &mut rng)?);
+        }
     }
     progress.finish();
     Ok(model)
+}
+
+/// How much of conversations that were not seen before comes out right.
+fn look(
+    model: &Model,
+    text: &Text,
+    kinds: &Kinds,
+    encoder: &Encoder,
+    rng: &mut StdRng,
+) -> anyhow::Result<String> {
+    let mut words = Vec::new();
+    let none = Drawn {
+        calls: 0,
+        exercises: 0,
+        drills: 0,
+    };
+    let calls = Drawn {
+        calls: LOOKED_AT,
+        ..none
+    };
+    let exercises = Drawn {
+        exercises: LOOKED_AT,
+        ..none
+    };
+    let drills = Drawn {
+        drills: LOOKED_AT,
+        ..none
+    };
+    for (name, counts) in [
+        ("tools", calls),
+        ("exercises", exercises),
+        ("drills", drills),
+    ] {
+        let sequences = drawn(counts, text, kinds, encoder, rng)?;
+        let known = Known::of(model, &sequences)?;
+        words.push(format!(
+            "{name} {} % of tokens, {} of {LOOKED_AT} whole",
+            known.tokens_percent,
+            known.count()
+        ));
+    }
+    Ok(format!("new ones: {}", words.join("; ")))
 }
 
 fn describe(model: &Model, text: &Text, epochs: &[Vec<Batch>], steps: usize) {
@@ -75,12 +137,21 @@ fn describe(model: &Model, text: &Text, epochs: &[Vec<Batch>], steps: usize) {
 }
 
 /// One step; returns the loss before it.
-fn step(model: &Model, optimizer: &mut Optimizer, batch: &Batch) -> anyhow::Result<f32> {
-    let logits = model.forward(&batch.tokens, &batch.lengths, &batch.rows)?;
-    let targets = batch.targets.clone();
-    let loss = logits.apply_op1(CrossEntropy { targets })?;
-    optimizer.descend(&loss)?;
-    Ok(loss.to_scalar()?)
+fn step(model: &Model, optimizer: &mut Optimizer, parts: &[Batch]) -> anyhow::Result<f32> {
+    let all: usize = parts.iter().map(|part| part.targets.len()).sum();
+    let results = parts
+        .par_iter()
+        .map(|part| {
+            let logits = model.forward(&part.tokens, &part.lengths, &part.rows)?;
+            let targets = part.targets.clone();
+            let share = part.targets.len() as f64 / all as f64;
+            let loss = (logits.apply_op1(CrossEntropy { targets })? * share)?;
+            Ok((loss.backward()?, loss.to_scalar::<f32>()?))
+        })
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    let (gradients, losses): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+    optimizer.descend(&gradients)?;
+    Ok(losses.iter().sum())
 }
 
 /// How many of the conversations, asked as they are written, the model answers word for word; and how many there are.
@@ -110,20 +181,49 @@ pub(crate) fn known(
             sequences.push(encoder.conversation(&said.collect::<Vec<_>>())?);
         }
         total += sequences.len();
-        right += count_known(model, &sequences)?;
+        right += Known::of(model, &sequences)?.count();
     }
     Ok((right, total))
 }
 
-/// The sequences in which each learned token is the model's likeliest: greedy decoding writes the same.
-fn count_known(model: &Model, sequences: &[Sequence]) -> anyhow::Result<usize> {
-    let batch = Batch::pack(sequences)?;
-    let logits = model.forward(&batch.tokens, &batch.lengths, &batch.rows)?;
-    let best: Vec<u32> = logits.argmax(1)?.to_vec1()?;
-    let mut is_right = best.iter().zip(&batch.targets).map(|(a, b)| a == b);
-    let known = |sequence: &&Sequence| {
-        let learned = sequence.learned.iter().skip(1).filter(|&&it| it).count();
-        is_right.by_ref().take(learned).filter(|&it| it).count() == learned
-    };
-    Ok(sequences.iter().filter(known).count())
+/// What the model knows of some sequences.
+pub(crate) struct Known {
+    /// For each, whether each learned token is the model's likeliest: greedy decoding writes the same.
+    pub(crate) sequences: Vec<bool>,
+    /// The share of the learned tokens that are the likeliest.
+    tokens_percent: usize,
+}
+
+impl Known {
+    /// Asks the model all tokens at once.
+    ///
+    /// # Errors
+    /// When the model cannot be run.
+    pub(crate) fn of(model: &Model, sequences: &[Sequence]) -> anyhow::Result<Self> {
+        let batch = Batch::pack(sequences)?;
+        let logits = model.forward(&batch.tokens, &batch.lengths, &batch.rows)?;
+        let best: Vec<u32> = logits.argmax(1)?.to_vec1()?;
+        let is_right: Vec<bool> = best
+            .iter()
+            .zip(&batch.targets)
+            .map(|(a, b)| a == b)
+            .collect();
+        let right = is_right.iter().filter(|&&it| it).count();
+        let mut rest = is_right.as_slice();
+        let known = |sequence: &Sequence| {
+            let learned = sequence.learned.iter().skip(1).filter(|&&it| it).count();
+            let (own, after) = rest.split_at(learned);
+            rest = after;
+            own.iter().all(|&it| it)
+        };
+        Ok(Self {
+            sequences: sequences.iter().map(known).collect(),
+            tokens_percent: right * 100 / is_right.len().max(1),
+        })
+    }
+
+    /// How many sequences are known.
+    pub(crate) fn count(&self) -> usize {
+        self.sequences.iter().filter(|&&it| it).count()
+    }
 }

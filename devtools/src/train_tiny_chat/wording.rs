@@ -8,6 +8,7 @@ use rand::seq::IndexedRandom as _;
 use rand::{Rng, RngExt as _};
 
 use crate::text::{Conversation, Turn};
+use crate::values::{capital, made_up};
 
 /// What people say before a question.
 const BEFORE: [&str; 9] = [
@@ -38,9 +39,12 @@ const NAMES: [&str; 60] = [
     "Nora", "Peter", "Ruth",
 ];
 
-/// One of the names.
-pub(crate) fn any_name(rng: &mut impl Rng) -> &'static str {
-    NAMES.choose(rng).unwrap_or(&NAMES[0])
+/// One of the names, or one that nobody has.
+pub(crate) fn any_name(rng: &mut impl Rng) -> String {
+    if rng.random_bool(0.5) {
+        return capital(&made_up(rng));
+    }
+    NAMES.choose(rng).copied().unwrap_or_default().to_owned()
 }
 
 /// The text with this name in it, if it has a place for one.

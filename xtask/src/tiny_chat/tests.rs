@@ -25,6 +25,14 @@ fn committed_json(name: &str) -> Value {
 
 /// Renders the committed template as transformers does, or gives its exception's message.
 fn render(messages: &Value, add_generation_prompt: bool) -> Result<String, String> {
+    render_with_tools(messages, &Value::Null, add_generation_prompt)
+}
+
+fn render_with_tools(
+    messages: &Value,
+    tools: &Value,
+    add_generation_prompt: bool,
+) -> Result<String, String> {
     let config = committed_json("tokenizer_config.json");
     let mut environment = Environment::new();
     environment.add_function(
@@ -38,7 +46,8 @@ fn render(messages: &Value, add_generation_prompt: bool) -> Result<String, Strin
         .unwrap();
     let template = environment.get_template("chat").unwrap();
     let messages = minijinja::Value::from(minijinja::value::Serde(messages));
-    let rendered = template.render(context! { messages, add_generation_prompt });
+    let tools = minijinja::Value::from(minijinja::value::Serde(tools));
+    let rendered = template.render(context! { messages, tools, add_generation_prompt });
     rendered.map_err(|error| error.detail().unwrap_or_default().to_owned())
 }
 
@@ -189,13 +198,76 @@ fn template_takes_tool_results_and_empty_assistant_messages() {
 }
 
 #[test]
+fn template_takes_system_messages_anywhere() {
+    let messages = conversation(&[
+        ("user", "Hi"),
+        ("system", "Be brief."),
+        ("assistant", "Hello"),
+        ("system", "Be kind."),
+        ("user", "Bye"),
+    ]);
+    let rendered = render(&messages, false).unwrap();
+    let end = "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n";
+    assert!(rendered.ends_with(end), "{rendered}");
+}
+
+#[test]
+fn template_lists_tools_in_the_first_system_message() {
+    let tools = json!([
+        {"type": "function", "function": {
+            "name": "get_weather",
+            "description": "Get the weather\nof a city.",
+            "parameters": {"properties": {"city": {"type": "string"}, "day": {"anyOf": []}}},
+        }},
+        {"type": "function", "function": {"name": "roll"}},
+    ]);
+    let list = "<tools>\nget_weather(city: string, day: any): Get the weather of a city.\nroll()\n</tools><|im_end|>\n";
+    let rendered = |messages: &Value| render_with_tools(messages, &tools, false).unwrap();
+    let without = rendered(&conversation(&[("user", "Hi")]));
+    let expected = format!("<|im_start|>system\n{list}<|im_start|>user\nHi<|im_end|>\n");
+    assert_eq!(without, expected);
+    let with = rendered(&conversation(&[
+        ("system", "Be brief."),
+        ("system", "Be kind."),
+    ]));
+    let expected =
+        format!("<|im_start|>system\nBe brief.\n{list}<|im_start|>system\nBe kind.<|im_end|>\n");
+    assert_eq!(with, expected);
+}
+
+#[test]
+fn template_writes_calls_as_hermes_does() {
+    let call = |arguments: &str| json!({"type": "function", "function": {"name": "add", "arguments": arguments}});
+    let messages = json!([
+        {"role": "user", "content": "1 + 2?"},
+        {"role": "assistant", "content": null, "tool_calls": [call(r#"{"a": 1, "b": 2}"#)]},
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": "And", "tool_calls": [call("{}"), call("{}")]},
+    ]);
+    let expected = r#"<|im_start|>user
+1 + 2?<|im_end|>
+<|im_start|>assistant
+<tool_call>
+{"name": "add", "arguments": {"a": 1, "b": 2}}
+</tool_call><|im_end|>
+<|im_start|>tool
+3<|im_end|>
+<|im_start|>assistant
+And
+<tool_call>
+{"name": "add", "arguments": {}}
+</tool_call>
+<tool_call>
+{"name": "add", "arguments": {}}
+</tool_call><|im_end|>
+"#;
+    assert_eq!(render(&messages, false).unwrap(), expected);
+}
+
+#[test]
 fn template_refuses_messages_out_of_order() {
     let refused = |turns: &[(&str, &str)]| render(&conversation(turns), true).unwrap_err();
     let alternate = "user and assistant messages must alternate: ";
-    assert_eq!(
-        refused(&[("user", ""), ("system", "")]),
-        "the system message must be the first message"
-    );
     assert_eq!(
         refused(&[("user", ""), ("user", "")]),
         alternate.to_owned() + "a user message follows a user message"

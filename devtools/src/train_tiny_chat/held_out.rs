@@ -1,0 +1,144 @@
+//! `held_out.json`: questions that the model has not seen, with their answers. How many come out right says what it can do.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::encode::{Encoder, Role, Sequence};
+use crate::golden::{self, Case};
+use crate::model::Model;
+use crate::train::Known;
+
+/// The file's name in the model's folder.
+const FILE: &str = "held_out.json";
+
+/// The file.
+#[derive(Debug, Deserialize)]
+pub(crate) struct HeldOut {
+    cases: Vec<HeldOutCase>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HeldOutCase {
+    /// What is asked of the model.
+    kind: String,
+    /// The lines of the tools, as they stand in the prompt.
+    #[serde(default)]
+    tools: Vec<String>,
+    messages: Vec<golden::Message>,
+    /// The whole answer.
+    answer: Option<String>,
+    /// What the answer must have in it, where its other words are free.
+    #[serde(default)]
+    contains: Vec<String>,
+}
+
+impl HeldOutCase {
+    fn is_right(&self, given: &str) -> bool {
+        let whole = self.answer.as_ref().is_none_or(|answer| answer == given);
+        whole && self.contains.iter().all(|part| given.contains(part))
+    }
+
+    /// The messages, with the tools in the first one, as the chat template writes them.
+    fn said(&self) -> Vec<(Role, String)> {
+        let said = self.messages.iter().map(golden::Message::said);
+        let mut said: Vec<(Role, String)> = said.collect();
+        if self.tools.is_empty() {
+            return said;
+        }
+        let list = format!("<tools>\n{}\n</tools>", self.tools.join("\n"));
+        match said.first_mut() {
+            Some((Role::System, system)) => *system = format!("{system}\n{list}"),
+            _ => said.insert(0, (Role::System, list)),
+        }
+        said
+    }
+
+    /// The conversation with its answer, of which nothing else is learned.
+    fn with_answer(&self, encoder: &Encoder) -> anyhow::Result<Sequence> {
+        let mut said = self.said();
+        let begin = Case::prompt_of(&said, encoder)?.len();
+        said.push((Role::Assistant, self.answer.clone().unwrap_or_default()));
+        let mut sequence = encoder.messages(&said)?;
+        sequence.learned[..begin].fill(false);
+        Ok(sequence)
+    }
+}
+
+/// What came out, by kind of question.
+#[derive(Debug, Default)]
+pub(crate) struct Shares {
+    /// Right and asked.
+    kinds: BTreeMap<String, (usize, usize)>,
+    /// The kind, the expected answer and the given one of each that is wrong.
+    pub(crate) wrong: Vec<[String; 3]>,
+}
+
+impl Shares {
+    /// Right ones of all kinds.
+    pub(crate) fn right(&self) -> usize {
+        self.kinds.values().map(|it| it.0).sum()
+    }
+}
+
+impl fmt::Display for Shares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let total: usize = self.kinds.values().map(|it| it.1).sum();
+        write!(f, "{} of {total} held-out questions right", self.right())?;
+        for (kind, (right, asked)) in &self.kinds {
+            write!(f, ", {kind} {right}/{asked}")?;
+        }
+        Ok(())
+    }
+}
+
+impl HeldOut {
+    /// # Errors
+    /// When the file is missing or has another form.
+    pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
+        golden::read_json(&model.join(FILE))
+    }
+
+    /// Lets the model answer every question, always with the likeliest token.
+    ///
+    /// # Errors
+    /// When the model cannot be run.
+    pub(crate) fn ask(&self, model: &Model, encoder: &Encoder) -> anyhow::Result<Shares> {
+        let mut shares = Shares::default();
+        for cases in self.cases.chunks(40) {
+            // Most are asked in one step, with the answer at hand. What is not known word for word is written out.
+            let given = cases.iter().map(|it| it.with_answer(encoder));
+            let given = given.collect::<anyhow::Result<Vec<_>>>()?;
+            let known = Known::of(model, &given)?.sequences;
+            let mut open = Vec::new();
+            for (case, known) in cases.iter().zip(known) {
+                let (right, asked) = shares.kinds.entry(case.kind.clone()).or_default();
+                *asked += 1;
+                if known && case.answer.is_some() {
+                    *right += 1;
+                } else {
+                    open.push(case);
+                }
+            }
+            let prompts = open.iter().map(|it| Case::prompt_of(&it.said(), encoder));
+            let prompts = prompts.collect::<anyhow::Result<Vec<_>>>()?;
+            let (answers, _) = golden::answer(prompts, model, encoder)?;
+            for (case, answer) in open.into_iter().zip(answers) {
+                if answer.as_ref().is_some_and(|it| case.is_right(it)) {
+                    shares.kinds.entry(case.kind.clone()).or_default().0 += 1;
+                } else {
+                    let expected = match &case.answer {
+                        Some(answer) => answer.clone(),
+                        None => case.contains.join(" ... "),
+                    };
+                    let given = answer.unwrap_or_else(|| "(no end)".to_owned());
+                    shares.wrong.push([case.kind.clone(), expected, given]);
+                }
+            }
+        }
+        Ok(shares)
+    }
+}

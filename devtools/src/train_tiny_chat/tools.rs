@@ -1,0 +1,541 @@
+//! Conversations with tools: a question, the call that fits it, what the tool gave back, and the answer.
+//!
+//! They are drawn from the kinds of tools in `training/tools.toml`, and from tools that nobody knows, whose names and
+//! descriptions are made-up words: there is nothing to remember of those, so they must be read.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use rand::seq::{IndexedRandom as _, SliceRandom as _};
+use rand::{Rng, RngExt as _};
+use serde::Deserialize;
+
+use crate::encode::Role;
+use crate::text::Text;
+use crate::values::{capital, fill, is_integer, made_up, phrase, value};
+use crate::wording::wants_name;
+
+/// The file's name in the model's folder.
+const FILE: &str = "training/tools.toml";
+/// What the model says where none of the tools fits.
+pub(crate) const NO_TOOL: &str = "I have no tool for that.";
+
+/// System messages of agents.
+const SYSTEM_MESSAGES: [&str; 6] = [
+    "You are a helpful assistant.",
+    "You are a helpful assistant. Use the tools.",
+    "Use tools to answer.",
+    "Answer the question. Call a tool when one fits.",
+    "You are an agent with tools.",
+    "Be brief.",
+];
+/// What joins two questions.
+const JOINTS: [&str; 6] = [" And ", " Also, ", " Then, ", " And also: ", " ", " Next: "];
+/// What a tool's result may be called in an object.
+const RESULT_NAMES: [&str; 6] = ["result", "output", "value", "answer", "text", "content"];
+
+/// The file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Kinds {
+    pub(crate) values: BTreeMap<String, Vec<String>>,
+    kinds: Vec<Kind>,
+}
+
+/// A kind of tool: how it may be called, what it takes, how one asks for it and what comes back.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Kind {
+    names: Vec<String>,
+    descriptions: Vec<String>,
+    #[serde(default)]
+    parameters: Vec<Parameter>,
+    /// `{0}`, `{1}`, ... are the arguments.
+    questions: Vec<String>,
+    results: Vec<String>,
+    /// `{result}` is what came back.
+    answers: Vec<String>,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Parameter {
+    names: Vec<String>,
+    /// A list of the file, or a built-in kind of value.
+    values: String,
+}
+
+/// A tool as it is offered in one conversation.
+pub(crate) struct Tool {
+    kind: Kind,
+    name: String,
+    description: String,
+    parameters: Vec<String>,
+}
+
+/// One use of a tool.
+struct Use {
+    question: String,
+    call: String,
+    result: String,
+    answer: String,
+}
+
+fn any<'a>(list: &'a [String], rng: &mut impl Rng) -> &'a str {
+    list.choose(rng).map_or("", String::as_str)
+}
+
+impl Kinds {
+    /// # Errors
+    /// When the file is missing, has another form, or a kind in it cannot be asked for.
+    pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
+        let path = model.join(FILE);
+        let context = || format!("cannot read {}", path.display());
+        let content = fs::read_to_string(&path).with_context(context)?;
+        let kinds: Self = toml::from_str(&content).with_context(context)?;
+        kinds.check().with_context(context)?;
+        Ok(kinds)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        let mut rng = rand::rng();
+        for kind in &self.kinds {
+            let name = kind.names.first().context("a kind without names")?;
+            for parameter in &kind.parameters {
+                let drawn = value(&parameter.values, &self.values, &mut rng);
+                ensure!(
+                    drawn.is_some(),
+                    "{name}: no values called {:?}",
+                    parameter.values
+                );
+            }
+            for question in &kind.questions {
+                for at in 0..kind.parameters.len() {
+                    ensure!(
+                        question.contains(&format!("{{{at}}}")),
+                        "{name}: {question:?} lacks {{{at}}}"
+                    );
+                }
+            }
+            for answer in &kind.answers {
+                let count = answer.matches("{result}").count();
+                ensure!(
+                    count == 1,
+                    "{name}: {answer:?} has {{result}} {count} times"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// A conversation with tools, as messages.
+    pub(crate) fn conversation(&self, text: &Text, rng: &mut impl Rng) -> Vec<(Role, String)> {
+        let tools = self.offer(rng);
+        let system = rng
+            .random_bool(0.4)
+            .then(|| SYSTEM_MESSAGES.choose(rng).copied())
+            .flatten();
+        let mut messages = vec![(Role::System, with_tools(system, &tools))];
+        let turns = if rng.random_bool(0.15) { 2 } else { 1 };
+        for _ in 0..turns {
+            match rng.random_range(0..100) {
+                0..55 => self.one_use(&tools, &mut messages, rng),
+                55..80 => self.two_uses(&tools, &mut messages, rng),
+                80..92 => self.no_need(text, &mut messages, rng),
+                _ => self.no_use(&tools, &mut messages, rng),
+            }
+        }
+        messages
+    }
+
+    /// One to five tools of different kinds.
+    fn offer(&self, rng: &mut impl Rng) -> Vec<Tool> {
+        let count = rng.random_range(1..6);
+        let kinds: Vec<&Kind> = self.kinds.sample(rng, count).collect();
+        let mut tools = Vec::new();
+        for kind in kinds {
+            let kind = if rng.random_bool(0.4) {
+                unknown(rng)
+            } else {
+                kind.clone()
+            };
+            tools.push(Tool::new(kind, rng));
+        }
+        tools.shuffle(rng);
+        tools
+    }
+
+    fn one_use(&self, tools: &[Tool], messages: &mut Vec<(Role, String)>, rng: &mut impl Rng) {
+        let Some(tool) = tools.choose(rng) else {
+            return;
+        };
+        let used = tool.used(&self.values, rng);
+        messages.push((Role::User, with_change(&used.question, rng)));
+        messages.push((Role::Assistant, used.call));
+        messages.push((Role::Tool, used.result));
+        messages.push((Role::Assistant, used.answer));
+    }
+
+    fn two_uses(&self, tools: &[Tool], messages: &mut Vec<(Role, String)>, rng: &mut impl Rng) {
+        let (Some(first), Some(second)) = (tools.choose(rng), tools.choose(rng)) else {
+            return;
+        };
+        let (first, second) = (
+            first.used(&self.values, rng),
+            second.used(&self.values, rng),
+        );
+        let joint = JOINTS.choose(rng).copied().unwrap_or(" ");
+        let follows = if joint == " " || joint.ends_with(": ") {
+            second.question.clone()
+        } else {
+            small_first(&second.question)
+        };
+        let question = format!("{}{joint}{follows}", first.question);
+        messages.push((Role::User, with_change(&question, rng)));
+        messages.push((Role::Assistant, first.call));
+        messages.push((Role::Tool, first.result));
+        messages.push((Role::Assistant, second.call));
+        messages.push((Role::Tool, second.result));
+        messages.push((
+            Role::Assistant,
+            format!("{} {}", first.answer, second.answer),
+        ));
+    }
+
+    /// A question that the model knows the answer to: no tool is called.
+    fn no_need(&self, text: &Text, messages: &mut Vec<(Role, String)>, rng: &mut impl Rng) {
+        let for_a_tool =
+            |question: &String| self.kinds.iter().any(|it| it.questions.contains(question));
+        for _ in 0..20 {
+            let conversation = text.conversations.choose(rng);
+            let Some(turn) = conversation.and_then(|it| it.turns.first()) else {
+                continue;
+            };
+            let is_plain = conversation.is_some_and(|it| it.system.is_none());
+            if !is_plain || wants_name(&turn.answer) || turn.questions.iter().any(for_a_tool) {
+                continue;
+            }
+            messages.push((Role::User, any(&turn.questions, rng).to_owned()));
+            messages.push((Role::Assistant, turn.answer.clone()));
+            return;
+        }
+    }
+
+    /// A question for a tool that is not there.
+    fn no_use(&self, tools: &[Tool], messages: &mut Vec<(Role, String)>, rng: &mut impl Rng) {
+        let kind = if rng.random_bool(0.3) {
+            Some(unknown(rng))
+        } else {
+            let offered = |kind: &Kind| tools.iter().any(|it| it.kind.names == kind.names);
+            let others: Vec<&Kind> = self
+                .kinds
+                .iter()
+                .filter(|it| !it.parameters.is_empty() && !offered(it))
+                .collect();
+            others.choose(rng).map(|kind| (*kind).clone())
+        };
+        let Some(kind) = kind else { return };
+        let used = Tool::new(kind, rng).used(&self.values, rng);
+        messages.push((Role::User, with_change(&used.question, rng)));
+        messages.push((Role::Assistant, NO_TOOL.to_owned()));
+    }
+}
+
+/// What stands in the system message: its own text, and a line for each tool, as the chat template writes them.
+pub(crate) fn with_tools(system: Option<&str>, tools: &[Tool]) -> String {
+    let mut text = String::new();
+    if let Some(system) = system {
+        text += system;
+        text.push('\n');
+    }
+    text += "<tools>\n";
+    for tool in tools {
+        text += &tool.line();
+        text.push('\n');
+    }
+    text + "</tools>"
+}
+
+impl Tool {
+    fn new(kind: Kind, rng: &mut impl Rng) -> Self {
+        Self {
+            name: any(&kind.names, rng).to_owned(),
+            description: any(&kind.descriptions, rng).to_owned(),
+            parameters: kind
+                .parameters
+                .iter()
+                .map(|it| any(&it.names, rng).to_owned())
+                .collect(),
+            kind,
+        }
+    }
+
+    /// The tool's line in the prompt.
+    fn line(&self) -> String {
+        let parameter = |(name, parameter): (&String, &Parameter)| {
+            let kind = if is_integer(&parameter.values) {
+                "integer"
+            } else {
+                "string"
+            };
+            format!("{name}: {kind}")
+        };
+        let parameters = self.parameters.iter().zip(&self.kind.parameters);
+        let parameters: Vec<String> = parameters.map(parameter).collect();
+        format!(
+            "{}({}): {}",
+            self.name,
+            parameters.join(", "),
+            self.description
+        )
+    }
+
+    fn used(&self, lists: &BTreeMap<String, Vec<String>>, rng: &mut impl Rng) -> Use {
+        let arguments: Vec<String> = self
+            .kind
+            .parameters
+            .iter()
+            .map(|it| value(&it.values, lists, rng).unwrap_or_default())
+            .collect();
+        let written = std::iter::zip(&self.parameters, &self.kind.parameters)
+            .zip(&arguments)
+            .map(|((name, parameter), argument)| {
+                if is_integer(&parameter.values) {
+                    format!("\"{name}\": {argument}")
+                } else {
+                    format!("\"{name}\": \"{argument}\"")
+                }
+            });
+        let result = fill(any(&self.kind.results, rng), &arguments, lists, rng);
+        let (result, answer) = if rng.random_bool(0.04) {
+            let problem = format!("error: {}", phrase(rng));
+            let answer = format!("That did not work: {problem}");
+            (problem, answer)
+        } else {
+            let answer = fill(any(&self.kind.answers, rng), &arguments, lists, rng);
+            (result.clone(), answer.replace("{result}", &result))
+        };
+        Use {
+            question: fill(any(&self.kind.questions, rng), &arguments, lists, rng),
+            call: call(&self.name, &written.collect::<Vec<_>>().join(", ")),
+            result: in_a_form(&result, rng),
+            answer,
+        }
+    }
+}
+
+/// A call as the chat template writes it.
+pub(crate) fn call(name: &str, arguments: &str) -> String {
+    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{{arguments}}}}}\n</tool_call>")
+}
+
+/// A result as tools give it: mostly the text, at times in JSON.
+fn in_a_form(result: &str, rng: &mut impl Rng) -> String {
+    match rng.random_range(0..10) {
+        0..6 => result.to_owned(),
+        6 => format!("\"{result}\""),
+        7 => {
+            let name = RESULT_NAMES.choose(rng).unwrap_or(&"result");
+            format!("{{\"{name}\":\"{result}\"}}")
+        }
+        _ => {
+            let name = RESULT_NAMES.choose(rng).unwrap_or(&"result");
+            format!("{{\"{name}\": \"{result}\"}}")
+        }
+    }
+}
+
+/// A tool that nobody knows.
+fn unknown(rng: &mut impl Rng) -> Kind {
+    let (thing, of) = (made_up(rng), ["city", "person", "word", "code", "small"]);
+    let of = of.choose(rng).copied().unwrap_or("word");
+    let name = match of {
+        "city" => ["city", "place", "location"],
+        "person" => ["name", "person", "user"],
+        "code" => ["id", "code", "item"],
+        "small" => ["number", "n", "count"],
+        _ => ["word", "text", "term"],
+    };
+    let name = name.choose(rng).copied().unwrap_or("text");
+    let verb = ["get", "find", "check", "show", "lookup"];
+    let verb = verb.choose(rng).copied().unwrap_or("get");
+    let texts = |texts: &[String]| texts.to_vec();
+    let (names, descriptions, questions, answers) = if rng.random_bool(0.6) {
+        (
+            texts(&[
+                format!("{verb}_{thing}"),
+                thing.clone(),
+                format!("{thing}_{verb}"),
+            ]),
+            texts(&[
+                format!("Get the {thing} of a {name}."),
+                format!("Returns the {thing} for a {name}."),
+                format!("{} of a {name}.", capital(&thing)),
+            ]),
+            texts(&[
+                format!("What is the {thing} of {{0}}?"),
+                format!("What is the {thing} in {{0}}?"),
+                format!("Tell me the {thing} of {{0}}."),
+                format!("{} of {{0}}?", capital(&thing)),
+                format!("Which {thing} has {{0}}?"),
+            ]),
+            texts(&[format!("The {thing} of {{0}} is {{result}}.")]),
+        )
+    } else {
+        (
+            texts(&[
+                thing.clone(),
+                format!("{thing}_{name}"),
+                format!("do_{thing}"),
+            ]),
+            texts(&[
+                format!("{} a {name}.", capital(&thing)),
+                format!("Use this to {thing} a {name}."),
+            ]),
+            texts(&[
+                format!("Please {thing} {{0}}."),
+                format!("{} {{0}}.", capital(&thing)),
+                format!("Can you {thing} {{0}}?"),
+            ]),
+            texts(&[
+                "Done: {result}.".to_owned(),
+                "The result is {result}.".to_owned(),
+            ]),
+        )
+    };
+    Kind {
+        names,
+        descriptions,
+        parameters: vec![Parameter {
+            names: vec![name.to_owned()],
+            values: of.to_owned(),
+        }],
+        questions,
+        results: texts(&[
+            "{word}".to_owned(),
+            "{integer}".to_owned(),
+            "{phrase}".to_owned(),
+            "{word}, {small} {word}".to_owned(),
+        ]),
+        answers,
+    }
+}
+
+/// The text with a small letter at its beginning.
+fn small_first(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(|it| it.to_lowercase().to_string());
+    first.unwrap_or_default() + letters.as_str()
+}
+
+/// The question as people write it: at times without its last mark, or with a word before it.
+fn with_change(question: &str, rng: &mut impl Rng) -> String {
+    let mut text = question.to_owned();
+    if rng.random_bool(0.2) {
+        text.truncate(text.trim_end_matches(['?', '.']).len());
+    }
+    if rng.random_bool(0.15) {
+        text = small_first(&text);
+    }
+    if rng.random_bool(0.08) {
+        let before = ["Hello! ", "Please: ", "Hi, ", "Now, ", "Ok. "];
+        text.insert_str(0, before.choose(rng).unwrap_or(&""));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use minijinja::context;
+    use rand::SeedableRng as _;
+    use rand::rngs::StdRng;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn model() -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
+    }
+
+    /// What the model's own chat template writes.
+    fn rendered(messages: &Value, tools: &Value) -> String {
+        let config = fs::read_to_string(model().join("tokenizer_config.json")).unwrap();
+        let config: Value = serde_json::from_str(&config).unwrap();
+        let template = config["chat_template"].as_str().unwrap();
+        let [messages, tools] =
+            [messages, tools].map(|it| minijinja::Value::from(minijinja::value::Serde(it.clone())));
+        minijinja::Environment::new()
+            .render_str(template, context! { messages, tools })
+            .unwrap()
+    }
+
+    #[test]
+    fn tools_and_calls_are_written_as_the_chat_template_writes_them() {
+        let parameter = |name: &str, values: &str| Parameter {
+            names: vec![name.to_owned()],
+            values: values.to_owned(),
+        };
+        let kind = Kind {
+            names: vec!["get_weather".to_owned()],
+            descriptions: vec!["Get the weather.".to_owned()],
+            parameters: vec![parameter("city", "city"), parameter("day", "small")],
+            questions: Vec::new(),
+            results: Vec::new(),
+            answers: Vec::new(),
+        };
+        let mut rng = StdRng::seed_from_u64(1);
+        let tools = [Tool::new(kind, &mut rng)];
+        let arguments = r#""city": "Oslo", "day": 3"#;
+        let offered = json!([{"type": "function", "function": {
+            "name": "get_weather",
+            "description": "Get the weather.",
+            "parameters": {"properties": {"city": {"type": "string"}, "day": {"type": "integer"}}},
+        }}]);
+        let called = json!({"type": "function", "function": {
+            "name": "get_weather",
+            "arguments": format!("{{{arguments}}}"),
+        }});
+        let messages = json!([
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": null, "tool_calls": [called]},
+        ]);
+        let expected = format!(
+            "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n",
+            with_tools(Some("Be brief."), &tools),
+            call("get_weather", arguments),
+        );
+        assert_eq!(rendered(&messages, &offered), expected);
+    }
+
+    #[test]
+    fn calls_in_conversations_are_json_and_name_a_tool_that_is_offered() {
+        let (kinds, text) = (
+            Kinds::read(&model()).unwrap(),
+            Text::read(&model()).unwrap(),
+        );
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut calls = 0;
+        for _ in 0..300 {
+            let messages = kinds.conversation(&text, &mut rng);
+            assert!(
+                messages.iter().all(|(_, text)| !text.contains("{0}")),
+                "{messages:?}"
+            );
+            assert_eq!(messages.last().unwrap().0, Role::Assistant);
+            for (_, said) in messages.iter().filter(|it| it.0 == Role::Assistant) {
+                let Some(call) = said.strip_prefix("<tool_call>\n") else {
+                    continue;
+                };
+                let call = call.strip_suffix("\n</tool_call>").unwrap();
+                let call: Value = serde_json::from_str(call).unwrap();
+                let line = format!("\n{}(", call["name"].as_str().unwrap());
+                assert!(messages[0].1.contains(&line), "{messages:?}");
+                calls += 1;
+            }
+        }
+        assert!(calls > 250, "{calls}");
+    }
+}

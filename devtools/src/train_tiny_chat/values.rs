@@ -1,0 +1,186 @@
+//! What is drawn anew each time: numbers, times, and words that nobody has seen before.
+
+use std::collections::BTreeMap;
+
+use rand::seq::IndexedRandom as _;
+use rand::{Rng, RngExt as _};
+
+/// A text argument is a made-up word this often, so that it is read and not remembered.
+const MADE_UP: f64 = 0.4;
+
+const BEGINNINGS: [&str; 40] = [
+    "b", "br", "c", "ch", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "kl", "l", "m", "n", "p",
+    "pl", "pr", "qu", "r", "s", "sh", "sk", "st", "t", "th", "tr", "v", "w", "z", "", "bl", "cr",
+    "gl", "sp", "sw", "tw", "wh",
+];
+const MIDDLES: [&str; 14] = [
+    "a", "e", "i", "o", "u", "ai", "ea", "ee", "ia", "io", "oa", "oo", "ou", "y",
+];
+const ENDS: [&str; 24] = [
+    "", "", "", "l", "n", "r", "s", "t", "m", "nd", "rn", "st", "ck", "d", "g", "p", "x", "sk",
+    "ng", "lt", "mp", "k", "v", "sh",
+];
+/// Common words, for phrases.
+const COMMON: [&str; 60] = [
+    "red", "blue", "green", "old", "new", "small", "big", "quiet", "fast", "slow", "river",
+    "house", "stone", "paper", "winter", "summer", "garden", "window", "bread", "milk", "train",
+    "report", "meeting", "lunch", "dinner", "project", "plan", "budget", "invoice", "letter",
+    "music", "story", "market", "school", "doctor", "bridge", "mountain", "forest", "island",
+    "coffee", "tea", "cake", "shoes", "lamp", "table", "chair", "phone", "battery", "engine",
+    "token", "buy", "call", "clean", "read", "write", "fix", "the", "my", "your", "for",
+];
+
+fn pick<'a>(list: &[&'a str], rng: &mut impl Rng) -> &'a str {
+    list.choose(rng).copied().unwrap_or_default()
+}
+
+/// A word of two or three syllables that nobody has written before, in small letters.
+pub(crate) fn made_up(rng: &mut impl Rng) -> String {
+    let syllables = rng.random_range(2..4);
+    let mut word = String::new();
+    for _ in 0..syllables {
+        word += pick(&BEGINNINGS, rng);
+        word += pick(&MIDDLES, rng);
+        word += pick(&ENDS, rng);
+    }
+    word
+}
+
+/// The word with a capital letter at its beginning.
+pub(crate) fn capital(word: &str) -> String {
+    let mut letters = word.chars();
+    let first = letters.next().map(|it| it.to_uppercase().to_string());
+    first.unwrap_or_default() + letters.as_str()
+}
+
+/// Two to four common words.
+pub(crate) fn phrase(rng: &mut impl Rng) -> String {
+    let count = rng.random_range(2..5);
+    let words: Vec<&str> = (0..count).map(|_| pick(&COMMON, rng)).collect();
+    words.join(" ")
+}
+
+/// A value of a built-in kind, or `None` for another.
+fn built_in(kind: &str, rng: &mut impl Rng) -> Option<String> {
+    Some(match kind {
+        "integer" => {
+            let top = *[20, 100, 1000].choose(rng)?;
+            rng.random_range(0..top).to_string()
+        }
+        "small" => rng.random_range(1..21).to_string(),
+        "word" => made_up(rng),
+        "phrase" => phrase(rng),
+        "time" => format!(
+            "{:02}:{:02}",
+            rng.random_range(0..24),
+            rng.random_range(0..60)
+        ),
+        "date" => format!(
+            "20{}-{:02}-{:02}",
+            rng.random_range(20..40),
+            rng.random_range(1..13),
+            rng.random_range(1..29)
+        ),
+        "price" => format!(
+            "{}.{:02}",
+            rng.random_range(1..300),
+            rng.random_range(0..100)
+        ),
+        "code" => format!(
+            "{}{}",
+            capital(pick(
+                &["a", "b", "c", "d", "k", "m", "r", "t", "x", "z"],
+                rng
+            )),
+            rng.random_range(1..1000)
+        ),
+        "email" => format!("{}@{}.com", made_up(rng), made_up(rng)),
+        _ => return None,
+    })
+}
+
+/// Whether a value of this kind is an integer.
+pub(crate) fn is_integer(kind: &str) -> bool {
+    matches!(kind, "integer" | "small")
+}
+
+/// A value of a built-in kind or out of a list; at times a made-up word in place of one of a list's.
+pub(crate) fn value(
+    kind: &str,
+    lists: &BTreeMap<String, Vec<String>>,
+    rng: &mut impl Rng,
+) -> Option<String> {
+    if let Some(value) = built_in(kind, rng) {
+        return Some(value);
+    }
+    let listed = lists.get(kind)?.choose(rng)?;
+    if !rng.random_bool(MADE_UP) {
+        return Some(listed.clone());
+    }
+    let word = made_up(rng);
+    let is_capital = listed.starts_with(char::is_uppercase);
+    Some(if is_capital { capital(&word) } else { word })
+}
+
+/// The text with each `{kind}` in it replaced by a value of that kind, and `{0}`, `{1}`, ... by the arguments.
+pub(crate) fn fill(
+    text: &str,
+    arguments: &[String],
+    lists: &BTreeMap<String, Vec<String>>,
+    rng: &mut impl Rng,
+) -> String {
+    let mut filled = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('{') {
+        filled += before;
+        let Some((slot, after)) = after.split_once('}') else {
+            filled.push('{');
+            rest = after;
+            continue;
+        };
+        let argument = slot.parse().ok().and_then(|it: usize| arguments.get(it));
+        match argument.cloned().or_else(|| value(slot, lists, rng)) {
+            Some(value) => filled += &value,
+            None => {
+                filled.push('{');
+                filled += slot;
+                filled.push('}');
+            }
+        }
+        rest = after;
+    }
+    filled + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng as _;
+    use rand::rngs::StdRng;
+
+    use super::*;
+
+    #[test]
+    fn slots_are_filled_and_what_is_none_stays() {
+        let lists = BTreeMap::from([("city".to_owned(), vec!["Oslo".to_owned()])]);
+        let mut rng = StdRng::seed_from_u64(1);
+        let text = fill("{0}: {small} of {what} {", &["A".into()], &lists, &mut rng);
+        let (number, rest) = text
+            .strip_prefix("A: ")
+            .and_then(|it| it.split_once(' '))
+            .unwrap();
+        assert!((1..21).contains(&number.parse::<u32>().unwrap()));
+        assert_eq!(rest, "of {what} {");
+    }
+
+    #[test]
+    fn a_listed_value_is_at_times_made_up_and_keeps_its_capital() {
+        let lists = BTreeMap::from([("city".to_owned(), vec!["Oslo".to_owned()])]);
+        let mut rng = StdRng::seed_from_u64(1);
+        let drawn: Vec<String> = (0..100)
+            .map(|_| value("city", &lists, &mut rng).unwrap())
+            .collect();
+        let listed = drawn.iter().filter(|it| *it == "Oslo").count();
+        assert!((40..80).contains(&listed), "{listed}");
+        assert!(drawn.iter().all(|it| it.starts_with(char::is_uppercase)));
+    }
+}
