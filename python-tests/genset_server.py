@@ -22,14 +22,16 @@ STOP_SECONDS = 30
 
 
 class GensetServer:
-    """Serves the engine `out` while the `with` block runs. `options` are further ones of the command line.
+    """Serves the engine `out`, or without one the built-in model, while the `with` block runs. `options` are further ones
+    of the command line.
 
     Both output streams are read into `output`, so a full pipe never blocks the server and a failing test can show what
     the server said.
     """
 
     def __init__(self, *options, out="echo_core"):
-        self._options = [f"out={out}", "--http-port", "0", *options]
+        engine = [] if out is None else [f"out={out}"]
+        self._options = [*engine, "--http-port", "0", *options]
         self.url = None
         self._lines = []
         self._started = threading.Event()

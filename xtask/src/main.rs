@@ -28,6 +28,7 @@ mod http;
 mod llamacpp_bench;
 mod llamacpp_check;
 mod mutants;
+mod node;
 mod openai_client;
 mod package;
 mod process;
@@ -75,8 +76,8 @@ enum Task {
     /// Format, lints, the Python package, tests, docs, licences, the engine author's package count, the
     /// Python OpenAI client and a Python client of the wire protocol. From the tests on, steps run side by side, each with a
     /// log under target/test-logs. What a step needs and the machine lacks is
-    /// installed: under target/ (cargo-deny, Python venvs), or with apt-get (etcd, nats-server, a C++ compiler
-    /// and Chromium; as root, or through a sudo that asks no password).
+    /// installed: under target/ (cargo-deny, Python venvs, packages of npm), or with apt-get (etcd, nats-server, a C++
+    /// compiler, Chromium and Node.js; as root, or through a sudo that asks no password).
     Test {
         /// The steps to run; all of them where none is named
         #[arg(value_name = "STEP", value_parser = test_command::names())]
@@ -121,7 +122,7 @@ enum Task {
         #[arg(long)]
         time: bool,
     },
-    /// Run python-tests/: the official OpenAI client against the real genset binary
+    /// Run python-tests/: the official OpenAI client, and the agents of four frameworks, against the real genset binary
     OpenaiClientTest,
     /// Run python-tests/browser.py: web pages in a headless Chromium against the real genset binary
     BrowserTest,

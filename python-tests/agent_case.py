@@ -1,0 +1,86 @@
+"""What the agents of all frameworks are asked: two tools, two talks, and what must come of them.
+
+Not a test itself: `test_agents_*.py` each put one framework's official agent between a talk and a server of the built-in
+model that was started without a flag. `ai_sdk/agent.mjs` has the same tools in JavaScript.
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+
+import pytest
+
+from genset_server import GensetServer
+
+# Nothing is told to anybody but the server.
+os.environ["LANGSMITH_TRACING"] = os.environ["LANGCHAIN_TRACING_V2"] = "false"
+os.environ["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
+
+MODEL = "tiny-chat"
+TEXT_SECONDS = 30  # For one request of an agent.
+TALK_SECONDS = 60  # For all of them.
+
+WEATHER = {"Paris": "sunny, 18 degrees", "Oslo": "rain, 11 degrees"}
+TIME = {"Tokyo": "10:45"}
+
+
+class Tools:
+    """The two tools of one talk, which write down how they were called. Frameworks read their schemas off the functions."""
+
+    def __init__(self):
+        self.calls = []
+
+    def get_weather(self, city: str) -> str:
+        """Get the current weather in a city."""
+        self.calls.append(("get_weather", city))
+        return WEATHER.get(city, "unknown")
+
+    def get_time(self, city: str) -> str:
+        """Get the current time in a city."""
+        self.calls.append(("get_time", city))
+        return TIME.get(city, "unknown")
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A question, the calls that it takes, in their order, and what the answer must contain."""
+
+    question: str
+    calls: tuple
+    answer: tuple
+
+    def check(self, calls, text):
+        assert [tuple(call) for call in calls] == list(self.calls), text
+        for words in self.answer:
+            assert words in text
+
+
+ONE_TOOL = Talk("What is the weather in Oslo?", (("get_weather", "Oslo"),), (WEATHER["Oslo"],))
+NO_TOOL = Talk("What is the capital of France?", (), ("Paris",))
+
+CHAT = "chat"
+RESPONSES = "responses"
+
+every_talk = pytest.mark.parametrize(
+    ("talk", "api", "streamed"),
+    [
+        pytest.param(ONE_TOOL, CHAT, False, id="one_tool"),
+        pytest.param(ONE_TOOL, CHAT, True, id="one_tool_streamed"),
+        pytest.param(ONE_TOOL, RESPONSES, False, id="one_tool_responses"),
+        pytest.param(NO_TOOL, CHAT, False, id="no_tool"),
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def base_url():
+    """Where the built-in model answers, on a server that was given no flag but its port."""
+    with GensetServer(out=None) as server:
+        yield f"{server.url}/v1"
+        assert server.stop() == 0, server.output
+
+
+async def soon(answer):
+    """Awaits the answer of an agent; one that hangs fails."""
+    async with asyncio.timeout(TALK_SECONDS):
+        return await answer
