@@ -191,9 +191,11 @@ pub(crate) fn tiny_chat() -> Result<ModelFolder, EngineError> {
         .map_err(|error| EngineError::internal("the built-in model is broken").with_source(error))
 }
 
-/// What takes the built-in model's calls of tools out of its text, unless a flag says otherwise.
-pub(crate) fn declare_tool_parser(worker: &mut WorkerConfig) {
-    worker
-        .tool_parser
-        .get_or_insert_with(|| "hermes".to_owned());
+/// Names what takes the built-in model's calls of tools out of its text, where that model is served and no flag names another.
+pub(crate) fn declare_tool_parser(config: &RunConfig, worker: &mut WorkerConfig) {
+    if config.worker.model_path.is_none() {
+        worker
+            .tool_parser
+            .get_or_insert_with(|| "hermes".to_owned());
+    }
 }

@@ -112,9 +112,7 @@ pub(super) fn build(
     }
     let context = context_length(&folder, config.worker.context_length)?;
     let mut worker = config.worker.worker_config(Some(folder))?;
-    if config.worker.model_path.is_none() {
-        declare_tool_parser(&mut worker);
-    }
+    declare_tool_parser(config, &mut worker);
     if apart == Apart::MistralRs {
         worker.context_length_tokens.get_or_insert(context);
     }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use crate::encode::{Encoder, Role, Sequence};
 use crate::golden::{self, Case};
 use crate::model::Model;
+use crate::tools::with_tools;
 use crate::train::Known;
 
 /// The file's name in the model's folder.
@@ -49,10 +50,9 @@ impl HeldOutCase {
         if self.tools.is_empty() {
             return said;
         }
-        let list = format!("<tools>\n{}\n</tools>", self.tools.join("\n"));
         match said.first_mut() {
-            Some((Role::System, system)) => *system = format!("{system}\n{list}"),
-            _ => said.insert(0, (Role::System, list)),
+            Some((Role::System, system)) => *system = with_tools(Some(system), &self.tools),
+            _ => said.insert(0, (Role::System, with_tools(None, &self.tools))),
         }
         said
     }

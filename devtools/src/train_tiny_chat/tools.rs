@@ -68,7 +68,7 @@ struct Parameter {
 }
 
 /// A tool as it is offered in one conversation.
-pub(crate) struct Tool {
+struct Tool {
     kind: Kind,
     name: String,
     description: String,
@@ -137,7 +137,10 @@ impl Kinds {
             .random_bool(0.4)
             .then(|| SYSTEM_MESSAGES.choose(rng).copied())
             .flatten();
-        let mut messages = vec![(Role::System, with_tools(system, &tools))];
+        let mut messages = vec![(
+            Role::System,
+            with_tools(system, tools.iter().map(Tool::line)),
+        )];
         let turns = if rng.random_bool(0.15) { 2 } else { 1 };
         for _ in 0..turns {
             match rng.random_range(0..100) {
@@ -244,15 +247,18 @@ impl Kinds {
 }
 
 /// What stands in the system message: its own text, and a line for each tool, as the chat template writes them.
-pub(crate) fn with_tools(system: Option<&str>, tools: &[Tool]) -> String {
+pub(crate) fn with_tools(
+    system: Option<&str>,
+    lines: impl IntoIterator<Item = impl AsRef<str>>,
+) -> String {
     let mut text = String::new();
     if let Some(system) = system {
         text += system;
         text.push('\n');
     }
     text += "<tools>\n";
-    for tool in tools {
-        text += &tool.line();
+    for line in lines {
+        text += line.as_ref();
         text.push('\n');
     }
     text + "</tools>"
@@ -504,7 +510,7 @@ mod tests {
         ]);
         let expected = format!(
             "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n",
-            with_tools(Some("Be brief."), &tools),
+            with_tools(Some("Be brief."), tools.iter().map(Tool::line)),
             call("get_weather", arguments),
         );
         assert_eq!(rendered(&messages, &offered), expected);
