@@ -8,7 +8,7 @@
 #include "numbers.cuh"
 
 constexpr unsigned HEAD_THREADS = 128;
-constexpr unsigned ATTEND_THREADS = 128;
+constexpr unsigned MERGE_THREADS = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 template <typename T> struct HeadArguments {
@@ -169,13 +169,17 @@ template <typename T> struct Tile {
   }
 };
 
+// Threads of a block that attends for so many queries. One query alone is taken where there are few: its block has more threads, and
+// each of them less to do one thing after the other.
+template <unsigned QUERIES> constexpr unsigned ATTEND_THREADS = QUERIES == 1 ? 256 : 128;
+
 // Attention for few queries at a time, above all for decode rows: the time is that of reading keys and values once.
 //
-// LANES lanes share a position, eight dimensions each; a block looks at 128 / LANES positions at once, and each group of
-// lanes keeps a softmax of its own, merged at the end. head_dim is at most 8 * LANES and a multiple of 8. The grid is
+// LANES lanes share a position, eight dimensions each; a block looks at two positions for each group of lanes at once, and each
+// group keeps a softmax of its own, merged at the end. head_dim is at most 8 * LANES and a multiple of 8. The grid is
 // [tiles, num_kv_heads, splits].
 template <typename T, unsigned LANES, unsigned QUERIES> __device__ void attend(const AttendArguments<T> &a) {
-  constexpr unsigned GROUPS = ATTEND_THREADS / LANES, WARPS = ATTEND_THREADS / WARP, UNROLL = 4;
+  constexpr unsigned THREADS = ATTEND_THREADS<QUERIES>, GROUPS = THREADS / LANES, WARPS = THREADS / WARP, UNROLL = 2;
   const Tile<T> tile(a, blockIdx.x, blockIdx.y, QUERIES);
   const unsigned group = threadIdx.x / LANES, dimension = threadIdx.x % LANES * 8;
   const bool has_dimensions = dimension < a.head_dim;
@@ -194,21 +198,21 @@ template <typename T, unsigned LANES, unsigned QUERIES> __device__ void attend(c
   unsigned begin, end;
   tile.share(blockIdx.z, begin, end);
   for (unsigned base = begin; base < end; base += GROUPS * UNROLL) {
-    size_t slots[UNROLL];
-    Eight<T> eights[UNROLL];
+    Eight<T> keys[UNROLL], values[UNROLL];
     float scores[UNROLL][QUERIES];
 #pragma unroll
     for (unsigned u = 0; u < UNROLL; u++) {
       const unsigned position = base + u * GROUPS + group;
       const bool is_read = position < end && has_dimensions;
-      slots[u] = is_read ? tile.slot(position) + dimension : 0;
-      eights[u] = is_read ? Eight<T>::load(a.keys + slots[u]) : Eight<T>::zeros();
+      const size_t slot = is_read ? tile.slot(position) + dimension : 0;
+      keys[u] = is_read ? Eight<T>::load(a.keys + slot) : Eight<T>::zeros();
+      values[u] = is_read ? Eight<T>::load(a.values + slot) : Eight<T>::zeros();
     }
 #pragma unroll
     for (unsigned u = 0; u < UNROLL; u++) {
       const unsigned position = base + u * GROUPS + group;
       float key[8];
-      eights[u].floats(key);
+      keys[u].floats(key);
 #pragma unroll
       for (unsigned q = 0; q < QUERIES; q++) {
         float product = 0;
@@ -218,11 +222,6 @@ template <typename T, unsigned LANES, unsigned QUERIES> __device__ void attend(c
         product = sum_over<LANES>(product);
         scores[u][q] = is_seen ? tile.score(product) : -INFINITY;
       }
-    }
-#pragma unroll
-    for (unsigned u = 0; u < UNROLL; u++) {
-      const bool is_read = base + u * GROUPS + group < end && has_dimensions;
-      eights[u] = is_read ? Eight<T>::load(a.values + slots[u]) : Eight<T>::zeros();
     }
 #pragma unroll
     for (unsigned q = 0; q < QUERIES; q++) {
@@ -243,7 +242,7 @@ template <typename T, unsigned LANES, unsigned QUERIES> __device__ void attend(c
 #pragma unroll
     for (unsigned u = 0; u < UNROLL; u++) {
       float value[8];
-      eights[u].floats(value);
+      values[u].floats(value);
 #pragma unroll
       for (unsigned q = 0; q < QUERIES; q++)
 #pragma unroll
@@ -277,7 +276,7 @@ template <typename T, unsigned LANES, unsigned QUERIES> __device__ void attend(c
     }
   }
   __syncthreads();
-  for (unsigned number = threadIdx.x; number < tile.queries * a.head_dim; number += ATTEND_THREADS) {
+  for (unsigned number = threadIdx.x; number < tile.queries * a.head_dim; number += THREADS) {
     const unsigned q = number / a.head_dim, d = number % a.head_dim;
     float most = -INFINITY, sum = 0, all = 0;
     for (unsigned w = 0; w < WARPS; w++) most = fmaxf(most, shared_largest[w][q]);
@@ -306,7 +305,7 @@ template <typename T> __device__ void merge(const AttendArguments<T> &a) {
   const float *partials = a.partials + query_place * a.splits * (a.head_dim + 2);
   float most = -INFINITY;
   for (unsigned s = 0; s < a.splits; s++) most = fmaxf(most, partials[s * (a.head_dim + 2) + a.head_dim]);
-  for (unsigned d = threadIdx.x; d < a.head_dim; d += ATTEND_THREADS) {
+  for (unsigned d = threadIdx.x; d < a.head_dim; d += MERGE_THREADS) {
     float sum = 0, all = 0;
     for (unsigned s = 0; s < a.splits; s++) {
       const float *partial = partials + s * (a.head_dim + 2);

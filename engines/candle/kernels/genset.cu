@@ -4,6 +4,7 @@
 // `nvcc` makes a module of each; `emulation/` compiles the same for the host.
 #include "attention.cuh"
 #include "prefill.cuh"
+#include "products.cuh"
 #include "rows.cuh"
 
 #ifdef __CUDACC__
@@ -16,17 +17,22 @@
 #endif
 
 #define ATTEND(T, LANES, NAME)                                                                                               \
-  KERNEL(attend_q1_l##LANES##_##NAME, ATTEND_THREADS, AttendArguments<T>, attend<T, LANES, 1>)                               \
-  KERNEL(attend_q2_l##LANES##_##NAME, ATTEND_THREADS, AttendArguments<T>, attend<T, LANES, 2>)                               \
-  KERNEL(attend_q4_l##LANES##_##NAME, ATTEND_THREADS, AttendArguments<T>, attend<T, LANES, 4>)                               \
-  KERNEL(attend_q8_l##LANES##_##NAME, ATTEND_THREADS, AttendArguments<T>, attend<T, LANES, 8>)
+  KERNEL(attend_q1_l##LANES##_##NAME, ATTEND_THREADS<1>, AttendArguments<T>, attend<T, LANES, 1>)                            \
+  KERNEL(attend_q2_l##LANES##_##NAME, ATTEND_THREADS<2>, AttendArguments<T>, attend<T, LANES, 2>)                            \
+  KERNEL(attend_q4_l##LANES##_##NAME, ATTEND_THREADS<4>, AttendArguments<T>, attend<T, LANES, 4>)                            \
+  KERNEL(attend_q8_l##LANES##_##NAME, ATTEND_THREADS<8>, AttendArguments<T>, attend<T, LANES, 8>)
+
+#define PRODUCT(T, ROWS, NAME)                                                                                               \
+  KERNEL(product_r##ROWS##_##NAME, PRODUCT_THREADS, ProductArguments<T>, product<T, ROWS>)                                   \
+  KERNEL(gated_product_r##ROWS##_##NAME, PRODUCT_THREADS, ProductArguments<T>, gated_product<T, ROWS>)
 
 #define KERNELS(T, NAME)                                                                                                     \
   KERNEL(heads_##NAME, HEAD_THREADS, HeadArguments<T>, heads<T>)                                                             \
   ATTEND(T, 4, NAME) ATTEND(T, 8, NAME) ATTEND(T, 16, NAME) ATTEND(T, 32, NAME)                                              \
-  KERNEL(merge_##NAME, ATTEND_THREADS, AttendArguments<T>, merge<T>)                                                         \
+  KERNEL(merge_##NAME, MERGE_THREADS, AttendArguments<T>, merge<T>)                                                      \
   KERNEL(norm_##NAME, ROW_THREADS, NormArguments<T>, norm<T>)                                                                \
-  KERNEL(gate_##NAME, ROW_THREADS, GateArguments<T>, gate<T>)
+  KERNEL(gate_##NAME, ROW_THREADS, GateArguments<T>, gate<T>)                                                                \
+  PRODUCT(T, 1, NAME) PRODUCT(T, 2, NAME) PRODUCT(T, 3, NAME) PRODUCT(T, 4, NAME)
 
 // Tensor cores know no f32.
 #define PREFILL_KERNELS(T, NAME)                                                                                             \

@@ -88,25 +88,31 @@ template <typename T> struct GateArguments {
 };
 static_assert(sizeof(GateArguments<float>) == 32, "as `GateArguments` in Rust");
 
+// activation(gate) * up.
+__device__ inline float gated(float gate, float up, unsigned activation, float limit) {
+  float activated;
+  if (activation == 2) {
+    // A NaN stays: every comparison with it is false.
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up;
+    up = (up < -limit ? -limit : up) + 1.0f;
+    activated = gate / (1.0f + expf(-1.702f * gate));
+  } else if (activation == 1) {
+    activated = 0.5f * gate * (1.0f + tanhf(0.7978845608f * gate * (1.0f + 0.044715f * gate * gate)));
+  } else {
+    activated = gate / (1.0f + expf(-gate));
+  }
+  return activated * up;
+}
+
 // activation(first half) * second half of every row. The grid is [columns / ROW_THREADS, rows].
 template <typename T> __device__ void gate(const GateArguments<T> &a) {
   const unsigned column = blockIdx.x * ROW_THREADS + threadIdx.x;
   if (column >= a.width) return;
   const size_t row = blockIdx.y;
   const T *from = a.gate_up + row * 2 * a.width;
-  float x = to_float(from[column]), up = to_float(from[a.width + column]), activated;
-  if (a.activation == 2) {
-    // A NaN stays: every comparison with it is false.
-    x = x > a.limit ? a.limit : x;
-    up = up > a.limit ? a.limit : up;
-    up = (up < -a.limit ? -a.limit : up) + 1.0f;
-    activated = x / (1.0f + expf(-1.702f * x));
-  } else if (a.activation == 1) {
-    activated = 0.5f * x * (1.0f + tanhf(0.7978845608f * x * (1.0f + 0.044715f * x * x)));
-  } else {
-    activated = x / (1.0f + expf(-x));
-  }
-  put(&a.out[row * a.width + column], activated * up);
+  put(&a.out[row * a.width + column],
+      gated(to_float(from[column]), to_float(from[a.width + column]), a.activation, a.limit));
 }
 
 struct BestArguments {
@@ -128,10 +134,21 @@ __device__ inline void best(const BestArguments &a) {
   const float *row = a.logits + static_cast<size_t>(blockIdx.x) * a.width;
   float value = -INFINITY;
   unsigned place = NO_BEST, is_bad = 0;
-  for (unsigned i = threadIdx.x; i < a.width; i += ROW_THREADS) {
-    const float logit = row[i];
+  const auto look_at = [&](float logit, unsigned i) {
     is_bad |= logit != logit || logit == INFINITY;
     if (logit > value) value = logit, place = i;
+  };
+  if (a.width % 8 == 0) {
+    // Several loads are under way at once.
+#pragma unroll 4
+    for (unsigned i = threadIdx.x * 8; i < a.width; i += ROW_THREADS * 8) {
+      float logits[8];
+      Eight<float>::load(row + i).floats(logits);
+#pragma unroll
+      for (unsigned n = 0; n < 8; n++) look_at(logits[n], i + n);
+    }
+  } else {
+    for (unsigned i = threadIdx.x; i < a.width; i += ROW_THREADS) look_at(row[i], i);
   }
   shared_value[threadIdx.x] = value, shared_place[threadIdx.x] = place, shared_is_bad[threadIdx.x] = is_bad;
   for (unsigned offset = ROW_THREADS / 2; offset > 0; offset /= 2) {

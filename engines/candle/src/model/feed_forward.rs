@@ -23,9 +23,18 @@ pub(super) struct FeedForward {
 
 impl FeedForward {
     pub(super) fn forward(&self, x: &Tensor, beside: Beside<'_>) -> Result<Tensor> {
-        let gate_up = beside.add(Site::GateUp, x, self.gate_up.forward(x)?)?;
-        let gated = gate(&gate_up, self.activation)?;
+        let gated = self.gated(x, beside)?;
         beside.add(Site::Down, &gated, self.down.forward(&gated)?)
+    }
+
+    fn gated(&self, x: &Tensor, beside: Beside<'_>) -> Result<Tensor> {
+        if !beside.adds(Site::GateUp)
+            && let Some(gated) = self.gate_up.gated(x, self.activation)?
+        {
+            return Ok(gated);
+        }
+        let gate_up = beside.add(Site::GateUp, x, self.gate_up.forward(x)?)?;
+        gate(&gate_up, self.activation)
     }
 
     /// Whether any of its matrices is quantized.

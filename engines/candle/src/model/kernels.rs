@@ -10,9 +10,11 @@
 mod cuda;
 #[cfg(feature = "kernel-emulation")]
 mod emulated;
+mod products;
 
 use candle_core::{DType, Device, Result, Storage, Tensor};
 
+pub(super) use self::products::{can_multiply, gated_product, product};
 use super::config::Activation;
 
 /// Kernels that are compiled together; a process loads those that it needs.
@@ -292,16 +294,21 @@ const _: () = assert!(size_of::<GateArguments>() == 32);
 // SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
 unsafe impl Arguments for GateArguments {}
 
+/// What kernels know an activation by, and its limit.
+fn numbers_of(activation: Activation) -> (u32, f32) {
+    match activation {
+        Activation::Silu => (0, 0.0),
+        Activation::GeluTanh => (1, 0.0),
+        Activation::ClampedSwish { limit } => (2, limit),
+    }
+}
+
 /// `activation(first half) * second half` of every row.
 pub(super) fn gate(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     let (rows, both) = gate_up.dims2()?;
     let width = both / 2;
     let out = to_write(&[rows, width], gate_up.dtype(), gate_up.device())?;
-    let (number, limit) = match activation {
-        Activation::Silu => (0, 0.0),
-        Activation::GeluTanh => (1, 0.0),
-        Activation::ClampedSwish { limit } => (2, limit),
-    };
+    let (number, limit) = numbers_of(activation);
     let launch = Launch {
         kernel: "gate",
         module: module_of(gate_up)?,

@@ -19,7 +19,9 @@ use candle_core::{D, DType, Device, Result, Tensor};
 
 use self::packed::Packed;
 pub use self::weight_type::WeightType;
+use super::config::Activation;
 use super::host;
+use super::kernels;
 use super::memory::WeightMemory;
 use super::simd::{QuantizedKernels, quantized_kernels};
 
@@ -160,7 +162,7 @@ impl Matrix {
     /// Shapes or types do not match.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.weight {
-            Weight::Dense(weight) => x.matmul(&weight.t()?),
+            Weight::Dense(weight) => dense_product(weight, x),
             Weight::Quantized(weight) => quantized_product(weight, x),
             Weight::Blocks(..) => x.matmul(&self.numbers()?.t()?),
             Weight::Packed(packed) => packed_product(&[packed], None, x),
@@ -240,6 +242,13 @@ impl Matrix {
     }
 }
 
+fn dense_product(weight: &Tensor, x: &Tensor) -> Result<Tensor> {
+    if !x.device().is_cpu() && kernels::can_multiply(x, weight) {
+        return kernels::product(x, weight);
+    }
+    x.matmul(&weight.t()?)
+}
+
 /// Candle's quantized product, with one row doubled: with a single row its Q6_K kernel sums in another order than with
 /// several, which would make an answer depend on the batch.
 fn quantized_product(weight: &Arc<QTensor>, x: &Tensor) -> Result<Tensor> {
@@ -308,6 +317,21 @@ impl Linear {
         match &self.bias {
             Some(bias) => product.broadcast_add(bias),
             None => Ok(product),
+        }
+    }
+}
+
+impl Linear {
+    /// `activation(first half) * second half` of the product, where one kernel of a GPU does both.
+    pub(super) fn gated(&self, x: &Tensor, activation: Activation) -> Result<Option<Tensor>> {
+        let (None, [matrix]) = (&self.bias, self.parts.as_slice()) else {
+            return Ok(None);
+        };
+        match matrix.dense_on_gpu() {
+            Some(weight) if kernels::can_multiply(x, weight) => {
+                kernels::gated_product(x, weight, activation).map(Some)
+            }
+            _ => Ok(None),
         }
     }
 }

@@ -218,9 +218,14 @@ impl<'a> Beside<'a> {
         }
     }
 
+    /// Whether any adapter adds something at `site`.
+    pub(super) fn adds(self, site: Site) -> bool {
+        self.adapters.iter().any(|rows| rows.adds(self.layer, site))
+    }
+
     /// `product`, `[rows, columns]`, that of `x`, `[rows, in_features]`, at `site`, with what the adapters add to it.
     pub(super) fn add(self, site: Site, x: &Tensor, product: Tensor) -> Result<Tensor> {
-        if !self.adapters.iter().any(|rows| rows.adds(self.layer, site)) {
+        if !self.adds(site) {
             return Ok(product);
         }
         if product.device().is_cpu() {

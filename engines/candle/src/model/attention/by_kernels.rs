@@ -17,10 +17,12 @@ const THREADS: u32 = 128;
 const WARPS: usize = 4;
 /// Dimensions that one lane reads at once.
 const DIMENSIONS_PER_LANE: usize = 8;
+/// Threads of a block that attends for one query; `ATTEND_THREADS` in `attention.cuh`.
+const THREADS_OF_ONE: u32 = 256;
 /// Blocks that keep a large GPU busy; contexts are split until there are about as many.
 const BLOCKS_WANTED: usize = 512;
-/// Positions that make a split worth its merge.
-const POSITIONS_PER_SPLIT: usize = 64;
+/// Positions for each group of lanes up to which one block is faster than several and a merge.
+const POSITIONS_UNSPLIT: usize = 8;
 const MOST_SPLITS: usize = 64;
 
 /// Whether the kernels take heads of this size and numbers of this type on this device. What they do not take goes the way
@@ -199,21 +201,23 @@ impl Call<'_> {
             return Ok(());
         }
         let lanes = head_dim.div_ceil(DIMENSIONS_PER_LANE).next_power_of_two();
-        let kernel = format!("attend_q{}_l{}", tiles.queries, lanes.clamp(4, 32));
-        let splits = self.splits(tiles);
+        let lanes = lanes.clamp(4, 32);
+        let kernel = format!("attend_q{}_l{lanes}", tiles.queries);
+        let threads = match tiles.queries {
+            1 => THREADS_OF_ONE,
+            _ => THREADS,
+        };
+        let splits = self.splits(tiles, threads as usize / lanes);
         let grid = [tiles.count, num_kv_heads, splits];
         if splits == 1 {
-            return self.launch(&kernel, grid, self.arguments(tiles, 1, 0)?);
+            return self.launch(&kernel, grid, threads, self.arguments(tiles, 1, 0)?);
         }
         let partials = [tiles.count * num_kv_heads * tiles.queries * splits * (head_dim + 2)];
         let partials = to_write(&partials, DType::F32, self.out.device())?;
         let arguments = self.arguments(tiles, splits, address(&partials)?)?;
-        self.launch(&kernel, grid, arguments)?;
-        self.launch(
-            "merge",
-            [tiles.count, num_kv_heads, tiles.queries],
-            arguments,
-        )
+        self.launch(&kernel, grid, threads, arguments)?;
+        let grid = [tiles.count, num_kv_heads, tiles.queries];
+        self.launch("merge", grid, THREADS, arguments)
     }
 
     /// Prefill chunks.
@@ -226,17 +230,22 @@ impl Call<'_> {
         let size = self.attention.head_dim.next_power_of_two().clamp(32, 256);
         let arguments = self.arguments(tiles, 1, 0)?;
         let grid = [tiles.count, self.attention.num_kv_heads, 1];
-        self.launch(&format!("prefill_d{size}"), grid, arguments)
+        self.launch(&format!("prefill_d{size}"), grid, THREADS, arguments)
     }
 
-    fn splits(&self, tiles: Tiles) -> usize {
+    /// Parts that contexts are cut into, of blocks with so many groups of lanes.
+    fn splits(&self, tiles: Tiles, groups: usize) -> usize {
         let window = self.attention.window.unwrap_or(usize::MAX);
         let positions = tiles.longest_context.min(window);
+        let unsplit = groups * POSITIONS_UNSPLIT;
+        if positions <= unsplit {
+            return 1;
+        }
         let blocks = tiles.count * self.attention.num_kv_heads;
         let wanted = BLOCKS_WANTED.div_ceil(blocks);
-        wanted
-            .min(positions.div_ceil(POSITIONS_PER_SPLIT))
-            .clamp(1, MOST_SPLITS)
+        // Who has to merge anyway cuts finer.
+        let most = positions.div_ceil(unsplit / 2);
+        wanted.min(most).clamp(1, MOST_SPLITS)
     }
 
     fn arguments(&self, tiles: Tiles, splits: usize, partials: u64) -> Result<AttendArguments> {
@@ -270,12 +279,18 @@ impl Call<'_> {
         })
     }
 
-    fn launch(&self, kernel: &str, grid: [usize; 3], arguments: AttendArguments) -> Result<()> {
+    fn launch(
+        &self,
+        kernel: &str,
+        grid: [usize; 3],
+        threads: u32,
+        arguments: AttendArguments,
+    ) -> Result<()> {
         let launch = Launch {
             kernel,
             module: module_of(self.out)?,
             grid,
-            threads: THREADS,
+            threads,
             arguments,
         };
         #[expect(unsafe_code, reason = "kernels write through addresses")]

@@ -11,6 +11,9 @@ use crate::model::rope::Frequencies;
 pub(super) const MANY_QUERIES: usize = 64;
 /// The most queries that a block of the kernel for few queries works on.
 const MOST_FEW_QUERIES: usize = 8;
+/// Queries up to which each has a block of its own: reading keys and values once for several is no gain where the GPU has room for
+/// more blocks.
+const QUERIES_ALONE: usize = 64;
 /// `Sequence` in `attention.cuh`.
 const WORDS_PER_SEQUENCE: usize = 4;
 
@@ -166,13 +169,15 @@ impl Words {
             let all = batch.sequences.iter().enumerate();
             all.filter(|(_, sequence)| wanted(sequence.rows.len()))
         };
-        let most = chosen()
-            .map(|(_, sequence)| sequence.rows.len() * group)
-            .max();
-        let Some(most) = most else {
+        let counts = || chosen().map(|(_, sequence)| sequence.rows.len() * group);
+        let Some(most) = counts().max() else {
             return Ok(Tiles::default());
         };
-        let queries = queries.unwrap_or_else(|| most.next_power_of_two().min(MOST_FEW_QUERIES));
+        let few_queries = || match counts().sum::<usize>() {
+            ..=QUERIES_ALONE => 1,
+            _ => most.next_power_of_two().min(MOST_FEW_QUERIES),
+        };
+        let queries = queries.unwrap_or_else(few_queries);
         let mut words = Vec::new();
         for (index, sequence) in chosen() {
             for first in (0..sequence.rows.len() * group).step_by(queries) {
@@ -247,8 +252,8 @@ mod tests {
         assert_eq!(sequences[5..8], [9, 1, 6]);
         assert_eq!(at(sequences[0], 4), [5, 6, 7, 2]);
         assert_eq!(at(sequences[4], 2), [1, 3]);
-        assert_eq!((plan.places.few.count, plan.places.few.queries), (1, 2));
-        assert_eq!(at(plan.places.few.start, 2), [1, 0]);
+        assert_eq!((plan.places.few.count, plan.places.few.queries), (2, 1));
+        assert_eq!(at(plan.places.few.start, 4), [1, 0, 1, 1]);
         assert_eq!(plan.places.few.longest_context, 7);
         assert_eq!((plan.places.many.count, plan.places.many.queries), (1, 64));
         assert_eq!(at(plan.places.many.start, 2), [0, 0]);
@@ -256,10 +261,11 @@ mod tests {
 
     #[test]
     fn without_a_kernel_for_many_queries_chunks_are_cut_into_few() {
-        let (plan, words) = plan(&batch(), 2, false);
+        let (plan, words) = plan(&batch(), 7, false);
         assert_eq!(plan.places.many, Tiles::default());
-        assert_eq!((plan.places.few.count, plan.places.few.queries), (4, 8));
-        let tiles = &words[plan.places.few.start as usize..][..8];
-        assert_eq!(tiles, [0, 0, 0, 8, 0, 16, 1, 0]);
+        assert_eq!((plan.places.few.count, plan.places.few.queries), (9, 8));
+        let tiles = &words[plan.places.few.start as usize..][..18];
+        assert_eq!(tiles[..6], [0, 0, 0, 8, 0, 16]);
+        assert_eq!(tiles[14..], [0, 56, 1, 0]);
     }
 }

@@ -309,6 +309,33 @@ fn long_contexts_are_split_and_merged() {
 }
 
 #[test]
+fn queries_of_many_sequences_share_what_their_blocks_read() {
+    for (seed, dtype) in (0..).zip([DType::F32, DType::F16, DType::BF16]) {
+        let mut random = StdRng::seed_from_u64(seed);
+        for group in [1, 2, 4, 7] {
+            let shape = Shape {
+                num_kv_heads: 1,
+                group,
+                block_size: 16,
+                window: None,
+                ..Shape::draw(dtype, 64, &mut random)
+            };
+            // More queries than are taken one by one; the first sequence is split.
+            let lens: Vec<_> = (0..=64 / group)
+                .map(|index| {
+                    if index == 0 {
+                        (300, 1)
+                    } else {
+                        (index % 40, 1)
+                    }
+                })
+                .collect();
+            compare(shape, &lens, &mut random);
+        }
+    }
+}
+
+#[test]
 fn heads_that_do_not_fit_are_left_to_tensors() {
     for head_dim in [4, 12, 100, 264] {
         assert!(
