@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
+use genset_backend_common::config::Deviation;
 use genset_backend_common::{Capabilities, EngineConfig, EngineError, StartContext, TokenId};
 use genset_sampling::guided::GuideFactory;
 use genset_scheduler::Limits;
@@ -213,7 +214,11 @@ impl Loader for RealLoader {
             .transpose()?;
         let can_be_apart = can_be_apart && cache.layout().is_some();
         let adapters = self.adapters(&open.config, &device, dtype);
-        let can = capabilities(guides.as_deref(), can_be_apart, adapters.is_some());
+        let mut can = capabilities(guides.as_deref(), can_be_apart, adapters.is_some());
+        if !device.is_cpu() {
+            // A row is computed by other kernels where more rows are beside it.
+            can = can.with_deviations([Deviation::BatchVariant]);
+        }
         let config = engine_config(&open, &limits, &spec, can);
         let KvCacheSpec {
             num_blocks,
