@@ -21,6 +21,8 @@ use crate::repo::Repo;
 const DEVICE_VARIABLE: &str = "GENSET_TEST_DEVICE";
 /// In bf16 a resumed answer is so far from an uninterrupted one that samples differ.
 const KIT_DTYPE: (&str, &str) = ("GENSET_TEST_DTYPE", "f16");
+/// Each check starts engines, and the kit waits only so long for one.
+const KIT_THREADS: usize = 4;
 /// Names an interpreter that has torch and transformers, where `python3` has not.
 const PYTHON_VARIABLE: &str = "GENSET_TORCH_PYTHON";
 /// GPUs have the numbers that `nvidia-smi` gives them.
@@ -107,9 +109,10 @@ pub(crate) fn run(repo: &Repo, test: &GpuTest) -> anyhow::Result<()> {
     };
     let toolkit = toolkit.with_libraries()?;
     let device = format!("cuda:{}", test.gpu);
-    for tests in [&programs.tests, &programs.kit] {
+    for (tests, threads) in [(&programs.tests, None), (&programs.kit, Some(KIT_THREADS))] {
         let mut command = toolkit.command(tests);
         command
+            .args(threads.map(|it| format!("--test-threads={it}")))
             .current_dir(repo.root().join("engines/candle"))
             .env(DEVICE_VARIABLE, &device)
             .env(KIT_DTYPE.0, KIT_DTYPE.1);
