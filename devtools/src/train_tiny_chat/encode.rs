@@ -5,6 +5,8 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use tokenizers::Tokenizer;
 
+/// How a byte-level vocabulary writes a space.
+const SPACE: char = 'Ġ';
 /// Ends a document.
 const END_OF_TEXT: &str = "<|endoftext|>";
 /// Begins a message.
@@ -121,6 +123,30 @@ impl Encoder {
     pub(crate) fn messages(&self, messages: &[(Role, String)]) -> anyhow::Result<Sequence> {
         let messages = messages.iter().map(|(role, text)| (*role, text.as_str()));
         self.conversation(&messages.collect::<Vec<_>>())
+    }
+
+    /// The tokens that begin with a space, and for each the token of the same letters without it, where there is one.
+    pub(crate) fn spaced(&self) -> Vec<(usize, Option<usize>)> {
+        let vocabulary = self.tokenizer.get_vocab(true);
+        let index = |id: u32| usize::try_from(id).ok();
+        let spaced = vocabulary.iter().filter_map(|(token, &id)| {
+            let letters = token.strip_prefix(SPACE)?;
+            let plain = vocabulary.get(letters).and_then(|&id| index(id));
+            Some((index(id)?, plain))
+        });
+        let mut spaced: Vec<_> = spaced.collect();
+        spaced.sort_unstable();
+        spaced
+    }
+
+    /// The words that are one token after a space. Without the space most are several: how they are spelled must be learned.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let vocabulary = self.tokenizer.get_vocab(true);
+        let words = vocabulary.keys().filter_map(|it| it.strip_prefix(SPACE));
+        let words = words.filter(|it| it.len() > 1 && it.chars().all(|c| c.is_ascii_alphabetic()));
+        let mut words: Vec<String> = words.map(str::to_owned).collect();
+        words.sort_unstable();
+        words
     }
 
     /// How many tokens there are.

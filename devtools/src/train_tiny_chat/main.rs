@@ -57,7 +57,7 @@ struct Cli {
     #[arg(long)]
     check: bool,
     /// How often every answer is seen
-    #[arg(long, default_value_t = 50)]
+    #[arg(long, default_value_t = 36)]
     epochs: usize,
     /// Seed of the first weights, the order and the wordings
     #[arg(long, default_value_t = 1)]
@@ -66,16 +66,16 @@ struct Cli {
     #[arg(long, default_value_t = 1024)]
     batch_tokens: usize,
     /// Conversations with tools in an epoch
-    #[arg(long, default_value_t = 400)]
+    #[arg(long, default_value_t = 350)]
     calls: usize,
     /// Sums, words to repeat, facts and JSON in an epoch
-    #[arg(long, default_value_t = 600)]
+    #[arg(long, default_value_t = 500)]
     exercises: usize,
     /// Drills in copying in an epoch
-    #[arg(long, default_value_t = 100)]
+    #[arg(long, default_value_t = 60)]
     drills: usize,
     /// The highest learning rate
-    #[arg(long, default_value_t = 0.002)]
+    #[arg(long, default_value_t = 0.001)]
     learning_rate: f64,
 }
 

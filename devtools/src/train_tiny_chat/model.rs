@@ -11,6 +11,7 @@ use rand::Rng;
 
 use genset_devtools::checkout::{Config, EMBEDDING, FINAL_NORM};
 
+use crate::encode::Encoder;
 use crate::first_weights::first_weights;
 use crate::ops::{Attention, Heads, Linear, RmsNorm, SwiGlu};
 
@@ -69,8 +70,12 @@ impl Model {
     ///
     /// # Errors
     /// Those of [`first_weights`].
-    pub(crate) fn random(config: Config, rng: &mut impl Rng) -> anyhow::Result<Self> {
-        let tensors = first_weights(&config, rng)?;
+    pub(crate) fn random(
+        config: Config,
+        encoder: &Encoder,
+        rng: &mut impl Rng,
+    ) -> anyhow::Result<Self> {
+        let tensors = first_weights(&config, &encoder.spaced(), rng)?;
         Self::from_tensors(config, &tensors)
     }
 
@@ -191,19 +196,28 @@ mod tests {
 
     use super::*;
 
+    fn folder() -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
+    }
+
     fn config() -> Config {
-        Config::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")).unwrap()
+        Config::read(&folder()).unwrap()
+    }
+
+    fn random() -> Model {
+        let encoder = Encoder::read(&folder()).unwrap();
+        Model::random(config(), &encoder, &mut StdRng::seed_from_u64(1)).unwrap()
     }
 
     #[test]
     fn parameters_are_between_one_and_four_million() {
-        let model = Model::random(config(), &mut StdRng::seed_from_u64(1)).unwrap();
+        let model = random();
         assert!((1_000_000..4_000_000).contains(&model.parameter_count()));
     }
 
     #[test]
     fn logits_of_a_sequence_do_not_depend_on_its_neighbours() {
-        let model = Model::random(config(), &mut StdRng::seed_from_u64(1)).unwrap();
+        let model = random();
         let alone = model.forward(&[5, 6, 7], &Arc::new(vec![3]), &[2]).unwrap();
         let packed = model
             .forward(&[9, 8, 5, 6, 7], &Arc::new(vec![2, 3]), &[4])

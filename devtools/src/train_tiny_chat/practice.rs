@@ -8,7 +8,7 @@ use rand::{Rng, RngExt as _};
 
 use crate::encode::{Role, Sequence};
 use crate::text::Text;
-use crate::values::{capital, is_integer, made_up, phrase, value};
+use crate::values::{capital, is_integer, made_up, value};
 use crate::wording::wants_name;
 
 type Messages = Vec<(Role, String)>;
@@ -25,10 +25,10 @@ fn asked(question: String, answer: String) -> Messages {
 /// One exercise.
 pub(crate) fn exercise(text: &Text, lists: &Lists, rng: &mut impl Rng) -> Messages {
     match rng.random_range(0..100) {
-        0..35 => sum(rng),
-        35..50 => echo(lists, rng),
-        50..60 => name(lists, rng),
-        60..80 => fact(text, lists, rng),
+        0..55 => sum(rng),
+        55..65 => echo(lists, rng),
+        65..70 => name(lists, rng),
+        70..83 => fact(text, lists, rng),
         _ => json(lists, rng),
     }
 }
@@ -72,9 +72,9 @@ fn sum(rng: &mut impl Rng) -> Messages {
 /// Something to say again, word for word.
 fn echo(lists: &Lists, rng: &mut impl Rng) -> Messages {
     let said = match rng.random_range(0..5) {
-        0 => phrase(rng),
-        1 => made_up(rng),
-        2 => capital(&phrase(rng)) + ".",
+        0 => value("phrase", lists, rng).unwrap_or_default(),
+        1 => value("word", lists, rng).unwrap_or_default(),
+        2 => capital(&value("phrase", lists, rng).unwrap_or_default()) + ".",
         3 => (0..rng.random_range(2..6))
             .map(|_| made_up(rng))
             .collect::<Vec<_>>()

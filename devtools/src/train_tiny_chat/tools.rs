@@ -12,9 +12,9 @@ use rand::seq::{IndexedRandom as _, SliceRandom as _};
 use rand::{Rng, RngExt as _};
 use serde::Deserialize;
 
-use crate::encode::Role;
+use crate::encode::{Encoder, Role};
 use crate::text::Text;
-use crate::values::{capital, fill, is_integer, made_up, phrase, value};
+use crate::values::{WORDS, capital, fill, is_integer, made_up, value};
 use crate::wording::wants_name;
 
 /// The file's name in the model's folder.
@@ -87,15 +87,23 @@ fn any<'a>(list: &'a [String], rng: &mut impl Rng) -> &'a str {
     list.choose(rng).map_or("", String::as_str)
 }
 
+impl Kind {
+    /// The kind of the first argument.
+    fn takes(&self) -> Option<&str> {
+        self.parameters.first().map(|it| it.values.as_str())
+    }
+}
+
 impl Kinds {
     /// # Errors
     /// When the file is missing, has another form, or a kind in it cannot be asked for.
-    pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn read(model: &Path, encoder: &Encoder) -> anyhow::Result<Self> {
         let path = model.join(FILE);
         let context = || format!("cannot read {}", path.display());
         let content = fs::read_to_string(&path).with_context(context)?;
-        let kinds: Self = toml::from_str(&content).with_context(context)?;
+        let mut kinds: Self = toml::from_str(&content).with_context(context)?;
         kinds.check().with_context(context)?;
+        kinds.values.insert(WORDS.to_owned(), encoder.words());
         Ok(kinds)
     }
 
@@ -141,12 +149,12 @@ impl Kinds {
             Role::System,
             with_tools(system, tools.iter().map(Tool::line)),
         )];
-        let turns = if rng.random_bool(0.15) { 2 } else { 1 };
-        for _ in 0..turns {
+        // Several questions about the same tools: each is a choice to learn from.
+        for _ in 0..rng.random_range(1..5) {
             match rng.random_range(0..100) {
-                0..55 => self.one_use(&tools, &mut messages, rng),
-                55..80 => self.two_uses(&tools, &mut messages, rng),
-                80..92 => self.no_need(text, &mut messages, rng),
+                0..48 => self.one_use(&tools, &mut messages, rng),
+                48..68 => self.two_uses(&tools, &mut messages, rng),
+                68..80 => self.no_need(text, &mut messages, rng),
                 _ => self.no_use(&tools, &mut messages, rng),
             }
         }
@@ -154,12 +162,25 @@ impl Kinds {
     }
 
     /// One to five tools of different kinds.
+    ///
+    /// Half of the time all take the same kind of argument, so that the question must be read to choose among them.
     fn offer(&self, rng: &mut impl Rng) -> Vec<Tool> {
         let count = rng.random_range(1..6);
-        let kinds: Vec<&Kind> = self.kinds.sample(rng, count).collect();
+        let alike = rng
+            .random_bool(0.5)
+            .then(|| self.kinds.choose(rng))
+            .flatten();
+        let group: Vec<&Kind> = match alike {
+            Some(like) => self
+                .kinds
+                .iter()
+                .filter(|it| it.takes() == like.takes())
+                .collect(),
+            None => self.kinds.iter().collect(),
+        };
         let mut tools = Vec::new();
-        for kind in kinds {
-            let kind = if rng.random_bool(0.4) {
+        for kind in group.sample(rng, count).copied().collect::<Vec<_>>() {
+            let kind = if rng.random_bool(0.3) {
                 unknown(rng)
             } else {
                 kind.clone()
@@ -237,7 +258,17 @@ impl Kinds {
                 .iter()
                 .filter(|it| !it.parameters.is_empty() && !offered(it))
                 .collect();
-            others.choose(rng).map(|kind| (*kind).clone())
+            let taken: Vec<_> = tools.iter().map(|it| it.kind.takes()).collect();
+            let (alike, _): (Vec<_>, Vec<_>) = others
+                .iter()
+                .copied()
+                .partition(|it| taken.contains(&it.takes()));
+            let among = if alike.is_empty() || rng.random_bool(0.5) {
+                others
+            } else {
+                alike
+            };
+            among.choose(rng).map(|kind| (*kind).clone())
         };
         let Some(kind) = kind else { return };
         let used = Tool::new(kind, rng).used(&self.values, rng);
@@ -278,7 +309,7 @@ impl Tool {
         }
     }
 
-    /// The tool's line in the prompt.
+    /// The tool's line in the prompt: what it does comes first, so that whoever reads its name knows it already.
     fn line(&self) -> String {
         let parameter = |(name, parameter): (&String, &Parameter)| {
             let kind = if is_integer(&parameter.values) {
@@ -291,10 +322,10 @@ impl Tool {
         let parameters = self.parameters.iter().zip(&self.kind.parameters);
         let parameters: Vec<String> = parameters.map(parameter).collect();
         format!(
-            "{}({}): {}",
+            "{} -> {}({})",
+            self.description,
             self.name,
-            parameters.join(", "),
-            self.description
+            parameters.join(", ")
         )
     }
 
@@ -316,11 +347,13 @@ impl Tool {
             });
         let result = fill(any(&self.kind.results, rng), &arguments, lists, rng);
         let (result, answer) = if rng.random_bool(0.04) {
-            let problem = format!("error: {}", phrase(rng));
+            let problem = value("phrase", lists, rng).unwrap_or_default();
+            let problem = format!("error: {problem}");
             let answer = format!("That did not work: {problem}");
             (problem, answer)
         } else {
-            let answer = fill(any(&self.kind.answers, rng), &arguments, lists, rng);
+            let answer = self.kind.answers.first().map_or("", String::as_str);
+            let answer = fill(answer, &arguments, lists, rng);
             (result.clone(), answer.replace("{result}", &result))
         };
         Use {
@@ -518,8 +551,9 @@ mod tests {
 
     #[test]
     fn calls_in_conversations_are_json_and_name_a_tool_that_is_offered() {
+        let encoder = Encoder::read(&model()).unwrap();
         let (kinds, text) = (
-            Kinds::read(&model()).unwrap(),
+            Kinds::read(&model(), &encoder).unwrap(),
             Text::read(&model()).unwrap(),
         );
         let mut rng = StdRng::seed_from_u64(1);
@@ -537,7 +571,7 @@ mod tests {
                 };
                 let call = call.strip_suffix("\n</tool_call>").unwrap();
                 let call: Value = serde_json::from_str(call).unwrap();
-                let line = format!("\n{}(", call["name"].as_str().unwrap());
+                let line = format!(" -> {}(", call["name"].as_str().unwrap());
                 assert!(messages[0].1.contains(&line), "{messages:?}");
                 calls += 1;
             }

@@ -49,10 +49,10 @@ pub(crate) struct Plan {
 /// When a file cannot be read or the training fails.
 pub(crate) fn train(folder: &Path, plan: &Plan, encoder: &Encoder) -> anyhow::Result<Model> {
     let text = Text::read(folder)?;
-    let kinds = Kinds::read(folder)?;
+    let kinds = Kinds::read(folder, encoder)?;
     let twins = Twins::find(&text.conversations);
     let mut rng = StdRng::seed_from_u64(plan.seed);
-    let model = Model::random(Config::read(folder)?, &mut rng)?;
+    let model = Model::random(Config::read(folder)?, encoder, &mut rng)?;
     // All batches are made before the first step, so that the learning rate knows how many there are.
     let mut epochs = Vec::new();
     for _ in 0..plan.epochs {
@@ -191,7 +191,7 @@ pub(crate) struct Known {
     /// For each, whether each learned token is the model's likeliest: greedy decoding writes the same.
     pub(crate) sequences: Vec<bool>,
     /// The share of the learned tokens that are the likeliest.
-    tokens_percent: usize,
+    pub(crate) tokens_percent: usize,
 }
 
 impl Known {

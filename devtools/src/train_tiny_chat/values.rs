@@ -8,6 +8,9 @@ use rand::{Rng, RngExt as _};
 /// A text argument is a made-up word this often, so that it is read and not remembered.
 const MADE_UP: f64 = 0.4;
 
+/// The list of words that are one token after a space, where there is one.
+pub(crate) const WORDS: &str = "one token";
+
 const BEGINNINGS: [&str; 40] = [
     "b", "br", "c", "ch", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "kl", "l", "m", "n", "p",
     "pl", "pr", "qu", "r", "s", "sh", "sk", "st", "t", "th", "tr", "v", "w", "z", "", "bl", "cr",
@@ -53,23 +56,56 @@ pub(crate) fn capital(word: &str) -> String {
     first.unwrap_or_default() + letters.as_str()
 }
 
-/// Two to four common words.
-pub(crate) fn phrase(rng: &mut impl Rng) -> String {
+/// A word of the list of those that are one token after a space, or two of them in one; without the list, a made-up word.
+fn of_tokens(lists: &BTreeMap<String, Vec<String>>, rng: &mut impl Rng) -> String {
+    let Some(words) = lists.get(WORDS) else {
+        return made_up(rng);
+    };
+    let mut word = words.choose(rng).cloned().unwrap_or_default();
+    if rng.random_bool(0.3) {
+        word += &words
+            .choose(rng)
+            .map_or_else(String::new, |it| it.to_lowercase());
+    }
+    word
+}
+
+/// A word that nobody has seen, made up or put together of tokens.
+fn word(lists: &BTreeMap<String, Vec<String>>, rng: &mut impl Rng) -> String {
+    if rng.random_bool(0.5) {
+        made_up(rng)
+    } else {
+        of_tokens(lists, rng)
+    }
+}
+
+/// Two to four words.
+fn phrase(lists: &BTreeMap<String, Vec<String>>, rng: &mut impl Rng) -> String {
     let count = rng.random_range(2..5);
-    let words: Vec<&str> = (0..count).map(|_| pick(&COMMON, rng)).collect();
-    words.join(" ")
+    let words = (0..count).map(|_| {
+        if rng.random_bool(0.5) {
+            pick(&COMMON, rng).to_owned()
+        } else {
+            of_tokens(lists, rng)
+        }
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// A value of a built-in kind, or `None` for another.
-fn built_in(kind: &str, rng: &mut impl Rng) -> Option<String> {
+fn built_in(
+    kind: &str,
+    lists: &BTreeMap<String, Vec<String>>,
+    rng: &mut impl Rng,
+) -> Option<String> {
     Some(match kind {
         "integer" => {
             let top = *[20, 100, 1000].choose(rng)?;
             rng.random_range(0..top).to_string()
         }
         "small" => rng.random_range(1..21).to_string(),
-        "word" => made_up(rng),
-        "phrase" => phrase(rng),
+        "word" => word(lists, rng),
+        "phrase" => phrase(lists, rng),
         "time" => format!(
             "{:02}:{:02}",
             rng.random_range(0..24),
@@ -110,14 +146,14 @@ pub(crate) fn value(
     lists: &BTreeMap<String, Vec<String>>,
     rng: &mut impl Rng,
 ) -> Option<String> {
-    if let Some(value) = built_in(kind, rng) {
+    if let Some(value) = built_in(kind, lists, rng) {
         return Some(value);
     }
     let listed = lists.get(kind)?.choose(rng)?;
     if !rng.random_bool(MADE_UP) {
         return Some(listed.clone());
     }
-    let word = made_up(rng);
+    let word = word(lists, rng);
     let is_capital = listed.starts_with(char::is_uppercase);
     Some(if is_capital { capital(&word) } else { word })
 }

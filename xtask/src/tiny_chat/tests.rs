@@ -221,7 +221,7 @@ fn template_lists_tools_in_the_first_system_message() {
         }},
         {"type": "function", "function": {"name": "roll"}},
     ]);
-    let list = "<tools>\nget_weather(city: string, day: any): Get the weather of a city.\nroll()\n</tools><|im_end|>\n";
+    let list = "<tools>\nGet the weather of a city. -> get_weather(city: string, day: any)\n-> roll()\n</tools><|im_end|>\n";
     let rendered = |messages: &Value| render_with_tools(messages, &tools, false).unwrap();
     let without = rendered(&conversation(&[("user", "Hi")]));
     let expected = format!("<|im_start|>system\n{list}<|im_start|>user\nHi<|im_end|>\n");
