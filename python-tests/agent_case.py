@@ -1,4 +1,4 @@
-"""What the agents of all frameworks are asked: two tools, two talks, and what must come of them.
+"""What the agents of all frameworks are asked: two tools, three talks, and what must come of them.
 
 Not a test itself: `test_agents_*.py` each put one framework's official agent between a talk and a server of the built-in
 model that was started without a flag. `ai_sdk/agent.mjs` has the same tools in JavaScript.
@@ -21,7 +21,6 @@ TEXT_SECONDS = 30  # For one request of an agent.
 TALK_SECONDS = 60  # For all of them.
 
 WEATHER = {"Paris": "sunny, 18 degrees", "Oslo": "rain, 11 degrees"}
-TIME = {"Tokyo": "10:45"}
 
 
 class Tools:
@@ -35,10 +34,10 @@ class Tools:
         self.calls.append(("get_weather", city))
         return WEATHER.get(city, "unknown")
 
-    def get_time(self, city: str) -> str:
-        """Get the current time in a city."""
-        self.calls.append(("get_time", city))
-        return TIME.get(city, "unknown")
+    def multiply(self, a: int, b: int) -> int:
+        """Multiply two numbers."""
+        self.calls.append(("multiply", a, b))
+        return a * b
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,11 @@ class Talk:
             assert words in text
 
 
+TWO_TOOLS = Talk(
+    "What is the weather in Paris? And what is 6 times 7?",
+    (("get_weather", "Paris"), ("multiply", 6, 7)),
+    (WEATHER["Paris"], "42"),
+)
 ONE_TOOL = Talk("What is the weather in Oslo?", (("get_weather", "Oslo"),), (WEATHER["Oslo"],))
 NO_TOOL = Talk("What is the capital of France?", (), ("Paris",))
 
@@ -64,9 +68,10 @@ RESPONSES = "responses"
 every_talk = pytest.mark.parametrize(
     ("talk", "api", "streamed"),
     [
+        pytest.param(TWO_TOOLS, CHAT, False, id="two_tools"),
+        pytest.param(TWO_TOOLS, CHAT, True, id="two_tools_streamed"),
+        pytest.param(TWO_TOOLS, RESPONSES, False, id="two_tools_responses"),
         pytest.param(ONE_TOOL, CHAT, False, id="one_tool"),
-        pytest.param(ONE_TOOL, CHAT, True, id="one_tool_streamed"),
-        pytest.param(ONE_TOOL, RESPONSES, False, id="one_tool_responses"),
         pytest.param(NO_TOOL, CHAT, False, id="no_tool"),
     ],
 )

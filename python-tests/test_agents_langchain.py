@@ -36,7 +36,7 @@ async def test_agent(base_url, talk, api, streamed):  # noqa: F811
         max_retries=0,
         use_responses_api=api == RESPONSES,
     )
-    agent = create_agent(model, [tools.get_weather, tools.get_time])
+    agent = create_agent(model, [tools.get_weather, tools.multiply])
     question = {"messages": [{"role": "user", "content": talk.question}]}
     run = streamed_text if streamed else whole
     talk.check(tools.calls, await soon(run(agent, question)))

@@ -43,7 +43,7 @@ async def test_agent(base_url, talk, api, streamed):  # noqa: F811
             name="Assistant",
             model=MODELS[api](model=MODEL, openai_client=client),
             model_settings=ModelSettings(temperature=0),
-            tools=[function_tool(tools.get_weather), function_tool(tools.get_time)],
+            tools=[function_tool(tools.get_weather), function_tool(tools.multiply)],
         )
         run = streamed_text if streamed else whole
         text = await soon(run(agent, talk.question))

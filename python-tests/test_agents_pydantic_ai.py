@@ -26,7 +26,7 @@ async def test_agent(base_url, talk, api, streamed):  # noqa: F811
     tools = Tools()
     async with AsyncOpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=TEXT_SECONDS) as client:
         model = MODELS[api](MODEL, provider=OpenAIProvider(openai_client=client))
-        functions = [tools.get_weather, tools.get_time]
+        functions = [tools.get_weather, tools.multiply]
         agent = Agent(model, tools=functions, model_settings={"temperature": 0})
         run = streamed_text if streamed else whole
         text = await soon(run(agent, talk.question))

@@ -6,32 +6,36 @@ import { stepCountIs, tool, ToolLoopAgent } from "ai";
 import { z } from "zod";
 
 const WEATHER = { Paris: "sunny, 18 degrees", Oslo: "rain, 11 degrees" };
-const TIME = { Tokyo: "10:45" };
 const MAX_STEPS = 10;
 
 const asked = JSON.parse(process.argv[2]);
 const calls = [];
 
-// A tool that writes down how it is called.
-function lookUp(name, description, answers) {
-  return tool({
-    description,
+// Each tool writes down how it is called.
+const tools = {
+  get_weather: tool({
+    description: "Get the current weather in a city.",
     inputSchema: z.object({ city: z.string() }),
     execute: async ({ city }) => {
-      calls.push([name, city]);
-      return answers[city] ?? "unknown";
+      calls.push(["get_weather", city]);
+      return WEATHER[city] ?? "unknown";
     },
-  });
-}
+  }),
+  multiply: tool({
+    description: "Multiply two numbers.",
+    inputSchema: z.object({ a: z.int(), b: z.int() }),
+    execute: async ({ a, b }) => {
+      calls.push(["multiply", a, b]);
+      return a * b;
+    },
+  }),
+};
 
 const openai = createOpenAI({ baseURL: asked.baseURL, apiKey: "unused" });
 const model = asked.api === "responses" ? openai.responses(asked.model) : openai.chat(asked.model);
 const agent = new ToolLoopAgent({
   model,
-  tools: {
-    get_weather: lookUp("get_weather", "Get the current weather in a city.", WEATHER),
-    get_time: lookUp("get_time", "Get the current time in a city.", TIME),
-  },
+  tools,
   temperature: 0,
   maxRetries: 0,
   stopWhen: stepCountIs(MAX_STEPS),
