@@ -29,7 +29,7 @@
 #define KERNELS(T, NAME)                                                                                                     \
   KERNEL(heads_##NAME, HEAD_THREADS, HeadArguments<T>, heads<T>)                                                             \
   ATTEND(T, 4, NAME) ATTEND(T, 8, NAME) ATTEND(T, 16, NAME) ATTEND(T, 32, NAME)                                              \
-  KERNEL(merge_##NAME, MERGE_THREADS, AttendArguments<T>, merge<T>)                                                      \
+  KERNEL(merge_##NAME, MERGE_THREADS, AttendArguments<T>, merge<T>)                                                          \
   KERNEL(norm_##NAME, ROW_THREADS, NormArguments<T>, norm<T>)                                                                \
   KERNEL(gate_##NAME, ROW_THREADS, GateArguments<T>, gate<T>)                                                                \
   PRODUCT(T, 1, NAME) PRODUCT(T, 2, NAME) PRODUCT(T, 3, NAME) PRODUCT(T, 4, NAME)

@@ -23,7 +23,7 @@ template <typename T> struct ProductArguments {
 };
 static_assert(sizeof(ProductArguments<float>) == 48, "as `ProductArguments` in Rust");
 
-// Adds what this warp reads of the products of each row of `x` with each of these rows of weights; all lanes get the sums.
+// This warp's part of the products of each row of `x` with each of these rows of weights; all lanes get the sums.
 template <typename T, unsigned ROWS, unsigned COLUMNS>
 __device__ void multiply(const ProductArguments<T> &a, unsigned part, const T *const (&weights)[COLUMNS],
                          float (&sums)[ROWS][COLUMNS]) {
@@ -65,7 +65,7 @@ __device__ void multiply(const ProductArguments<T> &a, unsigned part, const T *c
     for (unsigned column = 0; column < COLUMNS; column++) sums[row][column] = sum_over<WARP>(sums[row][column]);
 }
 
-// The products of a block's columns, and beside each that of the column COLUMNS - 1 matrices further down. `finish` gets a row, a
+// The products of a block's columns; with two COLUMNS, of the same columns of the matrix's second half too. `finish` gets a row, a
 // column and its sums. The order of a sum depends on in_features alone.
 template <typename T, unsigned ROWS, unsigned COLUMNS, typename Finish>
 __device__ void multiply_columns(const ProductArguments<T> &a, Finish finish) {
