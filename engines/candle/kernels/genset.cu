@@ -32,7 +32,7 @@
   KERNEL(merge_##NAME, MERGE_THREADS, AttendArguments<T>, merge<T>)                                                          \
   KERNEL(norm_##NAME, ROW_THREADS, NormArguments<T>, norm<T>)                                                                \
   KERNEL(gate_##NAME, ROW_THREADS, GateArguments<T>, gate<T>)                                                                \
-  PRODUCT(T, 1, NAME) PRODUCT(T, 2, NAME) PRODUCT(T, 3, NAME) PRODUCT(T, 4, NAME)
+  PRODUCT(T, 1, NAME) PRODUCT(T, 2, NAME)
 
 // Tensor cores know no f32.
 #define PREFILL_KERNELS(T, NAME)                                                                                             \

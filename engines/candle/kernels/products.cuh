@@ -1,4 +1,4 @@
-// Products of a few rows with a matrix, as decode steps of few sequences need them. What they cost is reading the matrix once, so
+// Products of one or two rows with a matrix, as decode steps of so many sequences need them. What they cost is reading the matrix once, so
 // it is cut into many small reads that are under way together: a column of the result is the work of one to eight warps.
 #pragma once
 

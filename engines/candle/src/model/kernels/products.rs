@@ -5,8 +5,8 @@ use candle_core::{Result, Tensor};
 use super::super::config::Activation;
 use super::{Arguments, Launch, address, are_for, module_of, narrow, numbers_of, to_write};
 
-/// Rows from which on candle's product is faster: it multiplies on tensor cores.
-const MOST_ROWS: usize = 4;
+/// Of more rows candle's product is faster: it multiplies on tensor cores.
+const MOST_ROWS: usize = 2;
 /// Threads of a block; `PRODUCT_THREADS` in `products.cuh`.
 const THREADS: u32 = 256;
 /// Warps of a block.
@@ -35,7 +35,7 @@ const _: () = assert!(size_of::<ProductArguments>() == 48);
 // SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
 unsafe impl Arguments for ProductArguments {}
 
-/// Whether [`product`] and [`gated_product`] take these: one to four rows as wide as the weights, which is a multiple of eight.
+/// Whether [`product`] and [`gated_product`] take these: one or two rows as wide as the weights, which is a multiple of eight.
 pub(in crate::model) fn can_multiply(x: &Tensor, weight: &Tensor) -> bool {
     let (Ok((rows, width)), Ok((_, in_features))) = (x.dims2(), weight.dims2()) else {
         return false;

@@ -87,16 +87,16 @@ fn gates_are_candles() {
 #[test]
 fn products_are_candles_and_a_row_has_the_same_bits_beside_others() {
     for (dtype, width) in NUMBERS.into_iter().zip([16, 2600, 9000]) {
-        let x = (random(&[4, width], dtype, 5) / 3.0).unwrap();
+        let x = (random(&[2, width], dtype, 5) / 3.0).unwrap();
         let weight = (random(&[19, width], dtype, 6) / width as f64).unwrap();
         let all = product(&x, &weight).unwrap();
         let [wide_x, wide_weight] = [&x, &weight].map(|it| it.to_dtype(DType::F32).unwrap());
         let want = wide_x.matmul(&wide_weight.t().unwrap()).unwrap();
         assert_close(&all, &want.to_dtype(dtype).unwrap(), "product");
-        for rows in 1..4 {
-            let some = product(&x.narrow(0, 0, rows).unwrap(), &weight).unwrap();
-            let of_all = all.narrow(0, 0, rows).unwrap();
-            assert_eq!(numbers(&some), numbers(&of_all), "{rows} rows");
+        for row in 0..2 {
+            let alone = product(&x.narrow(0, row, 1).unwrap(), &weight).unwrap();
+            let beside = all.narrow(0, row, 1).unwrap();
+            assert_eq!(numbers(&alone), numbers(&beside), "row {row}");
         }
     }
 }
@@ -110,7 +110,7 @@ fn gated_products_are_gates_of_products() {
             Activation::GeluTanh,
             Activation::ClampedSwish { limit: 1.5 },
         ] {
-            for rows in 1..=4 {
+            for rows in 1..=2 {
                 let x = random(&[rows, 264], dtype, 8);
                 let want = gate(&product(&x, &weight).unwrap(), activation).unwrap();
                 let got = gated_product(&x, &weight, activation).unwrap();
@@ -122,14 +122,14 @@ fn gated_products_are_gates_of_products() {
 
 #[test]
 fn products_are_not_taken_of_more_rows_or_odd_widths() {
-    let [five, four, odd] =
-        [(5, 16), (4, 16), (4, 12)].map(|(rows, width)| random(&[rows, width], DType::BF16, 9));
+    let [three, two, odd] =
+        [(3, 16), (2, 16), (2, 12)].map(|(rows, width)| random(&[rows, width], DType::BF16, 9));
     let weight = |width| random(&[8, width], DType::BF16, 10);
-    assert!(can_multiply(&four, &weight(16)));
-    assert!(!can_multiply(&five, &weight(16)), "five rows");
+    assert!(can_multiply(&two, &weight(16)));
+    assert!(!can_multiply(&three, &weight(16)), "three rows");
     assert!(!can_multiply(&odd, &weight(12)), "width 12");
-    assert!(!can_multiply(&four, &weight(32)), "another width");
-    let halves = four.to_dtype(DType::F16).unwrap();
+    assert!(!can_multiply(&two, &weight(32)), "another width");
+    let halves = two.to_dtype(DType::F16).unwrap();
     assert!(!can_multiply(&halves, &weight(16)), "another type");
 }
 
