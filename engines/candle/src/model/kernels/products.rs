@@ -1,4 +1,4 @@
-//! Products of a few rows with a matrix of plain numbers.
+//! Products of one or two rows with a matrix of plain numbers.
 
 use candle_core::{Result, Tensor};
 
@@ -53,7 +53,7 @@ pub(in crate::model) fn can_multiply(x: &Tensor, weight: &Tensor) -> bool {
 /// do not depend on the other rows.
 ///
 /// # Errors
-/// Not what [`can_multiply`], or the device refuses.
+/// [`can_multiply`] says no, or the device refuses.
 pub(in crate::model) fn product(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     launch("product", x, weight, weight.dim(0)?, None)
 }
