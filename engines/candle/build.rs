@@ -5,10 +5,14 @@ use std::error::Error;
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=kernels");
+    println!("cargo::rustc-check-cfg=cfg(kernels_are_emulated)");
     #[cfg(feature = "cuda")]
     for_gpus()?;
     #[cfg(feature = "kernel-emulation")]
-    for_the_host();
+    if std::env::var("HOST")? == std::env::var("TARGET")? {
+        for_the_host();
+        println!("cargo::rustc-cfg=kernels_are_emulated");
+    }
     Ok(())
 }
 

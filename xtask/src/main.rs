@@ -202,8 +202,6 @@ enum Task {
     /// Check that the candle engine builds for NVIDIA GPUs, and test its kernels on the host; needs no GPU, and
     /// takes a quarter of an hour the first time
     CudaCheck,
-    /// Test the kernels for GPUs on the host: their own source, emulated; needs a C++ compiler
-    KernelTest,
     /// Test the candle engine on 64-bit ARM, in QEMU; takes a quarter of an hour the first time
     ///
     /// The model's tests, with i8mm, with the dot product and with neither, and tiny-chat's golden questions. A cross compiler and QEMU are
@@ -419,7 +417,6 @@ fn run(task: &Task) -> anyhow::Result<()> {
             llamacpp_bench::run(&repo, &comparison)
         }
         Task::CudaCheck => cuda_check::run(&repo),
-        Task::KernelTest => cuda_check::test_kernels(&repo),
         Task::ArmTest => arm_test::run(&repo),
         Task::GpuTest {
             gpu,

@@ -20,8 +20,8 @@ use crate::rust_tests;
 use crate::side_by_side::{self, Job, Jobs};
 use crate::stopwatch::Stopwatch;
 use crate::{
-    author_crate, browser, cuda_check, disk_space, openai_client, package, python_kit,
-    python_package, system_packages, wheel, wire_client,
+    author_crate, browser, disk_space, openai_client, package, python_kit, python_package,
+    system_packages, wheel, wire_client,
 };
 
 /// One line of the run: its name on the command line, its headline, the command that repeats it alone, and what it does.
@@ -49,7 +49,7 @@ enum Beside {
 /// The runtime's features, each of which must do without the others.
 const RUNTIME_FEATURES: [&str; 5] = ["etcd", "nats", "otlp", "tls", "tokio-console"];
 
-const STEPS: [Step; 18] = [
+const STEPS: [Step; 17] = [
     Step {
         name: "format",
         title: "format",
@@ -95,13 +95,6 @@ const STEPS: [Step; 18] = [
         repeat: "cargo xtask test tests",
         beside: Beside::Tests,
         perform: |repo, _| rust_tests::run(repo),
-    },
-    Step {
-        name: "kernels",
-        title: "kernels for GPUs, run on the host",
-        repeat: "cargo xtask kernel-test",
-        beside: Beside::OtherBuilds,
-        perform: |repo, _| cuda_check::test_kernels(repo),
     },
     Step {
         name: "runtime-bare",

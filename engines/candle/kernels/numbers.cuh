@@ -80,7 +80,7 @@ template <typename T> __device__ inline void put_eight(T *to, float (&numbers)[8
     numbers[i] = to_float(rounded[i]);
   }
 #pragma unroll
-  for (unsigned i = 0; i < sizeof rounded / sizeof(uint4); i++)
+  for (unsigned i = 0; i < 8 * sizeof(T) / sizeof(uint4); i++)
     reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(rounded)[i];
 }
 

@@ -8,7 +8,7 @@
 
 #[cfg(feature = "cuda")]
 mod cuda;
-#[cfg(feature = "kernel-emulation")]
+#[cfg(all(test, kernels_are_emulated))]
 mod emulated;
 mod products;
 
@@ -75,7 +75,11 @@ fn is_there(device: &Device, module: Module) -> bool {
     if let Device::Cuda(device) = device {
         return cuda::is_there(device, module);
     }
-    cfg!(feature = "kernel-emulation") && device.is_cpu()
+    #[cfg(all(test, kernels_are_emulated))]
+    if device.is_cpu() {
+        return emulated::is_wanted();
+    }
+    false
 }
 
 /// A structure of arguments as a kernel reads it.
@@ -96,7 +100,7 @@ pub(super) struct Launch<'a, A> {
     /// Threads of a block, as the kernel was compiled for.
     pub(super) threads: u32,
     #[cfg_attr(
-        not(any(feature = "cuda", feature = "kernel-emulation")),
+        not(any(feature = "cuda", all(test, kernels_are_emulated))),
         expect(dead_code, reason = "nothing is launched in this build")
     )]
     pub(super) arguments: A,
@@ -132,7 +136,7 @@ impl<A: Arguments> Launch<'_, A> {
             // SAFETY: what this function asks for.
             return unsafe { cuda::launch(device, &name, module, grid, threads, arguments) };
         }
-        #[cfg(feature = "kernel-emulation")]
+        #[cfg(all(test, kernels_are_emulated))]
         if device.is_cpu() {
             // SAFETY: what this function asks for.
             return unsafe { emulated::launch(&name, grid, &self.arguments) };
@@ -162,7 +166,7 @@ fn first_address(storage: &Storage) -> Result<u64> {
     if let Storage::Cuda(storage) = storage {
         return cuda::address(storage);
     }
-    #[cfg(feature = "kernel-emulation")]
+    #[cfg(all(test, kernels_are_emulated))]
     if let Storage::Cpu(storage) = storage {
         return emulated::address(storage);
     }
@@ -382,16 +386,21 @@ pub(crate) fn best(logits: &Tensor) -> Result<Vec<Option<u32>>> {
         .collect())
 }
 
-/// Where tests of kernels run: on the GPU that `GENSET_TEST_DEVICE` names, else emulated.
+/// Where tests of kernels run: on the GPU that `GENSET_TEST_DEVICE` names, else emulated, from here on, for this thread.
 #[cfg(test)]
-#[cfg(any(feature = "cuda", feature = "kernel-emulation"))]
+#[cfg(any(feature = "cuda", kernels_are_emulated))]
 pub(crate) fn test_device() -> Device {
     match std::env::var("GENSET_TEST_DEVICE").as_deref() {
-        Ok("cpu") | Err(_) if cfg!(feature = "kernel-emulation") => Device::Cpu,
+        #[cfg(kernels_are_emulated)]
+        Ok("cpu") | Err(_) => {
+            emulated::want();
+            Device::Cpu
+        }
         Ok(name) => {
             let number = name.strip_prefix("cuda:").unwrap().parse().unwrap();
             super::gpu::open(number).unwrap()
         }
+        #[cfg(not(kernels_are_emulated))]
         Err(_) => panic!(
             "GENSET_TEST_DEVICE names no GPU, such as cuda:0; `cargo xtask gpu-test` sets it"
         ),
@@ -399,5 +408,5 @@ pub(crate) fn test_device() -> Device {
 }
 
 #[cfg(test)]
-#[cfg(any(feature = "cuda", feature = "kernel-emulation"))]
+#[cfg(any(feature = "cuda", kernels_are_emulated))]
 mod tests;

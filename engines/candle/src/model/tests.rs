@@ -345,7 +345,7 @@ fn logits_by_tensor_operations_equal_the_reference() {
 }
 
 /// On a GPU in each type that it computes with; emulated in f32, which is what activations are on the host.
-#[cfg(any(feature = "cuda", feature = "kernel-emulation"))]
+#[cfg(any(feature = "cuda", kernels_are_emulated))]
 #[test]
 fn logits_by_kernels_for_gpus_equal_the_reference() {
     let device = kernels::test_device();
@@ -654,7 +654,7 @@ fn a_context_of_several_partitions_gives_the_same_bits_and_the_reference() {
 }
 
 /// A context that is split, beside a prompt in chunks, through every layer.
-#[cfg(any(feature = "cuda", feature = "kernel-emulation"))]
+#[cfg(any(feature = "cuda", kernels_are_emulated))]
 #[test]
 fn kernels_for_gpus_mix_chunks_and_decode_rows() {
     let device = kernels::test_device();

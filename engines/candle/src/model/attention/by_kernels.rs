@@ -303,5 +303,5 @@ impl Call<'_> {
 }
 
 #[cfg(test)]
-#[cfg(any(feature = "cuda", feature = "kernel-emulation"))]
+#[cfg(any(feature = "cuda", kernels_are_emulated))]
 mod tests;

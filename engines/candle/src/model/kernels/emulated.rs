@@ -1,5 +1,7 @@
-//! The kernels' own source, compiled for the host: `kernels/emulation/`. For tests alone, and slow.
+//! The kernels' own source, compiled for the host: `kernels/emulation/`. For tests alone, and slow: a thread wants them or
+//! computes as the engine does.
 
+use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::from_ref;
 
@@ -11,6 +13,20 @@ use super::Arguments;
 #[expect(unsafe_code, reason = "C++")]
 unsafe extern "C" {
     fn genset_emulate(name: *const c_char, grid: *const u32, arguments: *const c_void) -> c_int;
+}
+
+thread_local! {
+    static IS_WANTED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From here on, tensors in main memory are computed with by kernels, on this thread.
+pub(super) fn want() {
+    IS_WANTED.set(true);
+}
+
+/// Whether this thread wants kernels.
+pub(super) fn is_wanted() -> bool {
+    IS_WANTED.get()
 }
 
 /// The emulation's state is global.

@@ -1,6 +1,6 @@
 //! The kernels, on a GPU or emulated on the host, against candle's operations.
 
-#[cfg(feature = "kernel-emulation")]
+#[cfg(kernels_are_emulated)]
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -151,7 +151,7 @@ fn the_best_logit_is_the_first_of_the_largest_and_what_is_no_logit_is_seen() {
 }
 
 /// What the emulation has in place of the GPU's own conversions.
-#[cfg(feature = "kernel-emulation")]
+#[cfg(kernels_are_emulated)]
 #[test]
 fn the_emulation_rounds_as_the_crate_half() {
     // A gate multiplies many numbers of each type by one factor.
