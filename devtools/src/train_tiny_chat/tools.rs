@@ -56,7 +56,7 @@ struct Kind {
     questions: Vec<String>,
     results: Vec<String>,
     /// `{result}` is what came back.
-    answers: Vec<String>,
+    answer: String,
 }
 
 #[derive(Debug, Clone, Deserialize)]
@@ -127,13 +127,12 @@ impl Kinds {
                     );
                 }
             }
-            for answer in &kind.answers {
-                let count = answer.matches("{result}").count();
-                ensure!(
-                    count == 1,
-                    "{name}: {answer:?} has {{result}} {count} times"
-                );
-            }
+            let answer = &kind.answer;
+            let count = answer.matches("{result}").count();
+            ensure!(
+                count == 1,
+                "{name}: {answer:?} has {{result}} {count} times"
+            );
         }
         Ok(())
     }
@@ -259,10 +258,8 @@ impl Kinds {
                 .filter(|it| !it.parameters.is_empty() && !offered(it))
                 .collect();
             let taken: Vec<_> = tools.iter().map(|it| it.kind.takes()).collect();
-            let (alike, _): (Vec<_>, Vec<_>) = others
-                .iter()
-                .copied()
-                .partition(|it| taken.contains(&it.takes()));
+            let is_alike = |it: &&&Kind| taken.contains(&it.takes());
+            let alike: Vec<_> = others.iter().filter(is_alike).copied().collect();
             let among = if alike.is_empty() || rng.random_bool(0.5) {
                 others
             } else {
@@ -352,8 +349,7 @@ impl Tool {
             let answer = format!("That did not work: {problem}");
             (problem, answer)
         } else {
-            let answer = self.kind.answers.first().map_or("", String::as_str);
-            let answer = fill(answer, &arguments, lists, rng);
+            let answer = fill(&self.kind.answer, &arguments, lists, rng);
             (result.clone(), answer.replace("{result}", &result))
         };
         Use {
@@ -401,7 +397,7 @@ fn unknown(rng: &mut impl Rng) -> Kind {
     let verb = ["get", "find", "check", "show", "lookup"];
     let verb = verb.choose(rng).copied().unwrap_or("get");
     let texts = |texts: &[String]| texts.to_vec();
-    let (names, descriptions, questions, answers) = if rng.random_bool(0.6) {
+    let (names, descriptions, questions, answer) = if rng.random_bool(0.6) {
         (
             texts(&[
                 format!("{verb}_{thing}"),
@@ -420,7 +416,7 @@ fn unknown(rng: &mut impl Rng) -> Kind {
                 format!("{} of {{0}}?", capital(&thing)),
                 format!("Which {thing} has {{0}}?"),
             ]),
-            texts(&[format!("The {thing} of {{0}} is {{result}}.")]),
+            format!("The {thing} of {{0}} is {{result}}."),
         )
     } else {
         (
@@ -438,10 +434,7 @@ fn unknown(rng: &mut impl Rng) -> Kind {
                 format!("{} {{0}}.", capital(&thing)),
                 format!("Can you {thing} {{0}}?"),
             ]),
-            texts(&[
-                "Done: {result}.".to_owned(),
-                "The result is {result}.".to_owned(),
-            ]),
+            "Done: {result}.".to_owned(),
         )
     };
     Kind {
@@ -458,7 +451,7 @@ fn unknown(rng: &mut impl Rng) -> Kind {
             "{phrase}".to_owned(),
             "{word}, {small} {word}".to_owned(),
         ]),
-        answers,
+        answer,
     }
 }
 
@@ -522,7 +515,7 @@ mod tests {
             parameters: vec![parameter("city", "city"), parameter("day", "small")],
             questions: Vec::new(),
             results: Vec::new(),
-            answers: Vec::new(),
+            answer: String::new(),
         };
         let mut rng = StdRng::seed_from_u64(1);
         let tools = [Tool::new(kind, &mut rng)];
