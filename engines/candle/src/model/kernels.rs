@@ -12,6 +12,7 @@ mod cuda;
 mod emulated;
 mod products;
 
+use bytemuck::NoUninit;
 use candle_core::{DType, Device, Result, Storage, Tensor};
 
 pub(super) use self::products::{can_multiply, gated_product, product};
@@ -82,13 +83,6 @@ fn is_there(device: &Device, module: Module) -> bool {
     false
 }
 
-/// A structure of arguments as a kernel reads it.
-///
-/// # Safety
-/// The type is `repr(C)`, has no padding, and is the one that the kernel was written for.
-#[expect(unsafe_code, reason = "kernels read through addresses")]
-pub(super) unsafe trait Arguments: Copy + 'static {}
-
 /// A kernel's call.
 #[derive(Debug)]
 pub(super) struct Launch<'a, A> {
@@ -99,6 +93,7 @@ pub(super) struct Launch<'a, A> {
     pub(super) grid: [usize; 3],
     /// Threads of a block, as the kernel was compiled for.
     pub(super) threads: u32,
+    /// One structure, which the kernel reads byte for byte.
     #[cfg_attr(
         not(any(feature = "cuda", all(test, kernels_are_emulated))),
         expect(dead_code, reason = "nothing is launched in this build")
@@ -106,12 +101,12 @@ pub(super) struct Launch<'a, A> {
     pub(super) arguments: A,
 }
 
-impl<A: Arguments> Launch<'_, A> {
+impl<A: NoUninit> Launch<'_, A> {
     /// Queues the kernel on the device. A grid without blocks is no call.
     ///
     /// # Safety
-    /// The arguments' addresses are those of tensors of this device which live until this returns, as large as the kernel
-    /// takes them to be; nobody else reads what the kernel writes before it was queued.
+    /// The kernel was written for this structure of arguments. The addresses in it are those of tensors of this device which live
+    /// until this returns, as large as the kernel takes them to be; nobody else reads what the kernel writes before it was queued.
     ///
     /// # Errors
     /// There are no kernels for the device, or it refuses.
@@ -202,7 +197,7 @@ pub(super) fn narrow(value: usize) -> Result<u32> {
 const ROW_THREADS: u32 = 256;
 
 /// As in `rows.cuh`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, NoUninit)]
 #[repr(C)]
 struct NormArguments {
     sum: u64,
@@ -215,10 +210,6 @@ struct NormArguments {
 }
 
 const _: () = assert!(size_of::<NormArguments>() == 48);
-
-#[expect(unsafe_code, reason = "kernels read through addresses")]
-// SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
-unsafe impl Arguments for NormArguments {}
 
 /// `x / sqrt(mean(x^2) + eps) * weight` over the last dimension.
 pub(super) fn norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
@@ -281,7 +272,7 @@ fn launch_norm(
 }
 
 /// As in `rows.cuh`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, NoUninit)]
 #[repr(C)]
 struct GateArguments {
     out: u64,
@@ -293,10 +284,6 @@ struct GateArguments {
 }
 
 const _: () = assert!(size_of::<GateArguments>() == 32);
-
-#[expect(unsafe_code, reason = "kernels read through addresses")]
-// SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
-unsafe impl Arguments for GateArguments {}
 
 /// What kernels know an activation by, and its limit.
 fn numbers_of(activation: Activation) -> (u32, f32) {
@@ -336,7 +323,7 @@ pub(super) fn gate(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
 }
 
 /// As in `rows.cuh`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, NoUninit)]
 #[repr(C)]
 struct BestArguments {
     out: u64,
@@ -346,10 +333,6 @@ struct BestArguments {
 }
 
 const _: () = assert!(size_of::<BestArguments>() == 24);
-
-#[expect(unsafe_code, reason = "kernels read through addresses")]
-// SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
-unsafe impl Arguments for BestArguments {}
 
 /// The place of each row's largest logit, the first among equals; `None` for a row with a logit that is not a number or is
 /// plus infinity, and for one of minus infinities. `logits: [rows, vocab_size]` in f32.

@@ -4,11 +4,12 @@
 //! a kernel of their own, read the KV blocks where they lie. Long contexts of few decode rows are split, so that the whole
 //! GPU reads them, and a last kernel merges the splits.
 
+use bytemuck::NoUninit;
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::Attention;
 use super::plan::{MANY_QUERIES, Plan, Tiles};
-use crate::model::kernels::{self, Arguments, Launch, address, module_of, narrow, to_write};
+use crate::model::kernels::{self, Launch, address, module_of, narrow, to_write};
 use crate::model::norm::Norm;
 
 /// Threads of a block; as in `attention.cuh` and `prefill.cuh`.
@@ -73,7 +74,7 @@ pub(super) fn forward(
 }
 
 /// As in `attention.cuh`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, NoUninit)]
 #[repr(C)]
 struct HeadArguments {
     queries: u64,
@@ -94,10 +95,6 @@ struct HeadArguments {
 }
 
 const _: () = assert!(size_of::<HeadArguments>() == 88);
-
-#[expect(unsafe_code, reason = "kernels read through addresses")]
-// SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
-unsafe impl Arguments for HeadArguments {}
 
 fn make_heads(
     attention: &Attention,
@@ -149,7 +146,7 @@ fn norm(norm: Option<&Norm>, dtype: DType) -> Result<(u64, f32)> {
 }
 
 /// As in `attention.cuh`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, NoUninit)]
 #[repr(C)]
 struct AttendArguments {
     out: u64,
@@ -174,10 +171,6 @@ struct AttendArguments {
 }
 
 const _: () = assert!(size_of::<AttendArguments>() == 104);
-
-#[expect(unsafe_code, reason = "kernels read through addresses")]
-// SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
-unsafe impl Arguments for AttendArguments {}
 
 /// One layer's attention, its queries made ready.
 struct Call<'a> {

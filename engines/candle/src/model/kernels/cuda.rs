@@ -1,5 +1,6 @@
 //! Kernels on an NVIDIA GPU.
 
+use bytemuck::NoUninit;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::{
     DevicePtr, DeviceRepr, LaunchConfig, PushKernelArg,
@@ -9,7 +10,7 @@ use candle_core::{CudaDevice, CudaStorage, DType, Result};
 use half::{bf16, f16};
 use parking_lot::Mutex;
 
-use super::{Arguments, Module};
+use super::Module;
 
 /// What `are_for` found out, for each GPU and module.
 static FOUND: Mutex<Vec<(DeviceId, Module, bool)>> = Mutex::new(Vec::new());
@@ -56,15 +57,15 @@ pub(super) fn is_there(device: &CudaDevice, module: Module) -> bool {
 struct Copied<A>(A);
 
 #[expect(unsafe_code, reason = "how the driver is told that it may copy a type")]
-// SAFETY: `Arguments` are plain numbers as the kernel expects them.
-unsafe impl<A: Arguments> DeviceRepr for Copied<A> {}
+// SAFETY: all of its bytes are values, and `launch` says what the kernel expects.
+unsafe impl<A: NoUninit> DeviceRepr for Copied<A> {}
 
 /// Queues a kernel.
 ///
 /// # Safety
 /// As for [`Launch::on`](super::Launch::on).
 #[expect(unsafe_code, reason = "kernels write through addresses")]
-pub(super) unsafe fn launch<A: Arguments>(
+pub(super) unsafe fn launch<A: NoUninit>(
     device: &CudaDevice,
     name: &str,
     module: Module,

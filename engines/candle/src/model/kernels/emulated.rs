@@ -5,10 +5,9 @@ use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::from_ref;
 
+use bytemuck::NoUninit;
 use candle_core::{CpuStorage, Result};
 use parking_lot::Mutex;
-
-use super::Arguments;
 
 #[expect(unsafe_code, reason = "C++")]
 unsafe extern "C" {
@@ -37,7 +36,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// # Safety
 /// As for [`Launch::on`](super::Launch::on).
 #[expect(unsafe_code, reason = "kernels write through addresses")]
-pub(super) unsafe fn launch<A: Arguments>(name: &str, grid: [u32; 3], arguments: &A) -> Result<()> {
+pub(super) unsafe fn launch<A: NoUninit>(name: &str, grid: [u32; 3], arguments: &A) -> Result<()> {
     let name_in_c = CString::new(name).map_err(candle_core::Error::wrap)?;
     let _alone = ONE_AT_A_TIME.lock();
     // SAFETY: the caller's for the arguments; the name ends with a zero, and the grid has three numbers.

@@ -1,9 +1,10 @@
 //! Products of one or two rows with a matrix of plain numbers.
 
+use bytemuck::NoUninit;
 use candle_core::{Result, Tensor};
 
 use super::super::config::Activation;
-use super::{Arguments, Launch, address, are_for, module_of, narrow, numbers_of, to_write};
+use super::{Launch, address, are_for, module_of, narrow, numbers_of, to_write};
 
 /// Of more rows candle's product is faster: it multiplies on tensor cores.
 const MOST_ROWS: usize = 2;
@@ -15,7 +16,7 @@ const WARPS: usize = THREADS as usize / 32;
 const READ_AT_ONCE: usize = 1024;
 
 /// As in `products.cuh`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, NoUninit)]
 #[repr(C)]
 struct ProductArguments {
     out: u64,
@@ -30,10 +31,6 @@ struct ProductArguments {
 }
 
 const _: () = assert!(size_of::<ProductArguments>() == 48);
-
-#[expect(unsafe_code, reason = "kernels read through addresses")]
-// SAFETY: `repr(C)`, and the sizes of its fields add up to its own.
-unsafe impl Arguments for ProductArguments {}
 
 /// Whether [`product`] and [`gated_product`] take these: one or two rows as wide as the weights, which is a multiple of eight.
 pub(in crate::model) fn can_multiply(x: &Tensor, weight: &Tensor) -> bool {
