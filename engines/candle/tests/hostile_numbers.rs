@@ -3,62 +3,24 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "../../scripted/tests/common/door.rs"]
+mod door;
+
 use std::path::Path;
 use std::sync::Arc;
 
+use door::{Door, Served};
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use genset_backend_common::ports::{Generate, Offer, Registrar, Registration};
+use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::{Worker, WorkerConfig};
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output, OutputStream, RequestContext,
-    async_trait,
+    EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output, RequestContext,
 };
 use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine};
-use tokio::sync::watch;
 
 const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
 const MOST: u32 = u32::MAX;
-
-type Served = watch::Sender<Option<Arc<dyn Generate>>>;
-
-/// Hands what a Worker offers to the test.
-struct Door(Served);
-
-#[async_trait]
-impl Registrar for Door {
-    async fn serve(&self, offer: Offer) -> Result<Box<dyn Registration>, EngineError> {
-        self.0.send_replace(Some(Arc::clone(&offer.generate)));
-        Ok(Box::new(Open(offer.generate)))
-    }
-}
-
-struct Open(Arc<dyn Generate>);
-
-#[async_trait]
-impl Registration for Open {
-    async fn probe(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        self.0.generate(request, ctx).await
-    }
-
-    async fn list(&self) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    async fn unlist(&self) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    async fn lost(&self) {
-        std::future::pending().await
-    }
-
-    async fn close(&self) {}
-}
 
 type Change = fn(&mut GenerateRequest);
 

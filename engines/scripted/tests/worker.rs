@@ -7,58 +7,19 @@
 )]
 
 mod common;
+#[path = "common/door.rs"]
+mod door;
 
 use std::sync::Arc;
 
 use common::{Answer, read, script};
-use genset_backend_common::ports::{Generate, Offer, Registrar, Registration};
+use door::{Door, Served};
+use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, MetricsRegistry, OutputStream, RequestContext,
-    async_trait,
 };
 use genset_engine_scripted::ScriptedEngine;
-use tokio::sync::watch;
-
-type Served = watch::Sender<Option<Arc<dyn Generate>>>;
-
-/// Hands what a Worker offers to the test.
-struct Door(Served);
-
-#[async_trait]
-impl Registrar for Door {
-    async fn serve(&self, offer: Offer) -> Result<Box<dyn Registration>, EngineError> {
-        self.0.send_replace(Some(Arc::clone(&offer.generate)));
-        Ok(Box::new(Open(offer.generate)))
-    }
-}
-
-struct Open(Arc<dyn Generate>);
-
-#[async_trait]
-impl Registration for Open {
-    async fn probe(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        self.0.generate(request, ctx).await
-    }
-
-    async fn list(&self) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    async fn unlist(&self) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    async fn lost(&self) {
-        std::future::pending().await
-    }
-
-    async fn close(&self) {}
-}
 
 /// A Worker that serves a script, and the door to it.
 struct Site {
