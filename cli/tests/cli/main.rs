@@ -40,3 +40,6 @@ mod tune;
 mod unservable;
 mod usage;
 mod words;
+#[path = "../fleet/worker.rs"]
+#[allow(dead_code, reason = "the tests of fleets need the rest")]
+mod worker;

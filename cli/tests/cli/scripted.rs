@@ -1,23 +1,16 @@
 //! `out=scripted`: what a script says arrives at a client, through the parsers that flags name, in one process and in two.
 
 use std::path::Path;
-use std::process::Stdio;
-use std::time::Duration;
 
-use rustix::process::Signal;
 use serde_json::{Value, json};
-use tempfile::{NamedTempFile, TempDir};
-use tokio::process::Child;
+use tempfile::NamedTempFile;
 
+use crate::fleet::Fleet;
 use crate::support::{
-    Ended, Response, Server, done_events, finish_reason, genset, run, run_with, send_signal, soon,
-    text_of, tiny_chat,
+    Ended, Response, Server, done_events, finish_reason, genset, run, run_with, text_of, tiny_chat,
 };
 
 const CHAT: &str = "/v1/chat/completions";
-
-/// How often something that must come is looked for.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// A conversation with text, a call, thoughts and a failure in it.
 const TALK: &str = r#"
@@ -398,63 +391,19 @@ async fn the_kit_tests_it_with_the_built_in_models_tokens() {
     assert_refused(&run(&conform).await, &["error: --script"]);
 }
 
-/// A worker of the script, in a process of its own.
-struct Worker {
-    child: Child,
-    log: NamedTempFile,
-}
-
-impl Worker {
-    fn start(discovery: &TempDir, script: &NamedTempFile, words: &[&str]) -> Self {
-        let log = NamedTempFile::new().unwrap();
-        let mut command = genset(&["run", "in=dyn://mock", "out=scripted"]);
-        command
-            .args(["--script", text(script.path())])
-            .args(["--discovery-path", text(discovery.path())])
-            .args(words)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log.reopen().unwrap());
-        let child = command.spawn().unwrap();
-        Self { child, log }
-    }
-
-    /// Waits until `server` serves the worker's model.
-    async fn is_served_by(&mut self, server: &Server) {
-        soon(async {
-            while server.get("/ready").await.status != 200 {
-                let ended = self.child.try_wait().unwrap();
-                assert_eq!(ended, None, "{}", self.log());
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        })
-        .await;
-    }
-
-    fn log(&self) -> String {
-        std::fs::read_to_string(self.log.path()).unwrap()
-    }
-
-    async fn stop(mut self) {
-        send_signal(&self.child, Signal::TERM);
-        let ended = soon(self.child.wait()).await.unwrap();
-        assert_eq!(ended.code(), Some(0), "{}", self.log());
-    }
-}
-
-async fn frontend(discovery: &TempDir, words: &[&str]) -> Server {
-    let path = ["out=dyn", "--discovery-path", text(discovery.path())];
-    Server::start(&[&path, words].concat()).await
-}
-
 #[tokio::test]
 async fn a_frontend_uses_the_parsers_that_a_worker_publishes_unless_it_is_told_others() {
-    let discovery = tempfile::tempdir().unwrap();
+    let fleet = Fleet::new();
     let script = file(TALK);
+    let words = [
+        "in=dyn://mock",
+        "out=scripted",
+        "--script",
+        text(script.path()),
+    ];
     let parsers = ["--tool-parser=hermes", "--reasoning-parser=qwen3"];
-    let mut worker = Worker::start(&discovery, &script, &parsers);
-    let server = frontend(&discovery, &[]).await;
-    worker.is_served_by(&server).await;
+    let worker = fleet.worker_of(&[&words[..], &parsers].concat(), &[]).await;
+    let server = fleet.frontend(&[]).await;
     let tools = json!({"tools": [tool("get_weather")]});
     let weather = with(asking("scripted", "the weather"), tools);
     assert_calls_weather(&choice(&server, &weather).await);
@@ -467,9 +416,11 @@ async fn a_frontend_uses_the_parsers_that_a_worker_publishes_unless_it_is_told_o
     assert_eq!(message["reasoning_content"], "The sky scatters blue.");
     server.stop().await;
 
-    let without = ["--tool-parser=none", "--reasoning-parser=none"];
-    let server = frontend(&discovery, &without).await;
-    worker.is_served_by(&server).await;
+    let without = [
+        ("GENSET_TOOL_PARSER", "none"),
+        ("GENSET_REASONING_PARSER", "none"),
+    ];
+    let server = fleet.frontend(&without).await;
     assert_eq!(post(&server, &weather).await.status, 400);
     let message = choice(&server, &why).await["message"].clone();
     let whole = "<think>The sky scatters blue.</think>Because of scattering.";

@@ -9,10 +9,11 @@ use tempfile::NamedTempFile;
 use tokio::process::{Child, Command};
 
 use crate::fleet::LOOK_AGAIN;
-use crate::support::{Exchange, send_signal, soon};
+use crate::support::{Exchange, Response, send_signal, soon};
 
 pub(crate) struct Worker {
     child: Child,
+    /// The process has a handle of its own: a shared one has one place, at which both would read and write.
     log: NamedTempFile,
     status: SocketAddr,
 }
@@ -47,24 +48,22 @@ impl Worker {
 
     pub(crate) async fn until_ready(&self) {
         soon(async {
-            while self.get("/ready").await.0 != 200 {
+            while self.get("/ready").await.status != 200 {
                 tokio::time::sleep(LOOK_AGAIN).await;
             }
         })
         .await;
     }
 
-    /// Status and body.
-    async fn get(&self, path: &str) -> (u16, String) {
+    pub(crate) async fn get(&self, path: &str) -> Response {
         let exchange = Exchange::try_begin(self.status, "GET", path, "").await;
         let exchange = exchange.unwrap_or_else(|error| panic!("{error}: {}", self.log()));
-        let response = exchange.response().await;
-        (response.status, response.body)
+        exchange.response().await
     }
 
     /// The sum of a metric's samples.
     pub(crate) async fn metric(&self, name: &str) -> f64 {
-        let (_, text) = self.get("/metrics").await;
+        let text = self.get("/metrics").await.body;
         let samples = text.lines().filter(|line| {
             let rest = line.strip_prefix(name).unwrap_or_default();
             rest.starts_with(['{', ' '])
@@ -139,11 +138,13 @@ impl Worker {
         self.child.kill().await.expect("it runs");
     }
 
-    /// Sends SIGTERM and expects a clean end.
-    pub(crate) async fn stop(mut self) {
+    /// Sends SIGTERM and expects a clean end; returns the log.
+    pub(crate) async fn stop(mut self) -> String {
         self.signal(Signal::TERM);
         let ended = soon(self.child.wait()).await.expect("it ends");
-        assert_eq!(ended.code(), Some(0), "{}", self.log());
+        let log = self.log();
+        assert_eq!(ended.code(), Some(0), "{log}");
+        log
     }
 
     /// Sends SIGTERM and waits for its end, also where its grace ends before its requests do.

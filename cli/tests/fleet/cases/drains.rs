@@ -18,7 +18,7 @@ pub(crate) async fn a_draining_worker_finishes_its_streams_and_nothing_fails<M: 
     let hammer = Hammer::start(&frontend, CLIENTS);
     let begun = streams(&frontend, 50, 200).await;
     assert!(one.running().await > 0.0);
-    let (ends, ()) = tokio::join!(ends(begun), one.stop());
+    let (ends, _log) = tokio::join!(ends(begun), one.stop());
     for end in ends {
         assert!(matches!(end, End::Done(200)), "{end:?}");
     }
