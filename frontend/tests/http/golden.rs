@@ -21,12 +21,14 @@ fn redact(text: &str, mark: &str, is_part: impl Fn(char) -> bool) -> String {
 }
 
 fn redact_all(text: &str) -> String {
-    let text = redact(text, "\"created\":", |c| c == ' ' || c.is_ascii_digit());
-    let text = redact(&text, "cmpl-", |c| c.is_ascii_hexdigit());
-    let text = redact(&text, "rerank-", |c| c.is_ascii_hexdigit());
-    let text = redact(&text, "score-", |c| c.is_ascii_hexdigit());
-    let text = redact(&text, "req-", |c| c.is_ascii_hexdigit());
-    let text = redact(&text, "\"call_", |c| c.is_ascii_hexdigit());
+    let is_time = |c: char| c == ' ' || c.is_ascii_digit();
+    let times = ["\"created\":", "\"created_at\":"].into_iter();
+    let text = times.fold(text.to_owned(), |text, mark| redact(&text, mark, is_time));
+    let ids = [
+        "cmpl-", "rerank-", "score-", "req-", "\"call_", "\"msg_", "\"resp_", "\"rs_", "\"fc_",
+    ];
+    let is_hex = |c: char| c.is_ascii_hexdigit();
+    let text = (ids.into_iter()).fold(text, |text, mark| redact(&text, mark, is_hex));
     redact(&text, "genset-0.1.", |c| c.is_ascii_digit())
 }
 

@@ -6,9 +6,9 @@ use crate::client::Response;
 use crate::golden::check;
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, Site, chat, completion, echo, echo_text, encode, tokenizer, worker_config,
+    CHAT, COMPLETIONS, Site, chat, completion, echo, echo_text, encode, thinking_and_calling,
+    tokenizer,
 };
-use genset_backend_common::worker::WorkerConfig;
 
 use crate::support::config;
 
@@ -139,13 +139,8 @@ async fn the_bytes_are_the_text() {
 #[tokio::test]
 async fn they_come_along_where_the_answer_is_taken_apart() {
     let text = "<think>\nhm\n</think>\n\nYes.<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
-    let worker = WorkerConfig {
-        tool_parser: Some("hermes".into()),
-        reasoning_parser: Some("qwen3".into()),
-        ..worker_config()
-    };
     let engine = Script::rated(encode(text));
-    let site = Site::with_worker(config(), worker, engine).await;
+    let site = Site::with_worker(config(), thinking_and_calling(), engine).await;
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
     for stream in [false, true] {
         let further = json!({"tools": tools, "logprobs": true, "stream": stream});

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{EngineError, ErrorKind, LLMEngine, card::Artifact};
 use serde_json::{Value, json};
 
 use crate::client::{Response, request};
 use crate::golden;
 use crate::script::Script;
-use crate::support::{CHAT, MODEL, Site, chat, config, echo, encode, tokenizer, worker_config};
+use crate::support::{
+    CHAT, MODEL, Site, chat, config, echo, encode, thinking_and_calling, tokenizer,
+};
 
 const MESSAGES: &str = "/v1/messages";
 
@@ -33,36 +34,8 @@ fn message(text: &str, further: Value) -> Value {
     body
 }
 
-/// A Worker of a model that thinks and calls.
-fn card() -> WorkerConfig {
-    WorkerConfig {
-        tool_parser: Some("hermes".into()),
-        reasoning_parser: Some("qwen3".into()),
-        ..worker_config()
-    }
-}
-
 async fn site(engine: Arc<dyn LLMEngine>) -> Site {
-    Site::with_worker(config(), card(), engine).await
-}
-
-/// As other transcripts, but for the message's id.
-fn check(name: &str, response: &Response) {
-    let text = response.text();
-    let mut parts = text.split("\"msg_");
-    let mut redacted = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let rest = part.trim_start_matches(|c: char| c.is_ascii_hexdigit());
-        redacted.extend(["\"msg_X", rest]);
-    }
-    let body = redacted.into_bytes();
-    golden::check(
-        name,
-        &Response {
-            body,
-            ..response.clone()
-        },
-    );
+    Site::with_worker(config(), thinking_and_calling(), engine).await
 }
 
 /// The events of a streamed message; each has the name of its type.
@@ -161,7 +134,7 @@ async fn messages_whole_and_streamed() {
     ];
     for (name, further) in cases {
         let response = site.post(MESSAGES, &message("Hello there", further)).await;
-        check(name, &response);
+        golden::check(name, &response);
     }
     site.idle().await;
     site.close().await;
@@ -172,13 +145,13 @@ async fn thoughts_text_and_calls_are_blocks() {
     let site = site(Script::tokens(encode(CALLS))).await;
     let thinking = json!({"type": "adaptive"});
     let body = json!({"tools": tools(), "thinking": thinking});
-    check(
+    golden::check(
         "messages_tools",
         &site.post(MESSAGES, &message("Weather?", body)).await,
     );
     let body = json!({"tools": tools(), "thinking": thinking, "stream": true});
     let response = site.post(MESSAGES, &message("Weather?", body)).await;
-    check("messages_tools_streamed", &response);
+    golden::check("messages_tools_streamed", &response);
     site.close().await;
 }
 
@@ -269,7 +242,7 @@ const SHOWS_ALL: &str = "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{
 #[tokio::test]
 async fn a_conversation_reaches_the_template_as_a_chat() {
     let engine = Script::tokens(encode("Hi"));
-    let mut worker = card();
+    let mut worker = thinking_and_calling();
     let template = Artifact::new("chat_template.jinja", SHOWS_ALL.as_bytes().to_vec());
     worker.artifacts.push(template);
     let site = Site::with_worker(config(), worker, engine.clone()).await;
@@ -505,7 +478,7 @@ async fn errors_have_anthropics_shape_and_types() {
     let engine = Script::tokens(encode("Hi"));
     let site = site(engine.clone()).await;
     let missing = message("Hello", json!({"model": "claude"}));
-    check("messages_no_model", &site.post(MESSAGES, &missing).await);
+    golden::check("messages_no_model", &site.post(MESSAGES, &missing).await);
     let long = "many words ".repeat(3000);
     let (status, kind, text) = error(&site.post(MESSAGES, &message(&long, json!({}))).await);
     assert_eq!((status, kind.as_str()), (400, "invalid_request_error"));
@@ -548,7 +521,7 @@ async fn an_error_after_the_first_token_is_an_event_and_the_end() {
     });
     let site = Site::start(engine.clone()).await;
     let body = message("Hello", json!({"stream": true}));
-    check("messages_error_streamed", &site.post(MESSAGES, &body).await);
+    golden::check("messages_error_streamed", &site.post(MESSAGES, &body).await);
     site.idle().await;
     assert_eq!(engine.active(), 0);
     site.close().await;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use genset_backend_common::output::Finish;
-use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{EngineError, ErrorKind, LLMEngine, card::Artifact};
 use genset_frontend::FrontendConfig;
 use serde_json::{Value, json};
@@ -12,7 +11,7 @@ use crate::client::{Response, request};
 use crate::golden;
 use crate::script::Script;
 use crate::support::{
-    CHAT, MODEL, Site, chat, config, echo, echo_text, encode, tokenizer, worker_config,
+    CHAT, MODEL, Site, chat, config, echo, echo_text, encode, thinking_and_calling, tokenizer,
 };
 
 const RESPONSES: &str = "/v1/responses";
@@ -39,46 +38,8 @@ fn asked(input: impl Into<Value>, further: Value) -> Value {
     body
 }
 
-/// A Worker of a model that thinks and calls.
-fn card() -> WorkerConfig {
-    WorkerConfig {
-        tool_parser: Some("hermes".into()),
-        reasoning_parser: Some("qwen3".into()),
-        ..worker_config()
-    }
-}
-
 async fn site(engine: Arc<dyn LLMEngine>) -> Site {
-    Site::with_worker(config(), card(), engine).await
-}
-
-/// As other transcripts, but for the ids and times of this API.
-fn check(name: &str, response: &Response) {
-    let mut text = response.text();
-    for prefix in ["resp", "msg", "rs", "fc"] {
-        let mark = format!("\"{prefix}_");
-        let mut parts = text.split(&mark);
-        let mut redacted = parts.next().unwrap_or_default().to_owned();
-        for part in parts {
-            let rest = part.trim_start_matches(|c: char| c.is_ascii_hexdigit());
-            redacted.extend([&mark, "X", rest]);
-        }
-        text = redacted;
-    }
-    let mut parts = text.split("\"created_at\":");
-    let mut redacted = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ');
-        redacted.extend(["\"created_at\":0", rest]);
-    }
-    let body = redacted.into_bytes();
-    golden::check(
-        name,
-        &Response {
-            body,
-            ..response.clone()
-        },
-    );
+    Site::with_worker(config(), thinking_and_calling(), engine).await
 }
 
 /// The events of a streamed response; each has the name of its type, and they are numbered.
@@ -185,7 +146,7 @@ async fn responses_whole_and_streamed() {
         ),
     ];
     for (name, further) in cases {
-        check(
+        golden::check(
             name,
             &site.post(RESPONSES, &asked("Hello there", further)).await,
         );
@@ -198,9 +159,9 @@ async fn responses_whole_and_streamed() {
 async fn thoughts_text_and_calls_are_items() {
     let site = site(Script::tokens(encode(CALLS))).await;
     let body = asked("Weather?", json!({"tools": tools()}));
-    check("responses_tools", &site.post(RESPONSES, &body).await);
+    golden::check("responses_tools", &site.post(RESPONSES, &body).await);
     let body = asked("Weather?", json!({"tools": tools(), "stream": true}));
-    check(
+    golden::check(
         "responses_tools_streamed",
         &site.post(RESPONSES, &body).await,
     );
@@ -355,7 +316,7 @@ async fn a_conversation_goes_on_from_a_response() {
 #[tokio::test]
 async fn calls_and_what_they_came_to_reach_the_template() {
     let engine = Script::tokens(encode(CALLS));
-    let mut worker = card();
+    let mut worker = thinking_and_calling();
     let template = "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}|\
         {% for c in m.tool_calls %}{{ c.function.name }} {{ c.function.arguments.city }};{% endfor %}]{% endfor %}";
     let template = Artifact::new("chat_template.jinja", template.as_bytes().to_vec());
@@ -685,7 +646,7 @@ async fn the_prompts_tokens_are_counted_without_an_answer() {
         assert_eq!(engine.requests().len(), before + 1);
     }
     let body = json!({"model": MODEL, "input": "Hello there"});
-    check("responses_input_tokens", &site.post(COUNT, &body).await);
+    golden::check("responses_input_tokens", &site.post(COUNT, &body).await);
     for (further, param, code) in [
         (json!({"input": null}), "input", None),
         (json!({"model": null}), "model", None),

@@ -12,7 +12,7 @@ use genset_frontend::FrontendConfig;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::client::{Response, post};
+use crate::client::Response;
 use crate::golden::check;
 use crate::support::{
     CHAT, COMPLETIONS, CONTEXT, MODEL, Site, chat, completion, config, echo, encode,
@@ -437,23 +437,7 @@ async fn bodies_that_are_no_requests_are_refused() {
         ..config()
     };
     let site = Site::with_worker(config, pairs_worker_config(), Scorer::any()).await;
-    let deep = "[".repeat(900);
-    let large = "x".repeat(1001);
-    for path in [RERANK, SCORE] {
-        for (status, body) in [
-            (400, ""),
-            (400, "{"),
-            (400, "[]"),
-            (400, "\u{0}"),
-            (400, deep.as_str()),
-            (413, large.as_str()),
-        ] {
-            let response = site.send(post(path, body)).await;
-            assert_eq!(response.status, status, "{path} {}", response.text());
-            let message = &response.json()["error"]["message"];
-            assert!(message.is_string(), "{path} {}", response.text());
-        }
-    }
+    site.refuses_what_is_no_request(&[RERANK, SCORE]).await;
     site.idle().await;
     site.close().await;
 }

@@ -88,6 +88,15 @@ pub(crate) fn worker_config() -> WorkerConfig {
     }
 }
 
+/// Likewise, of a model that thinks and calls tools.
+pub(crate) fn thinking_and_calling() -> WorkerConfig {
+    WorkerConfig {
+        tool_parser: Some("hermes".into()),
+        reasoning_parser: Some("qwen3".into()),
+        ..worker_config()
+    }
+}
+
 /// A Worker whose tokenizer puts `<|im_end|>` between two texts; the second's tokens are of the second kind.
 pub(crate) fn pairs_worker_config() -> WorkerConfig {
     let mut worker = worker_config();
@@ -224,6 +233,27 @@ impl Site {
             .await;
         assert_eq!(response.status, 200, "{}", response.text());
         assert_eq!(self.get("/health").await.status, 200);
+    }
+
+    /// Each path refuses bodies that are no requests, where the limit is 1,000 bytes.
+    pub(crate) async fn refuses_what_is_no_request(&self, paths: &[&str]) {
+        let deep = "[".repeat(900);
+        let large = "x".repeat(1001);
+        for path in paths {
+            for (status, body) in [
+                (400, ""),
+                (400, "{"),
+                (400, "[]"),
+                (400, "\u{0}"),
+                (400, deep.as_str()),
+                (413, large.as_str()),
+            ] {
+                let response = self.send(post(path, body)).await;
+                assert_eq!(response.status, status, "{path} {}", response.text());
+                let message = &response.json()["error"]["message"];
+                assert!(message.is_string(), "{path} {}", response.text());
+            }
+        }
     }
 
     /// The value of a metric without labels.
