@@ -13,9 +13,9 @@ use crate::side_by_side::{self, Job, Jobs};
 /// longer.
 const ALONE: &str = "genset-engine-candle";
 
-/// The programs that take longest, from half a minute to three minutes on two cores. They begin first, so that none is left alone
+/// The programs that take longest, from half a minute to a quarter of an hour on two cores. They begin first, so that none is left alone
 /// at the end.
-const LONGEST: [&str; 12] = [
+const LONGEST: [&str; 15] = [
     "genset-engine-launcher tests/conformance",
     "genset tests/fleet",
     "genset-runtime tests/runtime",
@@ -23,6 +23,9 @@ const LONGEST: [&str; 12] = [
     "genset-engine-subprocess tests/process_kill_matrix",
     "genset-conformance tests/kill_matrix",
     "genset-conformance tests/text_kill_matrix",
+    "genset-conformance tests/unusual",
+    "genset-engine-mocker tests/conformance",
+    "genset tests/migration",
     "sample-worker tests/binary",
     "genset-engine-subprocess tests/conformance",
     "genset tests/cli",
