@@ -29,7 +29,7 @@ pub(crate) fn installed(repo: &Repo, tool: &Tool) -> anyhow::Result<PathBuf> {
         }
     }
     eprintln!(
-        "installing {name} {version} into target/tools; once, about a minute and a half on two cores"
+        "installing {name} {version} into target/tools; once, under two minutes on two cores"
     );
     let mut install = cargo(repo.root());
     install
