@@ -9,22 +9,25 @@
     reason = "a benchmark that cannot be set up has nothing to measure"
 )]
 
+#[path = "../tests/door/mod.rs"]
+mod door;
+
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use door::{Door, Served};
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{self, Finish, Output, OutputStream, TokenSink, TrySendError};
-use genset_backend_common::ports::{Generate, Offer, Registrar, Registration};
+use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::{Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
     EngineConfig, EngineError, GenerateRequest, LLMEngine, MetricsRegistry, RequestContext,
     StartContext, async_trait,
 };
 use tokio::runtime::Runtime;
-use tokio::sync::watch;
 
 const TOKENS: u32 = 4096;
 
@@ -163,54 +166,13 @@ impl LLMEngine for Source {
     }
 }
 
-/// A request plane in the same process: it hands out the offer it was given.
-struct InProcess(watch::Sender<Option<Offer>>);
-
-struct Reachable(Offer);
-
-#[async_trait]
-impl Registrar for InProcess {
-    async fn serve(&self, offer: Offer) -> Result<Box<dyn Registration>, EngineError> {
-        self.0.send_replace(Some(offer.clone()));
-        Ok(Box::new(Reachable(offer)))
-    }
-}
-
-#[async_trait]
-impl Registration for Reachable {
-    async fn probe(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        self.0.generate.generate(request, ctx).await
-    }
-
-    async fn list(&self) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    async fn unlist(&self) -> Result<(), EngineError> {
-        Ok(())
-    }
-
-    async fn lost(&self) {
-        std::future::pending().await
-    }
-
-    async fn close(&self) {}
-}
-
 async fn serve(engine: Source) -> (WorkerHandle, Arc<dyn Generate>) {
-    let (offers, offer) = watch::channel(None);
-    let registrar = Arc::new(InProcess(offers));
+    let served = Served::new(None);
+    let door = Arc::new(Door(served.clone()));
     let (config, metrics) = (WorkerConfig::default(), MetricsRegistry::default());
-    let handle = Worker::new(1, Arc::new(engine), config, registrar, metrics).spawn();
+    let handle = Worker::new(1, Arc::new(engine), config, door, metrics).spawn();
     handle.ready().await.unwrap();
-    let generate = offer
-        .borrow()
-        .as_ref()
-        .map(|offer| Arc::clone(&offer.generate));
+    let generate = served.borrow().clone();
     (handle, generate.unwrap())
 }
 

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "../../scripted/tests/common/door.rs"]
+#[path = "../../../backend-common/tests/door/mod.rs"]
 mod door;
 
 use std::path::Path;

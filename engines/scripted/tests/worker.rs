@@ -7,7 +7,7 @@
 )]
 
 mod common;
-#[path = "common/door.rs"]
+#[path = "../../../backend-common/tests/door/mod.rs"]
 mod door;
 
 use std::sync::Arc;
