@@ -54,6 +54,12 @@ impl Parsers {
         Self::of(tool.map(String::as_str), reasoning.map(String::as_str))
     }
 
+    /// Whether one parser of harmony's channels reads both.
+    pub(crate) fn are_harmony(self) -> bool {
+        self.tool.is_some_and(ToolDialect::is_harmony)
+            || self.reasoning.is_some_and(ReasoningDialect::is_harmony)
+    }
+
     fn of(tool: Option<&str>, reasoning: Option<&str>) -> Result<Self, EngineError> {
         let is_some = |name: &&str| *name != NONE;
         let find_tool = |name| {

@@ -11,6 +11,7 @@ mod encode;
 mod score;
 mod timings;
 mod tokens;
+mod unless_called;
 
 use std::sync::Arc;
 
@@ -51,6 +52,8 @@ pub struct Job {
     /// How the answers are taken apart; `None` where all of their text is content.
     splitting: Option<Splitting>,
     guided: Option<Shared<GuidedDecoding>>,
+    /// Whether `guided` binds the content alone, of an answer that may call tools instead.
+    may_call_instead: bool,
     /// The client's field that asks for `guided`.
     bound_by: Option<Arc<str>>,
     /// What the answers to each input begin with, if with their prompts.

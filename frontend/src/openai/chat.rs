@@ -9,7 +9,7 @@ use super::fields::Fields;
 use super::guided::{self, GuidedOptions};
 use super::logprobs::LogprobOptions;
 use super::parts::{ChatMedium, Contents};
-use super::tools::{ToolChoice, ToolOptions, read_calls};
+use super::tools::{ToolOptions, read_calls};
 use crate::error::ApiError;
 use crate::json::{JsonBody, Meter};
 
@@ -78,7 +78,6 @@ impl ChatRequest {
             template_args: read_template_args(&mut fields)?,
             reasoning_effort: fields.string("reasoning_effort")?,
         };
-        request.refuse_two_formats()?;
         refuse_unsupported(&mut fields)?;
         let hints = fields.finish_request(IGNORED)?;
         request.params.hints = hints.checked(limits.is_strict)?;
@@ -93,18 +92,6 @@ impl ChatRequest {
             medium.at = at;
         }
         self
-    }
-
-    /// An answer that is bound from its first token cannot call tools, and one that must call tools is bound already.
-    fn refuse_two_formats(&self) -> Result<(), ApiError> {
-        match (&self.params.guided, &self.tools.choice) {
-            (Some(guided), ToolChoice::Auto | ToolChoice::Required | ToolChoice::Named(_)) => {
-                let problem = "an answer bound to a format cannot call tools; leave out one of them, or send \
-                    \"tool_choice\": \"none\"";
-                Err(ApiError::invalid(guided.field.clone(), problem))
-            }
-            (Some(_), ToolChoice::None) | (None, _) => Ok(()),
-        }
     }
 }
 

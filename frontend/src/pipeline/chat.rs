@@ -11,7 +11,7 @@ use super::encode::Plain;
 use super::{Job, Room, bind, refuse_token_options, text_bytes};
 use crate::error::ApiError;
 use crate::model::{ServedModel, TextFiles};
-use crate::openai::{ChatMedium, ChatRequest, Hints, ToolOptions, arguments_as_text};
+use crate::openai::{ChatMedium, ChatRequest, Hints, ToolChoice, ToolOptions, arguments_as_text};
 use crate::parsers::Splitting;
 use crate::text::{TemplateError, TemplateInput};
 use crate::work::{Owner, SHORT_WORK_BYTES, brief};
@@ -82,14 +82,18 @@ impl Job {
                 rendered => quick = rendered.ok().flatten(),
             }
         }
-        let (with_model, is_bound) = (Arc::clone(&model), bound.is_some());
+        let with_model = Arc::clone(&model);
+        let bound_by = bound.as_ref().map(|(_, field)| Arc::clone(field));
         let work = move |owner: &Owner| {
             let _room = room.memory;
-            chat.make(&with_model, quick, is_bound, owner)
+            chat.make(&with_model, quick, bound_by, owner)
         };
         let made = model.work.run(bytes, room.deadline, work).await?;
-        // What is bound from its first token has no markup to look for.
-        let bound = bound.or_else(|| made.guided.map(|guided| (guided, "tools".into())));
+        // An answer that must call tools has no content to be bound.
+        let (may_call_instead, bound) = match made.guided {
+            Some(guided) => (false, Some((guided, "tools".into()))),
+            None => (bound.is_some() && made.splitting.is_some(), bound),
+        };
         let (guided, bound_by) = bound.unzip();
         Ok(Self {
             inputs: vec![made.input],
@@ -97,6 +101,7 @@ impl Job {
             params,
             splitting: made.splitting,
             guided: guided.map(Into::into),
+            may_call_instead,
             bound_by,
             echoes: Vec::new(),
         })
@@ -147,12 +152,15 @@ impl Chat {
         mut self,
         model: &ServedModel,
         quick: Option<String>,
-        is_bound: bool,
+        bound_by: Option<Arc<str>>,
         owner: &Owner,
     ) -> Result<Made, ApiError> {
-        let (mut splitting, mut guided) = Splitting::plan(&model.card, model.parsers, &self.tools)?;
-        if is_bound {
-            (splitting, guided) = (None, None);
+        let (mut splitting, guided) = Splitting::plan(&model.card, model.parsers, &self.tools)?;
+        match (bound_by, &self.tools.choice) {
+            (None, _) | (Some(_), ToolChoice::Required | ToolChoice::Named(_)) => {}
+            // What is bound from its first token has no markup to look for.
+            (Some(_), ToolChoice::None) => splitting = None,
+            (Some(field), ToolChoice::Auto) => self.refuse_bound_content(model, &field)?,
         }
         if let (true, Some(text), Some(splitting)) = (self.has_media, &model.text, &mut splitting)
             && let Some(prompt) = self.prompt_of_texts(text)
@@ -191,6 +199,19 @@ impl Chat {
             splitting,
             guided,
         })
+    }
+
+    /// Content is bound where the tokens before it are known, and its bound tokens go on with them.
+    fn refuse_bound_content(&self, model: &ServedModel, field: &str) -> Result<(), ApiError> {
+        let why = if model.text.is_none() || self.has_media {
+            "this model's engine makes the prompt itself, and then an answer bound to a format cannot call tools"
+        } else if model.parsers.are_harmony() {
+            "of a model that writes in channels, an answer bound to a format cannot call tools"
+        } else {
+            return Ok(());
+        };
+        let why = format!("{why}; leave out one of them, or send \"tool_choice\": \"none\"");
+        Err(ApiError::unsupported(field.to_owned(), why))
     }
 
     fn render(&mut self, text: &TextFiles, model: &str) -> Result<String, ApiError> {

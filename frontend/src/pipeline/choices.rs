@@ -5,15 +5,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use genset_backend_common::{
-    EngineError, GenerateRequest, Input, RequestContext, RequestField, TokenId,
+    EngineError, GenerateRequest, Input, OutputStream, RequestContext, RequestField, TokenId,
     context::Explanation, error::At,
 };
 
 use tokio::time::Instant;
 
 use super::Job;
+use super::unless_called::{BoundRequest, unless_called};
 use crate::answer::{Account, Answer, StepMetrics};
 use crate::error::ApiError;
+use crate::text::Detokenizer;
 
 /// A request's checks look at so many tokens in the time that a tokenizer takes for a byte.
 const CHECKED_TOKENS_A_BYTE: usize = 64;
@@ -102,7 +104,9 @@ impl Job {
         let choice = u64::try_from(choice).unwrap_or(u64::MAX);
         request.sampling.seed = params.sampling.seed.map(|seed| seed.wrapping_add(choice));
         request.output.logprobs = params.logprobs.map(|logprobs| logprobs.top);
-        request.guided = self.guided.clone();
+        if !self.may_call_instead {
+            request.guided = self.guided.clone();
+        }
         request.priority = params.priority;
         request.data_parallel_rank = params.data_parallel_rank;
         request.cache_salt.clone_from(&params.cache_salt);
@@ -235,7 +239,7 @@ impl Choice {
         let tokenizer = job.model.text.as_ref();
         let tokenizer = tokenizer.map(|text| Arc::clone(&text.tokenizer));
         let stops = Arc::clone(&job.params.stop_strings);
-        let starting = Box::pin(self.start());
+        let starting = Box::pin(self.start(Arc::clone(markers)));
         let mut answer = Answer::starting(starting, tokenizer, stops, prompt_tokens);
         if let Some(splitting) = &job.splitting {
             answer = answer.with_splitter(splitting.splitter(), Arc::clone(markers));
@@ -253,19 +257,41 @@ impl Choice {
         }
     }
 
-    async fn start(self) -> Result<genset_backend_common::OutputStream, EngineError> {
-        let request = self.of.request(self.prompt, self.number);
+    async fn start(self, markers: Arc<[TokenId]>) -> Result<OutputStream, EngineError> {
+        let job = &self.of;
+        let request = job.request(self.prompt, self.number);
         let ctx = match self.sibling {
             None => self.ctx.child(),
             Some(index) => self.ctx.sibling(index),
         };
-        let started = self.of.model.engine.generate(request, ctx).await;
-        started.map_err(|error| with_clients_field(error, self.of.bound_by.as_deref()))
+        let bound = self.bound(&request, &ctx);
+        let started = job.model.engine.generate(request, ctx).await;
+        let started =
+            started.map_err(|error| with_clients_field(error, job.bound_by.as_deref()))?;
+        Ok(match (bound, &job.splitting, &job.model.text) {
+            (Some(bound), Some(splitting), Some(text)) => {
+                let detokenizer = Detokenizer::new(Arc::clone(&text.tokenizer), true);
+                let detokenizer = detokenizer.showing(markers);
+                unless_called(started, detokenizer, splitting.splitter(), bound)
+            }
+            _ => started,
+        })
+    }
+
+    /// What is asked once the content of an answer begins that may call tools instead.
+    fn bound(&self, request: &GenerateRequest, ctx: &RequestContext) -> Option<BoundRequest> {
+        self.of.may_call_instead.then(|| BoundRequest {
+            engine: Arc::clone(&self.of.model.engine),
+            request: request.clone(),
+            guided: self.of.guided.clone(),
+            bound_by: self.of.bound_by.clone(),
+            ctx: ctx.sibling(0),
+        })
     }
 }
 
 /// The error of an engine with the client's own field, where it is about what binds the answer.
-fn with_clients_field(error: EngineError, bound_by: Option<&str>) -> EngineError {
+pub(super) fn with_clients_field(error: EngineError, bound_by: Option<&str>) -> EngineError {
     match (error.at(), bound_by) {
         (Some(At::Request(RequestField::Guided)), Some(field)) => error.with_at(At::other(field)),
         _ => error,

@@ -53,6 +53,7 @@ impl Job {
             inputs: made.inputs,
             splitting: None,
             guided: guided.map(Into::into),
+            may_call_instead: false,
             bound_by,
             echoes: made.echoes,
         })

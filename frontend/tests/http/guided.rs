@@ -133,12 +133,5 @@ async fn a_bound_answer_is_all_content() {
     let message = &bound["choices"][0]["message"];
     assert_eq!(message["content"], "{\"a\": 1}");
     assert!(message["reasoning_content"].is_null());
-    let further = json!({"guided_json": {}, "tools": tools});
-    let (status, param, _, message) = site.post(CHAT, &chat("Hi", further)).await.refusal();
-    assert_eq!(
-        (status, param.as_deref()),
-        (400, Some("guided_json")),
-        "{message}"
-    );
     site.close().await;
 }

@@ -45,5 +45,6 @@ mod stream_errors;
 mod support;
 mod tools;
 mod turns;
+mod unless_called;
 mod web_page;
 mod worst_bodies;
