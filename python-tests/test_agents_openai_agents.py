@@ -11,8 +11,19 @@ from agents import (
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI
+from pydantic import BaseModel
 
-from agent_case import CHAT, MODEL, RESPONSES, TEXT_SECONDS, Tools, base_url, every_talk, soon  # noqa: F401
+from agent_case import (  # noqa: F401
+    CHAT,
+    MODEL,
+    ONE_TOOL,
+    RESPONSES,
+    TEXT_SECONDS,
+    Tools,
+    base_url,
+    every_talk,
+    soon,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 # The second is what an agent has that is only given a model's name.
@@ -48,3 +59,24 @@ async def test_agent(base_url, talk, api, streamed):  # noqa: F811
         run = streamed_text if streamed else whole
         text = await soon(run(agent, talk.question))
     talk.check(tools.calls, text)
+
+
+class Weather(BaseModel):
+    degrees: int
+
+
+@pytest.mark.parametrize("api", [CHAT, RESPONSES])
+async def test_agent_with_an_output_type(base_url, api):  # noqa: F811
+    """Its requests have tools and a format: the call comes in the model's own markup, and the answer as the format says."""
+    tools = Tools()
+    async with AsyncOpenAI(base_url=base_url, api_key="unused", max_retries=0, timeout=TEXT_SECONDS) as client:
+        agent = Agent(
+            name="Assistant",
+            model=MODELS[api](model=MODEL, openai_client=client),
+            model_settings=ModelSettings(temperature=0, max_tokens=100),
+            tools=[function_tool(tools.get_weather), function_tool(tools.multiply)],
+            output_type=Weather,
+        )
+        output = (await soon(Runner.run(agent, ONE_TOOL.question))).final_output
+    assert tools.calls == list(ONE_TOOL.calls)
+    assert isinstance(output, Weather)
