@@ -54,7 +54,7 @@ impl Parsers {
         Self::of(tool.map(String::as_str), reasoning.map(String::as_str))
     }
 
-    /// Whether one parser of harmony's channels reads both.
+    /// Whether the model writes in harmony's channels.
     pub(crate) fn are_harmony(self) -> bool {
         self.tool.is_some_and(ToolDialect::is_harmony)
             || self.reasoning.is_some_and(ReasoningDialect::is_harmony)
