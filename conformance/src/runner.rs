@@ -299,6 +299,7 @@ fn on_own_thread(
             Level::Core | Level::Strict | Level::Soak => options.max_transcript_events,
         },
         medium: known.medium,
+        keeps_virtual_time: known.is_virtual_time,
     };
     let trial = Trial::new(factory, check.id, limits, variation);
     let watched = trial.clone();

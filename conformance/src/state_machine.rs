@@ -360,6 +360,7 @@ impl Bench {
         let factory = Arc::clone(&self.factory);
         let variation = Variation {
             medium: self.known.medium,
+            keeps_virtual_time: self.known.is_virtual_time,
             ..Variation::default()
         };
         let trial = Trial::new(factory, "sequence", limits, variation);

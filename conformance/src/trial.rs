@@ -82,6 +82,8 @@ pub(crate) struct Variation {
     pub(crate) transcript_events: usize,
     /// In what engines are spoken with that have not said yet what they take.
     pub(crate) medium: Medium,
+    /// Whether the engine was seen to keep virtual time; that it declares it is not enough.
+    pub(crate) keeps_virtual_time: bool,
 }
 
 impl Trial {
@@ -152,6 +154,11 @@ impl Trial {
     /// Random sequences that SQ01 tries.
     pub(crate) fn sequences(&self) -> u32 {
         self.shared.variation.sequences
+    }
+
+    /// Whether the engine declares virtual time and was seen to keep it, so that hours cost nothing and times are exact.
+    pub(crate) fn keeps_virtual_time(&self) -> bool {
+        self.shared.variation.keeps_virtual_time
     }
 
     pub(crate) fn factory(&self) -> &Arc<dyn Factory> {

@@ -138,7 +138,7 @@ async fn same_as_aggregated(trial: Trial) -> CheckResult {
 
 async fn unclaimed_is_freed(trial: Trial) -> CheckResult {
     let live = trial.start_as(Role::Prefill).await?;
-    if !live.config.capabilities.virtual_time {
+    if !live.trial.keeps_virtual_time() {
         skip!(
             NoProbe,
             "the limit may be minutes, which a test in real time cannot wait for"

@@ -178,7 +178,7 @@ const ROOM_TOKENS: u32 = 5;
 async fn the_context_is_a_limit(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let context = live.config.context_length_tokens;
-    let longest = match live.config.capabilities.virtual_time {
+    let longest = match live.trial.keeps_virtual_time() {
         true => LONGEST_PROMPT_TOKENS,
         false => REAL_TIME_CONTEXT_TOKENS,
     };

@@ -431,7 +431,7 @@ async fn visible_in_time(trial: Trial) -> CheckResult {
     let mut running = live.generate(greedy(&live, second, REUSING)).await?;
     running.read_tokens(1).await?;
     let mut index = Index::of(&live);
-    if !live.config.capabilities.virtual_time {
+    if !live.trial.keeps_virtual_time() {
         // The events of a server beside the worker come over a connection of their own, on a busy machine a little behind the token.
         let late = index.until_live(&live, &chain(&live, &shared)).await;
         drop(late);

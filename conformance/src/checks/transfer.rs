@@ -227,7 +227,7 @@ async fn cancelled_prefill(trial: Trial) -> CheckResult {
 async fn nothing_after_the_lease(trial: Trial) -> CheckResult {
     let first = trial.start_as(Role::Prefill).await?;
     let second = trial.start_as(Role::Decode).await?;
-    if !first.config.capabilities.virtual_time {
+    if !first.trial.keeps_virtual_time() {
         skip!(
             NoProbe,
             "the limit may be minutes, which a test in real time cannot wait for"

@@ -44,7 +44,7 @@ impl Rush {
                 "{count} requests at once do not fill KV blocks for {room} tokens"
             );
         };
-        let most = match config.capabilities.virtual_time {
+        let most = match live.trial.keeps_virtual_time() {
             true => VIRTUAL_TIME_TOKENS,
             false => REAL_TIME_TOKENS,
         };

@@ -17,7 +17,7 @@ const LONGEST_IN_REAL_TIME: u32 = 2048;
 pub(super) async fn used_to_the_last_token(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let context = live.config.context_length_tokens;
-    let longest = if live.config.capabilities.virtual_time {
+    let longest = if live.trial.keeps_virtual_time() {
         LONGEST_PROMPT_TOKENS
     } else {
         LONGEST_IN_REAL_TIME

@@ -110,7 +110,7 @@ impl Narrow {
 
 /// How many answers show what is drawn.
 fn answers(live: &Live) -> u64 {
-    match live.config.capabilities.virtual_time {
+    match live.trial.keeps_virtual_time() {
         true => ANSWERS,
         false => REAL_TIME_ANSWERS,
     }

@@ -50,7 +50,7 @@ pub(super) async fn the_first_item_is_not_held_back(trial: Trial) -> CheckResult
         "the first item came with {first_tokens} of {ANSWER_TOKENS} tokens"
     );
     // Real time would judge the machine, not the engine; a paused clock is exact.
-    if live.config.capabilities.virtual_time {
+    if live.trial.keeps_virtual_time() {
         let started = Instant::now();
         live.answer(live.request(4, 1)).await?;
         let one_token_after = started.elapsed();

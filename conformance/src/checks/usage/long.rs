@@ -18,7 +18,7 @@ pub(super) async fn long_prompts_and_answers(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
     let half = context / 2;
-    let longest = if live.config.capabilities.virtual_time {
+    let longest = if live.trial.keeps_virtual_time() {
         half
     } else {
         half.min(LONGEST_IN_REAL_TIME)
