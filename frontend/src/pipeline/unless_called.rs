@@ -128,25 +128,22 @@ impl Undecided {
             found = self.reading.finish();
         }
         let is_over = finished.as_ref().is_some_and(|it| !self.may_ask(it));
-        let handed_on = match found {
-            Some(Found::Call) => self.reading.all(),
-            _ if is_over => self.reading.all(),
-            Some(Found::Content) | None => std::mem::take(&mut self.reading.thoughts),
+        if found == Some(Found::Call) || is_over {
+            let rest = self.reading.all();
+            return Some(match finished {
+                Some(finished) => (ended(finished, rest), State::Ended),
+                None => (some(rest), State::Free(self.free)),
+            });
+        }
+        let thoughts = std::mem::take(&mut self.reading.thoughts);
+        self.thought.extend_from_slice(&thoughts.token_ids);
+        // A free answer that ended without content has room for it.
+        let next = if found.is_some() || finished.is_some() {
+            State::Asking(Box::new(self.bound), self.thought)
+        } else {
+            State::Undecided(self)
         };
-        Some(match (found, finished) {
-            (Some(Found::Call), Some(finished)) => (ended(finished, handed_on), State::Ended),
-            (_, Some(finished)) if is_over => (ended(finished, handed_on), State::Ended),
-            (Some(Found::Call), None) => (some(handed_on), State::Free(self.free)),
-            (None, None) => {
-                self.thought.extend_from_slice(&handed_on.token_ids);
-                (some(handed_on), State::Undecided(self))
-            }
-            (Some(Found::Content), None) | (_, Some(_)) => {
-                self.thought.extend_from_slice(&handed_on.token_ids);
-                let asking = State::Asking(Box::new(self.bound), self.thought);
-                (some(handed_on), asking)
-            }
-        })
+        Some((some(thoughts), next))
     }
 
     /// Whether there is room for content behind what a free answer that ended so has thought.

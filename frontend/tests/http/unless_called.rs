@@ -282,13 +282,19 @@ async fn what_the_engine_refuses_names_the_format() {
     });
     let site = site(&engine.declaring_guided(), "hermes", "none").await;
     let response = site.post(CHAT, &chat("Hi", further(json!({})))).await;
+    why_refused(&response);
+    site.close().await;
+}
+
+/// What a refusal of the format says.
+fn why_refused(response: &Response) -> String {
     let (status, param, _, message) = response.refusal();
     assert_eq!(
         (status, param.as_deref()),
         (400, Some("response_format")),
         "{message}"
     );
-    site.close().await;
+    message
 }
 
 /// Where it cannot be done the request is refused, and says why.
@@ -304,12 +310,7 @@ async fn what_cannot_be_asked_again_is_refused_by_name() {
     ] {
         let site = site(&engine, parser, "none").await;
         let response = site.post(CHAT, &chat("Hi", further(json!({})))).await;
-        let (status, param, _, message) = response.refusal();
-        assert_eq!(
-            (status, param.as_deref()),
-            (400, Some("response_format")),
-            "{message}"
-        );
+        let message = why_refused(&response);
         assert!(
             message.contains(why) && message.contains("tool_choice"),
             "{message}"
