@@ -118,17 +118,24 @@ impl Completions {
             body.insert("add_special_tokens".into(), false.into());
         }
         body.insert("ignore_eos".into(), ignores_own_eos(request).into());
+        let stop = &request.stop;
+        // With `min_tokens` vLLM keeps the model's own end-of-sequence tokens away, too, though they end nothing here.
+        let min_tokens = match self.flavor {
+            Flavor::Vllm if stop.ignore_eos => 0,
+            Flavor::Vllm | Flavor::Trtllm => stop.min_tokens,
+        };
+        // The stop tokens that it does not hear of we find in the answer.
         let stops = match (self.flavor, &request.guided) {
-            // To vLLM every stop token is an end of the grammar: it gives the request up where one comes inside it. We find ours in the
-            // answer.
-            (Flavor::Vllm, Some(_)) => request.stop.eos_token_ids.to_vec(),
+            // To vLLM every stop token is an end of the grammar: it gives the request up where one comes inside it.
+            (Flavor::Vllm, Some(_)) => stop.eos_token_ids.to_vec(),
+            (Flavor::Vllm, None) if min_tokens < stop.min_tokens => Vec::new(),
             (Flavor::Vllm | Flavor::Trtllm, _) => stop_ids(request),
         };
         if !stops.is_empty() {
             body.insert("stop_token_ids".into(), stops.into());
         }
-        if request.stop.min_tokens > 0 {
-            body.insert("min_tokens".into(), request.stop.min_tokens.into());
+        if min_tokens > 0 {
+            body.insert("min_tokens".into(), min_tokens.into());
         }
         if let Some(max_tokens) = max_tokens {
             body.insert("max_tokens".into(), max_tokens.into());
@@ -340,9 +347,9 @@ impl Api for Completions {
         // A streamed answer does not say where the blocks are.
         body.insert("stream".into(), false.into());
         body.remove("stream_options");
-        if request.stop.min_tokens > 1 {
+        if let Some(min_tokens) = body.get_mut("min_tokens") {
             // No more than `max_tokens` are taken.
-            body.insert("min_tokens".into(), 1.into());
+            *min_tokens = 1.into();
         }
         let kept = json!({"do_remote_decode": true, "do_remote_prefill": false});
         body.insert(KV_TRANSFER_PARAMS.into(), kept);

@@ -202,7 +202,8 @@ fn sampling_params(request: &GenerateRequest, max_tokens: Option<u32>) -> Map<St
         ("max_new_tokens", max_tokens.map(Value::from)),
         (
             "min_new_tokens",
-            (stop.min_tokens > 0).then(|| stop.min_tokens.into()),
+            // It keeps the model's own end-of-sequence tokens away as long, ignored or not.
+            (stop.min_tokens > 0 && !stop.ignore_eos).then(|| stop.min_tokens.into()),
         ),
         // It ignores stop_token_ids as well, then; we stop at those by ourselves.
         ("ignore_eos", Some(stop.ignore_eos.into())),

@@ -53,6 +53,29 @@ fn a_plain_request_says_what_it_must() {
     }
 }
 
+/// With `min_tokens` they keep the model's own ends away, which may come where they are ignored.
+#[test]
+fn min_tokens_is_not_said_where_the_models_ends_are_ignored() {
+    let mut request = request();
+    request.stop.stop_token_ids = [7].into();
+    request.stop.min_tokens = 3;
+    let vllm = body(Dialect::Vllm, &request);
+    assert_eq!(
+        (&vllm["min_tokens"], &vllm["stop_token_ids"]),
+        (&json!(3), &json!([7]))
+    );
+    let sglang = body(Dialect::Sglang, &request);
+    assert_eq!(sglang["sampling_params"]["min_new_tokens"], 3);
+    request.stop.ignore_eos = true;
+    let vllm = body(Dialect::Vllm, &request);
+    assert_eq!(
+        (vllm.get("min_tokens"), vllm.get("stop_token_ids")),
+        (None, None)
+    );
+    let sglang = body(Dialect::Sglang, &request);
+    assert_eq!(sglang["sampling_params"].get("min_new_tokens"), None);
+}
+
 /// Only beside a grammar may llama-server end a character behind the limit: elsewhere its tokens are drawn again.
 #[test]
 fn llama_server_generates_no_more_than_it_is_asked_for() {

@@ -93,9 +93,9 @@ class Completions(Api):
             if rank:
                 rank.blocks.store(prompt + generated, salt)
             token, ranked = sample(prompt, generated, options, guide)
-            is_early = len(generated) < body.get("min_tokens", 0)
-            if token in body.get("stop_token_ids", []) and is_early:
-                token = next(other for _, other in ranked if other not in body["stop_token_ids"])
+            kept_away = self.kept_away(body) if len(generated) < body.get("min_tokens", 0) else ()
+            if token in kept_away:
+                token = next(other for _, other in ranked if other not in kept_away)
             if self.is_vllm and guide.is_inside(generated, token) and token in body.get("stop_token_ids", []):
                 await send(GIVEN_UP)
                 return await send("[DONE]")
@@ -121,6 +121,10 @@ class Completions(Api):
             keeps = rank and rank.connector and transfer.get("do_remote_decode")
             whole["choices"][0]["prompt_token_ids"] = prompt
             raise Refused(200, {**whole, "kv_transfer_params": rank.connector.keep(prompt) if keeps else None})
+
+    def kept_away(self, body):
+        """What does not come before `min_tokens`: to vLLM the model's own end as well, ignored or not."""
+        return {*body.get("stop_token_ids", []), *([OWN_EOS] if self.is_vllm else [])}
 
     def gather(self, whole):
         """Puts what would be streamed into one answer."""

@@ -82,8 +82,10 @@ class Sglang(Api):
         while reason is None:
             await pace()
             token, ranked = sample(prompt, generated, options, guide)
-            if token in stop_ids and len(generated) < params.get("min_new_tokens", 0):
-                token = next(other for _, other in ranked if other not in stop_ids)
+            # The model's own end too, ignored or not.
+            kept_away = {*params.get("stop_token_ids", []), OWN_EOS}
+            if token in kept_away and len(generated) < params.get("min_new_tokens", 0):
+                token = next(other for _, other in ranked if other not in kept_away)
             generated.append(token)
             chosen.append([next(logprob for logprob, other in ranked if other == token), token, None])
             tops.append([[logprob, other, None] for logprob, other in ranked[: body.get("top_logprobs_num", 0)]])
