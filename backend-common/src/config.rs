@@ -313,6 +313,9 @@ pub enum Deviation {
     NoMinTokens,
     /// `presence_penalty` and `frequency_penalty` count the prompt's tokens, too, of the last 64 tokens at least.
     PenaltiesCountPrompt,
+    /// Log probabilities have `logit_bias` and the penalties in them, as the logits that tokens are chosen from do. Those of a
+    /// request that sets neither are the model's own.
+    LogprobsAfterBias,
 }
 
 /// What an engine can do. The frontend and the Worker's adapter refuse the rest, and the conformance kit checks that what
@@ -795,7 +798,11 @@ mod tests {
         let error = error.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(error.at().map(|at| at.name()), Some("min_tokens"));
-        for told in [Deviation::BatchVariant, Deviation::PenaltiesCountPrompt] {
+        for told in [
+            Deviation::BatchVariant,
+            Deviation::PenaltiesCountPrompt,
+            Deviation::LogprobsAfterBias,
+        ] {
             deviating(told).check(&request).unwrap();
         }
     }

@@ -167,7 +167,8 @@ pub struct SamplingOptions {
     pub presence_penalty: Option<f32>,
     /// Subtracted from a token's logit for each time it was generated. `-2.0..=2.0`.
     pub frequency_penalty: Option<f32>,
-    /// Divides positive and multiplies negative logits of tokens seen in prompt or output. `> 0.0`; 1 is none.
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or output. `> 0.0`; 1 is none. An engine that
+    /// has a limit refuses what is above it as `InvalidArgument` at this field.
     pub repetition_penalty: Option<f32>,
     /// Added to the logits, `-100.0..=100.0` each.
     #[serde(skip_serializing_if = "has_no_entries")]

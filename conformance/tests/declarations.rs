@@ -108,6 +108,7 @@ fn values() -> Vec<Row> {
         BatchVariant: &["CC04", "CC16", "DT15", "DT16"],
         NoMinTokens: &["DT09"],
         PenaltiesCountPrompt: &["DT18"],
+        LogprobsAfterBias: &["DT17"],
     });
     [sampling, guided, inputs, roles, deviations].concat()
 }

@@ -15,6 +15,7 @@ use super::fault::{Fault, with_fault};
 
 const BATCH_VARIANT: &[Deviation] = &[Deviation::BatchVariant];
 const ALL: &[Deviation] = &[Deviation::BatchVariant, Deviation::NoMinTokens];
+const BIASED: &[Deviation] = &[Deviation::LogprobsAfterBias];
 const COUNTING: &[Deviation] = &[Deviation::PenaltiesCountPrompt];
 
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -73,6 +74,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         killed_by: &["DT18"],
         build: |_, _| deviating(Flaw::None, COUNTING),
     },
+    Mutant {
+        name: "logprobs-said-to-be-biased",
+        stands_for: "a deviation of another version of the server, which tells the model's own log probabilities by now",
+        killed_by: &["DT17"],
+        build: |_, _| deviating(Flaw::None, BIASED),
+    },
 ];
 
 /// Engines that deviate as they declare.
@@ -88,6 +95,12 @@ pub(super) const CONTROLS: &[Mutant] = &[
         stands_for: "penalties over the last tokens, wherever they came from",
         killed_by: &[],
         build: |_, _| deviating(Flaw::PenaltiesCountPrompt, COUNTING),
+    },
+    Mutant {
+        name: "biased-logprobs",
+        stands_for: "log probabilities of the logits that tokens are chosen from",
+        killed_by: &[],
+        build: |_, _| deviating(Flaw::LogprobsAfterBias, BIASED),
     },
 ];
 

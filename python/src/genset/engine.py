@@ -111,7 +111,7 @@ class EngineConfig:
     roles: tuple[str, ...] = ()
     """Of `aggregated`, `prefill`, `decode`; empty for `aggregated` only."""
     deviations: tuple[str, ...] = ()
-    """Where the engine is known to deviate from what all do: of `batch_variant`, `no_min_tokens`, `penalties_count_prompt`."""
+    """Where the engine is known to deviate from what all do: of `batch_variant`, `no_min_tokens`, `penalties_count_prompt`, `logprobs_after_bias`."""
     canary: GenerateRequest | None = None
     """The request the worker probes the engine's health with: before it is listed, and whenever it was silent for long. None
     for one token in, one out."""

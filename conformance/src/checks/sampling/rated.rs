@@ -1,6 +1,11 @@
 //! Log probabilities as numbers: of one distribution over the whole vocabulary.
 
-use genset_backend_common::{GenerateRequest, TokenId, config::SamplingOption};
+use std::ops::RangeInclusive;
+
+use genset_backend_common::{
+    GenerateRequest, TokenId,
+    config::{Deviation, SamplingOption},
+};
 
 use super::greedy;
 use crate::check::{CheckResult, Stop, ensure, skip};
@@ -72,6 +77,45 @@ async fn rated(live: &Live, top: u32) -> Result<Vec<(u32, f32)>, Stop> {
         .collect())
 }
 
+/// Something that a request sets up.
+struct SetUp {
+    option: SamplingOption,
+    name: &'static str,
+    /// Sets it, where this token is the best.
+    set: fn(&mut GenerateRequest, TokenId),
+    /// What the best token's log probability becomes of this one where biases count in it.
+    biased: fn(f32) -> RangeInclusive<f32>,
+}
+
+const SET_UPS: [SetUp; 3] = [
+    SetUp {
+        option: SamplingOption::LogitBias,
+        name: "a bias of 1",
+        set: |request, best| request.sampling.logit_bias = [(best, 1.0)].into(),
+        biased: |own| {
+            let grown = own.exp() * 1_f32.exp();
+            let biased = (grown / (1.0 - own.exp() + grown)).ln();
+            biased..=biased
+        },
+    },
+    SetUp {
+        option: SamplingOption::LogitBias,
+        name: "a bias of 10 on others",
+        set: |request, best| {
+            let others = (0..).filter(|token| *token != best).take(2);
+            request.sampling.logit_bias = others.map(|token| (token, 10.0)).collect();
+        },
+        // Nobody knows how likely those were.
+        biased: |own| f32::NEG_INFINITY..=own,
+    },
+    SetUp {
+        option: SamplingOption::Temperature,
+        name: "a temperature of 2",
+        set: |request, _| request.sampling.temperature = Some(2.0),
+        biased: |own| own..=own,
+    },
+];
+
 /// The first place of an answer, which whatever was set up there has not changed yet.
 pub(super) async fn before_bias(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
@@ -80,39 +124,19 @@ pub(super) async fn before_bias(trial: Trial) -> CheckResult {
     let Some((best, own)) = first(&live, plain.clone(), max).await? else {
         skip!(NotDeclared, "the answer holds no token");
     };
-    type SetUp = (
-        SamplingOption,
-        &'static str,
-        fn(&mut GenerateRequest, TokenId),
-    );
-    let set_ups: [SetUp; 3] = [
-        (SamplingOption::LogitBias, "a bias of 1", |request, best| {
-            request.sampling.logit_bias = [(best, 1.0)].into();
-        }),
-        (
-            SamplingOption::LogitBias,
-            "a bias of 10 on others",
-            |request, best| {
-                let others = (0..).filter(|token| *token != best).take(2);
-                request.sampling.logit_bias = others.map(|token| (token, 10.0)).collect();
-            },
-        ),
-        (
-            SamplingOption::Temperature,
-            "a temperature of 2",
-            |request, _| {
-                request.sampling.temperature = Some(2.0);
-            },
-        ),
-    ];
+    let own = own[0].1;
+    let is_biased = live
+        .config
+        .capabilities
+        .deviates(Deviation::LogprobsAfterBias);
     let mut was_tried = false;
-    for (option, name, set) in set_ups {
-        if !live.can(option) {
+    for set_up in SET_UPS {
+        if !live.can(set_up.option) {
             continue;
         }
         was_tried = true;
         let mut request = plain.clone();
-        set(&mut request, best);
+        (set_up.set)(&mut request, best);
         let Some((token, rated)) = first(&live, request, max).await? else {
             continue;
         };
@@ -123,10 +147,15 @@ pub(super) async fn before_bias(trial: Trial) -> CheckResult {
             None
         };
         let of_best = of_best.or(rated.iter().find(|(id, _)| *id == best).map(|at| at.1));
+        let right = match is_biased {
+            true => (set_up.biased)(own),
+            false => own..=own,
+        };
+        let near = right.start() - TOLERANCE..=right.end() + TOLERANCE;
         ensure!(
-            of_best.is_none_or(|rated| (rated - own[0].1).abs() <= TOLERANCE),
-            "with {name}, the log probability of token {best} is {of_best:?} and not {}",
-            own[0].1
+            of_best.is_none_or(|rated| near.contains(&rated)),
+            "with {}, the log probability of token {best} is {of_best:?} and not {right:?}; without it {own}",
+            set_up.name
         );
     }
     if !was_tried {
