@@ -11,7 +11,7 @@ use std::num::NonZeroU32;
 use genset_backend_common::output::{TokenLogprob, TopLogprob};
 use genset_backend_common::{
     Capabilities, EngineError, GenerateRequest, GuidedDecoding, RequestField, TokenId, async_trait,
-    config::{GuidedKind, SamplingOption},
+    config::{Deviation, GuidedKind, SamplingOption},
     request::{ChatInput, MediaKind},
 };
 use serde::Deserialize;
@@ -24,6 +24,9 @@ use super::wire::{error_of, token_logprob};
 use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable, with_media};
 use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
+
+/// The largest `repetition_penalty` that it takes.
+const MAX_REPETITION_PENALTY: f32 = 2.0;
 
 /// Candidates are cheap there; no client of ours asks for more.
 const MAX_LOGPROBS: u32 = 20;
@@ -75,6 +78,7 @@ impl Api for Sglang {
             capabilities.sampling.insert(Opt::Seed);
         }
         capabilities.max_logprobs = Some(MAX_LOGPROBS);
+        capabilities.deviations = [Deviation::LogprobsAfterBias].into();
         capabilities.guided = [
             Kind::JsonObject,
             Kind::JsonSchema,
@@ -91,6 +95,7 @@ impl Api for Sglang {
         request: &GenerateRequest,
         max_tokens: Option<u32>,
     ) -> Result<Call, EngineError> {
+        check_penalty(request)?;
         if let Some(chat) = chat_of(request) {
             return chat_call(request, chat, max_tokens);
         }
@@ -188,6 +193,19 @@ fn chat_call(
     body.insert("separate_reasoning".into(), false.into());
     add_salt_and_rank(&mut body, request);
     chat::call(&body, chat)
+}
+
+fn check_penalty(request: &GenerateRequest) -> Result<(), EngineError> {
+    match request.sampling.repetition_penalty {
+        Some(penalty) if penalty > MAX_REPETITION_PENALTY => {
+            let problem = format!("SGLang takes at most {MAX_REPETITION_PENALTY}, got {penalty}");
+            Err(EngineError::invalid_argument(
+                RequestField::RepetitionPenalty,
+                problem,
+            ))
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 fn sampling_params(request: &GenerateRequest, max_tokens: Option<u32>) -> Map<String, Value> {

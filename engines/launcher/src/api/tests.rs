@@ -76,6 +76,18 @@ fn min_tokens_is_not_said_where_the_models_ends_are_ignored() {
     assert_eq!(sglang["sampling_params"].get("min_new_tokens"), None);
 }
 
+#[test]
+fn a_repetition_penalty_above_what_sglang_takes_is_refused_by_name() {
+    let mut request = request();
+    request.sampling.repetition_penalty = Some(2.0);
+    let sent = body(Dialect::Sglang, &request);
+    assert_eq!(sent["sampling_params"]["repetition_penalty"], 2.0);
+    request.sampling.repetition_penalty = Some(2.5);
+    let error = api(Dialect::Sglang).call(&request, None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert_eq!(error.at().map(|at| at.name()), Some("repetition_penalty"));
+}
+
 /// Only beside a grammar may llama-server end a character behind the limit: elsewhere its tokens are drawn again.
 #[test]
 fn llama_server_generates_no_more_than_it_is_asked_for() {

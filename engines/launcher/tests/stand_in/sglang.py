@@ -7,7 +7,16 @@ import sys
 import chat
 from api import Api
 from kv import Blocks
-from model import OWN_EOS, Guide, Options, Refused, bad_request, guided_text, sample
+from model import OWN_EOS, Guide, Options, Refused, bad_request, guided_text, logits, ranking, sample
+
+
+def told(ranked, prompt, generated, options):
+    """The log probabilities that it tells: behind biases and penalties, and behind the temperature unless it is told to leave that out."""
+    scores = {token: logprob for logprob, token in ranked} | logits(prompt, generated, options)
+    if not os.environ.get("SGLANG_RETURN_ORIGINAL_LOGPROB") and options.temperature > 0:
+        scores = {token: score / options.temperature for token, score in scores.items()}
+    return ranking(scores)
+
 
 class RadixBlocks(Blocks):
     """The prefix cache of a rank, and its events as the publisher of 0.5.23 encodes them in the format `dynamo`."""
@@ -67,6 +76,9 @@ class Sglang(Api):
         if params.get("top_k", 1) > 2**31 - 1:
             print("RuntimeError: value cannot be converted to type int32 without overflow", file=sys.stderr, flush=True)
             os._exit(1)
+        penalty = params.get("repetition_penalty", 1.0)
+        if not 0 < penalty <= 2:
+            raise bad_request(f"repetition_penalty must be in (0, 2] (1.0 = no penalty), got {penalty}.")
         rank = body.get("routed_dp_rank", body.get("data_parallel_rank", 0))
         if not 0 <= rank < self.rank_count:
             raise bad_request(f"routed_dp_rank={rank} out of range [0, {self.rank_count})")
@@ -82,6 +94,7 @@ class Sglang(Api):
         while reason is None:
             await pace()
             token, ranked = sample(prompt, generated, options, guide)
+            ranked = told(ranked, prompt, generated, options)
             # The model's own end too, ignored or not.
             kept_away = {*params.get("stop_token_ids", []), OWN_EOS}
             if token in kept_away and len(generated) < params.get("min_new_tokens", 0):
