@@ -77,13 +77,12 @@ impl Plan {
             Flag::VisibleDevices => visible_devices(config)?,
             Flag::Named(_) | Flag::Refused(_) => None,
         };
+        let devices = devices.map(|gpus| (devices::VARIABLE, gpus));
+        let logprobs = (dialect == Dialect::Sglang).then(|| (RAW_LOGPROBS, "1".into()));
         Ok(Self {
             dialect,
             program,
-            env: devices
-                .map(|gpus| (devices::VARIABLE, gpus))
-                .into_iter()
-                .collect(),
+            env: devices.into_iter().chain(logprobs).collect(),
             side_channel: None,
             args,
         })
@@ -173,6 +172,9 @@ impl Plan {
         format!("{} {}", self.program.display(), self.args.join(" "))
     }
 }
+
+/// Without it SGLang divides the logits by the temperature before it tells log probabilities of them.
+const RAW_LOGPROBS: &str = "SGLANG_RETURN_ORIGINAL_LOGPROB";
 
 /// The most adapters of one batch that vLLM is asked for by itself: it keeps memory for each.
 const MAX_VLLM_ADAPTERS: usize = 8;

@@ -129,7 +129,12 @@ fn the_first_gpu_is_a_flag_or_what_the_program_sees() {
     }
     let mut sglang = config(ServerKind::Sglang);
     sglang.base_gpu_id = Some(2);
-    assert!(Plan::new(&sglang, Dialect::Sglang).unwrap().env.is_empty());
+    let plan = Plan::new(&sglang, Dialect::Sglang).unwrap();
+    // Not the GPUs, but what log probabilities are.
+    assert_eq!(
+        plan.env,
+        [("SGLANG_RETURN_ORIGINAL_LOGPROB", "1".to_owned())]
+    );
 }
 
 #[test]
