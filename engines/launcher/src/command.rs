@@ -123,8 +123,9 @@ impl Plan {
             self.args.push(flag("enable-lora"));
         }
         if !is_said("max-loras") {
-            // Otherwise requests of one adapter alone share a batch.
-            let count = adapters.len().min(MAX_VLLM_ADAPTERS);
+            // Otherwise requests of one adapter alone share a batch. The last place stays empty: beside requests with adapters, vLLM 0.32
+            // on a CPU computes those without one by what is there.
+            let count = adapters.len().min(MAX_VLLM_ADAPTERS) + 1;
             self.args.extend([flag("max-loras"), count.to_string()]);
         }
         self.args.push(flag("lora-modules"));

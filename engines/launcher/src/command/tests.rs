@@ -326,7 +326,7 @@ fn vllm_is_told_of_adapters() {
     let modules = r#"--lora-modules french=/a/french {"name":"a=b","path":"/a/x,y"} --port 8000"#;
     let told = line(&config);
     assert!(
-        told.ends_with(&format!("--enable-lora --max-loras 2 {modules}")),
+        told.ends_with(&format!("--enable-lora --max-loras 3 {modules}")),
         "{told}"
     );
     let _file = with_extra(&mut config, "a.yaml", "max-lora-rank: 64\nmax_loras: 1\n");
