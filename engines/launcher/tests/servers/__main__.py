@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import adapters  # noqa: F401 (its trials)
 from genset import Genset, Refused
 from kinds import KINDS
 from life import TRIALS
@@ -64,6 +65,7 @@ class Run:
         for name, words, needs, function in TRIALS:
             if needs and not getattr(self.kind, needs):
                 continue
+            words = words(self.kind) if callable(words) else words
             with self.genset("in=http", *words) as genset:
                 genset.until_ready(self.kind.start)
                 self.row(name, lambda: function(self.kind, genset))

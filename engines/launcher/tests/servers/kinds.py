@@ -35,6 +35,8 @@ class Kind:
     words = ()
     # Whether token ids are known of it.
     has_tokens = True
+    # Whether it serves LoRA adapters.
+    has_adapters = False
     # Whether an answer bound to a JSON schema ends: some servers let white space go on.
     ends_json = True
 
@@ -63,14 +65,15 @@ class Vllm(Kind):
     extra = {"enforce_eager": True, "dtype": "float32", "max_model_len": 512}
     words = ("--kv-cache-block-size", "32")
     gauge = "vllm:num_requests_running"
+    has_adapters = True
     ends_json = False
 
     @property
     def env(self):
         return {**super().env, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
-    def text(self, port, key, ids, max_tokens):
-        name = ask(port, "/v1/models", key=key)["data"][0]["id"]
+    def text(self, port, key, ids, max_tokens, model=None):
+        name = model or ask(port, "/v1/models", key=key)["data"][0]["id"]
         body = {"model": name, "prompt": ids, "max_tokens": max_tokens, "temperature": 0}
         return ask(port, "/v1/completions", body, key)["choices"][0]["text"]
 

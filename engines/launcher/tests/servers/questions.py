@@ -28,8 +28,8 @@ class Asking:
     def __init__(self, kind, genset):
         self.kind, self.genset = kind, genset
         _, self.port, self.key = genset.server()
-        [model] = genset.ask("/v1/models")["data"]
-        self.model = model["id"]
+        # Adapters are listed as models with a parent.
+        [self.model] = [model["id"] for model in genset.ask("/v1/models")["data"] if not model.get("parent")]
         with open(os.path.join(kind.args.model, "golden.json")) as file:
             self.golden = json.load(file)["cases"]
 
