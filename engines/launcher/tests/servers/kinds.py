@@ -121,6 +121,8 @@ class LlamaText(Llama):
 class Sglang(Kind):
     out = "sglang"
     part = "sglang::scheduler"
+    # Blocks of one token, which it has by itself, are not published.
+    words = ("--kv-cache-block-size", "16")
     gauge = "sglang:num_running_reqs"
     refused = ("seed",)
     ends_json = False
