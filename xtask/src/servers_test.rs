@@ -31,7 +31,7 @@ pub(crate) enum ServerName {
 pub(crate) enum Part {
     /// What it answers
     Questions,
-    /// How it starts, ends and is killed
+    /// How it starts, ends and is killed, and its adapters
     Life,
     /// The conformance kit on a live worker
     Kit,
