@@ -8,6 +8,8 @@
 
 mod soak;
 
+use std::collections::BTreeSet;
+
 use genset_backend_common::kv::{BlockHash, Xxh3BlockHasher, hash_blocks, salt_root};
 use genset_backend_common::{ErrorKind, GenerateRequest, TokenId};
 
@@ -351,8 +353,12 @@ async fn block_size_holds(trial: Trial) -> CheckResult {
     let size = block_size(&live)?;
     let mut index = Index::of(&live);
     let blocks = block_count(&live, 4, GENERATED_TOKENS)?;
-    // A worker that serves already has blocks of others, and perhaps those of some of our prompts.
-    let before = index.live.len();
+    // A worker that serves already has blocks of others, which may leave it, and perhaps those of some of our prompts.
+    let before: BTreeSet<BlockHash> = index.live.keys().copied().collect();
+    let made = |index: &Index| {
+        let live = index.live.keys();
+        live.filter(|block| !before.contains(*block)).count()
+    };
     let prompts = (1..).map(|seed| live.prompt(blocks * size, seed));
     let is_new = |prompt: &Vec<TokenId>| {
         let first = chain(&live, prompt).into_iter().next();
@@ -364,11 +370,11 @@ async fn block_size_holds(trial: Trial) -> CheckResult {
     let (sequence, _) = send(&live, &prompt).await?;
     index
         .until(&live, "the publication of a prompt's blocks", |index| {
-            index.live.len() >= before + blocks
+            made(index) >= blocks
         })
         .await?;
     let most = sequence.len() / size;
-    let made = index.live.len() - before;
+    let made = made(&index);
     ensure!(
         made <= most,
         "{} tokens made {made} blocks, although a block is declared to have {size}",
