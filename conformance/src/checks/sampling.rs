@@ -92,6 +92,7 @@ fn free(live: &Live, seed: u64) -> GenerateRequest {
     if live.can(SamplingOption::Temperature) {
         request.sampling.temperature = Some(1.5);
     }
+    live.draw_from_all(&mut request);
     request
 }
 

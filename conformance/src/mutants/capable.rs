@@ -79,6 +79,10 @@ pub(super) enum Flaw {
     OneCandidateTooMany,
     NucleusTooLarge,
     NucleusOfOne,
+    /// Narrows where a request does not say by how much.
+    NarrowsUnasked,
+    /// Narrows also where a request says that nothing is to be left out.
+    NarrowsAlways,
     MinPLostBesideTopK,
     MinPInAnotherBase,
     TemperatureIsOne,

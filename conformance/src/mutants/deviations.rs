@@ -102,6 +102,12 @@ pub(super) const CONTROLS: &[Mutant] = &[
         killed_by: &[],
         build: |_, _| deviating(Flaw::LogprobsAfterBias, BIASED),
     },
+    Mutant {
+        name: "narrows-unasked",
+        stands_for: "defaults of a server's own that narrow a choice, which the contract leaves to it",
+        killed_by: &[],
+        build: |_, _| with_flaw(Flaw::NarrowsUnasked),
+    },
 ];
 
 /// Checks requests on its own side, after it has forgotten the least length.

@@ -160,6 +160,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |_, _| with_flaw(Flaw::NucleusOfOne),
     },
     Mutant {
+        name: "narrows-whatever-is-said",
+        stands_for: "an option at its neutral value taken for one that is not set, so that the server's own default narrows",
+        killed_by: &["DT20"],
+        build: |_, _| with_flaw(Flaw::NarrowsAlways),
+    },
+    Mutant {
         name: "min-p-lost-beside-top-k",
         stands_for: "a fast path for the k best that looks at nothing else",
         killed_by: &["DT19"],

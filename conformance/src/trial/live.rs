@@ -121,6 +121,16 @@ impl Live {
         request
     }
 
+    /// Has the request draw from all tokens. Each option that narrows is given the value that narrows nothing, for an engine's own
+    /// default may be another.
+    pub(crate) fn draw_from_all(&self, request: &mut GenerateRequest) {
+        let all = self.config.vocab_size.map_or(u32::MAX, NonZeroU32::get);
+        let sampling = &mut request.sampling;
+        sampling.top_k = self.can(SamplingOption::TopK).then_some(all);
+        sampling.top_p = self.can(SamplingOption::TopP).then_some(1.0);
+        sampling.min_p = self.can(SamplingOption::MinP).then_some(0.0);
+    }
+
     /// The tokens of an answer of up to `wanted`, after a prompt of `prompt_len`: fewer where the context is small or the
     /// engine slow.
     #[must_use]

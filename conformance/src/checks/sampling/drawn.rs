@@ -139,6 +139,7 @@ async fn answered(
     request.sampling.temperature = Some(temperature);
     request.sampling.seed = live.can(SamplingOption::Seed).then_some(seed);
     request.output.logprobs = live.config.capabilities.max_logprobs;
+    live.draw_from_all(&mut request);
     for narrow in narrow {
         narrow.ask(&mut request);
     }

@@ -451,7 +451,17 @@ fn effective(running: &Running, asked: &SamplingOptions) -> SamplingOptions {
         Flaw::NucleusOfOne => {
             sampling.top_p = asked.top_p.map(|p| if p < 1.0 { 0.001 } else { p });
         }
-        Flaw::MinPLostBesideTopK if asked.top_k.is_some() => sampling.min_p = None,
+        Flaw::NarrowsUnasked => {
+            sampling.top_k = asked.top_k.or(Some(4));
+            sampling.top_p = asked.top_p.or(Some(0.8));
+            sampling.min_p = asked.min_p.or(Some(0.1));
+        }
+        Flaw::NarrowsAlways => {
+            sampling.top_p = asked.top_p.filter(|p| *p < 1.0).or(Some(0.5));
+        }
+        Flaw::MinPLostBesideTopK if asked.top_k.is_some_and(|k| k < model::VOCAB_SIZE) => {
+            sampling.min_p = None
+        }
         Flaw::MinPInAnotherBase => {
             sampling.min_p = asked.min_p.map(|p| p.powf(std::f32::consts::LOG2_E));
         }
