@@ -14,7 +14,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use genset_backend_common::output::TokenChunk;
+use genset_backend_common::output::{TokenChunk, TopLogprob};
 use genset_backend_common::{
     Capabilities, EngineError, ErrorKind, GenerateRequest, TokenId, async_trait, config::InputKind,
     request::MediaKind,
@@ -23,7 +23,7 @@ use serde_json::Value;
 
 pub(crate) use completions::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
 pub(crate) use llama::PAST_LIMIT as LLAMA_PAST_LIMIT;
-pub(crate) use wire::error_of;
+pub(crate) use wire::{error_of, token_logprob};
 pub(crate) use withheld::{Piece, Withheld};
 
 use crate::config::{LauncherConfig, ServerInput};
@@ -178,6 +178,25 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// `Disconnected` for what cannot be read.
     fn whole_tokens(&self, _answer: &[u8]) -> Result<Vec<TokenId>, EngineError> {
+        Ok(Vec::new())
+    }
+
+    /// The call for what may come next, the `count` likeliest tokens, of a server that does not rate each token that it gives.
+    ///
+    /// # Errors
+    /// As [`call`](Self::call); `Unsupported` where the API rates them all.
+    fn rating_call(&self, _request: &GenerateRequest, _count: u32) -> Result<Call, EngineError> {
+        Err(EngineError::unsupported(
+            "logprobs",
+            "this server rates every token",
+        ))
+    }
+
+    /// The candidates in the answer to it.
+    ///
+    /// # Errors
+    /// `Disconnected` for what cannot be read.
+    fn candidates(&self, _answer: &[u8]) -> Result<Vec<TopLogprob>, EngineError> {
         Ok(Vec::new())
     }
 

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::output::{Finish, OutputWriter, TokenChunk};
+use genset_backend_common::output::{Finish, OutputWriter, TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, Input, RequestContext, TokenId,
     transfer::{KvBytes, KvTransfers},
@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::apart::{Apart, Leg};
-use crate::api::{Api, Call, End, Step, Withheld, error_of, unreadable};
+use crate::api::{Api, Call, End, Step, Withheld, error_of, token_logprob, unreadable};
 use crate::cut::Cut;
 use crate::http::{Answer, HttpError};
 use crate::room::Room;
@@ -40,6 +40,9 @@ const MAX_PREFILL_BYTES: usize = 16 << 20;
 
 /// The longest answer of a few tokens that is not streamed, in bytes. It repeats the prompt.
 const MAX_WHOLE_BYTES: usize = 16 << 20;
+
+/// The longest answer that rates a whole vocabulary, in bytes: 100 a token.
+const MAX_RATING_BYTES: usize = 64 << 20;
 
 /// What is wrong with an answer to a prefill that says nothing of KV blocks.
 const NO_BLOCKS: &str = "the answer to a prefill has no kv_transfer_params; its connector must be one that tells them with the \
@@ -107,6 +110,10 @@ impl Drive {
         }
         let prompt = self.request.prompt_tokens().or(counted).unwrap_or_default();
         let _place = match &self.room {
+            // What is rated apart is computed beside the answer.
+            Some(room) if self.request.output.logprobs.is_some() => {
+                room.enter_twice(prompt, self.max_tokens).await
+            }
             Some(room) => room.enter(prompt, self.max_tokens).await,
             None => return self.exchange(counted, out, progress).await,
         };
@@ -234,6 +241,7 @@ impl Drive {
             };
             let may_go_on = self.api.goes_on() && self.request.guided.is_none();
             let mut is_drawn_again = false;
+            let is_withheld = step.withheld.is_some();
             if let Some(withheld) = step.withheld.take() {
                 step.tokens = match self.found(&withheld).await {
                     Err(problem) if may_go_on => {
@@ -256,9 +264,16 @@ impl Drive {
             let cut = reading.cut.take(&mut step.tokens);
             self.check_vocabulary(&step)?;
             let Step {
-                tokens, text, end, ..
+                mut tokens,
+                text,
+                end,
+                ..
             } = step;
-            if may_go_on {
+            if let (true, Some(asked)) = (is_withheld, self.request.output.logprobs) {
+                let behind = self.longer(reading)?;
+                tokens.logprobs = self.rated(behind, &tokens, asked).await?;
+            }
+            if self.api.goes_on() {
                 reading.given.extend_from_slice(&tokens.token_ids);
             }
             out.tokens(tokens).await?;
@@ -356,6 +371,47 @@ impl Drive {
         let answer = self.send(&call).await?;
         match answer.body.read_up_to(MAX_WHOLE_BYTES).await {
             Ok(body) => Ok(self.api.whole_tokens(&body)?.into_iter().collect()),
+            Err(error) => Err(self.lost(error).await),
+        }
+    }
+
+    /// The log probabilities of tokens that were withheld `behind` a prompt: at each place the server is asked what may come.
+    async fn rated(
+        &self,
+        mut behind: GenerateRequest,
+        tokens: &TokenChunk,
+        asked: u32,
+    ) -> Result<Vec<TokenLogprob>, EngineError> {
+        let all = self
+            .vocab_size
+            .map_or(i32::MAX.unsigned_abs(), NonZeroU32::get);
+        let mut rated = Vec::new();
+        for token in tokens.token_ids.iter().copied() {
+            let of_token = |top: &[TopLogprob]| top.iter().find(|it| it.token_id == token).copied();
+            let mut top = self.candidates(&behind, asked.max(1)).await?;
+            if of_token(&top).is_none() {
+                top = self.candidates(&behind, all).await?;
+            }
+            let Some(own) = of_token(&top) else {
+                return Err(unreadable(format!(
+                    "token {token} came, and is not among all candidates"
+                )));
+            };
+            rated.push(token_logprob(own.logprob, top, asked));
+            let longer = behind.tokens()?.iter().copied().chain([token]);
+            behind.input = Input::Tokens(longer.collect::<Vec<_>>().into());
+        }
+        Ok(rated)
+    }
+
+    async fn candidates(
+        &self,
+        behind: &GenerateRequest,
+        count: u32,
+    ) -> Result<Vec<TopLogprob>, EngineError> {
+        let answer = self.send(&self.api.rating_call(behind, count)?).await?;
+        match answer.body.read_up_to(MAX_RATING_BYTES).await {
+            Ok(body) => self.api.candidates(&body),
             Err(error) => Err(self.lost(error).await),
         }
     }

@@ -56,6 +56,20 @@ impl Room {
         max_tokens: Option<u32>,
     ) -> Option<OwnedSemaphorePermit> {
         let tokens = self.tokens(prompt, max_tokens.unwrap_or(u32::MAX));
+        self.acquire(tokens).await
+    }
+
+    /// As [`Self::enter`], of a request whose tokens the server computes in two slots; those that have no room twice have all.
+    pub(crate) async fn enter_twice(
+        &self,
+        prompt: u32,
+        max_tokens: Option<u32>,
+    ) -> Option<OwnedSemaphorePermit> {
+        let tokens = self.tokens(prompt, max_tokens.unwrap_or(u32::MAX));
+        self.acquire(tokens.saturating_mul(2).min(self.total)).await
+    }
+
+    async fn acquire(&self, tokens: u32) -> Option<OwnedSemaphorePermit> {
         // It is never closed; were it, there would be nothing to wait for.
         let free = Arc::clone(&self.free);
         free.acquire_many_owned(tokens).await.ok()

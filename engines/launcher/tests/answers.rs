@@ -12,7 +12,7 @@ mod support;
 
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use genset_backend_common::output::Finished;
+use genset_backend_common::output::{Finished, TokenLogprob};
 use genset_backend_common::{
     CancelReason, EngineError, ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine,
     Output, RequestContext, StartContext,
@@ -43,6 +43,7 @@ fn request(prompt: &[u32], max_tokens: u32) -> GenerateRequest {
 #[derive(Debug, Default)]
 struct Answer {
     tokens: Vec<u32>,
+    logprobs: Vec<TokenLogprob>,
     text: String,
     end: Option<Result<Finished, EngineError>>,
 }
@@ -71,7 +72,10 @@ async fn answer(engine: &LauncherEngine, request: GenerateRequest) -> Answer {
     let mut answer = Answer::default();
     while let Some(item) = timeout(LONG, outputs.next()).await.unwrap() {
         match item {
-            Ok(Output::Tokens(chunk)) => answer.tokens.extend(chunk.token_ids),
+            Ok(Output::Tokens(chunk)) => {
+                answer.tokens.extend(chunk.token_ids);
+                answer.logprobs.extend(chunk.logprobs);
+            }
             Ok(Output::Text(chunk)) => answer.text += &chunk.text,
             Ok(Output::Finished(finished)) => answer.end = Some(Ok(*finished)),
             Ok(Output::Embeddings(_) | Output::Scores(_)) => panic!("no embeddings were asked for"),
@@ -356,12 +360,39 @@ async fn tokens_that_their_text_does_not_tell_are_drawn_again_and_never_silence(
 }
 
 #[tokio::test]
-async fn log_probabilities_inside_a_character_are_not_made_up() {
+async fn tokens_inside_a_character_are_rated_too() {
+    // The second is in bytes that the text does not tell, so it is drawn again.
+    for tokens in [&KONNICHIWA[..], &[162, 226, 244]] {
+        let engine = saying(tokens).await;
+        // With one candidate the token is not among those that are shown.
+        for asked in [0, 1, 2] {
+            let mut rated = until_eos(50);
+            rated.output.logprobs = Some(asked);
+            let found = answer(&engine, rated).await;
+            assert_eq!(found.tokens, tokens);
+            let own: Vec<f32> = found.logprobs.iter().map(|at| at.logprob).collect();
+            let expected = (0_u8..).take(tokens.len());
+            let expected: Vec<f32> = expected
+                .map(|place| -1.0 - f32::from(place) / 16.0)
+                .collect();
+            assert_eq!(own, expected);
+            let shown = usize::try_from(asked).unwrap();
+            assert!(found.logprobs.iter().all(|at| at.top.len() == shown));
+        }
+        engine.cleanup().await.unwrap();
+    }
+}
+
+/// A grammar cannot be left and taken up again, and need not be: what is rated is rated beside the answer.
+#[tokio::test]
+async fn tokens_inside_a_character_are_rated_beside_a_grammar() {
     let engine = saying(&KONNICHIWA).await;
-    let mut rated = until_eos(50);
-    rated.output.logprobs = Some(1);
-    let answer = answer(&engine, rated).await;
-    assert_eq!(answer.error().kind(), ErrorKind::Unsupported);
+    let mut guided = until_eos(5);
+    guided.guided = Some(GuidedDecoding::Grammar("root ::= [^x]*".into()).into());
+    guided.output.logprobs = Some(2);
+    let found = answer(&engine, guided).await;
+    assert_eq!(found.tokens, KONNICHIWA[..5]);
+    assert_eq!(found.logprobs[4].logprob, -1.25);
     engine.cleanup().await.unwrap();
 }
 

@@ -41,8 +41,7 @@ impl Llama {
         body.insert("return_tokens".into(), true.into());
         // Each event tells the usage, so none is waited for.
         body.insert("timings_per_token".into(), true.into());
-        // Its slots know no salts: what is to be kept apart is computed anew.
-        body.insert("cache_prompt".into(), request.cache_salt.is_none().into());
+        body.insert("cache_prompt".into(), may_use_cache(request).into());
         if let Some(asked) = request.output.logprobs {
             body.insert("n_probs".into(), asked.max(1).into());
         }
@@ -112,6 +111,22 @@ impl Api for Llama {
         Ok(chunk.tokens)
     }
 
+    /// It gives no probabilities with a token that ends inside a character. Those of all tokens come with one that is a character,
+    /// which the grammar asks for; they are the model's own, whatever the grammar leaves.
+    fn rating_call(&self, request: &GenerateRequest, count: u32) -> Result<Call, EngineError> {
+        let body = json!({
+            "prompt": request.tokens()?, "n_predict": 1, "stream": false, "temperature": 0.0, "n_probs": count,
+            "grammar": "root ::= [a-z]", "cache_prompt": request.cache_salt.is_none(),
+        });
+        Ok(Call::new("/completion", &body))
+    }
+
+    fn candidates(&self, answer: &[u8]) -> Result<Vec<TopLogprob>, EngineError> {
+        let chunk: Chunk = serde_json::from_slice(answer).map_err(unreadable)?;
+        let at = chunk.completion_probabilities.into_iter().next();
+        Ok(at.map(Probability::candidates).unwrap_or_default())
+    }
+
     fn goes_on(&self) -> bool {
         true
     }
@@ -153,6 +168,14 @@ pub(super) fn grammars() -> [GuidedKind; 4] {
         GuidedKind::Choice,
         GuidedKind::Grammar,
     ]
+}
+
+/// Whether what the server has of the prompt may be used. Its slots know no salts: what is to be kept apart is computed anew. So is
+/// the prompt of an answer that a seed makes repeatable: read from the cache its sums are others, and a draw among all tokens shows it.
+pub(super) fn may_use_cache(request: &GenerateRequest) -> bool {
+    let sampling = &request.sampling;
+    let is_drawn = sampling.temperature != Some(0.0);
+    request.cache_salt.is_none() && !(is_drawn && sampling.seed.is_some())
 }
 
 fn refuse_min_tokens(request: &GenerateRequest, why: &str) -> Result<(), EngineError> {
@@ -266,6 +289,17 @@ struct Probability {
     top_logprobs: Vec<TopProbability>,
 }
 
+impl Probability {
+    fn candidates(self) -> Vec<TopLogprob> {
+        let top = self.top_logprobs.into_iter();
+        top.map(|c| TopLogprob {
+            token_id: c.id,
+            logprob: c.logprob,
+        })
+        .collect()
+    }
+}
+
 #[derive(Debug, Deserialize)]
 struct TopProbability {
     id: TokenId,
@@ -297,7 +331,7 @@ impl Reader for LlamaReader {
             });
         }
         if gap > 0 {
-            step.withheld = Some(self.withheld(chunk, gap)?);
+            step.withheld = Some(withheld(chunk, gap));
             return Ok(step);
         }
         if chunk.stop {
@@ -338,33 +372,21 @@ impl LlamaReader {
         self.seen = predicted;
         Ok(gap)
     }
+}
 
-    fn withheld(&self, chunk: Chunk, gap: u64) -> Result<Withheld, EngineError> {
-        if self.logprobs.is_some() {
-            let problem = "llama-server gives no log probabilities of the tokens inside a character, and the answer has one \
-                           of several tokens";
-            return Err(EngineError::unsupported("logprobs", problem));
-        }
-        let gap = usize::try_from(gap).unwrap_or(usize::MAX);
-        let given = match chunk.stop {
-            true => Vec::new(),
-            false => chunk.tokens,
-        };
-        Ok(Withheld {
-            text: chunk.content,
-            count: gap.saturating_add(given.len()),
-            given,
-        })
+fn withheld(chunk: Chunk, gap: u64) -> Withheld {
+    let gap = usize::try_from(gap).unwrap_or(usize::MAX);
+    let given = match chunk.stop {
+        true => Vec::new(),
+        false => chunk.tokens,
+    };
+    Withheld {
+        text: chunk.content,
+        count: gap.saturating_add(given.len()),
+        given,
     }
 }
 
 fn logprob_of(at: Probability, asked: u32) -> TokenLogprob {
-    let top = at.top_logprobs.into_iter();
-    let top = top
-        .map(|c| TopLogprob {
-            token_id: c.id,
-            logprob: c.logprob,
-        })
-        .collect();
-    token_logprob(at.logprob, top, asked)
+    token_logprob(at.logprob, at.candidates(), asked)
 }

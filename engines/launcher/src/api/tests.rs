@@ -113,6 +113,16 @@ fn a_cache_salt_keeps_prompts_apart() {
 }
 
 #[test]
+fn a_seeded_draw_of_llama_servers_is_from_a_prompt_that_is_computed_anew() {
+    let mut request = request();
+    request.sampling.seed = Some(7);
+    request.sampling.temperature = Some(1.0);
+    assert_eq!(body(Dialect::LlamaServer, &request)["cache_prompt"], false);
+    request.sampling.temperature = Some(0.0);
+    assert_eq!(body(Dialect::LlamaServer, &request)["cache_prompt"], true);
+}
+
+#[test]
 fn an_adapter_is_a_model_of_vllms() {
     let mut request = request();
     let base = body(Dialect::Vllm, &request)["model"].clone();

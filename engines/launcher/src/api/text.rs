@@ -16,7 +16,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::llama::{deviations, grammars, props, sampling, sampling_options, seed_of};
+use super::llama::{
+    deviations, grammars, may_use_cache, props, sampling, sampling_options, seed_of,
+};
 use super::wire::{Chunk, error_of};
 use super::{Api, Call, End, Facts, Reader, Step, unreadable};
 use crate::http::{Client, HttpError};
@@ -76,8 +78,7 @@ impl Text {
                 // A piece of text may be several tokens; each event says how many came.
                 body.insert("timings_per_token".into(), true.into());
                 body.insert("ignore_eos".into(), request.stop.ignore_eos.into());
-                if request.cache_salt.is_some() {
-                    // Its slots know no salts.
+                if !may_use_cache(request) {
                     body.insert("cache_prompt".into(), false.into());
                 }
             }

@@ -111,7 +111,7 @@ pub(super) struct Model {
 }
 
 /// One position's log probabilities, its candidates sorted and as many as asked for.
-pub(super) fn token_logprob(logprob: f32, mut top: Vec<TopLogprob>, asked: u32) -> TokenLogprob {
+pub(crate) fn token_logprob(logprob: f32, mut top: Vec<TopLogprob>, asked: u32) -> TokenLogprob {
     top.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
     top.truncate(usize::try_from(asked).unwrap_or(usize::MAX));
     for candidate in &mut top {

@@ -46,6 +46,13 @@ def is_incomplete(text):
     return False
 
 
+def rating(token, ranked, count):
+    """The probabilities at a place, as the model has them."""
+    top = [{"id": other, "token": "", "bytes": [], "logprob": at} for at, other in ranked[:count]]
+    chosen = next((logprob for logprob, other in ranked if other == token), -20.0)
+    return {"id": token, "token": "", "bytes": [], "logprob": chosen, "top_logprobs": top}
+
+
 class Llama(Api):
     """llama-server: its own API and OpenAI's with text. With --say its answers are these tokens."""
 
@@ -102,15 +109,23 @@ class Llama(Api):
         if not self.say:
             token, ranked = sample(prompt, generated, options)
             return token, f" t{token}".encode(), ranked
-        token = self.words[(self.place(prompt) + len(generated)) % len(self.words)]
-        return token, PIECES.get(token, b""), [(0.0, token)]
+        place = (self.place(prompt) + len(generated)) % len(self.words)
+        token = self.words[place]
+        return token, PIECES.get(token, b""), [(-0.5, 900), (-1 - place / 16, token)]
 
     def whole(self, body):
-        """An answer that is not streamed names every token."""
-        generated, options = [], Options(body)
+        """An answer that is not streamed names every token, and rates those behind which the text ends with a character."""
+        generated, text, rated, options = [], b"", [], Options(body)
         while len(generated) < body["n_predict"] and OWN_EOS not in generated:
-            generated.append(self.step(body["prompt"], generated, options)[0])
-        raise Refused(200, {"content": "?", "tokens": generated, "stop": True, "stop_type": "limit"})
+            token, piece, ranked = self.step(body["prompt"], generated, options)
+            if body.get("grammar") == "root ::= [a-z]":
+                token, piece = 74, b"h"
+            generated.append(token)
+            text += piece
+            if body.get("n_probs", 0) > 0 and not is_incomplete(text):
+                rated.append(rating(token, ranked, body["n_probs"]))
+        answer = {"content": "?", "tokens": generated, "stop": True, "stop_type": "limit"}
+        raise Refused(200, {**answer, "completion_probabilities": rated} if rated else answer)
 
     async def tokens(self, who, body, pace, send):
         prompt, max_tokens = body["prompt"], body.get("n_predict", -1)
@@ -139,9 +154,7 @@ class Llama(Api):
             if body.get("timings_per_token"):
                 event["timings"] = {**timings, "predicted_n": len(generated)}
             if body.get("n_probs", 0) > 0:
-                top = [{"id": other, "token": "", "bytes": [], "logprob": at} for at, other in ranked[: body["n_probs"]]]
-                chosen = next(logprob for logprob, other in ranked if other == token)
-                event["completion_probabilities"] = [{"id": token, "token": "", "logprob": chosen, "top_logprobs": top}]
+                event["completion_probabilities"] = [rating(token, ranked, body["n_probs"])]
             await send(event)
             if token == OWN_EOS:
                 reason = "eos"
