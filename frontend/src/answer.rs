@@ -1,6 +1,7 @@
 //! [`Answer`]: one choice on its way back: tokens become text, stop strings cut it.
 
 mod account;
+mod counting;
 mod logprobs;
 mod steps;
 mod thoughts;
@@ -12,7 +13,9 @@ use std::task::{Context, Poll, ready};
 
 use futures_core::Stream;
 use genset_backend_common::output::{Finished, TokenChunk, TokenLogprob, Usage};
-use genset_backend_common::{EngineError, ErrorKind, FinishReason, Output, OutputStream, TokenId};
+use genset_backend_common::{
+    EngineError, ErrorKind, FinishReason, Output, OutputStream, RequestContext, TokenId,
+};
 use tokio::task::coop::poll_proceed;
 use tokio::time::Instant;
 
@@ -22,6 +25,7 @@ use crate::markup::{Delta, Message, Splitter};
 use crate::text::{Detokenizer, StopMatcher, StopOutcome, TextTokenizer};
 pub(crate) use account::Meter;
 pub use account::{Account, TokenCounters};
+use counting::Counting;
 use logprobs::LogprobQueue;
 pub use logprobs::{CandidateToken, TokenLogprobs};
 use steps::StepClock;
@@ -128,6 +132,7 @@ enum Source {
     Unstarted(Starting),
     Starting(Starting),
     Running(OutputStream),
+    Counting(Box<Counting>),
     Ended,
 }
 
@@ -141,6 +146,8 @@ pub struct Answer {
     /// Text behind the stop matcher, on its way out; empty between two items.
     text: String,
     prompt_tokens: u32,
+    /// The request, where only its engine knows what the prompt takes.
+    counted_by_engine: Option<RequestContext>,
     completion_tokens: u32,
     pays_for_prompt: bool,
     /// Takes the text apart, where there is markup to look for.
@@ -195,6 +202,7 @@ impl Answer {
             scratch: String::new(),
             text: String::new(),
             prompt_tokens,
+            counted_by_engine: None,
             completion_tokens: 0,
             pays_for_prompt: true,
             splitter: None,
@@ -205,6 +213,14 @@ impl Answer {
             steps: None,
             meter: None,
         }
+    }
+
+    /// The same answer, to a prompt whose tokens only the engine counts. Where a stop string cuts it, `ctx`, its request's, is cancelled,
+    /// and the engine's usage is waited for.
+    #[must_use]
+    pub fn counted_by_engine(mut self, ctx: RequestContext) -> Self {
+        self.counted_by_engine = Some(ctx);
+        self
     }
 
     /// The same answer, which keeps the log probabilities of its tokens and of `top` others in the place of each.
@@ -362,6 +378,10 @@ impl Answer {
         cx: &mut Context<'_>,
         out: &mut String,
     ) -> Poll<Result<Option<AnswerEnd>, EngineError>> {
+        if let Source::Counting(counting) = &mut self.source {
+            let end = ready!(counting.poll_end(cx));
+            return Poll::Ready(Ok(Some(self.finish(end, cx))));
+        }
         let outputs = match ready!(self.poll_started(cx)) {
             Ok(outputs) => outputs,
             Err(error) => return Poll::Ready(Err(error)),
@@ -374,25 +394,64 @@ impl Answer {
             out.push_str(&prompt);
         }
         let end = match item {
-            Some(Ok(output)) => self.take(output, out),
+            Some(Ok(output)) => {
+                let is_terminal = output.is_terminal();
+                self.take(output, out).map(|end| (end, is_terminal))
+            }
             Some(Err(error)) => Err(error),
             None => Err(EngineError::new(
                 ErrorKind::StreamIncomplete,
                 "the engine's stream ended early",
             )),
         };
-        self.note_cost(end.as_ref().ok().and_then(Option::as_ref));
-        if !matches!(end, Ok(None)) {
-            self.source = Source::Ended;
-            // As far as there are as many: the end is here, and what follows it in this turn is cut short.
-            for _ in 0..EDGE_UNITS {
-                match poll_proceed(cx) {
-                    Poll::Ready(turn) => turn.made_progress(),
-                    Poll::Pending => break,
+        match end {
+            Ok((None, _)) => {
+                self.note_cost(None);
+                Poll::Ready(Ok(None))
+            }
+            Ok((Some(end), is_terminal)) => {
+                if !is_terminal && self.is_left_to_count(end) {
+                    return self.poll_item(cx, out);
                 }
+                Poll::Ready(Ok(Some(self.finish(end, cx))))
+            }
+            Err(error) => {
+                self.note_cost(None);
+                self.close(cx);
+                Poll::Ready(Err(error))
             }
         }
-        Poll::Ready(end)
+    }
+
+    /// Whether the engine is to say what the prompt of an answer took that was cut.
+    fn is_left_to_count(&mut self, end: AnswerEnd) -> bool {
+        let Some(ctx) = self.counted_by_engine.take() else {
+            return false;
+        };
+        self.source = match std::mem::replace(&mut self.source, Source::Ended) {
+            Source::Running(outputs) => {
+                Source::Counting(Box::new(Counting::new(outputs, end, &ctx)))
+            }
+            other => other,
+        };
+        matches!(self.source, Source::Counting(_))
+    }
+
+    fn finish(&mut self, end: AnswerEnd, cx: &mut Context<'_>) -> AnswerEnd {
+        self.note_cost(Some(&end));
+        self.close(cx);
+        end
+    }
+
+    fn close(&mut self, cx: &mut Context<'_>) {
+        self.source = Source::Ended;
+        // As far as there are as many: the end is here, and what follows it in this turn is cut short.
+        for _ in 0..EDGE_UNITS {
+            match poll_proceed(cx) {
+                Poll::Ready(turn) => turn.made_progress(),
+                Poll::Pending => break,
+            }
+        }
     }
 
     /// The engine's stream, once the engine has accepted the request.
@@ -406,7 +465,10 @@ impl Answer {
             }
             self.source = match std::mem::replace(&mut self.source, Source::Ended) {
                 Source::Unstarted(starting) => Source::Starting(starting),
-                other @ (Source::Starting(_) | Source::Running(_) | Source::Ended) => other,
+                other @ (Source::Starting(_)
+                | Source::Running(_)
+                | Source::Counting(_)
+                | Source::Ended) => other,
             };
         }
         if let Source::Starting(starting) = &mut self.source {
@@ -422,7 +484,7 @@ impl Answer {
         }
         Poll::Ready(match &mut self.source {
             Source::Running(outputs) => Ok(outputs),
-            Source::Unstarted(_) | Source::Starting(_) | Source::Ended => {
+            Source::Unstarted(_) | Source::Starting(_) | Source::Counting(_) | Source::Ended => {
                 let problem = "the answer was read past its end";
                 Err(EngineError::new(ErrorKind::StreamIncomplete, problem))
             }
@@ -466,17 +528,15 @@ impl Answer {
     }
 
     fn take_end(&mut self, finished: Finished, out: &mut String) -> Result<AnswerEnd, EngineError> {
-        if let Some(end) = self.take_tokens(finished.last, out)? {
-            return Ok(end);
-        }
-        if let Some(detokenizer) = self.detokenizer.as_mut() {
-            detokenizer.finish(&mut self.scratch);
-        }
-        if let Some(ratings) = &mut self.ratings {
-            ratings.finish(&self.scratch);
-        }
-        if let Some(end) = self.match_stops(out) {
-            return Ok(end);
+        let usage = finished.usage;
+        if let Some(end) = self.take_last(finished.last, out)? {
+            return Ok(AnswerEnd {
+                usage: Usage {
+                    completion_tokens: end.usage.completion_tokens,
+                    ..usage
+                },
+                ..end
+            });
         }
         let before = out.len();
         let (reason, stop_string) = match self.stops.finish(out) {
@@ -486,10 +546,28 @@ impl Answer {
         self.give(out.len() - before);
         Ok(AnswerEnd {
             reason,
-            usage: finished.usage,
+            usage,
             pays_for_prompt: self.pays_for_prompt,
             stop_string,
         })
+    }
+
+    /// The last tokens and what was held back of the text; `Some` where a stop string cuts them.
+    fn take_last(
+        &mut self,
+        last: TokenChunk,
+        out: &mut String,
+    ) -> Result<Option<AnswerEnd>, EngineError> {
+        if let Some(end) = self.take_tokens(last, out)? {
+            return Ok(Some(end));
+        }
+        if let Some(detokenizer) = self.detokenizer.as_mut() {
+            detokenizer.finish(&mut self.scratch);
+        }
+        if let Some(ratings) = &mut self.ratings {
+            ratings.finish(&self.scratch);
+        }
+        Ok(self.match_stops(out))
     }
 
     /// Token by token, so that the tokens after a stop string are neither shown nor counted.

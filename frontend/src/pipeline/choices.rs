@@ -233,14 +233,24 @@ impl Choice {
         let job = Arc::clone(&self.of);
         let (number, prompt) = (self.number, self.prompt);
         let prompt_tokens = match job.inputs.get(prompt) {
-            Some(Input::Tokens(tokens)) => u32::try_from(tokens.len()).unwrap_or(u32::MAX),
-            Some(Input::Text(_) | Input::Chat(_) | Input::Embed(_) | Input::Score(_)) | None => 0,
+            Some(Input::Tokens(tokens)) => Some(u32::try_from(tokens.len()).unwrap_or(u32::MAX)),
+            Some(Input::Text(_) | Input::Chat(_) | Input::Embed(_) | Input::Score(_)) | None => {
+                None
+            }
+        };
+        let ctx = match self.sibling {
+            None => self.ctx.child(),
+            Some(index) => self.ctx.sibling(index),
         };
         let tokenizer = job.model.text.as_ref();
         let tokenizer = tokenizer.map(|text| Arc::clone(&text.tokenizer));
         let stops = Arc::clone(&job.params.stop_strings);
-        let starting = Box::pin(self.start(Arc::clone(markers)));
-        let mut answer = Answer::starting(starting, tokenizer, stops, prompt_tokens);
+        let starting = Box::pin(self.start(ctx.clone(), Arc::clone(markers)));
+        let known = prompt_tokens.unwrap_or_default();
+        let mut answer = Answer::starting(starting, tokenizer, stops, known);
+        if prompt_tokens.is_none() {
+            answer = answer.counted_by_engine(ctx);
+        }
         if let Some(splitting) = &job.splitting {
             answer = answer.with_splitter(splitting.splitter(), Arc::clone(markers));
         }
@@ -257,13 +267,13 @@ impl Choice {
         }
     }
 
-    async fn start(self, markers: Arc<[TokenId]>) -> Result<OutputStream, EngineError> {
+    async fn start(
+        self,
+        ctx: RequestContext,
+        markers: Arc<[TokenId]>,
+    ) -> Result<OutputStream, EngineError> {
         let job = &self.of;
         let request = job.request(self.prompt, self.number);
-        let ctx = match self.sibling {
-            None => self.ctx.child(),
-            Some(index) => self.ctx.sibling(index),
-        };
         let bound = self.bound(&request, &ctx);
         let started = job.model.engine.generate(request, ctx).await;
         let started =

@@ -100,6 +100,17 @@ async fn an_engine_that_sees_gets_the_messages_and_counts_the_prompt() {
     assert_eq!(whole["choices"][0]["message"]["content"], said);
     assert_eq!(whole["usage"]["prompt_tokens"], 2 * A_MEDIUM);
     assert!(streamed.text().contains("[DONE]"), "{}", streamed.text());
+    // Where a stop string cuts the answer, the engine still says what the prompt took.
+    let mut cut = asked(json!([image(GIF), image(GIF)]));
+    cut["stop"] = json!(" gif");
+    let whole = site.post(CHAT, &cut).await.json();
+    assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+    assert_eq!(whole["usage"]["prompt_tokens"], 2 * A_MEDIUM);
+    cut["stream"] = true.into();
+    cut["stream_options"] = json!({"include_usage": true});
+    let streamed = site.post(CHAT, &cut).await;
+    let said = format!("\"prompt_tokens\":{}", 2 * A_MEDIUM);
+    assert!(streamed.text().contains(&said), "{}", streamed.text());
     // A chat without any goes as tokens, through the model's own template.
     let plain = site.post(CHAT, &asked(json!([text]))).await.json();
     assert_eq!(plain["choices"][0]["message"]["content"], "tokens");
@@ -223,11 +234,12 @@ async fn media_go_through_the_wire_to_a_worker_that_takes_them() {
     let worker = start_worker(&there, 1, Arc::new(Seeing), worker_config(), metrics).await;
     let server = FrontendServer::bind(&here, config()).await.unwrap();
     soon(server.models().any()).await.unwrap();
-    let ask = async |parts: Value| {
+    let ask_for = async |body: Value| {
         let mut client = Client::connect(server.address()).await;
-        client.send(post(CHAT, asked(parts).to_string())).await;
+        client.send(post(CHAT, body.to_string())).await;
         client.response().await
     };
+    let ask = async |parts: Value| ask_for(asked(parts)).await;
     // Megabytes, as a photo has.
     let mut bytes = b"GIF89a".to_vec();
     bytes.resize(6 << 20, 7);
@@ -237,6 +249,11 @@ async fn media_go_through_the_wire_to_a_worker_that_takes_them() {
     let said = format!("messages[1].content[0] gif {};", bytes.len());
     assert_eq!(answer.json()["choices"][0]["message"]["content"], said);
     assert_eq!(answer.json()["usage"]["prompt_tokens"], A_MEDIUM);
+    let mut cut = asked(json!([image(GIF)]));
+    cut["stop"] = json!(" gif");
+    let cut = ask_for(cut).await.json();
+    assert_eq!(cut["choices"][0]["message"]["content"], "messages[1].content[0]");
+    assert_eq!(cut["usage"]["prompt_tokens"], A_MEDIUM);
     let refused = ask(json!([audio()])).await;
     assert_eq!(refused.json()["error"]["param"], "messages[1].content[0]");
     soon(server.shutdown(Duration::from_secs(30))).await;
