@@ -107,6 +107,9 @@ pub(crate) struct SubjectArgs {
     /// The model that the server is asked for [default: the only one that it lists]
     #[arg(long, value_name = "NAME", requires = "url")]
     url_model: Option<String>,
+    /// File or folder of the model's tokenizer.json, so that what a grammar leaves is read as text; without it those checks are skipped
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["engine", "url"])]
+    tokenizer: Option<PathBuf>,
     /// Key that the server wants
     #[arg(
         long,

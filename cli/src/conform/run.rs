@@ -16,6 +16,7 @@ use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
 use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_engine_subprocess::SupervisedProcess;
+use genset_frontend::text::TextTokenizer;
 use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine};
 
 use super::again::replay_line;
@@ -37,6 +38,21 @@ const WORKER_GONE: u8 = 3;
 pub(super) type BoxFactory = Box<dyn Fn(&Scenario) -> Subject + Send + Sync>;
 
 fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
+    let Some(path) = &subject.tokenizer else {
+        return engines(subject);
+    };
+    let text = detokenize(engine::scripted::tokenizer_at(path)?);
+    let engines = engines(subject)?;
+    Ok(Box::new(move |scenario| {
+        engines(scenario).with_text(Arc::clone(&text))
+    }))
+}
+
+fn detokenize(tokenizer: TextTokenizer) -> Detokenize {
+    Arc::new(move |tokens| tokenizer.decode_all(tokens, true).unwrap_or_default())
+}
+
+fn engines(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
     if let Some(endpoint) = &subject.endpoint {
         return live_worker(subject, endpoint);
     }
@@ -113,9 +129,7 @@ fn candle() -> Result<BoxFactory, EngineError> {
         ..CandleArgs::default()
     };
     let files = BuiltInFiles::unpack()?;
-    let tokenizer = engine::scripted::tokenizer(&engine::tiny_chat()?)?;
-    let text: Detokenize =
-        Arc::new(move |tokens| tokenizer.decode_all(tokens, true).unwrap_or_default());
+    let text = detokenize(engine::scripted::tokenizer(&engine::tiny_chat()?)?);
     Ok(Box::new(move |_| {
         Subject::new(files.engine(&args)).with_text(Arc::clone(&text))
     }))

@@ -275,6 +275,10 @@ async fn what_cannot_be_run_is_refused_by_name() {
         (&["run", "--endpoint", "dyn://a.b.c.d"], "--endpoint"),
         (&["run", "--engine-cmd", "python 'open"], "--engine-cmd"),
         (
+            &["run", "--endpoint", "dyn://a.b.c", "--tokenizer", "nowhere"],
+            "--tokenizer",
+        ),
+        (
             &["run", "--engine", "sample", "--waivers", "nowhere.toml"],
             "nowhere.toml",
         ),
@@ -288,6 +292,25 @@ async fn what_cannot_be_run_is_refused_by_name() {
             ended.stderr
         );
     }
+}
+
+/// Without the tokenizer the kit could not read what a live worker's grammars leave.
+#[tokio::test]
+async fn grammars_of_a_live_worker_are_read_with_its_tokenizer() {
+    let fleet = Fleet::new();
+    let model = tiny_chat().display().to_string();
+    let _worker = fleet
+        .worker_of(&["in=dyn://guided", "out=candle", &model], &[])
+        .await;
+    let endpoint = "dyn://guided.backend.generate";
+    let words = ["conform", "run", "--endpoint", endpoint, "--only", "GD02"];
+    let unread = fleet.ask(&words).await;
+    assert!(unread.stdout.contains("1 skipped"), "{}", unread.stdout);
+    let read = fleet
+        .ask(&[&words[..], &["--tokenizer", &model]].concat())
+        .await;
+    assert_eq!(read.code, Some(0), "{}{}", read.stdout, read.stderr);
+    assert!(read.stdout.contains("1 passed"), "{}", read.stdout);
 }
 
 #[tokio::test]
