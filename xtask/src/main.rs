@@ -171,6 +171,9 @@ enum Task {
         /// Only this; may be repeated
         #[arg(long, value_enum, value_name = "PART")]
         only: Vec<servers_test::Part>,
+        /// Only checks of the kit whose ids start with these
+        #[arg(long, value_name = "IDS")]
+        checks: Option<String>,
         /// The binary [default: target/release/genset]
         #[arg(long)]
         binary: Option<PathBuf>,
@@ -392,11 +395,13 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::ServersTest {
             servers,
             only,
+            checks,
             binary,
         } => {
             let test = servers_test::ServersTest {
                 servers: servers.clone(),
                 parts: only.clone(),
+                checks: checks.clone(),
                 binary: binary.clone(),
             };
             servers_test::run(&repo, &test)

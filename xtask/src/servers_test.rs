@@ -31,8 +31,12 @@ pub(crate) enum ServerName {
 pub(crate) enum Part {
     /// What it answers
     Questions,
-    /// How it starts, ends and is killed, and its adapters
+    /// How it starts, ends and is killed
     Life,
+    /// Its LoRA adapters, where it has some
+    Adapters,
+    /// Chats with images, where it takes them
+    Media,
     /// The conformance kit on a live worker
     Kit,
 }
@@ -44,6 +48,8 @@ pub(crate) struct ServersTest {
     pub(crate) servers: Vec<ServerName>,
     /// All where none is named.
     pub(crate) parts: Vec<Part>,
+    /// Ids of the kit's checks, or how they begin, with commas between; all where there are none.
+    pub(crate) checks: Option<String>,
     /// The `genset` to try; the release build if absent.
     pub(crate) binary: Option<PathBuf>,
 }
@@ -97,6 +103,9 @@ pub(crate) fn run(repo: &Repo, test: &ServersTest) -> anyhow::Result<()> {
             for part in &test.parts {
                 let value = part.to_possible_value();
                 tried.args(value.map(|value| format!("--only={}", value.get_name())));
+            }
+            if let Some(checks) = &test.checks {
+                tried.args(["--checks", checks]);
             }
             if run_command(&mut tried).is_err() {
                 failed.push(*way);

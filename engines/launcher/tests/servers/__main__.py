@@ -11,11 +11,15 @@ import subprocess
 import sys
 import time
 
-import adapters  # noqa: F401 (its trials)
+import adapters
+import media
 from genset import Genset, Refused
 from kinds import KINDS
 from life import TRIALS
 from questions import QUESTIONS, Asking
+
+# The methods of a run that try something.
+PARTS = ("questions", "life", "adapters", "media", "kit")
 
 
 class Run:
@@ -25,8 +29,8 @@ class Run:
         if os.path.exists(self.log):
             os.remove(self.log)
 
-    def genset(self, front, *more):
-        words = [front, f"out={self.kind.out}", self.kind.model, *self.kind.words, *more]
+    def genset(self, front, *more, model=None):
+        words = [front, f"out={self.kind.out}", model or self.kind.model, *self.kind.words, *more]
         if self.kind.extra:
             extra = os.path.join(self.args.out, f"{self.args.kind}.json")
             with open(extra, "w") as file:
@@ -65,10 +69,25 @@ class Run:
         for name, words, needs, function in TRIALS:
             if needs and not getattr(self.kind, needs):
                 continue
-            words = words(self.kind) if callable(words) else words
             with self.genset("in=http", *words) as genset:
                 genset.until_ready(self.kind.start)
                 self.row(name, lambda: function(self.kind, genset))
+
+    def adapters(self):
+        if not self.kind.has_adapters:
+            return
+        with self.genset("in=http", *adapters.words(self.kind)) as genset:
+            genset.until_ready(self.kind.start)
+            self.row("two adapters and the model in one batch", lambda: adapters.in_one_batch(self.kind, genset))
+
+    def media(self):
+        if not self.kind.has_images:
+            return
+        with self.genset("in=http", model=media.model(self.kind)) as genset:
+            genset.until_ready(self.kind.start)
+            seen = media.Seen(self.kind, genset)
+            for name, function in media.QUESTIONS:
+                self.row(name, lambda: function(seen))
 
     def kit(self):
         discovery = os.path.join(self.args.out, f"{self.args.kind}-discovery")
@@ -79,6 +98,8 @@ class Run:
             # KV events are those of one instance.
             instance = re.search(r"instance=(\w+)", genset.said())[1]
             kit = [self.args.genset, "conform", "run", "--endpoint", "dyn://real.backend.generate", *place]
+            kit += ["--tokenizer", self.args.model] if self.kind.has_tokens else []
+            kit += ["--only", self.args.checks] if self.args.checks else []
             code = subprocess.run([*kit, "--instance", instance, "--json", report]).returncode
         with open(report) as file:
             checks = json.load(file)["checks"]
@@ -93,11 +114,12 @@ def main():
     parser.add_argument("kind", choices=KINDS)
     for name in ("genset", "model", "bin", "out"):
         parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--only", action="append", choices=("questions", "life", "kit"))
+    parser.add_argument("--only", action="append", choices=PARTS)
+    parser.add_argument("--checks", help="only checks of the kit whose ids start with these, with commas between")
     args = parser.parse_args()
     os.makedirs(args.out, exist_ok=True)
     run = Run(KINDS[args.kind](args), args)
-    for part in args.only or ("questions", "life", "kit"):
+    for part in args.only or PARTS:
         getattr(run, part)()
     print(f"\n| {args.kind} | |\n|---|---|")
     for name, result in run.rows:

@@ -6,7 +6,6 @@ import random
 import struct
 
 from genset import Beside, Genset, Refused
-from life import trial
 from questions import Asking
 
 # What an adapter adds to, and its rank.
@@ -64,7 +63,6 @@ def first_logprob(genset, name):
     return found["tokens"][0], found["token_logprobs"][0]
 
 
-@trial("two adapters and the model in one batch", words, needs="has_adapters")
 def in_one_batch(kind, genset):
     listed = genset.ask("/v1/models")["data"]
     [base] = [model["id"] for model in listed if not model.get("parent")]

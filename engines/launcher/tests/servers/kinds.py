@@ -37,6 +37,8 @@ class Kind:
     has_tokens = True
     # Whether it serves LoRA adapters.
     has_adapters = False
+    # Whether it takes chats with images. SGLang 0.5.23 does, but does not load a LLaVA.
+    has_images = False
     # Whether an answer bound to a JSON schema ends: some servers let white space go on.
     ends_json = True
 
@@ -66,6 +68,7 @@ class Vllm(Kind):
     words = ("--kv-cache-block-size", "32")
     gauge = "vllm:num_requests_running"
     has_adapters = True
+    has_images = True
     ends_json = False
 
     @property

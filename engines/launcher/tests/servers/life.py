@@ -11,7 +11,7 @@ TRIALS = []
 
 
 def trial(name, words=(), needs=None):
-    """`words` is what Genset is started with besides, or what makes it of a kind; `needs` is what a kind must have."""
+    """`words` is what Genset is started with besides; `needs` is what a kind must have."""
 
     def add(function):
         TRIALS.append((name, words, needs, function))
