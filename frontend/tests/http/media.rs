@@ -252,7 +252,10 @@ async fn media_go_through_the_wire_to_a_worker_that_takes_them() {
     let mut cut = asked(json!([image(GIF)]));
     cut["stop"] = json!(" gif");
     let cut = ask_for(cut).await.json();
-    assert_eq!(cut["choices"][0]["message"]["content"], "messages[1].content[0]");
+    assert_eq!(
+        cut["choices"][0]["message"]["content"],
+        "messages[1].content[0]"
+    );
     assert_eq!(cut["usage"]["prompt_tokens"], A_MEDIUM);
     let refused = ask(json!([audio()])).await;
     assert_eq!(refused.json()["error"]["param"], "messages[1].content[0]");
