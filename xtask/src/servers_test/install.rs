@@ -99,22 +99,22 @@ fn vllm(folder: &Path) -> anyhow::Result<PathBuf> {
 /// Its kernels are for GPUs alone: a module that has none stands in for them, and the server is told to use none.
 fn sglang(repo: &Repo, folder: &Path) -> anyhow::Result<PathBuf> {
     let home = folder.join(format!("sglang-{SGLANG}"));
-    once(&home, || {
+    let programs = once(&home, || {
         let python = environment(&home, &["uv"])?;
         let mut install = uv_install(&home, &python);
         install.arg(format!("sglang=={SGLANG}"));
         run_command(install.arg("--prerelease=allow"))?;
         let mut remove = Command::new(&python);
         remove.args(["-m", "pip", "uninstall", "--yes", "--quiet"]);
-        run_command(remove.arg("sglang-kernel"))?;
-        let kernels = packages(&python)?.join("sgl_kernel");
-        fs::create_dir_all(&kernels)?;
-        let none = repo
-            .root()
-            .join("engines/launcher/tests/servers/no_kernels.py");
-        fs::copy(none, kernels.join("__init__.py"))?;
-        Ok(())
-    })
+        run_command(remove.arg("sglang-kernel"))
+    })?;
+    let kernels = packages(&programs.join("python"))?.join("sgl_kernel");
+    fs::create_dir_all(&kernels)?;
+    let none = repo
+        .root()
+        .join("engines/launcher/tests/servers/no_kernels.py");
+    fs::copy(none, kernels.join("__init__.py"))?;
+    Ok(programs)
 }
 
 /// The programs of an environment that `install` fills; one that was left unfinished is begun anew.

@@ -1,4 +1,4 @@
-"""Writes a small LLaVA with random weights, and what `transformers` makes of two images.
+"""Writes a small Qwen2-VL with random weights, and what `transformers` makes of two images.
 
 image_model TINY_CHAT FOLDER; run by the interpreter of a server's environment, which has `torch` and `transformers`.
 """
@@ -10,21 +10,27 @@ import sys
 
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
 from transformers import (
     AutoTokenizer,
-    CLIPImageProcessor,
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    LlavaProcessor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
+    Qwen2VLVideoProcessor,
 )
 
-SIDE, PATCH = 56, 14
+SIDE = 56
 QUESTION = "What is it?"
 # Weights large enough for an image to change what follows it.
 SPREAD = 0.1
+MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def image(red):
@@ -40,43 +46,36 @@ def data_url(picture):
     return "data:image/png;base64," + base64.b64encode(written.getvalue()).decode()
 
 
-def name_as_published(file):
-    """Names the weights of the vision tower as the published checkouts do, which servers look for."""
-    weights = load_file(file)
-    renamed = {name.replace("vision_tower.", "vision_tower.vision_model."): weight for name, weight in weights.items()}
-    save_file(renamed, file, {"format": "pt"})
+def config(tokenizer):
+    start, end, image, video = tokenizer.convert_tokens_to_ids(MARKS)
+    vision = {
+        "depth": 2, "embed_dim": 64, "hidden_size": 128, "num_heads": 4, "mlp_ratio": 2, "in_chans": 3,
+        "initializer_range": SPREAD,
+    }  # fmt: skip
+    return Qwen2VLConfig(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, initializer_range=SPREAD, tie_word_embeddings=False,
+        bos_token_id=0, eos_token_id=2, pad_token_id=0, vision_config=vision, vision_start_token_id=start,
+        rope_scaling={"type": "mrope", "mrope_section": [4, 6, 6]}, vision_end_token_id=end, image_token_id=image, video_token_id=video,
+    )  # fmt: skip
 
 
 def main():
     tiny_chat, folder = sys.argv[1:]
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(tiny_chat)
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    placeholder = tokenizer.convert_tokens_to_ids("<image>")
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": SPREAD}
-    text = LlamaConfig(
-        **sizes, vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=512,
-        bos_token_id=0, eos_token_id=2, pad_token_id=0,
-    )  # fmt: skip
-    vision = CLIPVisionConfig(**sizes, image_size=SIDE, patch_size=PATCH, projection_dim=64)
-    config = LlavaConfig(
-        vision_config=vision,
-        text_config=text,
-        image_token_index=placeholder,
-        vision_feature_layer=-1,
-        image_seq_length=(SIDE // PATCH) ** 2,
-        tie_word_embeddings=False,
-    )
-    model = LlavaForConditionalGeneration(config).eval()
+    tokenizer.add_special_tokens({"additional_special_tokens": list(MARKS)})
+    tokenizer.chat_template = TEMPLATE
+    model = Qwen2VLForConditionalGeneration(config(tokenizer)).eval()
     model.save_pretrained(folder)
-    name_as_published(f"{folder}/model.safetensors")
-    images = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
-    processor = LlavaProcessor(images, tokenizer, patch_size=PATCH, vision_feature_select_strategy="default", num_additional_image_tokens=1)
+    pixels = {"min_pixels": SIDE * SIDE, "max_pixels": SIDE * SIDE}
+    processor = Qwen2VLProcessor(
+        Qwen2VLImageProcessor(**pixels), tokenizer, Qwen2VLVideoProcessor(**pixels), chat_template=TEMPLATE
+    )
     processor.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
-    # As vLLM puts images before the text of a template that takes no parts.
-    messages = [{"role": "user", "content": f"<image>\n{QUESTION}"}]
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
     prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     expected = []
     for red in (10, 250):
@@ -84,8 +83,10 @@ def main():
         taken = processor(text=prompt, images=picture, return_tensors="pt")
         with torch.no_grad():
             rated = model(**taken).logits[0, -1].log_softmax(-1)
+        best = int(rated.argmax())
         expected.append({
-            "url": data_url(picture), "prompt_tokens": taken["input_ids"].shape[1], "logprob": float(rated.max()),
+            "url": data_url(picture), "prompt_tokens": taken["input_ids"].shape[1],
+            "first": tokenizer.decode([best]), "logprob": float(rated[best]),
         })  # fmt: skip
     with open(f"{folder}/expected.json", "w") as file:
         json.dump({"question": QUESTION, "images": expected}, file)

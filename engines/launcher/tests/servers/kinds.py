@@ -37,8 +37,9 @@ class Kind:
     has_tokens = True
     # Whether it serves LoRA adapters.
     has_adapters = False
-    # Whether it takes chats with images. SGLang 0.5.23 does, but does not load a LLaVA.
+    # Whether it takes chats with images, and rates their tokens.
     has_images = False
+    rates_chats = False
     # Whether an answer bound to a JSON schema ends: some servers let white space go on.
     ends_json = True
 
@@ -69,6 +70,7 @@ class Vllm(Kind):
     gauge = "vllm:num_requests_running"
     has_adapters = True
     has_images = True
+    rates_chats = True
     ends_json = False
 
     @property
@@ -128,6 +130,7 @@ class Sglang(Kind):
     words = ("--kv-cache-block-size", "16")
     gauge = "sglang:num_running_reqs"
     refused = ("seed",)
+    has_images = True
     ends_json = False
     extra = {
         "device": "cpu",

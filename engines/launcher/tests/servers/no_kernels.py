@@ -1,12 +1,15 @@
 """Stands in for `sgl_kernel`, SGLang's kernels for GPUs: whatever is imported from it is there, and fails when it is called.
 
-With `torch_native` attention and `pytorch` sampling nothing of it is.
+With `torch_native` attention and `pytorch` sampling nothing of it is. So it is with the operators of PyTorch that it would bring, whose
+names some modules look up when they are imported.
 """
 
 import importlib.abc
 import importlib.machinery
 import sys
 import types
+
+import torch
 
 __version__ = "0.4.10"
 
@@ -41,6 +44,15 @@ class Part(types.ModuleType):
         return absent(self.__name__, name)
 
 
+class Operators(Part):
+    """Those for CPUs; of the others it is asked which are there."""
+
+    def __getattr__(self, name):
+        if not name.endswith("_cpu"):
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
 class Parts(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds every module below this one."""
 
@@ -61,3 +73,4 @@ sys.meta_path.append(Parts())
 
 def __getattr__(name):
     return absent(__name__, name)
+torch.ops.sgl_kernel = Operators("torch.ops.sgl_kernel")
