@@ -425,16 +425,12 @@ impl Answer {
 
     /// Whether the engine is to say what the prompt of an answer took that was cut.
     fn is_left_to_count(&mut self, end: AnswerEnd) -> bool {
-        let Some(ctx) = self.counted_by_engine.take() else {
+        let running = std::mem::replace(&mut self.source, Source::Ended);
+        let (Some(ctx), Source::Running(outputs)) = (self.counted_by_engine.take(), running) else {
             return false;
         };
-        self.source = match std::mem::replace(&mut self.source, Source::Ended) {
-            Source::Running(outputs) => {
-                Source::Counting(Box::new(Counting::new(outputs, end, &ctx)))
-            }
-            other => other,
-        };
-        matches!(self.source, Source::Counting(_))
+        self.source = Source::Counting(Box::new(Counting::new(outputs, end, &ctx)));
+        true
     }
 
     fn finish(&mut self, end: AnswerEnd, cx: &mut Context<'_>) -> AnswerEnd {
