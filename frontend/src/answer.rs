@@ -25,7 +25,7 @@ use crate::markup::{Delta, Message, Splitter};
 use crate::text::{Detokenizer, StopMatcher, StopOutcome, TextTokenizer};
 pub(crate) use account::Meter;
 pub use account::{Account, TokenCounters};
-use counting::Counting;
+use counting::{Counting, Prompt};
 use logprobs::LogprobQueue;
 pub use logprobs::{CandidateToken, TokenLogprobs};
 use steps::StepClock;
@@ -145,11 +145,8 @@ pub struct Answer {
     scratch: String,
     /// Text behind the stop matcher, on its way out; empty between two items.
     text: String,
-    prompt_tokens: u32,
-    /// The request, where only its engine knows what the prompt takes.
-    counted_by_engine: Option<RequestContext>,
+    prompt: Prompt,
     completion_tokens: u32,
-    pays_for_prompt: bool,
     /// Takes the text apart, where there is markup to look for.
     splitter: Option<Box<Splitter>>,
     /// Counts its tokens of thoughts, where the splitter looks for thoughts.
@@ -201,10 +198,8 @@ impl Answer {
             stops: StopMatcher::new(stops),
             scratch: String::new(),
             text: String::new(),
-            prompt_tokens,
-            counted_by_engine: None,
+            prompt: Prompt::of(prompt_tokens),
             completion_tokens: 0,
-            pays_for_prompt: true,
             splitter: None,
             thoughts: None,
             ratings: None,
@@ -219,7 +214,7 @@ impl Answer {
     /// and the engine's usage is waited for.
     #[must_use]
     pub fn counted_by_engine(mut self, ctx: RequestContext) -> Self {
-        self.counted_by_engine = Some(ctx);
+        self.prompt.counted_by_engine = Some(ctx);
         self
     }
 
@@ -248,9 +243,9 @@ impl Answer {
     /// Notes what was given by now, or at the end what the answer cost.
     fn note_cost(&mut self, end: Option<&AnswerEnd>) {
         if let Some(meter) = &mut self.meter {
-            let prompt = end.map_or(self.prompt_tokens, |end| end.usage.prompt_tokens);
+            let prompt = end.map_or(self.prompt.tokens, |end| end.usage.prompt_tokens);
             let completion = end.map_or(self.completion_tokens, |end| end.usage.completion_tokens);
-            meter.note(if self.pays_for_prompt { prompt } else { 0 }, completion);
+            meter.note(if self.prompt.is_paid { prompt } else { 0 }, completion);
         }
     }
 
@@ -355,7 +350,7 @@ impl Answer {
     /// The same answer, as a further one to a prompt that another pays for.
     #[must_use]
     pub fn sharing_prompt(mut self) -> Self {
-        self.pays_for_prompt = false;
+        self.prompt.is_paid = false;
         self
     }
 
@@ -426,7 +421,8 @@ impl Answer {
     /// Whether the engine is to say what the prompt of an answer took that was cut.
     fn is_left_to_count(&mut self, end: AnswerEnd) -> bool {
         let running = std::mem::replace(&mut self.source, Source::Ended);
-        let (Some(ctx), Source::Running(outputs)) = (self.counted_by_engine.take(), running) else {
+        let (Some(ctx), Source::Running(outputs)) = (self.prompt.counted_by_engine.take(), running)
+        else {
             return false;
         };
         self.source = Source::Counting(Box::new(Counting::new(outputs, end, &ctx)));
@@ -543,7 +539,7 @@ impl Answer {
         Ok(AnswerEnd {
             reason,
             usage,
-            pays_for_prompt: self.pays_for_prompt,
+            pays_for_prompt: self.prompt.is_paid,
             stop_string,
         })
     }
@@ -630,14 +626,14 @@ impl Answer {
             StopOutcome::Continue => None,
             StopOutcome::Stopped { index } => {
                 let usage = Usage {
-                    prompt_tokens: self.prompt_tokens,
+                    prompt_tokens: self.prompt.tokens,
                     completion_tokens: self.completion_tokens,
                     ..Usage::default()
                 };
                 Some(AnswerEnd {
                     reason: FinishReason::Stop,
                     usage,
-                    pays_for_prompt: self.pays_for_prompt,
+                    pays_for_prompt: self.prompt.is_paid,
                     stop_string: Some(index),
                 })
             }

@@ -1,4 +1,5 @@
-//! [`Counting`]: what the prompt of an answer took that a stop string cut, where only the engine knows.
+//! [`Prompt`]: what an answer knows of its prompt; [`Counting`]: how it learns what the prompt took, where only the engine knows and a
+//! stop string cut it.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -8,6 +9,26 @@ use genset_backend_common::context::{CancelReason, RequestContext};
 use genset_backend_common::{Output, OutputStream};
 
 use super::AnswerEnd;
+
+/// The prompt of an answer.
+pub(super) struct Prompt {
+    /// Its tokens; 0 where only the engine knows them.
+    pub(super) tokens: u32,
+    /// The request, where only its engine does.
+    pub(super) counted_by_engine: Option<RequestContext>,
+    /// Whether this answer pays for it.
+    pub(super) is_paid: bool,
+}
+
+impl Prompt {
+    pub(super) fn of(tokens: u32) -> Self {
+        Self {
+            tokens,
+            counted_by_engine: None,
+            is_paid: true,
+        }
+    }
+}
 
 /// A cancelled request, read to its end for the usage. A stream ends soon once its request is cancelled, a remote one's too.
 pub(super) struct Counting {
