@@ -6,8 +6,10 @@ use std::str::FromStr;
 
 use crate::load::Quantization;
 
+mod activations;
 mod speculation;
 
+pub use activations::ActivationBits;
 pub(crate) use speculation::SpeculationSettings;
 pub use speculation::{SpeculateChoice, SpeculationArgs};
 
@@ -64,6 +66,9 @@ pub struct CandleArgs {
     /// Widest instructions that the CPU computes with: avx512 (with VNNI), avx2; i8mm, dotprod, neon; auto is the widest it has
     #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "ISA"))]
     pub isa: IsaChoice,
+    /// Bits of what quantized weights are multiplied with on the CPU: 8, or 16, which is as exact as floats and slower
+    #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "BITS"))]
+    pub activation_bits: ActivationBits,
     /// Sequences that wait in the engine; more are refused
     #[cfg_attr(
         feature = "cli",
@@ -101,6 +106,7 @@ impl Default for CandleArgs {
             block_size: 16,
             threads: None,
             isa: IsaChoice::default(),
+            activation_bits: ActivationBits::default(),
             max_waiting: 1024,
             kv_lease: DEFAULT_KV_LEASE_S,
             max_adapters: DEFAULT_MAX_ADAPTERS,

@@ -40,7 +40,8 @@ pub mod load;
 pub mod model;
 
 pub use args::{
-    ByteSize, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice, SpeculateChoice, SpeculationArgs,
+    ActivationBits, ByteSize, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice, SpeculateChoice,
+    SpeculationArgs,
 };
 pub use cores::default_threads;
 pub use embedding::EmbeddingEngine;

@@ -10,7 +10,7 @@ use genset_backend_common::{
 use crate::args::CandleArgs;
 use crate::engine::forward::ForwardError;
 use crate::engine::real::{
-    Abandonable, device, dtype, fraction, narrow, set_isa, set_threads, wide,
+    Abandonable, device, dtype, fraction, narrow, set_activation_bits, set_isa, set_threads, wide,
 };
 use crate::load::{OpenEmbedder, Purpose, WeightOptions, available_memory};
 use crate::model::embedder::{Embedder, StepRoom, WholeSequence};
@@ -86,6 +86,7 @@ impl EmbedderLoader for CheckoutLoader {
     ) -> Result<LoadedEmbedder, EngineError> {
         set_threads(self.args.threads)?;
         set_isa(self.args.isa)?;
+        set_activation_bits(self.args.activation_bits)?;
         self.args.speculation.refuse_for_embedder()?;
         start.progress.report("reading the model's headers", None);
         let open = OpenEmbedder::open(&self.model)?;

@@ -18,7 +18,7 @@ use super::adapters::{AdapterLimits, Adapters};
 use super::capabilities;
 use super::forward::{Forward, ForwardError};
 use super::thread::{Loaded, Loader};
-use crate::args::{CandleArgs, DeviceChoice, DtypeChoice, IsaChoice};
+use crate::args::{ActivationBits, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice};
 use crate::cores::Cores;
 use crate::error::LoadError;
 use crate::load::{
@@ -29,7 +29,7 @@ use crate::load::{
 use crate::model::graphs::Graphs;
 use crate::model::{
     KvCache, KvCacheSpec, KvLayout, Matrix, Model, ModelConfig, SlowMatrix, StepBatch, WeightType,
-    Weights, gpu, simd,
+    Weights, gpu, linear, simd,
 };
 
 /// Loads a checkout folder or a GGUF file.
@@ -156,6 +156,19 @@ pub(crate) fn set_isa(choice: IsaChoice) -> Result<(), EngineError> {
     Ok(())
 }
 
+/// Says how exactly the inputs of quantized products are kept in this process; the first engine's choice holds for all.
+pub(crate) fn set_activation_bits(bits: ActivationBits) -> Result<(), EngineError> {
+    if bits != ActivationBits::default() && simd::quantized_kernels().is_none() {
+        let problem =
+            "this processor has neither AVX2 nor NEON, which it needs; leave the flag out";
+        return Err(EngineError::invalid_argument("--activation-bits", problem));
+    }
+    if !linear::choose_activation_bits(bits) {
+        tracing::warn!(%bits, "this process computes with other activations already; --activation-bits has no effect");
+    }
+    Ok(())
+}
+
 impl Loader for RealLoader {
     fn load(
         &self,
@@ -164,6 +177,7 @@ impl Loader for RealLoader {
     ) -> Result<Loaded, EngineError> {
         set_threads(self.args.threads)?;
         set_isa(self.args.isa)?;
+        set_activation_bits(self.args.activation_bits)?;
         let speculation = self.args.speculation.settings()?;
         if self.args.block_size == 0 {
             return Err(EngineError::invalid_argument(

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{D, DType, Device, Result, Tensor};
 
+pub(crate) use self::activations::choose as choose_activation_bits;
 use self::packed::Packed;
 pub use self::weight_type::WeightType;
 use super::config::Activation;

@@ -1,6 +1,22 @@
 //! A product's input as the kernels read it: rows in groups of up to [`GROUP_ROWS`], their numbers interleaved, so that
 //! one pointer walks through a whole group.
 
+use std::sync::OnceLock;
+
+use crate::args::ActivationBits;
+
+static BITS: OnceLock<ActivationBits> = OnceLock::new();
+
+/// The bits of the process's quantized products: 8 unless [`choose`] came before the first of them.
+pub(super) fn bits() -> ActivationBits {
+    *BITS.get_or_init(ActivationBits::default)
+}
+
+/// Chooses them; `false` if there are others already.
+pub(crate) fn choose(bits: ActivationBits) -> bool {
+    *BITS.get_or_init(|| bits) == bits
+}
+
 /// Rows that a kernel multiplies with one load of the weights.
 pub(super) const GROUP_ROWS: usize = 8;
 

@@ -6,10 +6,11 @@ use std::ops::Range;
 
 use candle_core::{Result, Tensor};
 
-use super::activations::interleave;
+use super::activations::{bits, interleave};
 use super::dense::{self, Column};
 use super::quantized::{Int8Rows, QuantizedTiles};
 use super::weight_type::WeightType;
+use crate::args::ActivationBits;
 use crate::model::host;
 use crate::model::memory::{Stored, WeightMemory};
 use crate::model::parallel::{SharedMut, for_each_range_if_large, written};
@@ -122,6 +123,28 @@ impl Output<'_> {
         }
     }
 
+    /// As [`Self::store_rows`], where each row is the sum of so many that lie side by side.
+    #[inline(always)]
+    pub(super) fn store_parts<const ROWS: usize>(
+        &self,
+        parts: usize,
+        first: usize,
+        sums: &[[f32; LANES]; ROWS],
+    ) {
+        if parts == 1 {
+            return self.store_rows(first, sums);
+        }
+        for (row, parts_of_row) in sums.chunks_exact(parts).enumerate() {
+            let mut whole = [0.0f32; LANES];
+            for part in parts_of_row {
+                for (sum, part) in whole.iter_mut().zip(part) {
+                    *sum += part;
+                }
+            }
+            self.store(first / parts + row, &whole);
+        }
+    }
+
     #[inline(always)]
     fn store(&self, row: usize, sums: &[f32; LANES]) {
         let start = row * self.stride + self.columns.start;
@@ -161,11 +184,17 @@ struct Input {
 }
 
 impl Input {
-    fn new(parts: &[&Packed], x: &[f32], rows: usize, columns: usize) -> Self {
+    fn new(
+        bits: ActivationBits,
+        parts: &[&Packed],
+        x: &[f32],
+        rows: usize,
+        columns: usize,
+    ) -> Self {
         let has_dense = parts.iter().any(|part| !part.is_quantized());
         let has_quantized = parts.iter().any(|part| part.is_quantized());
         Self {
-            int8: has_quantized.then(|| Int8Rows::new(x, rows, columns)),
+            int8: has_quantized.then(|| Int8Rows::new(bits, x, rows, columns)),
             f32: has_dense.then(|| interleave(x, rows, columns)),
         }
     }
@@ -173,10 +202,21 @@ impl Input {
 
 /// The products of each of `rows` rows of `x` with all parts, side by side, plus `bias`.
 pub(super) fn product(parts: &[&Packed], bias: Option<&[f32]>, x: &[f32], rows: usize) -> Vec<f32> {
+    product_of(bits(), parts, bias, x, rows)
+}
+
+/// As [`product`], with inputs of so many bits.
+pub(super) fn product_of(
+    bits: ActivationBits,
+    parts: &[&Packed],
+    bias: Option<&[f32]>,
+    x: &[f32],
+    rows: usize,
+) -> Vec<f32> {
     let Some(columns) = parts.first().map(|part| part.in_features) else {
         return Vec::new();
     };
-    let input = Input::new(parts, x, rows, columns);
+    let input = Input::new(bits, parts, x, rows, columns);
     let stride: usize = parts.iter().map(|part| part.out_features).sum();
     let tiles: usize = parts
         .iter()
@@ -209,7 +249,7 @@ pub(super) fn product(parts: &[&Packed], bias: Option<&[f32]>, x: &[f32], rows: 
                 first_column += part.out_features;
             }
         };
-        for_each_range_if_large(tiles, rows * stride * columns / 8, work);
+        for_each_range_if_large(tiles, bits.parts() * rows * stride * columns / 8, work);
     };
     #[expect(unsafe_code, reason = "the kernels write each number once")]
     // SAFETY: every tile is multiplied and stores its columns of every row; together they have all of them.

@@ -6,6 +6,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
 use super::*;
+use crate::args::ActivationBits;
 
 const TYPES: [GgmlDType; 11] = [
     GgmlDType::F32,
@@ -397,5 +398,41 @@ fn blocks_that_candle_does_not_know_are_read_as_their_reference_does() {
         }
         assert!(matrix.rows(&[20], &Device::Cpu, DType::F32).is_err());
         assert!(Matrix::blocks(dtype, &block, (2, columns)).is_err());
+    }
+}
+
+#[test]
+fn sixteen_bits_are_as_exact_as_floats_and_as_alone() {
+    let mut rng = StdRng::seed_from_u64(9);
+    let (rows, in_features, out_features) = (21, 768, 37);
+    for dtype in TYPES.into_iter().skip(1) {
+        let (quantized, exact) = weights(&mut rng, dtype, out_features, in_features);
+        let matrix = Matrix::quantized(quantized).unwrap();
+        let x = random(&mut rng, rows, in_features);
+        let want = x.matmul(&exact.t().unwrap()).unwrap();
+        let want: Vec<f32> = want.flatten_all().unwrap().to_vec1().unwrap();
+        let x: Vec<f32> = x.flatten_all().unwrap().to_vec1().unwrap();
+        for kernels in every_kernels() {
+            let Weight::Packed(packed) = packed(matrix.clone(), kernels).weight else {
+                continue;
+            };
+            let of = |bits, x: &[f32]| {
+                packed::product_of(bits, &[&*packed], None, x, x.len() / in_features)
+            };
+            let error = |bits| {
+                let far = of(bits, &x);
+                let far = far.iter().zip(&want).map(|(got, want)| (got - want).abs());
+                far.fold(0.0f32, f32::max)
+            };
+            let (eight, sixteen) = (error(ActivationBits::Eight), error(ActivationBits::Sixteen));
+            assert!(
+                sixteen < eight / 50.0,
+                "{dtype:?}: {sixteen}, {eight} with 8 bits"
+            );
+            let together = of(ActivationBits::Sixteen, &x);
+            let alone = x.chunks_exact(in_features);
+            let alone: Vec<f32> = alone.flat_map(|x| of(ActivationBits::Sixteen, x)).collect();
+            assert_eq!(together, alone, "{dtype:?}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 
+use crate::args::ActivationBits;
 use crate::model::linear::activations::{GROUP_ROWS, groups};
 use crate::model::parallel::{SharedMut, for_each_range_if_large};
 use crate::model::simd::by_simd;
@@ -12,7 +13,8 @@ pub(super) const BLOCK: usize = 32;
 /// Vector operations that rounding a number takes, about, with the waiting for one after the other.
 const OPERATIONS: usize = 2;
 
-/// Rows in 8-bit integers with a scale for each [`BLOCK`] numbers.
+/// Rows in 8-bit integers with a scale for each [`BLOCK`] numbers; or each in several such rows, side by side, of which each has what
+/// those before it leave.
 ///
 /// In a group of `m` rows that starts at row `r`, `values` holds eight numbers of each row in turn, from `r * width` on;
 /// the others hold one entry of each row in turn, from `r * width / 32` (`sums`: `/ 16`) on.
@@ -20,6 +22,8 @@ const OPERATIONS: usize = 2;
 pub(in crate::model::linear) struct Int8Rows {
     /// Columns, rounded up to whole tiles; those beyond the input are 0.
     width: usize,
+    /// Rows that one of the input's became.
+    parts: usize,
     values: Box<[i8]>,
     scales: Box<[f32]>,
     /// Sums of each block's numbers, scaled.
@@ -30,8 +34,15 @@ pub(in crate::model::linear) struct Int8Rows {
 
 impl Int8Rows {
     /// Rounds the rows of `x`, `[rows, columns]`.
-    pub(in crate::model::linear) fn new(x: &[f32], rows: usize, columns: usize) -> Self {
+    pub(in crate::model::linear) fn new(
+        bits: ActivationBits,
+        x: &[f32],
+        rows: usize,
+        columns: usize,
+    ) -> Self {
         let width = columns.next_multiple_of(2 * BLOCK);
+        let parts = bits.parts();
+        let rows = rows * parts;
         let mut values = Box::new_uninit_slice(rows * width);
         let mut scales = Box::new_uninit_slice(rows * width / BLOCK);
         let mut scaled_sums = Box::new_uninit_slice(rows * width / BLOCK);
@@ -56,9 +67,13 @@ impl Int8Rows {
                             sums: sums.part(part(BLOCK / 2)),
                         }
                     };
-                    let x = &x[first * columns..(first + rows) * columns];
+                    // Groups have an even number of rows, so that parts stay together.
+                    let x = &x[first / parts * columns..(first + rows) / parts * columns];
                     for (row, x) in x.chunks_exact(columns).enumerate() {
-                        round(x, row, width, &mut group);
+                        round(x, row * parts, width, &mut group);
+                        if bits == ActivationBits::Sixteen {
+                            round(&remainder(x), row * parts + 1, width, &mut group);
+                        }
                     }
                 }
             });
@@ -68,12 +83,18 @@ impl Int8Rows {
         unsafe {
             Self {
                 width,
+                parts,
                 values: values.assume_init(),
                 scales: scales.assume_init(),
                 scaled_sums: scaled_sums.assume_init(),
                 sums: sums.assume_init(),
             }
         }
+    }
+
+    /// Rows that one of the input's became.
+    pub(super) fn parts(&self) -> usize {
+        self.parts
     }
 
     /// The group of `rows` rows from `first` on.
@@ -157,6 +178,19 @@ fn round_inner<const FMA: bool>(x: &[f32], row: usize, width: usize, group: &mut
         group.sums[2 * block * group.rows + row].write(first);
         group.sums[(2 * block + 1) * group.rows + row].write(second);
     }
+}
+
+/// What rounding leaves of a row.
+fn remainder(x: &[f32]) -> Vec<f32> {
+    let mut left = Vec::with_capacity(x.len());
+    for x in x.chunks(BLOCK) {
+        let mut padded = [0.0f32; BLOCK];
+        padded[..x.len()].copy_from_slice(x);
+        let Rounded { scale, values, .. } = round_block(&padded);
+        let rest = x.iter().zip(values);
+        left.extend(rest.map(|(x, value)| x - scale * f32::from(value)));
+    }
+    left
 }
 
 /// A block in integers.
@@ -247,9 +281,9 @@ mod tests {
         let x: Vec<f32> = (0..rows * columns)
             .map(|i| (i % 61) as f32 - 30.0)
             .collect();
-        let whole = Int8Rows::new(&x, rows, columns);
+        let whole = Int8Rows::new(ActivationBits::Eight, &x, rows, columns);
         for (row, x) in x.chunks_exact(columns).enumerate() {
-            let alone = Int8Rows::new(x, 1, columns);
+            let alone = Int8Rows::new(ActivationBits::Eight, x, 1, columns);
             let (first, in_group) = if row < 8 { (0, 8) } else { (8, 1) };
             let (group, alone) = (whole.group(first, in_group), alone.group(0, 1));
             for (at, &value) in alone.values.iter().enumerate() {
@@ -261,5 +295,30 @@ mod tests {
                 assert_eq!(group.scales[block * in_group + row - first], scale);
             }
         }
+    }
+
+    #[test]
+    fn a_second_part_has_what_the_first_leaves() {
+        let mut rng = StdRng::seed_from_u64(5);
+        // Five rows are a group of eight parts and one of two.
+        let (rows, columns) = (5, 96);
+        let x: Vec<f32> = (0..rows * columns)
+            .map(|_| rng.random_range(-3.0f32..3.0))
+            .collect();
+        let both = Int8Rows::new(ActivationBits::Sixteen, &x, rows, columns);
+        let left: Vec<f32> = x.chunks_exact(columns).flat_map(remainder).collect();
+        for (part, x) in [&x, &left].into_iter().enumerate() {
+            for (row, x) in x.chunks_exact(columns).enumerate() {
+                let alone = Int8Rows::new(ActivationBits::Eight, x, 1, columns);
+                let (first, in_group) = if row < 4 { (0, 8) } else { (8, 2) };
+                let (group, alone) = (both.group(first, in_group), alone.group(0, 1));
+                for (block, &scale) in alone.scales.iter().enumerate() {
+                    let there = block * in_group + 2 * row + part - first;
+                    assert_eq!(group.scales[there], scale, "row {row}, part {part}");
+                }
+            }
+        }
+        let largest = |x: &[f32]| x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+        assert!(largest(&left) < largest(&x) / 250.0);
     }
 }

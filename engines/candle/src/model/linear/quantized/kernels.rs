@@ -17,23 +17,24 @@ use super::tiles::{Quad, Quads, Tile, quads};
 use crate::model::linear::packed::Output;
 use crate::model::simd::{LANES, QuantizedKernels};
 
-/// The products of `tiles`, side by side, with each of the `rows` rows of a group; the first is row `first` of `output`.
+/// The products of `tiles`, side by side, with each of the `rows` rows of a group, the first of which is row `first` of all; so many of
+/// them are parts of one row of the output.
 pub(super) fn multiply<F: Format>(
     kernels: QuantizedKernels,
     tiles: &[Tile<F>],
     group: &Int8Group<'_>,
     (first, rows): (usize, usize),
-    output: &Output<'_>,
+    (parts, output): (usize, &Output<'_>),
 ) {
     match rows {
-        1 => output.store_rows(first, &products::<F, 1>(kernels, tiles, group)),
-        2 => output.store_rows(first, &products::<F, 2>(kernels, tiles, group)),
-        3 => output.store_rows(first, &products::<F, 3>(kernels, tiles, group)),
-        4 => output.store_rows(first, &products::<F, 4>(kernels, tiles, group)),
-        5 => output.store_rows(first, &products::<F, 5>(kernels, tiles, group)),
-        6 => output.store_rows(first, &products::<F, 6>(kernels, tiles, group)),
-        7 => output.store_rows(first, &products::<F, 7>(kernels, tiles, group)),
-        _ => output.store_rows(first, &products::<F, 8>(kernels, tiles, group)),
+        1 => output.store_parts(parts, first, &products::<F, 1>(kernels, tiles, group)),
+        2 => output.store_parts(parts, first, &products::<F, 2>(kernels, tiles, group)),
+        3 => output.store_parts(parts, first, &products::<F, 3>(kernels, tiles, group)),
+        4 => output.store_parts(parts, first, &products::<F, 4>(kernels, tiles, group)),
+        5 => output.store_parts(parts, first, &products::<F, 5>(kernels, tiles, group)),
+        6 => output.store_parts(parts, first, &products::<F, 6>(kernels, tiles, group)),
+        7 => output.store_parts(parts, first, &products::<F, 7>(kernels, tiles, group)),
+        _ => output.store_parts(parts, first, &products::<F, 8>(kernels, tiles, group)),
     }
 }
 
