@@ -418,7 +418,7 @@ impl Answer {
         }
     }
 
-    /// Whether the engine is to say what the prompt of an answer took that was cut.
+    /// Cancels an answer that was cut where only the engine knows what its prompt took; `false` where the prompt's tokens are known.
     fn is_left_to_count(&mut self, end: AnswerEnd) -> bool {
         let running = std::mem::replace(&mut self.source, Source::Ended);
         let (Some(ctx), Source::Running(outputs)) = (self.prompt.counted_by_engine.take(), running)
@@ -429,12 +429,14 @@ impl Answer {
         true
     }
 
+    /// Notes what the answer cost, and closes it.
     fn finish(&mut self, end: AnswerEnd, cx: &mut Context<'_>) -> AnswerEnd {
         self.note_cost(Some(&end));
         self.close(cx);
         end
     }
 
+    /// Lets go of the engine's stream, and ends the task's turn.
     fn close(&mut self, cx: &mut Context<'_>) {
         self.source = Source::Ended;
         // As far as there are as many: the end is here, and what follows it in this turn is cut short.

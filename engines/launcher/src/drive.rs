@@ -110,11 +110,11 @@ impl Drive {
         }
         let prompt = self.request.prompt_tokens().or(counted).unwrap_or_default();
         let _place = match &self.room {
-            // What is rated apart is computed beside the answer.
-            Some(room) if self.request.output.logprobs.is_some() => {
-                room.enter_twice(prompt, self.max_tokens).await
+            Some(room) => {
+                // What is rated apart is computed beside the answer.
+                let slots = 1 + u32::from(self.request.output.logprobs.is_some());
+                room.enter(prompt, self.max_tokens, slots).await
             }
-            Some(room) => room.enter(prompt, self.max_tokens).await,
             None => return self.exchange(counted, out, progress).await,
         };
         for pause in FULL_PAUSES {

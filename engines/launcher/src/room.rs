@@ -45,8 +45,8 @@ impl Room {
         }
     }
 
-    /// Waits for the room of a request with a prompt of so many tokens and an answer of at most so many. Those that came before
-    /// have theirs first.
+    /// Waits for the room of a request with a prompt of so many tokens and an answer of at most so many, which the server computes in
+    /// so many slots; one that has no room in them has all. Those that came before have theirs first.
     ///
     /// # Cancel safety
     /// Dropping the future gives the place in the queue up.
@@ -54,22 +54,10 @@ impl Room {
         &self,
         prompt: u32,
         max_tokens: Option<u32>,
+        slots: u32,
     ) -> Option<OwnedSemaphorePermit> {
         let tokens = self.tokens(prompt, max_tokens.unwrap_or(u32::MAX));
-        self.acquire(tokens).await
-    }
-
-    /// As [`Self::enter`], of a request whose tokens the server computes in two slots; those that have no room twice have all.
-    pub(crate) async fn enter_twice(
-        &self,
-        prompt: u32,
-        max_tokens: Option<u32>,
-    ) -> Option<OwnedSemaphorePermit> {
-        let tokens = self.tokens(prompt, max_tokens.unwrap_or(u32::MAX));
-        self.acquire(tokens.saturating_mul(2).min(self.total)).await
-    }
-
-    async fn acquire(&self, tokens: u32) -> Option<OwnedSemaphorePermit> {
+        let tokens = tokens.saturating_mul(slots).min(self.total);
         // It is never closed; were it, there would be nothing to wait for.
         let free = Arc::clone(&self.free);
         free.acquire_many_owned(tokens).await.ok()
@@ -150,7 +138,7 @@ mod tests {
     #[test]
     fn a_request_waits_for_room_for_its_prompt_and_a_share_of_its_answer() {
         let room = Room::of_tokens(2048, 4, 8);
-        let enter = |prompt, max_tokens| room.enter(prompt, max_tokens).now_or_never().flatten();
+        let enter = |prompt, max_tokens| room.enter(prompt, max_tokens, 1).now_or_never().flatten();
         let first = enter(1500, None);
         assert!(first.is_some());
         assert!(enter(500, None).is_none());
