@@ -159,8 +159,8 @@ enum Task {
     /// Run a real llama.cpp behind the real binary; builds it from source, which takes long, unless
     /// `GENSET_LLAMACPP_PYTHON` names an interpreter that has it
     LlamacppCheck,
-    /// Run real vLLM, llama-server and SGLang on the CPU behind a built genset binary: what they answer, how they end, and the
-    /// conformance kit
+    /// Run real vLLM, llama-server and SGLang on the CPU behind a built genset binary: what they answer, how they end, their
+    /// adapters, chats with images, and the conformance kit
     ///
     /// They are installed in target/servers, once a version: llama-server is built, the others are large. Needs no GPU. It prints
     /// a table for each, and fails if a row of it does.

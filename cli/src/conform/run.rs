@@ -41,11 +41,29 @@ fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
     let Some(path) = &subject.tokenizer else {
         return engines(subject);
     };
-    let text = detokenize(engine::scripted::tokenizer_at(path)?);
+    let text = detokenize(tokenizer_at(path)?);
     let engines = engines(subject)?;
     Ok(Box::new(move |scenario| {
         engines(scenario).with_text(Arc::clone(&text))
     }))
+}
+
+/// The tokenizer in a folder, or in a file.
+///
+/// # Errors
+/// `InvalidArgument` for what cannot be read or is none.
+fn tokenizer_at(path: &Path) -> Result<TextTokenizer, EngineError> {
+    let file = match path.is_dir() {
+        true => path.join("tokenizer.json"),
+        false => path.to_owned(),
+    };
+    let refused = |problem: String| {
+        let problem = format!("{}: {problem}", file.display());
+        EngineError::invalid_argument("--tokenizer", problem)
+    };
+    let bytes =
+        std::fs::read(&file).map_err(|error| refused(error.to_string()).with_source(error))?;
+    TextTokenizer::from_bytes(&bytes).map_err(|error| refused(error.to_string()).with_source(error))
 }
 
 fn detokenize(tokenizer: TextTokenizer) -> Detokenize {

@@ -98,22 +98,6 @@ pub(crate) fn tokenizer(folder: &ModelFolder) -> Result<TextTokenizer, EngineErr
     TextTokenizer::from_bytes(bytes).map_err(refused)
 }
 
-/// The tokenizer in a folder, or in a file.
-///
-/// # Errors
-/// `InvalidArgument` for what cannot be read or is none.
-pub(crate) fn tokenizer_at(path: &Path) -> Result<TextTokenizer, EngineError> {
-    let file = match path.is_dir() {
-        true => path.join("tokenizer.json"),
-        false => path.to_owned(),
-    };
-    let bytes = std::fs::read(&file).map_err(|error| {
-        let problem = format!("cannot read {}: {error}", file.display());
-        EngineError::invalid_argument("--tokenizer", problem).with_source(error)
-    })?;
-    TextTokenizer::from_bytes(&bytes).map_err(refused)
-}
-
 fn refused(error: TokenizerError) -> EngineError {
     EngineError::invalid_argument("tokenizer.json", &error).with_source(error)
 }
