@@ -18,7 +18,7 @@ use genset_devtools::synthetic::{SyntheticSize, make_model_of};
 /// Makes a checkout, and on demand a GGUF file, with random weights and the built-in model's tokenizer.
 #[derive(Debug, Parser)]
 struct Cli {
-    /// Weights: 100m, 500m, 1b, or tiny for a first try
+    /// Weights: 100m, 500m, 1b, or tiny for a first try; or the width of its rows: w576, w640, w896, w960, w1024, w1536
     #[arg(long, value_name = "SIZE")]
     params: SyntheticSize,
     /// Makes a Qwen3 in place of a Llama

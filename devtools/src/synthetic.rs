@@ -29,11 +29,34 @@ pub enum SyntheticSize {
     M500,
     /// 1.1 billion weights.
     B1,
+    /// As wide as SmolLM 135M, whose rows no block of 256 fits; so are the next three.
+    W576,
+    /// As wide as Gemma 3 270M.
+    W640,
+    /// As wide as Qwen2.5 0.5B.
+    W896,
+    /// As wide as SmolLM 360M.
+    W960,
+    /// As wide as Qwen3 0.6B.
+    W1024,
+    /// As wide as Qwen2.5 1.5B.
+    W1536,
 }
 
 impl SyntheticSize {
     /// Every size.
-    pub const ALL: [Self; 4] = [Self::Tiny, Self::M100, Self::M500, Self::B1];
+    pub const ALL: [Self; 10] = [
+        Self::Tiny,
+        Self::M100,
+        Self::M500,
+        Self::B1,
+        Self::W576,
+        Self::W640,
+        Self::W896,
+        Self::W960,
+        Self::W1024,
+        Self::W1536,
+    ];
 
     /// The name on the command line.
     #[must_use]
@@ -43,6 +66,12 @@ impl SyntheticSize {
             Self::M100 => "100m",
             Self::M500 => "500m",
             Self::B1 => "1b",
+            Self::W576 => "w576",
+            Self::W640 => "w640",
+            Self::W896 => "w896",
+            Self::W960 => "w960",
+            Self::W1024 => "w1024",
+            Self::W1536 => "w1536",
         }
     }
 
@@ -54,6 +83,13 @@ impl SyntheticSize {
             Self::M100 => [32_000, 768, 2048, 12, 12, 4],
             Self::M500 => [32_000, 1280, 3584, 24, 20, 5],
             Self::B1 => [32_000, 2048, 8192, 16, 32, 8],
+            // Rows are those of the real ones; layers are so many that a step is mostly theirs.
+            Self::W576 => [32_000, 576, 1536, 16, 9, 3],
+            Self::W640 => [32_000, 640, 2048, 12, 10, 2],
+            Self::W896 => [32_000, 896, 4864, 6, 14, 2],
+            Self::W960 => [32_000, 960, 2560, 8, 15, 5],
+            Self::W1024 => [32_000, 1024, 3072, 8, 16, 8],
+            Self::W1536 => [32_000, 1536, 8960, 3, 24, 4],
         };
         Config {
             model_type: Family::Llama,

@@ -1,7 +1,10 @@
 //! `cargo xtask llamacpp-bench`: the candle engine and llama.cpp on the same GGUF file, in turns, in one run.
 //!
 //! Ours is measured by `genset bench engine`, llama.cpp by `engines/candle/benches/llamacpp.py`, both in release builds with
-//! as many threads as the machine has. Rates are medians over the rounds; what counts is their ratio.
+//! as many threads as the machine has. Rates are medians over the rounds; what counts is their ratio. One model, or the whole
+//! [`suite`] of them.
+
+mod suite;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -13,9 +16,11 @@ use anyhow::Context as _;
 use serde_json::Value;
 
 use crate::devtools;
-use crate::llamacpp_check::python_with_llamacpp;
+use crate::llamacpp_check::{Instructions, python_with_llamacpp};
 use crate::process::{cargo, output, run as run_command};
 use crate::repo::Repo;
+
+pub(crate) use suite::run as run_suite;
 
 const SEQUENCES: [u32; 4] = [1, 4, 16, 64];
 const CONTEXT_TOKENS: u32 = 128;
@@ -29,10 +34,12 @@ pub(crate) struct Comparison<'a> {
     pub(crate) params: &'a str,
     /// Type of its matrices in GGUF.
     pub(crate) gguf: &'a str,
+    /// What both may compute with.
+    pub(crate) isa: Instructions,
     pub(crate) rounds: u32,
 }
 
-/// Rates of one round or their medians: decode at each of [`SEQUENCES`], then prefill, in tokens a second.
+/// Rates of one round or their medians: decode at each number of sequences, then prefill, in tokens a second.
 type Rates = Vec<f64>;
 
 /// Builds, makes the model if it is not there, measures and prints a table.
@@ -40,20 +47,84 @@ type Rates = Vec<f64>;
 /// # Errors
 /// When llama.cpp cannot be had, something does not build, or either engine cannot load the model.
 pub(crate) fn run(repo: &Repo, comparison: &Comparison<'_>) -> anyhow::Result<()> {
-    let python = python_with_llamacpp(repo)?;
-    run_command(cargo(repo.root()).args(["build", "--release", "-p", "genset"]))?;
-    let genset = repo.root().join("target/release/genset");
+    let engines = Engines::build(repo, comparison.isa, &SEQUENCES, NEW_TOKENS)?;
     let model = model(repo, comparison)?;
-    let threads = available_parallelism().map_or(1, usize::from).to_string();
-    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    for round in 1..=comparison.rounds {
-        eprintln!("round {round} of {}", comparison.rounds);
-        ours.push(measure_genset(&genset, &model, &threads)?);
-        theirs.push(measure_llamacpp(repo, &python, &model, &threads)?);
-    }
-    let table = table(comparison, &threads, &medians(&ours), &medians(&theirs));
+    let (ours, theirs) = engines.measure(&model, comparison.rounds)?;
+    let table = table(comparison, &engines.threads, &ours, &theirs);
     std::io::stdout().write_all(table.as_bytes())?;
     Ok(())
+}
+
+/// Both engines, built, and what is measured of them.
+struct Engines {
+    genset: PathBuf,
+    /// With llama.cpp.
+    python: PathBuf,
+    /// The script that measures it.
+    script: PathBuf,
+    instructions: Instructions,
+    threads: String,
+    /// Sequences that decode at once, a list.
+    sequences: String,
+    new_tokens: String,
+}
+
+impl Engines {
+    fn build(
+        repo: &Repo,
+        instructions: Instructions,
+        sequences: &[u32],
+        new_tokens: u32,
+    ) -> anyhow::Result<Self> {
+        let python = python_with_llamacpp(repo, instructions)?;
+        run_command(cargo(repo.root()).args(["build", "--release", "-p", "genset"]))?;
+        let sequences: Vec<_> = sequences.iter().map(u32::to_string).collect();
+        Ok(Self {
+            genset: repo.root().join("target/release/genset"),
+            python,
+            script: repo.root().join("engines/candle/benches/llamacpp.py"),
+            instructions,
+            threads: available_parallelism().map_or(1, usize::from).to_string(),
+            sequences: sequences.join(","),
+            new_tokens: new_tokens.to_string(),
+        })
+    }
+
+    /// Medians of ours and of llama.cpp's, measured in turns.
+    fn measure(&self, model: &Path, rounds: u32) -> anyhow::Result<(Rates, Rates)> {
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for round in 1..=rounds {
+            eprintln!("{}: round {round} of {rounds}", model.display());
+            ours.push(self.measure_genset(model)?);
+            theirs.push(self.measure_llamacpp(model)?);
+        }
+        Ok((medians(&ours), medians(&theirs)))
+    }
+
+    fn measure_genset(&self, model: &Path) -> anyhow::Result<Rates> {
+        let mut bench = Command::new(&self.genset);
+        bench.args(["bench", "engine", "--json", "--repeats", "1"]);
+        bench.args(["--sequences", &self.sequences]);
+        bench.args(["--context-tokens", &CONTEXT_TOKENS.to_string()]);
+        bench.args(["--new-tokens", &self.new_tokens]);
+        bench.args(["--prefill-tokens", &PREFILL_TOKENS.to_string()]);
+        bench.args(["--isa", self.instructions.isa()]);
+        bench.args(["--threads", &self.threads]).arg(model);
+        let figures = json(&mut bench)?;
+        let decode = figures["decode"].as_array().context("no decode figures")?;
+        rates(decode.iter().map(|one| &one["tokens_per_s"]), &figures)
+    }
+
+    fn measure_llamacpp(&self, model: &Path) -> anyhow::Result<Rates> {
+        let mut bench = Command::new(&self.python);
+        bench.arg(&self.script).arg(model);
+        bench.args([&self.threads, &self.sequences]);
+        let (context, prefill) = (CONTEXT_TOKENS.to_string(), PREFILL_TOKENS.to_string());
+        bench.args([&context, &self.new_tokens, &prefill]);
+        let figures = json(&mut bench)?;
+        let decode = figures["decode"].as_array().context("no decode figures")?;
+        rates(decode.iter(), &figures)
+    }
 }
 
 fn model(repo: &Repo, comparison: &Comparison<'_>) -> anyhow::Result<PathBuf> {
@@ -66,50 +137,6 @@ fn model(repo: &Repo, comparison: &Comparison<'_>) -> anyhow::Result<PathBuf> {
         devtools::make_model_in(repo, &folder, comparison.params, Some(comparison.gguf))?;
     }
     Ok(gguf)
-}
-
-fn sequences() -> String {
-    SEQUENCES.map(|count| count.to_string()).join(",")
-}
-
-fn measure_genset(genset: &Path, model: &Path, threads: &str) -> anyhow::Result<Rates> {
-    let mut bench = Command::new(genset);
-    bench.args([
-        "bench",
-        "engine",
-        "--json",
-        "--repeats",
-        "1",
-        "--sequences",
-        &sequences(),
-    ]);
-    bench.args(["--context-tokens", &CONTEXT_TOKENS.to_string()]);
-    bench.args(["--new-tokens", &NEW_TOKENS.to_string()]);
-    bench.args(["--prefill-tokens", &PREFILL_TOKENS.to_string()]);
-    bench.args(["--threads", threads]).arg(model);
-    let figures = json(&mut bench)?;
-    let decode = figures["decode"].as_array().context("no decode figures")?;
-    rates(decode.iter().map(|one| &one["tokens_per_s"]), &figures)
-}
-
-fn measure_llamacpp(
-    repo: &Repo,
-    python: &Path,
-    model: &Path,
-    threads: &str,
-) -> anyhow::Result<Rates> {
-    let mut bench = Command::new(python);
-    bench.arg(repo.root().join("engines/candle/benches/llamacpp.py"));
-    bench.arg(model).args([threads, &sequences()]);
-    bench.args([CONTEXT_TOKENS, NEW_TOKENS, PREFILL_TOKENS].map(|count| count.to_string()));
-    let figures = json(&mut bench)?;
-    rates(
-        figures["decode"]
-            .as_array()
-            .context("no decode figures")?
-            .iter(),
-        &figures,
-    )
 }
 
 fn json(command: &mut Command) -> anyhow::Result<Value> {
@@ -169,6 +196,7 @@ mod tests {
         let comparison = Comparison {
             params: "100m",
             gguf: "q4_k",
+            isa: Instructions::Widest,
             rounds: 3,
         };
         let ours = medians(&[

@@ -6,9 +6,11 @@ use std::env;
 use std::path::PathBuf;
 use std::process::Command;
 
+use clap::ValueEnum;
+
 use crate::artifacts;
 use crate::process::run as run_command;
-use crate::python::virtual_environment;
+use crate::python::virtual_environment_built_with;
 use crate::repo::Repo;
 
 /// Names an interpreter that has `llama_cpp.server` already.
@@ -20,7 +22,7 @@ const PYTHON_VARIABLE: &str = "GENSET_LLAMACPP_PYTHON";
 /// When llama.cpp cannot be had, the binary does not build or an answer is not what it should be.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let tests = tests(repo);
-    let python = python_with_llamacpp(repo)?;
+    let python = python_with_llamacpp(repo, Instructions::Widest)?;
     let genset = artifacts::binary(repo, "genset")?;
     let mut check = Command::new(python);
     check
@@ -31,16 +33,64 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     run_command(&mut check)
 }
 
+/// What llama.cpp may compute with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Instructions {
+    /// The widest that this processor has.
+    #[default]
+    #[value(name = "auto")]
+    Widest,
+    /// AVX2 and what comes with it.
+    Avx2,
+}
+
+impl Instructions {
+    /// As `--isa` of the candle engine names them.
+    pub(crate) fn isa(self) -> &'static str {
+        match self {
+            Self::Widest => "auto",
+            Self::Avx2 => "avx2",
+        }
+    }
+
+    /// The name of the virtual environment.
+    fn folder(self) -> &'static str {
+        match self {
+            Self::Widest => "venv-llamacpp",
+            Self::Avx2 => "venv-llamacpp-avx2",
+        }
+    }
+
+    /// What the build of llama.cpp reads.
+    fn build(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::Widest => &[],
+            Self::Avx2 => &[
+                (
+                    "CMAKE_ARGS",
+                    "-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON",
+                ),
+                // pip would take the build of another folder from its cache.
+                ("PIP_NO_CACHE_DIR", "1"),
+            ],
+        }
+    }
+}
+
 /// The interpreter that `GENSET_LLAMACPP_PYTHON` names, or one for which llama.cpp is built from source.
 ///
 /// # Errors
 /// When llama.cpp cannot be had.
-pub(crate) fn python_with_llamacpp(repo: &Repo) -> anyhow::Result<PathBuf> {
+pub(crate) fn python_with_llamacpp(
+    repo: &Repo,
+    instructions: Instructions,
+) -> anyhow::Result<PathBuf> {
     if let Some(python) = env::var_os(PYTHON_VARIABLE) {
         return Ok(PathBuf::from(python));
     }
     let requirements = tests(repo).join("llamacpp-requirements.txt");
-    virtual_environment(repo, "venv-llamacpp", &requirements, "llama_cpp, uvicorn")
+    let (folder, build) = (instructions.folder(), instructions.build());
+    virtual_environment_built_with(repo, folder, &requirements, "llama_cpp, uvicorn", build)
 }
 
 fn tests(repo: &Repo) -> PathBuf {

@@ -192,6 +192,16 @@ enum Task {
     /// Measure the candle engine beside llama.cpp, on the same random GGUF file, in turns; llama.cpp as for
     /// `llamacpp-check`
     LlamacppBench {
+        /// Measure the widths of real models in eight types each, and Gemma 3 270M, in place of one model; 3 GB under
+        /// target/bench and a package of 253 MB
+        #[arg(long, conflicts_with_all = ["params", "gguf"])]
+        suite: bool,
+        /// Models of the suite: those whose row's name has this part, such as w896 or q4_k_m
+        #[arg(long, value_name = "PART", requires = "suite")]
+        only: Option<String>,
+        /// Instructions that both may use: auto for the widest, or avx2, for which another llama.cpp is built
+        #[arg(long, value_enum, default_value_t)]
+        isa: llamacpp_check::Instructions,
         /// Size of the model: tiny, 100m, 500m or 1b
         #[arg(long, default_value = "100m")]
         params: String,
@@ -409,14 +419,21 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::EnginesTest { engines } => engines_test::run(&repo, engines),
         Task::RealModelTest => real_model::run(&repo),
         Task::LlamacppBench {
+            suite,
+            only,
+            isa,
             params,
             gguf,
             rounds,
         } => {
-            let rounds = *rounds;
+            let (isa, rounds) = (*isa, *rounds);
+            if *suite {
+                return llamacpp_bench::run_suite(&repo, isa, only.as_deref(), rounds);
+            }
             let comparison = llamacpp_bench::Comparison {
                 params,
                 gguf,
+                isa,
                 rounds,
             };
             llamacpp_bench::run(&repo, &comparison)

@@ -24,6 +24,20 @@ pub(crate) fn virtual_environment(
     requirements: &Path,
     imports: &str,
 ) -> anyhow::Result<PathBuf> {
+    virtual_environment_built_with(repo, name, requirements, imports, &[])
+}
+
+/// As [`virtual_environment`], where packages are built with `variables` in the environment.
+///
+/// # Errors
+/// Those of [`virtual_environment`].
+pub(crate) fn virtual_environment_built_with(
+    repo: &Repo,
+    name: &str,
+    requirements: &Path,
+    imports: &str,
+    variables: &[(&str, &str)],
+) -> anyhow::Result<PathBuf> {
     let venv = repo.target().join(name);
     let python = venv.join("bin").join("python");
     let installed = venv.join("requirements.txt");
@@ -43,7 +57,8 @@ pub(crate) fn virtual_environment(
     run_command(
         Command::new(&python)
             .args(["-m", "pip", "install", "--quiet", "--requirement"])
-            .arg(requirements),
+            .arg(requirements)
+            .envs(variables.iter().copied()),
     )?;
     fs::write(&installed, wanted)
         .with_context(|| format!("cannot write {}", installed.display()))?;

