@@ -14,7 +14,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use genset_backend_common::output::{TokenChunk, TopLogprob};
+use genset_backend_common::output::TokenChunk;
 use genset_backend_common::{
     Capabilities, EngineError, ErrorKind, GenerateRequest, TokenId, async_trait, config::InputKind,
     request::MediaKind,
@@ -24,7 +24,7 @@ use serde_json::Value;
 pub(crate) use completions::{TRTLLM_NO_SALTS, trtllm_reuses_blocks};
 pub(crate) use llama::PAST_LIMIT as LLAMA_PAST_LIMIT;
 pub(crate) use wire::{error_of, token_logprob};
-pub(crate) use withheld::{Piece, Withheld};
+pub(crate) use withheld::{Withheld, Withholds};
 
 use crate::config::{LauncherConfig, ServerInput};
 use crate::dialect::Dialect;
@@ -157,47 +157,9 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
         false
     }
 
-    /// The tokens of a text, with what each stands for, of a server that withholds some.
-    async fn pieces(&self, _client: &Client, _text: &str) -> Result<Vec<Piece>, HttpError> {
-        Ok(Vec::new())
-    }
-
-    /// The call for the next `count` tokens in one answer, which names them all where a streamed one does not.
-    ///
-    /// # Errors
-    /// As [`call`](Self::call); `Unsupported` where the API withholds none.
-    fn whole_call(&self, _request: &GenerateRequest, _count: u32) -> Result<Call, EngineError> {
-        Err(EngineError::unsupported(
-            "tokens",
-            "this server names every token",
-        ))
-    }
-
-    /// The tokens of the answer to it.
-    ///
-    /// # Errors
-    /// `Disconnected` for what cannot be read.
-    fn whole_tokens(&self, _answer: &[u8]) -> Result<Vec<TokenId>, EngineError> {
-        Ok(Vec::new())
-    }
-
-    /// The call for what may come next, the `count` likeliest tokens, of a server that does not rate each token that it gives.
-    ///
-    /// # Errors
-    /// As [`call`](Self::call); `Unsupported` where the API rates them all.
-    fn rating_call(&self, _request: &GenerateRequest, _count: u32) -> Result<Call, EngineError> {
-        Err(EngineError::unsupported(
-            "logprobs",
-            "this server rates every token",
-        ))
-    }
-
-    /// The candidates in the answer to it.
-    ///
-    /// # Errors
-    /// `Disconnected` for what cannot be read.
-    fn candidates(&self, _answer: &[u8]) -> Result<Vec<TopLogprob>, EngineError> {
-        Ok(Vec::new())
+    /// What a server is asked that withholds tokens; `None` where it names and rates them all.
+    fn withholds(&self) -> Option<&dyn Withholds> {
+        None
     }
 
     /// Asks a healthy server about itself.

@@ -1,10 +1,12 @@
 //! One request to the server, and its answer as a stream; or the first token of one, where another server goes on.
 
+mod withheld;
+
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::output::{Finish, OutputWriter, TokenChunk, TokenLogprob, TopLogprob};
+use genset_backend_common::output::{Finish, OutputWriter};
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, Input, RequestContext, TokenId,
     transfer::{KvBytes, KvTransfers},
@@ -13,7 +15,7 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use crate::apart::{Apart, Leg};
-use crate::api::{Api, Call, End, Step, Withheld, error_of, token_logprob, unreadable};
+use crate::api::{Api, Call, End, Step, error_of, unreadable};
 use crate::cut::Cut;
 use crate::http::{Answer, HttpError};
 use crate::room::Room;
@@ -37,12 +39,6 @@ const FULL_PAUSES: [Duration; 5] = [
 
 /// The longest answer to a prefill, in bytes. It repeats the prompt.
 const MAX_PREFILL_BYTES: usize = 16 << 20;
-
-/// The longest answer of a few tokens that is not streamed, in bytes. It repeats the prompt.
-const MAX_WHOLE_BYTES: usize = 16 << 20;
-
-/// The longest answer that rates a whole vocabulary, in bytes: 100 a token.
-const MAX_RATING_BYTES: usize = 64 << 20;
 
 /// What is wrong with an answer to a prefill that says nothing of KV blocks.
 const NO_BLOCKS: &str = "the answer to a prefill has no kv_transfer_params; its connector must be one that tells them with the \
@@ -349,71 +345,6 @@ impl Drive {
         }
         reading.completion_tokens = step.completion_tokens.or(reading.completion_tokens);
         Ok(Some(step))
-    }
-
-    /// The tokens that the server's own tokenizer makes of a text of which it did not name them all.
-    async fn found(&self, withheld: &Withheld) -> Result<TokenChunk, EngineError> {
-        let asked = self.api.pieces(&self.server.client, &withheld.text).await;
-        match asked {
-            Ok(pieces) => Ok(withheld.fill(&pieces)?.into_iter().collect()),
-            Err(error) => Err(self.lost(error).await),
-        }
-    }
-
-    /// Draws tokens again that were withheld `behind` a prompt, so that they are named.
-    async fn drawn_again(
-        &self,
-        behind: &GenerateRequest,
-        count: usize,
-    ) -> Result<TokenChunk, EngineError> {
-        let count = u32::try_from(count).unwrap_or(u32::MAX);
-        let call = self.api.whole_call(behind, count)?;
-        let answer = self.send(&call).await?;
-        match answer.body.read_up_to(MAX_WHOLE_BYTES).await {
-            Ok(body) => Ok(self.api.whole_tokens(&body)?.into_iter().collect()),
-            Err(error) => Err(self.lost(error).await),
-        }
-    }
-
-    /// The log probabilities of tokens that were withheld `behind` a prompt: at each place the server is asked what may come.
-    async fn rated(
-        &self,
-        mut behind: GenerateRequest,
-        tokens: &TokenChunk,
-        asked: u32,
-    ) -> Result<Vec<TokenLogprob>, EngineError> {
-        let all = self
-            .vocab_size
-            .map_or(i32::MAX.unsigned_abs(), NonZeroU32::get);
-        let mut rated = Vec::new();
-        for token in tokens.token_ids.iter().copied() {
-            let of_token = |top: &[TopLogprob]| top.iter().find(|it| it.token_id == token).copied();
-            let mut top = self.candidates(&behind, asked.max(1)).await?;
-            if of_token(&top).is_none() {
-                top = self.candidates(&behind, all).await?;
-            }
-            let Some(own) = of_token(&top) else {
-                return Err(unreadable(format!(
-                    "token {token} came, and is not among all candidates"
-                )));
-            };
-            rated.push(token_logprob(own.logprob, top, asked));
-            let longer = behind.tokens()?.iter().copied().chain([token]);
-            behind.input = Input::Tokens(longer.collect::<Vec<_>>().into());
-        }
-        Ok(rated)
-    }
-
-    async fn candidates(
-        &self,
-        behind: &GenerateRequest,
-        count: u32,
-    ) -> Result<Vec<TopLogprob>, EngineError> {
-        let answer = self.send(&self.api.rating_call(behind, count)?).await?;
-        match answer.body.read_up_to(MAX_RATING_BYTES).await {
-            Ok(body) => self.api.candidates(&body),
-            Err(error) => Err(self.lost(error).await),
-        }
     }
 
     fn check_vocabulary(&self, step: &Step) -> Result<(), EngineError> {

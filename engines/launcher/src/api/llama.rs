@@ -19,7 +19,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::wire::{Timings, error_of, token_logprob};
-use super::{Api, Call, End, Facts, Piece, Reader, Step, Withheld, unreadable};
+use super::withheld::Piece;
+use super::{Api, Call, End, Facts, Reader, Step, Withheld, Withholds, unreadable};
 use crate::http::{Client, HttpError};
 
 const MAX_LOGPROBS: u32 = 20;
@@ -88,6 +89,25 @@ impl Api for Llama {
         })
     }
 
+    fn withholds(&self) -> Option<&dyn Withholds> {
+        Some(self)
+    }
+
+    fn goes_on(&self) -> bool {
+        true
+    }
+
+    /// The end of its context is left to end a character in.
+    async fn facts(&self, client: &Client) -> Result<Facts, HttpError> {
+        let mut facts = props(client).await?;
+        let context = facts.context_length_tokens;
+        facts.context_length_tokens = context.map(|context| context.saturating_sub(PAST_LIMIT));
+        Ok(facts)
+    }
+}
+
+#[async_trait]
+impl Withholds for Llama {
     async fn pieces(&self, client: &Client, text: &str) -> Result<Vec<Piece>, HttpError> {
         #[derive(Deserialize)]
         struct Tokenized {
@@ -125,18 +145,6 @@ impl Api for Llama {
         let chunk: Chunk = serde_json::from_slice(answer).map_err(unreadable)?;
         let at = chunk.completion_probabilities.into_iter().next();
         Ok(at.map(Probability::candidates).unwrap_or_default())
-    }
-
-    fn goes_on(&self) -> bool {
-        true
-    }
-
-    /// The end of its context is left to end a character in.
-    async fn facts(&self, client: &Client) -> Result<Facts, HttpError> {
-        let mut facts = props(client).await?;
-        let context = facts.context_length_tokens;
-        facts.context_length_tokens = context.map(|context| context.saturating_sub(PAST_LIMIT));
-        Ok(facts)
     }
 }
 

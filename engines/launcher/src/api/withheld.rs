@@ -1,9 +1,42 @@
-//! [`Withheld`]: tokens that a server counts but does not name, found again by their text. Pure.
+//! [`Withheld`]: tokens that a server counts but does not name, found again by their text; [`Withholds`]: what such a server is asked.
 
-use genset_backend_common::{EngineError, TokenId};
+use genset_backend_common::output::TopLogprob;
+use genset_backend_common::{EngineError, GenerateRequest, TokenId, async_trait};
 use serde::Deserialize;
 
-use super::unreadable;
+use super::{Call, unreadable};
+use crate::http::{Client, HttpError};
+
+/// The API of a server that withholds tokens from a streamed answer, or does not rate each.
+#[async_trait]
+pub(crate) trait Withholds: Send + Sync {
+    /// The tokens of a text, with what each stands for.
+    async fn pieces(&self, client: &Client, text: &str) -> Result<Vec<Piece>, HttpError>;
+
+    /// The call for the next `count` tokens in one answer, which names them all.
+    ///
+    /// # Errors
+    /// As [`Api::call`](super::Api::call).
+    fn whole_call(&self, request: &GenerateRequest, count: u32) -> Result<Call, EngineError>;
+
+    /// The tokens of the answer to it.
+    ///
+    /// # Errors
+    /// `Disconnected` for what cannot be read.
+    fn whole_tokens(&self, answer: &[u8]) -> Result<Vec<TokenId>, EngineError>;
+
+    /// The call for what may come next, the `count` likeliest tokens.
+    ///
+    /// # Errors
+    /// As [`Api::call`](super::Api::call).
+    fn rating_call(&self, request: &GenerateRequest, count: u32) -> Result<Call, EngineError>;
+
+    /// The candidates in the answer to it.
+    ///
+    /// # Errors
+    /// `Disconnected` for what cannot be read.
+    fn candidates(&self, answer: &[u8]) -> Result<Vec<TopLogprob>, EngineError>;
+}
 
 /// Text that stands for more tokens than were given with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
