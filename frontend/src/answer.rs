@@ -2,9 +2,12 @@
 
 mod account;
 mod counting;
+mod ends;
 mod logprobs;
+mod source;
 mod steps;
 mod thoughts;
+mod whole;
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,122 +22,19 @@ use genset_backend_common::{
 use tokio::task::coop::poll_proceed;
 use tokio::time::Instant;
 
-use crate::budget::MemoryShare;
-use crate::error::ApiError;
-use crate::markup::{Delta, Message, Splitter};
+use crate::markup::{Delta, Splitter};
 use crate::text::{Detokenizer, StopMatcher, StopOutcome, TextTokenizer};
 pub(crate) use account::Meter;
 pub use account::{Account, TokenCounters};
-use counting::{Counting, Prompt};
+use counting::Prompt;
+pub use ends::{AnswerEnd, Completed, Ending, TotalUsage};
 use logprobs::LogprobQueue;
 pub use logprobs::{CandidateToken, TokenLogprobs};
+use source::Source;
+pub use source::Starting;
 use steps::StepClock;
 pub use steps::StepMetrics;
 use thoughts::ReasoningCounter;
-
-/// How an answer ended and what it cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AnswerEnd {
-    /// Why it ended.
-    pub reason: FinishReason,
-    /// What it cost.
-    pub usage: Usage,
-    /// Whether it is the first answer to its prompt, which pays for the prompt.
-    pub pays_for_prompt: bool,
-    /// The stop string that cut it, by its place among the request's.
-    pub stop_string: Option<usize>,
-}
-
-impl AnswerEnd {
-    /// Adds what this answer cost to the cost of a request. A prompt counts once, however many answers it has.
-    pub fn add_to(&self, sum: &mut Usage) {
-        sum.completion_tokens = sum
-            .completion_tokens
-            .saturating_add(self.usage.completion_tokens);
-        if let Some(predictions) = self.usage.predictions {
-            sum.predictions.get_or_insert_default().add(predictions);
-        }
-        if self.pays_for_prompt {
-            sum.prompt_tokens = sum.prompt_tokens.saturating_add(self.usage.prompt_tokens);
-            if let Some(cached) = self.usage.cached_tokens {
-                sum.cached_tokens = Some(sum.cached_tokens.unwrap_or(0).saturating_add(cached));
-            }
-        }
-    }
-}
-
-/// What the answers to a request cost together.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TotalUsage {
-    /// What engines count.
-    pub usage: Usage,
-    /// How many of the completion tokens were thoughts, with the markers around them.
-    pub reasoning_tokens: u32,
-}
-
-impl TotalUsage {
-    /// Adds an answer that ended so, and had so many tokens of thoughts.
-    pub fn add(&mut self, end: &AnswerEnd, reasoning_tokens: u32) {
-        end.add_to(&mut self.usage);
-        self.reasoning_tokens = self.reasoning_tokens.saturating_add(reasoning_tokens);
-    }
-}
-
-/// A whole answer.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Completed {
-    /// What it says.
-    pub message: Message,
-    /// How it ended and what it cost.
-    pub end: AnswerEnd,
-    /// Its tokens' log probabilities; `None` where they were not asked for.
-    pub rated: Option<Vec<TokenLogprobs>>,
-    /// How many of its tokens were thoughts.
-    pub reasoning_tokens: u32,
-}
-
-/// The end of an answer that was read piece by piece.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Ending {
-    /// Whether it calls tools.
-    pub has_calls: bool,
-    /// Log probabilities that no piece took along.
-    pub rated: Vec<TokenLogprobs>,
-    /// How many of its tokens were thoughts.
-    pub reasoning_tokens: u32,
-}
-
-impl Ending {
-    /// What an answer cost that ended so, alone in its request.
-    #[must_use]
-    pub fn spent(&self, end: &AnswerEnd) -> TotalUsage {
-        let mut spent = TotalUsage::default();
-        spent.add(end, self.reasoning_tokens);
-        spent
-    }
-}
-
-/// A text that is kept is a message, a value and a text again.
-const TEXT_COPIES: usize = 4;
-
-/// What a token and its log probability take, as values.
-const CANDIDATE_BYTES: usize = 1 << 10;
-
-/// Units of a task's budget that it takes to start an answer, and again to end it: each is worth as much work as several tokens,
-/// and a task that starts or ends thousands must not keep its thread.
-const EDGE_UNITS: usize = 8;
-
-/// The call that starts an answer.
-pub type Starting = Pin<Box<dyn Future<Output = Result<OutputStream, EngineError>> + Send>>;
-
-/// Where an answer's items come from.
-enum Source {
-    Unstarted(Starting),
-    Starting(Starting),
-    Running(OutputStream),
-    Counting(Box<Counting>),
-    Ended,
-}
 
 /// One choice: a stream of text with an end. Dropping it cancels the request.
 pub struct Answer {
@@ -234,7 +134,7 @@ impl Answer {
     /// are taken.
     pub fn charge_to(&mut self, account: Arc<Account>) {
         self.meter = Some(Meter::new(account));
-        if matches!(self.source, Source::Running(_)) {
+        if self.source.is_running() {
             self.note_cost(None);
             self.settle();
         }
@@ -405,47 +305,25 @@ impl Answer {
                 Poll::Ready(Ok(None))
             }
             Ok((Some(end), is_terminal)) => {
-                if !is_terminal && self.is_left_to_count(end) {
+                if !is_terminal && let Some(ctx) = self.prompt.counted_by_engine.take() {
+                    self.source.count(end, &ctx);
                     return self.poll_item(cx, out);
                 }
                 Poll::Ready(Ok(Some(self.finish(end, cx))))
             }
             Err(error) => {
                 self.note_cost(None);
-                self.close(cx);
+                self.source.close(cx);
                 Poll::Ready(Err(error))
             }
         }
     }
 
-    /// Cancels an answer that was cut where only the engine knows what its prompt took; `false` where the prompt's tokens are known.
-    fn is_left_to_count(&mut self, end: AnswerEnd) -> bool {
-        let running = std::mem::replace(&mut self.source, Source::Ended);
-        let (Some(ctx), Source::Running(outputs)) = (self.prompt.counted_by_engine.take(), running)
-        else {
-            return false;
-        };
-        self.source = Source::Counting(Box::new(Counting::new(outputs, end, &ctx)));
-        true
-    }
-
     /// Notes what the answer cost, and closes it.
     fn finish(&mut self, end: AnswerEnd, cx: &mut Context<'_>) -> AnswerEnd {
         self.note_cost(Some(&end));
-        self.close(cx);
+        self.source.close(cx);
         end
-    }
-
-    /// Lets go of the engine's stream, and ends the task's turn.
-    fn close(&mut self, cx: &mut Context<'_>) {
-        self.source = Source::Ended;
-        // As far as there are as many: the end is here, and what follows it in this turn is cut short.
-        for _ in 0..EDGE_UNITS {
-            match poll_proceed(cx) {
-                Poll::Ready(turn) => turn.made_progress(),
-                Poll::Pending => break,
-            }
-        }
     }
 
     /// The engine's stream, once the engine has accepted the request.
@@ -453,36 +331,11 @@ impl Answer {
         &mut self,
         cx: &mut Context<'_>,
     ) -> Poll<Result<&mut OutputStream, EngineError>> {
-        if matches!(self.source, Source::Unstarted(_)) {
-            for _ in 0..EDGE_UNITS {
-                ready!(poll_proceed(cx)).made_progress();
-            }
-            self.source = match std::mem::replace(&mut self.source, Source::Ended) {
-                Source::Unstarted(starting) => Source::Starting(starting),
-                other @ (Source::Starting(_)
-                | Source::Running(_)
-                | Source::Counting(_)
-                | Source::Ended) => other,
-            };
-        }
-        if let Source::Starting(starting) = &mut self.source {
-            self.source = match ready!(starting.as_mut().poll(cx)) {
-                Ok(outputs) => Source::Running(outputs),
-                Err(error) => {
-                    self.source = Source::Ended;
-                    return Poll::Ready(Err(error));
-                }
-            };
+        if ready!(self.source.poll_accepted(cx))? {
             self.note_cost(None);
             self.settle();
         }
-        Poll::Ready(match &mut self.source {
-            Source::Running(outputs) => Ok(outputs),
-            Source::Unstarted(_) | Source::Starting(_) | Source::Counting(_) | Source::Ended => {
-                let problem = "the answer was read past its end";
-                Err(EngineError::new(ErrorKind::StreamIncomplete, problem))
-            }
-        })
+        Poll::Ready(self.source.outputs())
     }
 
     /// Waits until the engine has accepted the request.
@@ -645,82 +498,6 @@ impl Answer {
     /// The bytes of text that were given out so far.
     pub(crate) fn given_bytes(&self) -> usize {
         self.given
-    }
-
-    /// Has `memory` hold what an answer takes that is kept until it is whole, so many bytes of text so far: the text, what it
-    /// is written to, and what is known of each token.
-    ///
-    /// # Errors
-    /// A 503 where there is no room.
-    pub(crate) fn hold(&self, text_bytes: usize, memory: &mut MemoryShare) -> Result<(), ApiError> {
-        let a_token = self.ratings.as_ref().map_or(0, |ratings| {
-            (1 + ratings.candidates()).saturating_mul(CANDIDATE_BYTES)
-        });
-        let tokens = usize::try_from(self.completion_tokens).unwrap_or(usize::MAX);
-        let held = TEXT_COPIES * text_bytes + tokens.saturating_mul(a_token);
-        if held <= memory.bytes() {
-            return Ok(());
-        }
-        memory.resize(held + held / 4)
-    }
-
-    /// Reads the answer to its end on the account of `memory`, which holds it until it has been written. `each` takes its pieces, as
-    /// [`Self::poll_deltas`] hands them on.
-    ///
-    /// # Errors
-    /// What the engine's stream ends with, or a 503 where there is no memory for more.
-    ///
-    /// # Cancel safety
-    /// The answer is lost when the future is dropped, but for the pieces that `each` has taken.
-    pub(crate) async fn read_all(
-        mut self,
-        memory: &mut MemoryShare,
-        mut each: impl FnMut(Delta<'_>, &[TokenLogprobs]),
-    ) -> Result<(AnswerEnd, Ending), ApiError> {
-        let echo_bytes = self.echo.as_ref().map_or(0, |echo| echo.len());
-        let end = loop {
-            let end = poll_fn(|cx| self.poll_deltas(cx, &mut each)).await?;
-            self.hold(echo_bytes + self.given, memory)?;
-            if let Some(end) = end {
-                break end;
-            }
-        };
-        let ending = self.end(each);
-        Ok((end, ending))
-    }
-
-    /// Reads the whole answer on the account of `memory`, which is given back with it: it holds the answer until it has been
-    /// written.
-    ///
-    /// # Errors
-    /// What the engine's stream ends with, or a 503 where there is no memory for more; what was read is lost.
-    ///
-    /// # Cancel safety
-    /// Text read so far is lost when the future is dropped.
-    pub(crate) async fn collect_on(
-        self,
-        mut memory: MemoryShare,
-    ) -> Result<(Completed, MemoryShare), ApiError> {
-        let mut rated = self.ratings.is_some().then(Vec::new);
-        let mut message = Message::default();
-        let add = |delta: Delta<'_>, more: &[TokenLogprobs]| {
-            message.add(delta);
-            rated
-                .iter_mut()
-                .for_each(|rated| rated.extend_from_slice(more));
-        };
-        let (end, ending) = self.read_all(&mut memory, add).await?;
-        if let Some(rated) = &mut rated {
-            rated.extend(ending.rated);
-        }
-        let reasoning_tokens = ending.reasoning_tokens;
-        let completed = Completed {
-            message,
-            end,
-            rated,
-            reasoning_tokens,
-        };
-        Ok((completed, memory))
     }
 
     /// Waits for the next piece of content, appended to `out`; `Some` is the end. Reasoning and tool calls are left out.

@@ -5,6 +5,8 @@ use proptest::prelude::{ProptestConfig, prop_assert_eq, proptest};
 
 use super::*;
 use crate::budget::MemoryBudget;
+use crate::error::ApiError;
+use crate::markup::Message;
 
 mod ratings;
 

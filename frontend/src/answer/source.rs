@@ -1,0 +1,90 @@
+//! [`Source`]: where an answer's items come from, from the call that starts it to its end.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use genset_backend_common::{EngineError, ErrorKind, OutputStream, RequestContext};
+use tokio::task::coop::poll_proceed;
+
+use super::AnswerEnd;
+use super::counting::Counting;
+
+/// Units of a task's budget that it takes to start an answer, and again to end it: each is worth as much work as several tokens,
+/// and a task that starts or ends thousands must not keep its thread.
+const EDGE_UNITS: usize = 8;
+
+/// The call that starts an answer.
+pub type Starting = Pin<Box<dyn Future<Output = Result<OutputStream, EngineError>> + Send>>;
+
+/// Where an answer's items come from.
+pub(super) enum Source {
+    Unstarted(Starting),
+    Starting(Starting),
+    Running(OutputStream),
+    Counting(Box<Counting>),
+    Ended,
+}
+
+impl Source {
+    /// Whether the engine has accepted the request, and its stream can be read.
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self, Self::Running(_))
+    }
+
+    /// Waits until the engine has accepted the request; `true` where that happened just now.
+    pub(super) fn poll_accepted(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<bool, EngineError>> {
+        if matches!(self, Self::Unstarted(_)) {
+            for _ in 0..EDGE_UNITS {
+                ready!(poll_proceed(cx)).made_progress();
+            }
+            *self = match std::mem::replace(self, Self::Ended) {
+                Self::Unstarted(starting) => Self::Starting(starting),
+                other
+                @ (Self::Starting(_) | Self::Running(_) | Self::Counting(_) | Self::Ended) => other,
+            };
+        }
+        let Self::Starting(starting) = self else {
+            return Poll::Ready(Ok(false));
+        };
+        let accepted = ready!(starting.as_mut().poll(cx));
+        *self = Self::Ended;
+        Poll::Ready(accepted.map(|outputs| {
+            *self = Self::Running(outputs);
+            true
+        }))
+    }
+
+    /// The engine's stream, of an answer that runs.
+    pub(super) fn outputs(&mut self) -> Result<&mut OutputStream, EngineError> {
+        match self {
+            Self::Running(outputs) => Ok(outputs),
+            Self::Unstarted(_) | Self::Starting(_) | Self::Counting(_) | Self::Ended => {
+                let problem = "the answer was read past its end";
+                Err(EngineError::new(ErrorKind::StreamIncomplete, problem))
+            }
+        }
+    }
+
+    /// Cancels an answer that was cut where only the engine knows what its prompt took: `ctx` is its request's. From now on its end is
+    /// waited for.
+    pub(super) fn count(&mut self, end: AnswerEnd, ctx: &RequestContext) {
+        if let Self::Running(outputs) = std::mem::replace(self, Self::Ended) {
+            *self = Self::Counting(Box::new(Counting::new(outputs, end, ctx)));
+        }
+    }
+
+    /// Lets go of the engine's stream, and ends the task's turn.
+    pub(super) fn close(&mut self, cx: &mut Context<'_>) {
+        *self = Self::Ended;
+        // As far as there are as many: the end is here, and what follows it in this turn is cut short.
+        for _ in 0..EDGE_UNITS {
+            match poll_proceed(cx) {
+                Poll::Ready(turn) => turn.made_progress(),
+                Poll::Pending => break,
+            }
+        }
+    }
+}
