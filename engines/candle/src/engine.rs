@@ -28,12 +28,7 @@ use genset_backend_common::output::{OutputStream, PredictionTokens};
 use genset_backend_common::{
     Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
     GenerateRequest, GuidedDecoding, LLMEngine, RequestContext, RequestField, Role, StartContext,
-    TokenId, async_trait,
-    config::{GuidedKind, SamplingOption},
-    controls::Adapter,
-    kv::salt_root,
-    request::Shared,
-    transfer::receiving,
+    TokenId, async_trait, controls::Adapter, kv::salt_root, request::Shared, transfer::receiving,
 };
 use genset_sampling::Sampler;
 use genset_sampling::guided::{Guide, GuideFactory};
@@ -379,16 +374,9 @@ fn capabilities(
     can_be_apart: bool,
     has_adapters: bool,
 ) -> Capabilities {
-    use SamplingOption as Opt;
     let mut can = Capabilities::tokens()
         .with_resume()
-        .with_point_mass_sampling()
-        .with_sampling([
-            Opt::PresencePenalty,
-            Opt::FrequencyPenalty,
-            Opt::RepetitionPenalty,
-            Opt::LogitBias,
-        ]);
+        .with_sampling(Sampler::OPTIONS);
     can.max_logprobs = Some(MAX_LOGPROBS);
     can.kv_events = true;
     can.priority = true;
@@ -397,8 +385,7 @@ fn capabilities(
         can.roles = BTreeSet::from(Role::ALL);
     }
     if guides.is_some() {
-        use GuidedKind::{Choice, Grammar, JsonObject, JsonSchema, Regex};
-        can.guided = BTreeSet::from([JsonObject, JsonSchema, Regex, Choice, Grammar]);
+        can.guided = GuideFactory::KINDS.into();
     }
     can
 }

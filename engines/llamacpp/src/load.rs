@@ -4,8 +4,9 @@ use std::num::NonZeroU32;
 use std::sync::{Arc, OnceLock};
 use std::thread::available_parallelism;
 
-use genset_backend_common::config::{Deviation, GuidedKind, SamplingOption};
+use genset_backend_common::config::Deviation;
 use genset_backend_common::{Capabilities, EngineConfig, EngineError, StartContext, TokenId};
+use genset_sampling::Sampler;
 use genset_sampling::guided::{GuideFactory, Vocabulary, VocabularyError};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
@@ -206,23 +207,14 @@ pub(crate) fn loaded(
 
 /// What llama.cpp and Genset's sampler can do together. Whatever is missing here, the Worker refuses by name.
 fn capabilities(can_guide: bool) -> Capabilities {
-    use GuidedKind::{Choice, Grammar, JsonObject, JsonSchema, Regex};
-    use SamplingOption::{FrequencyPenalty, LogitBias, PresencePenalty, RepetitionPenalty};
-    let more = [
-        PresencePenalty,
-        FrequencyPenalty,
-        RepetitionPenalty,
-        LogitBias,
-    ];
     let mut can = Capabilities::tokens()
         .with_resume()
-        .with_point_mass_sampling()
-        .with_sampling(more)
+        .with_sampling(Sampler::OPTIONS)
         // A row is computed by another kernel where it is alone.
         .with_deviations([Deviation::BatchVariant]);
     can.max_logprobs = Some(MAX_LOGPROBS);
     if can_guide {
-        can.guided = [JsonObject, JsonSchema, Regex, Choice, Grammar].into();
+        can.guided = GuideFactory::KINDS.into();
     }
     can
 }

@@ -1,5 +1,6 @@
 //! [`Sampler`]: one request's way from logits to tokens.
 
+use genset_backend_common::config::SamplingOption;
 use genset_backend_common::output::TokenLogprob;
 use genset_backend_common::{EngineError, GenerateRequest, RequestField, StopConditions, TokenId};
 
@@ -56,6 +57,19 @@ pub struct Sampler {
 }
 
 impl Sampler {
+    /// The options that it honours, as its engine declares them.
+    pub const OPTIONS: [SamplingOption; 9] = [
+        SamplingOption::Temperature,
+        SamplingOption::TopP,
+        SamplingOption::TopK,
+        SamplingOption::MinP,
+        SamplingOption::PresencePenalty,
+        SamplingOption::FrequencyPenalty,
+        SamplingOption::RepetitionPenalty,
+        SamplingOption::LogitBias,
+        SamplingOption::Seed,
+    ];
+
     /// A sampler for `request`. `vocab_size` is the length of every row of logits; `fallback_seed` serves a request that
     /// brings no seed and should then be random.
     ///

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use genset_backend_common::config::GuidedKind;
 use genset_backend_common::{EngineError, GuidedDecoding, TokenId};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
@@ -29,6 +30,15 @@ pub struct GuideFactory {
 const NO_TOKEN: TokenId = TokenId::MAX;
 
 impl GuideFactory {
+    /// The kinds of grammars that it compiles, as its engine declares them.
+    pub const KINDS: [GuidedKind; 5] = [
+        GuidedKind::JsonObject,
+        GuidedKind::JsonSchema,
+        GuidedKind::Regex,
+        GuidedKind::Choice,
+        GuidedKind::Grammar,
+    ];
+
     /// For the tokenizer in `tokenizer_json`, rows of `vocab_size` logits, and the model's own end-of-sequence ids. Without
     /// any, only a text that cannot go on ends a sequence.
     ///
