@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use genset_backend_common::config::{Deviation, GuidedKind, SamplingOption};
+use genset_backend_common::config::Deviation;
 use genset_backend_common::output::{self, OutputStream};
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, EngineState, ErrorKind, GenerateRequest, LLMEngine,
@@ -84,21 +84,12 @@ impl MistralRsEngine {
 impl Model {
     /// What mistral.rs and Genset's sampler can do together. Whatever is missing here, the Worker refuses by name.
     fn capabilities(&self) -> Capabilities {
-        use GuidedKind::{Choice, Grammar, JsonObject, JsonSchema, Regex};
-        use SamplingOption::{FrequencyPenalty, LogitBias, PresencePenalty, RepetitionPenalty};
-        let more = [
-            PresencePenalty,
-            FrequencyPenalty,
-            RepetitionPenalty,
-            LogitBias,
-        ];
         let mut can = Capabilities::tokens()
             .with_resume()
-            .with_point_mass_sampling()
-            .with_sampling(more);
+            .with_sampling(Sampler::OPTIONS);
         can.max_logprobs = Some(20);
         if self.guides.is_some() {
-            can.guided = [JsonObject, JsonSchema, Regex, Choice, Grammar].into();
+            can.guided = GuideFactory::KINDS.into();
         }
         if self.places.available_permits() > 1 {
             // Sequences of one length are multiplied as one matrix.
@@ -188,5 +179,5 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, EngineError> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| EngineError::internal("mistral.rs panicked").with_source(error))
+    done.map_err(|error| EngineError::internal(format!("mistral.rs panicked: {error}")))
 }

@@ -10,6 +10,7 @@ use mistralrs::{
     TextModelBuilder, TokenSource,
 };
 use tokio::runtime::Builder;
+use tokio::spawn;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::sequence::asked;
@@ -48,13 +49,19 @@ pub(crate) fn load(args: &MistralRsArgs) -> Result<Model, EngineError> {
         drop(loaded);
         // On a CPU, its attention mixes up the sequences of a batch that decodes (`flash_attn_cpu_single_q`).
         let places = if is_on_cpu { 1 } else { args.max_num_seqs };
-        let runner = MistralRsBuilder::new(pipeline, scheduler, false, None)
-            // Its prefix cache knows no `cache_salt`, which keeps tenants apart.
-            .with_no_prefix_cache(true)
-            // What ends a sequence is for its request to say.
-            .with_disable_eos_stop(true)
-            .build()
-            .await;
+        let build = || {
+            MistralRsBuilder::new(Arc::clone(&pipeline), scheduler.clone(), false, None)
+                // Its prefix cache knows no `cache_salt`, which keeps tenants apart.
+                .with_no_prefix_cache(true)
+                // What ends a sequence is for its request to say.
+                .with_disable_eos_stop(true)
+                .build()
+        };
+        // It panics where its new thread has a lock that it only tries, about once in 500 starts.
+        let runner = match spawn(build()).await {
+            Ok(runner) => runner,
+            Err(_) => build().await,
+        };
         let vocab_size = row_length(&runner).await?;
         let tokenizer = tokenizer.and_then(|tokenizer| tokenizer.to_string(false).ok());
         let tokenizer = tokenizer.unwrap_or_default().into_bytes();
