@@ -305,9 +305,9 @@ pub enum GuidedKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Deviation {
-    /// An answer may depend on what else is in its batch: the engine adds the same numbers up in another order then. Greedy and
-    /// seeded answers are repeatable on an idle engine only. Beside others a greedy one goes another way only where two tokens
-    /// are all but equally likely.
+    /// An answer may depend on what else is in its batch, its own tokens included: the engine adds the same numbers up in another order
+    /// then. Greedy and seeded answers are repeatable on an idle engine only, and a resumed one need not draw on as it would have. A greedy
+    /// one goes another way only where two tokens are all but equally likely.
     BatchVariant,
     /// `min_tokens` cannot be kept: a request with it is refused.
     NoMinTokens,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use genset_backend_common::output::{Finished, TokenLogprob, Usage, Violation};
+use genset_backend_common::output::{Finished, TokenChunk, TokenLogprob, Usage, Violation};
 use genset_backend_common::{EngineError, FinishReason, Output, TokenId};
 
 /// What a stream gave, to its end.
@@ -65,6 +65,20 @@ impl Answer {
             }
         }
         logprobs
+    }
+
+    /// Its tokens from the `first`th on, with their log probabilities, without an end.
+    #[must_use]
+    pub(crate) fn after(&self, first: usize) -> Self {
+        let mut chunk: TokenChunk = self.tokens().into_iter().skip(first).collect();
+        chunk
+            .logprobs
+            .extend(self.logprobs().into_iter().skip(first));
+        Self {
+            items: vec![Ok(Output::Tokens(chunk))],
+            violation: None,
+            is_fused: true,
+        }
     }
 
     /// Why it finished; `None` when it ended with an error.

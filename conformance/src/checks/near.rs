@@ -1,5 +1,6 @@
 //! An answer beside others, held against the one alone: the same, or as near as an engine may be that declares
-//! [`Deviation::BatchVariant`](genset_backend_common::config::Deviation::BatchVariant). For the groups CC, CN and DT.
+//! [`Deviation::BatchVariant`](genset_backend_common::config::Deviation::BatchVariant). For the groups CC, CN and DT; and for MG, where a
+//! resumed answer is held against the one without a cut.
 //!
 //! Sums in another order are other in their last bits. So a choice changes only where two tokens are all but equally likely,
 //! which log probabilities show where there are any, and few answers change at their beginning.

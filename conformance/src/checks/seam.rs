@@ -6,6 +6,7 @@ use genset_backend_common::{
 };
 use serde_json::json;
 
+use super::near::{self, Choice};
 use super::resume::resumed;
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
@@ -56,6 +57,7 @@ impl Whole {
         let prompt = live.prompt(9, seed);
         let mut request = live.greedy(prompt.clone(), WHOLE);
         set(&mut request);
+        let request = near::rated(live, request);
         let answer = live.answer(request.clone()).await?;
         ensure!(
             answer.finished().is_some(),
@@ -118,6 +120,23 @@ impl Whole {
     }
 }
 
+/// What a resumed answer is beside.
+const WHEN: &str = "resumed";
+
+/// Whether answers go on after each cut as they would have, of an engine whose sums depend on the batch: a resumed answer is in another one.
+async fn go_on_near(live: &Live, choice: Choice, wholes: &[Whole]) -> CheckResult {
+    let mut pairs = Vec::new();
+    for whole in wholes {
+        for cut in whole.cuts() {
+            pairs.push((whole.answer.after(cut), whole.rest(live, cut).await?));
+        }
+    }
+    for (uninterrupted, rest) in &pairs {
+        near::ensure_near(choice, uninterrupted, rest, WHEN)?;
+    }
+    near::ensure_most_begin_alike(&pairs, WHEN)
+}
+
 /// Lets the engine choose freely, and always alike.
 fn draw(live: &Live, request: &mut GenerateRequest, seed: u64) {
     let sampling = &mut request.sampling;
@@ -141,22 +160,37 @@ fn draws(live: &Live) -> CheckResult {
 async fn seeded(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     draws(&live)?;
+    let mut wholes = Vec::new();
     for seed in 0..3 {
-        let whole = Whole::of(&live, seed, |request| draw(&live, request, seed + 5)).await?;
-        whole.goes_on(&live).await?;
+        wholes.push(Whole::of(&live, seed, |request| draw(&live, request, seed + 5)).await?);
+    }
+    draw_on(&live, &wholes).await
+}
+
+/// Whether answers that are drawn go on after each cut as they would have, as exactly as the engine declares.
+async fn draw_on(live: &Live, wholes: &[Whole]) -> CheckResult {
+    if live.varies_with_batch() {
+        return go_on_near(live, Choice::Seeded, wholes).await;
+    }
+    for whole in wholes {
+        whole.goes_on(live).await?;
     }
     Ok(())
 }
 
 async fn penalized(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    penalties_go_on(&live, |_, _| ()).await
+    for whole in with_penalties(&live, |_, _| ()).await? {
+        whole.goes_on(&live).await?;
+    }
+    Ok(())
 }
 
 async fn penalized_and_seeded(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     draws(&live)?;
-    penalties_go_on(&live, |request, seed| draw(&live, request, seed)).await
+    let wholes = with_penalties(&live, |request, seed| draw(&live, request, seed)).await?;
+    draw_on(&live, &wholes).await
 }
 
 type Penalty = (SamplingOption, fn(&mut GenerateRequest));
@@ -173,14 +207,16 @@ const PENALTIES: [Penalty; 3] = [
     }),
 ];
 
-/// Each penalty counts on after each cut, of requests that are set up by `also`.
-async fn penalties_go_on(live: &Live, also: impl Fn(&mut GenerateRequest, u64)) -> CheckResult {
-    let mut was_tried = false;
+/// Answers to requests with each penalty, which are set up by `also`.
+async fn with_penalties(
+    live: &Live,
+    also: impl Fn(&mut GenerateRequest, u64),
+) -> Result<Vec<Whole>, Stop> {
+    let mut wholes = Vec::new();
     for (option, set) in PENALTIES {
         if !live.can(option) {
             continue;
         }
-        was_tried = true;
         for seed in 0..3 {
             // With few tokens to choose from they come again, and are punished.
             let favoured: Vec<TokenId> = (0..3).map(|place| live.token(seed + place)).collect();
@@ -193,13 +229,13 @@ async fn penalties_go_on(live: &Live, also: impl Fn(&mut GenerateRequest, u64)) 
                         favoured.into_iter().map(|token| (token, 10.0)).collect();
                 }
             });
-            whole.await?.goes_on(live).await?;
+            wholes.push(whole.await?);
         }
     }
-    if !was_tried {
+    if wholes.is_empty() {
         skip!(NotDeclared, "the engine declares no penalty");
     }
-    Ok(())
+    Ok(wholes)
 }
 
 /// The fewest tokens that are asked for, and the place of a token before them that would stop the answer.
@@ -238,6 +274,9 @@ async fn rated(trial: Trial) -> CheckResult {
     };
     let top = most.min(2);
     let whole = Whole::of(&live, 3, |request| request.output.logprobs = Some(top)).await?;
+    if live.varies_with_batch() {
+        return go_on_near(&live, Choice::Greedy, &[whole]).await;
+    }
     let expected = whole.answer.logprobs();
     for cut in whole.cuts() {
         let rest = whole.rest(&live, cut).await?.logprobs();
@@ -323,13 +362,20 @@ async fn guided(trial: Trial) -> CheckResult {
 async fn guided_and_seeded(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     draws(&live)?;
+    let mut wholes = Vec::new();
     // Those that leave something to draw.
     for guided in declared(&live, &grammars()[1..3])? {
         let whole = Whole::of(&live, 4, |request| {
             guide(request, guided);
             draw(&live, request, 11);
         });
-        whole.await?.ends_alike(&live).await?;
+        wholes.push(whole.await?);
+    }
+    if live.varies_with_batch() {
+        return go_on_near(&live, Choice::Seeded, &wholes).await;
+    }
+    for whole in wholes {
+        whole.ends_alike(&live).await?;
     }
     Ok(())
 }

@@ -147,6 +147,7 @@ pub(super) enum Flaw {
     RushesAfterStall,
     // What engines declare that deviate, and what they may not.
     RoundsInCompany,
+    DrawsRoundOnResume,
     NoiseInCompany,
     PenaltiesCountPrompt,
 }

@@ -46,6 +46,24 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |_, _| deviating(Flaw::BiasesForAll, BATCH_VARIANT),
     },
     Mutant {
+        name: "variance-hides-a-restarted-seed",
+        stands_for: "a random generator that begins at its seed on the new instance, taken for the rounding that the engine declares",
+        killed_by: &["MG06", "MG12"],
+        build: |_, _| deviating(Flaw::SeedRestartsOnResume, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "variance-hides-a-restarted-guided-seed",
+        stands_for: "a sampler for guided requests with a count of its own, in an engine whose answers may be others in a batch",
+        killed_by: &["MG11"],
+        build: |_, _| deviating(Flaw::GuidedSeedRestartsOnResume, BATCH_VARIANT),
+    },
+    Mutant {
+        name: "variance-hides-shifted-logprobs",
+        stands_for: "log probabilities of the prompt's last place given to the first new token, taken for that rounding",
+        killed_by: &["MG06", "MG09", "MG11", "MG12"],
+        build: |_, _| deviating(Flaw::LogprobsShiftedOnResume, BATCH_VARIANT),
+    },
+    Mutant {
         name: "variance-hides-draws",
         stands_for: "a temperature of 0 that is a small number, so that answers vary on an idle engine, too",
         killed_by: &[
@@ -89,6 +107,12 @@ pub(super) const CONTROLS: &[Mutant] = &[
         stands_for: "sums whose order depends on the size of a batch",
         killed_by: &[],
         build: |_, _| deviating(Flaw::RoundsInCompany, ALL),
+    },
+    Mutant {
+        name: "batch-variant-on-resume",
+        stands_for: "inputs rounded to 8 bits, which another order of sums rounds to the other side",
+        killed_by: &[],
+        build: |_, _| deviating(Flaw::DrawsRoundOnResume, BATCH_VARIANT),
     },
     Mutant {
         name: "penalties-count-prompt",

@@ -11,6 +11,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |_, _| with_flaw(Flaw::SeedRestartsOnResume),
     },
     Mutant {
+        name: "rounds-on-resume",
+        stands_for: "a prompt that is summed up in another order than single tokens, and not a word of it",
+        killed_by: &["MG06", "MG12"],
+        build: |_, _| with_flaw(Flaw::DrawsRoundOnResume),
+    },
+    Mutant {
         name: "penalties-forgotten-on-resume",
         stands_for: "penalties that count what this instance generated",
         killed_by: &["MG07", "MG12"],
