@@ -1,8 +1,9 @@
 //! Ten thousand clients that send a byte a second: others are served, memory is bounded, and each of them is given up.
 //!
-//! The crowd is a process of its own, for a connection takes a file descriptor at either end: the test binary runs itself
-//! again, and the test below, told by its environment to be the crowd, takes commands on standard input and answers each
-//! with one line. Seconds are virtual: the server's clock stands still but for what the test adds to it.
+//! The server is a process of its own, for its memory is counted, and other tests beside it take some; the crowd is another one, for a
+//! connection takes a file descriptor at either end. The test binary runs itself again for both, and each is told by its
+//! environment. The crowd takes commands on standard input and answers each with one line. Seconds are virtual: the server's clock
+//! stands still but for what the test adds to it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -15,6 +16,9 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::oneshot;
 
 use crate::support::{Site, config, echo};
+
+/// Tells the server that it is alone in its process.
+const SERVER: &str = "GENSET_TEST_SLOW_CLIENTS_SERVER";
 
 /// Tells the crowd where the server is and how many clients there are: `ADDRESS COUNT`.
 const CROWD: &str = "GENSET_TEST_SLOW_CLIENTS";
@@ -48,6 +52,15 @@ fn raise_file_limit() -> u64 {
     limit.current.unwrap_or(u64::MAX)
 }
 
+/// This test binary, for one test of this module.
+fn again(test: &str) -> Command {
+    let (_, module) = module_path!().split_once("::").expect("a path");
+    let test = format!("{module}::{test}");
+    let mut command = Command::new(std::env::current_exe().expect("a path"));
+    command.args(["--exact", &test, "--nocapture", "--test-threads=1"]);
+    command
+}
+
 /// The crowd, as the test sees it. A thread of the runtime's own asks it; as long as that lives, no clock goes on by itself.
 struct Crowd {
     questions: mpsc::SyncSender<(&'static str, oneshot::Sender<String>)>,
@@ -55,10 +68,7 @@ struct Crowd {
 
 impl Crowd {
     fn start(address: std::net::SocketAddr, count: usize) -> Self {
-        let test = concat!(module_path!(), "::a_crowd_of_slow_clients");
-        let (_, test) = test.split_once("::").expect("a path");
-        let mut process = Command::new(std::env::current_exe().expect("a path"))
-            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        let mut process = again("a_crowd_of_slow_clients")
             .env(CROWD, format!("{address} {count}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -121,8 +131,22 @@ async fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
+#[test]
+fn ten_thousand_clients_that_send_a_byte_a_second() {
+    let mut server = again("the_server_of_slow_clients");
+    let output = server.env(SERVER, "").output().expect("it runs");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(output.status.success(), "{said}");
+    println!("{said}");
+}
+
+/// The server, when the environment says so.
 #[tokio::test]
-async fn ten_thousand_clients_that_send_a_byte_a_second() {
+async fn the_server_of_slow_clients() {
+    if std::env::var_os(SERVER).is_none() {
+        return;
+    }
     let files = raise_file_limit().saturating_sub(SPARE_FILES);
     let clients = usize::try_from(files).map_or(CLIENTS, |files| files.min(CLIENTS));
     let config = FrontendConfig {
