@@ -85,6 +85,15 @@ class Program:
             if text in line:
                 return line
 
+    def wait_for_all(self, *texts: str) -> None:
+        """Until each of `texts` stood in a line of its own, in whatever order they came."""
+        missing = list(texts)
+        while missing:
+            line = self.wait_for("")
+            found = next((text for text in missing if text in line), None)
+            if found is not None:
+                missing.remove(found)
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Sends a signal and gives the exit code."""
         self.process.send_signal(number)

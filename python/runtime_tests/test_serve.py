@@ -30,9 +30,7 @@ def test_a_graph_serves_loses_a_member_and_drains(in_graph: None, start_genset: 
     openai = pytest.importorskip("openai")
     address = frontend(start_genset)
     graph = start_genset("serve", "graph:Frontend", "-f", "config.json", "--Frontend.model=reversed")
-    for _ in range(2):
-        graph.wait_for("graph.Backend.generate: served by")
-    graph.wait_for("serves the model reversed")
+    graph.wait_for_all(*["graph.Backend.generate: served by"] * 2, "serves the model reversed")
 
     async def main() -> None:
         client = openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
