@@ -120,10 +120,8 @@ impl Whole {
     }
 }
 
-/// What a resumed answer is beside.
-const WHEN: &str = "resumed";
-
-/// Whether answers go on after each cut as they would have, of an engine whose sums depend on the batch: a resumed answer is in another one.
+/// Whether answers go on after each cut nearly as they would have, of an engine whose sums depend on the batch: a resumed answer is in
+/// another one.
 async fn go_on_near(live: &Live, choice: Choice, wholes: &[Whole]) -> CheckResult {
     let mut pairs = Vec::new();
     for whole in wholes {
@@ -132,9 +130,9 @@ async fn go_on_near(live: &Live, choice: Choice, wholes: &[Whole]) -> CheckResul
         }
     }
     for (uninterrupted, rest) in &pairs {
-        near::ensure_near(choice, uninterrupted, rest, WHEN)?;
+        near::ensure_near(choice, uninterrupted, rest, "resumed")?;
     }
-    near::ensure_most_begin_alike(&pairs, WHEN)
+    near::ensure_most_begin_alike(&pairs, "resumed")
 }
 
 /// Lets the engine choose freely, and always alike.
