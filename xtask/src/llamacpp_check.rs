@@ -77,7 +77,7 @@ impl Instructions {
     }
 }
 
-/// The interpreter that `GENSET_LLAMACPP_PYTHON` names, or one for which llama.cpp is built from source.
+/// The interpreter that `GENSET_LLAMACPP_PYTHON` names, whose llama.cpp may compute with anything, or one for which llama.cpp is built from source.
 ///
 /// # Errors
 /// When llama.cpp cannot be had.
@@ -85,7 +85,9 @@ pub(crate) fn python_with_llamacpp(
     repo: &Repo,
     instructions: Instructions,
 ) -> anyhow::Result<PathBuf> {
-    if let Some(python) = env::var_os(PYTHON_VARIABLE) {
+    if instructions == Instructions::Widest
+        && let Some(python) = env::var_os(PYTHON_VARIABLE)
+    {
         return Ok(PathBuf::from(python));
     }
     let requirements = tests(repo).join("llamacpp-requirements.txt");

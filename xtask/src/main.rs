@@ -192,8 +192,8 @@ enum Task {
     /// Measure the candle engine beside llama.cpp, on the same random GGUF file, in turns; llama.cpp as for
     /// `llamacpp-check`
     LlamacppBench {
-        /// Measure the widths of real models in eight types each, and Gemma 3 270M, in place of one model; 3 GB under
-        /// target/bench and a package of 253 MB
+        /// Measure the widths of real models in eight types each, and Gemma 3 270M, in place of one model; 9 GB under
+        /// target/bench, a package of 253 MB, and ten minutes a round
         #[arg(long, conflicts_with_all = ["params", "gguf"])]
         suite: bool,
         /// Models of the suite: those whose row's name has this part, such as w896 or q4_k_m

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 
 use super::{Engines, Rates};
 use crate::devtools;
@@ -21,6 +21,9 @@ const WIDTHS: [&str; 6] = ["w576", "w640", "w896", "w960", "w1024", "w1536"];
 const TYPES: [&str; 8] = [
     "q4_0", "q4_k_m", "q5_k_m", "q6_k", "q8_0", "q3_k_m", "q2_k", "iq4_xs",
 ];
+
+/// The row of the trained model.
+const TRAINED: &str = "gemma3-270m q4_k_m";
 
 const SEQUENCES: [u32; 2] = [1, 16];
 const NEW_TOKENS: u32 = 64;
@@ -56,8 +59,8 @@ pub(crate) fn run(
         ratios.push(pairs.map(|(ours, theirs)| ours / theirs).collect());
         Ok(())
     };
-    if is_wanted("gemma3-270m") {
-        measure("gemma3-270m q4_k_m", &real_model::file(repo)?)?;
+    if is_wanted(TRAINED) {
+        measure(TRAINED, &real_model::file(repo)?)?;
     }
     for width in WIDTHS {
         for kind in TYPES {
@@ -67,6 +70,10 @@ pub(crate) fn run(
             }
         }
     }
+    ensure!(
+        !ratios.is_empty(),
+        "--only: no row has this part in its name; rows are such as `w896 q4_k_m` and `{TRAINED}`"
+    );
     writeln!(out, "{}", summary(&ratios))?;
     Ok(())
 }
