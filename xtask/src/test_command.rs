@@ -117,13 +117,14 @@ const STEPS: [Step; 17] = [
     Step {
         name: "author-engine",
         title: "an author's crate, outside the workspace",
-        repeat: "cargo test --manifest-path examples/author-engine/Cargo.toml --target-dir target/author-engine",
+        repeat: "cargo test --locked --manifest-path examples/author-engine/Cargo.toml --target-dir target/author-engine",
         beside: Beside::OtherBuilds,
         perform: |repo, _| {
             let target = repo.root().join("target/author-engine");
             let mut command = cargo(repo.root());
             command.args([
                 "test",
+                "--locked",
                 "--manifest-path",
                 "examples/author-engine/Cargo.toml",
             ]);
