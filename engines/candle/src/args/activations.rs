@@ -6,10 +6,11 @@ use std::str::FromStr;
 /// Bits of the numbers that quantized weights are multiplied with on the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ActivationBits {
-    /// One 8-bit integer a number, with a scale for 32 of them.
+    /// One 8-bit integer a number, with a scale for 32 of them; two where one of these is far larger than most of its row, so that the
+    /// others would hardly be told apart.
     #[default]
     Eight,
-    /// Two: the second is what the first leaves. Products are then as those of floats are, and take twice the work.
+    /// Two of each: the second is what the first leaves. Products are then as those of floats are, and take twice the work.
     Sixteen,
 }
 
@@ -22,14 +23,6 @@ impl ActivationBits {
         match self {
             Self::Eight => "8",
             Self::Sixteen => "16",
-        }
-    }
-
-    /// 8-bit integers of a number.
-    pub(crate) const fn parts(self) -> usize {
-        match self {
-            Self::Eight => 1,
-            Self::Sixteen => 2,
         }
     }
 }

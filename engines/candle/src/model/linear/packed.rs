@@ -123,28 +123,6 @@ impl Output<'_> {
         }
     }
 
-    /// As [`Self::store_rows`], where each row is the sum of so many that lie side by side.
-    #[inline(always)]
-    pub(super) fn store_parts<const ROWS: usize>(
-        &self,
-        parts: usize,
-        first: usize,
-        sums: &[[f32; LANES]; ROWS],
-    ) {
-        if parts == 1 {
-            return self.store_rows(first, sums);
-        }
-        for (row, parts_of_row) in sums.chunks_exact(parts).enumerate() {
-            let mut whole = [0.0f32; LANES];
-            for part in parts_of_row {
-                for (sum, part) in whole.iter_mut().zip(part) {
-                    *sum += part;
-                }
-            }
-            self.store(first / parts + row, &whole);
-        }
-    }
-
     #[inline(always)]
     fn store(&self, row: usize, sums: &[f32; LANES]) {
         let start = row * self.stride + self.columns.start;
@@ -249,7 +227,7 @@ pub(super) fn product_of(
                 first_column += part.out_features;
             }
         };
-        for_each_range_if_large(tiles, bits.parts() * rows * stride * columns / 8, work);
+        for_each_range_if_large(tiles, rows * stride * columns / 8, work);
     };
     #[expect(unsafe_code, reason = "the kernels write each number once")]
     // SAFETY: every tile is multiplied and stores its columns of every row; together they have all of them.

@@ -124,11 +124,11 @@ impl QuantizedTiles {
     pub(super) fn multiply(&self, tile: usize, x: &Int8Rows, rows: usize, output: &Output<'_>) {
         let first = tile * self.per_row;
         let range = first..first + self.per_row;
-        for (first_row, group_rows) in groups(rows * x.parts()) {
+        for (first_row, group_rows) in groups(rows) {
             let group = x.group(first_row, group_rows);
             let rows = (first_row, group_rows);
             with_tiles!(&self.tiles, tiles => {
-                kernels::multiply(self.kernels, &tiles[range.clone()], &group, rows, (x.parts(), output));
+                kernels::multiply(self.kernels, &tiles[range.clone()], &group, rows, output);
             });
         }
     }

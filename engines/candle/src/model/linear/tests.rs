@@ -429,10 +429,41 @@ fn sixteen_bits_are_as_exact_as_floats_and_as_alone() {
                 sixteen < eight / 50.0,
                 "{dtype:?}: {sixteen}, {eight} with 8 bits"
             );
-            let together = of(ActivationBits::Sixteen, &x);
-            let alone = x.chunks_exact(in_features);
-            let alone: Vec<f32> = alone.flat_map(|x| of(ActivationBits::Sixteen, x)).collect();
-            assert_eq!(together, alone, "{dtype:?}");
+            for bits in [ActivationBits::Eight, ActivationBits::Sixteen] {
+                let together = of(bits, &x);
+                let alone = x.chunks_exact(in_features);
+                let alone: Vec<f32> = alone.flat_map(|x| of(bits, x)).collect();
+                assert_eq!(together, alone, "{dtype:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_few_large_numbers_do_not_blur_the_others() {
+    let mut rng = StdRng::seed_from_u64(10);
+    let (rows, in_features, out_features) = (9, 768, 37);
+    for dtype in TYPES.into_iter().skip(1) {
+        let (quantized, exact) = weights(&mut rng, dtype, out_features, in_features);
+        let matrix = Matrix::quantized(quantized).unwrap();
+        let plain = random(&mut rng, rows, in_features);
+        // One number of each row is a thousand times as large as the others.
+        let mut x: Vec<f32> = plain.flatten_all().unwrap().to_vec1().unwrap();
+        for (row, x) in x.chunks_exact_mut(in_features).enumerate() {
+            x[row * 70 + 5] = 1000.0;
+        }
+        let large = Tensor::from_slice(&x, (rows, in_features), &Device::Cpu).unwrap();
+        for kernels in every_kernels() {
+            let matrix = packed(matrix.clone(), kernels);
+            let error = |x: &Tensor| {
+                let want = x.matmul(&exact.t().unwrap()).unwrap();
+                largest(&(matrix.forward(x).unwrap() - want).unwrap())
+            };
+            let (with, without) = (error(&large), error(&plain));
+            assert!(
+                with < 3.0 * without,
+                "{dtype:?} {kernels:?}: {with}, {without} without"
+            );
         }
     }
 }

@@ -88,6 +88,7 @@ pub(super) trait Instructions {
     /// `c - a * b`.
     unsafe fn multiply_subtract(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     unsafe fn to_floats(integers: Self::Integers) -> Self::Floats;
+    unsafe fn load_floats(numbers: *const f32) -> Self::Floats;
     unsafe fn load_halves(halves: *const u16) -> Self::Floats;
     /// Upper halves of f32.
     unsafe fn load_upper_halves(halves: *const u16) -> Self::Floats;

@@ -13,8 +13,10 @@ pub(super) const BLOCK: usize = 32;
 /// Vector operations that rounding a number takes, about, with the waiting for one after the other.
 const OPERATIONS: usize = 2;
 
-/// Rows in 8-bit integers with a scale for each [`BLOCK`] numbers; or each in several such rows, side by side, of which each has what
-/// those before it leave.
+/// Times the scale that is in the middle of its row's, that of a block is where rounding it to eight bits alone is too coarse.
+const FAR: f32 = 1.6;
+
+/// Rows in 8-bit integers with a scale for each [`BLOCK`] numbers, and what rounding left of some blocks in the same form.
 ///
 /// In a group of `m` rows that starts at row `r`, `values` holds eight numbers of each row in turn, from `r * width` on;
 /// the others hold one entry of each row in turn, from `r * width / 32` (`sums`: `/ 16`) on.
@@ -22,14 +24,24 @@ const OPERATIONS: usize = 2;
 pub(in crate::model::linear) struct Int8Rows {
     /// Columns, rounded up to whole tiles; those beyond the input are 0.
     width: usize,
-    /// Rows that one of the input's became.
-    parts: usize,
     values: Box<[i8]>,
     scales: Box<[f32]>,
     /// Sums of each block's numbers, scaled.
     scaled_sums: Box<[f32]>,
     /// Sums of each half block's integers.
     sums: Box<[i32]>,
+    /// Of each group of rows, in the order of the columns.
+    rests: Box<[Vec<Rest>]>,
+}
+
+/// What rounding left of a block of a row.
+#[derive(Debug, PartialEq)]
+pub(super) struct Rest {
+    /// Blocks before it in the row.
+    pub(super) place: usize,
+    /// Its row in the group.
+    pub(super) row: usize,
+    pub(super) block: Int8Block,
 }
 
 impl Int8Rows {
@@ -41,40 +53,41 @@ impl Int8Rows {
         columns: usize,
     ) -> Self {
         let width = columns.next_multiple_of(2 * BLOCK);
-        let parts = bits.parts();
-        let rows = rows * parts;
         let mut values = Box::new_uninit_slice(rows * width);
-        let mut scales = Box::new_uninit_slice(rows * width / BLOCK);
+        let mut scales = vec![0.0; rows * width / BLOCK];
         let mut scaled_sums = Box::new_uninit_slice(rows * width / BLOCK);
         let mut sums = Box::new_uninit_slice(rows * width / (BLOCK / 2));
+        let all_groups = rows.div_ceil(GROUP_ROWS);
+        let mut rests = Vec::new();
+        rests.resize_with(all_groups, Vec::new);
         {
             let values = SharedMut::new(&mut values);
             let scales = SharedMut::new(&mut scales);
             let scaled_sums = SharedMut::new(&mut scaled_sums);
             let sums = SharedMut::new(&mut sums);
-            let all_groups = rows.div_ceil(GROUP_ROWS);
+            let rests = SharedMut::new(&mut rests);
             for_each_range_if_large(all_groups, OPERATIONS * rows * columns, |range| {
-                for (first, rows) in groups(rows).skip(range.start).take(range.len()) {
+                for (index, (first, rows)) in
+                    groups(rows).enumerate().skip(range.start).take(range.len())
+                {
                     let part = |unit: usize| first * width / unit..(first + rows) * width / unit;
                     #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
                     // SAFETY: a group is in one range only, and groups do not overlap.
-                    let mut group = unsafe {
-                        Int8GroupMut {
+                    let (mut group, rest) = unsafe {
+                        let group = Int8GroupMut {
                             rows,
                             values: values.part(part(1)),
                             scales: scales.part(part(BLOCK)),
                             scaled_sums: scaled_sums.part(part(BLOCK)),
                             sums: sums.part(part(BLOCK / 2)),
-                        }
+                        };
+                        (group, &mut rests.part(index..index + 1)[0])
                     };
-                    // Groups have an even number of rows, so that parts stay together.
-                    let x = &x[first / parts * columns..(first + rows) / parts * columns];
+                    let x = &x[first * columns..(first + rows) * columns];
                     for (row, x) in x.chunks_exact(columns).enumerate() {
-                        round(x, row * parts, width, &mut group);
-                        if bits == ActivationBits::Sixteen {
-                            round(&remainder(x), row * parts + 1, width, &mut group);
-                        }
+                        round(bits, x, (row, width), &mut group, rest);
                     }
+                    rest.sort_by_key(|rest| rest.place);
                 }
             });
         }
@@ -83,18 +96,13 @@ impl Int8Rows {
         unsafe {
             Self {
                 width,
-                parts,
                 values: values.assume_init(),
-                scales: scales.assume_init(),
+                scales: scales.into(),
                 scaled_sums: scaled_sums.assume_init(),
                 sums: sums.assume_init(),
+                rests: rests.into(),
             }
         }
-    }
-
-    /// Rows that one of the input's became.
-    pub(super) fn parts(&self) -> usize {
-        self.parts
     }
 
     /// The group of `rows` rows from `first` on.
@@ -105,6 +113,7 @@ impl Int8Rows {
             scales: &self.scales[part(BLOCK)],
             scaled_sums: &self.scaled_sums[part(BLOCK)],
             sums: &self.sums[part(BLOCK / 2)],
+            rests: &self.rests[first / GROUP_ROWS],
         }
     }
 }
@@ -116,6 +125,7 @@ pub(super) struct Int8Group<'a> {
     pub(super) scales: &'a [f32],
     pub(super) scaled_sums: &'a [f32],
     pub(super) sums: &'a [i32],
+    pub(super) rests: &'a [Rest],
 }
 
 impl Int8Group<'_> {
@@ -141,72 +151,108 @@ impl Int8Group<'_> {
 pub(super) struct Int8GroupMut<'a> {
     rows: usize,
     values: &'a mut [MaybeUninit<i8>],
-    scales: &'a mut [MaybeUninit<f32>],
+    scales: &'a mut [f32],
     scaled_sums: &'a mut [MaybeUninit<f32>],
     sums: &'a mut [MaybeUninit<i32>],
 }
 
 by_simd! {
-    /// Rounds a row of a group, with zeros from its end up to `width`.
-    fn round(x: &[f32], row: usize, width: usize, group: &mut Int8GroupMut<'_>) = round_inner
+    /// Rounds a row of a group, with zeros from its end up to a width, and once more what that leaves where it is too much.
+    fn round(
+        bits: ActivationBits,
+        x: &[f32],
+        place: (usize, usize),
+        group: &mut Int8GroupMut<'_>,
+        rests: &mut Vec<Rest>,
+    ) = round_inner
 }
 
 #[inline(always)]
-fn round_inner<const FMA: bool>(x: &[f32], row: usize, width: usize, group: &mut Int8GroupMut<'_>) {
-    for block in 0..width / BLOCK {
-        let x = x.get(block * BLOCK..).unwrap_or_default();
-        let rounded = match x.first_chunk::<BLOCK>() {
-            Some(x) => round_block(x),
-            None => {
-                let mut padded = [0.0f32; BLOCK];
-                padded[..x.len()].copy_from_slice(x);
-                round_block(&padded)
+fn round_inner<const FMA: bool>(
+    bits: ActivationBits,
+    x: &[f32],
+    (row, width): (usize, usize),
+    group: &mut Int8GroupMut<'_>,
+    rests: &mut Vec<Rest>,
+) {
+    let blocks = width / BLOCK;
+    for place in 0..blocks {
+        let block = round_block(&block_of(x, place));
+        group.put(place, row, &block);
+    }
+    let far = match bits {
+        ActivationBits::Eight => FAR * group.median_scale(row),
+        ActivationBits::Sixteen => 0.0,
+    };
+    for place in 0..blocks {
+        // No scale is above one that is no number, and such are in the first part already.
+        if group.scales[place * group.rows + row] > far {
+            let mut x = block_of(x, place);
+            let whole = round_block(&x);
+            for (x, value) in x.iter_mut().zip(whole.values) {
+                *x -= whole.scale * f32::from(value);
             }
-        };
-        let (to, _) = group.values.as_chunks_mut::<8>();
-        let to = &mut to[block * BLOCK / 8 * group.rows + row..];
-        let (parts, _) = rounded.values.as_chunks::<8>();
-        for (to, part) in to.iter_mut().step_by(group.rows).zip(parts) {
-            *to = part.map(MaybeUninit::new);
+            let block = round_block(&x);
+            rests.push(Rest { place, row, block });
         }
-        let at = block * group.rows + row;
-        let [first, second] = rounded.sums;
-        group.scales[at].write(rounded.scale);
-        #[expect(clippy::cast_precision_loss, reason = "at most 32 * 127")]
-        let sum = (first + second) as f32;
-        group.scaled_sums[at].write(rounded.scale * sum);
-        group.sums[2 * block * group.rows + row].write(first);
-        group.sums[(2 * block + 1) * group.rows + row].write(second);
     }
 }
 
-/// What rounding leaves of a row.
-fn remainder(x: &[f32]) -> Vec<f32> {
-    let mut left = Vec::with_capacity(x.len());
-    for x in x.chunks(BLOCK) {
-        let mut padded = [0.0f32; BLOCK];
+/// A block of a row, with zeros from the row's end on.
+#[inline(always)]
+fn block_of(x: &[f32], place: usize) -> [f32; BLOCK] {
+    let x = x.get(place * BLOCK..).unwrap_or_default();
+    x.first_chunk().copied().unwrap_or_else(|| {
+        let mut padded = [0.0; BLOCK];
         padded[..x.len()].copy_from_slice(x);
-        let Rounded { scale, values, .. } = round_block(&padded);
-        let rest = x.iter().zip(values);
-        left.extend(rest.map(|(x, value)| x - scale * f32::from(value)));
+        padded
+    })
+}
+
+impl Int8GroupMut<'_> {
+    /// The scale in the middle of those of a row.
+    fn median_scale(&self, row: usize) -> f32 {
+        // None is below zero, so that their bits are in their order, and integers are compared faster.
+        let scales = self.scales[row..].iter().step_by(self.rows);
+        let mut bits: Vec<u32> = scales.map(|scale| scale.to_bits()).collect();
+        let middle = bits.len() / 2;
+        f32::from_bits(*bits.select_nth_unstable(middle).1)
     }
-    left
+
+    /// Puts a block of a row.
+    #[inline(always)]
+    fn put(&mut self, place: usize, row: usize, block: &Int8Block) {
+        let (to, _) = self.values.as_chunks_mut::<8>();
+        let to = &mut to[place * BLOCK / 8 * self.rows + row..];
+        let (parts, _) = block.values.as_chunks::<8>();
+        for (to, part) in to.iter_mut().step_by(self.rows).zip(parts) {
+            *to = part.map(MaybeUninit::new);
+        }
+        let at = place * self.rows + row;
+        self.scales[at] = block.scale;
+        self.scaled_sums[at].write(block.scaled_sum);
+        let [first, second] = block.sums;
+        self.sums[2 * place * self.rows + row].write(first);
+        self.sums[(2 * place + 1) * self.rows + row].write(second);
+    }
 }
 
 /// A block in integers.
 #[derive(Debug, PartialEq)]
-struct Rounded {
+pub(super) struct Int8Block {
     /// NaN if a number of the block is not finite: integers would hide it.
-    scale: f32,
+    pub(super) scale: f32,
     /// In -127..=127.
-    values: [i8; BLOCK],
+    pub(super) values: [i8; BLOCK],
     /// Of each half.
-    sums: [i32; 2],
+    pub(super) sums: [i32; 2],
+    /// Of all, scaled.
+    pub(super) scaled_sum: f32,
 }
 
 /// The scale that the largest number of a block asks for, and the block in its steps.
 #[inline(always)]
-fn round_block(x: &[f32; BLOCK]) -> Rounded {
+fn round_block(x: &[f32; BLOCK]) -> Int8Block {
     /// Adding it rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     const INFINITE: u32 = 0x7F80_0000;
@@ -218,11 +264,16 @@ fn round_block(x: &[f32; BLOCK]) -> Rounded {
     let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
     let values = x.map(|x| (x * inverse + ROUND).to_bits().to_le_bytes()[0].cast_signed());
     let (first, second) = values.split_at(BLOCK / 2);
-    let sum = |half: &[i8]| half.iter().map(|&value| i32::from(value)).sum();
-    Rounded {
-        scale: if is_finite { largest / 127.0 } else { f32::NAN },
+    let sum = |half: &[i8]| half.iter().map(|&value| i32::from(value)).sum::<i32>();
+    let (first, second) = (sum(first), sum(second));
+    let scale = if is_finite { largest / 127.0 } else { f32::NAN };
+    #[expect(clippy::cast_precision_loss, reason = "at most 32 * 127")]
+    let scaled_sum = scale * (first + second) as f32;
+    Int8Block {
+        scale,
         values,
-        sums: [sum(first), sum(second)],
+        sums: [first, second],
+        scaled_sum,
     }
 }
 
@@ -266,10 +317,11 @@ mod tests {
     #[test]
     fn zeros_stay_zeros() {
         let rounded = round_block(&[0.0; BLOCK]);
-        let want = Rounded {
+        let want = Int8Block {
             scale: 0.0,
             values: [0; BLOCK],
             sums: [0; 2],
+            scaled_sum: 0.0,
         };
         assert_eq!(rounded, want);
     }
@@ -298,27 +350,38 @@ mod tests {
     }
 
     #[test]
-    fn a_second_part_has_what_the_first_leaves() {
+    fn what_rounding_leaves_is_kept_where_it_is_much() {
         let mut rng = StdRng::seed_from_u64(5);
-        // Five rows are a group of eight parts and one of two.
-        let (rows, columns) = (5, 96);
-        let x: Vec<f32> = (0..rows * columns)
-            .map(|_| rng.random_range(-3.0f32..3.0))
+        let (rows, columns) = (11, 96);
+        let mut x: Vec<f32> = (0..rows * columns)
+            .map(|_| rng.random_range(-1.0f32..1.0))
             .collect();
-        let both = Int8Rows::new(ActivationBits::Sixteen, &x, rows, columns);
-        let left: Vec<f32> = x.chunks_exact(columns).flat_map(remainder).collect();
-        for (part, x) in [&x, &left].into_iter().enumerate() {
-            for (row, x) in x.chunks_exact(columns).enumerate() {
-                let alone = Int8Rows::new(ActivationBits::Eight, x, 1, columns);
-                let (first, in_group) = if row < 4 { (0, 8) } else { (8, 2) };
-                let (group, alone) = (both.group(first, in_group), alone.group(0, 1));
-                for (block, &scale) in alone.scales.iter().enumerate() {
-                    let there = block * in_group + 2 * row + part - first;
-                    assert_eq!(group.scales[there], scale, "row {row}, part {part}");
-                }
-            }
+        // The second block of row 9, the second in a group.
+        x[9 * columns + 40] = -50.0;
+        let places = |bits| {
+            let rounded = Int8Rows::new(bits, &x, rows, columns);
+            let places = rounded.rests.iter().map(|rests| {
+                let places = rests.iter().map(|rest| (rest.place, rest.row));
+                places.collect::<Vec<_>>()
+            });
+            places.collect::<Vec<_>>()
+        };
+        assert_eq!(places(ActivationBits::Eight), [vec![], vec![(1, 1)]]);
+        let all =
+            |rows: usize| (0..3).flat_map(move |place| (0..rows).map(move |row| (place, row)));
+        assert_eq!(
+            places(ActivationBits::Sixteen),
+            [all(8).collect::<Vec<_>>(), all(3).collect()]
+        );
+
+        let rounded = Int8Rows::new(ActivationBits::Eight, &x, rows, columns);
+        let rest = &rounded.rests[1][0].block;
+        let block: &[f32; BLOCK] = x[9 * columns + BLOCK..].first_chunk().unwrap();
+        let whole = round_block(block);
+        for (at, &x) in block.iter().enumerate() {
+            let left = x - whole.scale * f32::from(whole.values[at]);
+            let kept = rest.scale * f32::from(rest.values[at]);
+            assert!((left - kept).abs() < 0.501 * rest.scale && rest.scale < whole.scale / 250.0);
         }
-        let largest = |x: &[f32]| x.iter().fold(0.0f32, |a, b| a.max(b.abs()));
-        assert!(largest(&left) < largest(&x) / 250.0);
     }
 }

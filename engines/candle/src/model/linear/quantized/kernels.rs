@@ -12,29 +12,28 @@ use super::instructions::Instructions;
 use super::instructions::{Avx2, Avx512Vnni};
 #[cfg(target_arch = "aarch64")]
 use super::instructions::{DotProduct, MatrixProduct, Neon, Pairs};
-use super::int8::{BLOCK, Int8Group};
+use super::int8::{BLOCK, Int8Block, Int8Group, Rest};
 use super::tiles::{Quad, Quads, Tile, quads};
 use crate::model::linear::packed::Output;
 use crate::model::simd::{LANES, QuantizedKernels};
 
-/// The products of `tiles`, side by side, with each of the `rows` rows of a group, the first of which is row `first` of all; so many of
-/// them are parts of one row of the output.
+/// The products of `tiles`, side by side, with each of the `rows` rows of a group, the first of which is row `first` of all.
 pub(super) fn multiply<F: Format>(
     kernels: QuantizedKernels,
     tiles: &[Tile<F>],
     group: &Int8Group<'_>,
     (first, rows): (usize, usize),
-    (parts, output): (usize, &Output<'_>),
+    output: &Output<'_>,
 ) {
     match rows {
-        1 => output.store_parts(parts, first, &products::<F, 1>(kernels, tiles, group)),
-        2 => output.store_parts(parts, first, &products::<F, 2>(kernels, tiles, group)),
-        3 => output.store_parts(parts, first, &products::<F, 3>(kernels, tiles, group)),
-        4 => output.store_parts(parts, first, &products::<F, 4>(kernels, tiles, group)),
-        5 => output.store_parts(parts, first, &products::<F, 5>(kernels, tiles, group)),
-        6 => output.store_parts(parts, first, &products::<F, 6>(kernels, tiles, group)),
-        7 => output.store_parts(parts, first, &products::<F, 7>(kernels, tiles, group)),
-        _ => output.store_parts(parts, first, &products::<F, 8>(kernels, tiles, group)),
+        1 => output.store_rows(first, &products::<F, 1>(kernels, tiles, group)),
+        2 => output.store_rows(first, &products::<F, 2>(kernels, tiles, group)),
+        3 => output.store_rows(first, &products::<F, 3>(kernels, tiles, group)),
+        4 => output.store_rows(first, &products::<F, 4>(kernels, tiles, group)),
+        5 => output.store_rows(first, &products::<F, 5>(kernels, tiles, group)),
+        6 => output.store_rows(first, &products::<F, 6>(kernels, tiles, group)),
+        7 => output.store_rows(first, &products::<F, 7>(kernels, tiles, group)),
+        _ => output.store_rows(first, &products::<F, 8>(kernels, tiles, group)),
     }
 }
 
@@ -44,6 +43,7 @@ fn products<F: Format, const ROWS: usize>(
     group: &Int8Group<'_>,
 ) -> [[f32; LANES]; ROWS] {
     group.check(ROWS, tiles.len() * F::COLUMNS);
+    let rests = group.rests;
     let group = Group::<ROWS> {
         values: group.values.as_ptr().cast(),
         scales: group.scales.as_ptr(),
@@ -51,7 +51,7 @@ fn products<F: Format, const ROWS: usize>(
         sums: group.sums.as_ptr(),
     };
     // SAFETY: `QuantizedKernels` is only what this processor has; the first line checked the group.
-    unsafe {
+    let mut sums = unsafe {
         match kernels {
             #[cfg(target_arch = "x86_64")]
             QuantizedKernels::Avx512Vnni => by_avx512(tiles, group),
@@ -63,6 +63,34 @@ fn products<F: Format, const ROWS: usize>(
             QuantizedKernels::NeonDot => each_part::<Neon<DotProduct>, F, ROWS>(tiles, group),
             #[cfg(target_arch = "aarch64")]
             QuantizedKernels::Neon => each_part::<Neon<Pairs>, F, ROWS>(tiles, group),
+        }
+    };
+    if !rests.is_empty() {
+        add_rests(kernels, tiles, rests, &mut sums);
+    }
+    sums
+}
+
+/// Adds the products with what rounding left of some blocks.
+fn add_rests<F: Format>(
+    kernels: QuantizedKernels,
+    tiles: &[Tile<F>],
+    rests: &[Rest],
+    sums: &mut [[f32; LANES]],
+) {
+    // SAFETY: `QuantizedKernels` is only what this processor has.
+    unsafe {
+        match kernels {
+            #[cfg(target_arch = "x86_64")]
+            QuantizedKernels::Avx512Vnni => rests_by_avx512(tiles, rests, sums),
+            #[cfg(target_arch = "x86_64")]
+            QuantizedKernels::Avx2 => rests_by_avx2(tiles, rests, sums),
+            #[cfg(target_arch = "aarch64")]
+            QuantizedKernels::NeonMatrix => each_rest::<Neon<MatrixProduct>, F>(tiles, rests, sums),
+            #[cfg(target_arch = "aarch64")]
+            QuantizedKernels::NeonDot => each_rest::<Neon<DotProduct>, F>(tiles, rests, sums),
+            #[cfg(target_arch = "aarch64")]
+            QuantizedKernels::Neon => each_rest::<Neon<Pairs>, F>(tiles, rests, sums),
         }
     }
 }
@@ -87,6 +115,20 @@ unsafe fn by_avx2<F: Format, const ROWS: usize>(
     unsafe { each_part::<Avx2, F, ROWS>(tiles, group) }
 }
 
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+unsafe fn rests_by_avx512<F: Format>(tiles: &[Tile<F>], rests: &[Rest], sums: &mut [[f32; LANES]]) {
+    // SAFETY: the caller's promise.
+    unsafe { each_rest::<Avx512Vnni, F>(tiles, rests, sums) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rests_by_avx2<F: Format>(tiles: &[Tile<F>], rests: &[Rest], sums: &mut [[f32; LANES]]) {
+    // SAFETY: the caller's promise.
+    unsafe { each_rest::<Avx2, F>(tiles, rests, sums) }
+}
+
 /// Where the numbers of a group of `ROWS` rows are.
 #[derive(Clone, Copy)]
 struct Group<const ROWS: usize> {
@@ -95,6 +137,18 @@ struct Group<const ROWS: usize> {
     scales: *const f32,
     scaled_sums: *const f32,
     sums: *const i32,
+}
+
+impl Group<1> {
+    /// A row that is one block.
+    fn of(block: &Int8Block) -> Self {
+        Self {
+            values: block.values.as_ptr().cast(),
+            scales: &raw const block.scale,
+            scaled_sums: &raw const block.scaled_sum,
+            sums: block.sums.as_ptr(),
+        }
+    }
 }
 
 impl<const ROWS: usize> Group<ROWS> {
@@ -177,27 +231,95 @@ unsafe fn part<I: Instructions, F: Format, const ROWS: usize>(
             let head = tile.head.unpack();
             for unit in 0..F::COLUMNS / BLOCK {
                 let block = index * (F::COLUMNS / BLOCK) + unit;
-                let values = &tile.values.quads()[unit * quads(F::BITS)..];
-                let weights = weights::<I, F>(values, lane);
-                if F::Head::WIDTH == BLOCK {
-                    let scales = tile.head.vectors::<I>(&head, unit, lane);
-                    add::<I, F, ROWS, WORDS>(group, block, &weights, scales, &mut totals);
-                } else {
-                    let [a, b, c, d, rest @ ..] = weights;
-                    let scales = tile.head.vectors::<I>(&head, 2 * unit, lane);
-                    add::<I, F, ROWS, HALF_WORDS>(
-                        group,
-                        2 * block,
-                        &[a, b, c, d],
-                        scales,
-                        &mut totals,
-                    );
-                    let scales = tile.head.vectors::<I>(&head, 2 * unit + 1, lane);
-                    add::<I, F, ROWS, HALF_WORDS>(group, 2 * block + 1, &rest, scales, &mut totals);
-                }
+                let weights = BlockWeights::<I>::new(tile, &head, unit, lane);
+                weights.multiply::<F, ROWS>(group, block, &mut totals);
             }
         }
         totals
+    }
+}
+
+/// Adds the products with what rounding left, one after the other: few rows have a rest in the same block.
+#[inline(always)]
+unsafe fn each_rest<I: Instructions, F: Format>(
+    tiles: &[Tile<F>],
+    rests: &[Rest],
+    sums: &mut [[f32; LANES]],
+) {
+    const fn tile_of<F: Format>(rest: &Rest) -> usize {
+        rest.place / (F::COLUMNS / BLOCK)
+    }
+    for lane in (0..LANES).step_by(I::ROWS) {
+        for rests in rests.chunk_by(|a, b| tile_of::<F>(a) == tile_of::<F>(b)) {
+            let tile = &tiles[tile_of::<F>(&rests[0])];
+            let head = tile.head.unpack();
+            for rests in rests.chunk_by(|a, b| a.place == b.place) {
+                let unit = rests[0].place % (F::COLUMNS / BLOCK);
+                // SAFETY: the caller's promise; a part of a row of `sums` holds a vector.
+                unsafe {
+                    let weights = BlockWeights::<I>::new(tile, &head, unit, lane);
+                    for rest in rests {
+                        let sums = &mut sums[rest.row][lane..];
+                        let mut totals = [I::load_floats(sums.as_ptr())];
+                        weights.multiply::<F, 1>(Group::of(&rest.block), 0, &mut totals);
+                        I::store(sums.as_mut_ptr(), totals[0]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The weights of 32 columns, four to a vector, and what scales each half of them.
+struct BlockWeights<I: Instructions> {
+    words: [I::Integers; WORDS],
+    /// Scales and minima; the same twice where all columns share them.
+    scales: [(I::Floats, I::Floats); 2],
+}
+
+impl<I: Instructions> BlockWeights<I> {
+    /// The `unit`th 32 columns of a tile, the rows from `lane` on.
+    #[inline(always)]
+    unsafe fn new<F: Format>(
+        tile: &Tile<F>,
+        head: &<F::Head as Head>::Unpacked,
+        unit: usize,
+        lane: usize,
+    ) -> Self {
+        let values = &tile.values.quads()[unit * quads(F::BITS)..];
+        // SAFETY: the caller's promise, and the tile has this unit.
+        unsafe {
+            let words = weights::<I, F>(values, lane);
+            let scales = if F::Head::WIDTH == BLOCK {
+                [tile.head.vectors::<I>(head, unit, lane); 2]
+            } else {
+                [
+                    tile.head.vectors::<I>(head, 2 * unit, lane),
+                    tile.head.vectors::<I>(head, 2 * unit + 1, lane),
+                ]
+            };
+            Self { words, scales }
+        }
+    }
+
+    /// Adds their products with a block of a group's rows.
+    #[inline(always)]
+    unsafe fn multiply<F: Format, const ROWS: usize>(
+        &self,
+        group: Group<ROWS>,
+        block: usize,
+        totals: &mut [I::Floats; ROWS],
+    ) {
+        let [first, second] = self.scales;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if F::Head::WIDTH == BLOCK {
+                return add::<I, F, ROWS, WORDS>(group, block, &self.words, first, totals);
+            }
+            let [a, b, c, d, rest @ ..] = self.words;
+            add::<I, F, ROWS, HALF_WORDS>(group, 2 * block, &[a, b, c, d], first, totals);
+            add::<I, F, ROWS, HALF_WORDS>(group, 2 * block + 1, &rest, second, totals);
+        }
     }
 }
 

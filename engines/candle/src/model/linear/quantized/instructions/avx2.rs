@@ -132,6 +132,11 @@ impl Instructions for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_floats(numbers: *const f32) -> __m256 {
+        _mm256_loadu_ps(numbers)
+    }
+
+    #[inline(always)]
     unsafe fn load_halves(halves: *const u16) -> __m256 {
         _mm256_cvtph_ps(_mm_loadu_si128(halves.cast()))
     }

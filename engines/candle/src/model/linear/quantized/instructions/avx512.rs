@@ -117,6 +117,11 @@ impl Instructions for Avx512Vnni {
     }
 
     #[inline(always)]
+    unsafe fn load_floats(numbers: *const f32) -> __m512 {
+        _mm512_loadu_ps(numbers)
+    }
+
+    #[inline(always)]
     unsafe fn load_halves(halves: *const u16) -> __m512 {
         _mm512_cvtph_ps(_mm256_loadu_si256(halves.cast()))
     }

@@ -224,6 +224,11 @@ impl<P: FourProducts> Instructions for Neon<P> {
     }
 
     #[inline(always)]
+    unsafe fn load_floats(numbers: *const f32) -> float32x4_t {
+        vld1q_f32(numbers)
+    }
+
+    #[inline(always)]
     unsafe fn load_halves(halves: *const u16) -> float32x4_t {
         let halves = vld1_u16(halves);
         let wide: float32x4_t;
