@@ -7,11 +7,18 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
 
-/// The cargo that runs this program, called from `dir`.
+/// The cargo that runs this program, called from `dir`, as a user would: what it has told this program of its own package is left out.
+/// Build scripts ask for these variables (that of `ring` does), and half of everything would be built anew each time.
 pub(crate) fn cargo(dir: &Path) -> Command {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(cargo);
     command.current_dir(dir);
+    for (name, _) in env::vars_os() {
+        let shown = name.to_string_lossy();
+        if shown.starts_with("CARGO_PKG_") || shown.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&name);
+        }
+    }
     command
 }
 
