@@ -52,10 +52,11 @@ impl<const N: usize> Quads for Values<N> {
 }
 
 impl<F: Format> Tile<F> {
-    /// Whether it has the quads that its columns take, which kernels rely on, and is about as large as the blocks that it
+    /// Whether it has the quads that its columns take, which kernels rely on, blocks are whole units of 32, and it is about as large as the blocks that it
     /// holds: what is read for a token is what it costs.
     pub(super) const IS_SOUND: bool = size_of::<F::Values>()
         == F::COLUMNS / BLOCK * quads(F::BITS) * size_of::<Quad>()
+        && F::BLOCK_COLUMNS % BLOCK == 0
         && size_of::<Self>() * 16 <= 17 * LANES * (F::COLUMNS / F::BLOCK_COLUMNS) * F::BLOCK_BYTES;
 
     /// Takes over the `index`th block of a row.
@@ -64,12 +65,18 @@ impl<F: Format> Tile<F> {
         let codes = &mut codes[..F::BLOCK_COLUMNS];
         F::codes(block, codes);
         F::set_head(&mut self.head, lane, index, block);
-        for (column, &code) in codes.iter().enumerate() {
-            let column = index * F::BLOCK_COLUMNS + column;
-            let quads = &mut self.values.quads_mut()[column / BLOCK * quads(F::BITS)..];
-            for place in places(F::BITS, column % BLOCK) {
-                let part = (code >> place.from_bit) & mask(place.bits);
-                quads[place.quad][lane * 4 + column % 4] |= part << place.at_bit;
+        // Four columns share their places, so that they are moved as one word.
+        let first = index * F::BLOCK_COLUMNS / BLOCK;
+        for (unit, codes) in codes.chunks_exact(BLOCK).enumerate() {
+            let quads = &mut self.values.quads_mut()[(first + unit) * quads(F::BITS)..];
+            for (word, codes) in codes.as_chunks().0.iter().enumerate() {
+                let codes = u32::from_le_bytes(*codes);
+                for place in places(F::BITS, 4 * word) {
+                    let mask = u32::from_le_bytes([mask(place.bits); 4]);
+                    let part = (codes >> place.from_bit & mask) << place.at_bit;
+                    let (words, _) = quads[place.quad].as_chunks_mut();
+                    words[lane] = (u32::from_le_bytes(words[lane]) | part).to_le_bytes();
+                }
             }
         }
     }
