@@ -37,6 +37,7 @@ pub use self::weights::{LoadProgress, ModelWeights, WeightOptions};
 
 use self::checkout::Naming;
 use self::gguf::GgufFile;
+use self::map::MappedFile;
 use self::packed::Scheme;
 use self::place::Place;
 use self::safetensors::SafetensorsFolder;
@@ -65,6 +66,9 @@ trait TensorFiles: std::fmt::Debug {
 
     /// The tensor of that name, as it lies in the file, if it is there.
     fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError>;
+
+    /// The files, mapped.
+    fn mapped(&self) -> &[MappedFile];
 
     /// What the files call the tensor of that name, where they have names of their own.
     fn own_name(&self, _name: &str) -> Option<String> {
@@ -293,6 +297,13 @@ impl TensorFiles for OpenModel {
         match place.cut(raw) {
             Ok(raw) => Ok(Some(raw)),
             Err(expected) => Err(self.wrong_shape(&place.name, shape, expected)),
+        }
+    }
+
+    fn mapped(&self) -> &[MappedFile] {
+        match &self.source {
+            Source::Folder { files, .. } => files.mapped(),
+            Source::Gguf(file) => file.mapped(),
         }
     }
 

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use self::classifier::Classifier;
 use super::checkout::Naming;
+use super::map::MappedFile;
 use super::plan::{PlannedTensor, plan as decoder_plan};
 use super::safetensors::SafetensorsFolder;
 use super::tensors::RawTensor;
@@ -226,6 +227,10 @@ impl TensorFiles for OpenEmbedder {
             BackboneConfig::Decoder(config) => self.decoder_tensor(name, config),
         }
     }
+
+    fn mapped(&self) -> &[MappedFile] {
+        self.folder.mapped()
+    }
 }
 
 impl OpenEmbedder {
@@ -295,6 +300,10 @@ impl TensorFiles for HeadFolder {
 
     fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
         self.folder.tensor(name)
+    }
+
+    fn mapped(&self) -> &[MappedFile] {
+        self.folder.mapped()
     }
 }
 

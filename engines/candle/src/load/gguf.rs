@@ -46,6 +46,10 @@ impl GgufFile {
         Ok((opened, config))
     }
 
+    pub(crate) fn mapped(&self) -> &[MappedFile] {
+        &self.files
+    }
+
     pub(crate) fn metadata(&self) -> Metadata<'_> {
         Metadata {
             path: &self.path,

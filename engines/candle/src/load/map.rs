@@ -5,6 +5,8 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 
 use crate::error::LoadError;
 
@@ -34,6 +36,19 @@ impl MappedFile {
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
+
+    /// Gives back the memory of the pages that were read. They come again from the file when they are read again.
+    #[cfg_attr(unix, expect(unsafe_code, reason = "advice that takes pages away"))]
+    pub(crate) fn release(&self) {
+        #[cfg(unix)]
+        if let Some(map) = &self.map {
+            // SAFETY: the pages are the file's, and nothing writes to them here: the same bytes come again.
+            let released = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
+            if let Err(error) = released {
+                tracing::debug!(%error, path = %self.path.display(), "pages that were read stay in memory");
+            }
+        }
+    }
 }
 
 #[expect(
@@ -53,5 +68,36 @@ impl Deref for MappedFile {
 
     fn deref(&self) -> &[u8] {
         self.map.as_deref().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// KiB of the mapping of that file that are in memory.
+    fn resident(path: &Path) -> usize {
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let name = path.display().to_string();
+        let mut lines = maps.lines().skip_while(|line| !line.ends_with(&name));
+        let line = lines.find(|line| line.starts_with("Rss:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn pages_that_were_read_are_given_back_and_come_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().canonicalize().unwrap().join("weights");
+        let bytes: Vec<u8> = (0..1_000_000u32).map(|n| n.to_le_bytes()[0]).collect();
+        fs::write(&path, &bytes).unwrap();
+        let file = MappedFile::open(&path).unwrap();
+        assert_eq!(*file, *bytes);
+        assert!(resident(&path) > 900);
+        file.release();
+        assert_eq!(resident(&path), 0);
+        assert_eq!(*file, *bytes);
     }
 }

@@ -52,6 +52,10 @@ impl SafetensorsFolder {
         Ok(folder)
     }
 
+    pub(crate) fn mapped(&self) -> &[MappedFile] {
+        &self.files
+    }
+
     fn add(&mut self, file: MappedFile) -> Result<(), LoadError> {
         let broken = |error: safetensors::SafeTensorError| LoadError::broken(file.path(), error);
         let parsed = SafeTensors::deserialize(&file).map_err(broken)?;

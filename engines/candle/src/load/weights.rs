@@ -38,6 +38,9 @@ impl WeightOptions {
     }
 }
 
+/// Bytes of the files that are read before the memory of their pages is given back: what was converted is not read again.
+const RELEASED: u64 = 64 << 20;
+
 /// How far loading is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadProgress {
@@ -59,6 +62,8 @@ pub struct ModelWeights<'a> {
     report: Box<dyn FnMut(LoadProgress) + 'a>,
     /// Matrices whose rows did not fit the quantization that was asked for.
     fallbacks: usize,
+    /// Bytes of the files that were read, and whose pages are in memory.
+    unreleased: u64,
     /// How many matrices the files have in a form of their own, by that form and what they became.
     converted: BTreeMap<(&'static str, String), usize>,
 }
@@ -96,6 +101,7 @@ impl<'a> ModelWeights<'a> {
             progress,
             report,
             fallbacks: 0,
+            unreleased: 0,
             converted: BTreeMap::new(),
         }
     }
@@ -103,6 +109,13 @@ impl<'a> ModelWeights<'a> {
     fn done(&mut self, bytes: usize) {
         self.progress.tensors += 1;
         self.progress.bytes += to_u64(bytes);
+        self.unreleased += to_u64(bytes);
+        if self.unreleased >= RELEASED {
+            self.unreleased = 0;
+            for file in self.model.mapped() {
+                file.release();
+            }
+        }
         (self.report)(self.progress);
         if self.progress.tensors == self.progress.all_tensors {
             for ((form, became), matrices) in &self.converted {
