@@ -464,6 +464,16 @@ fn a_few_large_numbers_do_not_blur_the_others() {
                 with < 3.0 * without,
                 "{dtype:?} {kernels:?}: {with}, {without} without"
             );
+            let together = matrix.forward(&large).unwrap();
+            for row in 0..rows {
+                let alone = matrix.forward(&large.narrow(0, row, 1).unwrap()).unwrap();
+                let beside = together.narrow(0, row, 1).unwrap();
+                assert_eq!(
+                    largest(&(alone - beside).unwrap()),
+                    0.0,
+                    "{dtype:?} {kernels:?}"
+                );
+            }
         }
     }
 }
