@@ -66,7 +66,7 @@ pub struct CandleArgs {
     /// Widest instructions that the CPU computes with: avx512 (with VNNI), avx2; i8mm, dotprod, neon; auto is the widest it has
     #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "ISA"))]
     pub isa: IsaChoice,
-    /// Bits of what quantized weights are multiplied with on the CPU: 8, or 16, which is as exact as floats and slower
+    /// Bits of what quantized weights are multiplied with on the CPU: 8 where that is enough, or 16 everywhere, which is as exact as floats and slower
     #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "BITS"))]
     pub activation_bits: ActivationBits,
     /// Sequences that wait in the engine; more are refused

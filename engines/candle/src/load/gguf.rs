@@ -46,6 +46,7 @@ impl GgufFile {
         Ok((opened, config))
     }
 
+    /// The file, or its parts.
     pub(crate) fn mapped(&self) -> &[MappedFile] {
         &self.files
     }

@@ -52,6 +52,7 @@ impl SafetensorsFolder {
         Ok(folder)
     }
 
+    /// The folder's files with tensors.
     pub(crate) fn mapped(&self) -> &[MappedFile] {
         &self.files
     }

@@ -13,7 +13,7 @@ pub(super) const BLOCK: usize = 32;
 /// Vector operations that rounding a number takes, about, with the waiting for one after the other.
 const OPERATIONS: usize = 2;
 
-/// Times the scale that is in the middle of its row's, that of a block is where rounding it to eight bits alone is too coarse.
+/// A block has a residual if its scale is more than so many times the median of its row's: eight bits alone are too coarse for it.
 const FAR: f32 = 1.6;
 
 /// Rows in 8-bit integers with a scale for each [`BLOCK`] numbers, and what rounding left of some blocks in the same form.
@@ -31,12 +31,12 @@ pub(in crate::model::linear) struct Int8Rows {
     /// Sums of each half block's integers.
     sums: Box<[i32]>,
     /// Of each group of rows, in the order of the columns.
-    rests: Box<[Vec<Rest>]>,
+    residuals: Box<[Vec<Residual>]>,
 }
 
 /// What rounding left of a block of a row.
 #[derive(Debug, PartialEq)]
-pub(super) struct Rest {
+pub(super) struct Residual {
     /// Blocks before it in the row.
     pub(super) place: usize,
     /// Its row in the group.
@@ -58,14 +58,14 @@ impl Int8Rows {
         let mut scaled_sums = Box::new_uninit_slice(rows * width / BLOCK);
         let mut sums = Box::new_uninit_slice(rows * width / (BLOCK / 2));
         let all_groups = rows.div_ceil(GROUP_ROWS);
-        let mut rests = Vec::new();
-        rests.resize_with(all_groups, Vec::new);
+        let mut residuals = Vec::new();
+        residuals.resize_with(all_groups, Vec::new);
         {
             let values = SharedMut::new(&mut values);
             let scales = SharedMut::new(&mut scales);
             let scaled_sums = SharedMut::new(&mut scaled_sums);
             let sums = SharedMut::new(&mut sums);
-            let rests = SharedMut::new(&mut rests);
+            let residuals = SharedMut::new(&mut residuals);
             for_each_range_if_large(all_groups, OPERATIONS * rows * columns, |range| {
                 for (index, (first, rows)) in
                     groups(rows).enumerate().skip(range.start).take(range.len())
@@ -73,7 +73,7 @@ impl Int8Rows {
                     let part = |unit: usize| first * width / unit..(first + rows) * width / unit;
                     #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
                     // SAFETY: a group is in one range only, and groups do not overlap.
-                    let (mut group, rest) = unsafe {
+                    let (mut group, found) = unsafe {
                         let group = Int8GroupMut {
                             rows,
                             values: values.part(part(1)),
@@ -81,13 +81,13 @@ impl Int8Rows {
                             scaled_sums: scaled_sums.part(part(BLOCK)),
                             sums: sums.part(part(BLOCK / 2)),
                         };
-                        (group, &mut rests.part(index..index + 1)[0])
+                        (group, &mut residuals.part(index..index + 1)[0])
                     };
                     let x = &x[first * columns..(first + rows) * columns];
                     for (row, x) in x.chunks_exact(columns).enumerate() {
-                        round(bits, x, (row, width), &mut group, rest);
+                        round(bits, x, (row, width), &mut group, found);
                     }
-                    rest.sort_by_key(|rest| rest.place);
+                    found.sort_by_key(|residual| residual.place);
                 }
             });
         }
@@ -100,7 +100,7 @@ impl Int8Rows {
                 scales: scales.into(),
                 scaled_sums: scaled_sums.assume_init(),
                 sums: sums.assume_init(),
-                rests: rests.into(),
+                residuals: residuals.into(),
             }
         }
     }
@@ -113,7 +113,7 @@ impl Int8Rows {
             scales: &self.scales[part(BLOCK)],
             scaled_sums: &self.scaled_sums[part(BLOCK)],
             sums: &self.sums[part(BLOCK / 2)],
-            rests: &self.rests[first / GROUP_ROWS],
+            residuals: &self.residuals[first / GROUP_ROWS],
         }
     }
 }
@@ -125,7 +125,7 @@ pub(super) struct Int8Group<'a> {
     pub(super) scales: &'a [f32],
     pub(super) scaled_sums: &'a [f32],
     pub(super) sums: &'a [i32],
-    pub(super) rests: &'a [Rest],
+    pub(super) residuals: &'a [Residual],
 }
 
 impl Int8Group<'_> {
@@ -163,7 +163,7 @@ by_simd! {
         x: &[f32],
         place: (usize, usize),
         group: &mut Int8GroupMut<'_>,
-        rests: &mut Vec<Rest>,
+        residuals: &mut Vec<Residual>,
     ) = round_inner
 }
 
@@ -173,7 +173,7 @@ fn round_inner<const FMA: bool>(
     x: &[f32],
     (row, width): (usize, usize),
     group: &mut Int8GroupMut<'_>,
-    rests: &mut Vec<Rest>,
+    residuals: &mut Vec<Residual>,
 ) {
     let blocks = width / BLOCK;
     for place in 0..blocks {
@@ -193,7 +193,7 @@ fn round_inner<const FMA: bool>(
                 *x -= whole.scale * f32::from(value);
             }
             let block = round_block(&x);
-            rests.push(Rest { place, row, block });
+            residuals.push(Residual { place, row, block });
         }
     }
 }
@@ -210,7 +210,7 @@ fn block_of(x: &[f32], place: usize) -> [f32; BLOCK] {
 }
 
 impl Int8GroupMut<'_> {
-    /// The scale in the middle of those of a row.
+    /// The median of a row's scales.
     fn median_scale(&self, row: usize) -> f32 {
         // None is below zero, so that their bits are in their order, and integers are compared faster.
         let scales = self.scales[row..].iter().step_by(self.rows);
@@ -360,8 +360,10 @@ mod tests {
         x[9 * columns + 40] = -50.0;
         let places = |bits| {
             let rounded = Int8Rows::new(bits, &x, rows, columns);
-            let places = rounded.rests.iter().map(|rests| {
-                let places = rests.iter().map(|rest| (rest.place, rest.row));
+            let places = rounded.residuals.iter().map(|residuals| {
+                let places = residuals
+                    .iter()
+                    .map(|residual| (residual.place, residual.row));
                 places.collect::<Vec<_>>()
             });
             places.collect::<Vec<_>>()
@@ -375,13 +377,16 @@ mod tests {
         );
 
         let rounded = Int8Rows::new(ActivationBits::Eight, &x, rows, columns);
-        let rest = &rounded.rests[1][0].block;
+        let residual = &rounded.residuals[1][0].block;
         let block: &[f32; BLOCK] = x[9 * columns + BLOCK..].first_chunk().unwrap();
         let whole = round_block(block);
         for (at, &x) in block.iter().enumerate() {
             let left = x - whole.scale * f32::from(whole.values[at]);
-            let kept = rest.scale * f32::from(rest.values[at]);
-            assert!((left - kept).abs() < 0.501 * rest.scale && rest.scale < whole.scale / 250.0);
+            let kept = residual.scale * f32::from(residual.values[at]);
+            assert!(
+                (left - kept).abs() < 0.501 * residual.scale
+                    && residual.scale < whole.scale / 250.0
+            );
         }
     }
 }

@@ -12,7 +12,7 @@ use super::instructions::Instructions;
 use super::instructions::{Avx2, Avx512Vnni};
 #[cfg(target_arch = "aarch64")]
 use super::instructions::{DotProduct, MatrixProduct, Neon, Pairs};
-use super::int8::{BLOCK, Int8Block, Int8Group, Rest};
+use super::int8::{BLOCK, Int8Block, Int8Group, Residual};
 use super::tiles::{Quad, Quads, Tile, quads};
 use crate::model::linear::packed::Output;
 use crate::model::simd::{LANES, QuantizedKernels};
@@ -43,7 +43,7 @@ fn products<F: Format, const ROWS: usize>(
     group: &Int8Group<'_>,
 ) -> [[f32; LANES]; ROWS] {
     group.check(ROWS, tiles.len() * F::COLUMNS);
-    let rests = group.rests;
+    let residuals = group.residuals;
     let group = Group::<ROWS> {
         values: group.values.as_ptr().cast(),
         scales: group.scales.as_ptr(),
@@ -65,32 +65,36 @@ fn products<F: Format, const ROWS: usize>(
             QuantizedKernels::Neon => each_part::<Neon<Pairs>, F, ROWS>(tiles, group),
         }
     };
-    if !rests.is_empty() {
-        add_rests(kernels, tiles, rests, &mut sums);
+    if !residuals.is_empty() {
+        add_residuals(kernels, tiles, residuals, &mut sums);
     }
     sums
 }
 
 /// Adds the products with what rounding left of some blocks.
-fn add_rests<F: Format>(
+fn add_residuals<F: Format>(
     kernels: QuantizedKernels,
     tiles: &[Tile<F>],
-    rests: &[Rest],
+    residuals: &[Residual],
     sums: &mut [[f32; LANES]],
 ) {
     // SAFETY: `QuantizedKernels` is only what this processor has.
     unsafe {
         match kernels {
             #[cfg(target_arch = "x86_64")]
-            QuantizedKernels::Avx512Vnni => rests_by_avx512(tiles, rests, sums),
+            QuantizedKernels::Avx512Vnni => residuals_by_avx512(tiles, residuals, sums),
             #[cfg(target_arch = "x86_64")]
-            QuantizedKernels::Avx2 => rests_by_avx2(tiles, rests, sums),
+            QuantizedKernels::Avx2 => residuals_by_avx2(tiles, residuals, sums),
             #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::NeonMatrix => each_rest::<Neon<MatrixProduct>, F>(tiles, rests, sums),
+            QuantizedKernels::NeonMatrix => {
+                each_residual::<Neon<MatrixProduct>, F>(tiles, residuals, sums)
+            }
             #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::NeonDot => each_rest::<Neon<DotProduct>, F>(tiles, rests, sums),
+            QuantizedKernels::NeonDot => {
+                each_residual::<Neon<DotProduct>, F>(tiles, residuals, sums)
+            }
             #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::Neon => each_rest::<Neon<Pairs>, F>(tiles, rests, sums),
+            QuantizedKernels::Neon => each_residual::<Neon<Pairs>, F>(tiles, residuals, sums),
         }
     }
 }
@@ -117,16 +121,24 @@ unsafe fn by_avx2<F: Format, const ROWS: usize>(
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn rests_by_avx512<F: Format>(tiles: &[Tile<F>], rests: &[Rest], sums: &mut [[f32; LANES]]) {
+unsafe fn residuals_by_avx512<F: Format>(
+    tiles: &[Tile<F>],
+    residuals: &[Residual],
+    sums: &mut [[f32; LANES]],
+) {
     // SAFETY: the caller's promise.
-    unsafe { each_rest::<Avx512Vnni, F>(tiles, rests, sums) }
+    unsafe { each_residual::<Avx512Vnni, F>(tiles, residuals, sums) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rests_by_avx2<F: Format>(tiles: &[Tile<F>], rests: &[Rest], sums: &mut [[f32; LANES]]) {
+unsafe fn residuals_by_avx2<F: Format>(
+    tiles: &[Tile<F>],
+    residuals: &[Residual],
+    sums: &mut [[f32; LANES]],
+) {
     // SAFETY: the caller's promise.
-    unsafe { each_rest::<Avx2, F>(tiles, rests, sums) }
+    unsafe { each_residual::<Avx2, F>(tiles, residuals, sums) }
 }
 
 /// Where the numbers of a group of `ROWS` rows are.
@@ -239,29 +251,29 @@ unsafe fn part<I: Instructions, F: Format, const ROWS: usize>(
     }
 }
 
-/// Adds the products with what rounding left, one after the other: few rows have a rest in the same block.
+/// Adds the products with what rounding left, one after the other: few rows have a residual in the same block.
 #[inline(always)]
-unsafe fn each_rest<I: Instructions, F: Format>(
+unsafe fn each_residual<I: Instructions, F: Format>(
     tiles: &[Tile<F>],
-    rests: &[Rest],
+    residuals: &[Residual],
     sums: &mut [[f32; LANES]],
 ) {
-    const fn tile_of<F: Format>(rest: &Rest) -> usize {
-        rest.place / (F::COLUMNS / BLOCK)
+    const fn tile_of<F: Format>(residual: &Residual) -> usize {
+        residual.place / (F::COLUMNS / BLOCK)
     }
     for lane in (0..LANES).step_by(I::ROWS) {
-        for rests in rests.chunk_by(|a, b| tile_of::<F>(a) == tile_of::<F>(b)) {
-            let tile = &tiles[tile_of::<F>(&rests[0])];
+        for residuals in residuals.chunk_by(|a, b| tile_of::<F>(a) == tile_of::<F>(b)) {
+            let tile = &tiles[tile_of::<F>(&residuals[0])];
             let head = tile.head.unpack();
-            for rests in rests.chunk_by(|a, b| a.place == b.place) {
-                let unit = rests[0].place % (F::COLUMNS / BLOCK);
+            for residuals in residuals.chunk_by(|a, b| a.place == b.place) {
+                let unit = residuals[0].place % (F::COLUMNS / BLOCK);
                 // SAFETY: the caller's promise; a part of a row of `sums` holds a vector.
                 unsafe {
                     let weights = BlockWeights::<I>::new(tile, &head, unit, lane);
-                    for rest in rests {
-                        let sums = &mut sums[rest.row][lane..];
+                    for residual in residuals {
+                        let sums = &mut sums[residual.row][lane..];
                         let mut totals = [I::load_floats(sums.as_ptr())];
-                        weights.multiply::<F, 1>(Group::of(&rest.block), 0, &mut totals);
+                        weights.multiply::<F, 1>(Group::of(&residual.block), 0, &mut totals);
                         I::store(sums.as_mut_ptr(), totals[0]);
                     }
                 }
@@ -316,9 +328,9 @@ impl<I: Instructions> BlockWeights<I> {
             if F::Head::WIDTH == BLOCK {
                 return add::<I, F, ROWS, WORDS>(group, block, &self.words, first, totals);
             }
-            let [a, b, c, d, rest @ ..] = self.words;
+            let [a, b, c, d, after @ ..] = self.words;
             add::<I, F, ROWS, HALF_WORDS>(group, 2 * block, &[a, b, c, d], first, totals);
-            add::<I, F, ROWS, HALF_WORDS>(group, 2 * block + 1, &rest, second, totals);
+            add::<I, F, ROWS, HALF_WORDS>(group, 2 * block + 1, &after, second, totals);
         }
     }
 }
