@@ -31,27 +31,33 @@ pub(super) fn pack(
     })
 }
 
-/// One tile's columns of a product, for all rows of `x`, which is interleaved.
-pub(super) fn multiply(tile: &[Column], x: &[f32], rows: usize, output: &Output<'_>) {
+/// One tile's columns of a product, the `index`th of the output, for all rows of `x`, which is interleaved.
+pub(super) fn multiply(tile: &[Column], x: &[f32], rows: usize, index: usize, output: &Output<'_>) {
     for (first, group_rows) in groups(rows) {
+        let place = (index, first);
         let x = &x[first * tile.len()..(first + group_rows) * tile.len()];
         match group_rows {
-            1 => rows_of::<1>(tile, x, first, output),
-            2 => rows_of::<2>(tile, x, first, output),
-            3 => rows_of::<3>(tile, x, first, output),
-            4 => rows_of::<4>(tile, x, first, output),
-            5 => rows_of::<5>(tile, x, first, output),
-            6 => rows_of::<6>(tile, x, first, output),
-            7 => rows_of::<7>(tile, x, first, output),
-            _ => rows_of::<8>(tile, x, first, output),
+            1 => rows_of::<1>(tile, x, place, output),
+            2 => rows_of::<2>(tile, x, place, output),
+            3 => rows_of::<3>(tile, x, place, output),
+            4 => rows_of::<4>(tile, x, place, output),
+            5 => rows_of::<5>(tile, x, place, output),
+            6 => rows_of::<6>(tile, x, place, output),
+            7 => rows_of::<7>(tile, x, place, output),
+            _ => rows_of::<8>(tile, x, place, output),
         }
     }
 }
 
-fn rows_of<const ROWS: usize>(tile: &[Column], x: &[f32], first: usize, output: &Output<'_>) {
+fn rows_of<const ROWS: usize>(
+    tile: &[Column],
+    x: &[f32],
+    (index, first): (usize, usize),
+    output: &Output<'_>,
+) {
     let mut sums = [[0.0f32; LANES]; ROWS];
     group::<ROWS>(tile, x, &mut sums);
-    output.store_rows(first, &sums);
+    output.store_rows(index, first, &sums);
 }
 
 by_simd! {

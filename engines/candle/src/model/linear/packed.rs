@@ -103,33 +103,40 @@ impl Packed {
     }
 }
 
-/// Where one tile's columns of a product go.
+/// Where the columns of some tiles of a product go.
 #[derive(Debug)]
 pub(super) struct Output<'a> {
     all: &'a SharedMut<'a, MaybeUninit<f32>>,
     /// Columns of a row of the whole product.
     stride: usize,
-    /// This tile's.
+    /// These tiles'.
     columns: Range<usize>,
     bias: Option<&'a [f32]>,
 }
 
 impl Output<'_> {
-    /// Writes the sums of rows from `first` on; those beyond the matrix are dropped.
+    /// Writes a tile's sums of rows from `first` on; those beyond the matrix are dropped.
     #[inline(always)]
-    pub(super) fn store_rows<const ROWS: usize>(&self, first: usize, sums: &[[f32; LANES]; ROWS]) {
+    pub(super) fn store_rows<const ROWS: usize>(
+        &self,
+        tile: usize,
+        first: usize,
+        sums: &[[f32; LANES]; ROWS],
+    ) {
+        let start = self.columns.start + tile * LANES;
+        let columns = start..(start + LANES).min(self.columns.end);
         for (row, sums) in sums.iter().enumerate() {
-            self.store(first + row, sums);
+            self.store(first + row, columns.clone(), sums);
         }
     }
 
     #[inline(always)]
-    fn store(&self, row: usize, sums: &[f32; LANES]) {
-        let start = row * self.stride + self.columns.start;
+    fn store(&self, row: usize, columns: Range<usize>, sums: &[f32; LANES]) {
+        let start = row * self.stride + columns.start;
         #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
         // SAFETY: a tile is in one thread's range only, and each has columns of its own.
-        let out = unsafe { self.all.part(start..start + self.columns.len()) };
-        let sums = match self.bias.map(|bias| &bias[self.columns.clone()]) {
+        let out = unsafe { self.all.part(start..start + columns.len()) };
+        let sums = match self.bias.map(|bias| &bias[columns]) {
             None => *sums,
             Some(bias) => {
                 let mut sums = *sums;
@@ -208,21 +215,15 @@ pub(super) fn product_of(
                 let part_tiles = part.out_features.div_ceil(LANES);
                 let start = range.start.clamp(first_tile, first_tile + part_tiles) - first_tile;
                 let end = range.end.clamp(first_tile, first_tile + part_tiles) - first_tile;
-                for tile in start..end {
-                    let column = first_column + tile * LANES;
-                    let columns = column..(column + LANES).min(first_column + part.out_features);
-                    part.multiply_tile(
-                        tile,
-                        &input,
-                        rows,
-                        &Output {
-                            all: out,
-                            stride,
-                            columns,
-                            bias,
-                        },
-                    );
-                }
+                let columns = first_column + (start * LANES).min(part.out_features)
+                    ..first_column + (end * LANES).min(part.out_features);
+                let output = Output {
+                    all: out,
+                    stride,
+                    columns,
+                    bias,
+                };
+                part.multiply(start..end, &input, rows, &output);
                 first_tile += part_tiles;
                 first_column += part.out_features;
             }
@@ -237,20 +238,23 @@ pub(super) fn product_of(
 }
 
 impl Packed {
-    fn multiply_tile(&self, tile: usize, input: &Input, rows: usize, output: &Output<'_>) {
+    /// The products of some of its tiles.
+    fn multiply(&self, tiles: Range<usize>, input: &Input, rows: usize, output: &Output<'_>) {
         match &self.tiles {
             Tiles::Dense(columns) => {
                 let Some(x) = &input.f32 else {
                     unreachable!("invariant: the input has what each part reads")
                 };
-                let tile = &columns[tile * self.in_features..][..self.in_features];
-                dense::multiply(tile, x, rows, output);
+                for (index, tile) in tiles.enumerate() {
+                    let tile = &columns[tile * self.in_features..][..self.in_features];
+                    dense::multiply(tile, x, rows, index, output);
+                }
             }
-            Tiles::Quantized(tiles) => {
+            Tiles::Quantized(all) => {
                 let Some(x) = &input.int8 else {
                     unreachable!("invariant: the input has what each part reads")
                 };
-                tiles.multiply(tile, x, rows, output);
+                all.multiply(tiles, x, rows, output);
             }
         }
     }

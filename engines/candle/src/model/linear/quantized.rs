@@ -15,6 +15,7 @@ mod kernels;
 mod tiles;
 
 use std::io;
+use std::ops::Range;
 
 use bytemuck::Zeroable;
 use candle_core::quantized::GgmlDType;
@@ -25,7 +26,6 @@ use self::formats::{
 };
 pub(super) use self::int8::Int8Rows;
 use self::tiles::Tile;
-use super::activations::groups;
 use super::packed::Output;
 use super::weight_type::WeightType;
 use crate::model::memory::{Stored, WeightMemory};
@@ -35,7 +35,7 @@ use crate::model::simd::{LANES, QuantizedKernels};
 pub(super) struct QuantizedTiles {
     kernels: QuantizedKernels,
     tiles: Kind,
-    /// Tiles that cover sixteen rows.
+    /// Tiles of sixteen rows.
     per_row: usize,
 }
 
@@ -92,7 +92,7 @@ macro_rules! kinds {
 kinds!(Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0; Iq4Nl, Iq4Xs, Mxfp4);
 
 impl QuantizedTiles {
-    /// From the blocks of a matrix, `[out_features, in_features]`; `None` if there is no kernel for them.
+    /// From the blocks of a matrix, `[out_features, in_features]`; `None` if there are none, or no kernel for them.
     ///
     /// # Errors
     /// The system gives no memory.
@@ -103,10 +103,13 @@ impl QuantizedTiles {
         shape: (usize, usize),
         memory: &mut WeightMemory,
     ) -> io::Result<Option<Self>> {
+        if shape.0 == 0 || shape.1 == 0 {
+            return Ok(None);
+        }
         let Some(tiles) = pack_kind(dtype, blocks, shape, memory)? else {
             return Ok(None);
         };
-        let per_row = with_tiles!(&tiles, tiles => tiles.len()) / shape.0.div_ceil(LANES).max(1);
+        let per_row = with_tiles!(&tiles, tiles => tiles.len()) / shape.0.div_ceil(LANES);
         Ok(Some(Self {
             kernels,
             tiles,
@@ -120,17 +123,18 @@ impl QuantizedTiles {
         with_tiles!(&self.tiles, tiles => unpack_row(&tiles[first..first + self.per_row], row % LANES, out));
     }
 
-    /// One tile's columns of a product, for all rows of `x`.
-    pub(super) fn multiply(&self, tile: usize, x: &Int8Rows, rows: usize, output: &Output<'_>) {
-        let first = tile * self.per_row;
-        let range = first..first + self.per_row;
-        for (first_row, group_rows) in groups(rows) {
-            let group = x.group(first_row, group_rows);
-            let rows = (first_row, group_rows);
-            with_tiles!(&self.tiles, tiles => {
-                kernels::multiply(self.kernels, &tiles[range.clone()], &group, rows, output);
-            });
-        }
+    /// The columns of some tiles of a product, for all rows of `x`.
+    pub(super) fn multiply(
+        &self,
+        tiles: Range<usize>,
+        x: &Int8Rows,
+        rows: usize,
+        output: &Output<'_>,
+    ) {
+        let range = tiles.start * self.per_row..tiles.end * self.per_row;
+        with_tiles!(&self.tiles, tiles => {
+            kernels::multiply(self.kernels, &tiles[range], self.per_row, x, rows, output);
+        });
     }
 }
 
@@ -146,8 +150,8 @@ fn pack<F: Format>(
         out_features.div_ceil(LANES) * per_row,
         |tiles: &mut [Tile<F>]| {
             let rows = tiles
-                .par_chunks_mut(per_row.max(1))
-                .zip(blocks.par_chunks((LANES * row_bytes).max(1)));
+                .par_chunks_mut(per_row)
+                .zip(blocks.par_chunks(LANES * row_bytes));
             rows.for_each(|(tiles, rows)| {
                 for (lane, blocks) in rows.chunks_exact(row_bytes).enumerate() {
                     for (tile, blocks) in tiles.iter_mut().zip(blocks.chunks(tile_bytes)) {

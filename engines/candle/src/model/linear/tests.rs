@@ -100,7 +100,7 @@ fn products_are_exact_on_whole_numbers() {
                 let matrix = Matrix::quantized(quantized).unwrap();
                 for kernels in every_kernels() {
                     let matrix = packed(matrix.clone(), kernels);
-                    for rows in [1, 3, 8, 9, 21] {
+                    for rows in [1, 3, 8, 9, 21, 43] {
                         let x = whole_numbers(&mut rng, rows, in_features);
                         let want = x.matmul(&exact.t().unwrap()).unwrap();
                         let got = matrix.forward(&x).unwrap();
@@ -192,6 +192,32 @@ fn a_row_has_the_same_bits_beside_any_number_of_others() {
                     "{dtype:?}: rows {start}..{} differ",
                     start + len
                 );
+            }
+        }
+    }
+}
+
+#[test]
+fn many_rows_are_each_as_alone_with_many_tiles() {
+    let mut rng = StdRng::seed_from_u64(12);
+    // A range of a thread has several tiles, and more than are unpacked together.
+    let (rows, in_features, out_features) = (43, 256, 1700);
+    for dtype in TYPES {
+        let (quantized, _) = weights(&mut rng, dtype, out_features, in_features);
+        let matrix = Matrix::quantized(quantized).unwrap();
+        let mut x: Vec<f32> = (0..rows * in_features)
+            .map(|_| rng.random_range(-1.0..1.0))
+            .collect();
+        // Some blocks have residuals.
+        x.iter_mut().step_by(97).for_each(|x| *x *= 50.0);
+        let x = Tensor::from_vec(x, (rows, in_features), &Device::Cpu).unwrap();
+        for kernels in every_kernels() {
+            let matrix = packed(matrix.clone(), kernels);
+            let together: Vec<Vec<f32>> = matrix.forward(&x).unwrap().to_vec2().unwrap();
+            for row in [0, 7, 18, 39, 42] {
+                let alone = matrix.forward(&x.narrow(0, row, 1).unwrap()).unwrap();
+                let alone: Vec<f32> = alone.flatten_all().unwrap().to_vec1().unwrap();
+                assert!(alone == together[row], "{dtype:?} {kernels:?}: row {row}");
             }
         }
     }

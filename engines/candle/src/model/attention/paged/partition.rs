@@ -36,7 +36,7 @@ impl Partial {
 
 /// Consecutive tokens of a partition in one KV block.
 #[derive(Debug, Clone)]
-struct Segment {
+pub(super) struct Segment {
     block: usize,
     /// Offsets in the block.
     offsets: Range<usize>,
@@ -128,18 +128,12 @@ impl Scratch {
             let (max, sum) = (&mut self.current.max[query], &mut self.current.sum[query]);
             weigh(scores, visible, self.softcap, max, sum);
         }
-        self.current.values.fill(0.0);
-        for segment in &self.segments {
-            let values = kv.values(segment.block, tile.head);
-            let values =
-                &values[segment.offsets.start * self.head_dim..segment.offsets.end * self.head_dim];
-            let groups = self
-                .scores
-                .chunks(GROUP)
-                .zip(self.current.values.chunks_mut(GROUP * self.head_dim));
-            for (weights, out) in groups {
-                add_values(weights, segment.first, values, self.head_dim, out);
-            }
+        let groups = self
+            .scores
+            .chunks(GROUP)
+            .zip(self.current.values.chunks_mut(GROUP * self.head_dim));
+        for (weights, out) in groups {
+            sum_values(weights, &self.segments, kv, tile.head, out);
         }
     }
 
@@ -304,63 +298,64 @@ fn weigh_inner<const FMA: bool>(
     *sum = sum_of::<FMA>(scores, |weight| weight);
 }
 
-/// Adds a segment's values, `[tokens, head_dim]`, by the weights from `first` on, to a group's `[queries, head_dim]`.
-fn add_values<T: KvNumber>(
+/// The sums of the segments' values by a group's weights, `[queries, head_dim]`.
+fn sum_values<T: KvNumber>(
     weights: &[[f32; PARTITION]],
-    first: usize,
-    values: &[T],
-    head_dim: usize,
+    segments: &[Segment],
+    kv: &HostLayer<'_, T>,
+    head: usize,
     out: &mut [f32],
 ) {
     match weights.len() {
-        1 => add_values_of::<1, T>(weights, first, values, head_dim, out),
-        2 => add_values_of::<2, T>(weights, first, values, head_dim, out),
-        3 => add_values_of::<3, T>(weights, first, values, head_dim, out),
-        4 => add_values_of::<4, T>(weights, first, values, head_dim, out),
-        5 => add_values_of::<5, T>(weights, first, values, head_dim, out),
-        6 => add_values_of::<6, T>(weights, first, values, head_dim, out),
-        7 => add_values_of::<7, T>(weights, first, values, head_dim, out),
-        _ => add_values_of::<8, T>(weights, first, values, head_dim, out),
+        1 => sum_values_of::<1, T>(weights, segments, kv, head, out),
+        2 => sum_values_of::<2, T>(weights, segments, kv, head, out),
+        3 => sum_values_of::<3, T>(weights, segments, kv, head, out),
+        4 => sum_values_of::<4, T>(weights, segments, kv, head, out),
+        5 => sum_values_of::<5, T>(weights, segments, kv, head, out),
+        6 => sum_values_of::<6, T>(weights, segments, kv, head, out),
+        7 => sum_values_of::<7, T>(weights, segments, kv, head, out),
+        _ => sum_values_of::<8, T>(weights, segments, kv, head, out),
     }
 }
 
 by_simd! {
     /// For a group of `QUERIES`.
-    fn add_values_of<const QUERIES: usize; T: KvNumber>(weights: &[[f32; PARTITION]], first: usize, values: &[T], head_dim: usize, out: &mut [f32])
-        = add_values_inner
+    fn sum_values_of<const QUERIES: usize; T: KvNumber>(weights: &[[f32; PARTITION]], segments: &[Segment], kv: &HostLayer<'_, T>, head: usize, out: &mut [f32])
+        = sum_values_inner
 }
 
 #[inline(always)]
-fn add_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
+fn sum_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
     weights: &[[f32; PARTITION]],
-    first: usize,
-    values: &[T],
-    head_dim: usize,
+    segments: &[Segment],
+    kv: &HostLayer<'_, T>,
+    head: usize,
     out: &mut [f32],
 ) {
     let Some(weights) = weights.first_chunk::<QUERIES>() else {
         return;
     };
-    let weights = weights
-        .each_ref()
-        .map(|weights| &weights[first..first + values.len() / head_dim]);
+    let head_dim = out.len() / QUERIES;
     for start in (0..head_dim).step_by(LANES) {
         let len = (head_dim - start).min(LANES);
+        // All tokens of sixteen numbers before the next, so that their sums stay in registers.
         let mut totals = [[0.0f32; LANES]; QUERIES];
-        for (query, totals) in totals.iter_mut().enumerate() {
-            *totals = lanes_of(&out[query * head_dim + start..][..len]);
-        }
-        for (token, value) in values.chunks_exact(head_dim).enumerate() {
-            let mut factors = [0.0; QUERIES];
-            for (factor, weights) in factors.iter_mut().zip(&weights) {
-                *factor = weights[token];
-            }
-            if let Some(lanes) = value[start..].first_chunk::<LANES>() {
-                multiply_add::<FMA, QUERIES>(&factors, &T::lanes::<FMA>(lanes), &mut totals);
-            } else {
-                let mut padded = [T::zeroed(); LANES];
-                padded[..len].copy_from_slice(&value[start..]);
-                multiply_add::<FMA, QUERIES>(&factors, &T::lanes::<FMA>(&padded), &mut totals);
+        for segment in segments {
+            let offsets = &segment.offsets;
+            let values = &kv.values(segment.block, head)[offsets.start * head_dim..];
+            let values = &values[..offsets.len() * head_dim];
+            for (token, value) in values.chunks_exact(head_dim).enumerate() {
+                let mut factors = [0.0; QUERIES];
+                for (factor, weights) in factors.iter_mut().zip(weights) {
+                    *factor = weights[segment.first + token];
+                }
+                if let Some(lanes) = value[start..].first_chunk::<LANES>() {
+                    multiply_add::<FMA, QUERIES>(&factors, &T::lanes::<FMA>(lanes), &mut totals);
+                } else {
+                    let mut padded = [T::zeroed(); LANES];
+                    padded[..len].copy_from_slice(&value[start..]);
+                    multiply_add::<FMA, QUERIES>(&factors, &T::lanes::<FMA>(&padded), &mut totals);
+                }
             }
         }
         for (query, totals) in totals.iter().enumerate() {
@@ -369,17 +364,7 @@ fn add_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
     }
 }
 
-/// Up to sixteen numbers, and zeros behind. Sixteen are no call of `memcpy`, here and below.
-#[inline(always)]
-fn lanes_of(numbers: &[f32]) -> [f32; LANES] {
-    numbers.first_chunk().copied().unwrap_or_else(|| {
-        let mut lanes = [0.0; LANES];
-        lanes[..numbers.len()].copy_from_slice(numbers);
-        lanes
-    })
-}
-
-/// The first of `lanes`, as many as `out` has room for.
+/// The first of `lanes`, as many as `out` has room for. Sixteen are no call of `memcpy`.
 #[inline(always)]
 fn put_lanes(lanes: &[f32; LANES], out: &mut [f32]) {
     match out.first_chunk_mut() {

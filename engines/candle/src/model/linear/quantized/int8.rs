@@ -177,7 +177,7 @@ fn round_inner<const FMA: bool>(
 ) {
     let blocks = width / BLOCK;
     for place in 0..blocks {
-        let block = round_block(&block_of(x, place));
+        let block = round_block(block_of(x, place, &mut [0.0; BLOCK]));
         group.put(place, row, &block);
     }
     let far = match bits {
@@ -187,7 +187,7 @@ fn round_inner<const FMA: bool>(
     for place in 0..blocks {
         // No scale is above one that is no number, and such are in the first part already.
         if group.scales[place * group.rows + row] > far {
-            let mut x = block_of(x, place);
+            let mut x = *block_of(x, place, &mut [0.0; BLOCK]);
             let whole = round_block(&x);
             for (x, value) in x.iter_mut().zip(whole.values) {
                 *x -= whole.scale * f32::from(value);
@@ -198,12 +198,11 @@ fn round_inner<const FMA: bool>(
     }
 }
 
-/// A block of a row, with zeros from the row's end on.
+/// A block of a row, or, with zeros from the row's end on, in `padded`.
 #[inline(always)]
-fn block_of(x: &[f32], place: usize) -> [f32; BLOCK] {
+fn block_of<'a>(x: &'a [f32], place: usize, padded: &'a mut [f32; BLOCK]) -> &'a [f32; BLOCK] {
     let x = x.get(place * BLOCK..).unwrap_or_default();
-    x.first_chunk().copied().unwrap_or_else(|| {
-        let mut padded = [0.0; BLOCK];
+    x.first_chunk().unwrap_or_else(|| {
         padded[..x.len()].copy_from_slice(x);
         padded
     })
@@ -226,7 +225,7 @@ impl Int8GroupMut<'_> {
         let to = &mut to[place * BLOCK / 8 * self.rows + row..];
         let (parts, _) = block.values.as_chunks::<8>();
         for (to, part) in to.iter_mut().step_by(self.rows).zip(parts) {
-            *to = part.map(MaybeUninit::new);
+            to.write_copy_of_slice(part);
         }
         let at = place * self.rows + row;
         self.scales[at] = block.scale;
@@ -262,7 +261,12 @@ fn round_block(x: &[f32; BLOCK]) -> Int8Block {
     });
     let (is_finite, largest) = (largest < INFINITE, f32::from_bits(largest));
     let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    let values = x.map(|x| (x * inverse + ROUND).to_bits().to_le_bytes()[0].cast_signed());
+    // Not `map`, which is a call here.
+    let mut values = [0; BLOCK];
+    for (value, x) in values.iter_mut().zip(x) {
+        let [low, ..] = (x * inverse + ROUND).to_bits().to_le_bytes();
+        *value = low.cast_signed();
+    }
     let (first, second) = values.split_at(BLOCK / 2);
     let sum = |half: &[i8]| half.iter().map(|&value| i32::from(value)).sum::<i32>();
     let (first, second) = (sum(first), sum(second));

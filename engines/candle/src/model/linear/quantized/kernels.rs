@@ -12,133 +12,201 @@ use super::instructions::Instructions;
 use super::instructions::{Avx2, Avx512Vnni};
 #[cfg(target_arch = "aarch64")]
 use super::instructions::{DotProduct, MatrixProduct, Neon, Pairs};
-use super::int8::{BLOCK, Int8Block, Int8Group, Residual};
+use super::int8::{BLOCK, Int8Block, Int8Group, Int8Rows, Residual};
 use super::tiles::{Quad, Quads, Tile, quads};
+use crate::model::linear::activations::{GROUP_ROWS, groups};
 use crate::model::linear::packed::Output;
 use crate::model::simd::{LANES, QuantizedKernels};
 
-/// The products of `tiles`, side by side, with each of the `rows` rows of a group, the first of which is row `first` of all.
+/// The products of `tiles`, of which `per_row` side by side are sixteen rows of a matrix, with each of the `rows` rows of `x`.
 pub(super) fn multiply<F: Format>(
     kernels: QuantizedKernels,
     tiles: &[Tile<F>],
-    group: &Int8Group<'_>,
-    (first, rows): (usize, usize),
+    per_row: usize,
+    x: &Int8Rows,
+    rows: usize,
     output: &Output<'_>,
 ) {
-    match rows {
-        1 => output.store_rows(first, &products::<F, 1>(kernels, tiles, group)),
-        2 => output.store_rows(first, &products::<F, 2>(kernels, tiles, group)),
-        3 => output.store_rows(first, &products::<F, 3>(kernels, tiles, group)),
-        4 => output.store_rows(first, &products::<F, 4>(kernels, tiles, group)),
-        5 => output.store_rows(first, &products::<F, 5>(kernels, tiles, group)),
-        6 => output.store_rows(first, &products::<F, 6>(kernels, tiles, group)),
-        7 => output.store_rows(first, &products::<F, 7>(kernels, tiles, group)),
-        _ => output.store_rows(first, &products::<F, 8>(kernels, tiles, group)),
+    let mut whole = 0;
+    if rows >= MANY_ROWS {
+        whole = rows / GROUP_ROWS;
+        run(
+            kernels,
+            WholeGroups {
+                tiles,
+                per_row,
+                x,
+                groups: whole,
+                output,
+            },
+        );
     }
-}
-
-fn products<F: Format, const ROWS: usize>(
-    kernels: QuantizedKernels,
-    tiles: &[Tile<F>],
-    group: &Int8Group<'_>,
-) -> [[f32; LANES]; ROWS] {
-    group.check(ROWS, tiles.len() * F::COLUMNS);
-    let residuals = group.residuals;
-    let group = Group::<ROWS> {
-        values: group.values.as_ptr().cast(),
-        scales: group.scales.as_ptr(),
-        scaled_sums: group.scaled_sums.as_ptr(),
-        sums: group.sums.as_ptr(),
-    };
-    // SAFETY: `QuantizedKernels` is only what this processor has; the first line checked the group.
-    let mut sums = unsafe {
-        match kernels {
-            #[cfg(target_arch = "x86_64")]
-            QuantizedKernels::Avx512Vnni => by_avx512(tiles, group),
-            #[cfg(target_arch = "x86_64")]
-            QuantizedKernels::Avx2 => by_avx2(tiles, group),
-            #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::NeonMatrix => each_part::<Neon<MatrixProduct>, F, ROWS>(tiles, group),
-            #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::NeonDot => each_part::<Neon<DotProduct>, F, ROWS>(tiles, group),
-            #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::Neon => each_part::<Neon<Pairs>, F, ROWS>(tiles, group),
+    for (index, tiles) in tiles.chunks_exact(per_row).enumerate() {
+        for (first, rows) in groups(rows).skip(whole) {
+            let group = x.group(first, rows);
+            macro_rules! multiply {
+                ($rows:literal) => {{
+                    let sums = run(kernels, OneGroup::<F, $rows> { tiles, group });
+                    output.store_rows(index, first, &sums);
+                }};
+            }
+            match rows {
+                1 => multiply!(1),
+                2 => multiply!(2),
+                3 => multiply!(3),
+                4 => multiply!(4),
+                5 => multiply!(5),
+                6 => multiply!(6),
+                7 => multiply!(7),
+                _ => multiply!(8),
+            }
         }
-    };
-    if !residuals.is_empty() {
-        add_residuals(kernels, tiles, residuals, &mut sums);
     }
-    sums
 }
 
-/// Adds the products with what rounding left of some blocks.
-fn add_residuals<F: Format>(
-    kernels: QuantizedKernels,
-    tiles: &[Tile<F>],
-    residuals: &[Residual],
-    sums: &mut [[f32; LANES]],
-) {
+/// What is compiled for each kind of processor.
+trait Work {
+    type Done;
+
+    /// Does it.
+    ///
+    /// # Safety
+    /// The processor has the instructions.
+    unsafe fn by<I: Instructions>(self) -> Self::Done;
+}
+
+/// Does `work` with the instructions of this processor.
+fn run<W: Work>(kernels: QuantizedKernels, work: W) -> W::Done {
     // SAFETY: `QuantizedKernels` is only what this processor has.
     unsafe {
         match kernels {
             #[cfg(target_arch = "x86_64")]
-            QuantizedKernels::Avx512Vnni => residuals_by_avx512(tiles, residuals, sums),
+            QuantizedKernels::Avx512Vnni => by_avx512(work),
             #[cfg(target_arch = "x86_64")]
-            QuantizedKernels::Avx2 => residuals_by_avx2(tiles, residuals, sums),
+            QuantizedKernels::Avx2 => by_avx2(work),
             #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::NeonMatrix => {
-                each_residual::<Neon<MatrixProduct>, F>(tiles, residuals, sums)
-            }
+            QuantizedKernels::NeonMatrix => work.by::<Neon<MatrixProduct>>(),
             #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::NeonDot => {
-                each_residual::<Neon<DotProduct>, F>(tiles, residuals, sums)
-            }
+            QuantizedKernels::NeonDot => work.by::<Neon<DotProduct>>(),
             #[cfg(target_arch = "aarch64")]
-            QuantizedKernels::Neon => each_residual::<Neon<Pairs>, F>(tiles, residuals, sums),
+            QuantizedKernels::Neon => work.by::<Neon<Pairs>>(),
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn by_avx512<F: Format, const ROWS: usize>(
-    tiles: &[Tile<F>],
-    group: Group<ROWS>,
-) -> [[f32; LANES]; ROWS] {
+unsafe fn by_avx512<W: Work>(work: W) -> W::Done {
     // SAFETY: the caller's promise.
-    unsafe { each_part::<Avx512Vnni, F, ROWS>(tiles, group) }
+    unsafe { work.by::<Avx512Vnni>() }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn by_avx2<F: Format, const ROWS: usize>(
-    tiles: &[Tile<F>],
-    group: Group<ROWS>,
-) -> [[f32; LANES]; ROWS] {
+unsafe fn by_avx2<W: Work>(work: W) -> W::Done {
     // SAFETY: the caller's promise.
-    unsafe { each_part::<Avx2, F, ROWS>(tiles, group) }
+    unsafe { work.by::<Avx2>() }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn residuals_by_avx512<F: Format>(
-    tiles: &[Tile<F>],
-    residuals: &[Residual],
-    sums: &mut [[f32; LANES]],
-) {
-    // SAFETY: the caller's promise.
-    unsafe { each_residual::<Avx512Vnni, F>(tiles, residuals, sums) }
+/// The products with one group: weights are unpacked as they are read.
+struct OneGroup<'a, F: Format, const ROWS: usize> {
+    tiles: &'a [Tile<F>],
+    group: Int8Group<'a>,
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn residuals_by_avx2<F: Format>(
-    tiles: &[Tile<F>],
-    residuals: &[Residual],
-    sums: &mut [[f32; LANES]],
+impl<F: Format, const ROWS: usize> Work for OneGroup<'_, F, ROWS> {
+    type Done = [[f32; LANES]; ROWS];
+
+    #[inline(always)]
+    unsafe fn by<I: Instructions>(self) -> [[f32; LANES]; ROWS] {
+        let group = Group::new(&self.group, self.tiles.len() * F::COLUMNS);
+        let mut sums = [[0.0; LANES]; ROWS];
+        for lane in (0..LANES).step_by(I::ROWS) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let totals = totals::<I, F, ROWS>(self.tiles, group, lane);
+                store::<I, ROWS>(&mut sums, lane, totals);
+                add_residuals::<I, F>(self.tiles, self.group.residuals, lane, &mut sums);
+            }
+        }
+        sums
+    }
+}
+
+/// Rows from which on weights are unpacked once for all of them.
+const MANY_ROWS: usize = 4 * GROUP_ROWS;
+
+/// The products with many whole groups: weights are unpacked once, and stay near for all of them.
+struct WholeGroups<'a, F: Format> {
+    tiles: &'a [Tile<F>],
+    per_row: usize,
+    x: &'a Int8Rows,
+    groups: usize,
+    output: &'a Output<'a>,
+}
+
+impl<F: Format> Work for WholeGroups<'_, F> {
+    type Done = ();
+
+    #[inline(always)]
+    unsafe fn by<I: Instructions>(self) {
+        /// Rows of tiles that are unpacked together, so that longer parts of each row of the output are written at once.
+        const STRIP: usize = 4;
+        /// Bytes of unpacked weights, about, which stay in the second cache beside a group.
+        const NEAR: usize = 256 * 1024;
+        let blocks = self.per_row * (F::COLUMNS / BLOCK);
+        let parts = LANES / I::ROWS;
+        let strip = NEAR / (parts * blocks * size_of::<BlockWeights<I>>());
+        let strip = strip.clamp(1, STRIP);
+        let mut weights = Vec::with_capacity(strip * parts * blocks);
+        for (index, tiles) in self.tiles.chunks(strip * self.per_row).enumerate() {
+            weights.clear();
+            for tiles in tiles.chunks_exact(self.per_row) {
+                for lane in (0..LANES).step_by(I::ROWS) {
+                    // SAFETY: the caller's promise, and the rows are those of a vector.
+                    unsafe { unpack::<I, F>(tiles, lane, &mut weights) };
+                }
+            }
+            for (first, _) in groups(self.groups * GROUP_ROWS) {
+                let rows = self.x.group(first, GROUP_ROWS);
+                let group = Group::<GROUP_ROWS>::new(&rows, blocks * BLOCK);
+                for (tile, weights) in weights.chunks_exact(parts * blocks).enumerate() {
+                    let mut sums = [[0.0; LANES]; GROUP_ROWS];
+                    let parts = weights.chunks_exact(blocks);
+                    for (lane, weights) in (0..LANES).step_by(I::ROWS).zip(parts) {
+                        // SAFETY: the caller's promise; the group is as wide as the tiles.
+                        unsafe { add_products::<I, F>(weights, group, &rows, lane, &mut sums) };
+                    }
+                    self.output.store_rows(index * strip + tile, first, &sums);
+                }
+            }
+        }
+    }
+}
+
+/// The products of a group with unpacked weights of the lanes from `lane` on.
+#[inline(always)]
+unsafe fn add_products<I: Instructions, F: Format>(
+    weights: &[BlockWeights<I>],
+    group: Group<GROUP_ROWS>,
+    rows: &Int8Group<'_>,
+    lane: usize,
+    sums: &mut [[f32; LANES]; GROUP_ROWS],
 ) {
     // SAFETY: the caller's promise.
-    unsafe { each_residual::<Avx2, F>(tiles, residuals, sums) }
+    unsafe {
+        let mut totals = [I::splat(0.0); GROUP_ROWS];
+        for (block, weights) in weights.iter().enumerate() {
+            weights.multiply::<F, GROUP_ROWS>(group, block, &mut totals);
+        }
+        store::<I, GROUP_ROWS>(sums, lane, totals);
+        for residuals in rows.residuals.chunk_by(|a, b| a.place == b.place) {
+            let weights = weights[residuals[0].place];
+            for residual in residuals {
+                weights.add_residual::<F>(residual, lane, sums);
+            }
+        }
+    }
 }
 
 /// Where the numbers of a group of `ROWS` rows are.
@@ -164,6 +232,18 @@ impl Group<1> {
 }
 
 impl<const ROWS: usize> Group<ROWS> {
+    /// # Panics
+    /// The group is smaller than so many columns.
+    fn new(group: &Int8Group<'_>, columns: usize) -> Self {
+        group.check(ROWS, columns);
+        Self {
+            values: group.values.as_ptr().cast(),
+            scales: group.scales.as_ptr(),
+            scaled_sums: group.scaled_sums.as_ptr(),
+            sums: group.sums.as_ptr(),
+        }
+    }
+
     /// A row's first of some words of four numbers, `word` of which, an even number, are before it.
     #[inline(always)]
     unsafe fn words(self, word: usize, row: usize) -> *const i32 {
@@ -210,28 +290,9 @@ impl<const ROWS: usize> Group<ROWS> {
 const WORDS: usize = BLOCK / 4;
 const HALF_WORDS: usize = WORDS / 2;
 
-/// The products, as many lanes of the tiles at once as the processor's vectors hold.
-#[inline(always)]
-unsafe fn each_part<I: Instructions, F: Format, const ROWS: usize>(
-    tiles: &[Tile<F>],
-    group: Group<ROWS>,
-) -> [[f32; LANES]; ROWS] {
-    let mut sums = [[0.0f32; LANES]; ROWS];
-    for lane in (0..LANES).step_by(I::ROWS) {
-        // SAFETY: the caller's promise; a part of a row of `sums` holds a vector.
-        unsafe {
-            let totals = part::<I, F, ROWS>(tiles, group, lane);
-            for (sums, totals) in sums.iter_mut().zip(totals) {
-                I::store(sums[lane..].as_mut_ptr(), totals);
-            }
-        }
-    }
-    sums
-}
-
 /// The products of the lanes from `lane` on.
 #[inline(always)]
-unsafe fn part<I: Instructions, F: Format, const ROWS: usize>(
+unsafe fn totals<I: Instructions, F: Format, const ROWS: usize>(
     tiles: &[Tile<F>],
     group: Group<ROWS>,
     lane: usize,
@@ -251,34 +312,59 @@ unsafe fn part<I: Instructions, F: Format, const ROWS: usize>(
     }
 }
 
-/// Adds the products with what rounding left, one after the other: few rows have a residual in the same block.
+/// The weights of the lanes from `lane` on, of all columns, behind those that are there.
 #[inline(always)]
-unsafe fn each_residual<I: Instructions, F: Format>(
+unsafe fn unpack<I: Instructions, F: Format>(
+    tiles: &[Tile<F>],
+    lane: usize,
+    weights: &mut Vec<BlockWeights<I>>,
+) {
+    for tile in tiles {
+        let head = tile.head.unpack();
+        for unit in 0..F::COLUMNS / BLOCK {
+            // SAFETY: the caller's promise.
+            weights.push(unsafe { BlockWeights::new(tile, &head, unit, lane) });
+        }
+    }
+}
+
+/// Adds the products with what rounding left of some blocks, one after the other: few rows have a residual in the same block.
+#[inline(always)]
+unsafe fn add_residuals<I: Instructions, F: Format>(
     tiles: &[Tile<F>],
     residuals: &[Residual],
+    lane: usize,
     sums: &mut [[f32; LANES]],
 ) {
     const fn tile_of<F: Format>(residual: &Residual) -> usize {
         residual.place / (F::COLUMNS / BLOCK)
     }
-    for lane in (0..LANES).step_by(I::ROWS) {
-        for residuals in residuals.chunk_by(|a, b| tile_of::<F>(a) == tile_of::<F>(b)) {
-            let tile = &tiles[tile_of::<F>(&residuals[0])];
-            let head = tile.head.unpack();
-            for residuals in residuals.chunk_by(|a, b| a.place == b.place) {
-                let unit = residuals[0].place % (F::COLUMNS / BLOCK);
-                // SAFETY: the caller's promise; a part of a row of `sums` holds a vector.
-                unsafe {
-                    let weights = BlockWeights::<I>::new(tile, &head, unit, lane);
-                    for residual in residuals {
-                        let sums = &mut sums[residual.row][lane..];
-                        let mut totals = [I::load_floats(sums.as_ptr())];
-                        weights.multiply::<F, 1>(Group::of(&residual.block), 0, &mut totals);
-                        I::store(sums.as_mut_ptr(), totals[0]);
-                    }
+    for residuals in residuals.chunk_by(|a, b| tile_of::<F>(a) == tile_of::<F>(b)) {
+        let tile = &tiles[tile_of::<F>(&residuals[0])];
+        let head = tile.head.unpack();
+        for residuals in residuals.chunk_by(|a, b| a.place == b.place) {
+            let unit = residuals[0].place % (F::COLUMNS / BLOCK);
+            // SAFETY: the caller's promise.
+            unsafe {
+                let weights = BlockWeights::<I>::new(tile, &head, unit, lane);
+                for residual in residuals {
+                    weights.add_residual::<F>(residual, lane, sums);
                 }
             }
         }
+    }
+}
+
+/// Puts the totals of the lanes from `lane` on.
+#[inline(always)]
+unsafe fn store<I: Instructions, const ROWS: usize>(
+    sums: &mut [[f32; LANES]; ROWS],
+    lane: usize,
+    totals: [I::Floats; ROWS],
+) {
+    for (sums, totals) in sums.iter_mut().zip(totals) {
+        // SAFETY: the caller's promise; a part of a row of `sums` holds a vector.
+        unsafe { I::store(sums[lane..].as_mut_ptr(), totals) };
     }
 }
 
@@ -288,6 +374,15 @@ struct BlockWeights<I: Instructions> {
     /// Scales and minima; the same twice where all columns share them.
     scales: [(I::Floats, I::Floats); 2],
 }
+
+impl<I: Instructions> Clone for BlockWeights<I> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<I: Instructions> Copy for BlockWeights<I> {}
 
 impl<I: Instructions> BlockWeights<I> {
     /// The `unit`th 32 columns of a tile, the rows from `lane` on.
@@ -333,6 +428,23 @@ impl<I: Instructions> BlockWeights<I> {
             add::<I, F, ROWS, HALF_WORDS>(group, 2 * block + 1, &after, second, totals);
         }
     }
+
+    /// Adds their products with what rounding left of a row's block to the row's sums of the lanes from `lane` on.
+    #[inline(always)]
+    unsafe fn add_residual<F: Format>(
+        &self,
+        residual: &Residual,
+        lane: usize,
+        sums: &mut [[f32; LANES]],
+    ) {
+        let sums = &mut sums[residual.row][lane..];
+        // SAFETY: the caller's promise; a part of a row of `sums` holds a vector.
+        unsafe {
+            let mut totals = [I::load_floats(sums.as_ptr())];
+            self.multiply::<F, 1>(Group::of(&residual.block), 0, &mut totals);
+            I::store(sums.as_mut_ptr(), totals[0]);
+        }
+    }
 }
 
 /// Adds the products of the `at`th `N` words with weights that share a scale.
@@ -363,16 +475,23 @@ unsafe fn add<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
                 alone += 2;
             }
         }
-        for (row, total) in totals.iter_mut().enumerate().skip(alone) {
-            let words = group.words(at * N, row);
-            let start = I::splat_integer(start::<I, F, ROWS, N>(group, at, row));
-            let sum = if is_signed::<I, F>() {
-                I::signed_dot(start, weights, words, 2 * ROWS)
-            } else {
-                I::dot(start, weights, words, 2 * ROWS, step::<F>())
+        // Not a loop: one that the compiler does not unroll keeps the totals in memory.
+        macro_rules! each_row {
+            ($($row:literal)*) => {
+                $(if $row < ROWS && $row >= alone {
+                    let words = group.words(at * N, $row);
+                    let start = I::splat_integer(start::<I, F, ROWS, N>(group, at, $row));
+                    let sum = if is_signed::<I, F>() {
+                        I::signed_dot(start, weights, words, 2 * ROWS)
+                    } else {
+                        I::dot(start, weights, words, 2 * ROWS, step::<F>())
+                    };
+                    scale::<I, F, ROWS, N>(group, at, $row, sum, scales, &mut totals[$row]);
+                })*
             };
-            scale::<I, F, ROWS, N>(group, at, row, sum, scales, total);
         }
+        each_row!(0 1 2 3 4 5 6 7);
+        const { assert!(ROWS <= 8, "rows without a product") };
     }
 }
 
