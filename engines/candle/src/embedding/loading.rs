@@ -86,11 +86,11 @@ impl EmbedderLoader for CheckoutLoader {
     ) -> Result<LoadedEmbedder, EngineError> {
         set_threads(self.args.threads)?;
         set_isa(self.args.isa)?;
-        set_activation_bits(self.args.activation_bits)?;
         self.args.speculation.refuse_for_embedder()?;
         start.progress.report("reading the model's headers", None);
         let open = OpenEmbedder::open(&self.model)?;
         let device = device(self.args.device)?;
+        set_activation_bits(self.args.activation_bits, device.is_cpu())?;
         let dtype = dtype(self.args.dtype, &device)?;
         let options = WeightOptions {
             device: device.clone(),

@@ -157,11 +157,15 @@ pub(crate) fn set_isa(choice: IsaChoice) -> Result<(), EngineError> {
 }
 
 /// Says how exactly the inputs of quantized products are kept in this process; the first engine's choice holds for all.
-pub(crate) fn set_activation_bits(bits: ActivationBits) -> Result<(), EngineError> {
+pub(crate) fn set_activation_bits(bits: ActivationBits, is_cpu: bool) -> Result<(), EngineError> {
+    let refused = |problem| Err(EngineError::invalid_argument("--activation-bits", problem));
+    if bits != ActivationBits::default() && !is_cpu {
+        return refused("a GPU multiplies without rounding to so many bits; leave the flag out");
+    }
     if bits != ActivationBits::default() && simd::quantized_kernels().is_none() {
-        let problem =
-            "this processor has neither AVX2 nor NEON, which it needs; leave the flag out";
-        return Err(EngineError::invalid_argument("--activation-bits", problem));
+        return refused(
+            "this processor has neither AVX2 nor NEON, which it needs; leave the flag out",
+        );
     }
     if !linear::choose_activation_bits(bits) {
         tracing::warn!(%bits, "this process computes with other activations already; --activation-bits has no effect");
@@ -177,7 +181,6 @@ impl Loader for RealLoader {
     ) -> Result<Loaded, EngineError> {
         set_threads(self.args.threads)?;
         set_isa(self.args.isa)?;
-        set_activation_bits(self.args.activation_bits)?;
         let speculation = self.args.speculation.settings()?;
         if self.args.block_size == 0 {
             return Err(EngineError::invalid_argument(
@@ -188,6 +191,7 @@ impl Loader for RealLoader {
         start.progress.report("reading the model's headers", None);
         let open = OpenModel::open(&self.model)?;
         let device = device(self.args.device)?;
+        set_activation_bits(self.args.activation_bits, device.is_cpu())?;
         let dtype = dtype(self.args.dtype, &device)?;
         let options = WeightOptions {
             device: device.clone(),
@@ -584,5 +588,13 @@ mod tests {
         let error = of(DtypeChoice::Bf16).unwrap_err();
         assert_eq!(error.at().map(|at| at.name()), Some("--kv-cache-dtype"));
         assert!(error.message().contains("f16 or f32"), "{error}");
+    }
+
+    #[test]
+    fn a_gpu_refuses_bits_that_only_the_cpu_has() {
+        let error = set_activation_bits(ActivationBits::Sixteen, false).unwrap_err();
+        assert_eq!(error.at().map(|at| at.name()), Some("--activation-bits"));
+        assert!(error.message().contains("a GPU"), "{error}");
+        set_activation_bits(ActivationBits::Eight, false).unwrap();
     }
 }
