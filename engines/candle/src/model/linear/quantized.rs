@@ -5,8 +5,9 @@
 //! rows are.
 //!
 //! `formats` says where blocks of a type have their values and scales, `tiles` and `heads` how they lie in memory,
-//! `instructions` what a processor can do; the loop in `kernels` is the same for all.
+//! `instructions` what a processor can do; the products of `blocks` and the loops of `kernels` are the same for all.
 
+mod blocks;
 mod formats;
 mod heads;
 mod instructions;

@@ -338,7 +338,7 @@ fn sum_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
     let head_dim = out.len() / QUERIES;
     for start in (0..head_dim).step_by(LANES) {
         let len = (head_dim - start).min(LANES);
-        // All tokens of sixteen numbers before the next, so that their sums stay in registers.
+        // Sixteen columns of all tokens before the next sixteen, so that their sums stay in registers.
         let mut totals = [[0.0f32; LANES]; QUERIES];
         for segment in segments {
             let offsets = &segment.offsets;
