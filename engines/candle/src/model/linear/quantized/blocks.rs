@@ -10,6 +10,7 @@ use super::heads::Head;
 use super::instructions::Instructions;
 use super::int8::{BLOCK, Int8Block, Int8Group, Residual};
 use super::tiles::{Quad, Quads, Tile, quads};
+use crate::model::linear::activations::GROUP_ROWS;
 use crate::model::simd::LANES;
 
 /// Where the numbers of a group of `ROWS` rows are.
@@ -200,23 +201,35 @@ unsafe fn add<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
                 alone += 2;
             }
         }
-        // Not a loop: one that the compiler does not unroll keeps the totals in memory.
-        macro_rules! each_row {
+        macro_rules! add_row {
+            ($row:expr, $total:expr) => {{
+                let words = group.words(at * N, $row);
+                let start = I::splat_integer(start::<I, F, ROWS, N>(group, at, $row));
+                let sum = if is_signed::<I, F>() {
+                    I::signed_dot(start, weights, words, 2 * ROWS)
+                } else {
+                    I::dot(start, weights, words, 2 * ROWS, step::<F>())
+                };
+                scale::<I, F, ROWS, N>(group, at, $row, sum, scales, $total);
+            }};
+        }
+        if ROWS < GROUP_ROWS {
+            for (row, total) in totals.iter_mut().enumerate().skip(alone) {
+                add_row!(row, total);
+            }
+            return;
+        }
+        // Not a loop: one that the compiler does not unroll keeps the totals in memory. Of fewer rows it is one, for else the compiler
+        // reads the weights of one row backwards, at half the rate.
+        macro_rules! add_each_row {
             ($($row:literal)*) => {
                 $(if $row < ROWS && $row >= alone {
-                    let words = group.words(at * N, $row);
-                    let start = I::splat_integer(start::<I, F, ROWS, N>(group, at, $row));
-                    let sum = if is_signed::<I, F>() {
-                        I::signed_dot(start, weights, words, 2 * ROWS)
-                    } else {
-                        I::dot(start, weights, words, 2 * ROWS, step::<F>())
-                    };
-                    scale::<I, F, ROWS, N>(group, at, $row, sum, scales, &mut totals[$row]);
+                    add_row!($row, &mut totals[$row]);
                 })*
             };
         }
-        each_row!(0 1 2 3 4 5 6 7);
-        const { assert!(ROWS <= 8, "rows without a product") };
+        add_each_row!(0 1 2 3 4 5 6 7);
+        const { assert!(ROWS <= 8, "rows that are not added") };
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) fn multiply<F: Format>(
             let group = x.group(first, rows);
             macro_rules! multiply {
                 ($rows:literal) => {{
-                    let sums = run(kernels, OneGroup::<F, $rows> { tiles, group });
+                    let sums = products::<F, $rows>(kernels, tiles, &group);
                     output.store_rows(index, first, &sums);
                 }};
             }
@@ -107,9 +107,32 @@ unsafe fn by_avx2<W: Work>(work: W) -> W::Done {
 }
 
 /// The products with one group: weights are unpacked as they are read.
+fn products<F: Format, const ROWS: usize>(
+    kernels: QuantizedKernels,
+    tiles: &[Tile<F>],
+    group: &Int8Group<'_>,
+) -> [[f32; LANES]; ROWS] {
+    let residuals = group.residuals;
+    let group = Group::<ROWS>::new(group, tiles.len() * F::COLUMNS);
+    let mut sums = run(kernels, OneGroup { tiles, group });
+    if !residuals.is_empty() {
+        let sums = &mut sums;
+        run(
+            kernels,
+            Residuals {
+                tiles,
+                residuals,
+                sums,
+            },
+        );
+    }
+    sums
+}
+
+/// The products but for those of residuals.
 struct OneGroup<'a, F: Format, const ROWS: usize> {
     tiles: &'a [Tile<F>],
-    group: Int8Group<'a>,
+    group: Group<ROWS>,
 }
 
 impl<F: Format, const ROWS: usize> Work for OneGroup<'_, F, ROWS> {
@@ -117,17 +140,34 @@ impl<F: Format, const ROWS: usize> Work for OneGroup<'_, F, ROWS> {
 
     #[inline(always)]
     unsafe fn by<I: Instructions>(self) -> [[f32; LANES]; ROWS] {
-        let group = Group::new(&self.group, self.tiles.len() * F::COLUMNS);
         let mut sums = [[0.0; LANES]; ROWS];
         for lane in (0..LANES).step_by(I::ROWS) {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's promise; the group is as wide as the tiles.
             unsafe {
-                let totals = totals::<I, F, ROWS>(self.tiles, group, lane);
+                let totals = totals::<I, F, ROWS>(self.tiles, self.group, lane);
                 store::<I, ROWS>(&mut sums, lane, totals);
-                add_residuals::<I, F>(self.tiles, self.group.residuals, lane, &mut sums);
             }
         }
         sums
+    }
+}
+
+/// The products of residuals, added to the sums of a group.
+struct Residuals<'a, F: Format> {
+    tiles: &'a [Tile<F>],
+    residuals: &'a [Residual],
+    sums: &'a mut [[f32; LANES]],
+}
+
+impl<F: Format> Work for Residuals<'_, F> {
+    type Done = ();
+
+    #[inline(always)]
+    unsafe fn by<I: Instructions>(self) {
+        for lane in (0..LANES).step_by(I::ROWS) {
+            // SAFETY: the caller's promise.
+            unsafe { add_residuals::<I, F>(self.tiles, self.residuals, lane, self.sums) };
+        }
     }
 }
 
