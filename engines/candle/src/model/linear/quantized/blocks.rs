@@ -213,23 +213,23 @@ unsafe fn add<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
                 scale::<I, F, ROWS, N>(group, at, $row, sum, scales, $total);
             }};
         }
-        if ROWS < GROUP_ROWS {
+        if ROWS < GROUP_ROWS || !I::HOLDS_TOTALS {
             for (row, total) in totals.iter_mut().enumerate().skip(alone) {
                 add_row!(row, total);
             }
             return;
         }
-        // Not a loop: one that the compiler does not unroll keeps the totals in memory. Of fewer rows it is one, for else the compiler
-        // reads the weights of one row backwards, at half the rate.
+        // Not a loop: one that the compiler does not unroll keeps the totals in memory. Of one row it must be a loop: written out, it
+        // had half the rate.
         macro_rules! add_each_row {
             ($($row:literal)*) => {
-                $(if $row < ROWS && $row >= alone {
+                $(if $row >= alone {
                     add_row!($row, &mut totals[$row]);
                 })*
             };
         }
         add_each_row!(0 1 2 3 4 5 6 7);
-        const { assert!(ROWS <= 8, "rows that are not added") };
+        const { assert!(GROUP_ROWS == 8, "rows that are not added") };
     }
 }
 

@@ -36,6 +36,8 @@ pub(super) trait Instructions {
     const HAS_SIGNED_DOT: bool;
     /// Whether `dot_two` may be there.
     const MAY_DOT_TWO: bool = false;
+    /// Whether there are registers for the totals of a group of rows beside the weights of a block.
+    const HOLDS_TOTALS: bool = true;
     /// Four bytes or one integer of each row.
     type Integers: Copy;
     /// A number of each row.

@@ -16,6 +16,7 @@ pub(in super::super) struct Avx2;
 impl Instructions for Avx2 {
     const ROWS: usize = 8;
     const HAS_SIGNED_DOT: bool = true;
+    const HOLDS_TOTALS: bool = false;
     type Integers = __m256i;
     type Floats = __m256;
 
