@@ -1,6 +1,10 @@
 //! What the steps that run Python need: a virtual environment with pinned requirements.
 
+use std::env;
+use std::ffi::OsString;
 use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -97,6 +101,35 @@ pub(crate) fn ensure_python() -> anyhow::Result<()> {
 /// Whether there is a `python3` that can make virtual environments; Debian ships `ensurepip` apart.
 fn has_python() -> bool {
     succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"]))
+}
+
+/// The `PATH` under which a test that starts `python3` gets the interpreter at once; nothing where the machine's own does.
+///
+/// What pyenv and its kin have there is a script that first looks for the interpreter, half of what a short program takes, and tests
+/// start `python3` some hundred times.
+///
+/// # Errors
+/// When the folder for it cannot be made.
+pub(crate) fn path_without_shim(repo: &Repo) -> anyhow::Result<Option<OsString>> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut found = env::split_paths(&path).map(|folder| folder.join("python3"));
+    let is_script = |program: PathBuf| {
+        let mut begin = [0; 2];
+        let file = fs::File::open(program);
+        file.and_then(|mut it| it.read_exact(&mut begin)).is_ok() && begin == *b"#!"
+    };
+    if !found.find(|it| it.is_file()).is_some_and(is_script) {
+        return Ok(None);
+    }
+    let own = output(Command::new("python3").args(["-c", "import sys; print(sys.executable)"]))?;
+    let folder = repo.target().join("tools/python");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let link = folder.join("python3");
+    let _absent = fs::remove_file(&link);
+    symlink(own.trim(), &link).with_context(|| format!("cannot create {}", link.display()))?;
+    let folders = std::iter::once(folder).chain(env::split_paths(&path));
+    let path = env::join_paths(folders).context("the checkout's path has a colon in it")?;
+    Ok(Some(path))
 }
 
 fn is_root() -> bool {

@@ -1,11 +1,13 @@
 //! The step `tests`: everything that `cargo test --workspace` runs, as jobs that can run side by side.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
 
 use crate::artifacts::{self, Artifacts, TestProgram};
 use crate::process::cargo;
+use crate::python;
 use crate::repo::Repo;
 use crate::side_by_side::{self, Job, Jobs};
 
@@ -51,6 +53,8 @@ pub(crate) fn jobs(repo: &Repo) -> anyhow::Result<Jobs> {
         repeat: format!("cargo {}", words.join(" ")),
         takes_tests: false,
     };
+    let path = python::path_without_shim(repo)?;
+    let job = |program| job(program, path.as_deref());
     Ok(Jobs {
         alone: alone.into_iter().map(job).collect(),
         builds: vec![doc_tests],
@@ -74,12 +78,15 @@ pub(crate) fn logs(repo: &Repo) -> PathBuf {
     repo.target().join("test-logs")
 }
 
-fn job(program: TestProgram) -> Job {
+fn job(program: TestProgram, path: Option<&OsStr>) -> Job {
     let TestProgram {
         name,
         repeat,
-        command,
+        mut command,
     } = program;
+    if let Some(path) = path {
+        command.env("PATH", path);
+    }
     Job {
         name,
         command,
