@@ -63,7 +63,7 @@ pub struct CandleArgs {
     /// Threads that compute on the CPU [default: one for each core]
     #[cfg_attr(feature = "cli", arg(long, value_name = "COUNT"))]
     pub threads: Option<usize>,
-    /// Widest instructions that the CPU computes with: avx512 (with VNNI), avx2; i8mm, dotprod, neon; auto is the widest it has
+    /// Widest instructions that the CPU computes with: avx512 (with VNNI), avxvnni, avx2; i8mm, dotprod, neon; auto is the widest it has
     #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "ISA"))]
     pub isa: IsaChoice,
     /// Bits of what quantized weights are multiplied with on the CPU: 8 where that is enough, or 16 everywhere, which is as exact as floats and slower
@@ -150,6 +150,8 @@ pub enum IsaChoice {
     Auto,
     /// AVX-512 with the 8-bit dot product (VNNI).
     Avx512,
+    /// AVX2, FMA and F16C, with the 8-bit dot product (AVX-VNNI).
+    AvxVnni,
     /// AVX2, FMA and F16C.
     Avx2,
     /// NEON with the 8-bit dot product, and 8-bit products of matrices.
@@ -267,9 +269,10 @@ impl FromStr for DtypeChoice {
 }
 
 impl IsaChoice {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Auto,
         Self::Avx512,
+        Self::AvxVnni,
         Self::Avx2,
         Self::I8mm,
         Self::Dotprod,
@@ -282,6 +285,7 @@ impl IsaChoice {
         match self {
             Self::Auto => "auto",
             Self::Avx512 => "avx512",
+            Self::AvxVnni => "avxvnni",
             Self::Avx2 => "avx2",
             Self::I8mm => "i8mm",
             Self::Dotprod => "dotprod",

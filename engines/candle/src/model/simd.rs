@@ -22,6 +22,9 @@ pub(super) enum Level {
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX2, FMA and F16C, with the 8-bit dot product (AVX-VNNI).
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -53,6 +56,8 @@ pub(crate) fn choose(isa: IsaChoice) -> Result<bool, String> {
         #[cfg(target_arch = "x86_64")]
         IsaChoice::Avx512 if detected == Level::Avx512Vnni => Some(detected),
         #[cfg(target_arch = "x86_64")]
+        IsaChoice::AvxVnni if has_avx_vnni() => Some(Level::AvxVnni),
+        #[cfg(target_arch = "x86_64")]
         IsaChoice::Avx2 if detected != Level::Baseline => Some(Level::Avx2),
         #[cfg(target_arch = "aarch64")]
         IsaChoice::I8mm if detected == Level::NeonMatrix => Some(detected),
@@ -60,6 +65,7 @@ pub(crate) fn choose(isa: IsaChoice) -> Result<bool, String> {
         IsaChoice::Dotprod if detected != Level::Baseline => Some(Level::NeonDot),
         IsaChoice::Neon if cfg!(target_arch = "aarch64") => Some(Level::Baseline),
         IsaChoice::Avx512
+        | IsaChoice::AvxVnni
         | IsaChoice::Avx2
         | IsaChoice::I8mm
         | IsaChoice::Dotprod
@@ -77,6 +83,9 @@ pub(crate) enum QuantizedKernels {
     /// As [`Level::Avx512Vnni`].
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    /// As [`Level::AvxVnni`].
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     /// As [`Level::Avx2`].
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -97,6 +106,8 @@ pub(crate) fn quantized_kernels() -> Option<QuantizedKernels> {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512Vnni => Some(QuantizedKernels::Avx512Vnni),
         #[cfg(target_arch = "x86_64")]
+        Level::AvxVnni => Some(QuantizedKernels::AvxVnni),
+        #[cfg(target_arch = "x86_64")]
         Level::Avx512 | Level::Avx2 => Some(QuantizedKernels::Avx2),
         #[cfg(target_arch = "aarch64")]
         Level::NeonMatrix => Some(QuantizedKernels::NeonMatrix),
@@ -110,10 +121,20 @@ pub(crate) fn quantized_kernels() -> Option<QuantizedKernels> {
 }
 
 #[cfg(target_arch = "x86_64")]
-fn detect() -> Level {
-    let has_avx2 = is_x86_feature_detected!("avx2")
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("f16c");
+        && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx_vnni() -> bool {
+    has_avx2() && is_x86_feature_detected!("avxvnni")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn detect() -> Level {
+    let has_avx2 = has_avx2();
     let has_avx512 = has_avx2
         && is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -122,11 +143,13 @@ fn detect() -> Level {
     match (
         has_avx512 && is_x86_feature_detected!("avx512vnni"),
         has_avx512,
+        has_avx_vnni(),
         has_avx2,
     ) {
-        (true, _, _) => Level::Avx512Vnni,
-        (_, true, _) => Level::Avx512,
-        (_, _, true) => Level::Avx2,
+        (true, _, _, _) => Level::Avx512Vnni,
+        (_, true, _, _) => Level::Avx512,
+        (_, _, true, _) => Level::AvxVnni,
+        (_, _, _, true) => Level::Avx2,
         (..) => Level::Baseline,
     }
 }
@@ -174,7 +197,7 @@ macro_rules! by_simd {
                         #[expect(unsafe_code, reason = "run-time choice of instructions")]
                         return unsafe { avx512 $(::<$($generic),+ $(,$type)?>)? ($($arg),*) };
                     }
-                    $crate::model::simd::Level::Avx2 => {
+                    $crate::model::simd::Level::AvxVnni | $crate::model::simd::Level::Avx2 => {
                         // SAFETY: as above.
                         #[expect(unsafe_code, reason = "run-time choice of instructions")]
                         return unsafe { avx2 $(::<$($generic),+ $(,$type)?>)? ($($arg),*) };

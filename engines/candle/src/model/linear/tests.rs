@@ -25,7 +25,12 @@ const TYPES: [GgmlDType; 11] = [
 /// The kernels that this processor can run, each of them forced, the widest first.
 fn every_kernels() -> Vec<Option<QuantizedKernels>> {
     #[cfg(target_arch = "x86_64")]
-    const ALL: &[QuantizedKernels] = &[QuantizedKernels::Avx512Vnni, QuantizedKernels::Avx2];
+    const ALL: &[QuantizedKernels] = &[
+        QuantizedKernels::Avx512Vnni,
+        // Where there is AVX-512 VNNI in place of AVX-VNNI, with the former's instruction.
+        QuantizedKernels::AvxVnni,
+        QuantizedKernels::Avx2,
+    ];
     #[cfg(target_arch = "aarch64")]
     const ALL: &[QuantizedKernels] = &[
         QuantizedKernels::NeonMatrix,

@@ -13,7 +13,7 @@ mod avx512;
 mod neon;
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use self::avx2::Avx2;
+pub(super) use self::avx2::{Avx2, DotProduct, Pairs};
 #[cfg(target_arch = "x86_64")]
 pub(super) use self::avx512::Avx512Vnni;
 #[cfg(target_arch = "aarch64")]

@@ -7,7 +7,7 @@ use super::formats::Format;
 use super::heads::Head;
 use super::instructions::Instructions;
 #[cfg(target_arch = "x86_64")]
-use super::instructions::{Avx2, Avx512Vnni};
+use super::instructions::{Avx2, Avx512Vnni, DotProduct, Pairs};
 #[cfg(target_arch = "aarch64")]
 use super::instructions::{DotProduct, MatrixProduct, Neon, Pairs};
 use super::int8::{BLOCK, Int8Group, Int8Rows, Residual};
@@ -81,6 +81,14 @@ fn run<W: Work>(kernels: QuantizedKernels, work: W) -> W::Done {
             #[cfg(target_arch = "x86_64")]
             QuantizedKernels::Avx512Vnni => by_avx512(work),
             #[cfg(target_arch = "x86_64")]
+            QuantizedKernels::AvxVnni => {
+                #[cfg(test)]
+                if !is_x86_feature_detected!("avxvnni") {
+                    return by_vnni_of_avx512(work);
+                }
+                by_avx_vnni(work)
+            }
+            #[cfg(target_arch = "x86_64")]
             QuantizedKernels::Avx2 => by_avx2(work),
             #[cfg(target_arch = "aarch64")]
             QuantizedKernels::NeonMatrix => work.by::<Neon<MatrixProduct>>(),
@@ -103,7 +111,23 @@ unsafe fn by_avx512<W: Work>(work: W) -> W::Done {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn by_avx2<W: Work>(work: W) -> W::Done {
     // SAFETY: the caller's promise.
-    unsafe { work.by::<Avx2>() }
+    unsafe { work.by::<Avx2<Pairs>>() }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+unsafe fn by_avx_vnni<W: Work>(work: W) -> W::Done {
+    // SAFETY: the caller's promise.
+    unsafe { work.by::<Avx2<DotProduct<false>>>() }
+}
+
+/// As `by_avx_vnni`, so that it is tested where the same instruction is one of AVX-512 alone.
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512vl,avx512vnni")]
+unsafe fn by_vnni_of_avx512<W: Work>(work: W) -> W::Done {
+    // SAFETY: the caller's promise.
+    unsafe { work.by::<Avx2<DotProduct<true>>>() }
 }
 
 /// The products with one group: weights are unpacked as they are read.

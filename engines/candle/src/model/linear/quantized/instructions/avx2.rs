@@ -1,4 +1,4 @@
-//! AVX2. Products of bytes are added up in pairs, in 16 bits with saturation, so weights must be small or signed.
+//! AVX2, with the products of bytes that there are.
 
 #![expect(
     unsafe_code,
@@ -10,12 +10,122 @@ use std::arch::x86_64::*;
 
 use super::{Instructions, word_at};
 
-/// AVX2, FMA and F16C.
-pub(in super::super) struct Avx2;
+/// How products of bytes are added up.
+pub(in super::super) trait Products {
+    /// As of [`Instructions`].
+    const HAS_SIGNED_DOT: bool;
 
-impl Instructions for Avx2 {
-    const ROWS: usize = 8;
+    /// # Safety
+    /// As of [`Instructions`].
+    unsafe fn dot<const N: usize>(
+        sum: __m256i,
+        weights: &[__m256i; N],
+        words: *const i32,
+        stride: usize,
+        step: usize,
+    ) -> __m256i;
+
+    /// # Safety
+    /// As of [`Instructions`].
+    unsafe fn signed_dot<const N: usize>(
+        sum: __m256i,
+        weights: &[__m256i; N],
+        words: *const i32,
+        stride: usize,
+    ) -> __m256i;
+}
+
+/// In pairs, in 16 bits with saturation, so weights must be small or signed.
+pub(in super::super) struct Pairs;
+
+impl Products for Pairs {
     const HAS_SIGNED_DOT: bool = true;
+
+    #[inline(always)]
+    unsafe fn dot<const N: usize>(
+        mut sum: __m256i,
+        weights: &[__m256i; N],
+        words: *const i32,
+        stride: usize,
+        step: usize,
+    ) -> __m256i {
+        let step = step.min(N);
+        for first in 0..N / step {
+            let mut pairs = _mm256_setzero_si256();
+            #[allow(
+                clippy::needless_range_loop,
+                reason = "it counts weights and words alike"
+            )]
+            for index in first * step..(first + 1) * step {
+                let word = _mm256_set1_epi32(words.add(word_at(index, stride)).read_unaligned());
+                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights[index], word));
+            }
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn signed_dot<const N: usize>(
+        mut sum: __m256i,
+        weights: &[__m256i; N],
+        words: *const i32,
+        stride: usize,
+    ) -> __m256i {
+        for (index, &weights) in weights.iter().enumerate() {
+            let word = _mm256_set1_epi32(words.add(word_at(index, stride)).read_unaligned());
+            // Two products of at most 128 * 127 fit into 16 bits.
+            let pairs =
+                _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(word, weights));
+            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+        }
+        sum
+    }
+}
+
+/// The 8-bit dot product: that of AVX-VNNI, or the same as AVX-512 has it.
+pub(in super::super) struct DotProduct<const OF_AVX512: bool>;
+
+impl<const OF_AVX512: bool> Products for DotProduct<OF_AVX512> {
+    const HAS_SIGNED_DOT: bool = false;
+
+    #[inline(always)]
+    unsafe fn dot<const N: usize>(
+        mut sum: __m256i,
+        weights: &[__m256i; N],
+        words: *const i32,
+        stride: usize,
+        _step: usize,
+    ) -> __m256i {
+        for (index, &weights) in weights.iter().enumerate() {
+            let word = _mm256_set1_epi32(words.add(word_at(index, stride)).read_unaligned());
+            sum = if OF_AVX512 {
+                _mm256_dpbusd_epi32(sum, weights, word)
+            } else {
+                _mm256_dpbusd_avx_epi32(sum, weights, word)
+            };
+        }
+        sum
+    }
+
+    #[inline(always)]
+    unsafe fn signed_dot<const N: usize>(
+        sum: __m256i,
+        weights: &[__m256i; N],
+        words: *const i32,
+        stride: usize,
+    ) -> __m256i {
+        // Not signed here, as `HAS_SIGNED_DOT` says.
+        Self::dot(sum, weights, words, stride, 1)
+    }
+}
+
+/// AVX2, FMA and F16C. `P` says how products are added up.
+pub(in super::super) struct Avx2<P>(P);
+
+impl<P: Products> Instructions for Avx2<P> {
+    const ROWS: usize = 8;
+    const HAS_SIGNED_DOT: bool = P::HAS_SIGNED_DOT;
     const HOLDS_TOTALS: bool = false;
     type Integers = __m256i;
     type Floats = __m256;
@@ -68,43 +178,23 @@ impl Instructions for Avx2 {
 
     #[inline(always)]
     unsafe fn dot<const N: usize>(
-        mut sum: __m256i,
+        sum: __m256i,
         weights: &[__m256i; N],
         words: *const i32,
         stride: usize,
         step: usize,
     ) -> __m256i {
-        let step = step.min(N);
-        for first in 0..N / step {
-            let mut pairs = _mm256_setzero_si256();
-            #[allow(
-                clippy::needless_range_loop,
-                reason = "it counts weights and words alike"
-            )]
-            for index in first * step..(first + 1) * step {
-                let word = _mm256_set1_epi32(words.add(word_at(index, stride)).read_unaligned());
-                pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(weights[index], word));
-            }
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-        }
-        sum
+        P::dot(sum, weights, words, stride, step)
     }
 
     #[inline(always)]
     unsafe fn signed_dot<const N: usize>(
-        mut sum: __m256i,
+        sum: __m256i,
         weights: &[__m256i; N],
         words: *const i32,
         stride: usize,
     ) -> __m256i {
-        for (index, &weights) in weights.iter().enumerate() {
-            let word = _mm256_set1_epi32(words.add(word_at(index, stride)).read_unaligned());
-            // Two products of at most 128 * 127 fit into 16 bits.
-            let pairs =
-                _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(word, weights));
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-        }
-        sum
+        P::signed_dot(sum, weights, words, stride)
     }
 
     #[inline(always)]
