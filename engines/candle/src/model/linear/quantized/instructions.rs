@@ -64,13 +64,17 @@ pub(super) trait Instructions {
         stride: usize,
         step: usize,
     ) -> Self::Integers;
-    /// As `dot` with signed weights, where there is one.
+    /// As `dot` with signed weights, where `HAS_SIGNED_DOT` says that there are such.
+    #[inline(always)]
     unsafe fn signed_dot<const N: usize>(
         sum: Self::Integers,
         weights: &[Self::Integers; N],
         words: *const i32,
         stride: usize,
-    ) -> Self::Integers;
+    ) -> Self::Integers {
+        // SAFETY: what the caller promises.
+        unsafe { Self::dot(sum, weights, words, stride, 1) }
+    }
     /// As `dot` or, of signed weights, `signed_dot`, for two rows in fewer instructions than one after the other takes; `None`
     /// where there is no such thing. Each two words of the second row follow those of the first.
     #[inline(always)]

@@ -27,12 +27,15 @@ pub(in super::super) trait Products {
 
     /// # Safety
     /// As of [`Instructions`].
+    #[inline(always)]
     unsafe fn signed_dot<const N: usize>(
         sum: __m256i,
         weights: &[__m256i; N],
         words: *const i32,
         stride: usize,
-    ) -> __m256i;
+    ) -> __m256i {
+        Self::dot(sum, weights, words, stride, 1)
+    }
 }
 
 /// In pairs, in 16 bits with saturation, so weights must be small or signed.
@@ -106,17 +109,6 @@ impl<const OF_AVX512: bool> Products for DotProduct<OF_AVX512> {
             };
         }
         sum
-    }
-
-    #[inline(always)]
-    unsafe fn signed_dot<const N: usize>(
-        sum: __m256i,
-        weights: &[__m256i; N],
-        words: *const i32,
-        stride: usize,
-    ) -> __m256i {
-        // Not signed here, as `HAS_SIGNED_DOT` says.
-        Self::dot(sum, weights, words, stride, 1)
     }
 }
 

@@ -81,17 +81,6 @@ impl Instructions for Avx512Vnni {
     }
 
     #[inline(always)]
-    unsafe fn signed_dot<const N: usize>(
-        sum: __m512i,
-        weights: &[__m512i; N],
-        words: *const i32,
-        stride: usize,
-    ) -> __m512i {
-        // Not signed here, as `HAS_SIGNED_DOT` says.
-        Self::dot(sum, weights, words, stride, 1)
-    }
-
-    #[inline(always)]
     unsafe fn splat(number: f32) -> __m512 {
         _mm512_set1_ps(number)
     }
