@@ -350,6 +350,7 @@ mod tests {
             tokens_per_s,
             outside_model: 0.0,
             accepted_drafts: None,
+            rounds_apart: 0,
         };
         let rates = [(1, 10.0), (4, 30.0), (16, 60.0), (32, 62.0)];
         let first = Measured {

@@ -74,6 +74,9 @@ pub(crate) struct Decode {
     /// Part of the tokens that speculation guessed which the model chose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) accepted_drafts: Option<f64>,
+    /// Rounds in which the sequences never all decoded at once; their rate has prefill in it.
+    #[serde(default)]
+    pub(crate) rounds_apart: usize,
 }
 
 /// Measures and prints.
@@ -150,7 +153,7 @@ async fn measure_all(
     }
     progress.finish();
     let decode = args.sequences.iter().zip(decodes).map(|(&sequences, all)| {
-        let rates = all.iter().map(|one| one.tokens_per_s).collect();
+        let rates = all.iter().map(|one| one.rate.tokens_per_s).collect();
         let outside = all.iter().map(|one| one.outside_model).collect();
         let accepted: Vec<f64> = all.iter().filter_map(|one| one.accepted_drafts).collect();
         Decode {
@@ -158,6 +161,7 @@ async fn measure_all(
             tokens_per_s: median(rates),
             outside_model: median(outside),
             accepted_drafts: (!accepted.is_empty()).then(|| median(accepted)),
+            rounds_apart: all.iter().filter(|one| !one.rate.at_once).count(),
         }
     });
     let block_size: u64 = (config.kv_block_size).map_or(0, |size| size.get().into());

@@ -13,10 +13,18 @@ use tokio::time::Instant;
 /// One measurement of sequences that decode together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DecodeFigures {
-    pub(super) tokens_per_s: f64,
+    pub(super) rate: Rate,
     pub(super) outside_model: f64,
     /// Part of the tokens that speculation guessed which the model chose; `None` where none was guessed.
     pub(super) accepted_drafts: Option<f64>,
+}
+
+/// How fast sequences decode.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rate {
+    pub(super) tokens_per_s: f64,
+    /// Whether there was a time in which all decoded; otherwise the rate is of the whole time, prefill of the later ones in it.
+    pub(super) at_once: bool,
 }
 
 /// The engine's counts so far.
@@ -83,7 +91,7 @@ impl<'a> Load<'a> {
         let drafts = after.drafts - before.drafts;
         let accepted = after.accepted_drafts - before.accepted_drafts;
         Ok(DecodeFigures {
-            tokens_per_s: together(&all),
+            rate: together(&all),
             outside_model: ((step_s - forward_s) / step_s).clamp(0.0, 1.0),
             accepted_drafts: (drafts > 0.0).then(|| accepted / drafts),
         })
@@ -185,14 +193,18 @@ async fn arrivals(
 /// Tokens a second between the moment when the last sequence has begun and the moment when the first one ends. Where one ends
 /// before another begins, for they are short or the machine is busy, between the first token and the last.
 #[expect(clippy::cast_precision_loss, reason = "thousands of tokens")]
-fn together(all: &[Arrivals]) -> f64 {
+fn together(all: &[Arrivals]) -> Rate {
     let first = || all.iter().filter_map(|came| came.first()).map(|it| it.0);
     let last = || all.iter().filter_map(|came| came.last()).map(|it| it.0);
     let all_decode = first().max().zip(last().min());
     let one_decodes = first().min().zip(last().max());
     let span = all_decode.filter(|(begun, ended)| begun < ended);
+    let at_once = span.is_some();
     let Some((begun, ended)) = span.or(one_decodes) else {
-        return f64::NAN;
+        return Rate {
+            tokens_per_s: f64::NAN,
+            at_once,
+        };
     };
     let within = |(at, _): &&(Instant, usize)| *at > begun && *at <= ended;
     let tokens: usize = all
@@ -201,7 +213,10 @@ fn together(all: &[Arrivals]) -> f64 {
         .filter(within)
         .map(|(_, tokens)| *tokens)
         .sum();
-    tokens as f64 / ended.saturating_duration_since(begun).as_secs_f64()
+    Rate {
+        tokens_per_s: tokens as f64 / ended.saturating_duration_since(begun).as_secs_f64(),
+        at_once,
+    }
 }
 
 #[cfg(test)]
@@ -215,8 +230,10 @@ mod tests {
         let early: Arrivals = (0..=4).map(|n| (at(n * 100), 1)).collect();
         let late: Arrivals = (2..=6).map(|n| (at(n * 100), 1)).collect();
         // From 200 ms, when the later one begins, to 400 ms, when the earlier one ends: two tokens each.
-        assert!((together(&[early, late]) - 20.0).abs() < 1e-6);
-        assert!(together(&[]).is_nan());
+        let rate = together(&[early, late]);
+        assert!(rate.at_once);
+        assert!((rate.tokens_per_s - 20.0).abs() < 1e-6);
+        assert!(together(&[]).tokens_per_s.is_nan());
     }
 
     #[test]
@@ -227,6 +244,8 @@ mod tests {
             (0..=2).map(|n| (at(n), 1)).collect()
         };
         // Five tokens after the first, in 500 ms.
-        assert!((together(&[arrivals(0), arrivals(300)]) - 10.0).abs() < 1e-6);
+        let rate = together(&[arrivals(0), arrivals(300)]);
+        assert!(!rate.at_once);
+        assert!((rate.tokens_per_s - 10.0).abs() < 1e-6);
     }
 }

@@ -27,6 +27,15 @@ pub(super) fn table(measured: &Measured) -> String {
                 100.0 * decode.outside_model
             ),
         ));
+        if decode.rounds_apart > 0 {
+            text.push_str(&line(
+                "",
+                &format!(
+                    "prefill is in it: in {} round(s) some had ended before all had begun; more --new-tokens mend that",
+                    decode.rounds_apart
+                ),
+            ));
+        }
     }
     text.push_str(&line(
         &format!("prefill, {} tokens", measured.prefill_tokens),
@@ -47,4 +56,29 @@ pub(super) fn table(measured: &Measured) -> String {
 
 fn line(what: &str, figure: &str) -> String {
     format!("  {what:<28} {figure}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Decode;
+    use super::*;
+
+    #[test]
+    fn a_rate_that_has_prefill_in_it_is_told() {
+        let table = |rounds_apart| {
+            let decode = Decode {
+                sequences: 16,
+                tokens_per_s: 100.0,
+                outside_model: 0.01,
+                accepted_drafts: None,
+                rounds_apart,
+            };
+            table(&Measured {
+                decode: vec![decode],
+                ..Measured::default()
+            })
+        };
+        assert!(!table(0).contains("prefill is in it"));
+        assert!(table(2).contains("prefill is in it: in 2 round(s)"));
+    }
 }
