@@ -88,6 +88,8 @@ pub(crate) fn pack_all(sequences: &[Sequence], budget_tokens: usize) -> anyhow::
 pub(crate) struct Drawn {
     /// Conversations with tools.
     pub(crate) calls: usize,
+    /// Tools and a question, up to the first call.
+    pub(crate) choices: usize,
     /// Sums, words to repeat, facts and JSON.
     pub(crate) exercises: usize,
     /// Tokens without sense to repeat.
@@ -107,7 +109,14 @@ pub(crate) fn drawn(
 ) -> anyhow::Result<Vec<Sequence>> {
     let mut sequences = Vec::new();
     for _ in 0..counts.calls {
-        sequences.push(encoder.messages(&kinds.conversation(text, rng))?);
+        let (messages, known) = kinds.conversation(text, rng);
+        let mut sequence = encoder.messages(&messages)?;
+        let begin = encoder.messages(&messages[..known])?.len();
+        sequence.learned[..begin].fill(false);
+        sequences.push(sequence);
+    }
+    for _ in 0..counts.choices {
+        sequences.push(encoder.messages(&kinds.choice(text, rng))?);
     }
     for _ in 0..counts.exercises {
         sequences.push(encoder.messages(&practice::exercise(text, &kinds.values, rng))?);

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use tokenizers::Tokenizer;
 
 /// How a byte-level vocabulary writes a space.
@@ -10,7 +10,7 @@ const SPACE: char = 'Ġ';
 /// Ends a document.
 const END_OF_TEXT: &str = "<|endoftext|>";
 /// Begins a message.
-const MESSAGE_START: &str = "<|im_start|>";
+pub(crate) const MESSAGE_START: &str = "<|im_start|>";
 /// Ends a message, and with it the model's turn.
 pub(crate) const MESSAGE_END: &str = "<|im_end|>";
 
@@ -50,6 +50,16 @@ impl Sequence {
     pub(crate) fn len(&self) -> usize {
         self.tokens.len()
     }
+}
+
+/// How a token is written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spelling {
+    pub(crate) token: usize,
+    pub(crate) has_space: bool,
+    pub(crate) is_capital: bool,
+    /// The token of the same letters, small and without a space before them, where that is another.
+    pub(crate) like: Option<usize>,
 }
 
 /// The model's tokenizer, with its chat template and special tokens.
@@ -125,18 +135,35 @@ impl Encoder {
         self.conversation(&messages.collect::<Vec<_>>())
     }
 
-    /// The tokens that begin with a space, and for each the token of the same letters without it, where there is one.
-    pub(crate) fn spaced(&self) -> Vec<(usize, Option<usize>)> {
+    /// How each token is written, and which other one has the same letters, small and without a space before them.
+    pub(crate) fn spellings(&self) -> Vec<Spelling> {
         let vocabulary = self.tokenizer.get_vocab(true);
         let index = |id: u32| usize::try_from(id).ok();
-        let spaced = vocabulary.iter().filter_map(|(token, &id)| {
-            let letters = token.strip_prefix(SPACE)?;
-            let plain = vocabulary.get(letters).and_then(|&id| index(id));
-            Some((index(id)?, plain))
+        let spellings = vocabulary.iter().filter_map(|(token, &id)| {
+            let letters = token.strip_prefix(SPACE).unwrap_or(token);
+            let small = letters.to_lowercase();
+            let like = vocabulary.get(&small).filter(|&&like| like != id);
+            Some(Spelling {
+                token: index(id)?,
+                has_space: letters != token,
+                is_capital: small != letters,
+                like: like.and_then(|&id| index(id)),
+            })
         });
-        let mut spaced: Vec<_> = spaced.collect();
-        spaced.sort_unstable();
-        spaced
+        let mut spellings: Vec<_> = spellings.collect();
+        spellings.sort_unstable_by_key(|it| it.token);
+        spellings
+    }
+
+    /// The token of this text, which is one.
+    ///
+    /// # Errors
+    /// When the text is another number of tokens.
+    pub(crate) fn one(&self, text: &str) -> anyhow::Result<usize> {
+        match self.ids(text)?.as_slice() {
+            [token] => Ok(usize::try_from(*token)?),
+            tokens => bail!("{text:?} is {} tokens, not one", tokens.len()),
+        }
     }
 
     /// The words that are one token after a space. Without the space most are several: how they are spelled must be learned.

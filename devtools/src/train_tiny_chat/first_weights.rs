@@ -1,13 +1,14 @@
-//! The weights that training begins with: random ones, and among them heads that copy.
+//! The weights that training begins with: random ones, and among them heads that copy, and choose what to copy.
 //!
-//! What a small model learns last is to repeat a word that it reads for the first time. Two layers of attention can do it: a
-//! head of the first tells every token which one came before it, and heads of the second look for a token that the present
-//! one came before, and write what they find. A training of minutes does not find these two by chance, so it begins with
-//! them; where they look and what they write is then learned as everything else is.
+//! What a small model learns last is to repeat a word that it reads for the first time, and to see which of several tools a question
+//! asks for. A training of minutes does not find how by chance, so it begins with [heads](heads) that do both; where they look and
+//! what they write is then learned as everything else is.
 //!
 //! # Source
 //! Olsson et al., "In-context Learning and Induction Heads"; Trockman and Kolter, "Mimetic Initialization of
 //! Self-Attention Layers", for the idea to begin with what a training would find.
+
+mod heads;
 
 use std::collections::HashMap;
 
@@ -16,20 +17,17 @@ use candle_core::{DType, Device, Tensor};
 use genset_devtools::checkout::{Config, EMBEDDING, NamedTensors};
 use rand::{Rng, RngExt as _};
 
+use self::heads::Heads;
+use crate::encode::{Encoder, MESSAGE_START, Role, Spelling};
+
 /// The deviation of what a block adds to the stream of a layer that nothing was put into.
 const INTO_STREAM: f32 = 0.0015;
-/// Pairs of a head's values that turn fast: they tell neighbours apart.
-const FAST_PAIRS: usize = 8;
-/// Pairs that turn slowly: what they hold is compared over hundreds of tokens.
-const SLOW_PAIRS: usize = 16;
-/// In the stream, one value in this many is the same for all tokens.
-const BLOCK: usize = 32;
-/// Of each block, the values that hold the token before.
-const BEFORE: std::ops::RangeInclusive<usize> = 1..=8;
-/// Of each block, the value that says whether a token begins with a space.
-const SPACE: usize = 31;
-/// How much of its meaning a token that begins with a space has from the one without it: copies go from one to the other.
+/// How much of its meaning a token has from the one of the same letters, small and without a space: copies go from one to the other.
 const SHARED: f32 = 0.9;
+/// What is left of values that other tokens have, or that a head is to write.
+const FAINT: f32 = 0.1;
+/// Of what is the same for all tokens, in deviations of the embedding.
+const CONSTANT: f32 = 2.0;
 
 /// One matrix `[rows, columns]`.
 struct Matrix {
@@ -46,51 +44,101 @@ impl Matrix {
         }
     }
 
-    fn set(&mut self, row: usize, column: usize, value: f32) {
-        self.values[row * self.columns + column] = value;
-    }
-
-    fn clear_row(&mut self, row: usize) {
-        self.values[row * self.columns..][..self.columns].fill(0.0);
+    fn row(&mut self, row: usize) -> &mut [f32] {
+        &mut self.values[row * self.columns..][..self.columns]
     }
 }
+
+/// The matrices, with their shapes, by their names in a Hugging Face checkpoint.
+type Matrices = HashMap<String, (Vec<usize>, Matrix)>;
 
 /// Which values of the stream hold what.
 struct Stream {
+    /// The same for all tokens.
     constant: Vec<usize>,
+    /// The token before, as mixtures of its content.
     before: Vec<usize>,
-    space: Vec<usize>,
+    /// What the token is.
     content: Vec<usize>,
+    /// Only marks of who speaks have it.
+    mark: Vec<usize>,
+    /// How much of the last tokens the user said.
+    fits: Vec<usize>,
+    /// Whether the user said the same token.
+    said: Vec<usize>,
+    /// Whether the user speaks.
+    user: Vec<usize>,
+    /// Whether the token has a capital letter.
+    capital: Vec<usize>,
+    /// Whether it begins with a space.
+    space: Vec<usize>,
 }
 
 impl Stream {
+    /// The stream is cut into blocks of 32, and each has something of everything: so no head's width sees one thing alone.
     fn new(width: usize) -> Self {
-        let of = |wanted: fn(usize) -> bool| (0..width).filter(|it| wanted(it % BLOCK)).collect();
+        let of = |places: std::ops::Range<usize>| {
+            (0..width)
+                .filter(|it| places.contains(&(it % 32)))
+                .collect()
+        };
         Self {
-            constant: of(|it| it == 0),
-            before: of(|it| BEFORE.contains(&it)),
-            space: of(|it| it == SPACE),
-            content: of(|it| it > *BEFORE.end() && it < SPACE),
+            constant: of(0..1),
+            before: of(1..9),
+            content: of(9..26),
+            mark: of(26..27),
+            fits: of(27..28),
+            said: of(28..29),
+            user: of(29..30),
+            capital: of(30..31),
+            space: of(31..32),
         }
     }
 }
 
-/// The weights, by their names in a Hugging Face checkpoint. `spaced` are the tokens that begin with a space, each with the token
-/// of the same letters without it.
+/// Tokens that the first weights know.
+pub(crate) struct Landmarks {
+    spellings: Vec<Spelling>,
+    /// Begins a message.
+    message: usize,
+    /// Follows it where the user speaks.
+    user: usize,
+    /// Ends a line.
+    line: usize,
+}
+
+impl Landmarks {
+    /// # Errors
+    /// When one of them is not one token.
+    pub(crate) fn of(encoder: &Encoder) -> anyhow::Result<Self> {
+        Ok(Self {
+            spellings: encoder.spellings(),
+            message: encoder.one(MESSAGE_START)?,
+            user: encoder.one(Role::User.as_str())?,
+            line: encoder.one("\n")?,
+        })
+    }
+}
+
+/// The weights, by their names in a Hugging Face checkpoint.
 ///
 /// # Errors
-/// When the configuration has too few layers, or heads of another width than these heads that copy.
+/// When the configuration has too few layers, or heads of another width or number than these.
 pub(crate) fn first_weights(
     config: &Config,
-    spaced: &[(usize, Option<usize>)],
+    landmarks: &Landmarks,
     rng: &mut impl Rng,
 ) -> anyhow::Result<NamedTensors> {
     ensure!(
-        config.num_hidden_layers >= 2 && config.head_dim == 64 && config.num_key_value_heads == 2,
-        "the heads that copy need two layers and two KV heads of 64"
+        config.num_hidden_layers >= 4
+            && config.head_dim == 64
+            && config.num_attention_heads == 4
+            && config.num_key_value_heads == 2,
+        "the heads that copy need four layers, four heads of 64 and two KV heads"
     );
     let mut matrices = HashMap::new();
     let mut tensors = HashMap::new();
+    let embedding_deviation = (config.hidden_size as f32).sqrt().recip();
     for (name, shape) in config.tensors() {
         if shape.len() == 1 {
             tensors.insert(name, Tensor::ones(shape, DType::F32, &Device::Cpu)?);
@@ -99,160 +147,67 @@ pub(crate) fn first_weights(
         let deviation = if name.contains("o_proj") || name.contains("down_proj") {
             INTO_STREAM
         } else {
-            (config.hidden_size as f32).sqrt().recip()
+            embedding_deviation
         };
         let matrix = Matrix::random(&shape, deviation, rng);
         matrices.insert(name, (shape, matrix));
     }
-    Copying {
-        stream: Stream::new(config.hidden_size),
-        deviation: (config.hidden_size as f32).sqrt().recip(),
-        group: config.num_attention_heads / config.num_key_value_heads,
+    let stream = Stream::new(config.hidden_size);
+    if let Some((_, embedding)) = matrices.get_mut(EMBEDDING) {
+        embed(embedding, &stream, embedding_deviation, landmarks);
+    }
+    Heads {
+        matrices: &mut matrices,
+        stream: &stream,
+        deviation: embedding_deviation,
         width: config.head_dim,
         theta: config.rope_theta,
     }
-    .put(&mut matrices, spaced, rng);
+    .put(rng);
     for (name, (shape, matrix)) in matrices {
         tensors.insert(name, Tensor::from_vec(matrix.values, shape, &Device::Cpu)?);
     }
     Ok(tensors)
 }
 
-type Matrices = HashMap<String, (Vec<usize>, Matrix)>;
-
-/// The heads that copy.
-struct Copying {
-    stream: Stream,
-    /// Of the embedding.
-    deviation: f32,
-    /// Query heads of one KV head.
-    group: usize,
-    width: usize,
-    theta: f32,
-}
-
-impl Copying {
-    fn put(&self, matrices: &mut Matrices, spaced: &[(usize, Option<usize>)], rng: &mut impl Rng) {
-        self.embed(matrices, spaced);
-        // What is compared: as many mixtures of a token's values as there is room for the token before.
-        let mix = (self.stream.content.len() as f32).sqrt().recip();
-        let mixtures: Vec<Vec<f32>> = (0..self.stream.before.len())
-            .map(|_| {
-                self.stream
-                    .content
-                    .iter()
-                    .map(|_| normal(rng) * mix)
-                    .collect()
-            })
-            .collect();
-        self.look_one_back(matrices, &mixtures);
-        self.look_for_the_same(matrices, &mixtures);
-    }
-
-    /// Some values are the same for all tokens, some are empty, and two tokens of the same letters are near each other.
-    fn embed(&self, matrices: &mut Matrices, spaced: &[(usize, Option<usize>)]) {
-        let Some((shape, embedding)) = matrices.get_mut(EMBEDDING) else {
-            return;
-        };
-        for token in 0..shape[0] {
-            for &column in &self.stream.constant {
-                embedding.set(token, column, 2.0 * self.deviation);
-            }
-            for &column in &self.stream.before {
-                embedding.values[token * embedding.columns + column] *= 0.1;
-            }
-            for &column in &self.stream.space {
-                embedding.set(token, column, -self.deviation);
-            }
-        }
-        let own = (1.0 - SHARED * SHARED).sqrt();
-        for &(token, plain) in spaced {
-            for &column in &self.stream.space {
-                embedding.set(token, column, self.deviation);
-            }
-            let Some(plain) = plain else { continue };
-            for &column in &self.stream.content {
-                let at = |token: usize| token * embedding.columns + column;
-                let (own_value, shared) =
-                    (embedding.values[at(token)], embedding.values[at(plain)]);
-                embedding.set(token, column, own * own_value + SHARED * shared);
-            }
+/// Some values are the same for all tokens, some are for the heads to write, and tokens of the same letters are near each other.
+fn embed(embedding: &mut Matrix, stream: &Stream, deviation: f32, landmarks: &Landmarks) {
+    let fill = |row: &mut [f32], columns: &[usize], value: f32| {
+        columns.iter().for_each(|&it| row[it] = value * deviation);
+    };
+    let fade = |row: &mut [f32], columns: &[usize]| {
+        columns.iter().for_each(|&it| row[it] *= FAINT);
+    };
+    for token in 0..embedding.values.len() / embedding.columns {
+        let row = embedding.row(token);
+        fill(row, &stream.constant, CONSTANT);
+        fade(row, &stream.before);
+        for columns in [&stream.mark, &stream.fits, &stream.said, &stream.user] {
+            fill(row, columns, 0.0);
         }
     }
-
-    /// Head 0 of layer 0: the query is the key of the position before, made of values that all tokens share.
-    fn look_one_back(&self, matrices: &mut Matrices, mixtures: &[Vec<f32>]) {
-        let half = self.width / 2;
-        for pair in 0..half {
-            let (sin, cos) = self
-                .theta
-                .powf(-(2.0 * pair as f32) / self.width as f32)
-                .sin_cos();
-            let strength = if pair < FAST_PAIRS { 0.35 } else { 0.0 };
-            for (part, low, high) in [("q", cos, -sin), ("k", 1.0, 0.0)] {
-                let matrix = attention(matrices, 0, part);
-                for (row, value) in [(pair, low), (pair + half, high)] {
-                    matrix.clear_row(row);
-                    for &column in &self.stream.constant {
-                        matrix.set(row, column, strength * value);
-                    }
-                }
-            }
-        }
-        for (row, mixture) in mixtures.iter().enumerate() {
-            self.read(attention(matrices, 0, "v"), row, mixture, 1.0);
-            let into = attention(matrices, 0, "o");
-            into.set(self.stream.before[row], row, 1.5 * self.deviation);
+    // The marks of who speaks; the user's is a little stronger, as it stands right behind the one that begins a message.
+    for (token, user, mark) in [(landmarks.message, -2.0, 2.0), (landmarks.user, 2.0, 2.04)] {
+        fill(embedding.row(token), &stream.user, user);
+        fill(embedding.row(token), &stream.mark, mark);
+    }
+    // That the user ended a line, too, says nothing, and the norms of marks are to be alike.
+    for token in [landmarks.message, landmarks.user, landmarks.line] {
+        fade(embedding.row(token), &stream.content);
+    }
+    let own = (1.0 - SHARED * SHARED).sqrt();
+    for spelling in &landmarks.spellings {
+        let sign = |is: bool| if is { 1.0 } else { -1.0 };
+        let row = embedding.row(spelling.token);
+        fill(row, &stream.space, sign(spelling.has_space));
+        fill(row, &stream.capital, sign(spelling.is_capital));
+        let Some(like) = spelling.like else { continue };
+        let shared: Vec<f32> = embedding.row(like).to_vec();
+        let row = embedding.row(spelling.token);
+        for &column in &stream.content {
+            row[column] = own * row[column] + SHARED * shared[column];
         }
     }
-
-    /// The first head of each group in layer 1: looks for tokens that the present one came before, and writes them.
-    fn look_for_the_same(&self, matrices: &mut Matrices, mixtures: &[Vec<f32>]) {
-        let half = self.width / 2;
-        let slow = half - SLOW_PAIRS..half;
-        let rows: Vec<usize> = slow.clone().chain(slow.map(|pair| pair + half)).collect();
-        for kv_head in 0..2 {
-            let query_head = kv_head * self.group;
-            for row in 0..self.width {
-                attention(matrices, 1, "k").clear_row(kv_head * self.width + row);
-                attention(matrices, 1, "q").clear_row(query_head * self.width + row);
-            }
-            for (at, row) in rows.iter().enumerate() {
-                let at = kv_head * rows.len() + at;
-                let keys = attention(matrices, 1, "k");
-                keys.set(kv_head * self.width + row, self.stream.before[at], 1.0);
-                let queries = attention(matrices, 1, "q");
-                self.read(queries, query_head * self.width + row, &mixtures[at], 4.5);
-            }
-            for row in 0..self.width {
-                let column = self.stream.content[kv_head * self.width + row];
-                let values = attention(matrices, 1, "v");
-                values.clear_row(kv_head * self.width + row);
-                values.set(kv_head * self.width + row, column, 1.0);
-                let into = attention(matrices, 1, "o");
-                into.set(column, query_head * self.width + row, 3.7 * self.deviation);
-            }
-        }
-    }
-
-    /// The row reads a mixture of a token's own values and nothing else.
-    fn read(&self, matrix: &mut Matrix, row: usize, mixture: &[f32], strength: f32) {
-        matrix.clear_row(row);
-        for (&column, value) in self.stream.content.iter().zip(mixture) {
-            matrix.set(row, column, strength * value);
-        }
-    }
-}
-
-/// One of a layer's four matrices of attention, which every configuration has.
-#[expect(
-    clippy::expect_used,
-    reason = "the configuration lists its own tensors"
-)]
-fn attention<'a>(matrices: &'a mut Matrices, layer: usize, part: &str) -> &'a mut Matrix {
-    let name = format!("model.layers.{layer}.self_attn.{part}_proj.weight");
-    let matrix = matrices.get_mut(&name).map(|(_, matrix)| matrix);
-    matrix.expect("a matrix of attention")
 }
 
 /// A number of the standard normal distribution.
@@ -266,28 +221,91 @@ fn normal(rng: &mut impl Rng) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
+    use std::sync::Arc;
 
     use rand::SeedableRng as _;
     use rand::rngs::StdRng;
 
-    use crate::encode::Encoder;
     use crate::model::Model;
     use crate::practice::drill;
+    use crate::text::Text;
+    use crate::tools::Kinds;
     use crate::train::Known;
 
     use super::*;
 
+    fn folder() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
+    }
+
+    fn model(encoder: &Encoder, rng: &mut StdRng) -> Model {
+        Model::random(Config::read(&folder()).unwrap(), encoder, rng).unwrap()
+    }
+
+    /// The tool that a line or a call names.
+    fn named(text: &str) -> Option<String> {
+        let (_, rest) = text.split_once("\"name\": \"")?;
+        Some(rest.split_once('"')?.0.to_owned())
+    }
+
     #[test]
     fn tokens_are_copied_before_anything_is_learned() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");
         let mut rng = StdRng::seed_from_u64(1);
-        let config = Config::read(&folder).unwrap();
-        let vocabulary = config.vocab_size;
-        let encoder = Encoder::read(&folder).unwrap();
-        let model = Model::random(config, &encoder, &mut rng).unwrap();
-        let drills: Vec<_> = (0..20).map(|_| drill(vocabulary, &mut rng)).collect();
+        let encoder = Encoder::read(&folder()).unwrap();
+        let model = model(&encoder, &mut rng);
+        let drills: Vec<_> = (0..20)
+            .map(|_| drill(encoder.vocabulary(), &mut rng))
+            .collect();
         let known = Known::of(&model, &drills).unwrap();
-        assert!(known.tokens_percent > 60, "{}", known.tokens_percent);
+        assert!(known.tokens_percent > 80, "{}", known.tokens_percent);
+    }
+
+    #[test]
+    fn the_tool_that_fits_is_preferred_before_anything_is_learned() {
+        let mut rng = StdRng::seed_from_u64(1);
+        let encoder = Encoder::read(&folder()).unwrap();
+        let model = model(&encoder, &mut rng);
+        let (kinds, text) = (
+            Kinds::read(&folder(), &encoder).unwrap(),
+            Text::read(&folder()).unwrap(),
+        );
+        let (mut asked, mut right, mut by_chance) = (0.0, 0.0, 0.0);
+        while asked < 100.0 {
+            let mut messages = kinds.choice(&text, &mut rng);
+            assert_eq!(messages.len(), 3, "{messages:?}");
+            let lines: Vec<String> = messages[1].1.lines().map(str::to_owned).collect();
+            let call = messages[2].1.clone();
+            // The call up to where its name begins, and with a name after it.
+            let mut begun = |name: &str| {
+                messages[2].1 = format!("<tool_call>\n{{\"name\": \"{name}");
+                let mut tokens = encoder.messages(&messages).unwrap().tokens;
+                // Its end, and the line's.
+                tokens.truncate(tokens.len() - 2);
+                tokens
+            };
+            let tokens = begun("");
+            let names: Vec<String> = lines.iter().filter_map(|it| named(it)).collect();
+            let mut firsts: Vec<u32> = names.iter().map(|it| begun(it)[tokens.len()]).collect();
+            let Some(wanted) = named(&call).map(|it| begun(&it)[tokens.len()]) else {
+                continue;
+            };
+            let count = firsts.len();
+            firsts.sort_unstable();
+            firsts.dedup();
+            if firsts.len() < count || count == 1 {
+                continue;
+            }
+            let last = u32::try_from(tokens.len() - 1).unwrap();
+            let lengths = Arc::new(vec![tokens.len()]);
+            let logits = model.forward(&tokens, &lengths, &[last]).unwrap();
+            let logits: Vec<Vec<f32>> = logits.to_vec2().unwrap();
+            let logit = |token: &u32| logits[0][usize::try_from(*token).unwrap()];
+            let best = firsts.iter().max_by(|a, b| logit(a).total_cmp(&logit(b)));
+            asked += 1.0;
+            right += f64::from(u8::from(best == Some(&wanted)));
+            by_chance += 1.0 / f64::from(u32::try_from(count).unwrap());
+        }
+        assert!(right > 1.25 * by_chance, "{right}, by chance {by_chance}");
     }
 }

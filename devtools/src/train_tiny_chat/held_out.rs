@@ -9,7 +9,7 @@ use serde::Deserialize;
 use crate::encode::{Encoder, Role, Sequence};
 use crate::golden::{self, Case};
 use crate::model::Model;
-use crate::tools::with_tools;
+use crate::tools::{after_the_question, list};
 use crate::train::Known;
 
 /// The file's name in the model's folder.
@@ -43,16 +43,12 @@ impl HeldOutCase {
         whole && self.contains.iter().all(|part| given.contains(part))
     }
 
-    /// The messages, with the tools in the first one, as the chat template writes them.
+    /// The messages, with the tools behind the last question, as the chat template writes them.
     fn said(&self) -> Vec<(Role, String)> {
         let said = self.messages.iter().map(golden::Message::said);
         let mut said: Vec<(Role, String)> = said.collect();
-        if self.tools.is_empty() {
-            return said;
-        }
-        match said.first_mut() {
-            Some((Role::System, system)) => *system = with_tools(Some(system), &self.tools),
-            _ => said.insert(0, (Role::System, with_tools(None, &self.tools))),
+        if !self.tools.is_empty() {
+            said.insert(after_the_question(&said), (Role::System, list(&self.tools)));
         }
         said
     }

@@ -12,7 +12,7 @@ use rand::Rng;
 use genset_devtools::checkout::{Config, EMBEDDING, FINAL_NORM};
 
 use crate::encode::Encoder;
-use crate::first_weights::first_weights;
+use crate::first_weights::{Landmarks, first_weights};
 use crate::ops::{Attention, Heads, Linear, RmsNorm, SwiGlu};
 
 /// The model and its weights.
@@ -75,7 +75,7 @@ impl Model {
         encoder: &Encoder,
         rng: &mut impl Rng,
     ) -> anyhow::Result<Self> {
-        let tensors = first_weights(&config, &encoder.spaced(), rng)?;
+        let tensors = first_weights(&config, &Landmarks::of(encoder)?, rng)?;
         Self::from_tensors(config, &tensors)
     }
 

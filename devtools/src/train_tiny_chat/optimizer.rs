@@ -10,8 +10,9 @@ use crate::model::Model;
 
 /// Gradients longer than this, all of them taken as one vector, are shortened to it.
 const MAX_GRADIENT_NORM: f64 = 1.0;
-/// The share of the steps in which the learning rate rises.
-const WARM_UP: f64 = 0.05;
+/// The share of the steps in which the learning rate rises. It rises slowly, so that the heads of the first weights are not lost before
+/// anything else is learned.
+const WARM_UP: f64 = 0.25;
 /// The learning rate at the end, as a share of the highest.
 const FINAL_RATE: f64 = 0.02;
 
@@ -99,11 +100,11 @@ fn sum(var: &Var, parts: &[GradStore]) -> anyhow::Result<(Tensor, f64)> {
     Ok((all, square))
 }
 
-/// The learning rate of a step as a share of the highest: a straight line up, then half a cosine down.
+/// The learning rate of a step as a share of the highest: half a parabola up, then half a cosine down.
 fn rate_share(step: usize, steps: usize) -> f64 {
     let done = (step as f64 + 0.5) / steps as f64;
     if done < WARM_UP {
-        return done / WARM_UP;
+        return (done / WARM_UP).powi(2);
     }
     let fallen = (done - WARM_UP) / (1.0 - WARM_UP);
     FINAL_RATE + (1.0 - FINAL_RATE) * 0.5 * (1.0 + (std::f64::consts::PI * fallen).cos())
@@ -116,9 +117,9 @@ mod tests {
     #[test]
     fn the_rate_rises_then_falls() {
         let shares: Vec<f64> = (0..1000).map(|step| rate_share(step, 1000)).collect();
-        assert!(shares[..50].is_sorted());
-        assert!(shares[50..].is_sorted_by(|a, b| a >= b));
-        assert!(shares[0] < 0.02 && shares[50] > 0.99);
+        assert!(shares[..250].is_sorted());
+        assert!(shares[250..].is_sorted_by(|a, b| a >= b));
+        assert!(shares[0] < 0.02 && shares[125] < 0.26 && shares[250] > 0.99);
         assert!((shares[999] - FINAL_RATE).abs() < 1e-3);
     }
 }

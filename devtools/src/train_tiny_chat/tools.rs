@@ -137,27 +137,59 @@ impl Kinds {
         Ok(())
     }
 
-    /// A conversation with tools, as messages.
-    pub(crate) fn conversation(&self, text: &Text, rng: &mut impl Rng) -> Vec<(Role, String)> {
+    /// A conversation with tools, as messages, and how many at its beginning are not learned.
+    ///
+    /// The tools stand behind the last question, as the chat template writes them: who reads a description knows what was asked.
+    pub(crate) fn conversation(
+        &self,
+        text: &Text,
+        rng: &mut impl Rng,
+    ) -> (Vec<(Role, String)>, usize) {
         let tools = self.offer(rng);
-        let system = rng
-            .random_bool(0.4)
-            .then(|| SYSTEM_MESSAGES.choose(rng).copied())
-            .flatten();
-        let mut messages = vec![(
-            Role::System,
-            with_tools(system, tools.iter().map(Tool::line)),
-        )];
-        // Several questions about the same tools: each is a choice to learn from.
-        for _ in 0..rng.random_range(1..5) {
-            match rng.random_range(0..100) {
-                0..48 => self.one_use(&tools, &mut messages, rng),
-                48..68 => self.two_uses(&tools, &mut messages, rng),
-                68..80 => self.no_need(text, &mut messages, rng),
-                _ => self.no_use(&tools, &mut messages, rng),
-            }
+        let mut messages = Vec::new();
+        if let Some(system) = SYSTEM_MESSAGES.choose(rng).filter(|_| rng.random_bool(0.4)) {
+            messages.push((Role::System, (*system).to_owned()));
         }
+        // A choice that was made before is shown without the tools: there is nothing to learn from it.
+        if rng.random_bool(0.25) {
+            self.exchange(&tools, text, &mut messages, rng);
+        }
+        let known = messages.len();
+        self.exchange(&tools, text, &mut messages, rng);
+        let list = (Role::System, list(tools.iter().map(Tool::line)));
+        messages.insert(after_the_question(&messages), list);
+        (messages, known)
+    }
+
+    /// A choice alone: a question, and the first call or why there is none.
+    pub(crate) fn choice(&self, text: &Text, rng: &mut impl Rng) -> Vec<(Role, String)> {
+        let tools = self.offer(rng);
+        let mut messages = Vec::new();
+        match rng.random_range(0..100) {
+            0..70 => self.one_use(&tools, &mut messages, rng),
+            70..88 => self.no_need(text, &mut messages, rng),
+            _ => self.no_use(&tools, &mut messages, rng),
+        }
+        messages.truncate(2);
+        let list = (Role::System, list(tools.iter().map(Tool::line)));
+        messages.insert(after_the_question(&messages), list);
         messages
+    }
+
+    /// A question, and all that is said up to its answer.
+    fn exchange(
+        &self,
+        tools: &[Tool],
+        text: &Text,
+        messages: &mut Vec<(Role, String)>,
+        rng: &mut impl Rng,
+    ) {
+        match rng.random_range(0..100) {
+            0..40 => self.one_use(tools, messages, rng),
+            40..64 => self.two_uses(tools, messages, rng),
+            64..84 => self.no_need(text, messages, rng),
+            _ => self.no_use(tools, messages, rng),
+        }
     }
 
     /// One to five tools of different kinds.
@@ -274,22 +306,20 @@ impl Kinds {
     }
 }
 
-/// What stands in the system message: its own text, and a line for each tool, as the chat template writes them.
-pub(crate) fn with_tools(
-    system: Option<&str>,
-    lines: impl IntoIterator<Item = impl AsRef<str>>,
-) -> String {
-    let mut text = String::new();
-    if let Some(system) = system {
-        text += system;
-        text.push('\n');
-    }
-    text += "<tools>\n";
+/// A line for each tool, as the chat template writes them.
+pub(crate) fn list(lines: impl IntoIterator<Item = impl AsRef<str>>) -> String {
+    let mut text = "<tools>\n".to_owned();
     for line in lines {
         text += line.as_ref();
         text.push('\n');
     }
     text + "</tools>"
+}
+
+/// Where the list of tools stands: behind the last question.
+pub(crate) fn after_the_question(messages: &[(Role, String)]) -> usize {
+    let question = messages.iter().rposition(|it| it.0 == Role::User);
+    question.map_or(0, |at| at + 1)
 }
 
 impl Tool {
@@ -314,12 +344,12 @@ impl Tool {
             } else {
                 "string"
             };
-            format!("{name}: {kind}")
+            format!("\"{name}\": {kind}")
         };
         let parameters = self.parameters.iter().zip(&self.kind.parameters);
         let parameters: Vec<String> = parameters.map(parameter).collect();
         format!(
-            "{} -> {}({})",
+            "{} {{\"name\": \"{}\", \"arguments\": {{{}}}}}",
             self.description,
             self.name,
             parameters.join(", ")
@@ -534,11 +564,14 @@ mod tests {
             {"role": "user", "content": "Weather?"},
             {"role": "assistant", "content": null, "tool_calls": [called]},
         ]);
-        let expected = format!(
-            "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\nWeather?<|im_end|>\n<|im_start|>assistant\n{}<|im_end|>\n",
-            with_tools(Some("Be brief."), tools.iter().map(Tool::line)),
-            call("get_weather", arguments),
-        );
+        let said = [
+            ("system", "Be brief.".to_owned()),
+            ("user", "Weather?".to_owned()),
+            ("system", list(tools.iter().map(Tool::line))),
+            ("assistant", call("get_weather", arguments)),
+        ];
+        let message = |(role, text)| format!("<|im_start|>{role}\n{text}<|im_end|>\n");
+        let expected = said.map(message).concat();
         assert_eq!(rendered(&messages, &offered), expected);
     }
 
@@ -552,23 +585,26 @@ mod tests {
         let mut rng = StdRng::seed_from_u64(1);
         let mut calls = 0;
         for _ in 0..300 {
-            let messages = kinds.conversation(&text, &mut rng);
+            let (messages, known) = kinds.conversation(&text, &mut rng);
+            let list = messages.iter().find(|it| it.1.starts_with("<tools>"));
+            let (_, list) = list.unwrap();
             assert!(
                 messages.iter().all(|(_, text)| !text.contains("{0}")),
                 "{messages:?}"
             );
             assert_eq!(messages.last().unwrap().0, Role::Assistant);
+            assert_ne!(messages[known].0, Role::Assistant);
             for (_, said) in messages.iter().filter(|it| it.0 == Role::Assistant) {
                 let Some(call) = said.strip_prefix("<tool_call>\n") else {
                     continue;
                 };
                 let call = call.strip_suffix("\n</tool_call>").unwrap();
                 let call: Value = serde_json::from_str(call).unwrap();
-                let line = format!(" -> {}(", call["name"].as_str().unwrap());
-                assert!(messages[0].1.contains(&line), "{messages:?}");
+                let line = format!("{{\"name\": {}", call["name"]);
+                assert!(list.contains(&line), "{messages:?}");
                 calls += 1;
             }
         }
-        assert!(calls > 250, "{calls}");
+        assert!(calls > 200, "{calls}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use genset_devtools::checkout::Config;
+use genset_devtools::checkout::{self, Config};
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
@@ -43,16 +43,25 @@ pub(crate) struct Plan {
     pub(crate) drawn: Drawn,
 }
 
-/// Trains a model of the folder's configuration on the folder's text.
+/// Trains a model of the folder's configuration on the folder's text, from the first weights or on from those in the folder `from`.
 ///
 /// # Errors
 /// When a file cannot be read or the training fails.
-pub(crate) fn train(folder: &Path, plan: &Plan, encoder: &Encoder) -> anyhow::Result<Model> {
+pub(crate) fn train(
+    folder: &Path,
+    from: Option<&Path>,
+    plan: &Plan,
+    encoder: &Encoder,
+) -> anyhow::Result<Model> {
     let text = Text::read(folder)?;
     let kinds = Kinds::read(folder, encoder)?;
     let twins = Twins::find(&text.conversations);
     let mut rng = StdRng::seed_from_u64(plan.seed);
-    let model = Model::random(Config::read(folder)?, encoder, &mut rng)?;
+    let config = Config::read(folder)?;
+    let model = match from {
+        Some(from) => Model::from_tensors(config, &checkout::read_weights(from)?)?,
+        None => Model::random(config, encoder, &mut rng)?,
+    };
     // All batches are made before the first step, so that the learning rate knows how many there are.
     let mut epochs = Vec::new();
     for _ in 0..plan.epochs {
@@ -93,11 +102,16 @@ fn look(
     let mut words = Vec::new();
     let none = Drawn {
         calls: 0,
+        choices: 0,
         exercises: 0,
         drills: 0,
     };
     let calls = Drawn {
         calls: LOOKED_AT,
+        ..none
+    };
+    let choices = Drawn {
+        choices: LOOKED_AT,
         ..none
     };
     let exercises = Drawn {
@@ -110,6 +124,7 @@ fn look(
     };
     for (name, counts) in [
         ("tools", calls),
+        ("choices", choices),
         ("exercises", exercises),
         ("drills", drills),
     ] {

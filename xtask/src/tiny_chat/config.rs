@@ -10,7 +10,8 @@ use super::tokenizer::{END_OF_TEXT, MESSAGE_END, MESSAGE_START, SpecialIds, VOCA
 /// Tokens of prompt and answer together.
 const CONTEXT_LENGTH_TOKENS: u32 = 2048;
 
-/// ChatML: system messages anywhere, users and assistants in turn, tools in the first system message, calls as Hermes writes them.
+/// ChatML: system messages anywhere, users and assistants in turn, tools in a system message behind the last question, so that who reads
+/// them knows what was asked; calls as Hermes writes them.
 pub(super) const CHAT_TEMPLATE: &str = include_str!("chat_template.jinja");
 
 pub(super) fn tokenizer_config(ids: &SpecialIds) -> Value {

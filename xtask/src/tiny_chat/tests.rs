@@ -212,7 +212,7 @@ fn template_takes_system_messages_anywhere() {
 }
 
 #[test]
-fn template_lists_tools_in_the_first_system_message() {
+fn template_lists_tools_behind_the_last_question() {
     let tools = json!([
         {"type": "function", "function": {
             "name": "get_weather",
@@ -221,18 +221,26 @@ fn template_lists_tools_in_the_first_system_message() {
         }},
         {"type": "function", "function": {"name": "roll"}},
     ]);
-    let list = "<tools>\nGet the weather of a city. -> get_weather(city: string, day: any)\n-> roll()\n</tools><|im_end|>\n";
-    let rendered = |messages: &Value| render_with_tools(messages, &tools, false).unwrap();
-    let without = rendered(&conversation(&[("user", "Hi")]));
-    let expected = format!("<|im_start|>system\n{list}<|im_start|>user\nHi<|im_end|>\n");
-    assert_eq!(without, expected);
-    let with = rendered(&conversation(&[
+    let list = r#"<|im_start|>system
+<tools>
+Get the weather of a city. {"name": "get_weather", "arguments": {"city": string, "day": any}}
+{"name": "roll", "arguments": {}}
+</tools><|im_end|>
+"#;
+    let rendered =
+        |turns: &[(&str, &str)]| render_with_tools(&conversation(turns), &tools, false).unwrap();
+    let message = |role: &str, text: &str| format!("<|im_start|>{role}\n{text}<|im_end|>\n");
+    let turns = [
         ("system", "Be brief."),
-        ("system", "Be kind."),
-    ]));
-    let expected =
-        format!("<|im_start|>system\nBe brief.\n{list}<|im_start|>system\nBe kind.<|im_end|>\n");
-    assert_eq!(with, expected);
+        ("user", "Hi"),
+        ("assistant", "Hello"),
+        ("user", "Roll."),
+        ("assistant", "4"),
+    ];
+    let [before @ .., after] = turns.map(|(role, text)| message(role, text));
+    assert_eq!(rendered(&turns), before.concat() + list + &after);
+    let kind = message("system", "Be kind.");
+    assert_eq!(rendered(&[("system", "Be kind.")]), list.to_owned() + &kind);
 }
 
 #[test]
