@@ -75,7 +75,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// The stream is cut into blocks of 32, and each has something of everything: so no head's width sees one thing alone.
+    /// Each block of 32 values has some of everything.
     fn new(width: usize) -> Self {
         let of = |places: std::ops::Range<usize>| {
             (0..width)
