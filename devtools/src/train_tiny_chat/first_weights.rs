@@ -1,7 +1,7 @@
 //! The weights that training begins with: random ones, and among them heads that copy, and choose what to copy.
 //!
 //! What a small model learns last is to repeat a word that it reads for the first time, and to see which of several tools a question
-//! asks for. A training of minutes does not find how by chance, so it begins with [heads](heads) that do both; where they look and
+//! asks for. A training of minutes does not find how by chance, so it begins with [heads] that do both; where they look and
 //! what they write is then learned as everything else is.
 //!
 //! # Source
