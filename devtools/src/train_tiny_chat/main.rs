@@ -53,7 +53,7 @@ struct Cli {
     /// Folder for the weights; the model's own if not given
     #[arg(long)]
     output: Option<PathBuf>,
-    /// Folder of weights to go on from, not from first ones
+    /// Folder with the weights to go on from; first weights if not given
     #[arg(long, conflicts_with = "check")]
     from: Option<PathBuf>,
     /// Train nothing; check the weights that are there
