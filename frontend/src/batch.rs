@@ -2,10 +2,11 @@
 //! [`BatchNotes`] keep the answers until all have come, so that a run that was interrupted goes on where it stood.
 //!
 //! `genset run in=batch` is one user of these; the routes `/v1/files` and `/v1/batches` are the other: `store` keeps what they
-//! know in a folder, `run` answers.
+//! know in a folder, `run` answers, each batch that is `open`.
 
 mod input;
 mod notes;
+mod open;
 mod pauses;
 pub(crate) mod records;
 mod request;

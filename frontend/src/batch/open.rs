@@ -1,0 +1,265 @@
+//! [`OpenBatch`]: a batch's input, the answers so far, and the files they come to. Its functions may wait for a disk.
+
+use std::collections::HashSet;
+use std::io::{self, BufWriter, Write};
+
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
+
+use super::input::{BatchInput, InputError};
+use super::notes::{BatchNotes, NotesError};
+use super::records::{BatchRecord, BatchStatus, Counts, FileRecord, LineError, Purpose, now};
+use super::request::{BatchLine, unasked_line};
+use super::store::BatchStore;
+use crate::error::shown;
+
+/// The most errors of an input that its owner is told.
+const MAX_ERRORS: usize = 100;
+
+/// A batch's input and the answers so far.
+#[derive(Debug)]
+pub(super) struct OpenBatch {
+    input: BatchInput,
+    notes: BatchNotes,
+    counts: Counts,
+}
+
+/// Why a batch cannot begin.
+#[derive(Debug)]
+pub(super) enum Unopened {
+    /// Its input is at fault.
+    Refused(Vec<LineError>),
+    /// The disk is.
+    Disk(String),
+}
+
+impl OpenBatch {
+    /// Looks at the whole input, and at what was answered before.
+    ///
+    /// # Errors
+    /// When the input is at fault, or the disk.
+    pub(super) fn open(store: &BatchStore, record: &BatchRecord) -> Result<Self, Unopened> {
+        let input = checked(store, record).map_err(Unopened::Refused)?;
+        let disk = |error: &dyn std::error::Error| Unopened::Disk(error.to_string());
+        let notes = BatchNotes::open(store.notes(&record.id), input.fingerprint(), input.count());
+        let mut notes = notes.map_err(|error| disk(&error))?;
+        let mut counts = Counts {
+            total: input.count(),
+            ..Counts::default()
+        };
+        let counted = notes.each(|_, line| {
+            counts.add(&line);
+            Ok(())
+        });
+        counted.map_err(|error| disk(&error))?;
+        let begun = store.update(&record.id, |record| {
+            record.request_counts = counts;
+            if record.status == BatchStatus::Validating {
+                record.enter(BatchStatus::InProgress);
+            }
+        });
+        begun.map_err(|error| disk(&error))?;
+        Ok(Self {
+            input,
+            notes,
+            counts,
+        })
+    }
+
+    /// The lines that have no answer yet.
+    pub(super) fn unanswered(&self) -> Vec<usize> {
+        let all = 0..self.input.count();
+        all.filter(|index| !self.notes.has(*index)).collect()
+    }
+
+    /// Keeps an answer; returns what there is by now.
+    ///
+    /// # Errors
+    /// When the disk refuses it.
+    pub(super) fn note(
+        &mut self,
+        index: usize,
+        line: &Map<String, Value>,
+    ) -> Result<Counts, NotesError> {
+        self.notes.add(index, line)?;
+        self.counts.add(line);
+        Ok(self.counts)
+    }
+
+    /// Writes the files of answers and of errors, and where the batch `is_expired` an error for each request without an answer;
+    /// returns the ids of those that there are. Done twice, it does the same.
+    ///
+    /// # Errors
+    /// When the disk refuses them.
+    pub(super) fn write_files(
+        &mut self,
+        store: &BatchStore,
+        record: &BatchRecord,
+        is_expired: bool,
+    ) -> io::Result<(Option<String>, Option<String>)> {
+        let (output, errors) = (store.new_content()?, store.new_content()?);
+        let mut writers = (BufWriter::new(&output), BufWriter::new(&errors));
+        let mut counts = Counts::default();
+        self.notes.each(|_, line| {
+            counts.add(&line);
+            match is_answer(&line) {
+                true => write_line(&mut writers.0, &line),
+                false => write_line(&mut writers.1, &line),
+            }
+        })?;
+        if is_expired {
+            for index in 0..self.input.count() {
+                if self.notes.has(index) {
+                    continue;
+                }
+                let (_, bytes) = self.input.read(index).map_err(io::Error::other)?;
+                let custom_id = BatchLine::parse(&bytes)?.shown_id();
+                let id = format!("batch_req_{}_{}", record.stem(), index + 1);
+                let problem = "This request was not answered before the batch's time was over.";
+                let line = unasked_line(id, custom_id, "batch_expired", problem);
+                counts.failed += 1;
+                write_line(&mut writers.1, &line)?;
+            }
+        }
+        writers.0.flush()?;
+        writers.1.flush()?;
+        drop(writers);
+        let keep = |content: tempfile::NamedTempFile, what: &str| {
+            let bytes = content.as_file().metadata()?.len();
+            if bytes == 0 {
+                return Ok(None);
+            }
+            let id = format!("file-{}-{what}", record.stem());
+            let (created_at, config) = (now(), store.config());
+            let seconds = record.output_seconds.unwrap_or(config.lifetime.as_secs());
+            let file = FileRecord {
+                id: id.clone(),
+                owner: record.owner.clone(),
+                bytes,
+                created_at,
+                expires_at: created_at.saturating_add(seconds),
+                filename: format!("{}_{what}.jsonl", record.id),
+                purpose: Purpose::BatchOutput,
+            };
+            store.add_output(file, content)?;
+            Ok::<_, io::Error>(Some(id))
+        };
+        let kept = (keep(output, "output")?, keep(errors, "errors")?);
+        store.count(
+            &record.id,
+            Counts {
+                total: self.input.count(),
+                ..counts
+            },
+        );
+        Ok(kept)
+    }
+}
+
+impl Counts {
+    fn add(&mut self, line: &Map<String, Value>) {
+        match is_answer(line) {
+            true => self.completed += 1,
+            false => self.failed += 1,
+        }
+    }
+}
+
+/// Whether the request of a line of output was answered well.
+pub(super) fn is_answer(line: &Map<String, Value>) -> bool {
+    let response = line.get("response");
+    response.is_some_and(|response| response["status_code"] == 200)
+}
+
+/// One line of the input.
+///
+/// # Errors
+/// When it cannot be read, in words.
+pub(super) fn line_of(batch: &Mutex<OpenBatch>, index: usize) -> Result<BatchLine, String> {
+    let mut batch = batch.lock();
+    let (_, bytes) = batch.input.read(index).map_err(|error| error.to_string())?;
+    drop(batch);
+    BatchLine::parse(&bytes).map_err(|error| error.to_string())
+}
+
+/// The input, each line of which is a request to the batch's endpoint under a name of its own.
+fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Vec<LineError>> {
+    let max_requests = store.config().max_requests;
+    let mut errors = Vec::new();
+    let mut names = HashSet::new();
+    let mut count = 0_usize;
+    let opened = BatchInput::open([store.content(&record.input_file_id)], |at, bytes| {
+        count += 1;
+        if count > max_requests {
+            let problem = format!("a batch of this server has {max_requests} requests at most");
+            return Err(at.error(problem));
+        }
+        let found = line_errors(bytes, &record.endpoint, &mut names);
+        errors.extend(found.into_iter().map(|(code, param, message)| LineError {
+            code: code.into(),
+            message,
+            param: Some(param.into()),
+            line: Some(at.line),
+        }));
+        match errors.len() > MAX_ERRORS {
+            true => Err(at.error("there are too many errors")),
+            false => Ok(()),
+        }
+    });
+    let whole = |code: &str, message: String| LineError {
+        code: code.into(),
+        message,
+        param: Some("input_file_id".into()),
+        line: None,
+    };
+    match opened {
+        Ok(input) if errors.is_empty() && input.count() > 0 => return Ok(input),
+        Ok(_) if errors.is_empty() => {
+            errors.push(whole("empty_file", "The file has no requests.".into()));
+        }
+        Ok(_) => {}
+        // The path is of no use to those who have only its id.
+        Err(InputError::Line { problem, .. }) if errors.is_empty() => {
+            let message = format!("Line {count}: {problem}.");
+            errors.push(whole("invalid_file", message));
+        }
+        Err(InputError::Line { .. }) => {}
+        Err(error @ InputError::Unreadable { .. }) => {
+            tracing::error!(%error, batch = record.id, "the input of a batch cannot be read");
+            errors.push(whole("unreadable", "The file cannot be read.".into()));
+        }
+    }
+    errors.truncate(MAX_ERRORS);
+    Err(errors)
+}
+
+/// What is wrong with a line: code, field and sentence.
+fn line_errors(
+    bytes: &[u8],
+    endpoint: &str,
+    names: &mut HashSet<String>,
+) -> Option<(&'static str, &'static str, String)> {
+    let line = match BatchLine::parse(bytes) {
+        Ok(line) => line,
+        Err(error) => {
+            let message = format!("This line is no JSON object: {error}.");
+            return Some(("invalid_json_line", "line", message));
+        }
+    };
+    match line.check() {
+        Err(bad) => return Some((bad.code, bad.param, format!("{}.", bad.problem))),
+        Ok(url) if url != endpoint => {
+            let message = format!("The batch is for {endpoint}, this request is for {url}.");
+            return Some(("mismatched_url", "url", message));
+        }
+        Ok(_) => {}
+    }
+    let name = line.custom_id().unwrap_or_default();
+    let message = format!("The custom_id {:?} occurs twice.", shown(&name));
+    (!names.insert(name)).then_some(("duplicate_custom_id", "custom_id", message))
+}
+
+fn write_line(out: &mut impl Write, line: &Map<String, Value>) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, line)?;
+    out.write_all(b"\n")
+}
