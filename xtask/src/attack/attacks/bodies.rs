@@ -1,0 +1,55 @@
+//! Bodies, made as text, as an attacker would: nothing that makes valid requests is in the way.
+
+/// The most that a server takes by default: a body that is larger is not read.
+const BODY_BYTES: usize = 16 << 20;
+
+pub(super) fn list(item: &str, count: usize) -> String {
+    let mut list = format!("{item},").repeat(count);
+    list.pop();
+    list
+}
+
+/// A request for 4096 answers.
+pub(super) fn choices(field: &str) -> String {
+    let prompts = list(r#""a""#, 256);
+    format!(r#"{{"model":"tiny-chat","prompt":[{prompts}],"n":16,"max_tokens":1{field}}}"#)
+}
+
+/// A request with 256 prompts of so many bytes.
+pub(super) fn prompts(bytes: usize) -> String {
+    let prompt = format!("\"{}\"", &words(bytes));
+    let prompts = list(&prompt, 256);
+    format!(r#"{{"model":"tiny-chat","prompt":[{prompts}],"max_tokens":1}}"#)
+}
+
+/// A body of as many items as fit.
+pub(super) fn filled(begin: &str, item: &str, end: &str) -> String {
+    let count = (BODY_BYTES - begin.len() - end.len()) / item.len();
+    format!("{begin}{}{end}", item.repeat(count))
+}
+
+/// A chat whose only tool has a schema of as many lists as fit: a field that is kept, whatever is in it.
+pub(super) fn nested_schema() -> String {
+    filled(
+        r#"{"model":"tiny-chat","messages":[{"role":"user","content":"a"}],"max_tokens":1,"tools":[{"type":"function","function":{"name":"f","parameters":{"enum":["#,
+        "[[0]],",
+        "0]}}}]}",
+    )
+}
+
+/// Words of random letters, the same in every run.
+pub(super) fn words(bytes: usize) -> String {
+    let mut state = 88_172_645_463_325_252_u64;
+    let letter = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let letter = b' '.max(b'`' + u8::try_from(state % 27).unwrap_or(0));
+        char::from(if letter == b'`' { b' ' } else { letter })
+    };
+    (0..bytes).map(letter).collect()
+}
+
+pub(super) fn tokenize_body(text: &str) -> String {
+    format!(r#"{{"model":"tiny-chat","prompt":"{text}"}}"#)
+}
