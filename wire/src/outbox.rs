@@ -129,6 +129,8 @@ pub struct Outbox {
     waiting: AtomicUsize,
     /// There is no memory for more before what waits is taken.
     is_short: AtomicBool,
+    /// Nothing is taken any more.
+    is_closed: AtomicBool,
     limit: usize,
     /// The peer's limit on a frame's payload.
     max_frame_bytes: AtomicUsize,
@@ -148,6 +150,7 @@ impl Outbox {
             memory: Arc::clone(memory),
             waiting: AtomicUsize::new(0),
             is_short: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
             limit,
             max_frame_bytes: AtomicUsize::new(max_frame_bytes),
             streams: AtomicUsize::new(0),
@@ -232,18 +235,24 @@ impl Outbox {
         self.waiting.load(Ordering::Relaxed) < self.limit && !self.is_short.load(Ordering::Relaxed)
     }
 
-    /// Waits until [it has](Self::has_room).
+    /// Waits until [it has](Self::has_room), or nothing is taken any more: whoever waits must then look why.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
     pub async fn room(&self) {
         loop {
             let drained = self.drained.notified();
-            if self.has_room() {
+            if self.has_room() || self.is_closed.load(Ordering::Acquire) {
                 return;
             }
             drained.await;
         }
+    }
+
+    /// Its writer has ended: nobody waits for room any more.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.drained.notify_waiters();
     }
 
     /// Waits until there is something, and takes all of it. The buffer of `spent`, a batch that was written, is used again.
@@ -320,6 +329,18 @@ mod tests {
         outbox.push(FrameKind::Item, 1, b"small").unwrap();
         assert!(outbox.has_room());
         drop(all);
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_room_where_nothing_is_taken_any_more() {
+        let outbox = outbox(16, 100, 0);
+        outbox.push(FrameKind::Item, 1, &[0; 64]).unwrap();
+        let waiting = outbox.room();
+        let mut waiting = std::pin::pin!(waiting);
+        assert!(waiting.as_mut().now_or_never().is_none());
+        outbox.close();
+        waiting.now_or_never().unwrap();
+        outbox.room().now_or_never().unwrap();
     }
 
     #[tokio::test]

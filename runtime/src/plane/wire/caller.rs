@@ -124,7 +124,7 @@ impl Caller {
     ///
     /// # Errors
     /// What the callee refused with; `Disconnected` when the connection ended; `InvalidArgument` for a request larger than
-    /// the callee takes.
+    /// the callee takes; `DeadlineExceeded` or why it was cancelled where that came before the request was on its way.
     ///
     /// # Cancel safety
     /// Dropping the future or the stream cancels the request.
@@ -135,7 +135,7 @@ impl Caller {
         body: &[u8],
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError> {
-        self.link.outbox.room().await;
+        self.room(&ctx).await?;
         let mut head = RequestHead {
             instance: instance.0,
             credit: self.window_items,
@@ -157,6 +157,32 @@ impl Caller {
             })?;
         std::future::poll_fn(|cx| response.poll_first(cx)).await?;
         Ok(Box::pin(response))
+    }
+
+    /// Waits until the connection takes a request, or has ended.
+    async fn room(&self, ctx: &RequestContext) -> Result<(), EngineError> {
+        let outbox = &self.link.outbox;
+        if outbox.has_room() {
+            return Ok(());
+        }
+        let too_late = async {
+            match ctx.deadline() {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = outbox.room() => Ok(()),
+            () = ctx.cancelled() => {
+                let reason = ctx.cancel_reason().unwrap_or(CancelReason::Client);
+                Err(reason.to_error())
+            }
+            () = too_late => Err(EngineError::new(
+                ErrorKind::DeadlineExceeded,
+                "the deadline passed while the connection to the worker was full",
+            )),
+        }
     }
 
     fn open(self: &Arc<Self>, ctx: RequestContext) -> Result<Response, EngineError> {
@@ -188,6 +214,8 @@ impl Caller {
         table.state = State::Ended(ended.clone());
         let slots = std::mem::take(&mut table.slots);
         drop(table);
+        // Whoever waits to send a request finds the end in the table.
+        self.link.outbox.close();
         for slot in slots.into_values() {
             let error = self.disconnected(ended);
             slot.end_and_wake(Err(error));

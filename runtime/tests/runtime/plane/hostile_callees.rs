@@ -14,6 +14,7 @@ use genset_wire::{
 use proptest::prelude::*;
 use serde::Serialize;
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 
 use super::scripted::{FOUR_GIGABYTES, Peer, counted, error, frame, hello, ping, until_counted};
 use super::suite::{Pair, border::deaf, count};
@@ -87,6 +88,40 @@ async fn next_error(response: &mut ResponseStream<u32>) -> EngineError {
     let error = soon(response.next()).await.unwrap().unwrap_err();
     assert!(soon(response.next()).await.is_none());
     error
+}
+
+/// A worker that reads nothing, and requests of more bytes than a connection holds: those that wait to be sent end with it, and
+/// before it when they are cancelled or too late.
+#[tokio::test]
+async fn requests_that_wait_for_a_full_connection_end_with_it() {
+    let trap = Trap::set(WireConfig {
+        max_outbox_bytes: 64 << 10,
+        ..deaf()
+    })
+    .await;
+    let pair = Pair {
+        caller: Arc::clone(&trap.plane),
+        callee: Arc::clone(&trap.plane),
+    };
+    let large = "x".repeat(1 << 20);
+    let call = |ctx| pair.call_at::<_, u32>(&trap.address, large.clone(), ctx);
+    let cancelled = ctx();
+    let late = ctx().with_deadline(Instant::now() + Duration::from_millis(300));
+    let peer = async {
+        let peer = Peer::greeting(&trap.listener).await;
+        // What the system takes in between is full by then.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        cancelled.cancel(CancelReason::Client);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        drop(peer);
+    };
+    let many = join_all((0..64).map(|_| call(ctx())));
+    let (many, cancelled, late, ()) = tokio::join!(many, call(cancelled.clone()), call(late), peer);
+    assert_eq!(error(cancelled).kind(), ErrorKind::Cancelled);
+    assert_eq!(error(late).kind(), ErrorKind::DeadlineExceeded);
+    for error in many.into_iter().map(error) {
+        assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
+    }
 }
 
 /// The system accepts the connection, and nobody ever answers. Requests that wait for it give up together.
