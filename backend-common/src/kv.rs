@@ -1,9 +1,11 @@
 //! KV blocks as the world outside an engine sees them: their [hashes](BlockHash) and the [events](KvEvent) of a prefix
 //! cache. Routers match prompts to instances with the first and keep their index with the second.
 
+mod chains;
 mod events;
 mod hash;
 
+pub use chains::{BlockChain, chains};
 pub use events::{
     KvEvent, KvEventData, KvEventGap, KvEventPublisher, KvEventSubscription, KvSnapshot,
     StoredBlock,

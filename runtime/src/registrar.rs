@@ -69,7 +69,8 @@ pub struct ArtifactRequest {
     pub blake3: String,
 }
 
-/// What the `kv_events` endpoint streams: one snapshot, then changes. The stream ends when changes were missed; call again.
+/// What the `kv_events` endpoint streams: one snapshot, then changes; of a cache with very many blocks the first changes are the
+/// [rest](KvSnapshot::in_parts) of the snapshot. The stream ends when changes were missed; call again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvItem {
@@ -414,7 +415,7 @@ impl Handler<(), KvItem> for KvEventHandler {
         (): (),
         _ctx: RequestContext,
     ) -> Result<ResponseStream<KvItem>, EngineError> {
-        Ok(kv_items(&self.0))
+        kv_items(&self.0).await
     }
 }
 
@@ -428,18 +429,32 @@ impl Handler<u32, KvItem> for KvEventHandler {
         let publisher = self.0.known_rank(rank).ok_or_else(|| {
             EngineError::not_found(format!("the engine publishes nothing of rank {rank}"))
         })?;
-        Ok(kv_items(&publisher))
+        kv_items(&publisher).await
     }
 }
 
-fn kv_items(publisher: &KvEventPublisher) -> ResponseStream<KvItem> {
+/// Blocks of one item at most: at 31 bytes each they fit twice into the frames that peers take by default.
+const MAX_ITEM_BLOCKS: usize = 256 << 10;
+
+async fn kv_items(publisher: &KvEventPublisher) -> Result<ResponseStream<KvItem>, EngineError> {
     let mut subscription = publisher.subscribe();
     let snapshot = std::mem::take(&mut subscription.snapshot);
+    let (snapshot, rest) = if snapshot.blocks.len() <= MAX_ITEM_BLOCKS {
+        (snapshot, Vec::new())
+    } else {
+        let parts = tokio::task::spawn_blocking(move || snapshot.in_parts(MAX_ITEM_BLOCKS));
+        parts.await.map_err(|error| {
+            EngineError::internal("the snapshot of the KV cache could not be made")
+                .with_source(error)
+        })?
+    };
+    let rest = rest.into_iter().map(|event| Ok(KvItem::Change(event)));
+    let now = stream::iter([Ok(KvItem::Snapshot(snapshot))]).chain(stream::iter(rest));
     let changes = stream::unfold(subscription, |mut subscription| async move {
         let event = subscription.next().await.ok()?;
         Some((Ok(KvItem::Change(event)), subscription))
     });
-    Box::pin(stream::iter([Ok(KvItem::Snapshot(snapshot))]).chain(changes))
+    Ok(Box::pin(now.chain(changes)))
 }
 
 struct LoadHandler {

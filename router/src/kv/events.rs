@@ -1,13 +1,12 @@
 //! Keeps the index by what workers publish: each one's snapshot, then its numbered changes. A gap or a stream that ended is a new
 //! snapshot. What a worker gets wrong touches its own entries alone, is counted, and is logged once a minute.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use genset_backend_common::kv::{BlockHash, KvEvent, KvEventData, StoredBlock};
+use genset_backend_common::kv::{BlockHash, KvEvent, KvEventData, StoredBlock, chains};
 use genset_backend_common::{EngineError, RequestContext};
 use genset_runtime::plane::ResponseStream;
 use genset_runtime::{Client, InstanceId, KvItem};
@@ -209,12 +208,17 @@ pub(super) async fn follow(
 async fn follow_place(feed: &Feed, indexed: Arc<Indexed>, place: Place, is_only: bool) {
     let mut publisher = Publisher::new(indexed, place);
     loop {
-        if let Ok(mut items) = feed.subscribe(place, is_only).await {
-            while let Some(Ok(item)) = items.next().await {
-                if !publisher.take(item).await {
+        let followed = async {
+            let mut items = feed.subscribe(place, is_only).await?;
+            while let Some(item) = items.next().await {
+                if !publisher.take(item?).await {
                     break;
                 }
             }
+            Ok(())
+        };
+        if let Err(error) = followed.await {
+            publisher.lost(&error);
         }
         tokio::time::sleep(RESUBSCRIBE_PAUSE).await;
     }
@@ -339,54 +343,32 @@ impl Publisher {
         self.report(&odd.to_string(), reason);
     }
 
-    fn report(&mut self, problem: &str, reason: &str) {
-        self.indexed.metrics.odd(reason);
+    /// The events ended with an error. That of a worker that is away is told by others.
+    fn lost(&mut self, error: &EngineError) {
+        let (instance, rank) = (self.place.instance, self.place.rank);
+        if !error.policy().is_migratable && self.is_log_due() {
+            tracing::warn!(%instance, rank, %error, "the KV events of a worker cannot be followed");
+        } else {
+            tracing::debug!(%instance, rank, %error, "the KV events of a worker ended");
+        }
+    }
+
+    fn is_log_due(&mut self) -> bool {
         let now = Instant::now();
         let is_due = |logged: Instant| now.duration_since(logged) >= LOG_INTERVAL;
-        if self.logged.is_none_or(is_due) {
+        let is_due = self.logged.is_none_or(is_due);
+        if is_due {
             self.logged = Some(now);
+        }
+        is_due
+    }
+
+    fn report(&mut self, problem: &str, reason: &str) {
+        self.indexed.metrics.odd(reason);
+        if self.is_log_due() {
             tracing::warn!(instance = %self.place.instance, rank = self.place.rank, problem, "odd KV events; the worker's entries in the index may be wrong");
         }
     }
-}
-
-/// Blocks that follow one another.
-#[derive(Debug, PartialEq, Eq)]
-struct Chain {
-    parent: Option<BlockHash>,
-    blocks: Vec<BlockHash>,
-}
-
-/// The blocks as chains, parents first, whatever their order was. Blocks that follow each other in a circle are left out.
-fn chains(blocks: Vec<StoredBlock>) -> Vec<Chain> {
-    let known: HashSet<BlockHash> = blocks.iter().map(|block| block.hash).collect();
-    let mut children: HashMap<BlockHash, Vec<BlockHash>> = HashMap::new();
-    let mut begin: Vec<(Option<BlockHash>, BlockHash)> = Vec::new();
-    for block in blocks {
-        match block.parent {
-            Some(parent) if known.contains(&parent) => {
-                children.entry(parent).or_default().push(block.hash);
-            }
-            parent => begin.push((parent, block.hash)),
-        }
-    }
-    // A stack: the same blocks give the same chains.
-    begin.sort_unstable_by(|a, b| b.cmp(a));
-    let mut chains = Vec::new();
-    while let Some((parent, first)) = begin.pop() {
-        let mut blocks = vec![first];
-        let mut last = first;
-        while let Some(mut next) = children.remove(&last) {
-            next.sort_unstable();
-            let mut next = next.into_iter();
-            let Some(follows) = next.next() else { break };
-            begin.extend(next.map(|other| (Some(last), other)));
-            blocks.push(follows);
-            last = follows;
-        }
-        chains.push(Chain { parent, blocks });
-    }
-    chains
 }
 
 #[cfg(test)]
@@ -436,40 +418,6 @@ mod tests {
         tokio::select! {
             () = Arc::clone(&indexed).sweep() => {}
             goes_on = publisher.take(snapshot()) => assert!(goes_on),
-        }
-    }
-
-    #[test]
-    fn a_snapshot_becomes_chains_parents_first_whatever_its_order() {
-        let blocks = vec![
-            block(4, Some(3)),
-            block(3, Some(1)),
-            block(2, Some(1)),
-            block(1, None),
-            // Its parent was evicted.
-            block(9, Some(8)),
-            // A circle, which no cache has.
-            block(20, Some(21)),
-            block(21, Some(20)),
-        ];
-        let chain = |parent: Option<u64>, blocks: &[u64]| Chain {
-            parent: parent.map(BlockHash),
-            blocks: blocks.iter().copied().map(BlockHash).collect(),
-        };
-        let expected = [
-            chain(None, &[1, 2]),
-            chain(Some(1), &[3, 4]),
-            chain(Some(8), &[9]),
-        ];
-        let mut found = chains(blocks.clone());
-        let mut reversed = chains(blocks.into_iter().rev().collect());
-        for chains in [&mut found, &mut reversed] {
-            assert!(
-                chains.iter().position(|c| c.parent.is_none())
-                    < chains.iter().position(|c| c.parent == Some(BlockHash(1)))
-            );
-            chains.sort_by_key(|chain| chain.blocks[0]);
-            assert_eq!(chains[..], expected);
         }
     }
 }

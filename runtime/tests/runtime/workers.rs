@@ -17,6 +17,7 @@ use genset_runtime::plane::{Payload, RequestPlane, TcpConfig, WireConfig, WirePl
 use genset_runtime::{
     ArtifactRequest, Client, EndpointName, InstanceId, KvItem, Runtime, endpoints,
 };
+use genset_wire::encode_payload;
 
 use crate::support::{
     Answering, PATIENCE, ctx, endpoint, finish, listed, request, runtime, sample, soon, start,
@@ -287,6 +288,52 @@ async fn kv_events_are_a_snapshot_and_then_every_change() {
         let change = soon(items.next()).await.unwrap().unwrap();
         assert_eq!(change, KvItem::Change(KvEvent { id, data }));
     }
+    soon(worker.shutdown()).await;
+}
+
+/// More blocks than fit into one frame.
+#[tokio::test]
+async fn a_snapshot_of_very_many_blocks_comes_in_parts() {
+    const BLOCKS: u64 = 600_000;
+    let (runtime, _) = runtime();
+    let engine = Arc::new(Publishing::default());
+    let worker = start(&runtime, ID, engine.clone(), worker_config(Vec::new())).await;
+    let publisher = &engine.start.get().unwrap().kv_events;
+    for first in (0..BLOCKS).step_by(1000) {
+        let blocks = (first..first + 1000).map(BlockHash).collect();
+        let parent = first.checked_sub(1).map(BlockHash);
+        publisher.publish(KvEventData::Stored { parent, blocks });
+    }
+    let client = client::<(), KvItem>(&runtime, endpoints::KV_EVENTS).await;
+    let mut items = client.random((), ctx()).await.unwrap();
+    let (mut blocks, mut last) = (0, 0);
+    while blocks < 600_000 {
+        let item = soon(items.next()).await.unwrap().unwrap();
+        let bytes = encode_payload(&item).unwrap().len();
+        assert!(bytes < 16 << 20, "{bytes}");
+        match item {
+            KvItem::Snapshot(snapshot) => {
+                blocks += snapshot.blocks.len();
+                last = snapshot.last_event_id;
+            }
+            KvItem::Change(KvEvent { id, data }) => {
+                last += 1;
+                assert_eq!(id, last);
+                let KvEventData::Stored { blocks: more, .. } = data else {
+                    panic!("blocks are stored")
+                };
+                blocks += more.len();
+            }
+        }
+    }
+    // What comes now is new.
+    let id = publisher.publish(KvEventData::Cleared);
+    let change = soon(items.next()).await.unwrap().unwrap();
+    let data = KvEventData::Cleared;
+    assert_eq!(
+        (change, id),
+        (KvItem::Change(KvEvent { id, data }), last + 1)
+    );
     soon(worker.shutdown()).await;
 }
 
