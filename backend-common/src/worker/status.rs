@@ -99,6 +99,10 @@ impl StatusBoard {
         self.change(|status| {
             if status.state_name() != name_of(state) {
                 status.since = SystemTime::now();
+                if matches!(state, State::Serving(_)) {
+                    // It was probed just now: what failed before it was down does not count.
+                    status.failed_canaries = 0;
+                }
             }
             status.state = state;
             status.model = model.map(str::to_owned);
@@ -122,5 +126,31 @@ impl StatusBoard {
             change(status);
             self.ready.set(i64::from(status.is_ready()));
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lifecycle::{Listing, Registering, Suspended};
+    use super::*;
+
+    #[test]
+    fn an_engine_that_came_up_again_is_ready_at_once() {
+        let board = StatusBoard::new(1);
+        let status = board.subscribe();
+        let is_ready = || status.borrow().is_ready();
+        board.enter(State::Serving(Listing::Listed), Some("m"));
+        board.canary_failed();
+        board.enter(State::Serving(Listing::Relisting), Some("m"));
+        assert!(!is_ready(), "it was told again, and not heard");
+        for state in [
+            State::Suspended(Suspended::Unlisting),
+            State::Registering(Registering::Probing),
+        ] {
+            board.enter(state, Some("m"));
+            assert!(!is_ready());
+        }
+        board.enter(State::Serving(Listing::Listed), Some("m"));
+        assert!(is_ready());
     }
 }
