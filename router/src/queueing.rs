@@ -2,7 +2,9 @@
 //!
 //! The layer is above the choice of an instance and knows none. It learns that all are full when the layer below says
 //! `Overloaded`, which that does only when every candidate refused. Then one request at a time, the first in order, is tried
-//! again: when an answer has ended, and now and then for answers that other frontends were given.
+//! again: when an answer has ended, and now and then for answers that other frontends were given. When it is refused, the next
+//! that other instances may take is tried. When it is not refused within a moment, it has left the queue, and the first of those
+//! that are left is tried.
 
 mod metrics;
 mod order;
@@ -23,17 +25,21 @@ use genset_backend_common::{
 };
 use genset_runtime::InstanceId;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use self::metrics::ModelMetrics;
-use self::order::{Entry, Refusal, Turn, Waiting};
+use self::order::{Entry, Refusal, Restriction, Turn, Waiting};
 use crate::route::{Route, Routed};
 
 pub(crate) use self::metrics::QueueMetrics;
 
 /// How often the first request is tried again while no answer ends here: others may have freed a place.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long a request that is tried keeps the next one waiting. A refusal mostly comes sooner: it takes a round trip to each
+/// instance. Over the wire an instance that takes a request says so with the first token, so without a limit requests would start
+/// one by one.
+const GRACE: Duration = Duration::from_millis(20);
 
 /// A layer at which requests wait while every instance is full: by priority, then by deadline, then in the order of their arrival.
 ///
@@ -55,7 +61,6 @@ impl Queueing {
         let queue = Queue {
             max_waiting,
             waiting: Mutex::default(),
-            freed: Notify::new(),
             metrics: metrics.of(model),
         };
         Self {
@@ -64,19 +69,29 @@ impl Queueing {
         }
     }
 
-    /// Tries the request whenever it is the first in the queue.
+    /// Tries the request whenever its turn has come.
     async fn wait(
         &self,
-        ticket: &Ticket,
+        ticket: &mut Ticket,
         request: GenerateRequest,
         ctx: &RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
         loop {
             ticket.first(ctx).await?;
-            let tried = (self.below).route(request.clone(), ctx.clone(), left_out);
-            match tried.await {
-                Err(error) if is_full(&error, ctx) => ticket.pause(ctx).await?,
+            let mut tried = (self.below).route(request.clone(), ctx.clone(), left_out);
+            let answer = match tokio::time::timeout(GRACE, &mut tried).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    ticket.leave();
+                    tried.await
+                }
+            };
+            match answer {
+                Err(error) if is_full(&error, ctx) => {
+                    ticket.come_back()?;
+                    ticket.pause(ctx).await?;
+                }
                 Ok(routed) => {
                     ticket.served();
                     return Ok(routed);
@@ -100,15 +115,16 @@ impl Route for Queueing {
         ctx: RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
-        if self.queue.waiting.lock().is_empty() {
+        let restriction = Restriction::of(&request, left_out);
+        if !self.queue.waiting.lock().has_lane(&restriction) {
             let tried = (self.below).route(request.clone(), ctx.clone(), left_out);
             match tried.await {
                 Err(error) if is_full(&error, &ctx) => {}
                 other => return Ok(self.queue.freeing(other?)),
             }
         }
-        let ticket = self.queue.enter(request.priority, &ctx)?;
-        let routed = self.wait(&ticket, request, &ctx, left_out).await?;
+        let mut ticket = (self.queue).enter(restriction, request.priority, &ctx)?;
+        let routed = self.wait(&mut ticket, request, &ctx, left_out).await?;
         Ok(self.queue.freeing(routed))
     }
 
@@ -132,40 +148,56 @@ impl Generate for Queueing {
 struct Queue {
     max_waiting: usize,
     waiting: Mutex<Waiting>,
-    /// An answer has ended: there may be a place.
-    freed: Notify,
     metrics: ModelMetrics,
 }
 
 impl Queue {
-    /// Takes a request in. Where there are too many, the last of all is refused, which may be another.
-    fn enter(self: &Arc<Self>, priority: i32, ctx: &RequestContext) -> Result<Ticket, EngineError> {
+    /// Takes a request in that arrives now.
+    fn enter(
+        self: &Arc<Self>,
+        restriction: Restriction,
+        priority: i32,
+        ctx: &RequestContext,
+    ) -> Result<Ticket, EngineError> {
         let mut waiting = self.waiting.lock();
         let turn = waiting.turn(priority, ctx.deadline());
         let now = Instant::now();
-        let wait = waiting.expected_wait(turn, now);
+        let wait = waiting.expected_wait(&restriction, turn, now);
         if let (Some(wait), Some(left)) = (wait, ctx.time_left())
             && wait > left
         {
             return Err(self.refuse(Refusal::Deadline, Some(wait)));
         }
-        if waiting.len() >= self.max_waiting {
-            let wait = waiting.expected_wait(Turn::LAST, now);
-            let refusal = self.refuse(Refusal::Full, wait);
-            match waiting.take_last_behind(turn) {
-                Some(last) => last.refuse(refusal),
-                None => return Err(refusal),
-            }
-        }
-        let entry = waiting.add(turn);
-        self.metrics.waiting(waiting.len());
+        let entry = self.add(&mut waiting, &restriction, turn)?;
         drop(waiting);
         Ok(Ticket {
             queue: Arc::clone(self),
+            restriction,
             turn,
             entry,
             entered: now,
+            left: None,
         })
+    }
+
+    /// Adds a request. Where there are too many, the last of all is refused, which may be another.
+    fn add(
+        &self,
+        waiting: &mut Waiting,
+        restriction: &Restriction,
+        turn: Turn,
+    ) -> Result<Arc<Entry>, EngineError> {
+        if waiting.len() >= self.max_waiting {
+            let now = Instant::now();
+            let Some((last, wait)) = waiting.take_last_behind(turn, now) else {
+                let wait = waiting.expected_wait(restriction, Turn::LAST, now);
+                return Err(self.refuse(Refusal::Full, wait));
+            };
+            last.refuse(self.refuse(Refusal::Full, wait));
+        }
+        let entry = waiting.add(restriction, turn);
+        self.metrics.waiting(waiting.len());
+        Ok(entry)
     }
 
     fn refuse(&self, refusal: Refusal, wait: Option<Duration>) -> EngineError {
@@ -196,35 +228,51 @@ impl Queue {
     }
 }
 
-/// A request's place in the queue, until it is dropped.
+/// A request's place in the queue, until it leaves for an instance or is dropped.
 struct Ticket {
     queue: Arc<Queue>,
+    restriction: Restriction,
     turn: Turn,
     entry: Arc<Entry>,
     entered: Instant,
+    /// When it left for an instance; `None` while it waits.
+    left: Option<Instant>,
 }
 
 impl Ticket {
-    /// Waits until the request is the first.
+    /// Waits until the request is the first of its lane.
     async fn first(&self, ctx: &RequestContext) -> Result<(), EngineError> {
         loop {
             if let Some(refusal) = self.entry.refusal() {
                 return Err(refusal);
             }
-            if self.queue.waiting.lock().is_first(self.turn) {
+            let waiting = &self.queue.waiting;
+            if waiting.lock().leads(&self.restriction, self.turn) {
                 return Ok(());
             }
             self.until(ctx, self.entry.woken()).await?;
         }
     }
 
-    /// Waits until it may be worth another try.
+    /// Lets the next lane try, and waits until it may be worth another try.
     async fn pause(&self, ctx: &RequestContext) -> Result<(), EngineError> {
+        let is_first = {
+            let waiting = self.queue.waiting.lock();
+            waiting.wake_next(self.turn);
+            waiting.is_first(self.turn)
+        };
+        // The others are tried after the first.
+        let interval = async {
+            if is_first {
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            } else {
+                std::future::pending::<()>().await;
+            }
+        };
         let worth_it = async {
             tokio::select! {
-                () = self.queue.freed.notified() => {}
                 () = self.entry.woken() => {}
-                () = tokio::time::sleep(RETRY_INTERVAL) => {}
+                () = interval => {}
             }
         };
         self.until(ctx, worth_it).await
@@ -253,19 +301,51 @@ impl Ticket {
         }
     }
 
-    /// An instance took the request.
-    fn served(&self) {
+    /// Leaves for an instance, so that the next is first.
+    fn leave(&mut self) -> Instant {
         let now = Instant::now();
-        self.queue.waiting.lock().served(now);
-        self.queue.metrics.served(now.duration_since(self.entered));
+        self.queue.waiting.lock().served(&self.restriction, now);
+        self.remove();
+        self.left = Some(now);
+        now
+    }
+
+    /// Every instance is full: a request that has left is back where it was.
+    fn come_back(&mut self) -> Result<(), EngineError> {
+        let Some(left) = self.left else {
+            return Ok(());
+        };
+        if let Some(refusal) = self.entry.refusal() {
+            return Err(refusal);
+        }
+        let mut waiting = self.queue.waiting.lock();
+        waiting.not_served(&self.restriction, left);
+        self.entry = (self.queue).add(&mut waiting, &self.restriction, self.turn)?;
+        self.left = None;
+        Ok(())
+    }
+
+    /// An instance took the request.
+    fn served(&mut self) {
+        let left = match self.left {
+            Some(left) => left,
+            None => self.leave(),
+        };
+        self.queue.metrics.served(left.duration_since(self.entered));
+    }
+
+    fn remove(&self) {
+        let mut waiting = self.queue.waiting.lock();
+        waiting.remove(&self.restriction, self.turn);
+        self.queue.metrics.waiting(waiting.len());
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut waiting = self.queue.waiting.lock();
-        waiting.remove(self.turn);
-        self.queue.metrics.waiting(waiting.len());
+        if self.left.is_none() {
+            self.remove();
+        }
     }
 }
 
@@ -285,6 +365,6 @@ impl Stream for Freeing {
 
 impl Drop for Freeing {
     fn drop(&mut self) {
-        self.queue.freed.notify_one();
+        self.queue.waiting.lock().wake_first();
     }
 }

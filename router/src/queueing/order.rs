@@ -1,11 +1,15 @@
 //! [`Waiting`]: who waits, in order, and how fast the first ones leave. Pure but for the wakes: the time is given.
+//!
+//! Requests that the same instances may take are a lane, and only the first of a lane is tried. So one whose adapter only a full
+//! instance has keeps no request waiting that others may take.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, GenerateRequest};
+use genset_runtime::InstanceId;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -33,6 +37,25 @@ impl Turn {
         deadline: None,
         arrival: u64::MAX,
     };
+}
+
+/// What restricts the instances that may take a request.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct Restriction {
+    adapter: Option<String>,
+    rank: Option<u32>,
+    left_out: Vec<InstanceId>,
+}
+
+impl Restriction {
+    /// That of a request for which `left_out` are not asked.
+    pub(super) fn of(request: &GenerateRequest, left_out: &[InstanceId]) -> Self {
+        Self {
+            adapter: request.adapter.clone(),
+            rank: request.data_parallel_rank,
+            left_out: left_out.to_vec(),
+        }
+    }
 }
 
 /// Why a request is refused.
@@ -70,28 +93,58 @@ impl Entry {
     }
 }
 
-/// Who waits, in order.
+/// Who waits: a lane for each restriction, as long as one waits in it.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
-    entries: BTreeMap<Turn, Arc<Entry>>,
+    lanes: HashMap<Restriction, Lane>,
     arrivals: u64,
-    /// When the last ones left for an instance, while somebody waited all the time.
-    served: VecDeque<Instant>,
 }
 
 impl Waiting {
-    pub(super) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+    /// Whether requests of this restriction wait.
+    pub(super) fn has_lane(&self, restriction: &Restriction) -> bool {
+        self.lanes.contains_key(restriction)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.entries.len()
+        self.lanes.values().map(|lane| lane.entries.len()).sum()
     }
 
-    pub(super) fn is_first(&self, turn: Turn) -> bool {
-        self.entries
-            .first_key_value()
+    /// Whether it is the first of its lane.
+    pub(super) fn leads(&self, restriction: &Restriction, turn: Turn) -> bool {
+        self.lanes
+            .get(restriction)
+            .and_then(|lane| lane.entries.first_key_value())
             .is_some_and(|(first, _)| *first == turn)
+    }
+
+    /// Whether it is the first of all.
+    pub(super) fn is_first(&self, turn: Turn) -> bool {
+        self.first_behind(None)
+            .is_some_and(|(first, _)| *first == turn)
+    }
+
+    /// The first of all, or of those that lead a lane and whose turn is after `turn`.
+    fn first_behind(&self, turn: Option<Turn>) -> Option<(&Turn, &Arc<Entry>)> {
+        self.lanes
+            .values()
+            .filter_map(|lane| lane.entries.first_key_value())
+            .filter(|(first, _)| turn.is_none_or(|turn| **first > turn))
+            .min_by_key(|(first, _)| **first)
+    }
+
+    /// Wakes the first of all.
+    pub(super) fn wake_first(&self) {
+        if let Some((_, first)) = self.first_behind(None) {
+            first.woken.notify_one();
+        }
+    }
+
+    /// Wakes the next one that leads a lane, where the one of this turn found no place.
+    pub(super) fn wake_next(&self, turn: Turn) {
+        if let Some((_, next)) = self.first_behind(Some(turn)) {
+            next.woken.notify_one();
+        }
     }
 
     /// The turn of a request that arrives now.
@@ -105,38 +158,88 @@ impl Waiting {
         }
     }
 
-    pub(super) fn add(&mut self, turn: Turn) -> Arc<Entry> {
+    pub(super) fn add(&mut self, restriction: &Restriction, turn: Turn) -> Arc<Entry> {
         let entry = Arc::new(Entry::default());
-        self.entries.insert(turn, Arc::clone(&entry));
+        let lane = self.lanes.entry(restriction.clone()).or_default();
+        lane.entries.insert(turn, Arc::clone(&entry));
         entry
     }
 
-    /// Takes the last one out, if its turn is after `turn`.
-    pub(super) fn take_last_behind(&mut self, turn: Turn) -> Option<Arc<Entry>> {
-        let last = self.entries.last_entry()?;
-        (*last.key() > turn).then(|| last.remove())
+    /// Takes the last of all out, if its turn is after `turn`. Says too how long one behind it would have waited.
+    pub(super) fn take_last_behind(
+        &mut self,
+        turn: Turn,
+        now: Instant,
+    ) -> Option<(Arc<Entry>, Option<Duration>)> {
+        let lane = self.lanes.values_mut().max_by_key(|lane| lane.last())?;
+        if lane.last() <= Some(turn) {
+            return None;
+        }
+        let wait = lane.expected_wait(Turn::LAST, now);
+        let (_, last) = lane.entries.pop_last()?;
+        self.lanes.retain(|_, lane| !lane.entries.is_empty());
+        Some((last, wait))
     }
 
-    /// Takes one out, if it is there, and wakes the first.
-    pub(super) fn remove(&mut self, turn: Turn) {
-        self.entries.remove(&turn);
-        match self.entries.first_key_value() {
-            Some((_, first)) => first.woken.notify_one(),
-            // The rate of a queue says nothing when there was none.
-            None => self.served.clear(),
+    /// Takes one out, if it is there, and wakes the first of all.
+    pub(super) fn remove(&mut self, restriction: &Restriction, turn: Turn) {
+        if let Some(lane) = self.lanes.get_mut(restriction) {
+            lane.entries.remove(&turn);
+            // The rate of a lane says nothing when there was none.
+            if lane.entries.is_empty() {
+                self.lanes.remove(restriction);
+            }
+        }
+        self.wake_first();
+    }
+
+    /// One leaves for an instance.
+    pub(super) fn served(&mut self, restriction: &Restriction, now: Instant) {
+        if let Some(lane) = self.lanes.get_mut(restriction) {
+            lane.served(now);
         }
     }
 
-    /// One left for an instance.
-    pub(super) fn served(&mut self, now: Instant) {
+    /// No instance took the one that left then.
+    pub(super) fn not_served(&mut self, restriction: &Restriction, left: Instant) {
+        if let Some(lane) = self.lanes.get_mut(restriction) {
+            lane.served.retain(|served| *served != left);
+        }
+    }
+
+    /// How long a request of this turn would wait, at the rate at which the last ones of its lane left; `None` while that is not
+    /// known.
+    pub(super) fn expected_wait(
+        &self,
+        restriction: &Restriction,
+        turn: Turn,
+        now: Instant,
+    ) -> Option<Duration> {
+        self.lanes.get(restriction)?.expected_wait(turn, now)
+    }
+}
+
+/// Requests that the same instances may take, in order.
+#[derive(Debug, Default)]
+struct Lane {
+    entries: BTreeMap<Turn, Arc<Entry>>,
+    /// When the last ones left for an instance, while somebody waited all the time.
+    served: VecDeque<Instant>,
+}
+
+impl Lane {
+    fn last(&self) -> Option<Turn> {
+        self.entries.last_key_value().map(|(last, _)| *last)
+    }
+
+    fn served(&mut self, now: Instant) {
         if self.served.len() == RATE_WINDOW {
             self.served.pop_front();
         }
         self.served.push_back(now);
     }
 
-    /// How long a request of this turn would wait, at the rate at which the last ones left; `None` while that is not known.
-    pub(super) fn expected_wait(&self, turn: Turn, now: Instant) -> Option<Duration> {
+    fn expected_wait(&self, turn: Turn, now: Instant) -> Option<Duration> {
         if self.served.len() < RATE_FEWEST {
             return None;
         }
@@ -153,7 +256,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn priority_goes_before_deadline_and_that_before_arrival() {
-        let mut waiting = Waiting::default();
+        let (mut waiting, any) = (Waiting::default(), Restriction::default());
         let soon = Some(Instant::now() + Duration::from_secs(1));
         let late = Some(Instant::now() + Duration::from_secs(9));
         let turns = [
@@ -166,33 +269,63 @@ mod tests {
         ]
         .map(|(priority, deadline)| waiting.turn(priority, deadline));
         for turn in turns {
-            drop(waiting.add(turn));
+            drop(waiting.add(&any, turn));
         }
-        let order: Vec<_> = waiting.entries.keys().collect();
+        let order: Vec<_> = waiting.lanes[&any].entries.keys().collect();
         let expected = [4, 5, 1, 0, 3, 2].map(|index: usize| &turns[index]);
         assert_eq!(order, expected);
         assert!(turns.iter().all(|turn| *turn < Turn::LAST));
-        assert!(waiting.take_last_behind(turns[2]).is_none());
-        assert!(waiting.take_last_behind(turns[3]).is_some());
+        let now = Instant::now();
+        assert!(waiting.take_last_behind(turns[2], now).is_none());
+        assert!(waiting.take_last_behind(turns[3], now).is_some());
         assert_eq!(waiting.len(), 5);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_wait_follows_from_the_rate_and_the_place() {
-        let mut waiting = Waiting::default();
+        let (mut waiting, any) = (Waiting::default(), Restriction::default());
         let mut now = Instant::now();
         let first = waiting.turn(0, None);
-        drop(waiting.add(first));
+        drop(waiting.add(&any, first));
         for _ in 0..RATE_FEWEST {
-            assert_eq!(waiting.expected_wait(Turn::LAST, now), None);
-            waiting.served(now);
+            assert_eq!(waiting.expected_wait(&any, Turn::LAST, now), None);
+            waiting.served(&any, now);
             now += Duration::from_secs(2);
         }
         // Four left in eight seconds, the last of them nobody.
         let each = Duration::from_secs(8) / 3;
-        assert_eq!(waiting.expected_wait(first, now), Some(each));
-        assert_eq!(waiting.expected_wait(Turn::LAST, now), Some(each * 2));
-        waiting.remove(first);
-        assert_eq!(waiting.expected_wait(Turn::LAST, now), None);
+        let last = Turn::LAST;
+        assert_eq!(waiting.expected_wait(&any, first, now), Some(each));
+        assert_eq!(waiting.expected_wait(&any, last, now), Some(each * 2));
+        // One that comes back has not left.
+        waiting.served(&any, now);
+        waiting.not_served(&any, now);
+        assert_eq!(waiting.expected_wait(&any, first, now), Some(each));
+        waiting.remove(&any, first);
+        assert_eq!(waiting.expected_wait(&any, last, now), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_restriction_has_a_first_and_all_have_one_order() {
+        let (mut waiting, any) = (Waiting::default(), Restriction::default());
+        let adapted = Restriction {
+            adapter: Some("a".to_owned()),
+            ..Restriction::default()
+        };
+        let turns = [0, 1, 2, 3].map(|_| waiting.turn(0, None));
+        for (turn, restriction) in turns.into_iter().zip([&adapted, &adapted, &any, &any]) {
+            drop(waiting.add(restriction, turn));
+        }
+        assert!(waiting.leads(&adapted, turns[0]) && !waiting.leads(&adapted, turns[1]));
+        assert!(waiting.leads(&any, turns[2]) && !waiting.leads(&any, turns[3]));
+        assert!(waiting.is_first(turns[0]) && !waiting.is_first(turns[2]));
+        let behind = |turn| waiting.first_behind(Some(turn)).map(|(first, _)| *first);
+        assert_eq!(behind(turns[0]), Some(turns[2]));
+        assert_eq!(behind(turns[2]), None);
+        let now = Instant::now();
+        assert!(waiting.take_last_behind(turns[2], now).is_some());
+        assert!(waiting.take_last_behind(turns[2], now).is_none());
+        waiting.remove(&any, turns[2]);
+        assert!(!waiting.has_lane(&any) && waiting.has_lane(&adapted));
     }
 }

@@ -18,6 +18,16 @@ struct Places {
     served: Mutex<Vec<String>>,
     tries: AtomicUsize,
     is_broken: AtomicBool,
+    /// How long after it took a place, or found none, it says so.
+    takes_in: Mutex<Duration>,
+    refuses_in: Mutex<Duration>,
+}
+
+/// A pause that is none when there is nothing to wait for.
+async fn pause(time: Duration) {
+    if !time.is_zero() {
+        tokio::time::sleep(time).await;
+    }
 }
 
 struct Placed(Arc<Places>);
@@ -36,13 +46,14 @@ impl Drop for Placed {
     }
 }
 
+/// No instance with a place has an adapter.
 struct Below(Arc<Places>);
 
 #[async_trait]
 impl Route for Below {
     async fn route(
         &self,
-        _request: GenerateRequest,
+        request: GenerateRequest,
         ctx: RequestContext,
         _left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
@@ -54,12 +65,16 @@ impl Route for Below {
         let took = places
             .free
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| {
-                free.checked_sub(1)
+                free.checked_sub(1).filter(|_| request.adapter.is_none())
             });
         if took.is_err() {
+            let time = *places.refuses_in.lock();
+            pause(time).await;
             return Err(EngineError::new(ErrorKind::Overloaded, "full"));
         }
         places.served.lock().push(ctx.id().to_owned());
+        let time = *places.takes_in.lock();
+        pause(time).await;
         Ok(Routed {
             holder: Holder::One(InstanceId(1)),
             outputs: OutputStream::from_raw(Box::pin(Placed(Arc::clone(places)))),
@@ -106,6 +121,10 @@ impl Site {
     async fn send(&self, priority: i32, ctx: RequestContext) -> Answer {
         let mut request = GenerateRequest::from_tokens("m", vec![1]);
         request.priority = priority;
+        self.send_request(request, ctx).await
+    }
+
+    async fn send_request(&self, request: GenerateRequest, ctx: RequestContext) -> Answer {
         let queueing = Arc::clone(&self.queueing);
         let answer = self
             .tasks
@@ -126,6 +145,13 @@ impl Site {
 
     fn waiting(&self) -> usize {
         self.queueing.queue.waiting.lock().len()
+    }
+
+    /// Returns when so many wait.
+    async fn until_waiting(&self, requests: usize) {
+        while self.waiting() != requests {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 }
 
@@ -252,4 +278,91 @@ async fn only_the_first_is_tried_again() {
     tokio::time::sleep(RETRY_INTERVAL * 10).await;
     let tries = site.places.tries.load(Ordering::Relaxed) - before;
     assert!((9..=11).contains(&tries), "{tries}");
+}
+
+/// Over the wire an instance says with its first token that it took a request.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_its_first_token_keeps_no_other_waiting() {
+    let site = Site::new(0, 100);
+    let ids: Vec<String> = (0..10).map(|id: u32| id.to_string()).collect();
+    let mut waiting = Vec::new();
+    for id in &ids {
+        waiting.push(site.ask(id).await);
+    }
+    *site.places.takes_in.lock() = Duration::from_secs(1);
+    site.places.free.store(10, Ordering::Relaxed);
+    let before = Instant::now();
+    site.until_waiting(0).await;
+    assert!(before.elapsed() < Duration::from_millis(500));
+    let mut running = Vec::new();
+    for answer in waiting {
+        running.push(answer.await.unwrap().unwrap());
+    }
+    assert!(before.elapsed() < Duration::from_millis(1500));
+    assert_eq!(site.served(), ids);
+    let metrics = site.registry.encode();
+    assert!(metrics.contains("genset_router_wait_seconds_count 10"));
+    assert!(metrics.contains("genset_router_waiting_requests{model=\"m\"} 0"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_refused_late_is_back_before_those_that_came_later() {
+    let site = Site::new(0, 10);
+    let first = site.ask("first").await;
+    *site.places.refuses_in.lock() = GRACE * 3;
+    site.until_waiting(0).await;
+    *site.places.refuses_in.lock() = Duration::ZERO;
+    let second = site.ask("second").await;
+    assert_eq!(site.waiting(), 1);
+    site.until_waiting(2).await;
+    site.places.free.store(2, Ordering::Relaxed);
+    let running = [
+        first.await.unwrap().unwrap(),
+        second.await.unwrap().unwrap(),
+    ];
+    assert_eq!(site.served(), ["first", "second"]);
+    assert_eq!(site.waiting(), 0);
+    drop(running);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_refused_late_is_the_last_when_too_many_wait() {
+    let site = Site::new(0, 1);
+    let first = site.ask("first").await;
+    *site.places.refuses_in.lock() = GRACE * 3;
+    site.until_waiting(0).await;
+    *site.places.refuses_in.lock() = Duration::ZERO;
+    let important = site.send(1, RequestContext::new("important")).await;
+    let refused = first.await.unwrap().unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Overloaded);
+    assert!(refused.message().contains("1 requests wait"), "{refused}");
+    assert_eq!(site.waiting(), 1);
+    important.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_an_adapter_keeps_no_other_waiting() {
+    let site = Site::new(1, 10);
+    let mut request = GenerateRequest::from_tokens("m", vec![1]);
+    request.adapter = Some("a".to_owned());
+    let adapted = RequestContext::new("adapted");
+    let adapted = site.send_request(request, adapted).await;
+    assert_eq!(site.waiting(), 1);
+    let before = Instant::now();
+    let running = site.ask("first").await.await.unwrap().unwrap();
+    // One that has to wait gets a place that is freed, though another is before it.
+    let second = site.ask("second").await;
+    assert_eq!(site.waiting(), 2);
+    drop(running);
+    let running = second.await.unwrap().unwrap();
+    assert_eq!(before.elapsed(), Duration::ZERO);
+    assert_eq!(site.served(), ["first", "second"]);
+    // And a place that another frontend freed.
+    let third = site.ask("third").await;
+    site.places.free.store(1, Ordering::Relaxed);
+    drop(third.await.unwrap().unwrap());
+    assert!(before.elapsed() <= 2 * RETRY_INTERVAL);
+    assert!(!adapted.is_finished());
+    adapted.abort();
+    drop(running);
 }
