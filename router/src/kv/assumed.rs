@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::index::{IndexWriter, Target};
 
-/// The most blocks that are assumed, each counted for each target; the oldest go first.
+/// The most blocks that are assumed, each counted for each request that had it; the oldest go first.
 const MAX_BLOCKS: usize = 1 << 20;
 
 /// What was routed where, oldest first.
@@ -18,12 +18,17 @@ pub(super) struct Assumed {
     ttl: Duration,
     max_blocks: usize,
     routed: VecDeque<Routed>,
-    /// Until when each block is assumed.
-    until: HashMap<(Target, BlockHash), Instant>,
+    /// Blocks of all of `routed`, those that several have more than once.
+    routed_blocks: usize,
+    /// The number of the last request, counted from 1.
+    count: u64,
+    /// The last request that had each block. When it is forgotten, so is the block.
+    last: HashMap<(Target, BlockHash), u64>,
 }
 
 #[derive(Debug)]
 struct Routed {
+    number: u64,
     until: Instant,
     target: Target,
     blocks: std::sync::Arc<[BlockHash]>,
@@ -35,7 +40,9 @@ impl Assumed {
             ttl,
             max_blocks: MAX_BLOCKS,
             routed: VecDeque::new(),
-            until: HashMap::new(),
+            routed_blocks: 0,
+            count: 0,
+            last: HashMap::new(),
         }
     }
 
@@ -49,18 +56,20 @@ impl Assumed {
         if blocks.is_empty() || blocks.len() > self.max_blocks {
             return;
         }
-        let until = Instant::now() + self.ttl;
+        self.count += 1;
         for block in blocks.iter() {
-            self.until.insert((target, *block), until);
+            self.last.insert((target, *block), self.count);
         }
         // Honest by construction: this router hashed them.
         let _ = index.store(target, None, blocks);
+        self.routed_blocks += blocks.len();
         self.routed.push_back(Routed {
-            until,
+            number: self.count,
+            until: Instant::now() + self.ttl,
             target,
             blocks: std::sync::Arc::clone(blocks),
         });
-        while self.until.len() > self.max_blocks && self.forget_oldest(index) {}
+        while self.routed_blocks > self.max_blocks && self.forget_oldest(index) {}
     }
 
     /// Forgets what is older than the time it is assumed for.
@@ -77,16 +86,19 @@ impl Assumed {
     /// A target has gone, and the index with it.
     pub(super) fn forget(&mut self, target: Target) {
         self.routed.retain(|routed| routed.target != target);
-        self.until.retain(|(holder, _), _| *holder != target);
+        let blocks = self.routed.iter().map(|routed| routed.blocks.len());
+        self.routed_blocks = blocks.sum();
+        self.last.retain(|(holder, _), _| *holder != target);
     }
 
     fn forget_oldest(&mut self, index: &mut IndexWriter) -> bool {
         let Some(oldest) = self.routed.pop_front() else {
             return false;
         };
+        self.routed_blocks -= oldest.blocks.len();
         let is_over = |block: &&BlockHash| {
-            let until = self.until.get(&(oldest.target, **block));
-            until.is_some_and(|until| *until <= oldest.until)
+            let last = self.last.get(&(oldest.target, **block));
+            last.is_some_and(|last| *last == oldest.number)
         };
         // From the end, so that what is left begins at the start.
         let over: Vec<BlockHash> = oldest
@@ -97,7 +109,7 @@ impl Assumed {
             .copied()
             .collect();
         for block in &over {
-            self.until.remove(&(oldest.target, *block));
+            self.last.remove(&(oldest.target, *block));
         }
         let _ = index.remove(oldest.target, &over);
         true
@@ -140,7 +152,7 @@ mod tests {
         tokio::time::advance(Duration::from_secs(100)).await;
         assumed.expire(&mut writer);
         assert_eq!(
-            (leading(&long), reader.held_blocks(), assumed.until.len()),
+            (leading(&long), reader.held_blocks(), assumed.last.len()),
             (0, 0, 0)
         );
     }
@@ -155,7 +167,30 @@ mod tests {
             let blocks: Arc<[BlockHash]> = (1..60).map(block).collect();
             assumed.routed(&mut writer, 1, &blocks);
         }
-        assert!(assumed.until.len() <= 1000 && assumed.until.len() > 900);
-        assert_eq!(reader.held_blocks(), assumed.until.len() as u64);
+        assert!(assumed.last.len() <= 1000 && assumed.last.len() > 900);
+        assert_eq!(reader.held_blocks(), assumed.last.len() as u64);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_prompt_that_is_sent_again_takes_no_room_without_end() {
+        let (mut writer, reader) = index();
+        let mut assumed = Assumed::new(Duration::from_secs(120));
+        assumed.max_blocks = 1000;
+        let block = |n: u64| BlockHash(n.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        for _ in 0..10_000 {
+            // Each request has hashes of its own.
+            let blocks: Arc<[BlockHash]> = (1..60).map(block).collect();
+            assumed.routed(&mut writer, 1, &blocks);
+            let held = assumed.routed.iter().map(|routed| routed.blocks.len());
+            let held: usize = held.sum();
+            assert!(held <= 1000 && held == assumed.routed_blocks, "{held}");
+            assert_eq!((assumed.last.len(), reader.held_blocks()), (59, 59));
+            let mut lookup = Lookup::default();
+            reader.find(&blocks, &mut lookup);
+            let overlaps = lookup.overlaps();
+            assert_eq!(overlaps.first().map(|overlap| overlap.blocks), Some(59));
+        }
+        assumed.forget(1);
+        assert_eq!((assumed.routed_blocks, assumed.last.len()), (0, 0));
     }
 }
