@@ -16,6 +16,9 @@ use crate::error::shown;
 /// The most errors of an input that its owner is told.
 const MAX_ERRORS: usize = 100;
 
+/// What is kept of a `custom_id` while an input is looked at, in place of the name: a hash that no two names are known for.
+type NameHash = [u8; 16];
+
 /// A batch's input and the answers so far.
 #[derive(Debug)]
 pub(super) struct OpenBatch {
@@ -237,7 +240,7 @@ fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Vec<L
 fn line_errors(
     bytes: &[u8],
     endpoint: &str,
-    names: &mut HashSet<String>,
+    names: &mut HashSet<NameHash>,
 ) -> Option<(&'static str, &'static str, String)> {
     let line = match BatchLine::parse(bytes) {
         Ok(line) => line,
@@ -256,10 +259,45 @@ fn line_errors(
     }
     let name = line.custom_id().unwrap_or_default();
     let message = format!("The custom_id {:?} occurs twice.", shown(&name));
-    (!names.insert(name)).then_some(("duplicate_custom_id", "custom_id", message))
+    (!names.insert(hash_of(&name))).then_some(("duplicate_custom_id", "custom_id", message))
+}
+
+fn hash_of(name: &str) -> NameHash {
+    let mut hash = [0; 16];
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(name.as_bytes());
+    hasher.finalize_xof().fill(&mut hash);
+    hash
 }
 
 fn write_line(out: &mut impl Write, line: &Map<String, Value>) -> io::Result<()> {
     serde_json::to_writer(&mut *out, line)?;
     out.write_all(b"\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_name_that_occurs_twice_is_found() {
+        let mut names = HashSet::new();
+        let mut code_of = |name: &str| {
+            let url = "/v1/completions";
+            let line = json!({"custom_id": name, "url": url, "body": {}}).to_string();
+            let error = line_errors(line.as_bytes(), url, &mut names);
+            error.map(|(code, param, _)| (code, param))
+        };
+        let twice = Some(("duplicate_custom_id", "custom_id"));
+        assert_eq!(code_of("a"), None);
+        assert_eq!(code_of("b"), None);
+        assert_eq!(code_of("a"), twice);
+        let longest = "c".repeat(512);
+        assert_eq!(code_of(&longest), None);
+        assert_eq!(code_of(&longest), twice);
+        let too_long = Some(("invalid_custom_id", "custom_id"));
+        assert_eq!(code_of(&"c".repeat(513)), too_long);
+    }
 }

@@ -3,6 +3,8 @@
 //! # Source
 //! [OpenAI's batch API](https://platform.openai.com/docs/guides/batch): input and output lines.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -18,6 +20,9 @@ pub const BATCH_URLS: [&str; 5] = [
     "/v1/responses",
     "/v1/messages",
 ];
+
+/// The longest `custom_id`, in bytes.
+const MAX_CUSTOM_ID_BYTES: usize = 512;
 
 /// What is no name is shown up to so many bytes.
 const MAX_SHOWN_BYTES: usize = 100;
@@ -94,9 +99,13 @@ impl BatchLine {
     /// When the line is no request of a batch. What is wrong with the request itself its answer says.
     pub fn check(&self) -> Result<&'static str, BadLine> {
         let bad = |code, param, problem: &str| BadLine::new(code, param, problem);
-        if self.custom_id().is_none() {
+        let Some(custom_id) = self.custom_id() else {
             let problem = "custom_id must be a string";
             return Err(bad("missing_required_parameter", "custom_id", problem));
+        };
+        if custom_id.len() > MAX_CUSTOM_ID_BYTES {
+            let problem = format!("custom_id must have at most {MAX_CUSTOM_ID_BYTES} bytes");
+            return Err(bad("invalid_custom_id", "custom_id", &problem));
         }
         if self.method.is_some() && text_in(self.method.as_deref()).as_deref() != Some("POST") {
             return Err(bad("invalid_method", "method", "method must be POST"));
@@ -141,29 +150,56 @@ pub async fn answer_line(
     routes: &LocalFrontend,
     id: String,
     line: &BatchLine,
-    pauses: Pauses,
+    mut pauses: Pauses,
 ) -> Map<String, Value> {
+    loop {
+        match ask_once(routes, id.clone(), line).await {
+            Attempt::Ended(answered) => return answered,
+            // A batch has time.
+            Attempt::Full(answered, retry_after) => {
+                if !pauses.wait(retry_after).await {
+                    return answered;
+                }
+            }
+        }
+    }
+}
+
+/// What one attempt at a request came to.
+#[derive(Debug)]
+pub(super) enum Attempt {
+    /// The line of its output.
+    Ended(Map<String, Value>),
+    /// Every worker was full or away, or a quota was used up: the line that says so, and how long the server says to wait.
+    Full(Map<String, Value>, Option<Duration>),
+}
+
+/// Asks once; otherwise as [`answer_line`].
+pub(super) async fn ask_once(routes: &LocalFrontend, id: String, line: &BatchLine) -> Attempt {
     let custom_id = line.shown_id();
     let answered = match line.check() {
         Ok(url) => {
             let body = line.body().unwrap_or_default();
-            let asked = ask_until_there_is_room(routes, url, body, pauses).await;
-            asked.map_err(|problem| ("server_error", problem))
+            let answer = routes.post(url, body.to_owned()).await;
+            answer.map_err(|error| ("server_error", error.to_string()))
         }
         Err(bad) => Err(("invalid_request", bad.problem)),
     };
-    match answered {
-        Ok(answer) => {
-            let LocalAnswer {
-                status,
-                request_id,
-                body,
-                ..
-            } = answer;
-            let response = json!({"status_code": status, "request_id": request_id, "body": body});
-            output_line(id, custom_id, response, Value::Null)
-        }
-        Err((code, problem)) => unasked_line(id, custom_id, code, &problem),
+    let answer = match answered {
+        Ok(answer) => answer,
+        Err((code, problem)) => return Attempt::Ended(unasked_line(id, custom_id, code, &problem)),
+    };
+    let LocalAnswer {
+        status,
+        request_id,
+        retry_after,
+        body,
+    } = answer;
+    let response = json!({"status_code": status, "request_id": request_id, "body": body});
+    let line = output_line(id, custom_id, response, Value::Null);
+    match status {
+        429 | 503 => Attempt::Full(line, retry_after),
+        _ => Attempt::Ended(line),
     }
 }
 
@@ -185,21 +221,4 @@ fn output_line(id: String, custom_id: Value, response: Value, error: Value) -> M
         ("response".into(), response),
         ("error".into(), error),
     ])
-}
-
-/// Asks, and asks again while every worker is full or away: a batch has time.
-async fn ask_until_there_is_room(
-    routes: &LocalFrontend,
-    url: &'static str,
-    body: &str,
-    mut pauses: Pauses,
-) -> Result<LocalAnswer, String> {
-    loop {
-        let answer = routes.post(url, body.to_owned()).await;
-        let answer = answer.map_err(|error| error.to_string())?;
-        let is_full = matches!(answer.status, 429 | 503);
-        if !is_full || !pauses.wait(answer.retry_after).await {
-            return Ok(answer);
-        }
-    }
 }

@@ -20,7 +20,7 @@ use super::notes::NotesError;
 use super::open::{OpenBatch, Unopened, is_answer, line_of};
 use super::pauses::Pauses;
 use super::records::{BatchRecord, BatchStatus, now};
-use super::request::{BatchLine, answer_line, unasked_line};
+use super::request::{Attempt, ask_once, unasked_line};
 use super::store::BatchStore;
 use crate::http::LocalFrontend;
 use crate::keys::ApiKeys;
@@ -31,6 +31,9 @@ const DISK_PAUSE: Duration = Duration::from_secs(5);
 
 /// How often a model that is not served yet is asked again.
 const MODEL_PAUSE: Duration = Duration::from_millis(500);
+
+/// The most batches whose inputs are looked at at once: each takes memory for the names of its requests.
+const MAX_OPENING: usize = 2;
 
 /// How often what is old is looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
@@ -47,6 +50,8 @@ pub(crate) struct Batches {
     keys: Option<ApiKeys>,
     /// Of all batches, the requests that are answered at once.
     places: Arc<Semaphore>,
+    /// Of all batches, those whose inputs are looked at at once.
+    opening: Arc<Semaphore>,
     tasks: TaskTracker,
     /// No request begins any more.
     draining: CancellationToken,
@@ -95,6 +100,7 @@ impl Batches {
             linger,
             keys,
             places: Arc::new(places),
+            opening: Arc::new(Semaphore::new(MAX_OPENING)),
             tasks,
             draining,
             aborting,
@@ -178,9 +184,17 @@ impl Batches {
     /// Looks at the whole input, and at what was answered before. `None` where the batch has failed, or the server stops.
     async fn open(&self, record: &BatchRecord) -> Option<OpenBatch> {
         loop {
+            let place = tokio::select! {
+                biased;
+                () = self.draining.cancelled() => return None,
+                place = Arc::clone(&self.opening).acquire_owned() => place.ok()?,
+            };
             let (store, known) = (self.store.clone(), record.clone());
-            let opened = tokio::task::spawn_blocking(move || OpenBatch::open(&store, &known)).await;
-            let refused = match opened {
+            let opened = tokio::task::spawn_blocking(move || {
+                let _place = place;
+                OpenBatch::open(&store, &known)
+            });
+            let refused = match opened.await {
                 Ok(Ok(batch)) => return Some(batch),
                 Ok(Err(Unopened::Refused(errors))) => errors,
                 Ok(Err(Unopened::Disk(problem))) => {
@@ -247,6 +261,9 @@ impl Batches {
     }
 
     /// Answers one line and notes it. Its model may be missing until `until`. False when the server stops before.
+    ///
+    /// The place is held while the line is read, answered and noted: no more lines and answers are in memory than there are
+    /// places. A pause holds none, so a line that waits for a quota or a model holds up no other batch.
     async fn line(
         &self,
         record: &BatchRecord,
@@ -254,49 +271,60 @@ impl Batches {
         index: usize,
         until: Instant,
     ) -> bool {
-        let Ok(_place) = self.places.acquire().await else {
-            return false;
-        };
-        if self.draining.is_cancelled() {
-            return false;
-        }
-        let reading = Arc::clone(&batch);
-        let read = tokio::task::spawn_blocking(move || line_of(&reading, index)).await;
-        let id = format!("batch_req_{}_{}", record.stem(), index + 1);
-        let line = match read {
-            Err(_) => return false,
-            Ok(Err(problem)) => unasked_line(id, Value::Null, "unreadable", &problem),
-            Ok(Ok(line)) => match self.routes_of(record) {
-                Some(routes) => self.ask(&routes, &id, &line, until).await,
-                None => {
-                    let problem = "The API key that the batch belongs to is no more.";
-                    unasked_line(id, line.shown_id(), "invalid_api_key", problem)
+        let mut pauses = Pauses::until(self.draining.clone());
+        loop {
+            let Ok(place) = self.places.acquire().await else {
+                return false;
+            };
+            if self.draining.is_cancelled() {
+                return false;
+            }
+            match self.attempt(record, &batch, index).await {
+                None => return false,
+                Some(Attempt::Full(_, retry_after)) => {
+                    drop(place);
+                    if !pauses.wait(retry_after).await {
+                        return false;
+                    }
                 }
-            },
-        };
-        if self.draining.is_cancelled() && !is_answer(&line) {
-            // It may have failed for that alone.
-            return false;
+                Some(Attempt::Ended(line)) if lacks_model(&line) && Instant::now() < until => {
+                    drop(place);
+                    tokio::time::sleep(MODEL_PAUSE).await;
+                }
+                Some(Attempt::Ended(line)) => {
+                    if self.draining.is_cancelled() && !is_answer(&line) {
+                        // It may have failed for that alone.
+                        return false;
+                    }
+                    return self.note(record, batch, index, line).await;
+                }
+            }
         }
-        self.note(record, batch, index, line).await
     }
 
-    async fn ask(
+    /// Reads one line and asks it once. `None` when the server stops before.
+    async fn attempt(
         &self,
-        routes: &LocalFrontend,
-        id: &str,
-        line: &BatchLine,
-        until: Instant,
-    ) -> Map<String, Value> {
-        loop {
-            let pauses = Pauses::until(self.draining.clone());
-            let answer = answer_line(routes, id.to_owned(), line, pauses).await;
-            let may_come = lacks_model(&answer) && Instant::now() < until;
-            if !may_come || self.draining.is_cancelled() {
-                return answer;
+        record: &BatchRecord,
+        batch: &Arc<Mutex<OpenBatch>>,
+        index: usize,
+    ) -> Option<Attempt> {
+        let reading = Arc::clone(batch);
+        let read = tokio::task::spawn_blocking(move || line_of(&reading, index)).await;
+        let id = format!("batch_req_{}_{}", record.stem(), index + 1);
+        let line = match read.ok()? {
+            Ok(line) => line,
+            Err(problem) => {
+                let unasked = unasked_line(id, Value::Null, "unreadable", &problem);
+                return Some(Attempt::Ended(unasked));
             }
-            tokio::time::sleep(MODEL_PAUSE).await;
-        }
+        };
+        let Some(routes) = self.routes_of(record) else {
+            let problem = "The API key that the batch belongs to is no more.";
+            let unasked = unasked_line(id, line.shown_id(), "invalid_api_key", problem);
+            return Some(Attempt::Ended(unasked));
+        };
+        Some(ask_once(&routes, id, &line).await)
     }
 
     /// The routes, as the batch's owner uses them; `None` where the owner is no more.

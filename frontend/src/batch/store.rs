@@ -4,6 +4,8 @@
 //! A record is a file of JSON, written whole or not at all. A file's content comes first and its record after it, so that what
 //! has a record is whole. What a crash left without one is removed at the next start.
 
+mod files;
+
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -18,6 +20,7 @@ use serde::de::DeserializeOwned;
 use tempfile::NamedTempFile;
 use tokio_util::sync::CancellationToken;
 
+use self::files::KeptFiles;
 use super::notes::write_whole;
 use super::records::{BatchRecord, BatchStatus, Counts, FileRecord, Purpose, now};
 use crate::config::BatchConfig;
@@ -49,7 +52,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Kept {
-    files: BTreeMap<String, FileRecord>,
+    files: KeptFiles,
     batches: BTreeMap<String, Batch>,
 }
 
@@ -58,6 +61,34 @@ struct Batch {
     record: BatchRecord,
     /// Ends its run.
     cancelled: CancellationToken,
+}
+
+/// The bytes that an upload under way takes of its owner's limit. They are given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct UploadRoom {
+    shared: Arc<Shared>,
+    owner: Option<String>,
+    bytes: u64,
+}
+
+impl UploadRoom {
+    /// Takes room for further bytes.
+    ///
+    /// # Errors
+    /// As [`BatchStore::room`]; then none is taken.
+    pub(crate) fn take(&mut self, bytes: u64) -> Result<(), ApiError> {
+        let (owner, config) = (self.owner.as_deref(), &self.shared.config);
+        self.shared.kept.lock().files.take(config, owner, bytes)?;
+        self.bytes += bytes;
+        Ok(())
+    }
+}
+
+impl Drop for UploadRoom {
+    fn drop(&mut self) {
+        let mut kept = self.shared.kept.lock();
+        kept.files.give_back(self.owner.as_deref(), self.bytes);
+    }
 }
 
 impl BatchStore {
@@ -96,7 +127,7 @@ impl BatchStore {
             cancelled: CancellationToken::new(),
         };
         let kept = Kept {
-            files,
+            files: KeptFiles::of(files.into_values()),
             batches: batches
                 .into_iter()
                 .map(|(id, record)| (id, batch(record)))
@@ -171,32 +202,38 @@ impl BatchStore {
         NamedTempFile::new_in(self.folder_of_files())
     }
 
-    /// Whether the owner may keep a further file, of which nothing is known but that it has so many bytes at least.
+    /// Room for a further file of the owner's, of which no byte is known yet.
     ///
     /// # Errors
     /// A 400 that says which limit is reached and what to do.
-    pub(crate) fn check_room(&self, owner: Option<&str>, bytes: u64) -> Result<(), ApiError> {
-        self.shared
-            .kept
-            .lock()
-            .check_room(self.config(), owner, bytes)
+    pub(crate) fn room(&self, owner: Option<&str>) -> Result<UploadRoom, ApiError> {
+        let mut room = UploadRoom {
+            shared: Arc::clone(&self.shared),
+            owner: owner.map(str::to_owned),
+            bytes: 0,
+        };
+        room.take(0)?;
+        Ok(room)
     }
 
-    /// Keeps what an upload has written.
+    /// Keeps what an upload has written. The file takes its `room`.
     ///
     /// # Errors
-    /// As [`Self::check_room`]; a 507 when it cannot be written.
+    /// As [`Self::room`]; a 507 when it cannot be written.
     pub(crate) fn add_file(
         &self,
         record: FileRecord,
         content: NamedTempFile,
+        mut room: UploadRoom,
     ) -> Result<(), ApiError> {
-        let owner = record.owner.clone();
         {
-            // Of two uploads at once the second must see the first.
+            // Of two uploads at once the second must see the first, and nobody may see its bytes twice or not at all.
             let mut kept = self.shared.kept.lock();
-            kept.check_room(self.config(), owner.as_deref(), record.bytes)?;
-            kept.files.insert(record.id.clone(), record.clone());
+            let owner = room.owner.as_deref();
+            kept.files.take(self.config(), owner, 0)?;
+            kept.files.give_back(owner, room.bytes);
+            room.bytes = 0;
+            kept.files.insert(record.clone());
         }
         let written = self.write_file(&record, content);
         written.map_err(|error| {
@@ -221,11 +258,7 @@ impl BatchStore {
     /// When it cannot be written.
     pub(crate) fn add_output(&self, record: FileRecord, content: NamedTempFile) -> io::Result<()> {
         self.write_file(&record, content)?;
-        self.shared
-            .kept
-            .lock()
-            .files
-            .insert(record.id.clone(), record);
+        self.shared.kept.lock().files.insert(record);
         Ok(())
     }
 
@@ -428,36 +461,6 @@ impl BatchStore {
 }
 
 impl Kept {
-    fn check_room(
-        &self,
-        config: &BatchConfig,
-        owner: Option<&str>,
-        bytes: u64,
-    ) -> Result<(), ApiError> {
-        let files = self.files.values();
-        let (mut count, mut total) = (0, bytes);
-        for file in files.filter(|file| file.owner.as_deref() == owner) {
-            count += 1;
-            total = total.saturating_add(file.bytes);
-        }
-        let refused = |problem: String| {
-            let message = format!(
-                "{problem}, which is this server's limit. Delete files that you need no more."
-            );
-            Err(ApiError::new(StatusCode::BAD_REQUEST, message))
-        };
-        if count >= config.max_files {
-            return refused(format!("You keep {count} files"));
-        }
-        if total > config.max_total_bytes {
-            return refused(format!(
-                "Your files would have {total} of {} bytes",
-                config.max_total_bytes
-            ));
-        }
-        Ok(())
-    }
-
     /// The batch that has not ended and has this file as its input.
     fn reader_of(&self, file: &str) -> Option<&BatchRecord> {
         let mut batches = self.batches.values().map(|batch| &batch.record);

@@ -26,7 +26,7 @@ use super::request_id::request_id;
 use super::responses::Id;
 use crate::batch::records::{FileRecord, Purpose, new_id, now};
 use crate::batch::run::Batches;
-use crate::batch::store::{file_not_found, not_written};
+use crate::batch::store::{UploadRoom, file_not_found, not_written};
 use crate::error::ApiError;
 
 /// The longest field of an upload beside its file, in bytes.
@@ -99,8 +99,8 @@ pub(super) async fn upload(
         }
         let upload = Upload::read(&app, batches, &caller, &headers, body).await?;
         let file = upload.record(&caller, batches)?;
-        let (record, content) = (file.clone(), upload.content);
-        let added = batches.with_store(move |store| store.add_file(record, content));
+        let (record, content, room) = (file.clone(), upload.content, upload.room);
+        let added = batches.with_store(move |store| store.add_file(record, content, room));
         added.await.map_err(|error| not_written(&error))??;
         Ok(json_response(&file.to_json()))
     };
@@ -119,6 +119,8 @@ pub(super) async fn upload(
 /// The parts of an upload.
 struct Upload {
     content: NamedTempFile,
+    /// What `bytes` take of the owner's limit.
+    room: UploadRoom,
     bytes: u64,
     filename: String,
     purpose: Option<String>,
@@ -167,12 +169,12 @@ impl Upload {
                 ..ApiError::new(StatusCode::BAD_REQUEST, message)
             }
         })?;
-        let owner = caller.name().map(str::to_owned);
-        batches.store().check_room(owner.as_deref(), 0)?;
+        let room = batches.store().room(caller.name())?;
         let content = batches.with_store(|store| store.new_content());
         let content = content.await.and_then(|content| content);
         let mut upload = Self {
             content: content.map_err(|error| not_written(&error))?,
+            room,
             bytes: 0,
             filename: String::new(),
             purpose: None,
@@ -204,7 +206,6 @@ impl Upload {
                     upload
                         .write(batches, &mut part, &mut pace, &used, max)
                         .await?;
-                    batches.store().check_room(owner.as_deref(), upload.bytes)?;
                     continue;
                 }
                 "purpose" => &mut upload.purpose,
@@ -231,11 +232,13 @@ impl Upload {
         max: u64,
     ) -> Result<(), ApiError> {
         while let Some(bytes) = chunk(part, pace, used).await? {
-            self.bytes += bytes.len() as u64;
+            let length = bytes.len() as u64;
+            self.bytes += length;
             if self.bytes > max {
                 let message = format!("The file is over this server's limit of {max} bytes.");
                 return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message));
             }
+            self.room.take(length)?;
             let file = self.content.as_file().try_clone();
             let written =
                 batches.with_store(move |_| file.and_then(|mut file| file.write_all(&bytes)));

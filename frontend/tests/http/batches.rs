@@ -17,10 +17,10 @@ use crate::client::{Client, Response, request, soon};
 use crate::script::Script;
 use crate::support::{CHAT, Site, chat, config, echo, encode, start_worker, worker_config};
 
-const BOUNDARY: &str = "a-boundary";
+pub(crate) const BOUNDARY: &str = "a-boundary";
 
 /// A config whose batches are kept in `folder`.
-fn kept_in(folder: &Path, change: impl FnOnce(&mut BatchConfig)) -> FrontendConfig {
+pub(crate) fn kept_in(folder: &Path, change: impl FnOnce(&mut BatchConfig)) -> FrontendConfig {
     let mut batches = BatchConfig {
         folder: Some(folder.to_owned()),
         ..BatchConfig::default()
@@ -32,7 +32,7 @@ fn kept_in(folder: &Path, change: impl FnOnce(&mut BatchConfig)) -> FrontendConf
     }
 }
 
-async fn site(folder: &TempDir, engine: Arc<dyn LLMEngine>) -> Site {
+pub(crate) async fn site(folder: &TempDir, engine: Arc<dyn LLMEngine>) -> Site {
     Site::with(kept_in(folder.path(), |_| {}), engine).await
 }
 
@@ -55,45 +55,60 @@ fn upload_of(headers: &str, parts: &[String]) -> Vec<u8> {
     (head + &body).into_bytes()
 }
 
-fn upload(headers: &str, content: &str) -> Vec<u8> {
+pub(crate) fn upload(headers: &str, content: &str) -> Vec<u8> {
     let purpose = part("name=\"purpose\"", "batch");
     upload_of(headers, &[purpose, file_part(content)])
 }
 
 /// A line that asks `text`.
-fn line(custom_id: &str, text: &str) -> Value {
+pub(crate) fn line(custom_id: &str, text: &str) -> Value {
     let body = chat(text, json!({"max_tokens": 4}));
     json!({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body})
 }
 
-fn lines(lines: &[Value]) -> String {
+pub(crate) fn lines(lines: &[Value]) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-fn batch_of(file: &str) -> String {
+pub(crate) fn batch_of(file: &str) -> String {
     let batch = json!({"input_file_id": file, "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b"}});
     batch.to_string()
 }
 
 /// Uploads requests and begins their batch; returns its id.
-async fn begin(site: &Site, content: &str) -> String {
-    let file = site.send(upload("", content)).await;
+pub(crate) async fn begin(site: &Site, content: &str) -> String {
+    begin_as(site, "", content).await
+}
+
+/// As [`begin`], with headers.
+pub(crate) async fn begin_as(site: &Site, headers: &str, content: &str) -> String {
+    let file = site.send(upload(headers, content)).await;
     assert_eq!(file.status, 200, "{}", file.text());
     let file = file.json()["id"].as_str().expect("an id").to_owned();
     let batch = site
-        .send(request("POST", "/v1/batches", "", batch_of(&file)))
+        .send(request("POST", "/v1/batches", headers, batch_of(&file)))
         .await;
     assert_eq!(batch.status, 200, "{}", batch.text());
     batch.json()["id"].as_str().expect("an id").to_owned()
 }
 
 /// The batch once it is as it shall be.
-async fn batch_that(site: &Site, id: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+pub(crate) async fn batch_that(site: &Site, id: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+    batch_as(site, "", id, is_so).await
+}
+
+/// As [`batch_that`], with headers.
+pub(crate) async fn batch_as(
+    site: &Site,
+    headers: &str,
+    id: &str,
+    is_so: impl Fn(&Value) -> bool,
+) -> Value {
     let mut client = Client::connect(site.server.address()).await;
     soon(async {
         loop {
             client
-                .send(request("GET", &format!("/v1/batches/{id}"), "", ""))
+                .send(request("GET", &format!("/v1/batches/{id}"), headers, ""))
                 .await;
             let batch = client.response().await.json();
             if is_so(&batch) {
@@ -105,7 +120,7 @@ async fn batch_that(site: &Site, id: &str, is_so: impl Fn(&Value) -> bool) -> Va
     .await
 }
 
-async fn ended(site: &Site, id: &str, status: &str) -> Value {
+pub(crate) async fn ended(site: &Site, id: &str, status: &str) -> Value {
     let ends = ["completed", "failed", "expired", "cancelled"];
     let has_ended = |batch: &Value| ends.iter().any(|end| batch["status"] == *end);
     let batch = batch_that(site, id, has_ended).await;
@@ -470,50 +485,6 @@ async fn files_and_batches_are_their_owners() {
         }
     })
     .await;
-    site.close().await;
-}
-
-#[tokio::test]
-async fn every_limit_is_told() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let tight = kept_in(folder.path(), |batches| {
-        batches.max_file_bytes = 1000;
-        batches.max_files = 2;
-        batches.max_total_bytes = 1500;
-        batches.max_batches = 1;
-    });
-    let site = Site::with(tight, Script::silent(5)).await;
-    let large = site.send(upload("", &"x".repeat(1001))).await;
-    assert_eq!(large.status, 413, "{}", large.text());
-    let id = begin(&site, &lines(&[line("a", "Hello")])).await;
-    let batch = batch_that(&site, &id, |batch| batch["status"] == "in_progress").await;
-    let file = batch["input_file_id"].as_str().expect("a file");
-    let second = site
-        .send(request("POST", "/v1/batches", "", batch_of(file)))
-        .await;
-    assert_eq!(second.status, 429, "{}", second.text());
-    assert_eq!(site.send(upload("", &"x".repeat(1000))).await.status, 200);
-    let third = site.send(upload("", "x")).await;
-    assert_eq!(third.status, 400, "{}", third.text());
-    assert!(third.text().contains("2 files"), "{}", third.text());
-    site.send(request("POST", &format!("/v1/batches/{id}/cancel"), "", ""))
-        .await;
-    ended(&site, &id, "cancelled").await;
-    site.send(request("DELETE", &format!("/v1/files/{file}"), "", ""))
-        .await;
-    let full = site.send(upload("", &"x".repeat(600))).await;
-    assert_eq!(full.status, 400, "{}", full.text());
-    assert!(
-        full.text().contains("1600 of 1500 bytes"),
-        "{}",
-        full.text()
-    );
-    let temporary = std::fs::read_dir(folder.path().join("files")).expect("a folder");
-    let temporary = temporary.filter(|entry| {
-        let name = entry.as_ref().expect("an entry").file_name();
-        name.to_string_lossy().starts_with(".tmp")
-    });
-    assert_eq!(temporary.count(), 0, "what was refused is gone");
     site.close().await;
 }
 

@@ -14,6 +14,7 @@ mod access;
 mod adapters;
 mod apis;
 mod bad_input;
+mod batch_limits;
 mod batches;
 mod client;
 mod connections;
