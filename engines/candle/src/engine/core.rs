@@ -420,10 +420,15 @@ impl Core {
                 }
             }
             Err(error) => {
-                tracing::error!(%error, "a request failed in sampling");
                 self.scheduler.cancel(choosing.id);
-                // What made the logits wrong may be in its KV blocks; nobody else shall begin with them.
-                self.scheduler.clear_prefix_cache();
+                if error.kind() == ErrorKind::InvalidArgument {
+                    // Its grammar is at fault, and no number.
+                    tracing::debug!(%error, "a request failed in sampling");
+                } else {
+                    tracing::error!(%error, "a request failed in sampling");
+                    // What made the logits wrong may be in its KV blocks; nobody else shall begin with them.
+                    self.scheduler.clear_prefix_cache();
+                }
                 Delivery {
                     choosing,
                     chunk: TokenChunk::default(),

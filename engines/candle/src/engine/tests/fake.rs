@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use candle_core::{DType, Device, Tensor};
 use genset_backend_common::{EngineConfig, EngineError, StartContext, TokenId};
-use genset_sampling::guided::GuideFactory;
+use genset_sampling::guided::{GuideFactory, GuideLimits};
 use genset_scheduler::Limits;
 use parking_lot::Mutex;
 
@@ -43,6 +43,8 @@ pub(super) struct Fake {
     pub(super) memory: Option<usize>,
     /// Who guesses tokens, and how many.
     pub(super) guesses: Option<(Guesser, usize)>,
+    /// The states of a grammar are so few that hardly one has an end.
+    pub(super) has_small_grammars: bool,
     pub(super) switches: Arc<Switches>,
 }
 
@@ -85,6 +87,7 @@ impl Default for Fake {
             },
             memory: None,
             guesses: None,
+            has_small_grammars: false,
             switches: Arc::default(),
         }
     }
@@ -116,6 +119,17 @@ impl Fake {
             wrong: 0,
             switches,
         }
+    }
+
+    fn guides(&self) -> Arc<GuideFactory> {
+        if !self.has_small_grammars {
+            return Arc::clone(&GUIDES);
+        }
+        let guides = GuideFactory::try_new(TOKENIZER, 2048, &EOS).unwrap();
+        Arc::new(guides.with_limits(GuideLimits {
+            lexer_states: 3,
+            ..GuideLimits::default()
+        }))
     }
 
     fn speculation(&self) -> Option<Speculation> {
@@ -157,7 +171,7 @@ impl Loader for Fake {
             limits: self.limits,
             num_blocks: self.num_blocks,
             block_size: self.block_size,
-            guides: Some(Arc::clone(&GUIDES)),
+            guides: Some(self.guides()),
             kv_lease: Duration::from_secs(30),
             adapters: Some(Arc::new(Adapters::new(
                 Box::new(FakeAdapters),

@@ -31,6 +31,28 @@ async fn logits_that_are_no_numbers_fail_one_request() {
     );
 }
 
+/// A grammar that cannot go on is its client's fault: nobody else loses what is cached.
+#[tokio::test]
+async fn a_grammar_that_is_too_complex_at_a_token_fails_its_request_alone() {
+    let live = Live::start(Fake {
+        has_small_grammars: true,
+        ..Fake::default()
+    })
+    .await;
+    let prompt: Vec<_> = (1..40).collect();
+    live.answer(request(&prompt, 5)).await.unwrap();
+    let kept = || live.start.kv_events.subscribe().snapshot.blocks.len();
+    live.idle().await;
+    let before = kept();
+    assert!(before > 0);
+    let mut guided = request(&[1], 60);
+    let pattern = "[a-z]*(ab|yes|no){3,9}".into();
+    guided.guided = Some(genset_backend_common::GuidedDecoding::Regex(pattern).into());
+    let error = live.answer(guided).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert!(kept() >= before);
+}
+
 #[tokio::test]
 async fn a_step_that_fails_fails_its_requests_and_the_engine_lives() {
     for panics in [false, true] {
