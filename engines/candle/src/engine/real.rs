@@ -11,6 +11,7 @@ use genset_backend_common::config::Deviation;
 use genset_backend_common::{Capabilities, EngineConfig, EngineError, StartContext, TokenId};
 use genset_sampling::guided::GuideFactory;
 use genset_scheduler::Limits;
+use serde::Deserialize;
 use serde_json::Value;
 
 use self::speculation::OpenSpeculation;
@@ -353,7 +354,8 @@ impl RealLoader {
     }
 }
 
-/// The model's own end-of-sequence ids: those of `generation_config.json`, else of `config.json`.
+/// The model's own end-of-sequence ids: those of `generation_config.json`, else of `config.json`, else the one that
+/// `tokenizer_config.json` names.
 fn eos_token_ids(files: &[ModelFile]) -> Vec<TokenId> {
     let read = |name: &str| {
         let file = files.iter().find(|file| file.name == name)?;
@@ -363,11 +365,35 @@ fn eos_token_ids(files: &[ModelFile]) -> Vec<TokenId> {
             Some(ids) => ids.iter().filter_map(token_id).collect(),
             None => vec![token_id(ids)?],
         };
-        Some(ids)
+        Some(ids).filter(|ids: &Vec<_>| !ids.is_empty())
     };
     read("generation_config.json")
         .or_else(|| read("config.json"))
+        .or_else(|| Some(vec![named_end(files)?]))
         .unwrap_or_default()
+}
+
+/// The id of the end token that `tokenizer_config.json` names.
+fn named_end(files: &[ModelFile]) -> Option<TokenId> {
+    #[derive(Deserialize)]
+    struct Tokenizer {
+        added_tokens: Vec<AddedToken>,
+    }
+    #[derive(Deserialize)]
+    struct AddedToken {
+        id: TokenId,
+        content: String,
+    }
+    let content = |name: &str| {
+        let file = files.iter().find(|file| file.name == name)?;
+        Some(file.content.as_slice())
+    };
+    let config: Value = serde_json::from_slice(content("tokenizer_config.json")?).ok()?;
+    let eos = config.get("eos_token")?;
+    let eos = eos.as_str().or_else(|| eos.get("content")?.as_str())?;
+    let tokenizer: Tokenizer = serde_json::from_slice(content("tokenizer.json")?).ok()?;
+    let mut added = tokenizer.added_tokens.into_iter();
+    added.find(|token| token.content == eos).map(|it| it.id)
 }
 
 fn token_id(value: &Value) -> Option<TokenId> {
@@ -588,6 +614,30 @@ mod tests {
         let error = of(DtypeChoice::Bf16).unwrap_err();
         assert_eq!(error.at().map(|at| at.name()), Some("--kv-cache-dtype"));
         assert!(error.message().contains("f16 or f32"), "{error}");
+    }
+
+    #[test]
+    fn the_end_is_what_the_first_file_says_that_says_one() {
+        let tokenizer =
+            r#"{"added_tokens": [{"id": 7, "content": "<s>"}, {"id": 8, "content": "</s>"}]}"#;
+        let ids = |files: &[(&'static str, &str)]| {
+            let file = |(name, content): &(&'static str, &str)| ModelFile {
+                name,
+                content: content.as_bytes().to_vec(),
+            };
+            let mut files: Vec<_> = files.iter().map(file).collect();
+            files.push(file(&("tokenizer.json", tokenizer)));
+            eos_token_ids(&files)
+        };
+        let named = ("tokenizer_config.json", r#"{"eos_token": "</s>"}"#);
+        let generation = ("generation_config.json", r#"{"eos_token_id": [3, 4]}"#);
+        let config = ("config.json", r#"{"eos_token_id": 5}"#);
+        assert_eq!(ids(&[named, config, generation]), [3, 4]);
+        assert_eq!(ids(&[named, config]), [5]);
+        assert_eq!(ids(&[named, ("config.json", "{}")]), [8]);
+        let whole = r#"{"eos_token": {"content": "<s>", "special": true}}"#;
+        assert_eq!(ids(&[("tokenizer_config.json", whole)]), [7]);
+        assert!(ids(&[]).is_empty());
     }
 
     #[test]
