@@ -5,7 +5,7 @@ pub(crate) mod rope;
 
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::checkout::Naming;
@@ -125,14 +125,17 @@ struct Raw {
     rope_parameters: Option<Value>,
     partial_rotary_factor: Option<f64>,
     original_max_position_embeddings: Option<usize>,
-    sliding_window: Option<usize>,
+    #[serde(default, deserialize_with = "said")]
+    sliding_window: Option<Option<usize>>,
     use_sliding_window: Option<bool>,
     max_window_layers: Option<usize>,
     sliding_window_pattern: Option<usize>,
     layer_types: Option<Vec<String>>,
     query_pre_attn_scalar: Option<f64>,
-    attn_logit_softcapping: Option<f64>,
-    final_logit_softcapping: Option<f64>,
+    #[serde(default, deserialize_with = "said")]
+    attn_logit_softcapping: Option<Option<f64>>,
+    #[serde(default, deserialize_with = "said")]
+    final_logit_softcapping: Option<Option<f64>>,
     tie_word_embeddings: Option<bool>,
     quantization_config: Option<Value>,
     use_bidirectional_attention: Option<bool>,
@@ -147,6 +150,13 @@ struct Raw {
     no_rope_layer_interval: Option<usize>,
     swiglu_alpha: Option<f64>,
     swiglu_limit: Option<f64>,
+}
+
+/// Of a key that is there, `null` too; one that is left out is `None`.
+fn said<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    value: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::deserialize(value).map(Some)
 }
 
 /// What a `config.json` says.
@@ -257,12 +267,13 @@ impl Source<'_> {
             activation: self.activation()?,
             rope: self.rope()?,
             window: self.window()?,
-            attention_scale: match raw.query_pre_attn_scalar {
-                Some(scalar) if family.is_gemma() => single(scalar.powf(-0.5)),
-                Some(_) | None => attention_scale(head_dim),
+            attention_scale: if family.is_gemma() {
+                single(raw.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5))
+            } else {
+                attention_scale(head_dim)
             },
-            attention_softcap: self.softcap(raw.attn_logit_softcapping),
-            logit_softcap: self.softcap(raw.final_logit_softcapping),
+            attention_softcap: self.softcap(raw.attn_logit_softcapping, 50.0),
+            logit_softcap: self.softcap(raw.final_logit_softcapping, 30.0),
             embedding_scale: if family.is_gemma() {
                 embedding_scale(raw.hidden_size)
             } else {
@@ -375,18 +386,20 @@ impl Source<'_> {
         Err(LoadError::bad_config(self.path, "swiglu_limit", problem))
     }
 
-    fn softcap(&self, cap: Option<f64>) -> Option<f32> {
-        cap.filter(|cap| self.family.is_gemma() && *cap > 0.0)
+    /// Gemma 2 has caps unless its file says that it has none.
+    fn softcap(&self, cap: Option<Option<f64>>, of_gemma2: f64) -> Option<f32> {
+        let by_default = (self.family == Family::Gemma2).then_some(of_gemma2);
+        cap.unwrap_or(by_default)
+            .filter(|cap| self.family.is_gemma() && *cap > 0.0)
             .map(single)
     }
 
     fn window(&self) -> Result<Option<SlidingWindow>, LoadError> {
         let raw = &self.raw;
         let by_default = match self.family {
-            Family::Gemma2 | Family::Gemma3 => Some(4096),
+            Family::Gemma2 | Family::Gemma3 | Family::Mistral => Some(4096),
             Family::GptOss => Some(128),
             Family::Llama
-            | Family::Mistral
             | Family::Mixtral
             | Family::Qwen2
             | Family::Qwen3
@@ -410,7 +423,8 @@ impl Source<'_> {
             | Family::Phi3
             | Family::GptOss => true,
         };
-        let size = raw.sliding_window.or(by_default).filter(|size| *size > 0);
+        let size = raw.sliding_window.unwrap_or(by_default);
+        let size = size.filter(|size| *size > 0);
         let Some(size_tokens) = size.filter(|_| is_used) else {
             return Ok(None);
         };

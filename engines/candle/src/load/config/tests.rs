@@ -331,6 +331,38 @@ fn defaults_are_those_of_transformers() {
 }
 
 #[test]
+fn what_is_null_is_not_what_is_left_out() {
+    let of = |name: &str, changes: Value| {
+        let mut config = json!({"architectures": [name]});
+        let config_map = config.as_object_mut().unwrap();
+        config_map.extend(changes.as_object().unwrap().clone());
+        llama(&config).unwrap()
+    };
+    let gemma2 = of("Gemma2ForCausalLM", json!({}));
+    assert_eq!(
+        (gemma2.attention_softcap, gemma2.logit_softcap),
+        (Some(50.0), Some(30.0))
+    );
+    assert!((gemma2.attention_scale - 1.0 / 16.0).abs() < 1e-7);
+    assert_eq!(gemma2.window.unwrap().size_tokens, 4096);
+    let without = json!({"attn_logit_softcapping": null, "final_logit_softcapping": null});
+    let gemma2 = of("Gemma2ForCausalLM", without);
+    assert_eq!(
+        (gemma2.attention_softcap, gemma2.logit_softcap),
+        (None, None)
+    );
+    let gemma3 = of("Gemma3ForCausalLM", json!({}));
+    assert_eq!(
+        (gemma3.attention_softcap, gemma3.logit_softcap),
+        (None, None)
+    );
+    let mistral = of("MistralForCausalLM", json!({}));
+    assert_eq!(mistral.window.unwrap().size_tokens, 4096);
+    let mistral = of("MistralForCausalLM", json!({"sliding_window": null}));
+    assert!(mistral.window.is_none());
+}
+
+#[test]
 fn windows_of_qwen_are_used_when_it_says_so() {
     let qwen = |use_it: bool, from: usize| {
         llama(&json!({
