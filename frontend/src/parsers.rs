@@ -132,7 +132,6 @@ impl Splitting {
             ToolChoice::Required => {
                 require_guided(card)?;
                 let schema = forced::calls_schema(&options.tools, options.is_parallel);
-                let schema = schema.map_err(|name| clash(&name))?;
                 (Mode::Calls, Some(GuidedDecoding::JsonSchema(schema)))
             }
             ToolChoice::Named(name) => {
@@ -240,11 +239,4 @@ fn require_guided(card: &ModelCard) -> Result<(), ApiError> {
     }
     let problem = "this model's engine has no guided decoding to make a call certain; only \"auto\" and \"none\" are available";
     Err(ApiError::unsupported("tool_choice", problem))
-}
-
-fn clash(definition: &str) -> ApiError {
-    let problem = format!(
-        "two tools define $defs/{definition} differently, which \"required\" cannot join in one schema; rename one"
-    );
-    ApiError::invalid("tools", problem)
 }

@@ -166,3 +166,50 @@ fn put_json<T: Serialize + ?Sized>(value: &T, out: &mut BytesMut) {
         "a buffer takes whatever is written, and these values are JSON"
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::markup::testing::characters;
+    use crate::markup::{IdStyle, Splitter};
+    use crate::tools::{ToolDialect, ToolSchemas};
+
+    /// A call with the marker in a value that ends values.
+    const CALL: &str = "<function=write_file>\n<parameter=text>\nsee </parameter> here\n</parameter>\n\
+        <parameter=path>\na\n</parameter>\n</function>";
+
+    #[test]
+    fn pieces_of_arguments_belong_to_a_block_of_their_call() {
+        for pieces in [vec![CALL], characters(CALL)] {
+            let parser = ToolDialect::find("qwen3_coder").unwrap();
+            let parser = parser.parser(ToolSchemas::default().into());
+            let mut splitter = Splitter::new(None, Some(parser), IdStyle::Call);
+            let mut encoder = MessageEncoder::new(MessageHead {
+                id: "msg_1".into(),
+                model: "m".into(),
+                shows_thinking: false,
+                stop_sequences: [].into(),
+            });
+            let mut out = BytesMut::new();
+            for piece in pieces {
+                splitter.push(piece, |delta| encoder.delta(delta, &mut out));
+            }
+            splitter.finish(|delta| encoder.delta(delta, &mut out));
+            let (mut calls, mut input) = (Vec::new(), String::new());
+            let lines = std::str::from_utf8(&out).unwrap().lines();
+            for data in lines.filter_map(|line| line.strip_prefix("data: ")) {
+                let event: Value = serde_json::from_str(data).unwrap();
+                if event["content_block"]["type"] == "tool_use" {
+                    calls.push(event["index"].clone());
+                }
+                if event["delta"]["type"] == "input_json_delta" {
+                    assert!(calls.contains(&event["index"]), "{event}");
+                    input += event["delta"]["partial_json"].as_str().unwrap();
+                }
+            }
+            assert_eq!(calls, [json!(0)]);
+            let input: Value = serde_json::from_str(&input).unwrap();
+            assert_eq!(input, json!({"text": "see ", "path": "a"}));
+        }
+    }
+}

@@ -199,3 +199,37 @@ pub(super) fn logprobs(rated: &[TokenLogprobs]) -> Vec<Value> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::markup::testing::characters;
+    use crate::markup::{IdStyle, Splitter};
+    use crate::tools::{ToolDialect, ToolSchemas};
+
+    /// A call with the marker in a value that ends values.
+    const CALL: &str = "<function=write_file>\n<parameter=text>\nsee </parameter> here\n</parameter>\n\
+        <parameter=path>\na\n</parameter>\n</function>";
+
+    #[test]
+    fn a_call_has_all_its_arguments() {
+        for pieces in [vec![CALL], characters(CALL)] {
+            let parser = ToolDialect::find("qwen3_coder").unwrap();
+            let parser = parser.parser(ToolSchemas::default().into());
+            let mut splitter = Splitter::new(None, Some(parser), IdStyle::Call);
+            let mut output = Output::default();
+            for piece in pieces {
+                splitter.push(piece, |delta| output.add(delta, &[]));
+            }
+            splitter.finish(|delta| output.add(delta, &[]));
+            let items = output.to_json("completed");
+            let kinds: Vec<_> = items.iter().map(|item| item["type"].clone()).collect();
+            assert_eq!(kinds, ["function_call", "message"]);
+            let arguments = items[0]["arguments"].as_str().unwrap();
+            let arguments: Value = serde_json::from_str(arguments).unwrap();
+            assert_eq!(arguments, json!({"text": "see ", "path": "a"}));
+        }
+    }
+}

@@ -2,6 +2,8 @@
 //!
 //! The engine is bound to a JSON schema of ours, so what comes is JSON whatever the model's dialect is.
 
+mod references;
+
 use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
@@ -28,31 +30,24 @@ pub fn arguments_schema(tool: &Value) -> Value {
     }
 }
 
-/// The schema of a list of at least one call of any of `tools`. `Err` names a definition (`$defs`) that two tools have
-/// differently: in one schema they would clash.
+/// The schema of a list of at least one call of any of `tools`.
 ///
-/// # Errors
-/// The definition's name.
-pub fn calls_schema(tools: &[Value], is_parallel: bool) -> Result<Value, String> {
+/// Each tool's schema stands whole among the `$defs`, and the references in it lead there: those to the root of a document,
+/// as `#`, would else mean the list.
+#[must_use]
+pub fn calls_schema(tools: &[Value], is_parallel: bool) -> Value {
     let mut definitions = Map::new();
     let mut calls = Vec::with_capacity(tools.len());
-    for tool in tools {
+    for (index, tool) in tools.iter().enumerate() {
+        let definition = format!("tool_{index}");
+        let place = format!("#/$defs/{definition}");
         let mut schema = arguments_schema(tool);
-        if let Some(Value::Object(own)) = schema
-            .as_object_mut()
-            .and_then(|schema| schema.shift_remove("$defs"))
-        {
-            for (name, definition) in own {
-                match definitions.get(&name) {
-                    Some(known) if *known != definition => return Err(name),
-                    Some(_) | None => drop(definitions.insert(name, definition)),
-                }
-            }
-        }
+        references::move_to(&place, &mut schema);
+        definitions.insert(definition, schema);
         let name = tool.pointer("/function/name").unwrap_or(&Value::Null);
         calls.push(json!({
             "type": "object",
-            "properties": {"name": {"const": name}, "parameters": schema},
+            "properties": {"name": {"const": name}, "parameters": {"$ref": place}},
             "required": ["name", "parameters"],
             "additionalProperties": false,
         }));
@@ -61,10 +56,8 @@ pub fn calls_schema(tools: &[Value], is_parallel: bool) -> Result<Value, String>
     if !is_parallel {
         schema["maxItems"] = 1.into();
     }
-    if !definitions.is_empty() {
-        schema["$defs"] = definitions.into();
-    }
-    Ok(schema)
+    schema["$defs"] = definitions.into();
+    schema
 }
 
 /// A parser of what [`calls_schema`] allows.

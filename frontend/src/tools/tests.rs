@@ -5,10 +5,11 @@ use proptest::strategy::{Strategy, Union};
 use serde_json::{Value, json};
 
 use super::{ToolDialect, ToolSchemas, forced};
-use crate::markup::Message;
 use crate::markup::testing::{characters, cut, parse};
+use crate::markup::{Delta, Deltas, Message};
 
 mod broken;
+mod required;
 mod transcripts;
 
 use transcripts::TRANSCRIPTS;
@@ -49,10 +50,31 @@ fn seen(message: &Message) -> (&str, Vec<(&str, &str)>) {
     (&message.content, calls.collect())
 }
 
+/// The first call whose arguments something else parts, if one is.
+fn parted_call(name: &str, pieces: &[&str]) -> Option<u32> {
+    let mut parser = ToolDialect::find(name).unwrap().parser(tools());
+    let mut out = Deltas::default();
+    for piece in pieces {
+        parser.push(piece, &mut out);
+    }
+    parser.finish(&mut out);
+    let mut open = None;
+    out.iter().find_map(|delta| {
+        match delta {
+            Delta::ToolCall { index, .. } => open = Some(index),
+            Delta::Arguments { index, .. } if open != Some(index) => return Some(index),
+            Delta::Arguments { .. } => {}
+            Delta::Content(_) | Delta::Reasoning(_) => open = None,
+        }
+        None
+    })
+}
+
 #[test]
 fn transcripts_are_read_whole_and_by_the_character() {
     for (name, text, content, calls) in TRANSCRIPTS {
         for pieces in [vec![*text], characters(text)] {
+            assert_eq!(parted_call(name, &pieces), None, "{name}: {text:?}");
             let message = run(name, pieces);
             assert_eq!(
                 seen(&message),
@@ -118,14 +140,14 @@ fn arguments_stream_as_they_come() {
             "b",
         ),
     ] {
-        let mut out = crate::markup::Deltas::default();
+        let mut out = Deltas::default();
         let mut parser = ToolDialect::find(name).unwrap().parser(tools());
         parser.push(begin, &mut out);
         assert_eq!(out.calls(), 1, "{name}");
         out.clear();
         parser.push(next, &mut out);
         let deltas: Vec<_> = out.iter().collect();
-        let expected = crate::markup::Delta::Arguments {
+        let expected = Delta::Arguments {
             index: 0,
             text: next,
         };
@@ -146,38 +168,6 @@ fn forced_calls_are_read_from_plain_json() {
         let message = parse(forced::arguments_parser("get_weather".into()), pieces);
         assert_eq!(seen(&message), ("", vec![("get_weather", text)]));
     }
-}
-
-#[test]
-fn the_schema_of_forced_calls_joins_those_of_the_tools() {
-    let tool = |name: &str, parameters: Value| json!({"type": "function", "function": {"name": name, "parameters": parameters}});
-    let unit = json!({"$ref": "#/$defs/Unit"});
-    let with = |unit_schema: Value| json!({"type": "object", "properties": {"unit": unit}, "$defs": {"Unit": unit_schema}});
-    let celsius = with(json!({"enum": ["C"]}));
-    let tools = [
-        tool("a", celsius.clone()),
-        tool("b", celsius),
-        tool("c", Value::Null),
-    ];
-    let schema = forced::calls_schema(&tools, false).unwrap();
-    assert_eq!(schema["$defs"]["Unit"], json!({"enum": ["C"]}));
-    assert_eq!(
-        (&schema["minItems"], &schema["maxItems"]),
-        (&json!(1), &json!(1))
-    );
-    let first = &schema["items"]["anyOf"][0]["properties"];
-    assert_eq!(first["name"], json!({"const": "a"}));
-    assert_eq!(
-        first["parameters"],
-        json!({"type": "object", "properties": {"unit": unit}})
-    );
-    let last = &schema["items"]["anyOf"][2]["properties"]["parameters"];
-    assert_eq!(*last, json!({"type": "object", "properties": {}}));
-    let tools = [
-        tool("a", with(json!({"enum": ["C"]}))),
-        tool("b", with(json!({"enum": ["F"]}))),
-    ];
-    assert_eq!(forced::calls_schema(&tools, true), Err("Unit".into()));
 }
 
 /// Text of markers, halves of markers and what stands between them.
@@ -247,6 +237,7 @@ proptest! {
         let whole = run(name, [text.as_str()]);
         prop_assert_eq!(&run(name, cut(&text, &cuts)), &whole);
         prop_assert_eq!(&run(name, characters(&text)), &whole);
+        prop_assert_eq!(parted_call(name, &cut(&text, &cuts)), None);
     }
 
     /// Text without markers comes through as it is, though it may look like the beginning of one.

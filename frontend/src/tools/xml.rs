@@ -1,4 +1,7 @@
 //! The parser of dialects with a tag for each parameter, whose values stand as bare text.
+//!
+//! Text between the parameters of a call is content behind the call. The APIs' encoders rely on it that nothing parts a
+//! call's arguments.
 
 mod value;
 
@@ -9,7 +12,7 @@ use value::BareValue;
 
 use super::ToolSchemas;
 use super::schemas::Typing;
-use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan, trim_start_len};
+use crate::markup::{Delta, Deltas, MarkupParser, Prose, Scan, scan, trim_start_len};
 
 /// A dialect of this kind.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,6 +62,9 @@ enum NameLen {
 /// A name longer than this is none, and content, in bytes.
 const MAX_NAME_BYTES: usize = 1024;
 
+/// Of the text between a call's parameters no more is kept, in bytes: it is held in memory to the call's end.
+const MAX_ASIDE_BYTES: usize = 64 << 10;
+
 pub(super) struct XmlParser {
     marks: &'static XmlMarks,
     tools: Arc<ToolSchemas>,
@@ -67,6 +73,10 @@ pub(super) struct XmlParser {
     key: String,
     has_parameters: bool,
     content: Prose,
+    /// Content that waits for the end of the call it came in.
+    aside: Deltas,
+    /// The text that came in the call outside of its parameters, in bytes.
+    aside_bytes: usize,
     held: String,
     /// Of a key or gap whose end has not come, what need not be looked at again.
     passed: String,
@@ -82,6 +92,8 @@ impl XmlParser {
             key: String::new(),
             has_parameters: false,
             content: Prose::content(),
+            aside: Deltas::default(),
+            aside_bytes: 0,
             held: String::new(),
             passed: String::new(),
         }
@@ -176,18 +188,18 @@ impl XmlParser {
 
     fn parameters(&mut self, out: &mut Deltas) -> bool {
         let marks = self.marks;
-        let own = [marks.key, marks.call_end, marks.call];
+        let own = [marks.key, marks.call_end, marks.call, marks.value_end];
         let markers = own.into_iter().chain(marks.ignored.iter().copied());
         let (which, start, end) = match scan(&self.held, markers) {
             Scan::Marker { which, start, end } => (which, start, end),
             Scan::Text { sure } => {
                 let text = self.cut(sure);
-                self.content.push(&text, out);
+                self.set_aside(&text);
                 return false;
             }
         };
         let text = self.cut(end);
-        self.content.push(&text[..start], out);
+        self.set_aside(&text[..start]);
         self.content.markup();
         match which {
             0 => self.state = State::Key,
@@ -199,6 +211,8 @@ impl XmlParser {
                 self.close(out);
                 self.state = State::Name;
             }
+            // The end of no value: one that ended too early had this in it.
+            3 => {}
             // A wrapper that ends here ends the call; one that begins here changes nothing.
             _ if marks.ignored.get(which - own.len()).is_some_and(is_closing) => {
                 self.close(out);
@@ -211,6 +225,26 @@ impl XmlParser {
 
     fn close(&mut self, out: &mut Deltas) {
         out.arguments(if self.has_parameters { "}" } else { "{}" });
+        self.give_aside(out);
+    }
+
+    /// Takes text of a call that is outside of its parameters.
+    fn set_aside(&mut self, text: &str) {
+        let room = MAX_ASIDE_BYTES.saturating_sub(self.aside_bytes);
+        self.aside_bytes = self.aside_bytes.saturating_add(text.len());
+        let kept = &text[..text.floor_char_boundary(room)];
+        self.content.push(kept, &mut self.aside);
+    }
+
+    /// There are no more arguments: gives out what waited for that.
+    fn give_aside(&mut self, out: &mut Deltas) {
+        for delta in self.aside.iter() {
+            if let Delta::Content(text) = delta {
+                out.content(text);
+            }
+        }
+        self.aside.clear();
+        self.aside_bytes = 0;
     }
 
     fn key(&mut self, out: &mut Deltas) -> bool {
@@ -299,7 +333,8 @@ impl MarkupParser for XmlParser {
     fn finish(&mut self, out: &mut Deltas) {
         let rest = std::mem::take(&mut self.held);
         match &mut self.state {
-            State::Outside | State::Name | State::Parameters => self.content.push(&rest, out),
+            State::Outside | State::Name => self.content.push(&rest, out),
+            State::Parameters => self.set_aside(&rest),
             State::Key => {
                 self.key = std::mem::take(&mut self.passed) + &rest;
                 self.open_parameter(out);
@@ -310,6 +345,7 @@ impl MarkupParser for XmlParser {
                 value.cut_short(out);
             }
         }
+        self.give_aside(out);
         self.content.finish(out);
     }
 }

@@ -116,10 +116,15 @@ impl Reader<'_> {
         let word =
             self.word(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.' | '_'))?;
         let word = word.replace('_', "");
-        if let Ok(number) = word.parse::<i64>() {
-            return Some(number.into());
+        let digits = word.strip_prefix(['-', '+']).unwrap_or(&word);
+        if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Number::from_f64(word.parse().ok()?).map(Value::Number);
         }
-        Number::from_f64(word.parse().ok()?).map(Value::Number)
+        // What neither holds would lose digits as a float: it is no literal.
+        let number = word.parse::<i64>().map(Value::from);
+        number
+            .or_else(|_| word.parse::<u64>().map(Value::from))
+            .ok()
     }
 
     /// Strings that stand beside each other are one.

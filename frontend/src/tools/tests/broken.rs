@@ -28,6 +28,17 @@ fn a_call_without_a_name_is_content_without_its_markers() {
         ("glm45", "<tool_call>get_wea", "get_wea"),
         ("pythonic", "[now(", "now("),
         ("pythonic", "[now(1)]", "now(1)]"),
+        // Integers beyond 64 bits, whose digits no number here holds.
+        (
+            "pythonic",
+            "[now(a=18446744073709551616)]",
+            "now(a=18446744073709551616)]",
+        ),
+        (
+            "pythonic",
+            "[now(a=-9223372036854775809)]",
+            "now(a=-9223372036854775809)]",
+        ),
         ("hermes", "Is it <tool_ca", "Is it <tool_ca"),
     ] {
         assert_eq!(
@@ -117,6 +128,26 @@ fn arguments_that_are_not_json_come_as_they_were_written() {
             "{name}: {text:?}"
         );
     }
+}
+
+#[test]
+fn text_between_parameters_is_content_behind_the_call_within_bounds() {
+    let long = "é".repeat(50_000);
+    let text = format!(
+        "<function=now><parameter=a>b</parameter>x{long}<parameter=c>d</parameter>{long}</function> Done."
+    );
+    let message = run("qwen3_coder", [text.as_str()]);
+    let content = format!("x{} Done.", "é".repeat(32 << 10));
+    assert_eq!(message.content.len(), content.len() - "é".len());
+    assert!(message.content.starts_with("xé") && message.content.ends_with("é Done."));
+    assert_eq!(message.tool_calls[0].arguments, r#"{"a": "b", "c": "d"}"#);
+    assert!(message == run("qwen3_coder", crate::markup::testing::characters(&text)));
+    // A call that is cut short gives it out too.
+    let text = "<function=now><parameter=a>b</parameter> so <parameter=c";
+    assert_eq!(
+        seen(&run("qwen3_coder", [text])),
+        ("so", vec![("now", r#"{"a": "b", "c""#)])
+    );
 }
 
 #[test]

@@ -240,6 +240,15 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
     ),
     (
         "pythonic",
+        "[now(a=12345678901234567890, b=-9_223_372_036_854_775_808, c=1e3)]",
+        "",
+        &[(
+            "now",
+            r#"{"a":12345678901234567890,"b":-9223372036854775808,"c":1000.0}"#,
+        )],
+    ),
+    (
+        "pythonic",
         "[1] says now(), [get_time()] too.",
         "[1] says now(), [get_time()] too.",
         &[],
@@ -261,6 +270,14 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
             "write_file",
             r#"{"path": "12", "text": "fn main() {\n    \"<b>\\n\"\n}\n", "options": {"mode": 384}, "is_new": true, "note": "so what"}"#,
         )],
+    ),
+    // A value with the marker in it that ends values: what it parts off is content behind the call.
+    (
+        "qwen3_coder",
+        "<function=write_file>\n<parameter=text>\nsee </parameter> here\n</parameter>\n<parameter=path>\na\n</parameter>\n\
+         </function>",
+        "here",
+        &[("write_file", r#"{"text": "see ", "path": "a"}"#)],
     ),
     (
         "seed_oss",
