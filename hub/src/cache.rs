@@ -1,8 +1,9 @@
 //! [`Cache`]: the folder that the hub's own tools use, in their layout: `models--OWNER--NAME` with `blobs/HASH`, links to
-//! them at `snapshots/COMMIT/PATH`, and `refs/REVISION`, which holds a commit.
+//! them at `snapshots/COMMIT/PATH`, and `refs/REVISION`, which holds a commit. `.files/COMMIT` is this crate's own: the paths
+//! of all files of a commit, a line each, as the hub told them.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -62,7 +63,7 @@ impl Cache {
         self.folder(repo).join("snapshots").join(commit)
     }
 
-    /// The commit that a revision was when it was last asked for; a commit is its own.
+    /// The commit that a revision was when it was last asked for; a commit is its own. Its files may not all be there.
     pub(crate) fn commit(&self, repo: &RepoId, revision: &str) -> Option<String> {
         if self.snapshot(repo, revision).is_dir() && is_commit(revision) {
             return Some(revision.to_owned());
@@ -84,6 +85,33 @@ impl Cache {
         }
         let path = self.folder(repo).join("refs").join(revision);
         write_whole(&path, commit.as_bytes()).map_err(HubError::disk(&path))
+    }
+
+    /// The paths of all files that the repository has at a commit, where the hub was asked; few of them may be in the cache.
+    pub(crate) fn list_of(&self, repo: &RepoId, commit: &str) -> Option<Vec<String>> {
+        let list = fs::read_to_string(self.list_path(repo, commit)).ok()?;
+        Some(list.lines().map(str::to_owned).collect())
+    }
+
+    /// Notes the paths of all files that the repository has at a commit. A commit never changes, so this list does not either.
+    pub(crate) fn set_list(
+        &self,
+        repo: &RepoId,
+        commit: &str,
+        files: &[&str],
+    ) -> Result<(), HubError> {
+        if self
+            .list_of(repo, commit)
+            .is_some_and(|known| known == files)
+        {
+            return Ok(());
+        }
+        let path = self.list_path(repo, commit);
+        write_whole(&path, files.join("\n").as_bytes()).map_err(HubError::disk(&path))
+    }
+
+    fn list_path(&self, repo: &RepoId, commit: &str) -> PathBuf {
+        self.folder(repo).join(".files").join(commit)
     }
 
     /// The paths of a snapshot's files, of which each is there in full.
@@ -230,9 +258,13 @@ pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Writes a file so that nobody sees a part of it.
+/// Writes a file so that nobody sees a part of it, also after a power cut.
 fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
-    replace(path, |fresh| fs::write(fresh, content))
+    replace(path, |fresh| {
+        let mut file = fs::File::create(fresh)?;
+        file.write_all(content)?;
+        file.sync_all()
+    })
 }
 
 /// Makes something under another name and moves it to `path`, in one step.

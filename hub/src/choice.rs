@@ -1,5 +1,7 @@
 //! Which files of a repository an engine needs. Pure.
 
+use std::collections::BTreeMap;
+
 use crate::error::HubError;
 use crate::reference::ModelRef;
 
@@ -197,9 +199,29 @@ fn is_of(name: &str, quantization: &str) -> bool {
     })
 }
 
+/// Whether the files hold all parts of what they hold a part of, such as `model-00001-of-00003.safetensors`. No path is
+/// there twice.
+pub(crate) fn has_all_shards(files: &[String]) -> bool {
+    let mut sets: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for file in files {
+        if let Some(set) = file.strip_suffix(".safetensors").and_then(numbered) {
+            *sets.entry(set).or_default() += 1;
+        }
+    }
+    sets.into_iter().all(|((_, count), found)| {
+        let count = count.parse::<usize>();
+        count.is_ok_and(|count| found >= count)
+    })
+}
+
 /// The name in front of `-00001-of-00003.gguf`, with the count.
 fn part_of(name: &str) -> Option<(&str, &str)> {
-    let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
+    numbered(name.strip_suffix(".gguf")?)
+}
+
+/// The name in front of `-00001-of-00003`, with the count.
+fn numbered(name: &str) -> Option<(&str, &str)> {
+    let (rest, count) = name.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     (is_number(count) && is_number(number)).then_some((stem, count))
@@ -345,6 +367,27 @@ mod tests {
         );
         let only = ["x-Q2_K-00001-of-00002.gguf", "x-Q2_K-00002-of-00002.gguf"];
         assert_eq!(chosen("a/b", Needs::Gguf, &only).unwrap().0, only);
+    }
+
+    #[test]
+    fn shards_are_whole_when_all_of_a_set_are_there() {
+        for (names, expected) in [
+            (&["model.safetensors", "config.json"][..], true),
+            (&["m-00001-of-00002.safetensors"], false),
+            (
+                &["m-1-of-02.safetensors", "m-2-of-02.safetensors", "x-of-b"],
+                true,
+            ),
+            (
+                // The two are not of one set.
+                &["m-1-of-2.safetensors", "n-2-of-2.safetensors"],
+                false,
+            ),
+            (&["m-1-of-99999999999999999999999.safetensors"], false),
+        ] {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            assert_eq!(has_all_shards(&names), expected, "{names:?}");
+        }
     }
 
     #[test]

@@ -90,6 +90,7 @@ impl Downloads<'_> {
             let before = length(&part);
             let failure = match self.attempt(number, file, &part).await {
                 Ok(()) if has_hash(&part, file).await? => {
+                    sync(&part).await?;
                     return std::fs::rename(&part, blob).map_err(HubError::disk(blob));
                 }
                 Ok(()) => {
@@ -201,6 +202,17 @@ async fn has_hash(path: &Path, file: &RemoteFile) -> Result<bool, HubError> {
         .map_err(io::Error::other)
         .and_then(|hashed| hashed);
     hashed.map_err(HubError::disk(path))
+}
+
+/// Brings a file's content to the disk: after a power cut, the name that it gets next must not stand for less.
+async fn sync(path: &Path) -> Result<(), HubError> {
+    let at = path.to_owned();
+    let synced = tokio::task::spawn_blocking(move || File::open(&at)?.sync_all());
+    let synced = synced
+        .await
+        .map_err(io::Error::other)
+        .and_then(|synced| synced);
+    synced.map_err(HubError::disk(path))
 }
 
 fn digest(mut hasher: impl sha1::Digest, path: &Path) -> io::Result<String> {

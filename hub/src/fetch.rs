@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 
 use crate::cache::{Cache, is_commit};
-use crate::choice::{Choice, Needs, choose};
+use crate::choice::{Choice, Needs, choose, has_all_shards};
 use crate::client::{Failure, HubClient, RemoteFile, Snapshot};
 use crate::download::{Downloads, is_present, partial};
 use crate::error::HubError;
@@ -76,18 +76,16 @@ impl Hub {
             return Ok(fetched);
         }
         if self.settings.is_offline {
-            return self
-                .present(model, needs)?
-                .ok_or_else(|| HubError::Offline {
-                    model: Box::new(model.clone()),
-                    cache: self.cache.root().to_owned(),
-                });
+            return self.present(model, needs).ok_or_else(|| HubError::Offline {
+                model: Box::new(model.clone()),
+                cache: self.cache.root().to_owned(),
+            });
         }
         let client = HubClient::try_new(&self.settings)?;
         let snapshot = match self.snapshot(&client, model, progress).await {
             Ok(snapshot) => snapshot,
             Err(error @ (HubError::Unreachable { .. } | HubError::TooMany { .. })) => {
-                return match self.present(model, needs)? {
+                return match self.present(model, needs) {
                     Some(fetched) => Ok(Fetched {
                         stale: Some(error),
                         ..fetched
@@ -97,8 +95,14 @@ impl Hub {
             }
             Err(error) => return Err(error),
         };
-        let paths = snapshot.files.iter().map(|file| file.path.as_str());
-        let choice = choose(model, needs, paths)?;
+        let paths: Vec<&str> = { snapshot.files.iter() }
+            .map(|file| file.path.as_str())
+            .collect();
+        let choice = choose(model, needs, paths.iter().copied())?;
+        // Before the first of them comes: it tells later whether all of them did. Without it the hub is asked again.
+        if let Err(error) = self.cache.set_list(&model.repo, &snapshot.commit, &paths) {
+            tracing::debug!(%error, "the list of a commit's files is not kept");
+        }
         let wanted: BTreeSet<&str> = choice.files.iter().map(String::as_str).collect();
         let files: Vec<RemoteFile> = { snapshot.files.iter() }
             .filter(|file| wanted.contains(file.path.as_str()))
@@ -124,29 +128,52 @@ impl Hub {
         }
     }
 
-    /// A commit that was asked for by its hash never changes: the hub need not be asked.
+    /// A commit that was asked for by its hash never changes: where its list of files is here, and all that is needed of them,
+    /// the hub need not be asked. That there is a folder for the commit says nothing: a download may have been cut.
     fn known_commit(&self, model: &ModelRef, needs: Needs) -> Option<Fetched> {
-        let is_fixed = model.revision.as_deref().is_some_and(is_commit);
-        is_fixed.then(|| self.present(model, needs).ok()?)?
+        let revision = model.revision.as_deref().filter(|text| is_commit(text))?;
+        let commit = self.cache.commit(&model.repo, revision)?;
+        let choice = self.listed(model, needs, &commit)?;
+        let files = self.cache.files(&model.repo, &commit);
+        let is_whole = choice.files.iter().all(|file| files.contains(file));
+        is_whole.then(|| self.fetched(model, commit, &choice))
     }
 
-    /// What is in the cache, if it is all that is needed.
-    ///
-    /// # Errors
-    /// When the repository, as far as it is there, has nothing of the kind.
-    fn present(&self, model: &ModelRef, needs: Needs) -> Result<Option<Fetched>, HubError> {
-        let Some(commit) = self.cache.commit(&model.repo, model.revision()) else {
-            return Ok(None);
-        };
+    /// What is needed of a commit, where the list of its files is here.
+    fn listed(&self, model: &ModelRef, needs: Needs, commit: &str) -> Option<Choice> {
+        let list = self.cache.list_of(&model.repo, commit)?;
+        choose(model, needs, list.iter().map(String::as_str)).ok()
+    }
+
+    /// What is in the cache, if it is all that is needed. Where the list of files is not here, since an older version or another
+    /// tool fetched them, that is as far as their names and the list of shards tell.
+    fn present(&self, model: &ModelRef, needs: Needs) -> Option<Fetched> {
+        let commit = self.cache.commit(&model.repo, model.revision())?;
         let files = self.cache.files(&model.repo, &commit);
-        let Ok(choice) = choose(model, needs, files.iter().map(String::as_str)) else {
-            return Ok(None);
-        };
-        let folder = self.cache.snapshot(&model.repo, &commit);
-        let is_whole = shards(&folder, &choice)
-            .iter()
-            .all(|shard| files.contains(shard));
-        Ok(is_whole.then(|| self.fetched(model, commit, &choice)))
+        let listed = self.listed(model, needs, &commit);
+        if let Some(choice) = &listed
+            && choice.files.iter().all(|file| files.contains(file))
+        {
+            return Some(self.fetched(model, commit, choice));
+        }
+        let choice = choose(model, needs, files.iter().map(String::as_str)).ok()?;
+        // Another GGUF file than the usual one will do. Of a folder that the list knows, something is missing.
+        let is_whole = choice.file.is_some()
+            || (listed.is_none() && self.has_shards(model, &commit, &choice, &files));
+        is_whole.then(|| self.fetched(model, commit, &choice))
+    }
+
+    /// Whether no shard is missing, as far as a folder's own files tell.
+    fn has_shards(
+        &self,
+        model: &ModelRef,
+        commit: &str,
+        choice: &Choice,
+        files: &[String],
+    ) -> bool {
+        let folder = self.cache.snapshot(&model.repo, commit);
+        let named = shards(&folder, choice);
+        has_all_shards(&choice.files) && named.iter().all(|shard| files.contains(shard))
     }
 
     async fn snapshot(
@@ -186,10 +213,10 @@ impl Hub {
         std::fs::create_dir_all(&blobs).map_err(HubError::disk(&blobs))?;
         let planned: Vec<PlannedFile> =
             files.iter().map(|file| self.planned(model, file)).collect();
-        let missing = planned
-            .iter()
-            .map(|file| file.bytes - file.present_bytes)
-            .sum();
+        // The hub chose the lengths: their sum may not fit into a number.
+        let missing = { planned.iter() }
+            .map(|file| file.bytes.saturating_sub(file.present_bytes))
+            .fold(0, u64::saturating_add);
         self.check_room(&blobs, missing)?;
         progress.tell(Event::Planned(&planned));
         let downloads = Downloads {

@@ -32,6 +32,17 @@ const FILES: &[(&str, &[u8])] = &[
     ("model-Q8_0.gguf", b"gguf"),
 ];
 
+const SHARDED: &[(&str, &[u8])] = &[
+    ("config.json", CONFIG),
+    ("model-00001-of-00002.safetensors", &[1; 1000]),
+    ("model-00002-of-00002.safetensors", &[2; 1000]),
+    (
+        "model.safetensors.index.json",
+        b"{\"weight_map\": {\"a\": \"model-00001-of-00002.safetensors\", \"b\": \"model-00002-of-00002.safetensors\"}}",
+    ),
+    ("tokenizer.json", b"{}"),
+];
+
 fn settings(hub: &FakeHub, cache: &Path) -> HubSettings {
     HubSettings {
         endpoint: format!("http://{}", hub.address),
@@ -375,6 +386,102 @@ async fn what_is_there_does_without_the_hub() {
     hub.fail("api", &[Fault::Status(503, "", None); 3]);
     let stale = fetch(&hub, &cache, Needs::Weights).await.unwrap();
     assert!(stale.stale.is_some() && stale.path == fetched.path);
+}
+
+/// Begins to fetch a model of [`SHARDED`] by its commit, and ends when its configuration and its first shard are there, and
+/// nothing else.
+async fn stopped_midway(hub: &FakeHub, cache: &TempDir) {
+    struct Done(Mutex<u32>, tokio::sync::Notify);
+    impl Progress for Done {
+        fn tell(&self, event: Event<'_>) {
+            if let Event::Done { .. } = event {
+                let mut count = self.0.lock();
+                *count += 1;
+                if *count == 2 {
+                    self.1.notify_one();
+                }
+            }
+        }
+    }
+    for (path, _) in &SHARDED[2..] {
+        hub.fail(path, &[Fault::Hang(0); 8]);
+    }
+    let model: ModelRef = format!("org/model@{COMMIT}").parse().unwrap();
+    let progress = Done(Mutex::new(0), tokio::sync::Notify::new());
+    let first = Hub::new(settings(hub, cache.path()));
+    tokio::select! {
+        fetched = first.fetch(&model, Needs::Weights, &progress) => panic!("{fetched:?}"),
+        () = progress.1.notified() => {}
+    }
+    for (path, _) in SHARDED {
+        hub.fail(path, &[]);
+    }
+}
+
+#[tokio::test]
+async fn a_commit_that_came_in_part_is_not_taken_for_whole() {
+    let (hub, cache) = (FakeHub::start(SHARDED).await, folder());
+    let model = format!("org/model@{COMMIT}");
+    let online = settings(&hub, cache.path());
+    let offline = HubSettings {
+        is_offline: true,
+        ..online.clone()
+    };
+    stopped_midway(&hub, &cache).await;
+    let lists = cache.path().join("models--org--model/.files");
+    for has_list in [true, false] {
+        if !has_list {
+            // As an older version left it.
+            fs::remove_dir_all(&lists).unwrap();
+        }
+        let error = with_settings(offline.clone(), &model, Needs::Weights).await;
+        let error = error.unwrap_err();
+        assert!(matches!(error, HubError::Offline { .. }), "{error}");
+        hub.fail(SHARDED[2].0, &[Fault::Status(404, "", None); 8]);
+        let error = with_settings(online.clone(), &model, Needs::Weights).await;
+        let error = error.unwrap_err();
+        assert!(matches!(error, HubError::BadAnswer { .. }), "{error}");
+        hub.fail(SHARDED[2].0, &[]);
+    }
+    let fetched = with_settings(online, &model, Needs::Weights).await.unwrap();
+    for (path, content) in SHARDED {
+        assert_eq!(fs::read(fetched.path.join(path)).unwrap(), *content);
+    }
+}
+
+#[tokio::test]
+async fn a_commit_that_another_tool_fetched_is_asked_for_once() {
+    let (hub, cache) = (FakeHub::start(SHARDED).await, folder());
+    let model = format!("org/model@{COMMIT}");
+    let online = settings(&hub, cache.path());
+    let offline = HubSettings {
+        is_offline: true,
+        ..online.clone()
+    };
+    let fetched = with_settings(online.clone(), &model, Needs::Weights).await;
+    let path = fetched.unwrap().path;
+    // Other tools leave no list.
+    fs::remove_dir_all(cache.path().join("models--org--model/.files")).unwrap();
+    let known = with_settings(offline, &model, Needs::Weights).await;
+    assert_eq!(known.unwrap().path, path);
+    let (downloads, seen) = (hub.downloads().len(), hub.shared.lock().seen.len());
+    for _ in 0..2 {
+        let known = with_settings(online.clone(), &model, Needs::Weights).await;
+        assert_eq!(known.unwrap().path, path);
+        assert_eq!(hub.shared.lock().seen.len(), seen + 1, "the list, once");
+    }
+    assert_eq!(hub.downloads().len(), downloads, "no file again");
+}
+
+#[tokio::test]
+async fn lengths_without_end_find_no_room() {
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    for path in ["tokenizer.json", "model.safetensors"] {
+        hub.shared.lock().sizes.insert(path.into(), u64::MAX);
+    }
+    let error = fetch(&hub, &cache, Needs::Weights).await.unwrap_err();
+    assert!(matches!(error, HubError::NoRoom { .. }), "{error}");
+    assert!(hub.downloads().is_empty());
 }
 
 #[tokio::test]
