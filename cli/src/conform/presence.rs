@@ -13,6 +13,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 /// The pause between two questions to a worker that is away.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
+/// As good as for ever: a century. A clock cannot tell all times that a flag may say.
+const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Asks a live worker whether it is there; anything else than a live worker always is.
 pub(super) struct Presence {
     /// Makes the worker as an engine, anew for each question.
@@ -36,7 +39,7 @@ impl Presence {
     }
 
     async fn wait(&self, worker: &dyn Fn() -> RemoteEngine) -> Result<(), String> {
-        let end = Instant::now() + self.limit;
+        let end = end(self.limit);
         let mut last = "it does not answer".to_owned();
         loop {
             match timeout_at(end, ask(&worker())).await {
@@ -51,6 +54,11 @@ impl Presence {
             sleep(LOOK_AGAIN).await;
         }
     }
+}
+
+/// When a wait that begins now is over.
+fn end(limit: Duration) -> Instant {
+    Instant::now() + limit.min(FAR)
 }
 
 /// # Errors
@@ -73,4 +81,14 @@ async fn ask(worker: &RemoteEngine) -> Result<(), EngineError> {
         true => Err(error),
         false => Ok(()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_may_be_any_number_of_seconds() {
+        assert!(end(Duration::from_secs(u64::MAX)) > end(Duration::from_secs(60)));
+    }
 }

@@ -83,20 +83,22 @@ impl Tally {
 
     pub(super) fn answered(&mut self, asked: Asked, answer: &Answer) {
         self.answered += 1;
-        self.asked_prompt_tokens += asked.prompt_tokens;
-        self.asked_tokens += u64::from(asked.max_tokens);
+        // Counts that a server chose: what is too much to add stays the largest number.
+        let add = |sum: &mut u64, count: u64| *sum = sum.saturating_add(count);
+        add(&mut self.asked_prompt_tokens, asked.prompt_tokens);
+        add(&mut self.asked_tokens, u64::from(asked.max_tokens));
         let pieces = answer.pieces.len() as u64;
         let tokens = match &answer.usage {
             Some(usage) => {
-                self.prompt_tokens += usage.prompt_tokens;
+                add(&mut self.prompt_tokens, usage.prompt_tokens);
                 if let Some(cached) = usage.cached_tokens() {
-                    *self.cached_tokens.get_or_insert(0) += cached;
+                    add(self.cached_tokens.get_or_insert(0), cached);
                 }
                 usage.completion_tokens
             }
             None => pieces,
         };
-        self.completion_tokens += tokens;
+        add(&mut self.completion_tokens, tokens);
         self.latency.add(answer.ended - answer.sent);
         let (Some(first), Some(last)) = (answer.pieces.first(), answer.pieces.last()) else {
             // An answer of nothing that can be seen.
@@ -186,6 +188,22 @@ mod tests {
         answer.usage = serde_json::from_str(usage).unwrap();
         tally.answered(ASKED, &answer);
         near(tally.itl.ms(0.5), 20.0);
+    }
+
+    #[test]
+    fn counts_without_end_stay_the_largest_number() {
+        let mut tally = Tally::new(Slo::default());
+        let mut answer = answer(50, &[20]);
+        let most = u64::MAX;
+        let usage = format!(
+            r#"{{"prompt_tokens": {most}, "completion_tokens": {most}, "prompt_tokens_details": {{"cached_tokens": {most}}}}}"#
+        );
+        answer.usage = serde_json::from_str(&usage).unwrap();
+        for _ in 0..2 {
+            tally.answered(ASKED, &answer);
+        }
+        assert_eq!((tally.prompt_tokens, tally.completion_tokens), (most, most));
+        assert_eq!(tally.cached_tokens, Some(most));
     }
 
     #[test]
