@@ -56,10 +56,11 @@ pub(super) async fn run(
         ));
     }
     let mut tally = Tally::new(total - notes.count());
-    let ctx = RequestContext::new("batch");
+    // Others may send a batch to the same engine.
+    let ctx = RequestContext::new(format!("batch.{:08x}", rand::random::<u32>()));
     let unanswered: Vec<usize> = (0..total).filter(|index| !notes.has(*index)).collect();
     let lines = stream::iter(unanswered).map(|index| {
-        let (prompt, ctx) = (prompts.read(index), ctx.clone());
+        let (prompt, ctx) = (prompts.read(index), ctx.sibling(index + 1));
         async move {
             let begun = Instant::now();
             let line = line_of(asked, &ctx, index, prompt?).await;

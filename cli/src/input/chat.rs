@@ -214,7 +214,8 @@ impl Chat {
         signals: &mut Signals,
     ) -> Result<(String, Turn), EngineError> {
         self.turns += 1;
-        let ctx = RequestContext::new(format!("chat-{}", self.turns));
+        let suffix = rand::random::<u32>();
+        let ctx = RequestContext::new(format!("chat-{}.{suffix:08x}", self.turns));
         let (asked, mut first) = (Instant::now(), None);
         let prompt = self.prompt();
         let mut text = String::new();

@@ -38,6 +38,52 @@ async fn an_engine_in_python_answers_the_api() {
     server.stop().await;
 }
 
+/// An engine that is asked under an id that is in use fails.
+#[tokio::test]
+async fn the_prompts_of_a_batch_are_asked_under_ids_of_their_own() {
+    const ENGINE: &str = r#"
+from genset.backend import run
+from genset.exceptions import InvalidArgument
+from sample_engine import SampleEngine
+
+class Ids(SampleEngine):
+    in_flight = set()
+
+    async def generate(self, request, context):
+        if context.id in self.in_flight:
+            raise InvalidArgument(f"{context.id} is in flight")
+        self.in_flight.add(context.id)
+        try:
+            async for chunk in super().generate(request, context):
+                yield chunk
+        finally:
+            self.in_flight.discard(context.id)
+
+run(Ids)
+"#;
+    let folder = tempfile::tempdir().unwrap();
+    let (engine, prompts) = (
+        folder.path().join("ids_engine.py"),
+        folder.path().join("prompts.jsonl"),
+    );
+    std::fs::write(&engine, ENGINE).unwrap();
+    let line = "{\"text\": \"Hello\", \"max_tokens\": 3}\n";
+    std::fs::write(&prompts, line.repeat(16)).unwrap();
+    let (sample, [(name, package)]) = python_engine("sample_engine.py");
+    let python = sample.split(" -B ").next().unwrap();
+    let output = format!(
+        "out=cmd:{python} -B '{}' --token-delay-ms 50",
+        engine.display()
+    );
+    let input = format!("in=batch:{}", prompts.display());
+    let mut command = genset(&["run", &input, &output]);
+    let paths = [package.clone(), package.join("..")];
+    command.env(name, std::env::join_paths(paths).unwrap());
+    command.arg(tiny_chat());
+    let ended = run_with(command, b"").await;
+    assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
+}
+
 async fn chat_status(server: &Server) -> u16 {
     let body = json!({
         "model": "tiny-chat",
