@@ -10,10 +10,11 @@ use genset_backend_common::{EngineError, GenerateRequest, RequestContext, TokenI
 use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel};
 use genset_router::KvConfig;
 use parking_lot::Mutex;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use crate::faults::{Fault, What};
+use crate::faults::{Action, Fault, What};
 use crate::fleet::{Fleet, MODEL};
 use crate::frontends::Frontends;
 use crate::load::{Load, Session, VOCAB_SIZE};
@@ -185,13 +186,20 @@ async fn run(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, Engine
 }
 
 async fn inflict(fleet: Arc<Fleet>, driver: Arc<Driver>, faults: Vec<Fault>) {
+    // A worker that is started again may drain for long; what happens to others does not wait for it.
+    let mut starts = JoinSet::new();
     for fault in faults {
         tokio::time::sleep_until(driver.began + fault.at).await;
         match fault.what {
+            What::Worker(worker, Action::Start) => {
+                let fleet = Arc::clone(&fleet);
+                starts.spawn(async move { fleet.suffer(worker, Action::Start).await });
+            }
             What::Worker(worker, action) => fleet.suffer(worker, action).await,
             What::FrontendRestart(frontend) => driver.frontends.restart(frontend).await,
         }
     }
+    while starts.join_next().await.is_some() {}
 }
 
 /// Sends the requests.

@@ -107,6 +107,30 @@ fn fleets_with_prefill_and_decode_apart_are_compared() {
     assert_eq!(simulate(&compared).unwrap().json(), report.json());
 }
 
+/// A worker that is started again drains first. The next fault comes at its time all the same.
+#[test]
+fn faults_of_others_do_not_wait_for_a_worker_that_drains() {
+    let script = r#"[
+        {"at_s": 20, "worker": 0, "do": "start"},
+        {"at_s": 20.5, "worker": 1, "do": "crash"}
+    ]"#;
+    let troubled = Plan {
+        faults: Fault::read_script(script, 4, 1).unwrap(),
+        engine: MockerArgs {
+            speedup_ratio: 0.25,
+            ..plan(&[]).engine
+        },
+        ..plan(&["least-loaded"])
+    };
+    let report = simulate(&troubled).unwrap();
+    let row = row(&report, "least-loaded");
+    assert!(row.moved > 0, "{report}");
+    let pauses = row.over_time.iter();
+    let longest = pauses.max_by(|a, b| a.longest_pause_ms.total_cmp(&b.longest_pause_ms));
+    let at_s = longest.unwrap().at_s;
+    assert!((20.0..23.0).contains(&at_s), "{at_s}");
+}
+
 #[test]
 fn a_plot_shows_a_worker_dying() {
     let script = r#"[
