@@ -134,6 +134,8 @@ impl Link {
         }
         drop(streams);
         self.closed.cancel();
+        // Nobody writes any more. Who waits for room finds the error above.
+        self.outbox.close();
     }
 
     pub(crate) fn is_dead(&self) -> bool {
@@ -295,6 +297,7 @@ impl Streams {
 #[cfg(test)]
 mod tests {
     use bytes::BytesMut;
+    use futures_util::FutureExt as _;
 
     use super::*;
 
@@ -360,6 +363,25 @@ mod tests {
         // Who reads on is answered again.
         link.arrived(ping).unwrap();
         assert!(written(&link).await > 60_000);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_waits_for_room_ends_with_the_process() {
+        let link = Arc::new(Link::new());
+        let payload = vec![0; 60_000];
+        while link.outbox.has_room() {
+            link.outbox.push(FrameKind::Credit, 1, &payload).unwrap();
+        }
+        let mut waiting = std::pin::pin!(link.call(RequestHead::default(), &(), 2));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        link.fail(ChildFailure::Killed.to_error(&[]));
+        let ended = waiting.now_or_never().unwrap().err();
+        let message = ended.as_ref().map(EngineError::message);
+        assert_eq!(message, Some(ChildFailure::Killed.to_string().as_str()));
+        assert!(link.streams.lock().open.is_empty());
+        // Those that come later wait for nothing either.
+        let later = link.call(RequestHead::default(), &(), 2);
+        assert!(later.now_or_never().unwrap().is_err());
     }
 
     #[tokio::test]

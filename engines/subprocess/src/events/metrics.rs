@@ -14,6 +14,11 @@ use serde::Deserialize;
 const MAX_SERIES: usize = 4096;
 /// Buckets that a histogram may have.
 const MAX_BUCKETS: usize = 128;
+/// Bytes that the name, the labels and the help of a series may have together; one with more is dropped with a warning.
+const MAX_TEXT_BYTES: usize = 4 << 10;
+/// The warning, which is given once: a process publishes its series again and again.
+const OVER_LIMIT: &str = "this series is dropped, and so are others to come that are over a limit: 4096 series, and 4 KiB for the name, \
+                          the labels and the help of each";
 
 /// What one series is now.
 #[derive(Debug, Deserialize)]
@@ -56,8 +61,20 @@ impl Sample {
         if bounds.last() != Some(&f64::INFINITY) || bounds.len() > MAX_BUCKETS {
             return Some("a histogram needs 1 to 128 buckets, the last with an infinite bound");
         }
-        let is_rising = bounds.is_sorted_by(|lower, upper| lower < upper);
-        (!is_rising).then_some("a histogram whose bounds do not rise")
+        if !bounds.is_sorted_by(|lower, upper| lower < upper) {
+            return Some("a histogram whose bounds do not rise");
+        }
+        let mut counts = self.buckets.iter().map(|(_, count)| *count);
+        let count = counts.try_fold(0, u64::checked_add);
+        let problem = "a histogram whose counts are together more than 64 bits hold";
+        count.is_none().then_some(problem)
+    }
+
+    /// Bytes of all that is kept of it beside its value.
+    fn text_bytes(&self) -> usize {
+        let labels = self.labels.iter();
+        let labels = labels.map(|(name, value)| name.len() + value.len());
+        self.name.len() + self.help.len() + labels.sum::<usize>()
     }
 
     fn value(self) -> Value {
@@ -85,6 +102,7 @@ impl Value {
             Self::Gauge(value) => series.encode_gauge(value),
             Self::Counter(value) => series.encode_counter::<NoLabelSet, _, f64>(value, None),
             Self::Histogram { buckets, sum } => {
+                // It fits: a histogram of which it does not is dropped.
                 let count = buckets.iter().map(|(_, count)| count).sum();
                 series.encode_histogram::<NoLabelSet>(*sum, count, buckets, None)
             }
@@ -97,7 +115,8 @@ impl Value {
 pub(super) struct Families {
     by_name: BTreeMap<String, Family>,
     series: usize,
-    is_full: bool,
+    /// Whether it was said that series over a limit are dropped.
+    is_over_limit: bool,
 }
 
 #[derive(Debug)]
@@ -121,6 +140,24 @@ impl Families {
         if let Some(problem) = sample.problem() {
             return Err(problem);
         }
+        if sample.text_bytes() > MAX_TEXT_BYTES {
+            return self.over_limit();
+        }
+        let labels: Vec<_> = sample.labels.clone().into_iter().collect();
+        if let Some(family) = self.by_name.get_mut(&sample.name) {
+            if family.kind != sample.kind {
+                return Err("a metric that was of another kind before");
+            }
+            if let Some(value) = family.values.get_mut(&labels) {
+                *value = sample.value();
+                return Ok(());
+            }
+        }
+        // Before anything is kept of it, a family without a value included.
+        if self.series >= MAX_SERIES {
+            return self.over_limit();
+        }
+        self.series += 1;
         let family = self
             .by_name
             .entry(sample.name.clone())
@@ -129,19 +166,16 @@ impl Families {
                 help: sample.help.clone(),
                 values: BTreeMap::new(),
             });
-        if family.kind != sample.kind {
-            return Err("a metric that was of another kind before");
-        }
-        let labels: Vec<_> = sample.labels.clone().into_iter().collect();
-        if let Some(value) = family.values.get_mut(&labels) {
-            *value = sample.value();
-        } else if self.series < MAX_SERIES {
-            self.series += 1;
-            family.values.insert(labels, sample.value());
-        } else if !std::mem::replace(&mut self.is_full, true) {
-            return Err("this series and more to come are over the limit of 4096, and dropped");
-        }
+        family.values.insert(labels, sample.value());
         Ok(())
+    }
+
+    /// The warning where it was not given yet.
+    fn over_limit(&mut self) -> Result<(), &'static str> {
+        if std::mem::replace(&mut self.is_over_limit, true) {
+            return Ok(());
+        }
+        Err(OVER_LIMIT)
     }
 }
 
@@ -290,5 +324,71 @@ mod tests {
         let lines = shown(&samples);
         let lines = lines.lines().filter(|line| line.starts_with("many{"));
         assert_eq!(lines.count(), MAX_SERIES);
+    }
+
+    fn gauge(name: &str, help: &str) -> Sample {
+        Sample {
+            name: name.to_owned(),
+            help: help.to_owned(),
+            kind: SampleKind::Gauge,
+            labels: BTreeMap::new(),
+            value: 1.0,
+            buckets: Vec::new(),
+            sum: 0.0,
+        }
+    }
+
+    #[test]
+    fn names_beyond_the_limit_leave_no_family() {
+        let mut families = Families::default();
+        let samples = (0..10_000).map(|number| gauge(&format!("many_{number}"), "H"));
+        families.extend(samples.collect());
+        assert_eq!(families.by_name.len(), MAX_SERIES);
+        let is_whole = |family: &Family| family.values.len() == 1;
+        assert!(families.by_name.values().all(is_whole));
+        // What is known goes on.
+        let mut known = gauge("many_0", "H");
+        known.value = 2.0;
+        families.set(known).unwrap();
+        let values: Vec<_> = families.by_name["many_0"].values.values().collect();
+        assert!(matches!(values[..], [Value::Gauge(2.0)]), "{values:?}");
+    }
+
+    #[test]
+    fn series_with_too_much_text_are_dropped_with_one_warning() {
+        let mut families = Families::default();
+        let much = "x".repeat(MAX_TEXT_BYTES);
+        let mut labelled = gauge("labelled", "");
+        labelled.labels = BTreeMap::from([("rank".to_owned(), much.clone())]);
+        assert_eq!(families.set(labelled), Err(OVER_LIMIT));
+        for (name, help) in [("helped", much.as_str()), (much.as_str(), "H")] {
+            assert_eq!(families.set(gauge(name, help)), Ok(()));
+        }
+        assert!(families.by_name.is_empty());
+        // As much as there may be.
+        let (name, help) = much.split_at(8);
+        families.set(gauge(name, help)).unwrap();
+        assert_eq!(families.by_name.len(), 1);
+    }
+
+    #[test]
+    fn a_histogram_of_more_observations_than_can_be_counted_is_dropped() {
+        let families: Arc<Mutex<Families>> = Arc::default();
+        let registry = MetricsRegistry::default();
+        registry.register_collector(Published::new(&families));
+        let histogram = |name, first| Sample {
+            kind: SampleKind::Histogram,
+            buckets: vec![(1.0, first), (f64::INFINITY, 1)],
+            ..gauge(name, "H")
+        };
+        let samples = vec![
+            histogram("my_many", u64::MAX - 1),
+            histogram("my_more", u64::MAX),
+        ];
+        families.lock().extend(samples);
+        let text = registry.encode();
+        let count = format!("my_many_count {}\n", u64::MAX);
+        assert!(text.contains(&count), "{text}");
+        assert!(!text.contains("my_more"), "{text}");
     }
 }
