@@ -316,7 +316,7 @@ fn leader(flag: LeaderFlag, address: Option<&str>) -> Vec<Setting> {
     }
 }
 
-/// Refuses what the file says and we say too.
+/// Refuses what the file says and we say too, and what would break what we read.
 fn refuse_conflicts(
     extra: &ExtraArgs,
     flags: &Flags,
@@ -327,6 +327,9 @@ fn refuse_conflicts(
         let ours = ["host", "port", "model", "model-path"].iter();
         if ours.chain(flags.reserved).any(|ours| *ours == name) {
             return Err(extra.invalid(key, "genset sets it; leave it out"));
+        }
+        if let Some((_, instead)) = flags.refused.iter().find(|(refused, _)| *refused == name) {
+            return Err(extra.invalid(key, instead));
         }
         let said = settings.iter().find(|setting| match setting.flag {
             Flag::Named(names) => {

@@ -79,6 +79,8 @@ pub(crate) struct Flags {
     pub(crate) key: KeyPlace,
     /// The program's names of what we set ourselves beside host, port and model.
     pub(crate) reserved: &'static [&'static str],
+    /// The program's names of what would break what we read of its answers, each with what to do instead.
+    pub(crate) refused: &'static [(&'static str, &'static str)],
     /// What is said unless the extra arguments say otherwise.
     pub(crate) defaults: &'static [(&'static str, Option<&'static str>)],
     pub(crate) extra: ExtraStyle,
@@ -87,6 +89,8 @@ pub(crate) struct Flags {
 const LLAMA_SPLITS: &str = "llama.cpp splits a model over the GPUs that it sees; set CUDA_VISIBLE_DEVICES, or tensor-split in \
                             --extra-engine-args";
 const ONE_NODE: &str = "it runs on one node";
+const CALLS_STAY: &str = "SGLang would take calls of tools out of the text, where genset looks for them; leave it out, and name the \
+                          parser with --tool-parser";
 
 const VLLM: Flags = Flags {
     words: &["serve"],
@@ -100,6 +104,7 @@ const VLLM: Flags = Flags {
     kv_block_size: Flag::Named(&["block-size"]),
     key: KeyPlace::Variable("VLLM_API_KEY"),
     reserved: &["api-key"],
+    refused: &[],
     defaults: &[
         ("enable-prompt-tokens-details", None),
         ("uvicorn-log-level", Some("warning")),
@@ -120,6 +125,7 @@ const SGLANG: Flags = Flags {
     // It reads its key from no variable.
     key: KeyPlace::File("config"),
     reserved: &["api-key", "config"],
+    refused: &[("tool-call-parser", CALLS_STAY)],
     defaults: &[("log-level-http", Some("warning"))],
     extra: ExtraStyle::DashesNoFalse,
 };
@@ -144,6 +150,7 @@ const TRTLLM: Flags = Flags {
     ),
     key: KeyPlace::Nowhere,
     reserved: &[],
+    refused: &[],
     defaults: &[],
     extra: ExtraStyle::File("extra_llm_api_options"),
 };
@@ -160,6 +167,7 @@ const LLAMA_SERVER: Flags = Flags {
     kv_block_size: Flag::Refused("llama.cpp has no KV blocks"),
     key: KeyPlace::Variable("LLAMA_API_KEY"),
     reserved: &["api-key", "api-key-file"],
+    refused: &[],
     // Thoughts stay in the text, where our own parsers look for them.
     defaults: &[("reasoning-format", Some("none"))],
     extra: ExtraStyle::Dashes,

@@ -3,7 +3,7 @@
 //!
 //! # Source
 //! vLLM 0.32 (`return_token_ids` with `stream`, `continuous_usage_stats`) and SGLang 0.5.23 (the same usage; it refuses
-//! `return_token_ids` beside `stream`, so its answers come as text), both read.
+//! `return_token_ids` beside `stream`, so its answers come as text), both read. So is what each makes of `tool_choice`.
 
 use genset_backend_common::request::ChatInput;
 use genset_backend_common::{EngineError, GenerateRequest, Input, RequestField};
@@ -22,15 +22,15 @@ pub(super) fn chat_of(request: &GenerateRequest) -> Option<&ChatInput> {
     }
 }
 
-/// What every chat says beside its options.
-pub(super) fn begin(body: &mut Map<String, Value>, chat: &ChatInput) {
+/// What every chat says beside its options. `tool_choice`: the word by which the server shows its model the tools and leaves calls
+/// in the text, where whoever asks us finds them.
+pub(super) fn begin(body: &mut Map<String, Value>, chat: &ChatInput, tool_choice: &'static str) {
     body.insert("stream".into(), true.into());
     // The prompt's tokens are known from the first event on.
     let usage = json!({"include_usage": true, "continuous_usage_stats": true});
     body.insert("stream_options".into(), usage);
     if !chat.tools.is_empty() {
-        // Calls are found by whoever asks us.
-        body.insert("tool_choice".into(), "none".into());
+        body.insert("tool_choice".into(), tool_choice.into());
     }
 }
 

@@ -35,6 +35,9 @@ pub(crate) const TRTLLM_NO_SALTS: &str = "TensorRT-LLM's completions know no cac
                         kv_cache_config: {enable_block_reuse: false} in --extra-engine-args, so that no request reuses the KV \
                         blocks of another";
 
+/// vLLM shows its model the tools all the same, and looks for no calls. `auto` it refuses without a parser of its own.
+const TOOL_CHOICE: &str = "none";
+
 /// vLLM's header for the data-parallel rank that serves a request.
 const RANK_HEADER: &str = "x-data-parallel-rank";
 
@@ -110,7 +113,7 @@ impl Completions {
         let model = request.adapter.as_ref().unwrap_or(&self.model);
         body.insert("model".into(), model.clone().into());
         if let Some(chat) = chat_of(request) {
-            chat::begin(&mut body, chat);
+            chat::begin(&mut body, chat, TOOL_CHOICE);
         } else {
             body.insert("prompt".into(), request.tokens()?.into());
             body.insert("stream".into(), true.into());

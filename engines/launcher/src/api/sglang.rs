@@ -31,6 +31,9 @@ const MAX_REPETITION_PENALTY: f32 = 2.0;
 /// Candidates are cheap there; no client of ours asks for more.
 const MAX_LOGPROBS: u32 = 20;
 
+/// With `none` SGLang keeps the tools out of the prompt. It looks for calls only with a parser of its own, which is refused.
+const TOOL_CHOICE: &str = "auto";
+
 /// Tokens of the context that no prompt may have, where the server does not say how long one may be.
 const NOT_FOR_PROMPTS: u32 = 6;
 
@@ -187,7 +190,7 @@ fn chat_call(
             json!({"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}});
         body.insert("response_format".into(), format);
     }
-    chat::begin(&mut body, chat);
+    chat::begin(&mut body, chat, TOOL_CHOICE);
     // Markup is taken apart by whoever asks us.
     body.insert("skip_special_tokens".into(), false.into());
     body.insert("separate_reasoning".into(), false.into());

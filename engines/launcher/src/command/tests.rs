@@ -259,6 +259,25 @@ fn the_key_is_ours_to_set() {
     }
 }
 
+/// With it SGLang takes calls out of the text of chats with media.
+#[test]
+fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
+    for key in ["tool-call-parser", "tool_call_parser"] {
+        let mut config = config(ServerKind::Sglang);
+        let _folder = with_extra(&mut config, "extra.yaml", &format!("{key}: qwen25"));
+        let error = Plan::new(&config, Dialect::Sglang).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(error.at().map(|at| at.name()), Some("--extra-engine-args"));
+        for part in [key, "leave it out", "--tool-parser"] {
+            assert!(error.message().contains(part), "{error}");
+        }
+    }
+    // vLLM is asked to look for no calls, whatever it has.
+    let mut vllm = config(ServerKind::Vllm);
+    let _folder = with_extra(&mut vllm, "extra.yaml", "tool-call-parser: hermes");
+    assert!(line(&vllm, Dialect::Vllm).contains("--tool-call-parser hermes"));
+}
+
 #[test]
 fn a_default_of_ours_gives_way_to_the_file() {
     let mut config = config(ServerKind::Vllm);

@@ -83,7 +83,7 @@ class Run:
     def media(self):
         if not self.kind.has_images:
             return
-        with self.genset("in=http", model=media.model(self.kind)) as genset:
+        with self.genset("in=http", *media.WORDS, model=media.model(self.kind)) as genset:
             genset.until_ready(self.kind.start)
             seen = media.Seen(self.kind, genset)
             for name, function in media.QUESTIONS:

@@ -24,7 +24,10 @@ QUESTION = "What is it?"
 # Weights large enough for an image to change what follows it.
 SPREAD = 0.1
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+# Of a tool the template shows the name alone: servers add fields to what they are given.
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 TEMPLATE = (
+    "{% if tools %}{% for tool in tools %}<|im_start|>tool\n{{ tool.function.name }}<|im_end|>\n{% endfor %}{% endif %}"
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
     "{% if part.type == 'text' %}{{ part.text }}{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
@@ -76,20 +79,23 @@ def main():
     tokenizer.save_pretrained(folder)
 
     messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}]
-    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    render = lambda tools: tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    prompt, prompt_with_tool = render(None), render([TOOL])
     expected = []
     for red in (10, 250):
         picture = image(red)
         taken = processor(text=prompt, images=picture, return_tensors="pt")
         with torch.no_grad():
             rated = model(**taken).logits[0, -1].log_softmax(-1)
+        with_tool = processor(text=prompt_with_tool, images=picture, return_tensors="pt")
         best = int(rated.argmax())
         expected.append({
             "url": data_url(picture), "prompt_tokens": taken["input_ids"].shape[1],
             "first": tokenizer.decode([best]), "logprob": float(rated[best]),
+            "prompt_tokens_with_tool": with_tool["input_ids"].shape[1],
         })  # fmt: skip
-    with open(f"{folder}/expected.json", "w") as file:
-        json.dump({"question": QUESTION, "images": expected}, file)
+    with open(f"{folder}/computed.json", "w") as file:
+        json.dump({"question": QUESTION, "tool": TOOL, "images": expected}, file)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from genset import Beside, Refused
 
 # What two engines may differ by in a log probability.
 NEAR = 0.01
+# The words of its Genset: who offers tools must say how their calls are read.
+WORDS = ("--tool-parser", "hermes")
 # Questions, in the order in which they are asked.
 QUESTIONS = []
 
@@ -23,7 +25,7 @@ def question(name):
 def model(kind):
     """The folder of the model, made by the server's own libraries."""
     folder = os.path.join(kind.args.out, "images")
-    if not os.path.exists(os.path.join(folder, "expected.json")):
+    if not os.path.exists(os.path.join(folder, "computed.json")):
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "image_model.py")
         python = os.path.join(kind.args.bin, "python3")
         subprocess.run([python, "-B", script, kind.args.model, folder], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
@@ -35,7 +37,7 @@ class Seen:
 
     def __init__(self, kind, genset):
         self.kind, self.genset = kind, genset
-        with open(os.path.join(model(kind), "expected.json")) as file:
+        with open(os.path.join(model(kind), "computed.json")) as file:
             self.expected = json.load(file)
         self.images = self.expected["images"]
 
@@ -79,6 +81,14 @@ def usage(seen):
     stop = seen.text(url)[3:5]
     cut = seen.ask(url, stop=stop, max_tokens=400)
     assert cut["choices"][0]["finish_reason"] == "stop" and cut["usage"]["prompt_tokens"] == tokens, cut
+
+
+@question("a tool beside an image is in the prompt")
+def with_tool(seen):
+    for image in seen.images:
+        usage = seen.ask(image["url"], tools=[seen.expected["tool"]], max_tokens=1)["usage"]
+        assert image["prompt_tokens_with_tool"] > image["prompt_tokens"], image
+        assert usage["prompt_tokens"] == image["prompt_tokens_with_tool"], (usage, image)
 
 
 @question("an image that the server cannot read is refused")

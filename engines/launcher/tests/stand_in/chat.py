@@ -19,9 +19,9 @@ def decoded(data):
         raise bad_request(f"not base64: {error}") from error
 
 
-def read(messages):
-    """The prompt's tokens, and how many of them are of which kind of medium."""
-    prompt, counts = [], {}
+def read(messages, tools):
+    """The prompt's tokens, one for each tool among them, and how many of them are of which kind of medium."""
+    prompt, counts = [1 + len(tool["function"]["name"]) for tool in tools], {}
     for message in messages:
         content = message["content"]
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
@@ -52,8 +52,11 @@ def usage_of(prompt, generated, details=None):
 
 
 async def vllm(answer, headers, body, pace, send):
-    """A chat as vLLM 0.32.0 answers it, by its own completion of the prompt."""
-    prompt, counts = read(body["messages"])
+    """A chat as vLLM 0.32.0 answers it, by its own completion of the prompt. It shows the model the tools, chosen or not."""
+    tools = body.get("tools", [])
+    if tools and body.get("tool_choice", "auto") == "auto":
+        raise bad_request('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
+    prompt, counts = read(body["messages"], tools)
     asked = {**body, "prompt": prompt}
     asked["logprobs"] = body.get("top_logprobs", 0) if body.get("logprobs") else None
     given = 0
@@ -84,10 +87,11 @@ NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed":
 
 
 async def sglang(answer, is_incremental, headers, body, pace, send):
-    """A chat as SGLang 0.5.23 answers it: its text, and no tokens."""
+    """A chat as SGLang 0.5.23 answers it: its text, and no tokens. Beside the choice "none" the model is shown no tools."""
     if body.get("return_token_ids"):
         raise bad_request("return_token_ids is not supported with streaming on /v1/chat/completions.")
-    prompt, counts = read(body["messages"])
+    tools = [] if body.get("tool_choice") == "none" else body.get("tools", [])
+    prompt, counts = read(body["messages"], tools)
     params = {NAMES.get(name, name): value for name, value in body.items()}
     if "response_format" in body:
         params["json_schema"] = body["response_format"]["json_schema"]["schema"]

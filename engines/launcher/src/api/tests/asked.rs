@@ -338,6 +338,32 @@ fn a_rank_is_named_as_each_server_takes_it() {
     assert!(headers.is_empty() && body.get("data_parallel_rank").is_none());
 }
 
+/// vLLM shows its model the tools whatever the choice, and refuses `auto` without a parser; SGLang shows none beside `none`.
+#[test]
+fn the_model_sees_the_tools_of_a_chat_and_its_calls_stay_text() {
+    let url = "data:image/gif;base64,R0lGODlhAQABAAAAACw=";
+    let image = json!({"type": "image_url", "image_url": {"url": url}});
+    let messages = json!([{"role": "user", "content": [image]}]);
+    let tools = json!([{"type": "function", "function": {"name": "look"}}]);
+    let chat = |tools: &Value| {
+        let list = |value: &Value| value.as_array().cloned().unwrap();
+        let chat = ChatInput {
+            messages: list(&messages),
+            tools: list(tools),
+        };
+        GenerateRequest::from_chat("m", chat)
+    };
+    for (dialect, choice) in [(Dialect::Vllm, "none"), (Dialect::Sglang, "auto")] {
+        let asked = body(dialect, &chat(&tools));
+        assert_eq!(asked["messages"], messages, "{dialect:?}");
+        assert_eq!(asked["tools"], tools, "{dialect:?}");
+        assert_eq!(asked["tool_choice"], choice, "{dialect:?}");
+        let without = body(dialect, &chat(&json!([])));
+        let said = ["tools", "tool_choice"].map(|name| without.get(name));
+        assert_eq!(said, [None, None], "{dialect:?}");
+    }
+}
+
 #[test]
 fn every_canary_can_be_carried() {
     let canary = api(Dialect::LlamaCppPython).canary("m").unwrap();
