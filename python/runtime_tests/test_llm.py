@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Program, run, until
+from test_runtime import cancel_while_it_begins, until_nobody_else_serves
 
 from genset import exceptions
 from genset.llm import KvEventPublisher, LoadPublisher, ModelType, register_llm
@@ -184,6 +185,36 @@ def test_a_model_that_cannot_be_served_says_why() -> None:
             # The canary is the handler's first request.
             with pytest.raises(exceptions.EngineError, match="canary failed.*no weights"):
                 await endpoint.serve_endpoint(mute)
+
+    run(main())
+
+
+def test_a_model_that_is_cancelled_while_it_begins_is_not_listed() -> None:
+    async def main() -> None:
+        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+            endpoint = runtime.endpoint("py.backend.generate")
+            await register_llm(ModelType.Backend, endpoint, str(MODEL), "py")
+            client = await other.endpoint(endpoint.name).client()
+            await cancel_while_it_begins(endpoint, letters)
+            await until_nobody_else_serves(client, endpoint.name)
+            # Nothing of it is left in its own process either.
+            serving = asyncio.ensure_future(endpoint.serve_endpoint(letters))
+            await until(lambda: client.instance_ids() == [runtime.worker_id], "it is served after all")
+            await runtime.shutdown()
+            await serving
+
+    run(main())
+
+
+def test_a_model_whose_files_are_broken_ends_when_cancelled(tmp_path: Path) -> None:
+    file = tmp_path / "broken.GGUF"
+    file.write_bytes(b"GGUF and then nothing")
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            endpoint = runtime.endpoint("py.backend.generate")
+            await register_llm(ModelType.Backend, endpoint, str(file))
+            await cancel_while_it_begins(endpoint, letters)
 
     run(main())
 

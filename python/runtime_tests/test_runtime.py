@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from conftest import run, until
+from conftest import LONG_S, run, until
 
 from genset import exceptions
-from genset.runtime import Client, Context, Runtime, get_runtime
+from genset.runtime import Client, Context, Endpoint, Runtime, get_runtime
 
 
 @contextlib.asynccontextmanager
@@ -306,6 +306,49 @@ def test_a_shutdown_lets_requests_end_and_leaves_nothing() -> None:
             client.random({})
         left = asyncio.all_tasks() - before
         assert not left, left
+
+    run(main())
+
+
+async def cancel_while_it_begins(endpoint: Endpoint, handler: Any) -> None:
+    """Cancels a `serve_endpoint` before it serves, and sees it end."""
+    serving = asyncio.ensure_future(endpoint.serve_endpoint(handler))
+    await asyncio.sleep(0)
+    serving.cancel()
+    await asyncio.wait([serving], timeout=LONG_S)
+    assert serving.cancelled()
+
+
+async def until_nobody_else_serves(client: Client, name: str) -> None:
+    """Serves an endpoint in another process, and waits until `client` sees that one alone."""
+
+    async def echo(request: Any) -> Any:
+        return request
+
+    async with await Runtime.connect() as other:
+        serving = asyncio.ensure_future(other.endpoint(name).serve_endpoint(echo))
+        await until(lambda: other.worker_id in client.instance_ids(), "the other process is listed")
+        await until(lambda: client.instance_ids() == [other.worker_id], "no other instance is listed")
+        await other.shutdown()
+        await serving
+
+
+def test_an_endpoint_that_is_cancelled_while_it_begins_is_not_listed() -> None:
+    async def echo(request: Any) -> Any:
+        return request
+
+    async def main() -> None:
+        async with await Runtime.connect() as worker, await Runtime.connect() as caller:
+            endpoint = worker.endpoint("demo.text.ask")
+            client = await caller.endpoint(endpoint.name).client()
+            await cancel_while_it_begins(endpoint, echo)
+            await until_nobody_else_serves(client, endpoint.name)
+            # Nothing of it is left in its own process either.
+            serving = asyncio.ensure_future(endpoint.serve_endpoint(echo))
+            await until(lambda: client.instance_ids() == [worker.worker_id], "it is served after all")
+            assert await client.direct({"x": 1}, worker.worker_id) == {"x": 1}
+            await worker.shutdown()
+            await serving
 
     run(main())
 

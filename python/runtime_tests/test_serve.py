@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Program, run
+from conftest import Program, run, until
 from test_llm import ask, frontend
 
 from genset import serve
@@ -92,6 +92,40 @@ def test_a_service_that_dies_at_once_is_given_up(
     shown = capfd.readouterr().out
     assert shown.count("starting it again") == 4 and "giving up. Its last lines" in shown
     assert "no weights" in shown.split("giving up", 1)[1]
+
+
+def test_children_end_with_their_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_genset: Callable[..., Program]) -> None:
+    # The child holds the service's output open, as an engine in a process of its own does. The service ignores a drain.
+    (tmp_path / "holder.py").write_text(
+        "import subprocess\nimport time\n\nfrom genset.sdk import endpoint, on_shutdown, service\n\n@service()\nclass Holder:\n"
+        "    def __init__(self):\n        print('its child is', subprocess.Popen(['sleep', '600']).pid, flush=True)\n\n"
+        "    @on_shutdown\n    def linger(self):\n        time.sleep(600)\n\n"
+        "    @endpoint()\n    async def generate(self, request): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    serving = start_genset("serve", "holder:Holder")
+
+    def child() -> int:
+        return int(serving.wait_for("its child is").split()[-1])
+
+    first = child()
+    os.kill(member(serving, "holder:Holder", "Holder"), signal.SIGKILL)
+    serving.wait_for("ended with -9; starting it again")
+    run(until(lambda: not is_sleep(first), "the child of the service that died is killed"))
+    second = child()
+    serving.process.send_signal(signal.SIGTERM)
+    serving.wait_for("draining all")
+    assert serving.stop() == 0
+    assert any("killing all" in line for line in serving.lines)
+    run(until(lambda: not is_sleep(second), "the child of the service that was killed is killed"))
+
+
+def is_sleep(process: int) -> bool:
+    """Whether a process is a `sleep` that runs. One that is dead and not reaped yet has no command line."""
+    try:
+        return b"sleep" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def test_what_cannot_be_served_is_named(in_graph: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ mod error;
 mod inbox;
 mod model;
 mod node;
+mod served;
 
 use pyo3::prelude::*;
 

@@ -1,6 +1,5 @@
 //! [`Node`]: a Python program's place in the fleet: its runtime, what it serves, and the inbox of its event loop.
 
-use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -23,7 +22,8 @@ use crate::ask::{Caller, Selectors};
 use crate::call::{Call, CallHandler};
 use crate::engine::Published;
 use crate::inbox::{Event, Inbox};
-use crate::model::{self, ModelSpec, ServedModel};
+use crate::model::{self, ModelSpec};
+use crate::served::{EarlyStops, Reservation, Served, ServedByNumber};
 
 /// Threads for the network. Engines compute elsewhere, and these never run Python.
 const THREADS: usize = 2;
@@ -63,18 +63,7 @@ pub(crate) struct Node {
     tasks: TaskTracker,
     inbox: Inbox,
     runtime: Arc<OnceLock<Runtime>>,
-    served: Arc<Mutex<HashMap<u64, Served>>>,
-}
-
-/// What is served under a number of Python's.
-enum Served {
-    Endpoint {
-        serving: Arc<Serving>,
-        /// Lists it again when discovery loses it.
-        relist: Option<AbortOnDropHandle<()>>,
-        is_draining: Arc<AtomicBool>,
-    },
-    Model(Arc<ServedModel>),
+    served: ServedByNumber,
 }
 
 #[pymethods]
@@ -164,7 +153,8 @@ impl Node {
         name_of(&endpoint).map(drop)
     }
 
-    /// Serves an endpoint as operation `op` and lists it. Its requests arrive under the number `serving`.
+    /// Serves an endpoint as operation `op` and lists it. Its requests arrive under the number `serving`. An endpoint that is
+    /// stopped or closed meanwhile is taken off the list again before the operation is done.
     fn serve(
         &self,
         op: u64,
@@ -177,27 +167,33 @@ impl Node {
         let handler = self.handler(serving, max_requests);
         let is_draining = Arc::clone(&handler.is_draining);
         let handler: Arc<dyn Handler<Encoded, Encoded>> = Arc::new(handler);
-        let (served, tasks, handle) = (
-            Arc::clone(&self.served),
-            self.tasks.clone(),
-            self.handle.clone(),
-        );
+        let reservation = self.reserve(serving);
+        let (tasks, handle) = (self.tasks.clone(), self.handle.clone());
         self.operation(op, async move {
             let made = Arc::new(endpoint.serve_as(InstanceId(instance), handler).await?);
             made.list(None).await?;
             let relist = tasks.spawn_on(keep_listed(Arc::clone(&made)), &handle);
-            let entry = Served::Endpoint {
-                serving: made,
+            let relisting = relist.abort_handle();
+            let stops = reservation.fill(Served::Endpoint {
+                serving: Arc::clone(&made),
                 relist: Some(AbortOnDropHandle::new(relist)),
-                is_draining,
-            };
-            served.lock().insert(serving, entry);
+                is_draining: Arc::clone(&is_draining),
+            });
+            if stops.as_ref().is_none_or(|stops| stops.count() > 0) {
+                relisting.abort();
+                let unlisted = unlist(&made, &is_draining).await;
+                drop(made);
+                // Only now: Python may serve the name again once it is told.
+                drop(stops);
+                unlisted?;
+            }
             Ok(None)
         });
         Ok(())
     }
 
-    /// Serves a model as operation `op`, which is done once it is listed; operation `ended` is done when it is served no more.
+    /// Serves a model as operation `op`, which is done once it is listed; operation `ended` is done when it is served no more, or
+    /// could not be. A model that is stopped meanwhile begins to drain as soon as it can.
     fn serve_model(&self, op: u64, ended: u64, serving: u64, spec: &[u8]) -> PyResult<()> {
         let spec: ModelSpec = decode_payload(spec).map_err(|error| {
             let source = std::error::Error::source(&error).map(ToString::to_string);
@@ -207,18 +203,25 @@ impl Node {
         // The Worker's own admission bounds them.
         let handler = self.handler(serving, usize::MAX);
         let hooks = spec.hooks.map(|number| self.handler(number, usize::MAX));
+        let reservation = self.reserve(serving);
         let (served, inbox) = (Arc::clone(&self.served), self.inbox.clone());
         let work = async move {
             let model = match model::serve(&runtime, spec, handler, hooks).await {
                 Ok(model) => Arc::new(model),
                 Err(error) => {
+                    drop(reservation);
                     inbox.put(Event::Done(op, Err(error)));
+                    // Python waits for this one where it has stopped the model.
+                    inbox.put(Event::Done(ended, Ok(None)));
                     return;
                 }
             };
-            served
-                .lock()
-                .insert(serving, Served::Model(Arc::clone(&model)));
+            let stops = reservation.fill(Served::Model(Arc::clone(&model)));
+            // Where the runtime's shutdown has closed it, nobody else will stop it.
+            for _ in 0..stops.as_ref().map_or(1, EarlyStops::count) {
+                model.worker.stop();
+            }
+            drop(stops);
             let ready = match model.worker.ready().await {
                 Ok(()) => Ok(None),
                 Err(report) => model::ended(report),
@@ -233,9 +236,13 @@ impl Node {
     }
 
     /// Ends what is served under `serving`: an endpoint leaves the list, as operation `op`; a model begins to drain, and a
-    /// second time ends at once.
+    /// second time ends at once. What has not begun to be served is stopped as soon as it has; the operation is done then.
     fn stop(&self, op: u64, serving: u64) {
         let found = match self.served.lock().get_mut(&serving) {
+            Some(Served::Beginning(stops)) => {
+                stops.push(op);
+                return;
+            }
             Some(Served::Endpoint {
                 serving,
                 relist,
@@ -252,15 +259,13 @@ impl Node {
         };
         self.operation(op, async move {
             if let Some((serving, is_draining)) = found {
-                let unlisted = serving.unlist().await;
-                is_draining.store(true, Ordering::Release);
-                unlisted?;
+                unlist(&serving, &is_draining).await?;
             }
             Ok(None)
         });
     }
 
-    /// Takes an endpoint down.
+    /// Takes an endpoint down. One that has not begun to be served is taken down as soon as it has.
     fn close(&self, serving: u64) {
         // Giving up its lease is a task of the runtime's.
         let _entered = self.handle.enter();
@@ -275,7 +280,7 @@ impl Node {
         })?;
         let model = match self.served.lock().get(&serving) {
             Some(Served::Model(model)) => Arc::clone(model),
-            Some(Served::Endpoint { .. }) | None => return Ok(()),
+            Some(Served::Beginning(_) | Served::Endpoint { .. }) | None => return Ok(()),
         };
         model.engine.publish(published);
         Ok(())
@@ -319,6 +324,11 @@ impl Node {
         }
     }
 
+    /// Keeps a number for what an operation begins to serve.
+    fn reserve(&self, serving: u64) -> Reservation {
+        Reservation::new(serving, &self.served, self.inbox.clone())
+    }
+
     /// Does something, and tells Python when it is done.
     fn operation(
         &self,
@@ -340,6 +350,13 @@ impl Drop for Node {
 fn name_of((namespace, component, endpoint): &(String, String, String)) -> PyResult<EndpointName> {
     EndpointName::try_new(namespace, component, endpoint)
         .map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// Takes an endpoint off the list, and then refuses new requests.
+async fn unlist(serving: &Serving, is_draining: &AtomicBool) -> Result<(), EngineError> {
+    let unlisted = serving.unlist().await;
+    is_draining.store(true, Ordering::Release);
+    unlisted
 }
 
 async fn keep_listed(serving: Arc<Serving>) {

@@ -275,7 +275,6 @@ class ModelService(Service):
         self._hooks_number = None if hooks is None else self.bridge.number()
         self._spec = {**spec, "hooks": self._hooks_number}
         self._ended: asyncio.Future[int | None] | None = None
-        self._is_stopped = False
 
     async def run(self) -> None:
         node, number = self.bridge.node, self.number
@@ -286,8 +285,6 @@ class ModelService(Service):
         spec = pack(self._spec)
         try:
             await self._begin(lambda op: node.serve_model(op, end, number, spec))
-            if self._is_stopped:  # Before there was anything to stop.
-                self._tell_stop()
             logger.info("%s: serves the model %s", self.name, self._spec["engine"]["model"])
             await asyncio.shield(self._ended)
         except asyncio.CancelledError:
@@ -312,7 +309,6 @@ class ModelService(Service):
             raise
 
     async def stop(self) -> None:
-        self._is_stopped = True
         if self._ended is None or self._ended.done():
             return
         self._tell_stop()

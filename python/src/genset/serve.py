@@ -1,7 +1,7 @@
 """`genset serve MODULE:CLASS`: a class, and the services it depends on, each in processes of their own.
 
 A process that dies is started again after a pause that doubles, five times in a row; then all end, and its last lines are shown.
-SIGINT or SIGTERM drains all, a second one kills.
+What it started and left running is killed. SIGINT or SIGTERM drains all, a second one kills.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ FIRST_PAUSE_S = 0.5
 LONG_LIFE_S = 60.0
 """A process that lived so long begins a new row of deaths."""
 LAST_LINES = 20
+MAX_LINE_BYTES = 1 << 20
+LAST_WORDS_S = 0.5
+"""How long the output of a process that died is waited for; what the process left running may hold it open."""
 
 
 class UsageError(Exception):
@@ -140,13 +143,48 @@ def _devices() -> list[str]:
     return [str(index) for index, line in enumerate(listed.stdout.splitlines()) if line.startswith("GPU")]
 
 
+class _Output(asyncio.SubprocessProtocol):
+    """What a process and its children write, line by line, and when the process itself has died."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._begun = b""
+        self.lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        """The last ones."""
+        self.died = asyncio.Event()
+        self.closed = asyncio.Event()
+        """Set when nobody can write any more."""
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._begun = (self._begun + data).split(b"\n")
+        for line in lines:
+            self._show(line)
+        if len(self._begun) > MAX_LINE_BYTES:
+            # The rest comes as the next line.
+            self._begun = b""
+            self._show(b"(a very long line)")
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        if self._begun:
+            self._show(self._begun)
+        self.closed.set()
+
+    def process_exited(self) -> None:
+        self.died.set()
+
+    def _show(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        self.lines.append(text)
+        print(f"[{self._title}] {text}", flush=True)
+
+
 class Supervisor:
     """Keeps processes alive until it is told to stop, or one of them dies too often."""
 
     def __init__(self, target: str, processes: Sequence[Process]) -> None:
         self._target = target
         self._processes = processes
-        self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._running: dict[str, asyncio.SubprocessTransport] = {}
         self._stopping = asyncio.Event()
         self._failed = False
 
@@ -162,7 +200,7 @@ class Supervisor:
         if self._stopping.is_set():
             _say(f"{name}: killing all")
             for running in self._running.values():
-                running.kill()
+                _kill_group(running)
             return
         _say(f"{name}: draining all; a second signal kills")
         self._stop()
@@ -170,7 +208,7 @@ class Supervisor:
     def _stop(self) -> None:
         self._stopping.set()
         for running in self._running.values():
-            running.terminate()
+            _terminate(running)
 
     async def _keep(self, process: Process) -> None:
         deaths, pause = 0, FIRST_PAUSE_S
@@ -195,35 +233,46 @@ class Supervisor:
             pause *= 2
 
     async def _once(self, process: Process) -> tuple[int, collections.deque[str]]:
-        lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        command = [sys.executable, "-u", "-m", "genset._service", self._target, process.spec.name]
-        running = await asyncio.create_subprocess_exec(
-            *command,
+        running, output = await asyncio.get_running_loop().subprocess_exec(
+            lambda: _Output(process.title),
+            sys.executable,
+            "-u",
+            "-m",
+            "genset._service",
+            self._target,
+            process.spec.name,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **process.environment},
-            # A Ctrl-C at the terminal is this process's to pass on.
+            # A Ctrl-C at the terminal is this process's to pass on. And what a service leaves can be killed as its group.
             start_new_session=True,
-            limit=1 << 20,
         )
         self._running[process.title] = running
         if self._stopping.is_set():
-            running.terminate()
-        assert running.stdout is not None
-        while line := await _line(running.stdout):
-            lines.append(line.rstrip())
-            print(f"[{process.title}] {line.rstrip()}", flush=True)
-        code = await running.wait()
+            _terminate(running)
+        await output.died.wait()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(output.closed.wait(), LAST_WORDS_S)
+        _kill_group(running)
+        running.close()
         del self._running[process.title]
-        return code, lines
+        code = running.get_returncode()
+        assert code is not None
+        return code, output.lines
 
 
-async def _line(stream: asyncio.StreamReader) -> str:
-    try:
-        return (await stream.readline()).decode(errors="replace")
-    except ValueError:  # A line of more than a MiB: its rest comes as the next.
-        return "(a very long line)\n"
+def _terminate(running: asyncio.SubprocessTransport) -> None:
+    """Asks a process to end, unless it is dead."""
+    if running.get_returncode() is None:
+        running.terminate()
+
+
+def _kill_group(running: asyncio.SubprocessTransport) -> None:
+    """Kills a process, dead or not, and those of its group. They outlive it, and may hold devices."""
+    # There is nobody left, or only what runs as another user.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(running.get_pid(), signal.SIGKILL)
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,99 @@
+//! [`Served`]: what is served under a number of Python's, from the moment Python asks for it.
+//!
+//! Beginning to serve takes a while, and Python may stop or close it meanwhile. The number is therefore reserved at once, and the
+//! operation learns from its [`Reservation`] what happened to it. `node` is the one caller.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use genset_runtime::Serving;
+use parking_lot::Mutex;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::inbox::{Event, Inbox};
+use crate::model::ServedModel;
+
+/// All that is served, by Python's numbers.
+pub(crate) type ServedByNumber = Arc<Mutex<HashMap<u64, Served>>>;
+
+/// What is served under a number of Python's.
+pub(crate) enum Served {
+    /// Nothing yet: the operation that begins it is under way.
+    Beginning(EarlyStops),
+    Endpoint {
+        serving: Arc<Serving>,
+        /// Lists it again when discovery loses it.
+        relist: Option<AbortOnDropHandle<()>>,
+        is_draining: Arc<AtomicBool>,
+    },
+    Model(Arc<ServedModel>),
+}
+
+/// Operations that stop what has not begun to be served. They are done when this is dropped.
+pub(crate) struct EarlyStops {
+    ops: Vec<u64>,
+    inbox: Inbox,
+}
+
+impl EarlyStops {
+    /// Adds an operation.
+    pub(crate) fn push(&mut self, op: u64) {
+        self.ops.push(op);
+    }
+
+    /// How many operations there are.
+    pub(crate) fn count(&self) -> usize {
+        self.ops.len()
+    }
+}
+
+impl Drop for EarlyStops {
+    fn drop(&mut self) {
+        for op in self.ops.drain(..) {
+            self.inbox.put(Event::Done(op, Ok(None)));
+        }
+    }
+}
+
+/// A number that is kept for what an operation begins to serve. When this is dropped unused, nothing is served under the number.
+pub(crate) struct Reservation {
+    number: u64,
+    served: ServedByNumber,
+}
+
+impl Reservation {
+    /// Keeps `number`.
+    pub(crate) fn new(number: u64, served: &ServedByNumber, inbox: Inbox) -> Self {
+        let stops = EarlyStops {
+            ops: Vec::new(),
+            inbox,
+        };
+        served.lock().insert(number, Served::Beginning(stops));
+        Self {
+            number,
+            served: Arc::clone(served),
+        }
+    }
+
+    /// Serves `begun` under the number, and gives the operations that stop it already. `None` when the number was closed
+    /// meanwhile: then `begun` is dropped.
+    pub(crate) fn fill(self, begun: Served) -> Option<EarlyStops> {
+        let mut served = self.served.lock();
+        let place = served.get_mut(&self.number)?;
+        match std::mem::replace(place, begun) {
+            Served::Beginning(stops) => Some(stops),
+            // Only this value fills the place, and only once.
+            Served::Endpoint { .. } | Served::Model(_) => None,
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut served = self.served.lock();
+        if matches!(served.get(&self.number), Some(Served::Beginning(_))) {
+            served.remove(&self.number);
+        }
+    }
+}
