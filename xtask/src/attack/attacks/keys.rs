@@ -1,9 +1,5 @@
 //! What one API key can do to another.
-#![expect(
-    clippy::disallowed_types,
-    clippy::disallowed_methods,
-    reason = "attackers wait in real time"
-)]
+#![expect(clippy::disallowed_methods, reason = "attackers wait in real time")]
 
 use std::fs;
 use std::net::SocketAddr;

@@ -1,9 +1,5 @@
 //! What anybody may send, once or many times at once.
-#![expect(
-    clippy::disallowed_types,
-    clippy::disallowed_methods,
-    reason = "attackers wait in real time"
-)]
+#![expect(clippy::disallowed_methods, reason = "attackers wait in real time")]
 
 use std::net::SocketAddr;
 use std::process::Command;
