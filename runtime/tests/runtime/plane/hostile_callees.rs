@@ -105,18 +105,22 @@ async fn requests_that_wait_for_a_full_connection_end_with_it() {
     };
     let large = "x".repeat(1 << 20);
     let call = |ctx| pair.call_at::<_, u32>(&trap.address, large.clone(), ctx);
-    let cancelled = ctx();
-    let late = ctx().with_deadline(Instant::now() + Duration::from_millis(300));
-    let peer = async {
+    let others = async {
         let peer = Peer::greeting(&trap.listener).await;
         // What the system takes in between is full by then.
         tokio::time::sleep(Duration::from_millis(500)).await;
-        cancelled.cancel(CancelReason::Client);
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        let cancelled = ctx();
+        let late = ctx().with_deadline(Instant::now() + Duration::from_millis(100));
+        let cancel = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            cancelled.cancel(CancelReason::Client);
+        };
+        let (cancelled, late, ()) = tokio::join!(call(cancelled.clone()), call(late), cancel);
         drop(peer);
+        (cancelled, late)
     };
     let many = join_all((0..64).map(|_| call(ctx())));
-    let (many, cancelled, late, ()) = tokio::join!(many, call(cancelled.clone()), call(late), peer);
+    let (many, (cancelled, late)) = tokio::join!(many, others);
     assert_eq!(error(cancelled).kind(), ErrorKind::Cancelled);
     assert_eq!(error(late).kind(), ErrorKind::DeadlineExceeded);
     for error in many.into_iter().map(error) {
