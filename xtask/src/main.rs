@@ -97,7 +97,7 @@ enum Task {
     },
     /// Train models/tiny-chat on its own text, and write its weights as safetensors and as GGUF
     ///
-    /// Takes some 40 minutes on two cores. Fails if a question of golden.json is answered otherwise.
+    /// Takes some 50 minutes on two cores. Fails if a question of golden.json is answered otherwise.
     /// `-- --help` lists what can be chosen; `-- --check` trains nothing and asks the weights that are there.
     TrainTinyChat {
         /// Arguments of the trainer

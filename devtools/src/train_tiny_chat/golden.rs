@@ -18,8 +18,12 @@ const MAX_ANSWER_TOKENS: usize = 256;
 
 /// The file.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Golden {
+    /// Plain conversations, which tests ask over the API too.
     cases: Vec<Case>,
+    /// What the tests of the frameworks' agents say, with the tools as the chat template writes them.
+    agents: Vec<Case>,
 }
 
 /// A conversation that ends with a question, and the answer to it.
@@ -79,8 +83,11 @@ impl Case {
         encoder.prompt(&said.collect::<Vec<_>>())
     }
 
+    /// The user's last words.
     fn question(&self) -> &str {
-        self.messages.last().map_or("", |message| &message.content)
+        let mut messages = self.messages.iter().rev();
+        let last = messages.find(|it| matches!(it.role, MessageRole::User));
+        last.map_or("", |message| &message.content)
     }
 }
 
@@ -120,16 +127,17 @@ impl Golden {
     /// # Errors
     /// When the model cannot be run.
     pub(crate) fn ask(&self, model: &Model, encoder: &Encoder) -> anyhow::Result<Outcome> {
-        let prompts = self.cases.iter().map(|case| case.prompt(encoder));
+        let cases = || self.cases.iter().chain(&self.agents);
+        let prompts = cases().map(|case| case.prompt(encoder));
         let prompts = prompts.collect::<anyhow::Result<Vec<_>>>()?;
         let (answers, least_margin) = answer(prompts, model, encoder)?;
         let mut outcome = Outcome {
             right: 0,
-            total: self.cases.len(),
+            total: cases().count(),
             least_margin,
             wrong: Vec::new(),
         };
-        for (case, answer) in self.cases.iter().zip(answers) {
+        for (case, answer) in cases().zip(answers) {
             if answer.as_ref() == Some(&case.answer) {
                 outcome.right += 1;
             } else {

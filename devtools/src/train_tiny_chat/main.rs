@@ -60,7 +60,7 @@ struct Cli {
     #[arg(long)]
     check: bool,
     /// How often every answer is seen
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 54)]
     epochs: usize,
     /// Seed of the first weights, the order and the wordings
     #[arg(long, default_value_t = 1)]
@@ -69,16 +69,16 @@ struct Cli {
     #[arg(long, default_value_t = 1024)]
     batch_tokens: usize,
     /// Conversations with tools in an epoch
-    #[arg(long, default_value_t = 250)]
+    #[arg(long, default_value_t = 330)]
     calls: usize,
     /// Tools and a question, up to the first call, in an epoch
-    #[arg(long, default_value_t = 400)]
+    #[arg(long, default_value_t = 350)]
     choices: usize,
     /// Sums, words to repeat, facts and JSON in an epoch
-    #[arg(long, default_value_t = 500)]
+    #[arg(long, default_value_t = 600)]
     exercises: usize,
     /// Drills in copying in an epoch
-    #[arg(long, default_value_t = 80)]
+    #[arg(long, default_value_t = 70)]
     drills: usize,
     /// The highest learning rate
     #[arg(long, default_value_t = 0.0006)]

@@ -3,6 +3,8 @@
 //! They are drawn from the kinds of tools in `training/tools.toml`, and from tools that nobody knows, whose names and
 //! descriptions are made-up words: there is nothing to remember of those, so they must be read.
 
+mod unknown;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -12,9 +14,10 @@ use rand::seq::{IndexedRandom as _, SliceRandom as _};
 use rand::{Rng, RngExt as _};
 use serde::Deserialize;
 
+use self::unknown::unknown;
 use crate::encode::{Encoder, Role};
 use crate::text::Text;
-use crate::values::{WORDS, capital, fill, is_integer, made_up, value};
+use crate::values::{WORDS, fill, is_integer, value};
 use crate::wording::wants_name;
 
 /// The file's name in the model's folder.
@@ -31,6 +34,8 @@ const SYSTEM_MESSAGES: [&str; 6] = [
     "You are an agent with tools.",
     "Be brief.",
 ];
+/// The first names of the kinds that stand in most guides to agents.
+const FIRST_TRIED: [&str; 2] = ["get_weather", "multiply"];
 /// What joins two questions.
 const JOINTS: [&str; 6] = [" And ", " Also, ", " Then, ", " And also: ", " ", " Next: "];
 /// What a tool's result may be called in an object.
@@ -81,6 +86,8 @@ struct Use {
     call: String,
     result: String,
     answer: String,
+    /// The answer where a schema asks for an object.
+    in_json: String,
 }
 
 fn any<'a>(list: &'a [String], rng: &mut impl Rng) -> &'a str {
@@ -88,6 +95,11 @@ fn any<'a>(list: &'a [String], rng: &mut impl Rng) -> &'a str {
 }
 
 impl Kind {
+    fn is_first_tried(&self) -> bool {
+        let name = self.names.first().map_or("", String::as_str);
+        FIRST_TRIED.contains(&name)
+    }
+
     /// The kind of the first argument.
     fn takes(&self) -> Option<&str> {
         self.parameters.first().map(|it| it.values.as_str())
@@ -161,16 +173,29 @@ impl Kinds {
         (messages, known)
     }
 
-    /// A choice alone: a question, and the first call or why there is none.
+    /// Choices alone: a question, and the first call, or the first two, or why there is none.
     pub(crate) fn choice(&self, text: &Text, rng: &mut impl Rng) -> Vec<(Role, String)> {
         let tools = self.offer(rng);
         let mut messages = Vec::new();
-        match rng.random_range(0..100) {
-            0..70 => self.one_use(&tools, &mut messages, rng),
-            70..88 => self.no_need(text, &mut messages, rng),
-            _ => self.no_use(&tools, &mut messages, rng),
-        }
-        messages.truncate(2);
+        let said = match rng.random_range(0..100) {
+            0..45 => {
+                self.one_use(&tools, &mut messages, rng);
+                2
+            }
+            45..72 => {
+                self.two_uses(&tools, &mut messages, rng);
+                4
+            }
+            72..88 => {
+                self.no_need(text, &mut messages, rng);
+                2
+            }
+            _ => {
+                self.no_use(&tools, &mut messages, rng);
+                2
+            }
+        };
+        messages.truncate(said);
         let list = (Role::System, list(tools.iter().map(Tool::line)));
         messages.insert(after_the_question(&messages), list);
         messages
@@ -184,18 +209,24 @@ impl Kinds {
         messages: &mut Vec<(Role, String)>,
         rng: &mut impl Rng,
     ) {
+        let is_first_tried = tools.iter().all(|it| it.kind.is_first_tried());
         match rng.random_range(0..100) {
-            0..40 => self.one_use(tools, messages, rng),
-            40..64 => self.two_uses(tools, messages, rng),
-            64..84 => self.no_need(text, messages, rng),
+            // People try a loop of two first.
+            0..50 if is_first_tried => self.two_uses(tools, messages, rng),
+            0..38 => self.one_use(tools, messages, rng),
+            38..66 => self.two_uses(tools, messages, rng),
+            66..84 => self.no_need(text, messages, rng),
             _ => self.no_use(tools, messages, rng),
         }
     }
 
-    /// One to five tools of different kinds.
+    /// One to five tools of different kinds, at times [those](FIRST_TRIED) that people try first.
     ///
     /// Half of the time all take the same kind of argument, so that the question must be read to choose among them.
     fn offer(&self, rng: &mut impl Rng) -> Vec<Tool> {
+        if rng.random_bool(0.3) {
+            return self.first_tried(rng);
+        }
         let count = rng.random_range(1..6);
         let alike = rng
             .random_bool(0.5)
@@ -222,26 +253,61 @@ impl Kinds {
         tools
     }
 
+    /// The tools that people try first, mostly under the names that they have then and with the questions of then.
+    fn first_tried(&self, rng: &mut impl Rng) -> Vec<Tool> {
+        let mut tools: Vec<Tool> = Vec::new();
+        for kind in self.kinds.iter().filter(|it| it.is_first_tried()) {
+            let mut kind = kind.clone();
+            if rng.random_bool(0.7) {
+                kind.names.truncate(1);
+                kind.descriptions.truncate(1);
+                kind.questions.truncate(1);
+                for parameter in &mut kind.parameters {
+                    parameter.names.truncate(1);
+                }
+            }
+            tools.push(Tool::new(kind, rng));
+        }
+        tools.shuffle(rng);
+        tools
+    }
+
     fn one_use(&self, tools: &[Tool], messages: &mut Vec<(Role, String)>, rng: &mut impl Rng) {
         let Some(tool) = tools.choose(rng) else {
             return;
         };
         let used = tool.used(&self.values, rng);
+        // Rare, so that it begins with the brace only where it is made to: nothing in the prompt says so.
+        let answer = if rng.random_bool(0.06) {
+            used.in_json
+        } else {
+            used.answer
+        };
         messages.push((Role::User, with_change(&used.question, rng)));
         messages.push((Role::Assistant, used.call));
         messages.push((Role::Tool, used.result));
-        messages.push((Role::Assistant, used.answer));
+        messages.push((Role::Assistant, answer));
     }
 
     fn two_uses(&self, tools: &[Tool], messages: &mut Vec<(Role, String)>, rng: &mut impl Rng) {
-        let (Some(first), Some(second)) = (tools.choose(rng), tools.choose(rng)) else {
+        let (Some(first), Some(mut second)) = (tools.choose(rng), tools.choose(rng)) else {
             return;
+        };
+        // Whoever calls the same tool again must be wrong most of the time.
+        if std::ptr::eq(first, second) && rng.random_bool(0.8) {
+            let others = tools.iter().filter(|it| !std::ptr::eq(*it, first));
+            let others: Vec<&Tool> = others.collect();
+            second = others.choose(rng).copied().unwrap_or(second);
+        }
+        let joint = if first.kind.is_first_tried() && rng.random_bool(0.6) {
+            JOINTS[0]
+        } else {
+            JOINTS.choose(rng).copied().unwrap_or(" ")
         };
         let (first, second) = (
             first.used(&self.values, rng),
             second.used(&self.values, rng),
         );
-        let joint = JOINTS.choose(rng).copied().unwrap_or(" ");
         let follows = if joint == " " || joint.ends_with(": ") {
             second.question.clone()
         } else {
@@ -385,6 +451,7 @@ impl Tool {
         Use {
             question: fill(any(&self.kind.questions, rng), &arguments, lists, rng),
             call: call(&self.name, &written.collect::<Vec<_>>().join(", ")),
+            in_json: in_json(&result, rng),
             result: in_a_form(&result, rng),
             answer,
         }
@@ -394,6 +461,28 @@ impl Tool {
 /// A call as the chat template writes it.
 pub(crate) fn call(name: &str, arguments: &str) -> String {
     format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{{arguments}}}}}\n</tool_call>")
+}
+
+/// The result as an object of one field.
+fn in_json(result: &str, rng: &mut impl Rng) -> String {
+    let numbers = ["degrees", "value", "count", "number", "amount", "minutes"];
+    let texts = ["result", "text", "answer", "weather", "value", "summary"];
+    let digits = |it: &char| it.is_ascii_digit();
+    let number: String = result
+        .chars()
+        .skip_while(|it| !digits(it))
+        .take_while(digits)
+        .collect();
+    match number.parse::<u32>() {
+        Ok(number) => format!(
+            "{{\"{}\": {number}}}",
+            numbers.choose(rng).unwrap_or(&"value")
+        ),
+        Err(_) => format!(
+            "{{\"{}\": \"{result}\"}}",
+            texts.choose(rng).unwrap_or(&"text")
+        ),
+    }
 }
 
 /// A result as tools give it: mostly the text, at times in JSON.
@@ -412,79 +501,6 @@ fn in_a_form(result: &str, rng: &mut impl Rng) -> String {
     }
 }
 
-/// A tool that nobody knows.
-fn unknown(rng: &mut impl Rng) -> Kind {
-    let (thing, of) = (made_up(rng), ["city", "person", "word", "code", "small"]);
-    let of = of.choose(rng).copied().unwrap_or("word");
-    let name = match of {
-        "city" => ["city", "place", "location"],
-        "person" => ["name", "person", "user"],
-        "code" => ["id", "code", "item"],
-        "small" => ["number", "n", "count"],
-        _ => ["word", "text", "term"],
-    };
-    let name = name.choose(rng).copied().unwrap_or("text");
-    let verb = ["get", "find", "check", "show", "lookup"];
-    let verb = verb.choose(rng).copied().unwrap_or("get");
-    let texts = |texts: &[String]| texts.to_vec();
-    let (names, descriptions, questions, answer) = if rng.random_bool(0.6) {
-        (
-            texts(&[
-                format!("{verb}_{thing}"),
-                thing.clone(),
-                format!("{thing}_{verb}"),
-            ]),
-            texts(&[
-                format!("Get the {thing} of a {name}."),
-                format!("Returns the {thing} for a {name}."),
-                format!("{} of a {name}.", capital(&thing)),
-            ]),
-            texts(&[
-                format!("What is the {thing} of {{0}}?"),
-                format!("What is the {thing} in {{0}}?"),
-                format!("Tell me the {thing} of {{0}}."),
-                format!("{} of {{0}}?", capital(&thing)),
-                format!("Which {thing} has {{0}}?"),
-            ]),
-            format!("The {thing} of {{0}} is {{result}}."),
-        )
-    } else {
-        (
-            texts(&[
-                thing.clone(),
-                format!("{thing}_{name}"),
-                format!("do_{thing}"),
-            ]),
-            texts(&[
-                format!("{} a {name}.", capital(&thing)),
-                format!("Use this to {thing} a {name}."),
-            ]),
-            texts(&[
-                format!("Please {thing} {{0}}."),
-                format!("{} {{0}}.", capital(&thing)),
-                format!("Can you {thing} {{0}}?"),
-            ]),
-            "Done: {result}.".to_owned(),
-        )
-    };
-    Kind {
-        names,
-        descriptions,
-        parameters: vec![Parameter {
-            names: vec![name.to_owned()],
-            values: of.to_owned(),
-        }],
-        questions,
-        results: texts(&[
-            "{word}".to_owned(),
-            "{integer}".to_owned(),
-            "{phrase}".to_owned(),
-            "{word}, {small} {word}".to_owned(),
-        ]),
-        answer,
-    }
-}
-
 /// The text with a small letter at its beginning.
 fn small_first(text: &str) -> String {
     let mut letters = text.chars();
@@ -492,9 +508,16 @@ fn small_first(text: &str) -> String {
     first.unwrap_or_default() + letters.as_str()
 }
 
-/// The question as people write it: at times without its last mark, or with a word before it.
+/// The question as people write it: at times without its last mark, or with words before or after it that no tool takes.
 fn with_change(question: &str, rng: &mut impl Rng) -> String {
     let mut text = question.to_owned();
+    if rng.random_bool(0.12) {
+        let after = [
+            " now", " please", ", please", " today", " for me", " quickly", " then",
+        ];
+        let end = text.trim_end_matches(['?', '.']).len();
+        text.insert_str(end, after.choose(rng).unwrap_or(&""));
+    }
     if rng.random_bool(0.2) {
         text.truncate(text.trim_end_matches(['?', '.']).len());
     }
