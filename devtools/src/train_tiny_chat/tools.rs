@@ -177,25 +177,17 @@ impl Kinds {
     pub(crate) fn choice(&self, text: &Text, rng: &mut impl Rng) -> Vec<(Role, String)> {
         let tools = self.offer(rng);
         let mut messages = Vec::new();
-        let said = match rng.random_range(0..100) {
-            0..45 => {
-                self.one_use(&tools, &mut messages, rng);
-                2
-            }
-            45..72 => {
-                self.two_uses(&tools, &mut messages, rng);
-                4
-            }
-            72..88 => {
-                self.no_need(text, &mut messages, rng);
-                2
-            }
-            _ => {
-                self.no_use(&tools, &mut messages, rng);
-                2
-            }
-        };
-        messages.truncate(said);
+        match rng.random_range(0..100) {
+            0..45 => self.one_use(&tools, &mut messages, rng),
+            45..72 => self.two_uses(&tools, &mut messages, rng),
+            72..88 => self.no_need(text, &mut messages, rng),
+            _ => self.no_use(&tools, &mut messages, rng),
+        }
+        // The last result and the answer are no choice.
+        let last_call = messages
+            .iter()
+            .rposition(|it| it.1.starts_with("<tool_call>"));
+        messages.truncate(last_call.map_or(messages.len(), |at| at + 1));
         let list = (Role::System, list(tools.iter().map(Tool::line)));
         messages.insert(after_the_question(&messages), list);
         messages

@@ -263,10 +263,8 @@ fn line_errors(
 }
 
 fn hash_of(name: &str) -> NameHash {
-    let mut hash = [0; 16];
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(name.as_bytes());
-    hasher.finalize_xof().fill(&mut hash);
+    let mut hash = NameHash::default();
+    hash.copy_from_slice(&blake3::hash(name.as_bytes()).as_bytes()[..16]);
     hash
 }
 
