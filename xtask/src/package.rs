@@ -288,6 +288,8 @@ fn runs(binary: &Path) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -296,5 +298,35 @@ mod tests {
             "  0x069691b4 0x00 07 GLIBC_2.4\n  0x0 0x00 02 GLIBC_2.34\n  0x0 0x00 05 GLIBC_2.9\n";
         assert_eq!(newest_glibc(headers).unwrap(), "2.34");
         assert!(newest_glibc("NEEDED libm.so.6").is_err());
+    }
+
+    #[test]
+    fn removing_the_package_names_every_worker_that_runs_or_is_enabled() {
+        let machine = tempfile::tempdir().unwrap();
+        let root = machine.path();
+        fs::create_dir_all(root.join("run/systemd/system")).unwrap();
+        let wants = root.join("etc/systemd/system/multi-user.target.wants");
+        fs::create_dir_all(&wants).unwrap();
+        let unit = "/usr/lib/systemd/system/genset-worker@.service";
+        symlink(unit, wants.join("genset-worker@2.service")).unwrap();
+        let called = root.join("called");
+        let systemctl = format!(
+            "systemctl() {{\n\
+             if [ \"$1\" = list-units ]; then echo 'genset-worker@1.service loaded active running A worker'\n\
+             else echo \"$*\" >>'{}'; fi\n\
+             }}\n",
+            called.display()
+        );
+        let here = |folder: &str| format!("{}{folder}", root.display());
+        let script = include_str!("../../deploy/debian/prerm");
+        let script = script.replace("/run/systemd", &here("/run/systemd"));
+        let script = script.replace("/etc/systemd", &here("/etc/systemd"));
+        let mut prerm = Command::new("sh");
+        prerm.args(["-c", &format!("{systemctl}{script}"), "prerm", "remove"]);
+        run_command(prerm.env_remove("DPKG_ROOT")).unwrap();
+        assert_eq!(
+            fs::read_to_string(called).unwrap(),
+            "disable --now genset-frontend.service genset-worker@1.service genset-worker@2.service\n"
+        );
     }
 }
