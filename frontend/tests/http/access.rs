@@ -141,6 +141,15 @@ async fn a_quota_that_is_used_up_says_when_to_come_back() {
             .expect("seconds");
         assert!(after > 0);
     }
+    site.idle().await;
+    let metrics = site.runtime.metrics().encode();
+    // The alert GensetOverloaded takes the second from the first.
+    for refusals in [
+        "genset_http_requests_total{endpoint=\"chat_completions\",status=\"429\"} 2",
+        "genset_http_failures_total{endpoint=\"chat_completions\",kind=\"quota\"} 2",
+    ] {
+        assert!(metrics.contains(refusals), "{metrics}");
+    }
     site.close().await;
 }
 
