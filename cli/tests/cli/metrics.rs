@@ -136,6 +136,13 @@ async fn processes_have_the_metrics_that_are_documented_and_no_other() {
         let greeting = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n";
         soon(stranger.write_all(greeting)).await.unwrap();
     }
+    let not_refused = "genset_wire_refused_total{reason=\"not_our_protocol\"} 0\n";
+    soon(async {
+        while worker.get("/metrics").await.body.contains(not_refused) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     let mut shown = BTreeMap::new();
     shown_with(&mut shown, "genset_wire_refused_total", async || {
         worker.get("/metrics").await

@@ -311,6 +311,7 @@ fn proof(secret: &WireSecret, role: Role, [caller, callee]: [&Bytes; 2]) -> Byte
 mod tests {
     use tokio::io::AsyncReadExt;
 
+    use super::super::metrics::OF_STRANGERS;
     use super::*;
 
     fn io_pair() -> (Io, Io) {
@@ -398,6 +399,26 @@ mod tests {
             .await
             .unwrap_err();
         assert_eq!(error.label(), "timeout");
+    }
+
+    #[test]
+    fn every_failure_is_counted_as_a_strangers() {
+        let go_away = GoAway {
+            code: GoAwayCode::Unauthorized,
+            reason: String::new(),
+        };
+        for error in [
+            HandshakeError::Closed,
+            HandshakeError::Io(std::io::ErrorKind::BrokenPipe.into()),
+            HandshakeError::NotOurs(String::new()),
+            HandshakeError::Version(String::new()),
+            HandshakeError::FrameLimit(0),
+            HandshakeError::Unauthorized(String::new()),
+            HandshakeError::Refused(go_away),
+            HandshakeError::TimedOut,
+        ] {
+            assert!(OF_STRANGERS.contains(&error.label()), "{}", error.label());
+        }
     }
 
     /// The document's test vectors are what other implementations are made with.

@@ -12,6 +12,21 @@ use crate::log_limit::LogLimit;
 /// One label: its name and value.
 type Label = [(&'static str, &'static str); 1];
 
+/// What a connection is refused for before its peer is known.
+pub(super) const OF_STRANGERS: [&str; 11] = [
+    "certificate",
+    "closed",
+    "frame_limit",
+    "not_our_protocol",
+    "plaintext",
+    "refused_by_peer",
+    "timeout",
+    "tls",
+    "too_many_strangers",
+    "unauthorized",
+    "version",
+];
+
 /// The metrics of a wire plane. Clones share.
 #[derive(Debug, Clone, Default)]
 pub(super) struct WireMetrics {
@@ -33,6 +48,14 @@ fn role_label(role: Role) -> Label {
 
 impl WireMetrics {
     pub(super) fn new(registry: &MetricsRegistry) -> Self {
+        let refused: Family<Label, Counter> = registry.create(
+            "genset_wire_refused",
+            "Connections and requests that were refused",
+        );
+        // A counter that begins with 1 has not grown for Prometheus: the first stranger would raise no alert.
+        for reason in OF_STRANGERS {
+            refused.get_or_create_owned(&[("reason", reason)]);
+        }
         Self {
             connections: registry.create(
                 "genset_wire_connections",
@@ -46,10 +69,7 @@ impl WireMetrics {
                 "genset_wire_memory_bytes",
                 "Bytes that requests and unread items of other processes hold",
             ),
-            refused: registry.create(
-                "genset_wire_refused",
-                "Connections and requests that were refused",
-            ),
+            refused,
             ended: registry.create("genset_wire_ended_connections", "Connections that ended"),
             logged: LogLimit::default(),
         }
@@ -121,5 +141,22 @@ mod tests {
             text.contains("genset_wire_refused_total{reason=\"version\"} 1001"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn what_the_alert_of_strangers_asks_for_is_counted_from_nothing() {
+        let registry = MetricsRegistry::default();
+        let _metrics = WireMetrics::new(&registry);
+        let text = registry.encode();
+        for reason in OF_STRANGERS {
+            let line = format!("genset_wire_refused_total{{reason=\"{reason}\"}} 0\n");
+            assert!(text.contains(&line), "{text}");
+        }
+        let alerts = include_str!("../../../../deploy/prometheus/alerts.yml");
+        let asked = format!(
+            "genset_wire_refused_total{{reason=~\"{}\"}}",
+            OF_STRANGERS.join("|")
+        );
+        assert!(alerts.contains(&asked), "{asked}");
     }
 }
