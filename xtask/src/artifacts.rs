@@ -63,12 +63,22 @@ pub(crate) fn native_module(repo: &Repo) -> anyhow::Result<PathBuf> {
 ///
 /// # Errors
 /// When it does not build.
-pub(crate) fn build_native_module(repo: &Repo) -> anyhow::Result<()> {
+fn build_native_module(repo: &Repo) -> anyhow::Result<()> {
     // Without targets that have tests, features of dependencies would be others.
     run_command(cargo(repo.root()).args(["build", "--workspace", "--lib", "--tests"]))
 }
 
 impl Artifacts {
+    /// Builds all that later steps run: what `cargo test --workspace` builds, and the native module.
+    ///
+    /// # Errors
+    /// When something does not build.
+    pub(crate) fn build_all(repo: &Repo) -> anyhow::Result<Self> {
+        let built = Self::build(repo, &[])?;
+        build_native_module(repo)?;
+        Ok(built)
+    }
+
     /// Builds what `cargo test --workspace` builds, or only what is behind `selection`, such as `--lib`.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 
-use crate::artifacts::{self, Artifacts, TestProgram};
+use crate::artifacts::{Artifacts, TestProgram};
 use crate::process::cargo;
 use crate::python;
 use crate::repo::Repo;
@@ -40,8 +40,7 @@ const LONGEST: [&str; 15] = [
 /// # Errors
 /// When something does not build.
 pub(crate) fn jobs(repo: &Repo) -> anyhow::Result<Jobs> {
-    let built = Artifacts::build(repo, &[])?;
-    artifacts::build_native_module(repo)?;
+    let built = Artifacts::build_all(repo)?;
     let (alone, mut others): (Vec<_>, Vec<_>) = built.tests().partition(is_alone);
     others.sort_by_key(|program| rank(&program.name));
     let mut doc_tests = cargo(repo.root());

@@ -11,8 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, anyhow};
 
-use crate::artifacts;
-
+use crate::artifacts::{self, Artifacts};
 use crate::deny::{self, Advisories};
 use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
@@ -44,6 +43,29 @@ enum Beside {
     OtherBuilds,
     /// Anything. It runs what the tests built.
     All,
+}
+
+/// What is built before steps run beside each other: none of them asks cargo for what another built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FirstBuild {
+    Nothing,
+    /// The programs that steps run.
+    Programs,
+    /// Those, and the tests run.
+    Tests,
+}
+
+impl FirstBuild {
+    fn of(steps: &[&Step]) -> Self {
+        let has = |beside| steps.iter().any(|step| step.beside == beside);
+        if has(Beside::Tests) {
+            Self::Tests
+        } else if has(Beside::All) {
+            Self::Programs
+        } else {
+            Self::Nothing
+        }
+    }
 }
 
 /// The runtime's features, each of which must do without the others.
@@ -262,11 +284,19 @@ fn run_beside(repo: &Repo, steps: &[&Step], advisories: Advisories) -> anyhow::R
     fs::copy(env::current_exe()?, &program).context("cannot copy this program")?;
     let mut times = Vec::new();
     let mut jobs = Jobs::default();
-    if steps.iter().any(|step| step.beside == Beside::Tests) {
-        let build = || rust_tests::jobs(repo);
-        let (line, tests) = timed("building the tests", "tests, building", build)?;
-        times.push(line);
-        jobs = tests;
+    match FirstBuild::of(steps) {
+        FirstBuild::Nothing => {}
+        FirstBuild::Programs => {
+            let build = || Artifacts::build_all(repo);
+            let (line, _) = timed("building what the steps run", "building", build)?;
+            times.push(line);
+        }
+        FirstBuild::Tests => {
+            let build = || rust_tests::jobs(repo);
+            let (line, tests) = timed("building the tests", "tests, building", build)?;
+            times.push(line);
+            jobs = tests;
+        }
     }
     for step in steps {
         let job = || step_job(&program, repo, step, advisories);
@@ -351,5 +381,17 @@ mod tests {
         assert!(first > 0);
         let mut beside = STEPS[first..].iter();
         assert!(beside.all(|step| step.beside != Beside::Nothing));
+    }
+
+    #[test]
+    fn what_steps_run_is_built_before_them() {
+        let first = |names: &[&str]| {
+            let steps = STEPS.iter().filter(|step| names.contains(&step.name));
+            FirstBuild::of(&steps.collect::<Vec<_>>())
+        };
+        assert_eq!(first(&["openai-client", "browser"]), FirstBuild::Programs);
+        assert_eq!(first(&["docs", "package"]), FirstBuild::Programs);
+        assert_eq!(first(&["tests", "package"]), FirstBuild::Tests);
+        assert_eq!(first(&["docs", "deny"]), FirstBuild::Nothing);
     }
 }
