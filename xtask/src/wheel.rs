@@ -66,15 +66,33 @@ pub(crate) fn for_older_systems(repo: &Repo, profile: &str) -> anyhow::Result<Pa
     let built = repo.target().join(triple).join(folder);
     let native = built.join(artifacts::NATIVE_MODULE);
     let wheel = pack(repo, &python, &native, &built.join("genset"))?;
-    let folder = repo.root().join("dist");
-    fresh(&folder)?;
+    let repaired = repo.target().join("wheels-repaired");
+    fresh(&repaired)?;
     let mut repair = Command::new(&python);
     repair.args(["-m", "auditwheel", "repair", "--plat"]);
     let arch = std::env::consts::ARCH;
     repair.arg(format!("manylinux_{major}_{minor}_{arch}"));
-    repair.arg("--wheel-dir").arg(&folder).arg(wheel);
+    repair.arg("--wheel-dir").arg(&repaired).arg(wheel);
     run_command(repair.env("PATH", path))?;
-    only_file(&folder)
+    put(&only_file(&repaired)?, &repo.root().join("dist"))
+}
+
+/// Puts a wheel into a folder, in place of older ones. What else is there stays: `cargo xtask package` puts its files there too.
+fn put(wheel: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
+    let name = wheel.file_name().context("the wheel has no name")?;
+    fs::create_dir_all(folder)?;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let found = entry.file_name();
+        let found = found.to_string_lossy();
+        if found.starts_with("genset-") && found.ends_with(".whl") {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    let place = folder.join(name);
+    // A copy: the target directory may be on another disk.
+    files::copy(wheel, &place)?;
+    Ok(place)
 }
 
 /// Packs the native module and the binary with the package.
@@ -161,5 +179,30 @@ pub(crate) fn only_file(folder: &Path) -> anyhow::Result<PathBuf> {
             files.len(),
             folder.display()
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wheel_takes_the_place_of_older_ones_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let wheel = folder.path().join("made/genset-2-py3.whl");
+        files::write(&wheel, "new").unwrap();
+        let dist = folder.path().join("dist");
+        for name in ["genset-1-py3.whl", "genset_1_amd64.deb", "genset-1.tar.gz"] {
+            files::write(&dist.join(name), "old").unwrap();
+        }
+        let place = put(&wheel, &dist).unwrap();
+        assert_eq!(fs::read_to_string(place).unwrap(), "new");
+        let entries = fs::read_dir(&dist).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(
+            names,
+            ["genset-1.tar.gz", "genset-2-py3.whl", "genset_1_amd64.deb"]
+        );
     }
 }
