@@ -1,7 +1,12 @@
 //! `cargo xtask chaos`: the chaos test of fleets, long. What it does stands in `cli/tests/fleet/cases/chaos.rs`.
 
-use crate::process::{cargo, run as run_command};
+use anyhow::ensure;
+
+use crate::process::{cargo, output, run as run_command};
 use crate::repo::Repo;
+
+/// The fleets of `cli/tests/fleet/main.rs`.
+pub(crate) const FLEETS: [&str; 3] = ["file_and_tcp", "etcd_and_tcp", "etcd_and_nats"];
 
 /// How much of it.
 #[derive(Debug, Clone)]
@@ -14,7 +19,7 @@ pub(crate) struct ChaosOptions {
     pub(crate) clients: u64,
     /// What decides requests and faults; another one each time without.
     pub(crate) seed: Option<u64>,
-    /// Fleets whose names begin so, such as `file_and_tcp`; all without.
+    /// One of [`FLEETS`]; all without.
     pub(crate) fleet: Option<String>,
 }
 
@@ -24,12 +29,19 @@ const AWAY_SECONDS: u64 = 20;
 /// Builds the test and runs it, one fleet after the other.
 ///
 /// # Errors
-/// When it does not build, or a request was lost.
+/// When it does not build, no test has the fleet's name, or a request was lost.
 pub(crate) fn run(repo: &Repo, options: &ChaosOptions) -> anyhow::Result<()> {
-    let mut test = cargo(repo.root());
-    test.args(["test", "-p", "genset", "--test", "fleet", "--"]);
     let fleet = options.fleet.as_deref().unwrap_or_default();
-    test.arg(format!("{fleet}::chaos_loses_nothing").trim_start_matches(':'));
+    let name = format!("{fleet}::chaos_loses_nothing");
+    let name = name.trim_start_matches(':');
+    let tests = || {
+        let mut tests = cargo(repo.root());
+        tests.args(["test", "-p", "genset", "--test", "fleet", "--", name]);
+        tests
+    };
+    let listed = output(tests().args(["--list", "--format", "terse"]))?;
+    ensure!(has_tests(&listed), "no test has {name} in its name");
+    let mut test = tests();
     test.args(["--nocapture", "--test-threads", "1"]);
     for (name, value) in [
         ("GENSET_CHAOS_REQUESTS", options.requests),
@@ -43,4 +55,21 @@ pub(crate) fn run(repo: &Repo, options: &ChaosOptions) -> anyhow::Result<()> {
         test.env("GENSET_CHAOS_SEED", seed.to_string());
     }
     run_command(&mut test)
+}
+
+/// Whether a list of Rust's test harness has a test in it: of none it says nothing, and a run of none passes.
+fn has_tests(listed: &str) -> bool {
+    listed.lines().any(|line| line.ends_with(": test"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_without_a_test_is_seen() {
+        assert!(has_tests("file_and_tcp::chaos_loses_nothing: test\n"));
+        assert!(!has_tests(""));
+        assert!(!has_tests("\n0 tests, 0 benchmarks\n"));
+    }
 }

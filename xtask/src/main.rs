@@ -325,8 +325,8 @@ enum Task {
         /// What decides requests and faults [default: another one each time]
         #[arg(long)]
         seed: Option<u64>,
-        /// One fleet: `file_and_tcp`, `etcd_and_tcp` or `etcd_and_nats`
-        #[arg(long)]
+        /// One fleet; all without one
+        #[arg(long, value_parser = chaos::FLEETS)]
         fleet: Option<String>,
     },
     /// Check licences, banned crates and sources with cargo-deny
@@ -525,12 +525,19 @@ fn run(task: &Task) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
+    use clap::{CommandFactory as _, Parser as _};
 
     use super::Cli;
 
     #[test]
     fn command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn chaos_takes_a_fleet_that_there_is() {
+        let parsed = |fleet| Cli::try_parse_from(["cargo xtask", "chaos", "--fleet", fleet]);
+        assert!(parsed("file_and_tcp").is_ok());
+        assert!(parsed("file_and_tpc").is_err());
     }
 }
