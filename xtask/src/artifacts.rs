@@ -23,7 +23,8 @@ pub(crate) struct Artifacts(Vec<Artifact>);
 /// A program that runs tests.
 #[derive(Debug)]
 pub(crate) struct TestProgram {
-    /// The package and the target, such as `genset-runtime tests/runtime`; the package alone for its unit tests.
+    /// The package and the target, such as `genset-runtime tests/runtime` and `genset bin/genset`; the package alone for the unit
+    /// tests of its library.
     pub(crate) name: String,
     /// What a person types to run it.
     pub(crate) repeat: String,
@@ -168,8 +169,27 @@ fn target_words(target: &Target) -> (String, String) {
     if target.kind.contains(&TargetKind::Test) {
         (format!(" tests/{name}"), format!("--test {name}"))
     } else if target.kind.contains(&TargetKind::Bin) {
-        (String::new(), format!("--bin {name}"))
+        (format!(" bin/{name}"), format!("--bin {name}"))
     } else {
         (String::new(), "--lib".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn each_program_of_a_package_has_a_name_of_its_own() {
+        let name = |kind: &str, target: &str| {
+            let target = json!({"kind": [kind], "name": target, "src_path": "source.rs"});
+            target_words(&serde_json::from_value(target).unwrap()).0
+        };
+        assert_eq!(name("lib", "genset_devtools"), "");
+        assert_eq!(name("bin", "make-model"), " bin/make-model");
+        assert_eq!(name("bin", "train-tiny-chat"), " bin/train-tiny-chat");
+        assert_eq!(name("test", "fleet"), " tests/fleet");
     }
 }

@@ -32,7 +32,7 @@ const LONGEST: [&str; 15] = [
     "genset-engine-subprocess tests/conformance",
     "genset tests/cli",
     "genset-frontend",
-    "genset-devtools",
+    "genset-devtools bin/train-tiny-chat",
 ];
 
 /// Builds the tests and says what is to be run.

@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, bail, ensure};
 
 use crate::stopwatch::Stopwatch;
 
@@ -83,7 +83,7 @@ const MOST_FAILURES: usize = 3;
 ///
 /// # Errors
 /// A job cannot be started, or does not exit with 0 alone: the error names it, the command that repeats it, and its log, which is
-/// written to stderr too.
+/// written to stderr too. Of the tests that are to run once more, not all do.
 pub(crate) fn run(jobs: Jobs, lanes: usize, logs: &Path) -> anyhow::Result<Outcome> {
     fs::create_dir_all(logs).with_context(|| format!("cannot create {}", logs.display()))?;
     let mut outcome = Outcome::default();
@@ -111,7 +111,8 @@ pub(crate) fn run(jobs: Jobs, lanes: usize, logs: &Path) -> anyhow::Result<Outco
     for (mut job, _) in failed {
         let log = log_of(&job, logs, "beside.log");
         let tests = failed_tests(&fs::read_to_string(&log).unwrap_or_default());
-        if job.takes_tests && !tests.is_empty() {
+        let is_named = job.takes_tests && !tests.is_empty();
+        if is_named {
             job.command.args(["--test-threads=1", "--exact"]);
             job.command.args(&tests);
             eprintln!("once more, alone: {} of {}", tests.join(", "), job.name);
@@ -119,6 +120,9 @@ pub(crate) fn run(jobs: Jobs, lanes: usize, logs: &Path) -> anyhow::Result<Outco
             eprintln!("once more, alone: {}", job.name);
         }
         outcome.done.push(perform(&mut job, logs, "log")?);
+        if is_named {
+            all_passed(&job, logs, tests.len())?;
+        }
         let name = job.name;
         outcome.flaky.push(Flaky { name, log });
     }
@@ -187,6 +191,27 @@ fn failed_tests(log: &str) -> Vec<String> {
     };
     let names = list.lines().map_while(|line| line.strip_prefix("    "));
     names.map(str::to_owned).collect()
+}
+
+/// Fails unless so many tests passed as were named: a program that has no test of a name passes too.
+fn all_passed(job: &Job, logs: &Path, named: usize) -> anyhow::Result<()> {
+    let log = log_of(job, logs, "log");
+    let written = fs::read(&log).unwrap_or_default();
+    let passed = passed_tests(&String::from_utf8_lossy(&written));
+    ensure!(
+        passed == Some(named),
+        "{} did not pass the {named} tests that were to run once more, alone; its log is {}. Repeat it alone with:\n    {}",
+        job.name,
+        log.display(),
+        job.repeat
+    );
+    Ok(())
+}
+
+/// How many tests passed, by the last line of a log that says so, as Rust's test harness writes it.
+fn passed_tests(log: &str) -> Option<usize> {
+    let (_, count) = log.rsplit_once("test result: ok. ")?;
+    count.split(' ').next()?.parse().ok()
 }
 
 fn log_of(job: &Job, logs: &Path, ending: &str) -> PathBuf {
@@ -340,8 +365,9 @@ mod tests {
         let runs = folder.path().join("runs");
         // Without names of tests two fail; the second run tells what it was given.
         let list = "failures:\n\n---- a::b stdout ----\n    no name\n\nfailures:\n    a::b\n    c\n\ntest result: FAILED.";
+        let passed = "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out";
         let script = format!(
-            "test $# -gt 0 || {{ printf '%s\n' '{list}'; exit 101; }}; echo \"$@\" > {}",
+            "test $# -gt 0 || {{ printf '%s\n' '{list}'; exit 101; }}; echo \"$@\" > {}; echo '{passed}'",
             runs.display()
         );
         let mut program = job("program", &script);
@@ -356,6 +382,27 @@ mod tests {
         assert_eq!(
             fs::read_to_string(&runs).unwrap(),
             "--test-threads=1 --exact a::b c\n"
+        );
+    }
+
+    #[test]
+    fn tests_that_do_not_run_once_more_fail_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut program = job(
+            "program",
+            "test $# -gt 0 || { printf 'failures:\n\nfailures:\n    a::b\n'; exit 101; }; \
+             echo 'test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out'",
+        );
+        program.command.arg("$0");
+        program.takes_tests = true;
+        let jobs = Jobs {
+            others: vec![program],
+            ..Jobs::default()
+        };
+        let error = run(jobs, 1, folder.path()).unwrap_err().to_string();
+        assert!(
+            error.starts_with("program did not pass the 1 tests"),
+            "{error}"
         );
     }
 
