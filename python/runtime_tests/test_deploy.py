@@ -53,6 +53,8 @@ def test_both_manifests_say_the_same(in_graph: None, tmp_path: Path) -> None:
         assert spec["replicas"] == service.get("deploy", {}).get("replicas", 1)
         given = {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
         assert given == service.get("environment", {})
+        if service["image"] != deploy.ETCD_IMAGE:
+            assert service["stop_grace_period"] == f"{spec['template']['spec']['terminationGracePeriodSeconds']}s", name
     assert services["backend"]["deploy"]["replicas"] == 2
     assert services["backend"]["command"][-2:] == ["graph:Frontend", "Backend"]
     exposed = {each["metadata"]["name"] for each in manifests if each["kind"] == "Service"}

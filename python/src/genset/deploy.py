@@ -89,6 +89,7 @@ def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
             "environment": FLEET,
             "ports": [f"127.0.0.1:{HTTP_PORT}:{HTTP_PORT}"],
             "depends_on": ["etcd"],
+            "stop_grace_period": f"{GRACE_S}s",
             "restart": "on-failure",
         },
     }
