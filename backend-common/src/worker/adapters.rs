@@ -67,7 +67,7 @@ impl AdapterBoard {
         let there = known_to(controls).await?.unwrap_or_default();
         let mut loaded = there.clone();
         for adapter in asked {
-            self.check(adapter)?;
+            self.check(adapter).map_err(|error| of(adapter, error))?;
             if !there.iter().any(|known| known.name == adapter.name) {
                 let load = controls.load_adapter(adapter.clone()).await;
                 load.map_err(|error| of(adapter, error))?;

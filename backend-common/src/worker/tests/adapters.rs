@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::fakes::{Call, MODEL, World, config, ended, serving, spawn, stop_cleanly};
 use crate::config::{Capabilities, EngineConfig};
 use crate::controls::{Adapter, ControlRequest, EngineControls};
-use crate::error::{EngineError, ErrorKind};
+use crate::error::{At, EngineError, ErrorKind};
 use crate::worker::{Outcome, State, Suspended, WorkerConfig};
 
 fn adapter(name: &str) -> Adapter {
@@ -115,7 +115,7 @@ async fn what_cannot_be_loaded_at_start_ends_the_worker_by_the_flags_name() {
         assert!(matches!(report.outcome, Outcome::Failed(_)));
         let error = report.error.unwrap();
         assert_eq!(error.kind(), kind, "{error}");
-        assert!(error.at().is_some());
+        assert_eq!(error.at(), Some(&At::from("--adapter")), "{error}");
         assert_eq!(
             (world.count(Call::List), world.count(Call::Cleanup)),
             (0, 1)
