@@ -30,6 +30,9 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const UNITS: [&str; 2] = ["genset-frontend.service", "genset-worker@.service"];
 
+/// Where they lie, below `/`.
+const UNITS_FOLDER: &str = "usr/lib/systemd/system";
+
 /// Where each shell looks for completions, below `usr/share`.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "bash-completion/completions/genset"),
@@ -101,9 +104,7 @@ fn lay_out(repo: &Repo, binary: &Path, stage: &Path) -> anyhow::Result<()> {
     run_command(gzip.args(["-9", "-n", "--recursive"]).arg(&pages))?;
     let deploy = repo.root().join("deploy/systemd");
     for unit in UNITS {
-        let text = fs::read_to_string(deploy.join(unit)).with_context(|| unit.to_owned())?;
-        let text = text.replace("/usr/local/bin/genset", "/usr/bin/genset");
-        write(&stage.join("usr/lib/systemd/system").join(unit), &text)?;
+        copy(&deploy.join(unit), &stage.join(UNITS_FOLDER).join(unit))?;
     }
     let users = stage.join("usr/lib/sysusers.d/genset.conf");
     copy(&deploy.join("sysusers.conf"), &users)?;
@@ -132,6 +133,7 @@ fn pack_tarball(stage: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(tarball)
 }
 
+/// Adds to the stage what only a package has, and packs it.
 fn pack_deb(repo: &Repo, stage: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let architecture = output(Command::new("dpkg").arg("--print-architecture"));
     let architecture = architecture.context("a Debian package is made with Debian's dpkg")?;
@@ -146,6 +148,12 @@ fn pack_deb(repo: &Repo, stage: &Path, folder: &Path) -> anyhow::Result<PathBuf>
         let to = control.join(script);
         copy(&repo.root().join("deploy/debian").join(script), &to)?;
         fs::set_permissions(&to, Permissions::from_mode(0o755))?;
+    }
+    for unit in UNITS {
+        let unit = stage.join(UNITS_FOLDER).join(unit);
+        let text = fs::read_to_string(&unit)?;
+        // What is unpacked by hand belongs into /usr/local; what dpkg unpacks does not.
+        write(&unit, &text.replace("/usr/local/bin/", "/usr/bin/"))?;
     }
     let deb = folder.join(format!("genset_{VERSION}_{architecture}.deb"));
     let mut pack = Command::new("dpkg-deb");
@@ -218,7 +226,7 @@ pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
     }
     run_command(dpkg(&root)?.arg("--install").arg(&made.deb))?;
     runs(&root.join("usr/bin/genset"))?;
-    let units = UNITS.map(|unit| format!("usr/lib/systemd/system/{unit}"));
+    let units = UNITS.map(|unit| format!("{UNITS_FOLDER}/{unit}"));
     let completions = COMPLETIONS.map(|(_, place)| format!("usr/share/{place}"));
     let others = [
         "usr/share/man/man1/genset-run.1.gz",
@@ -240,13 +248,7 @@ pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
         mode.trailing_zeros() >= 6,
         "others can read {secret}: {mode:o}"
     );
-    for unit in UNITS {
-        let text = fs::read_to_string(root.join("usr/lib/systemd/system").join(unit))?;
-        ensure!(
-            text.contains("ExecStart=/usr/bin/genset run"),
-            "{unit} starts another program"
-        );
-    }
+    units_start("/usr/bin/genset", &root.join(UNITS_FOLDER))?;
     run_command(dpkg(&root)?.args(["--purge", "genset"]))?;
     for gone in ["usr/bin/genset", "etc/genset"] {
         ensure!(!root.join(gone).exists(), "{gone} is left");
@@ -267,7 +269,24 @@ pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
         .to_string_lossy()
         .into_owned();
     let name = name.trim_end_matches(".tar.gz");
-    runs(&unpacked.join(name).join("bin/genset"))
+    let unpacked = unpacked.join(name);
+    units_start(
+        "/usr/local/bin/genset",
+        &unpacked.join("lib/systemd/system"),
+    )?;
+    runs(&unpacked.join("bin/genset"))
+}
+
+/// Fails unless the units in a folder start this program.
+fn units_start(program: &str, folder: &Path) -> anyhow::Result<()> {
+    for unit in UNITS {
+        let text = fs::read_to_string(folder.join(unit))?;
+        ensure!(
+            text.contains(&format!("ExecStart={program} run")),
+            "{unit} starts another program than {program}"
+        );
+    }
+    Ok(())
 }
 
 /// The real dpkg, which takes `root` for the machine. What packages the machine has is of no matter to it.
