@@ -80,25 +80,25 @@ def main() -> None:
     pages = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
     threading.Thread(target=pages.serve_forever, daemon=True).start()
     port = pages.server_port
-    server = Server("out=sample")
 
-    for host in ("127.0.0.1", EVIL):
-        what = told(f"http://{host}:{port}/{server.port}")
-        assert what == {"text": "opaque", "json": "failed", "models": "failed", "metrics": "failed"}, what
-        assert server.given() == 0, f"a page of {host} made the model work"
-    for path in ("v1/models", "metrics", "docs"):
-        shown = browse(f"http://{EVIL}:{server.port}/{path}")
-        assert "host_not_allowed" in shown and "tiny-chat" not in shown, shown
-    shown = browse(f"http://localhost:{server.port}/v1/models")
-    assert "tiny-chat" in shown, shown
-    server.stop()
+    with Server("out=sample") as server:
+        for host in ("127.0.0.1", EVIL):
+            what = told(f"http://{host}:{port}/{server.port}")
+            assert what == {"text": "opaque", "json": "failed", "models": "failed", "metrics": "failed"}, what
+            assert server.given() == 0, f"a page of {host} made the model work"
+        for path in ("v1/models", "metrics", "docs"):
+            shown = browse(f"http://{EVIL}:{server.port}/{path}")
+            assert "host_not_allowed" in shown and "tiny-chat" not in shown, shown
+        shown = browse(f"http://localhost:{server.port}/v1/models")
+        assert "tiny-chat" in shown, shown
+        server.stop()
 
-    listed = Server("out=sample", "--cors-origins", f"http://{EVIL}:{port}")
-    what = told(f"http://{EVIL}:{port}/{listed.port}")
-    assert what["text"] == "opaque", what
-    assert what["json"].startswith("200 ") and what["models"].startswith("200 "), what
-    assert listed.given() == 4, "it worked for the request with JSON alone"
-    listed.stop()
+    with Server("out=sample", "--cors-origins", f"http://{EVIL}:{port}") as listed:
+        what = told(f"http://{EVIL}:{port}/{listed.port}")
+        assert what["text"] == "opaque", what
+        assert what["json"].startswith("200 ") and what["models"].startswith("200 "), what
+        assert listed.given() == 4, "it worked for the request with JSON alone"
+        listed.stop()
     pages.shutdown()
     print("web pages reach what they may, and nothing else")
 

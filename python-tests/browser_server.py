@@ -11,6 +11,8 @@ PATIENCE_S = 60
 
 
 class Server:
+    """It is started at once, and killed at the end of the `with` block where it was not stopped before."""
+
     def __init__(self, *words: str) -> None:
         command = [GENSET, "run", "in=http", "--http-port", "0", *words]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -18,7 +20,15 @@ class Server:
             if found := re.search(r"listening on http://127\.0\.0\.1:(\d+)", line):
                 self.port = int(found[1])
                 return
+        self.process.kill()
         sys.exit("the server said no address")
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
 
     @staticmethod
     def new_key() -> tuple[str, str]:

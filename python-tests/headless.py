@@ -19,7 +19,10 @@ PATIENCE_S = 120
 
 
 class Browser:
-    """A browser with one page. Whatever the page's console or its policy complains of is in `complaints`."""
+    """A browser with one page. Whatever the page's console or its policy complains of is in `complaints`.
+
+    It is started at once, and killed at the end of the `with` block where it was not closed before.
+    """
 
     def __init__(self) -> None:
         self.profile = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -51,6 +54,13 @@ class Browser:
             self.call(f"{domain}.enable")
 
     session: str | None = None
+
+    def __enter__(self) -> "Browser":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def _read(self) -> None:
         rest = b""

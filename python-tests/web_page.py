@@ -247,22 +247,22 @@ def asks_for_a_key(browser: Browser, folder: Path) -> None:
     key, lines = Server.new_key()
     keys = folder / "keys.toml"
     keys.write_text(lines)
-    server = Server("out=echo_full", "--api-keys", str(keys))
-    browser.complaints.clear()
-    browser.look(1200, 800)
-    browser.open(f"http://127.0.0.1:{server.port}/")
-    browser.until("document.getElementById('key').open")
-    picture(browser, "chat-key")
-    browser.click("#key [name=key]")
-    browser.type(key)
-    browser.click("#key button[type=submit]")
-    browser.until("!document.getElementById('key').open")
-    say(browser, "Hello")
-    answer(browser, "Hello")
-    assert all("401" in complaint for complaint in browser.complaints), browser.complaints
-    browser.open(f"http://127.0.0.1:{server.port}/dashboard")
-    browser.until("document.getElementById('models').innerText.includes('1')")
-    server.stop()
+    with Server("out=echo_full", "--api-keys", str(keys)) as server:
+        browser.complaints.clear()
+        browser.look(1200, 800)
+        browser.open(f"http://127.0.0.1:{server.port}/")
+        browser.until("document.getElementById('key').open")
+        picture(browser, "chat-key")
+        browser.click("#key [name=key]")
+        browser.type(key)
+        browser.click("#key button[type=submit]")
+        browser.until("!document.getElementById('key').open")
+        say(browser, "Hello")
+        answer(browser, "Hello")
+        assert all("401" in complaint for complaint in browser.complaints), browser.complaints
+        browser.open(f"http://127.0.0.1:{server.port}/dashboard")
+        browser.until("document.getElementById('models').innerText.includes('1')")
+        server.stop()
 
 
 def main() -> None:
@@ -270,19 +270,20 @@ def main() -> None:
         folder = Path(name)
         script = folder / "script.toml"
         script.write_text(SCRIPT)
-        server = Server("out=scripted", "--script", str(script), "--tool-parser", "hermes", "--reasoning-parser", "qwen3")
-        url = f"http://127.0.0.1:{server.port}/"
-        browser = Browser()
-        chats(browser, url)
-        folds(browser)
-        stops_and_fails(browser)
-        keeps(browser, url)
-        fits(browser)
-        dashboard(browser, url)
-        assert browser.complaints == [], f"the console is clean: {browser.complaints}"
-        server.stop()
-        asks_for_a_key(browser, folder)
-        browser.close()
+        options = ["--script", str(script), "--tool-parser", "hermes", "--reasoning-parser", "qwen3"]
+        with Browser() as browser:
+            with Server("out=scripted", *options) as server:
+                url = f"http://127.0.0.1:{server.port}/"
+                chats(browser, url)
+                folds(browser)
+                stops_and_fails(browser)
+                keeps(browser, url)
+                fits(browser)
+                dashboard(browser, url)
+                assert browser.complaints == [], f"the console is clean: {browser.complaints}"
+                server.stop()
+            asks_for_a_key(browser, folder)
+            browser.close()
     print("the web pages do what people want of them")
 
 
