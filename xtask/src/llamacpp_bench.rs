@@ -80,7 +80,7 @@ impl Engines {
         run_command(cargo(repo.root()).args(["build", "--release", "-p", "genset"]))?;
         let sequences: Vec<_> = sequences.iter().map(u32::to_string).collect();
         Ok(Self {
-            genset: repo.root().join("target/release/genset"),
+            genset: repo.target().join("release/genset"),
             python,
             script: repo.root().join("engines/candle/benches/llamacpp.py"),
             instructions,
@@ -128,10 +128,8 @@ impl Engines {
 }
 
 fn model(repo: &Repo, comparison: &Comparison<'_>) -> anyhow::Result<PathBuf> {
-    let folder = repo.root().join(format!(
-        "target/bench/{}-{}",
-        comparison.params, comparison.gguf
-    ));
+    let name = format!("{}-{}", comparison.params, comparison.gguf);
+    let folder = repo.target().join("bench").join(name);
     let gguf = folder.join("model.gguf");
     if !gguf.exists() {
         devtools::make_model_in(repo, &folder, comparison.params, Some(comparison.gguf))?;

@@ -142,7 +142,7 @@ const STEPS: [Step; 17] = [
         repeat: "cargo test --locked --manifest-path examples/author-engine/Cargo.toml --target-dir target/author-engine",
         beside: Beside::OtherBuilds,
         perform: |repo, _| {
-            let target = repo.root().join("target/author-engine");
+            let target = repo.target().join("author-engine");
             let mut command = cargo(repo.root());
             command.args([
                 "test",
