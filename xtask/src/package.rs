@@ -217,6 +217,7 @@ fn newest_glibc(headers: &str) -> anyhow::Result<String> {
 pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
     let made = build(repo, Profile::Debug)?;
     let root = repo.target().join("package-root");
+    remove(&root)?;
     fresh(&root)?;
     for folder in ["etc", "var/lib/dpkg/info", "var/lib/dpkg/updates"] {
         fs::create_dir_all(root.join(folder))?;
@@ -253,6 +254,7 @@ pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
     for gone in ["usr/bin/genset", "etc/genset"] {
         ensure!(!root.join(gone).exists(), "{gone} is left");
     }
+    remove(&root)?;
 
     let unpacked = repo.target().join("package-unpacked");
     fresh(&unpacked)?;
@@ -285,6 +287,14 @@ fn units_start(program: &str, folder: &Path) -> anyhow::Result<()> {
             text.contains(&format!("ExecStart={program} run")),
             "{unit} starts another program than {program}"
         );
+    }
+    Ok(())
+}
+
+/// Removes a folder that dpkg installed into: what it made is root's.
+fn remove(root: &Path) -> anyhow::Result<()> {
+    if root.exists() {
+        run_command(as_root("rm")?.args(["--recursive", "--force"]).arg(root))?;
     }
     Ok(())
 }
