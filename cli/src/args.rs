@@ -370,11 +370,10 @@ fn read(given: Vec<OsString>) -> Result<Read, EngineError> {
         return Err(EngineError::internal("clap knows a command that we do not"));
     };
     let words = words_as_flags(run)?;
-    // A flag put first loses against one given: so the file's, which come in front of all, lose to words and flags.
     let given = put_first(&given, words);
     let by_hand = command.clone().get_matches_from(&given);
     let from_file = match run.get_one::<PathBuf>("config") {
-        Some(path) => layers::file_as_flags(&command, path)?,
+        Some(path) => layers::file_as_flags(&command, &by_hand, path)?,
         None => Vec::new(),
     };
     let matches = command

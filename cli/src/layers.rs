@@ -33,14 +33,21 @@ fn has_name(arg: &Arg, name: &str) -> bool {
     arg.get_long() == Some(name) || aliases.contains(&name)
 }
 
-/// The settings of the TOML file at `path` as flags, less those that the environment sets.
+/// The settings of the TOML file at `path` as flags, less those that `by_hand` or the environment sets.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the file and the key.
 pub(crate) fn file_as_flags(
     command: &clap::Command,
+    by_hand: &ArgMatches,
     path: &Path,
 ) -> Result<Vec<OsString>, EngineError> {
+    // Left to clap, a list would be joined with the one given.
+    let is_given = |arg: &Arg| {
+        let run = by_hand.subcommand_matches("run");
+        let source = run.and_then(|run| run.value_source(arg.get_id().as_str()));
+        source == Some(ValueSource::CommandLine)
+    };
     let bad = |problem: String| {
         EngineError::invalid_argument("--config", format!("{}: {problem}", path.display()))
     };
@@ -70,7 +77,7 @@ pub(crate) fn file_as_flags(
         let is_in_environment = arg
             .get_env()
             .is_some_and(|name| std::env::var_os(name).is_some());
-        if !is_in_environment {
+        if !is_in_environment && !is_given(arg) {
             flags.push(flag(name, text));
         }
     }

@@ -52,6 +52,20 @@ async fn flags_win_over_environment_over_file_over_defaults() {
 }
 
 #[tokio::test]
+async fn a_list_takes_the_place_of_the_one_in_the_file() {
+    let file = file("allowed-hosts = \"*\"\nendpoint-types = \"chat,completions\"\n");
+    let path = file.path().to_str().unwrap();
+    let words = ["in=http", "--config", path];
+    let given = ["--allowed-hosts=a.example", "--allowed-hosts=b.example"];
+    let shown = settings(&[&words[..], &given[..]].concat(), &[]).await;
+    assert_setting(&shown, "allowed-hosts", "a.example,b.example", "flag");
+    assert_setting(&shown, "endpoint-types", "chat,completions", "file");
+    let environment = [("GENSET_ALLOWED_HOSTS", "c.example")];
+    let shown = settings(&words, &environment).await;
+    assert_setting(&shown, "allowed-hosts", "c.example", "environment");
+}
+
+#[tokio::test]
 async fn words_are_settings_and_win_over_the_file() {
     let models = crate::support::tiny_chat();
     let model = models.to_str().unwrap();
