@@ -12,7 +12,7 @@ use std::io::Write;
 use std::path::Path;
 
 use futures_util::{StreamExt, stream};
-use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
+use genset_backend_common::{CancelReason, EngineError, RequestContext};
 use genset_frontend::LocalFrontend;
 use genset_frontend::batch::{BatchNotes, Pauses, answer_line, write_whole};
 use genset_runtime::Signals;
@@ -138,7 +138,7 @@ async fn line_of(
         }
         Prompt::Bad(error) => (String::new(), Err(error)),
         Prompt::Question(text, fields) => {
-            let answered = ask_until_there_is_room(&asked.asker, ctx, &text, &fields).await;
+            let answered = ask_patiently(&asked.asker, ctx, &text, &fields).await;
             (text, answered)
         }
     };
@@ -171,8 +171,8 @@ fn is_failure(line: &Map<String, Value>) -> bool {
             .is_some_and(|status| status >= 400)
 }
 
-/// Asks, and asks again while every worker is full: a batch has time.
-async fn ask_until_there_is_room(
+/// Asks, and asks again while every worker is full or away: a batch has time.
+async fn ask_patiently(
     asker: &Asker,
     ctx: &RequestContext,
     text: &str,
@@ -182,7 +182,10 @@ async fn ask_until_there_is_room(
     loop {
         let answered = asker.ask(ctx, text, fields).await;
         let wanted = match &answered {
-            Err(error) if error.kind() == ErrorKind::Overloaded => error.details().retry_after,
+            // As for requests in OpenAI's format.
+            Err(error) if matches!(error.policy().http_status, 429 | 503) => {
+                error.details().retry_after
+            }
             Ok(_) | Err(_) => return answered,
         };
         if !pauses.wait(wanted).await {

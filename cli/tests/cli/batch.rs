@@ -176,6 +176,27 @@ async fn requests_in_openais_format_are_answered_as_over_http() {
 }
 
 #[tokio::test]
+async fn prompts_are_asked_again_while_workers_are_full_or_away() {
+    let folder = TempDir::new().unwrap();
+    let input = folder.path().join("prompts.jsonl");
+    fs::write(&input, prompts(2)).unwrap();
+    let script = folder.path().join("script.toml");
+    let refused = |kind: &str| {
+        let fault = format!("{{ action = \"refuse\", kind = \"{kind}\" }}");
+        format!("[[reply]]\nmatch.contains = \"prompt\"\ntimes = 1\nfault = {fault}\n\n")
+    };
+    let replies = ["overloaded", "unavailable"].map(refused);
+    let answer = "[[reply]]\ntext = \"here again\"\n";
+    fs::write(&script, replies.concat() + answer).unwrap();
+    let engine = ["out=scripted", "--script", script.to_str().unwrap()];
+    let ended = batch(&input, &engine).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    for line in output(folder.path()) {
+        assert_eq!(line["response"], "here again", "{line}");
+    }
+}
+
+#[tokio::test]
 async fn a_folder_stands_for_its_files() {
     let folder = TempDir::new().unwrap();
     let empty = batch(folder.path(), &["out=echo_full", "--model-name=m"]).await;
