@@ -2,7 +2,8 @@
 //! `output.jsonl` beside them.
 //!
 //! Each answer is noted in [`BatchNotes`] as it comes, in whatever order. When all have come they are written in the input's order,
-//! and the notes are removed. A run that was interrupted finds its notes and goes on where it stood.
+//! and the notes are removed. A run that was interrupted finds its notes and goes on where it stood. So does one in which no worker
+//! had room for some prompts: its notes stay.
 
 mod prompts;
 mod tally;
@@ -68,6 +69,7 @@ pub(super) async fn run(
         }
     });
     let mut lines = std::pin::pin!(lines.buffer_unordered(concurrency));
+    let mut for_later = 0;
     let mut ticks = tokio::time::interval(tally::INTERVAL);
     loop {
         tokio::select! {
@@ -76,7 +78,7 @@ pub(super) async fn run(
                 ctx.cancel(CancelReason::Client);
                 note(format_args!(
                     "stopped: {} of {total} prompts are answered; the same command goes on from there",
-                    notes.count()
+                    notes.count() - for_later
                 ));
                 return Ok(Ending::Signalled);
             }
@@ -85,25 +87,38 @@ pub(super) async fn run(
                 None => break,
                 Some(next) => {
                     let (index, line, elapsed) = next?;
-                    tally.count(&line, elapsed);
-                    notes.add(index, &line).map_err(refused)?;
+                    tally.count(&line.fields, elapsed);
+                    for_later += usize::from(line.is_for_later);
+                    let noted = match line.is_for_later {
+                        true => notes.add_for_later(index, &line.fields),
+                        false => notes.add(index, &line.fields),
+                    };
+                    noted.map_err(refused)?;
                 }
             },
         }
     }
-    let failed = write_output(notes, &output)?;
+    let failed = write_output(&mut notes, &output)?;
+    if for_later == 0 {
+        notes.remove().map_err(refused)?;
+    }
     print(&tally.summary(&output));
     if failed == 0 {
         return Ok(Ending::Done);
     }
     let shown = output.display();
-    let problem =
+    let mut problem =
         format!("{failed} of {total} prompts have no answer; their lines in {shown} say why");
+    if for_later > 0 {
+        problem += &format!(
+            "; no worker had room for {for_later} of them: the same command asks these again"
+        );
+    }
     Err(EngineError::internal(problem))
 }
 
-/// Writes all answers in the order of their prompts, whole or not at all, and removes the notes. Returns how many are errors.
-fn write_output(mut notes: BatchNotes, output: &Path) -> Result<usize, EngineError> {
+/// Writes all answers in the order of their prompts, whole or not at all. Returns how many are errors.
+fn write_output(notes: &mut BatchNotes, output: &Path) -> Result<usize, EngineError> {
     let mut failed = 0;
     // As any file of the user's: the mask of the process takes its part away.
     let written = write_whole(output, 0o666, |out| {
@@ -114,7 +129,6 @@ fn write_output(mut notes: BatchNotes, output: &Path) -> Result<usize, EngineErr
         })
     });
     written.map_err(|error| refused(format!("{} cannot be written: {error}", output.display())))?;
-    notes.remove().map_err(refused)?;
     Ok(failed)
 }
 
@@ -123,18 +137,30 @@ fn refused(problem: impl Display) -> EngineError {
     EngineError::invalid_argument("in", problem.to_string())
 }
 
+/// A line of the output.
+#[derive(Debug)]
+struct Line {
+    fields: Map<String, Value>,
+    /// To the end every worker was full or away, so another run may have an answer.
+    is_for_later: bool,
+}
+
+/// Whether a status says that every worker is full or away.
+fn is_full_or_away(status: u64) -> bool {
+    matches!(status, 429 | 503)
+}
+
 /// The line of the output for a prompt.
-async fn line_of(
-    asked: &Asked,
-    ctx: &RequestContext,
-    index: usize,
-    prompt: Prompt,
-) -> Map<String, Value> {
+async fn line_of(asked: &Asked, ctx: &RequestContext, index: usize, prompt: Prompt) -> Line {
     let begun = Instant::now();
     let (text, answered) = match prompt {
         Prompt::Request(line) => {
             let id = format!("batch_req_{}", index + 1);
-            return answer_line(&asked.routes, id, &line, Pauses::new()).await;
+            let fields = answer_line(&asked.routes, id, &line, Pauses::new()).await;
+            return Line {
+                is_for_later: status_of(&fields).is_some_and(is_full_or_away),
+                fields,
+            };
         }
         Prompt::Bad(error) => (String::new(), Err(error)),
         Prompt::Question(text, fields) => {
@@ -144,6 +170,9 @@ async fn line_of(
     };
     let mut line = Map::new();
     line.insert("text".into(), text.into());
+    let failure = answered.as_ref().err();
+    let is_for_later =
+        failure.is_some_and(|error| is_full_or_away(error.policy().http_status.into()));
     match answered {
         Ok(answered) => {
             line.insert("response".into(), answered.text.into());
@@ -156,19 +185,21 @@ async fn line_of(
     }
     let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     line.insert("elapsed_ms".into(), elapsed_ms.into());
-    line
+    Line {
+        fields: line,
+        is_for_later,
+    }
+}
+
+/// The status of the answer to a request in OpenAI's format.
+fn status_of(line: &Map<String, Value>) -> Option<u64> {
+    line.get("response")?["status_code"].as_u64()
 }
 
 /// Whether a line of the output says why there is no answer.
 fn is_failure(line: &Map<String, Value>) -> bool {
-    let status = line
-        .get("response")
-        .map(|response| &response["status_code"]);
     let has_error = line.get("error").is_some_and(|error| !error.is_null());
-    has_error
-        || status
-            .and_then(Value::as_u64)
-            .is_some_and(|status| status >= 400)
+    has_error || status_of(line).is_some_and(|status| status >= 400)
 }
 
 /// Asks, and asks again while every worker is full or away: a batch has time.
@@ -183,7 +214,7 @@ async fn ask_patiently(
         let answered = asker.ask(ctx, text, fields).await;
         let wanted = match &answered {
             // As for requests in OpenAI's format.
-            Err(error) if matches!(error.policy().http_status, 429 | 503) => {
+            Err(error) if is_full_or_away(error.policy().http_status.into()) => {
                 error.details().retry_after
             }
             Ok(_) | Err(_) => return answered,

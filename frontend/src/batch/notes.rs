@@ -59,6 +59,9 @@ struct Head {
 struct Noted<T> {
     prompt: usize,
     line: T,
+    /// Another run asks again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    is_for_later: bool,
 }
 
 impl BatchNotes {
@@ -119,7 +122,9 @@ impl BatchNotes {
                 if serde_json::from_slice::<Head>(&line).ok().as_ref() != Some(head) {
                     return Ok(false);
                 }
-            } else if let Ok(noted) = serde_json::from_slice::<Noted<Map<String, Value>>>(&line) {
+            } else if let Ok(noted) = serde_json::from_slice::<Noted<Map<String, Value>>>(&line)
+                && !noted.is_for_later
+            {
                 self.remember(noted.prompt, line.len());
             }
             self.end += line.len() as u64;
@@ -164,12 +169,33 @@ impl BatchNotes {
     /// # Errors
     /// When it cannot be written; a disk that is full keeps what was noted before.
     pub fn add(&mut self, index: usize, line: &Map<String, Value>) -> Result<(), NotesError> {
-        let appended = self.append(&Noted {
+        self.note(&Noted {
             prompt: index,
             line,
-        });
+            is_for_later: false,
+        })
+    }
+
+    /// Notes why a line has no answer yet. Who opens the notes again finds it unanswered.
+    ///
+    /// # Errors
+    /// As [`Self::add`].
+    pub fn add_for_later(
+        &mut self,
+        index: usize,
+        line: &Map<String, Value>,
+    ) -> Result<(), NotesError> {
+        self.note(&Noted {
+            prompt: index,
+            line,
+            is_for_later: true,
+        })
+    }
+
+    fn note(&mut self, noted: &Noted<&Map<String, Value>>) -> Result<(), NotesError> {
+        let appended = self.append(noted);
         let bytes = appended.map_err(|error| self.unwritable(error))?;
-        self.remember(index, bytes);
+        self.remember(noted.prompt, bytes);
         self.end += bytes as u64;
         Ok(())
     }
@@ -225,4 +251,51 @@ pub fn write_whole<T>(
     new.as_file().sync_all()?;
     new.persist(path).map_err(|error| error.error)?;
     Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn line(text: &str) -> Map<String, Value> {
+        Map::from_iter([("text".into(), text.into())])
+    }
+
+    fn lines(notes: &mut BatchNotes) -> Vec<Value> {
+        let mut lines = Vec::new();
+        let shown = notes.each(|index, line| {
+            lines.push(json!([index, line["text"]]));
+            Ok(())
+        });
+        shown.unwrap();
+        lines
+    }
+
+    #[test]
+    fn what_is_for_later_is_a_line_now_and_unanswered_when_opened_again() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("notes");
+        let mut notes = BatchNotes::open(path.clone(), "input", 3).unwrap();
+        notes.add_for_later(0, &line("away")).unwrap();
+        notes.add(1, &line("answer")).unwrap();
+        assert_eq!(
+            lines(&mut notes),
+            [json!([0, "away"]), json!([1, "answer"])]
+        );
+        drop(notes);
+
+        let mut notes = BatchNotes::open(path, "input", 3).unwrap();
+        assert_eq!(notes.count(), 1);
+        assert_eq!(
+            [0, 1, 2].map(|index| notes.has(index)),
+            [false, true, false]
+        );
+        notes.add(0, &line("back")).unwrap();
+        assert_eq!(
+            lines(&mut notes),
+            [json!([0, "back"]), json!([1, "answer"])]
+        );
+    }
 }
