@@ -12,6 +12,7 @@ mod input;
 mod layers;
 mod node;
 mod python;
+mod results;
 mod simulate;
 mod tune;
 

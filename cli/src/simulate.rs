@@ -14,6 +14,7 @@ use genset_router::KvConfig;
 use genset_simulate::{Fault, Plan, Policy, simulate};
 
 use crate::input::print;
+use crate::results;
 
 pub(crate) use load::{LoadArgs, LoadKind};
 
@@ -95,24 +96,20 @@ pub(crate) struct SimulateArgs {
 /// # Errors
 /// `InvalidArgument` or `Unsupported`, naming the flag or the file.
 pub(crate) fn perform(args: &SimulateArgs) -> Result<u8, EngineError> {
-    let report = simulate(&args.plan()?)?;
+    let plan = args.plan()?;
     if let Some(path) = &args.plot {
-        write_plot(path, &report.svg())?;
+        results::check("--plot", path)?;
     }
+    let report = simulate(&plan)?;
     if args.json {
         print(&(report.json() + "\n"));
     } else {
         print(&report.to_string());
     }
+    if let Some(path) = &args.plot {
+        results::write("--plot", path, &report.svg())?;
+    }
     Ok(0)
-}
-
-/// Writes the file of `--plot`.
-pub(crate) fn write_plot(path: &Path, svg: &str) -> Result<(), EngineError> {
-    std::fs::write(path, svg).map_err(|error| {
-        let problem = format!("cannot write {}: {error}", path.display());
-        EngineError::invalid_argument("--plot", problem)
-    })
 }
 
 impl SimulateArgs {

@@ -20,7 +20,8 @@ use genset_backend_common::EngineError;
 use genset_simulate::{Load, Single};
 
 use crate::input::{note, print};
-use crate::simulate::{LoadArgs, LoadKind, write_plot};
+use crate::results;
+use crate::simulate::{LoadArgs, LoadKind};
 use client::Client;
 use drive::{Arrivals, Plan, drive};
 use report::{Report, Row};
@@ -147,14 +148,17 @@ pub(super) fn perform(args: &ServeBenchArgs) -> Result<u8, EngineError> {
         .map_err(|error| {
             EngineError::internal("the async runtime cannot be started").with_source(error)
         })?;
-    let report = runtime.block_on(measure(args))?;
     if let Some(path) = &args.plot {
-        write_plot(path, &report.curves().svg())?;
+        results::check("--plot", path)?;
     }
+    let report = runtime.block_on(measure(args))?;
     if args.json {
         print(&(report.json() + "\n"));
     } else {
         print(&report.to_string());
+    }
+    if let Some(path) = &args.plot {
+        results::write("--plot", path, &report.curves().svg())?;
     }
     let is_any = |holds: fn(&Row) -> bool| report.rows.iter().any(holds);
     Ok(if is_any(|row| row.is_cut) {

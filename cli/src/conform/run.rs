@@ -26,6 +26,7 @@ use crate::args::{EngineKind, required_script};
 use crate::engine::candle::BuiltInFiles;
 use crate::engine::{self, scripted::Parts};
 use crate::input::print;
+use crate::results;
 
 /// Pause before each token under test, in milliseconds: the clock is paused, so it costs nothing, and an answer takes time
 /// in which it can be cancelled.
@@ -236,6 +237,13 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
         }),
         limit: Duration::from_secs(args.worker_wait),
     };
+    let is_for_programs = args.json.as_deref() == Some(Path::new("-"));
+    let json_file = args.json.as_deref().filter(|_| !is_for_programs);
+    for (flag, file) in [("--json", json_file), ("--junit", args.junit.as_deref())] {
+        if let Some(path) = file {
+            results::check(flag, path)?;
+        }
+    }
     let factory = factory(&args.subject)?;
     let mut report = run_conformance_while(factory, &options, || presence.check());
     if let Some(waivers) = &waivers {
@@ -246,16 +254,15 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
             EngineError::internal("the report cannot be written as JSON").with_source(error)
         })
     };
-    match args.json.as_deref() {
-        Some(path) if path == Path::new("-") => print(&(json()? + "\n")),
-        Some(path) => {
-            write(path, &json()?)?;
-            print(&report.to_terminal(std::io::stdout().is_terminal()));
-        }
-        None => print(&report.to_terminal(std::io::stdout().is_terminal())),
+    match is_for_programs {
+        true => print(&(json()? + "\n")),
+        false => print(&report.to_terminal(std::io::stdout().is_terminal())),
+    }
+    if let Some(path) = json_file {
+        results::write("--json", path, &json()?)?;
     }
     if let Some(path) = &args.junit {
-        write(path, &report.to_junit())?;
+        results::write("--junit", path, &report.to_junit())?;
     }
     Ok(match report.end() {
         Some(_) => WORKER_GONE,
@@ -356,10 +363,4 @@ fn read_waivers(path: &Path) -> Result<Waivers, EngineError> {
     };
     let text = std::fs::read_to_string(path).map_err(|error| problem(&error))?;
     Waivers::parse(&text).map_err(|error| problem(&error))
-}
-
-fn write(path: &Path, text: &str) -> Result<(), EngineError> {
-    std::fs::write(path, text).map_err(|error| {
-        EngineError::invalid_argument("report", format!("{}: {error}", path.display()))
-    })
 }

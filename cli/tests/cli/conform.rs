@@ -98,6 +98,17 @@ async fn a_run_reports_to_people_and_to_programs() {
 }
 
 #[tokio::test]
+async fn a_file_that_cannot_be_written_is_named_before_any_check() {
+    for flag in ["--json", "--junit"] {
+        let words = ["run", "--engine=sample", flag, "/no/such/folder/report"];
+        let ran = conform(&words).await;
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
+        let expected = format!("error: {flag}: /no/such/folder/report cannot be written");
+        assert!(ran.stderr.contains(&expected), "{ran:?}");
+    }
+}
+
+#[tokio::test]
 async fn measurements_are_compared_and_a_seed_is_replayed() {
     let dir = TempDir::new().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();

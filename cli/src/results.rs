@@ -1,0 +1,58 @@
+//! Files that a command writes behind long work, such as those of `--plot` and `--json`. What is wrong with them is said before
+//! the work; what was found is printed first, so that a disk that is full loses no more than the file.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use genset_backend_common::EngineError;
+
+/// Checks before the work that the file that `flag` names can be written. Nothing is changed.
+///
+/// # Errors
+/// `InvalidArgument`, naming the flag and the file.
+pub(crate) fn check(flag: &str, path: &Path) -> Result<(), EngineError> {
+    let tried = match std::fs::symlink_metadata(path) {
+        Ok(there) if there.is_file() || there.is_dir() => {
+            File::options().append(true).open(path).map(drop)
+        }
+        // Who reads a pipe would take this for its end, and what a link leads to need not be there yet.
+        Ok(_) => Ok(()),
+        Err(_) => File::create_new(path).and_then(|_created| std::fs::remove_file(path)),
+    };
+    tried.map_err(|error| unwritable(flag, path, &error))
+}
+
+/// Writes the file that `flag` names.
+///
+/// # Errors
+/// As [`check`].
+pub(crate) fn write(flag: &str, path: &Path, text: &str) -> Result<(), EngineError> {
+    std::fs::write(path, text).map_err(|error| unwritable(flag, path, &error))
+}
+
+fn unwritable(flag: &str, path: &Path, error: &io::Error) -> EngineError {
+    let problem = format!("{} cannot be written: {error}", path.display());
+    EngineError::invalid_argument(flag, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_written_is_refused_and_what_can_is_left_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        for path in [folder.path().join("none/file"), folder.path().to_owned()] {
+            let error = check("--plot", &path).unwrap_err().to_string();
+            let expected = format!("--plot: {} cannot be written: ", path.display());
+            assert!(error.starts_with(&expected), "{error}");
+        }
+        let path = folder.path().join("file");
+        check("--plot", &path).unwrap();
+        assert!(!path.exists());
+        write("--plot", &path, "text").unwrap();
+        check("--plot", &path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "text");
+    }
+}
