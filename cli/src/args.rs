@@ -87,6 +87,11 @@ model, whatever its worker published; a process that is both does both [default:
 const REASONING_PARSER_HELP: &str = "\
 Parser of reasoning, such as qwen3; otherwise as --tool-parser";
 
+/// For a worker it is a name to give, for a terminal one to ask for.
+const MODEL_NAME_HELP: &str = "\
+Name clients use for the model [default: the engine's]; beside out=dyn, the model that in=text, stdin or batch asks \
+[default: the first that is ready]";
+
 /// What scripts for NVIDIA Dynamo call the pause between tokens that are echoed.
 const OTHER_ECHO_DELAY: &str = "DYN_TOKEN_ECHO_DELAY_MS";
 
@@ -406,6 +411,7 @@ fn command() -> clap::Command {
             .mut_arg("model_path", |arg| {
                 arg.long("model").visible_alias("model-path")
             })
+            .mut_arg("model_name", |arg| arg.help(MODEL_NAME_HELP))
             .mut_arg("chat_template", |arg| arg.alias("custom-jinja-template"))
             .mut_arg("token_echo_delay_ms", |arg| match has_other_delay {
                 true => arg.env(OTHER_ECHO_DELAY),

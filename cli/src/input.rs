@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use self::chat::Chat;
 use self::question::{Asker, CONTINUATION_TOKENS};
 use self::screen::Screen;
-use crate::args::{EngineKind, InputKind, RunConfig};
+use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
 
 /// Writes to standard output at once. A reader that has gone is no error of ours.
 pub(crate) fn print(text: &str) {
@@ -113,6 +113,15 @@ pub(crate) fn waiting_for_workers(config: &RunConfig) -> String {
     )
 }
 
+/// Says that workers of this model are waited for, and which there are.
+pub(crate) fn waiting_for_model(name: &str, models: &Models) -> String {
+    let served = models.announced().join(", ");
+    match served.is_empty() {
+        true => format!("waiting for a worker that serves {name}"),
+        false => format!("waiting for a worker that serves {name}; there are those of {served}"),
+    }
+}
+
 /// How a terminal input ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
@@ -140,6 +149,23 @@ fn refuse_without_answers(config: &RunConfig, model: &ServedModel) -> Result<(),
     Err(EngineError::invalid_argument("in", problem))
 }
 
+/// Refuses to choose one of several models: nobody sees which it would be.
+fn refuse_to_choose(config: &RunConfig, models: &Models) -> Result<(), EngineError> {
+    let is_named = config.worker.model_name.is_some();
+    let served = match &config.output {
+        OutputKind::Dyn(_) if !is_named => models.announced(),
+        OutputKind::Dyn(_) | OutputKind::Engine(_) => return Ok(()),
+    };
+    if served.len() < 2 {
+        return Ok(());
+    }
+    let problem = format!(
+        "several models are served; name the one to ask: {}",
+        served.join(", ")
+    );
+    Err(EngineError::invalid_argument("--model-name", problem))
+}
+
 /// Runs a terminal input to its end.
 ///
 /// # Errors
@@ -161,10 +187,17 @@ pub(crate) async fn run_terminal(
         ));
     }
     match &config.input {
-        InputKind::Stdin => stdin::run(Chat::new(asker, Screen::Pipe), signals).await,
+        InputKind::Stdin => {
+            refuse_to_choose(config, models)?;
+            stdin::run(Chat::new(asker, Screen::Pipe), signals).await
+        }
         InputKind::Batch(path) => {
             let routes = LocalFrontend::new(runtime, models.clone(), config.frontend.clone());
-            let asked = batch::Asked { asker, routes };
+            let asked = batch::Asked {
+                asker,
+                is_chosen: refuse_to_choose(config, models),
+                routes,
+            };
             batch::run(path, config.batch_concurrency.get(), &asked, signals).await
         }
         InputKind::Text | InputKind::Http | InputKind::Dyn(_) => {

@@ -123,10 +123,8 @@ async fn ready(worker: &WorkerHandle, models: &Models) -> Result<Arc<ServedModel
         let named = status.wait_for(|status| status.model.is_some()).await;
         let name = named.ok().and_then(|status| status.model.clone());
         let name = name.unwrap_or_default();
-        models.named(&name).await.map_err(|error| {
-            let message = format!("the model {name} cannot be served: {error}");
-            NotReady::Unservable(EngineError::new(error.kind(), message).with_source(error))
-        })
+        let model = models.named(&name).await;
+        model.map_err(|error| NotReady::Unservable(unservable(&name, error)))
     };
     tokio::select! {
         biased;
@@ -134,6 +132,12 @@ async fn ready(worker: &WorkerHandle, models: &Models) -> Result<Arc<ServedModel
         report = worker.stopped() => Err(NotReady::Stopped(report)),
         never = show_progress(worker) => match never {},
     }
+}
+
+/// Says which model it is whose files or settings are at fault.
+fn unservable(name: &str, error: EngineError) -> EngineError {
+    let message = format!("the model {name} cannot be served: {error}");
+    EngineError::new(error.kind(), message).with_source(error)
 }
 
 async fn show_progress(worker: &WorkerHandle) -> std::convert::Infallible {

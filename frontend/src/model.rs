@@ -374,6 +374,12 @@ impl Models {
         self.live.borrow().get(name).cloned()
     }
 
+    /// The names of the models that workers announce, ready or not.
+    #[must_use]
+    pub fn announced(&self) -> Vec<String> {
+        servable(&self.live.borrow()).into_keys().collect()
+    }
+
     /// Every model, by name.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<ServedModel>> {

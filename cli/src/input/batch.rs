@@ -31,7 +31,11 @@ const OUTPUT: &str = "output.jsonl";
 /// Who answers.
 #[derive(Debug)]
 pub(super) struct Asked {
+    /// Who answers prompts.
     pub(super) asker: Asker,
+    /// Why the asker may be another than was meant.
+    pub(super) is_chosen: Result<(), EngineError>,
+    /// Who answers requests, which name their model.
     pub(super) routes: LocalFrontend,
 }
 
@@ -46,6 +50,9 @@ pub(super) async fn run(
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
     let mut prompts = Prompts::open(path)?;
+    if prompts.name_no_model() {
+        asked.is_chosen.clone()?;
+    }
     let output = prompts.folder().join(OUTPUT);
     let total = prompts.count();
     let path = output.with_extension("jsonl.part");

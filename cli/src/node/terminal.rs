@@ -6,7 +6,7 @@ use genset_backend_common::EngineError;
 use genset_frontend::model::{Models, ServedModel};
 use genset_runtime::Signals;
 
-use super::{CUT_SHORT, FAILED, Node, NotReady, PROGRESS_AFTER, ready, tell};
+use super::{CUT_SHORT, FAILED, Node, NotReady, PROGRESS_AFTER, ready, tell, unservable};
 use crate::args::{EngineKind, InputKind};
 use crate::input::{self, Ending};
 
@@ -43,13 +43,13 @@ pub(super) async fn run_with_worker(
 /// A terminal for the workers that discovery lists.
 ///
 /// # Errors
-/// None today: what can be wrong was refused with the words.
+/// None today: what can be wrong before anything was started was refused with the words.
 pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, EngineError> {
     let models = Models::follow(&node.runtime, &node.config.frontend);
     let ended = tokio::select! {
-        model = first_model(node, &models) => match model {
-            Some(model) => run_input(node, &models, model, &mut signals).await,
-            None => Err(EngineError::internal("the models are followed no more")),
+        model = asked_model(node, &models) => match model {
+            Ok(model) => run_input(node, &models, model, &mut signals).await,
+            Err(error) => Err(error),
         },
         _ = signals.next() => Ok(Ending::Signalled),
     };
@@ -66,15 +66,30 @@ async fn run_input(
     input::run_terminal(&node.runtime, &node.config, models, model, signals).await
 }
 
-/// The first model that is ready; says that it is being waited for when that takes long.
-async fn first_model(node: &Node, models: &Models) -> Option<Arc<ServedModel>> {
-    let any = models.any();
-    tokio::pin!(any);
-    if let Ok(model) = tokio::time::timeout(PROGRESS_AFTER, &mut any).await {
+/// The model of `--model-name`, or the first that is ready; says that it is being waited for when that takes long.
+async fn asked_model(node: &Node, models: &Models) -> Result<Arc<ServedModel>, EngineError> {
+    let name = node.config.worker.model_name.as_deref();
+    let model = async {
+        match name {
+            Some(name) => {
+                let model = models.named(name).await;
+                model.map_err(|error| unservable(name, error))
+            }
+            None => {
+                let over = || EngineError::internal("the models are followed no more");
+                models.any().await.ok_or_else(over)
+            }
+        }
+    };
+    tokio::pin!(model);
+    if let Ok(model) = tokio::time::timeout(PROGRESS_AFTER, &mut model).await {
         return model;
     }
-    input::note(input::waiting_for_workers(&node.config));
-    any.await
+    match name {
+        Some(name) => input::note(input::waiting_for_model(name, models)),
+        None => input::note(input::waiting_for_workers(&node.config)),
+    }
+    model.await
 }
 
 fn code_of(node: &Node, ended: Result<Ending, EngineError>, code: u8) -> u8 {

@@ -9,6 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::fleet::Fleet;
 use crate::support::{Ended, genset, run_with, soon};
 
 fn words(path: &Path) -> String {
@@ -277,6 +278,40 @@ async fn an_interrupted_run_is_continued() {
         assert_eq!(line["response"], format!("prompt {number}"));
     }
     assert!(!part.exists());
+}
+
+#[tokio::test]
+async fn of_several_models_the_one_that_is_named_answers() {
+    let fleet = Fleet::new();
+    let folder = TempDir::new().unwrap();
+    let mut workers = Vec::new();
+    for name in ["first", "second"] {
+        let script = folder.path().join(name);
+        fs::write(&script, format!("[[reply]]\ntext = \"I am {name}\"\n")).unwrap();
+        let input = format!("in=dyn://{name}");
+        let called = format!("--model-name={name}");
+        let script = script.to_str().unwrap();
+        let words = [input.as_str(), "out=scripted", &called, "--script", script];
+        workers.push(fleet.worker_of(&words, &[]).await);
+    }
+    let input = folder.path().join("prompts.jsonl");
+    fs::write(&input, prompts(1)).unwrap();
+    let batch = words(&input);
+    for name in ["second", "first"] {
+        let called = format!("--model-name={name}");
+        let ended = fleet.ask(&["run", &batch, "out=dyn", &called]).await;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let output = output(folder.path());
+        assert_eq!(output[0]["response"], format!("I am {name}"));
+    }
+    for input in ["in=stdin", &batch] {
+        let ended = fleet.ask(&["run", input, "out=dyn"]).await;
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        assert!(
+            ended.stderr.contains("name the one to ask: first, second"),
+            "{ended:?}"
+        );
+    }
 }
 
 /// How many answers are noted, less the first line, which says whose they are.

@@ -15,6 +15,7 @@ use super::{OUTPUT, refused};
 pub(super) struct Prompts {
     folder: PathBuf,
     input: BatchInput,
+    name_no_model: bool,
 }
 
 /// A line of the input.
@@ -42,8 +43,10 @@ impl Prompts {
     pub(super) fn open(path: &Path) -> Result<Self, EngineError> {
         let (folder, paths) = files_at(path)?;
         let mut names = HashMap::new();
+        let mut name_no_model = false;
         let input = BatchInput::open(paths, |at, bytes| {
             let Ok(Named { custom_id }) = serde_json::from_slice(bytes) else {
+                name_no_model = true;
                 return Ok(());
             };
             match names.insert(custom_id, at.to_string()) {
@@ -54,7 +57,13 @@ impl Prompts {
         Ok(Self {
             folder,
             input: input.map_err(refused)?,
+            name_no_model,
         })
+    }
+
+    /// Whether there are others than requests, which name their model.
+    pub(super) fn name_no_model(&self) -> bool {
+        self.name_no_model
     }
 
     /// The folder of the input, and of the output.
@@ -137,4 +146,21 @@ fn files_at(path: &Path) -> Result<(PathBuf, Vec<PathBuf>), EngineError> {
         return Err(EngineError::invalid_argument("in", problem));
     }
     Ok((path.to_owned(), files))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_name_their_model_and_prompts_do_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("prompts.jsonl");
+        let request = "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": {}}\n";
+        let prompt = "{\"text\": \"Hello\"}\n";
+        for (lines, expected) in [([request, "\n"], false), ([request, prompt], true)] {
+            std::fs::write(&path, lines.concat()).unwrap();
+            assert_eq!(Prompts::open(&path).unwrap().name_no_model(), expected);
+        }
+    }
 }
