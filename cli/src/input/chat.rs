@@ -12,7 +12,7 @@ use genset_runtime::Signals;
 use serde_json::{Map, Value, json};
 use tokio::time::Instant;
 
-use super::question::Asker;
+use super::question::{Asker, OWN_FIELDS};
 use super::saved::Saved;
 use super::screen::{Screen, Shown};
 
@@ -61,18 +61,6 @@ impl fmt::Display for Figures {
         }
     }
 }
-
-/// The fields of a request that are the chat's own and nobody's setting.
-const OWN_FIELDS: [&str; 8] = [
-    "model",
-    "messages",
-    "stream",
-    "stream_options",
-    "n",
-    "tools",
-    "tool_choice",
-    "logprobs",
-];
 
 /// Refuses what is no setting.
 fn settable(name: &str) -> Result<(), EngineError> {

@@ -14,6 +14,18 @@ use serde_json::{Map, Value, json};
 /// Tokens with which a base model goes on at most, unless `max_tokens` says otherwise: many never end by themselves.
 pub(super) const CONTINUATION_TOKENS: u32 = 256;
 
+/// The fields of a request that nobody else sets: they are the asker's own, or their answer would be more than a text.
+pub(super) const OWN_FIELDS: [&str; 8] = [
+    "model",
+    "messages",
+    "stream",
+    "stream_options",
+    "n",
+    "tools",
+    "tool_choice",
+    "logprobs",
+];
+
 /// Asks one model.
 #[derive(Debug)]
 pub(super) struct Asker {

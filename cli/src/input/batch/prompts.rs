@@ -8,6 +8,7 @@ use genset_frontend::batch::{BatchInput, BatchLine};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::super::question::OWN_FIELDS;
 use super::{OUTPUT, refused};
 
 /// The prompts at a path.
@@ -98,7 +99,18 @@ impl Prompts {
             return Ok(line.unwrap_or_else(|error| Prompt::Bad(bad(error.to_string()))));
         }
         Ok(match fields.remove("text") {
-            Some(Value::String(text)) => Prompt::Question(text, fields),
+            Some(Value::String(text)) => {
+                let own = OWN_FIELDS.iter().find(|name| fields.contains_key(**name));
+                match own {
+                    None => Prompt::Question(text, fields),
+                    Some(name) => {
+                        let problem = format!(
+                            "{name:?} goes with no \"text\"; ask for it in a request of OpenAI's batch format, with \"custom_id\""
+                        );
+                        Prompt::Bad(bad(problem))
+                    }
+                }
+            }
             _ => {
                 let problem = "needs \"text\", a string, as in {\"text\": \"Hello\"}; or it is a request \
                                of OpenAI's batch format, with \"custom_id\"";
@@ -152,15 +164,34 @@ fn files_at(path: &Path) -> Result<(PathBuf, Vec<PathBuf>), EngineError> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn requests_name_their_model_and_prompts_do_not() {
+    fn open(lines: &str) -> Prompts {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("prompts.jsonl");
+        std::fs::write(&path, lines).unwrap();
+        Prompts::open(&path).unwrap()
+    }
+
+    #[test]
+    fn a_field_of_which_the_line_could_not_show_the_answer_is_refused() {
+        for name in OWN_FIELDS {
+            let line = format!("{{\"text\": \"Hello\", \"{name}\": 3}}\n");
+            let Prompt::Bad(error) = open(&line).read(0).unwrap() else {
+                panic!("{name} is taken");
+            };
+            let error = error.to_string();
+            assert!(
+                error.contains(name) && error.contains("custom_id"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn requests_name_their_model_and_prompts_do_not() {
         let request = "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": {}}\n";
         let prompt = "{\"text\": \"Hello\"}\n";
         for (lines, expected) in [([request, "\n"], false), ([request, prompt], true)] {
-            std::fs::write(&path, lines.concat()).unwrap();
-            assert_eq!(Prompts::open(&path).unwrap().name_no_model(), expected);
+            assert_eq!(open(&lines.concat()).name_no_model(), expected);
         }
     }
 }
