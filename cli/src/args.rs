@@ -458,6 +458,15 @@ pub(crate) fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
     flag
 }
 
+/// A word as a shell takes it for that word.
+pub(crate) fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
 /// What becomes of models that are named by their place on the hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HubModels {

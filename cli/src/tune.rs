@@ -14,7 +14,7 @@ use genset_engine_candle::{default_threads, load::Quantization};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::args::flag;
+use crate::args::{flag, quoted};
 use crate::bench::engine::Measured;
 use crate::hub;
 use crate::input::{note, print};
@@ -34,6 +34,9 @@ const SEQUENCES: [u32; 4] = [1, 4, 16, 32];
 /// How long a prefill of a trial may take, about.
 const PREFILL: Duration = Duration::from_secs(1);
 
+/// The device where nothing is said.
+const ANY_DEVICE: &str = "auto";
+
 #[derive(Debug, Args)]
 pub(crate) struct TuneArgs {
     /// Checkout folder, GGUF file, or a model of the Hugging Face Hub
@@ -46,7 +49,7 @@ pub(crate) struct TuneArgs {
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context_tokens: Option<u32>,
     /// Where to compute: cpu, cuda:N, or auto
-    #[arg(long, default_value = "auto", value_name = "DEVICE")]
+    #[arg(long, default_value = ANY_DEVICE, value_name = "DEVICE")]
     device: String,
     /// What weights become on the CPU, as for genset run
     #[arg(long, default_value_t, value_name = "TYPE")]
@@ -54,6 +57,20 @@ pub(crate) struct TuneArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+impl TuneArgs {
+    /// The flags without which `genset run` would serve another thing than was measured.
+    fn flags_of_run(&self) -> Vec<String> {
+        let mut flags = Vec::new();
+        if self.device != ANY_DEVICE {
+            flags.push(format!("--device={}", self.device));
+        }
+        if self.quantize != Quantization::default() {
+            flags.push(format!("--quantize={}", self.quantize));
+        }
+        flags
+    }
 }
 
 /// What was found.
@@ -167,9 +184,9 @@ impl<'a> Tuning<'a> {
                 best = trial;
             }
         }
-        let mut flags = best.flags.clone();
-        let prefix = "--max-num-seqs=";
-        flags.push(format!("{prefix}{}", self.sequences));
+        let mut flags = self.bench.args.flags_of_run();
+        flags.extend_from_slice(&best.flags);
+        flags.push(format!("--max-num-seqs={}", self.sequences));
         flags.push(format!("--kv-cache-memory={}", self.kv_memory()));
         Ok(Tuned {
             model: self.name,
@@ -276,10 +293,11 @@ impl Tuned {
             true => format!("{:.2} times as fast as the defaults", self.times_the_defaults),
             false => "no flag of speed makes it faster than the defaults by more than measurements differ".into(),
         };
+        let words: Vec<String> = self.flags.iter().map(|flag| quoted(flag)).collect();
         format!(
             "{verdict}\n\n  genset run {} {}\n",
-            model.display(),
-            self.flags.join(" ")
+            quoted(&model.display().to_string()),
+            words.join(" ")
         )
     }
 }
@@ -358,6 +376,30 @@ mod tests {
             ..Measured::default()
         };
         assert_eq!(worth_running(&first), 16);
+    }
+
+    #[test]
+    fn the_command_serves_what_was_measured() {
+        let measured = |device: &str, quantize| TuneArgs {
+            model: "my model.gguf".into(),
+            seconds: 1,
+            context_tokens: None,
+            device: device.to_owned(),
+            quantize,
+            json: false,
+        };
+        let by_default = measured(ANY_DEVICE, Quantization::default());
+        assert!(by_default.flags_of_run().is_empty());
+        let args = measured("cpu", Quantization::Q4K);
+        let tuned = Tuned {
+            model: "my model".into(),
+            flags: args.flags_of_run(),
+            times_the_defaults: 2.0,
+            trials: Vec::new(),
+        };
+        let command = "  genset run 'my model.gguf' --device=cpu --quantize=q4_k\n";
+        let text = tuned.text(&args.model);
+        assert!(text.ends_with(command), "{text}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use clap::{Arg, Args, Command};
 
 use super::SubjectArgs;
+use crate::args::quoted;
 
 /// How a command line begins that does `what` with the subject of this process's own.
 pub(super) fn replay_line(what: &str) -> String {
@@ -42,15 +43,6 @@ fn line_of(what: &str, words: impl Iterator<Item = String>) -> String {
 fn is_called(arg: &Arg, name: &str) -> bool {
     let aliases = arg.get_all_aliases().unwrap_or_default();
     !name.is_empty() && (arg.get_long() == Some(name) || aliases.contains(&name))
-}
-
-/// A word as a shell takes it for that word.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.to_owned();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]
