@@ -30,7 +30,7 @@ use crate::simulate::{self, SimulateArgs};
 use crate::tune::TuneArgs;
 
 pub(crate) use self::http::HttpArgs;
-use engine::{EngineArgs, check_engine, check_words};
+use engine::{EngineArgs, check_engine, check_files, check_words};
 pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
 pub(crate) use help::did_you_mean;
 use help::{CompletionsArgs, ManArgs};
@@ -517,14 +517,15 @@ fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
         parsers,
         ..frontend
     })?;
+    check_words(&input, &output, &worker)?;
+    check_engine(&output, &engine_args, &worker)?;
     // Last, for it may take an hour.
     let is_of_hub = hub::is_asked(&worker, engine_args.model_config.as_deref());
     if is_of_hub && models == HubModels::Fetch {
         hub::bring(&output, &mut worker, &mut engine_args.model_config)?;
     }
     if !is_of_hub || models == HubModels::Fetch {
-        check_words(&input, &output, &worker)?;
-        check_engine(&output, &engine_args, &worker)?;
+        check_files(&output, &engine_args, &worker)?;
     }
     Ok(RunConfig {
         input,

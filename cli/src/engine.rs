@@ -67,10 +67,6 @@ pub(crate) fn build(
 }
 
 fn echo_full(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
-    if config.worker.model_path.is_some() {
-        let problem = "echo_full takes text and needs no model folder; name it with --model-name";
-        return Err(EngineError::invalid_argument("MODEL", problem));
-    }
     let engine = EchoFull::from_args(&config.engine_args.echo);
     Ok((Arc::new(engine), config.worker.worker_config(None)?))
 }

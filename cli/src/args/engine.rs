@@ -108,7 +108,35 @@ pub(super) fn check_words(
             return Err(EngineError::invalid_argument("MODEL", problem));
         }
     }
-    match (output, worker.model_path.as_deref()) {
+    if output.is(EngineKind::EchoFull) && worker.model_path.is_some() {
+        let problem = "echo_full takes text and needs no model folder; name it with --model-name";
+        return Err(EngineError::invalid_argument("MODEL", problem));
+    }
+    Ok(())
+}
+
+/// Refuses a model that the engine cannot read, and what does not go with it. The files are on this disk by then.
+pub(super) fn check_files(
+    output: &OutputKind,
+    engine: &EngineArgs,
+    worker: &WorkerArgs,
+) -> Result<(), EngineError> {
+    check_model(output, worker.model_path.as_deref())?;
+    let has_gguf = worker.model_path.as_deref().is_some_and(is_gguf);
+    if engine.model_config.is_some() && !has_gguf {
+        return Err(no_model_config());
+    }
+    let is_server = matches!(output, OutputKind::Engine(EngineKind::Server(_)));
+    if engine.chat_template.is_some() && engine.model_config.is_none() && is_server && has_gguf {
+        let problem = "llama.cpp applies the template inside a GGUF file; name the model's folder with --model-config";
+        return Err(EngineError::invalid_argument("--chat-template", problem));
+    }
+    Ok(())
+}
+
+/// Refuses what is no model of the engine's kind.
+fn check_model(output: &OutputKind, path: Option<&Path>) -> Result<(), EngineError> {
+    match (output, path) {
         (OutputKind::Engine(EngineKind::Server(kind)), path) => {
             required_model(*kind, path).map(drop)
         }
@@ -128,7 +156,7 @@ pub(super) fn check_words(
     }
 }
 
-/// Refuses flags that the engine has no use for, and the lack of one it needs.
+/// Refuses flags that the engine has no use for, and the lack of one it needs, as far as no file says so.
 pub(super) fn check_engine(
     output: &OutputKind,
     engine: &EngineArgs,
@@ -142,7 +170,7 @@ pub(super) fn check_engine(
     }
     check_server_flags(output, engine)?;
     check_speculation(output, engine)?;
-    check_model_config(output, engine, worker)?;
+    check_model_config(output, engine)?;
     if engine.chat_template.is_none() {
         return Ok(());
     }
@@ -156,12 +184,6 @@ pub(super) fn check_engine(
         }
         OutputKind::Engine(EngineKind::Cmd) if worker.model_path.is_none() => {
             "without a MODEL there is no tokenizer to go with it; name the model's folder"
-        }
-        OutputKind::Engine(EngineKind::Server(_))
-            if worker.model_path.as_deref().is_some_and(is_gguf)
-                && engine.model_config.is_none() =>
-        {
-            "llama.cpp applies the template inside a GGUF file; name the model's folder with --model-config"
         }
         OutputKind::Engine(
             EngineKind::Candle
@@ -179,12 +201,8 @@ pub(super) fn check_engine(
     Err(EngineError::invalid_argument("--chat-template", problem))
 }
 
-/// Refuses a tokenizer for what has its own, or needs none.
-fn check_model_config(
-    output: &OutputKind,
-    engine: &EngineArgs,
-    worker: &WorkerArgs,
-) -> Result<(), EngineError> {
+/// Refuses a tokenizer for an engine that takes none.
+fn check_model_config(output: &OutputKind, engine: &EngineArgs) -> Result<(), EngineError> {
     let takers = [
         EngineKind::Candle,
         EngineKind::Apart(Apart::MistralRs),
@@ -192,12 +210,15 @@ fn check_model_config(
         EngineKind::Server(ServerKind::LlamaCpp),
     ];
     let takes_one = takers.into_iter().any(|engine| output.is(engine));
-    let has_gguf = worker.model_path.as_deref().is_some_and(is_gguf);
-    if engine.model_config.is_none() || (takes_one && has_gguf) {
+    if engine.model_config.is_none() || takes_one {
         return Ok(());
     }
+    Err(no_model_config())
+}
+
+fn no_model_config() -> EngineError {
     let problem = "is for a GGUF file as MODEL of out=candle, mistralrs, libllama or llamacpp; a model's folder has its own tokenizer";
-    Err(EngineError::invalid_argument("--model-config", problem))
+    EngineError::invalid_argument("--model-config", problem)
 }
 
 /// Refuses flags about a server where there is none.

@@ -107,6 +107,36 @@ async fn what_is_not_there_is_told_with_the_next_step() {
     );
 }
 
+/// The hub would be asked for `org/other`, which is not in the cache.
+#[tokio::test]
+async fn flags_that_do_not_go_together_are_refused_before_a_model_is_fetched() {
+    let cache = cache();
+    let cases: [(&[&str], &str); 4] = [
+        (&["out=vllm", "--speculate=ngram"], "--speculate: "),
+        (&["out=scripted"], "--script: "),
+        (
+            &["out=sample", "--tensor-parallel-size=2"],
+            "has no use for it",
+        ),
+        (&["out=echo_full"], "name it with --model-name"),
+    ];
+    for (flags, expected) in cases {
+        let words = [&["run", "in=http", "org/other"][..], flags].concat();
+        let shown = [&words[..], &["--print-config"]].concat();
+        for words in [words, shown] {
+            let ended = ended(&words, &cache).await;
+            assert_eq!(ended.code, Some(2), "{words:?}: {ended:?}");
+            assert!(ended.stderr.contains(expected), "{words:?}: {ended:?}");
+        }
+    }
+    let file = cache.path().join("genset.toml");
+    let settings = "out = \"vllm\"\nmodel = \"org/other\"\nspeculate = \"ngram\"\n";
+    fs::write(&file, settings).unwrap();
+    let checked = ended(&["config", "check", file.to_str().unwrap()], &cache).await;
+    assert_eq!(checked.code, Some(2), "{checked:?}");
+    assert!(checked.stderr.contains("--speculate: "), "{checked:?}");
+}
+
 #[tokio::test]
 async fn models_are_listed_and_deleted() {
     let cache = cache();
