@@ -50,13 +50,16 @@ pub(super) async fn run(
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
     let mut prompts = Prompts::open(path)?;
+    let mut model = None;
     if prompts.name_no_model() {
         asked.is_chosen.clone()?;
+        model = Some(asked.asker.model_name());
     }
     let output = prompts.folder().join(OUTPUT);
     let total = prompts.count();
     let path = output.with_extension("jsonl.part");
-    let mut notes = BatchNotes::open(path, prompts.fingerprint(), total).map_err(refused)?;
+    let notes = BatchNotes::open(path, prompts.fingerprint(), total, model);
+    let mut notes = notes.map_err(refused)?;
     if notes.count() > 0 {
         note(format_args!(
             "{} of {total} prompts were answered before; going on with the others",

@@ -257,6 +257,12 @@ async fn an_interrupted_run_is_continued() {
         assert_eq!(ended.status.code(), code, "{ended:?}");
         assert!(!folder.path().join("output.jsonl").exists());
     }
+    let other = batch(&input, &["out=echo_full", "--model-name=other"]).await;
+    assert_eq!(other.code, Some(1), "{other:?}");
+    assert!(
+        other.stderr.contains("has the answers of the model m"),
+        "{other:?}"
+    );
     // What a crash cut off is no answer.
     let mut torn = fs::read(&part).unwrap();
     torn.extend(b"{\"prompt\":1999,\"line\":{\"te");

@@ -33,6 +33,14 @@ pub enum NotesError {
         /// The file.
         path: PathBuf,
     },
+    /// They are of another model.
+    #[error("{} has the answers of the model {model}; remove it to begin anew", path.display())]
+    OfAnotherModel {
+        /// The file.
+        path: PathBuf,
+        /// The model.
+        model: String,
+    },
 }
 
 /// The answers so far.
@@ -48,10 +56,37 @@ pub struct BatchNotes {
 }
 
 /// The first line: whose answers these are.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Head {
     input: String,
     prompts: usize,
+    /// Who answers lines that name no model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
+}
+
+/// Whose answers were found.
+#[derive(Debug)]
+enum Whose {
+    Ours,
+    OfAnotherInput,
+    OfAnotherModel(String),
+}
+
+impl Head {
+    /// Whose answers follow after `line`.
+    fn whose(&self, line: &[u8]) -> Whose {
+        let found = serde_json::from_slice::<Self>(line).ok();
+        let same = found.filter(|head| head.input == self.input && head.prompts == self.prompts);
+        let Some(same) = same else {
+            return Whose::OfAnotherInput;
+        };
+        match same.model.zip(self.model.as_ref()) {
+            Some((model, ours)) if model != *ours => Whose::OfAnotherModel(model),
+            // Notes of an earlier version say no model.
+            Some(_) | None => Whose::Ours,
+        }
+    }
 }
 
 /// A further line.
@@ -65,11 +100,17 @@ struct Noted<T> {
 }
 
 impl BatchNotes {
-    /// Opens the notes at `path`: those of an interrupted run on the same input of so many lines, or new ones.
+    /// Opens the notes at `path`: those of an interrupted run on the same input of so many lines, or new ones. `model` answers
+    /// the lines that name none, where there are such.
     ///
     /// # Errors
-    /// When the file cannot be used, another process uses it, or it is about another input.
-    pub fn open(path: PathBuf, input: &str, lines: usize) -> Result<Self, NotesError> {
+    /// When the file cannot be used, another process uses it, or it is about another input or of another model.
+    pub fn open(
+        path: PathBuf,
+        input: &str,
+        lines: usize,
+        model: Option<&str>,
+    ) -> Result<Self, NotesError> {
         let opened = OpenOptions::new()
             .read(true)
             .write(true)
@@ -93,10 +134,15 @@ impl BatchNotes {
         let head = Head {
             input: input.to_owned(),
             prompts: lines,
+            model: model.map(str::to_owned),
         };
         match notes.read(&head) {
-            Ok(true) => Ok(notes),
-            Ok(false) => Err(NotesError::OfAnother { path: notes.path }),
+            Ok(Whose::Ours) => Ok(notes),
+            Ok(Whose::OfAnotherInput) => Err(NotesError::OfAnother { path: notes.path }),
+            Ok(Whose::OfAnotherModel(model)) => {
+                let path = notes.path;
+                Err(NotesError::OfAnotherModel { path, model })
+            }
             Err(source) => Err(notes.unwritable(source)),
         }
     }
@@ -108,8 +154,8 @@ impl BatchNotes {
         }
     }
 
-    /// Reads what an earlier run noted; says whether it is of this input. A line that it did not finish is written over.
-    fn read(&mut self, head: &Head) -> io::Result<bool> {
+    /// Reads what an earlier run noted; says whose it is. A line that it did not finish is written over.
+    fn read(&mut self, head: &Head) -> io::Result<Whose> {
         let mut reader = BufReader::new(self.file.try_clone()?);
         let mut line = Vec::new();
         loop {
@@ -119,8 +165,9 @@ impl BatchNotes {
                 break;
             }
             if self.end == 0 {
-                if serde_json::from_slice::<Head>(&line).ok().as_ref() != Some(head) {
-                    return Ok(false);
+                match head.whose(&line) {
+                    Whose::Ours => {}
+                    other @ (Whose::OfAnotherInput | Whose::OfAnotherModel(_)) => return Ok(other),
                 }
             } else if let Ok(noted) = serde_json::from_slice::<Noted<Map<String, Value>>>(&line)
                 && !noted.is_for_later
@@ -133,7 +180,7 @@ impl BatchNotes {
         if self.end == 0 {
             self.end = self.append(head)? as u64;
         }
-        Ok(true)
+        Ok(Whose::Ours)
     }
 
     fn remember(&mut self, index: usize, bytes: usize) {
@@ -277,7 +324,7 @@ mod tests {
     fn what_is_for_later_is_a_line_now_and_unanswered_when_opened_again() {
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("notes");
-        let mut notes = BatchNotes::open(path.clone(), "input", 3).unwrap();
+        let mut notes = BatchNotes::open(path.clone(), "input", 3, None).unwrap();
         notes.add_for_later(0, &line("away")).unwrap();
         notes.add(1, &line("answer")).unwrap();
         assert_eq!(
@@ -286,7 +333,7 @@ mod tests {
         );
         drop(notes);
 
-        let mut notes = BatchNotes::open(path, "input", 3).unwrap();
+        let mut notes = BatchNotes::open(path, "input", 3, None).unwrap();
         assert_eq!(notes.count(), 1);
         assert_eq!(
             [0, 1, 2].map(|index| notes.has(index)),
@@ -297,5 +344,22 @@ mod tests {
             lines(&mut notes),
             [json!([0, "back"]), json!([1, "answer"])]
         );
+    }
+
+    #[test]
+    fn answers_of_another_model_are_not_gone_on_with() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("notes");
+        let open = |model| BatchNotes::open(path.clone(), "input", 3, model);
+        open(Some("one")).unwrap().add(1, &line("answer")).unwrap();
+        let refused = open(Some("another")).unwrap_err().to_string();
+        assert!(
+            refused.ends_with("has the answers of the model one; remove it to begin anew"),
+            "{refused}"
+        );
+        assert_eq!(open(Some("one")).unwrap().count(), 1);
+        // As they were before they said whose they are.
+        std::fs::write(&path, "{\"input\":\"input\",\"prompts\":3}\n").unwrap();
+        open(Some("one")).unwrap();
     }
 }

@@ -44,7 +44,9 @@ impl OpenBatch {
     pub(super) fn open(store: &BatchStore, record: &BatchRecord) -> Result<Self, Unopened> {
         let input = checked(store, record).map_err(Unopened::Refused)?;
         let disk = |error: &dyn std::error::Error| Unopened::Disk(error.to_string());
-        let notes = BatchNotes::open(store.notes(&record.id), input.fingerprint(), input.count());
+        let (path, lines) = (store.notes(&record.id), input.count());
+        // Each line names its model.
+        let notes = BatchNotes::open(path, input.fingerprint(), lines, None);
         let mut notes = notes.map_err(|error| disk(&error))?;
         let mut counts = Counts {
             total: input.count(),
