@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
+use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{
     ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
@@ -292,7 +293,7 @@ pub(crate) enum Command {
 /// `InvalidArgument` or `Unsupported`, naming the word, the flag, or the file and its key.
 pub(crate) fn parse() -> Result<Command, EngineError> {
     let given = shorthand::with_run(&command(), std::env::args_os().collect());
-    let matches = command().get_matches_from(&given);
+    let matches = grammar_of_layer().get_matches_from(&given);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
         CliCommand::Conform { command } => return Ok(Command::Conform(command)),
@@ -369,14 +370,14 @@ struct Read {
 }
 
 fn read(given: Vec<OsString>) -> Result<Read, EngineError> {
-    let command = command();
-    let matches = command.clone().get_matches_from(&given);
+    let (command, layer) = (command(), grammar_of_layer());
+    let matches = layer.clone().get_matches_from(&given);
     let Some(run) = matches.subcommand_matches("run") else {
         return Err(EngineError::internal("clap knows a command that we do not"));
     };
     let words = words_as_flags(run)?;
     let given = put_first(&given, words);
-    let by_hand = command.clone().get_matches_from(&given);
+    let by_hand = layer.get_matches_from(&given);
     let from_file = match run.get_one::<PathBuf>("config") {
         Some(path) => layers::file_as_flags(&command, &by_hand, path)?,
         None => Vec::new(),
@@ -421,6 +422,12 @@ fn command() -> clap::Command {
             .mut_arg("tool_parser", |arg| arg.help(TOOL_PARSER_HELP))
             .mut_arg("reasoning_parser", |arg| arg.help(REASONING_PARSER_HELP))
     })
+}
+
+/// The grammar of what is not the whole yet: what a setting of `run` requires may come from another layer.
+fn grammar_of_layer() -> clap::Command {
+    let alone = |arg: clap::Arg| arg.requires(Resettable::<clap::Id>::Reset);
+    command().mut_subcommand("run", |run| run.mut_args(alone))
 }
 
 fn put_first(given: &[OsString], flags: Vec<OsString>) -> Vec<OsString> {

@@ -66,6 +66,21 @@ async fn a_list_takes_the_place_of_the_one_in_the_file() {
 }
 
 #[tokio::test]
+async fn what_a_setting_requires_may_come_from_another_layer() {
+    let file = file("wire-tls-ca = \"ca.pem\"\n");
+    let path = file.path().to_str().unwrap();
+    let words = ["in=dyn", "out=sample", "--wire-tls-cert=n.pem"];
+    let environment = [("GENSET_WIRE_TLS_KEY", "n.key")];
+    let shown = settings(&[&words[..], &["--config", path]].concat(), &environment).await;
+    assert_setting(&shown, "wire-tls-ca", "ca.pem", "file");
+    assert_setting(&shown, "wire-tls-cert", "n.pem", "flag");
+    assert_setting(&shown, "wire-tls-key", "n.key", "environment");
+    let without = with_environment(&words, &environment).await;
+    assert_eq!(without.code, Some(2), "{without:?}");
+    assert!(without.stderr.contains("--wire-tls-ca"), "{without:?}");
+}
+
+#[tokio::test]
 async fn words_are_settings_and_win_over_the_file() {
     let models = crate::support::tiny_chat();
     let model = models.to_str().unwrap();
