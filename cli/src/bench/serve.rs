@@ -23,7 +23,7 @@ use crate::input::{note, print};
 use crate::results;
 use crate::simulate::{LoadArgs, LoadKind};
 use client::Client;
-use drive::{Arrivals, Plan, drive};
+use drive::{Arrivals, Measured, Plan, drive};
 use report::{Report, Row};
 use tally::Slo;
 use target::Target;
@@ -184,7 +184,7 @@ async fn measure(args: &ServeBenchArgs) -> Result<Report, EngineError> {
         if args.warm_up > 0 {
             let warm = drive(target, &plan.warm_up(args.warm_up), None).await?;
             if warm.is_cut {
-                rows.push(Row::new(target, warm, plan.slo));
+                rows.push(Row::new(target, Measured::nothing(), plan.slo));
                 break;
             }
         }

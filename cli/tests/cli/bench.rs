@@ -32,7 +32,7 @@ fn row(ended: &Ended) -> Value {
 
 /// A measurement that goes on, once the server has given tokens for it.
 async fn under_way(server: &Server, url: &str, words: &[&str]) -> Child {
-    let mut command = genset(&[&["bench", "serve", url, "--json", "--warm-up=0"], words].concat());
+    let mut command = genset(&[&["bench", "serve", url, "--json"], words].concat());
     command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -179,6 +179,7 @@ async fn a_server_that_dies_midway_is_told_and_what_was_measured_is_shown() {
     let folder = tempfile::tempdir().unwrap();
     let (mut server, url) = mocker(folder.path()).await;
     let load = [
+        "--warm-up=0",
         "--requests=40",
         "--concurrency=4",
         "--input-tokens=16",
@@ -200,6 +201,7 @@ async fn ctrl_c_shows_what_was_measured_so_far() {
     let folder = tempfile::tempdir().unwrap();
     let (server, url) = mocker(folder.path()).await;
     let load = [
+        "--warm-up=0",
         "--duration=3000",
         "--concurrency=4",
         "--input-tokens=16",
@@ -212,6 +214,21 @@ async fn ctrl_c_shows_what_was_measured_so_far() {
     let row = row(&ended);
     assert_eq!(row["is_cut"], true);
     assert!(row["requests"].as_u64().unwrap() > 0, "{row}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_warms_up_is_in_no_figure() {
+    let folder = tempfile::tempdir().unwrap();
+    let (server, url) = mocker(folder.path()).await;
+    let bench = under_way(&server, &url, &["--warm-up=1000000"]).await;
+    send_signal(&bench, Signal::INT);
+    let ended = end_of(bench).await;
+    assert_eq!(ended.code, Some(3), "{ended:?}");
+    let row = row(&ended);
+    assert_eq!(row["is_cut"], true);
+    assert_eq!(row["requests"], 0, "{row}");
+    assert!(row["ttft_p50_ms"].is_null(), "{row}");
     server.stop().await;
 }
 

@@ -68,6 +68,17 @@ pub(super) struct Measured {
     pub(super) is_cut: bool,
 }
 
+impl Measured {
+    /// What there is where Ctrl-C came before anything was measured.
+    pub(super) fn nothing() -> Self {
+        Self {
+            tally: Tally::default(),
+            took: Duration::ZERO,
+            is_cut: true,
+        }
+    }
+}
+
 /// Sends all of a plan and waits for the answers, or until Ctrl-C.
 ///
 /// # Errors

@@ -164,12 +164,11 @@ impl Row {
             let problem = self.problems.get(kind).map_or("", String::as_str);
             notes.push(format!("{count} lost, {kind}: {problem}"));
         }
-        if (self.lengths.prompt_tokens / self.lengths.asked_prompt_tokens.max(1.0) - 1.0).abs()
-            > 0.05
-        {
+        let (counted, meant) = (self.lengths.prompt_tokens, self.lengths.asked_prompt_tokens);
+        // Without an answer, or a server that counts, there is nothing to compare.
+        if counted > 0.0 && (counted / meant.max(1.0) - 1.0).abs() > 0.05 {
             notes.push(format!(
-                "prompts had {:.1} tokens on average by the server's count, {:.1} were meant",
-                self.lengths.prompt_tokens, self.lengths.asked_prompt_tokens
+                "prompts had {counted:.1} tokens on average by the server's count, {meant:.1} were meant"
             ));
         }
         if (self.lengths.completion_tokens - self.lengths.asked_tokens).abs() > 0.05 {
@@ -280,5 +279,43 @@ impl fmt::Display for Report {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(tally: &Tally) -> Row {
+        Row {
+            server: "http://a:8080".into(),
+            model: "m".into(),
+            requests: tally.answered,
+            lost: BTreeMap::new(),
+            problems: BTreeMap::new(),
+            times: Times::of(tally),
+            requests_per_s: 0.0,
+            tokens_per_s: 0.0,
+            goodput_per_s: None,
+            hit_rate: None,
+            duration_s: 1.0,
+            lengths: Lengths::of(tally),
+            ttft: Vec::new(),
+            is_cut: false,
+            remarks: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn lengths_are_compared_where_the_server_counted_some() {
+        let mut tally = Tally::default();
+        assert_eq!(row(&tally).notes(), [""; 0]);
+        tally.answered = 1;
+        tally.asked_prompt_tokens = 100;
+        assert_eq!(row(&tally).notes(), [""; 0]);
+        tally.prompt_tokens = 120;
+        let expected =
+            "prompts had 120.0 tokens on average by the server's count, 100.0 were meant";
+        assert_eq!(row(&tally).notes(), [expected]);
     }
 }
