@@ -29,6 +29,8 @@ const MAX_LINE_BYTES: usize = 16 << 20;
 pub(super) struct Client {
     http: reqwest::Client,
     base: String,
+    /// The same for people: without a name and a password.
+    shown: String,
     key: Option<String>,
 }
 
@@ -130,6 +132,8 @@ impl Client {
         silence: Duration,
     ) -> Result<Self, EngineError> {
         let bad = |problem: String| EngineError::invalid_argument("URL", problem);
+        // What is no URL has no password that could be told from the rest.
+        let given = url.rsplit('@').next().unwrap_or_default();
         let base = if url.contains("://") {
             url.to_owned()
         } else {
@@ -140,10 +144,10 @@ impl Client {
             .trim_end_matches("/v1")
             .to_owned();
         let parsed = reqwest::Url::parse(&base)
-            .map_err(|error| bad(format!("{url:?} is no URL: {error}")))?;
+            .map_err(|error| bad(format!("{given:?} is no URL: {error}")))?;
         if !matches!(parsed.scheme(), "http" | "https") {
             return Err(bad(format!(
-                "{url:?} is none of HTTP: give one such as http://127.0.0.1:8000"
+                "{given:?} is none of HTTP: give one such as http://127.0.0.1:8000"
             )));
         }
         // An error says that one is there already, which is as good.
@@ -154,13 +158,18 @@ impl Client {
             .connect_timeout(CONNECT_TIMEOUT)
             .read_timeout(silence)
             .build()
-            .map_err(|error| bad(format!("{url:?} cannot be asked: {}", causes(&error))))?;
-        Ok(Self { http, base, key })
+            .map_err(|error| bad(format!("{given:?} cannot be asked: {}", causes(&error))))?;
+        Ok(Self {
+            http,
+            shown: without_password(&base, parsed),
+            base,
+            key,
+        })
     }
 
-    /// Where the server is.
+    /// Where the server is, as it may be shown.
     pub(super) fn base(&self) -> &str {
-        &self.base
+        &self.shown
     }
 
     /// Asks for JSON.
@@ -224,6 +233,17 @@ impl Client {
         let problem = error_text(response).await;
         Err(Failure { kind, problem })
     }
+}
+
+/// What may be shown of `base`, which was parsed as `url`.
+fn without_password(base: &str, mut url: reqwest::Url) -> String {
+    if url.username().is_empty() && url.password().is_none() {
+        return base.to_owned();
+    }
+    // URLs of HTTP have a host, and those are never refused.
+    let _ = url.set_username("");
+    let _ = url.set_password(None);
+    url.as_str().trim_end_matches('/').to_owned()
 }
 
 /// Reads a stream of events up to its end, so that the connection can be used again.
@@ -405,6 +425,19 @@ fn message_of(error: &serde_json::Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_in_the_url_is_sent_and_never_shown() {
+        let client = |url| Client::try_new(url, None, Duration::from_secs(1));
+        let found = client("https://user:secret@host:8080/v1/").unwrap();
+        assert_eq!(found.base(), "https://host:8080");
+        assert_eq!(found.base, "https://user:secret@host:8080");
+        assert_eq!(client("HOST:8080").unwrap().base(), "http://HOST:8080");
+        for url in ["https://user:secret@host:port", "ftp://user:secret@host"] {
+            let error = client(url).err().unwrap().to_string();
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
 
     #[test]
     fn lines_are_the_same_however_they_are_cut() {
