@@ -118,7 +118,9 @@ fn models() -> Finding {
         [first, ..] => Finding::warning(
             AREA,
             format!("{what}; not whole: {}", partial.join(", ")),
-            format!("genset pull {first}"),
+            format!(
+                "genset pull {first}, with :QUANTIZATION, @REVISION or /FILE if it was written so; or genset rm {first}"
+            ),
         ),
     }
 }

@@ -102,10 +102,13 @@ fn table(models: &[CachedModel]) -> String {
         let size = HumanBytes(model.bytes).to_string();
         let used = model.last_used.and_then(|at| at.elapsed().ok());
         let used = used.map_or("unknown".into(), ago);
-        let partial = if model.is_partial {
-            "  (not whole: `genset pull` goes on)"
-        } else {
-            ""
+        // The cache does not know how it was written: a quantization or a file may belong to the name.
+        let partial = match model.is_partial {
+            true => format!(
+                "  (not whole: `genset pull` as it was written goes on, `genset rm {}` deletes it)",
+                model.repo
+            ),
+            false => String::new(),
         };
         // Text takes whatever is written.
         let _infallible = writeln!(
@@ -172,6 +175,21 @@ fn bad(error: HubError) -> EngineError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_whole_is_told_with_both_ways_out() {
+        let model = CachedModel {
+            repo: "org/m-GGUF".parse().unwrap(),
+            bytes: 1,
+            is_partial: true,
+            last_used: None,
+            gguf: Vec::new(),
+            path: "/nowhere".into(),
+        };
+        let text = table(&[model]);
+        assert!(text.contains("`genset pull` as it was written"), "{text}");
+        assert!(text.contains("`genset rm org/m-GGUF`"), "{text}");
+    }
 
     #[test]
     fn times_are_told_as_people_do() {

@@ -68,6 +68,25 @@ async fn what_is_well_and_what_is_not_is_told_with_what_mends_it() {
 }
 
 #[tokio::test]
+async fn a_download_that_was_cut_is_told_with_both_ways_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let blobs = folder.path().join("hub/models--org--m-GGUF/blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(blobs.join("x.incomplete"), "cut").unwrap();
+    let ended = run_with(doctor(&["--json", "--http-port=0"], &folder), b"").await;
+    let report = report(&ended);
+    let cut = finding(&report, "not whole: org/m-GGUF");
+    assert_eq!(cut["level"], "warning");
+    let mend = cut["mend"].as_str().unwrap();
+    for way in [
+        "genset pull org/m-GGUF, with :QUANT",
+        "genset rm org/m-GGUF",
+    ] {
+        assert!(mend.contains(way), "{mend}");
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_is_not_there_is_a_problem() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.toml");
