@@ -290,6 +290,15 @@ impl EngineError {
         self.inner.kind.policy()
     }
 
+    /// Whether another instance may take the request that this one refused: the kind's policy says so, or this one has not the
+    /// adapter that the request names.
+    #[must_use]
+    pub fn may_go_elsewhere(&self) -> bool {
+        let lacks_adapter = self.kind() == ErrorKind::NotFound
+            && self.at() == Some(&At::Request(RequestField::Adapter));
+        self.policy().is_migratable || lacks_adapter
+    }
+
     /// What is at fault, where one thing is.
     #[must_use]
     pub fn at(&self) -> Option<&At> {
@@ -380,6 +389,18 @@ mod tests {
                 ("internal", 500, false, false),
             ]
         );
+    }
+
+    #[test]
+    fn a_refusal_may_go_elsewhere_by_its_policy_or_for_want_of_the_adapter() {
+        for kind in ErrorKind::ALL {
+            let refusal = EngineError::new(kind, "refused");
+            let may_go = kind.policy().is_migratable;
+            assert_eq!(refusal.may_go_elsewhere(), may_go, "{kind}");
+            let lacks = refusal.with_at(RequestField::Adapter);
+            let may_go = may_go || kind == ErrorKind::NotFound;
+            assert_eq!(lacks.may_go_elsewhere(), may_go, "{kind}");
+        }
     }
 
     #[test]

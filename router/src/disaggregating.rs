@@ -23,7 +23,7 @@ use async_trait::async_trait;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, Input, ModelCard, OutputStream, RequestContext,
-    RequestField, config::SamplingOption, transfer::TransferParams,
+    config::SamplingOption, transfer::TransferParams,
 };
 use genset_runtime::{InstanceId, KvBlocksClient};
 
@@ -134,7 +134,7 @@ impl Parts {
             let mut request = request.clone();
             request.transfer = transfer;
             match pool.route(request, ctx.clone(), left_out).await {
-                Err(error) if is_elsewhere(&error) && !ctx.is_cancelled() => {
+                Err(error) if error.may_go_elsewhere() && !ctx.is_cancelled() => {
                     failure = error;
                 }
                 decided => return decided,
@@ -163,13 +163,6 @@ impl Parts {
             blocks.release(transfer);
         }
     }
-}
-
-/// Whether instances of another role may serve what these refused: also the requests of an adapter that these have not.
-fn is_elsewhere(error: &EngineError) -> bool {
-    let lacks_adapter =
-        error.kind() == ErrorKind::NotFound && error.at() == Some(&RequestField::Adapter.into());
-    error.policy().is_migratable || lacks_adapter
 }
 
 fn nobody() -> EngineError {
@@ -201,7 +194,7 @@ impl Route for Disaggregating {
                 let legs = TwoLegs::new(Arc::clone(parts), apart.decode, request, ctx);
                 Ok(legs.begin(routed, is_settled, left_out))
             }
-            Err(error) if is_elsewhere(&error) && !ctx.is_cancelled() => {
+            Err(error) if error.may_go_elsewhere() && !ctx.is_cancelled() => {
                 tracing::debug!(request_id = ctx.id(), %error, "no prefill instance took the request");
                 let whole = parts
                     .whole(Whole::PrefillRefused, request, ctx, left_out)
