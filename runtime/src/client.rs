@@ -160,7 +160,7 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
     fn none_available(&self, adapter: Option<&str>) -> EngineError {
         let name = self.endpoint.name();
         if let Some(adapter) = adapter
-            && !self.instances.have_adapter(adapter)
+            && self.instances.lack_adapter(adapter)
         {
             let message = format!("no instance of {name} has the adapter {adapter:?}");
             return EngineError::not_found(message).with_at(RequestField::Adapter);
@@ -389,7 +389,8 @@ impl GenerateClient {
     /// As [`Generate::generate`], and says who answers. Instances in `left_out` are not asked.
     ///
     /// # Errors
-    /// What the last instance refused the request with; `Unavailable` when there was none to ask.
+    /// What the last instance refused the request with; `Unavailable` when there was none to ask, and `NotFound` at the adapter
+    /// when there are instances and none of them has it.
     ///
     /// # Cancel safety
     /// Dropping the future, or the stream it returns, cancels the request.

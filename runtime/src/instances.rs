@@ -210,11 +210,11 @@ impl Instances {
         self.map.borrow().get(&id).cloned()
     }
 
-    /// Whether any of them may be asked under this adapter.
-    pub(crate) fn have_adapter(&self, adapter: &str) -> bool {
+    /// Whether there are any, and none of them may be asked under this adapter.
+    pub(crate) fn lack_adapter(&self, adapter: &str) -> bool {
         let map = self.map.borrow();
-        map.values()
-            .any(|instance| instance.has_adapter(Some(adapter)))
+        let mut instances = map.values();
+        !map.is_empty() && !instances.any(|instance| instance.has_adapter(Some(adapter)))
     }
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<InstanceMap> {

@@ -177,11 +177,11 @@ impl MigratingStream {
                     .to_error()
                     .with_request_id(self.ctx.id()))
             }
-            None if last.policy().is_migratable && !waits => {
+            None if last.may_go_elsewhere() && !waits => {
                 self.parts.metrics.failed(Stuck::NoInstance);
                 Err(cause.clone())
             }
-            None if last.policy().is_migratable => Err(self.lost(Stuck::NoInstance, cause)),
+            None if last.may_go_elsewhere() => Err(self.lost(Stuck::NoInstance, cause)),
             None => Err(last),
         }
     }
@@ -299,7 +299,7 @@ impl Search {
                 .below
                 .route(self.request.clone(), self.ctx.clone(), left_out);
             let error = match self.before_deadline(asked).await {
-                Err(error) if error.policy().is_migratable => error,
+                Err(error) if error.may_go_elsewhere() => error,
                 decided => return decided,
             };
             let now = Instant::now();

@@ -10,7 +10,7 @@ use genset_backend_common::output::{Finish, FinishReason, Finished};
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input,
-    MetricsRegistry, ModelCard, Output, OutputStream, RequestContext, TokenId,
+    MetricsRegistry, ModelCard, Output, OutputStream, RequestContext, RequestField, TokenId,
 };
 use genset_runtime::InstanceId;
 use parking_lot::Mutex;
@@ -35,6 +35,8 @@ enum Leg {
     LosesTerminal,
     /// Refuses it.
     Refuses(ErrorKind),
+    /// Has not the adapter that it names.
+    LacksAdapter,
     /// Gives a text, then fails.
     Text,
     /// Is silent for good.
@@ -101,6 +103,10 @@ impl Fleet {
         let lost = Err(disconnected(ErrorKind::Disconnected));
         let items: Vec<Result<Output, EngineError>> = match leg {
             Leg::Refuses(kind) => return Err(disconnected(kind)),
+            Leg::LacksAdapter => {
+                let error = EngineError::not_found("nobody has the adapter");
+                return Err(error.with_at(RequestField::Adapter));
+            }
             Leg::Hangs => {
                 let never = futures_util::stream::pending();
                 return Ok(OutputStream::from_raw(Box::pin(never)));
@@ -449,6 +455,24 @@ async fn an_instance_that_comes_in_time_takes_it_on() {
     let read = site.ask(request()).await;
     assert_eq!(read.tokens, undisturbed().await.tokens);
     assert_eq!(read.end.unwrap().usage.completion_tokens, WHOLE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_instance_with_the_adapter_that_comes_in_time_takes_it_on() {
+    let legs = [lost_after(5)].into_iter().chain([Leg::LacksAdapter; 6]);
+    let site = site(legs.chain([Leg::Finishes]));
+    let read = site.ask(request()).await;
+    assert_eq!(read.tokens, undisturbed().await.tokens);
+    assert_eq!(read.end.unwrap().usage.completion_tokens, WHOLE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_whose_adapter_nobody_has_is_lost_with_its_instance() {
+    let legs = [lost_after(5)].into_iter().chain([Leg::LacksAdapter; 40]);
+    let site = site(legs);
+    let read = site.ask(request()).await;
+    assert_eq!(kind_of(&read), ErrorKind::Unavailable);
+    assert_eq!(site.failures("no_instance"), "1");
 }
 
 #[tokio::test(start_paused = true)]

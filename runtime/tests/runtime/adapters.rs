@@ -177,3 +177,21 @@ async fn a_request_goes_to_who_has_its_adapter() {
         soon(worker.shutdown()).await;
     }
 }
+
+#[tokio::test]
+async fn where_no_instance_is_left_nobody_says_that_an_adapter_is_unknown() {
+    let (runtime, _) = runtime();
+    let directory = ModelDirectory::follow(&runtime);
+    let worker = start(&runtime, 1, Arc::new(Adapted::default()), having(&["a"])).await;
+    let model = model_with(&directory, &["a"]).await;
+    let client = directory
+        .client(&model, SelectionMode::RoundRobin, PATIENCE)
+        .await
+        .unwrap();
+    soon(worker.shutdown()).await;
+    until(|| client.instances().is_empty()).await;
+    let mut request = request(1);
+    request.adapter = Some("a".into());
+    let error = client.generate(request, ctx()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+}
