@@ -264,8 +264,8 @@ impl<Resp> Stream for Counted<Resp> {
 const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
 /// A client of token-generating instances that answers the same `generate` as an engine. A request that was refused by an
-/// instance that is full, gone or going, and has yielded nothing, is tried on the others. When all were gone or going, it waits
-/// a second for another to appear.
+/// instance that is full, gone or going, or has just lost the adapter, and has yielded nothing, is tried on the others. When all
+/// were gone or going, it waits a second for another to appear.
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
@@ -468,10 +468,13 @@ impl GenerateClient {
                         outputs: OutputStream::from_raw(items),
                     });
                 }
-                Err(error) if error.policy().is_migratable && !ctx.is_cancelled() => {
+                Err(error) if error.may_go_elsewhere() && !ctx.is_cancelled() => {
                     tracing::debug!(request_id = ctx.id(), instance = %instance.record.instance, %error, "trying another instance");
                     tried.push(instance.record.instance);
-                    last_error = Some(error);
+                    // That one lost the adapter does not make it unknown where another is only full.
+                    if error.policy().is_migratable || last_error.is_none() {
+                        last_error = Some(error);
+                    }
                 }
                 Err(error) => return Err(error),
             }

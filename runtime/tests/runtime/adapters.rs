@@ -7,7 +7,7 @@ use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::{WorkerConfig, WorkerHandle};
 use genset_backend_common::{
     EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, LLMEngine, OutputStream,
-    RequestContext, StartContext, async_trait,
+    RequestContext, RequestField, StartContext, async_trait,
     controls::{Adapter, ControlRequest},
     output::{self, Finish},
 };
@@ -36,7 +36,13 @@ impl LLMEngine for Adapted {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        self.asked.lock().push(request.adapter);
+        self.asked.lock().push(request.adapter.clone());
+        if let Some(name) = request.adapter
+            && !self.loaded.lock().contains_key(&name)
+        {
+            let error = EngineError::not_found("it is not loaded");
+            return Err(error.with_at(RequestField::Adapter));
+        }
         Ok(output::stream(ctx, |out| async move {
             out.token(1).await?;
             Ok(Finish::length())
@@ -173,6 +179,39 @@ async fn a_request_goes_to_who_has_its_adapter() {
     let outputs = client.generate(naming("a"), ctx()).await.unwrap();
     finish(outputs).await.unwrap();
     assert_eq!(engines[1].asked.lock().last(), Some(&Some("a".into())));
+    for worker in [first, second] {
+        soon(worker.shutdown()).await;
+    }
+}
+
+#[tokio::test]
+async fn who_has_just_lost_an_adapter_leaves_its_requests_to_another() {
+    let (runtime, _) = runtime();
+    let directory = ModelDirectory::follow(&runtime);
+    let engines = [Adapted::default(), Adapted::default()];
+    let first = start(&runtime, 1, Arc::new(engines[0].clone()), having(&["a"])).await;
+    let second = start(&runtime, 2, Arc::new(engines[1].clone()), having(&["a"])).await;
+    let model = model_with(&directory, &["a"]).await;
+    let client = directory
+        .client(&model, SelectionMode::RoundRobin, PATIENCE)
+        .await
+        .unwrap();
+    until(|| client.instances().len() == 2).await;
+    let naming = || {
+        let mut request = request(1);
+        request.adapter = Some("a".into());
+        request
+    };
+    // Both records list it still.
+    engines[0].loaded.lock().clear();
+    for _ in 0..2 {
+        let outputs = client.generate(naming(), ctx()).await.unwrap();
+        finish(outputs).await.unwrap();
+    }
+    engines[1].loaded.lock().clear();
+    let error = client.generate(naming(), ctx()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert_eq!(error.at().map(|at| at.name()), Some("adapter"));
     for worker in [first, second] {
         soon(worker.shutdown()).await;
     }

@@ -8,6 +8,7 @@ use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::RequestLimits;
 use genset_backend_common::{
     CancelReason, EngineError, ErrorKind, Finish, GenerateRequest, Output, RequestContext,
+    RequestField,
 };
 use genset_runtime::discovery::{Address, Discovery, InstanceRecord, Lease};
 use genset_runtime::selection::RoundRobin;
@@ -100,6 +101,11 @@ fn refusing(kind: ErrorKind) -> Refusals {
     Answering::new(Box::new(move |_| Err(EngineError::new(kind, "refused"))))
 }
 
+fn lacking_the_adapter() -> Refusals {
+    let refusal = || EngineError::not_found("it is not loaded").with_at(RequestField::Adapter);
+    Answering::new(Box::new(move |_| Err(refusal())))
+}
+
 fn finishing() -> Refusals {
     Answering::new(Box::new(|_| {
         let finished = Finish::stop().into_finished(3, 0);
@@ -155,6 +161,22 @@ async fn each_instance_is_tried_once_and_the_last_refusal_is_told() {
     let error = soon(client.generate(request(1), ctx())).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::EngineShutdown);
     assert_eq!((full.calls(), gone.calls()), (1, 1));
+}
+
+#[tokio::test]
+async fn that_one_is_full_is_told_rather_than_that_another_lost_the_adapter() {
+    for is_full_first in [true, false] {
+        let (runtime, _) = runtime();
+        let (full, lacks) = (refusing(ErrorKind::Overloaded), lacking_the_adapter());
+        let handlers = match is_full_first {
+            true => [&full, &lacks],
+            false => [&lacks, &full],
+        };
+        let (client, _servings) = client_of(&runtime, handlers).await;
+        let error = soon(client.generate(request(1), ctx())).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Overloaded);
+        assert_eq!((full.calls(), lacks.calls()), (1, 1));
+    }
 }
 
 #[tokio::test]
