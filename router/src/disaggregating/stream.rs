@@ -58,7 +58,8 @@ struct Decode {
     outputs: OutputStream,
     /// Tokens that it is still to give again.
     again: usize,
-    is_silent: bool,
+    /// Whether its first tokens will say that it has the blocks.
+    is_fetching: bool,
 }
 
 impl TwoLegs {
@@ -153,16 +154,35 @@ impl TwoLegs {
     fn hand_over(&mut self, transfer: TransferParams) {
         self.since = Instant::now();
         self.held = Some(transfer.clone());
-        let hand = Hand {
-            parts: Arc::clone(&self.parts),
-            decode: Arc::clone(&self.decode),
-            request: self.request.clone(),
-            transfer,
-            ctx: self.ctx.clone(),
-            left_out: self.left_out.clone(),
-        };
+        let decode = Arc::clone(&self.decode);
+        let (ctx, left_out) = (self.ctx.clone(), self.left_out.clone());
+        let mut request = self.request.clone();
+        request.transfer = Some(transfer);
+        self.hand_to(async move { decode.route(request, ctx, &left_out).await });
+    }
+
+    /// No decode instance takes the blocks: another instance answers all of it.
+    fn stay_whole(&mut self, refusal: EngineError) {
+        tracing::warn!(request_id = self.ctx.id(), error = %refusal, "no decode instance took the request over");
+        if let Some(transfer) = self.held.take() {
+            self.parts.release(&transfer);
+        }
+        let parts = Arc::clone(&self.parts);
+        let (request, ctx) = (self.request.clone(), self.ctx.clone());
+        let left_out = self.left_out.clone();
+        self.hand_to(async move {
+            let whole = parts.whole(Whole::DecodeRefused, request, ctx, &left_out);
+            // The client is not at fault for what the instances disagree about.
+            whole.await.map_err(|_| KvTransfers::lost(refusal))
+        });
+    }
+
+    fn hand_to(
+        &mut self,
+        taken: impl Future<Output = Result<Routed, EngineError>> + Send + 'static,
+    ) {
         let cancelled = Box::pin(self.ctx.cancelled_owned());
-        self.stage = Stage::Handing(Box::pin(hand.over()), cancelled);
+        self.stage = Stage::Handing(Box::pin(taken), cancelled);
     }
 
     fn begin_decode(&mut self, routed: Routed) {
@@ -175,7 +195,7 @@ impl TwoLegs {
             holder: routed.holder,
             outputs: routed.outputs,
             again,
-            is_silent: true,
+            is_fetching: self.held.is_some(),
         });
     }
 
@@ -292,6 +312,10 @@ impl TwoLegs {
                     None
                 }
                 Err(_) if self.ctx.is_cancelled() => Some(self.cancelled()),
+                Err(refusal) if self.held.is_some() && is_about_transfer(&refusal) => {
+                    self.stay_whole(refusal);
+                    None
+                }
                 Err(error) => {
                     self.parts.metrics.failed(Leg::Decode, error.kind());
                     Some(self.end(Err(error)))
@@ -308,8 +332,7 @@ impl TwoLegs {
         };
         let item = ready!(Pin::new(&mut decode.outputs).poll_next(cx));
         self.now.store(decode.holder.id().0, Ordering::Relaxed);
-        if std::mem::take(&mut decode.is_silent) && matches!(item, Some(Ok(Output::Tokens(_)))) {
-            // It has the blocks.
+        if std::mem::take(&mut decode.is_fetching) && matches!(item, Some(Ok(Output::Tokens(_)))) {
             self.held = None;
             self.parts.metrics.handed_over_in(self.since.elapsed());
         }
@@ -357,38 +380,6 @@ impl Drop for TwoLegs {
         if let Some(transfer) = self.held.take() {
             self.parts.release(&transfer);
         }
-    }
-}
-
-/// A request between its legs.
-struct Hand {
-    parts: Arc<Parts>,
-    decode: Arc<dyn Route>,
-    request: GenerateRequest,
-    transfer: TransferParams,
-    ctx: RequestContext,
-    left_out: Vec<InstanceId>,
-}
-
-impl Hand {
-    /// To a decode instance, or where none takes it, whole to another: either answers all of it.
-    async fn over(self) -> Result<Routed, EngineError> {
-        let mut request = self.request.clone();
-        request.transfer = Some(self.transfer);
-        let handed = self
-            .decode
-            .route(request, self.ctx.clone(), &self.left_out)
-            .await;
-        let error = match handed {
-            Err(error) if !self.ctx.is_cancelled() && is_about_transfer(&error) => error,
-            decided => return decided,
-        };
-        tracing::warn!(request_id = self.ctx.id(), %error, "no decode instance took the request over");
-        let whole = self
-            .parts
-            .whole(Whole::DecodeRefused, self.request, self.ctx, &self.left_out);
-        // The client is not at fault for what the instances disagree about.
-        whole.await.map_err(|_| KvTransfers::lost(error))
     }
 }
 

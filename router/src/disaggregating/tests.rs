@@ -11,11 +11,15 @@ use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, Finish, FinishReason,
     GenerateRequest, MetricsRegistry, ModelCard, Output, OutputStream, RequestContext,
-    RequestField, Role, TokenId, config::SamplingOption, transfer::TransferParams,
+    RequestField, Role, TokenId,
+    config::SamplingOption,
+    transfer::{KvAddress, TransferParams},
 };
-use genset_runtime::InstanceId;
+use genset_runtime::plane::{Encoded, Handler, ResponseStream};
+use genset_runtime::{InstanceId, KvBlocksClient, KvBlocksRequest, Runtime};
 use parking_lot::Mutex;
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
 
 use super::{Disaggregating, DisaggregationConfig, Legs, PoolSet, Pools};
 use crate::migrating::{Migrating, MigrationConfig, Migrations};
@@ -23,6 +27,9 @@ use crate::route::{Holder, Route, Routed};
 
 const PROMPT: [TokenId; 4] = [7, 8, 9, 10];
 const CONTEXT: u32 = 64;
+/// Where the prefill worker holds its blocks.
+const BLOCKS: &str = "test.prefill.kv_blocks";
+const HOLDER: InstanceId = InstanceId(1);
 
 /// What a pool does with a request.
 #[derive(Debug, Clone, Copy)]
@@ -99,9 +106,14 @@ fn answer(request: &GenerateRequest, does: Does) -> Result<OutputStream, EngineE
     };
     let items = match does {
         Does::Prefills => {
+            let source = KvAddress {
+                plane: "memory".into(),
+                location: format!("{BLOCKS}/{HOLDER}"),
+                endpoint: BLOCKS.into(),
+            };
             let blocks = TransferParams {
-                source_worker_id: 1,
-                source: None,
+                source_worker_id: HOLDER.0,
+                source: Some(Box::new(source)),
                 data: json!("blocks"),
             };
             let last = TokenChunk::from(token(prompt));
@@ -177,7 +189,16 @@ struct Site {
 
 type Fakes<'a> = [Option<&'a Arc<Fake>>; 3];
 
-fn site_of([aggregated, prefill, decode]: Fakes<'_>, threshold: u32, has_seeds: bool) -> Site {
+fn site_of(fakes: Fakes<'_>, threshold: u32, has_seeds: bool) -> Site {
+    site_with(fakes, threshold, has_seeds, None)
+}
+
+fn site_with(
+    [aggregated, prefill, decode]: Fakes<'_>,
+    threshold: u32,
+    has_seeds: bool,
+    blocks: Option<KvBlocksClient>,
+) -> Site {
     let way = |pool: Option<&Arc<Fake>>| pool.map(|pool| Arc::clone(pool) as Arc<dyn Route>);
     let pools = Pools::fixed(PoolSet {
         aggregated: way(aggregated),
@@ -195,7 +216,7 @@ fn site_of([aggregated, prefill, decode]: Fakes<'_>, threshold: u32, has_seeds: 
         prefill_threshold_tokens: threshold,
     };
     let legs = Legs::register(&registry);
-    let layer = Disaggregating::new(pools, &card, config, None, &legs);
+    let layer = Disaggregating::new(pools, &card, config, blocks, &legs);
     Site {
         layer: Arc::new(layer),
         registry,
@@ -424,6 +445,58 @@ async fn blocks_that_nobody_can_read_are_not_the_clients_fault() {
     assert!(error.message().contains("another layout"), "{error}");
     // It was asked to compute the prompt itself, too.
     assert_eq!(decode.count(), 2);
+}
+
+/// Tells which blocks of the prefill worker are released.
+struct Releases(mpsc::Sender<Value>);
+
+#[async_trait]
+impl Handler<KvBlocksRequest, Encoded> for Releases {
+    async fn handle(
+        &self,
+        request: KvBlocksRequest,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Encoded>, EngineError> {
+        if let KvBlocksRequest::Release(data) = request {
+            self.0.send(data).await.unwrap();
+        }
+        Ok(Box::pin(stream::empty()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn blocks_that_no_decode_instance_takes_are_released_once() {
+    let overloaded = Does::Refuses(ErrorKind::Overloaded);
+    for (second, instead, releases) in [
+        (Does::Answers, Does::Hangs, 0),
+        (overloaded, Does::Answers, 1),
+        (Does::RefusesBlocks, Does::Answers, 1),
+        (Does::RefusesBlocks, overloaded, 1),
+    ] {
+        let runtime = Runtime::in_process();
+        let (sender, mut released) = mpsc::channel(8);
+        let endpoint = runtime.endpoint(BLOCKS.parse().unwrap());
+        let handler = Arc::new(Releases(sender));
+        let _serving = endpoint.serve_as(HOLDER, handler).await.unwrap();
+        let whole = Fake::new(20, [instead]);
+        let (prefill, decode) = (Fake::new(0, [Does::Prefills]), Fake::new(10, [second]));
+        let fakes = [Some(&whole), Some(&prefill), Some(&decode)];
+        let blocks = KvBlocksClient::new(&runtime);
+        let site = site_with(fakes, 0, true, Some(blocks));
+        site.ask(request()).await;
+        let mut seen = Vec::new();
+        let minute = Duration::from_secs(60);
+        while let Ok(Some(data)) = tokio::time::timeout(minute, released.recv()).await {
+            seen.push(data);
+        }
+        assert_eq!(seen, vec![json!("blocks"); releases], "{second:?}");
+        let handed_over = format!(
+            "genset_disaggregated_handover_seconds_count {}",
+            1 - releases
+        );
+        let text = site.registry.encode();
+        assert!(text.contains(&handed_over), "{second:?}: {text}");
+    }
 }
 
 #[tokio::test]
