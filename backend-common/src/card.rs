@@ -1,5 +1,7 @@
 //! [`ModelCard`]: what a worker publishes about the model it serves, enough for a frontend that has none of its files.
 
+mod known;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::num::NonZeroU32;
@@ -158,6 +160,7 @@ pub struct ModelCard {
     #[serde(default)]
     pub aliases: Vec<String>,
     /// The APIs it answers.
+    #[serde(deserialize_with = "known::endpoint_types")]
     pub endpoint_types: BTreeSet<EndpointType>,
     /// The part its instances play.
     #[serde(default)]
@@ -173,6 +176,7 @@ pub struct ModelCard {
     #[serde(default)]
     pub vocab_size: Option<NonZeroU32>,
     /// What the engine can do.
+    #[serde(deserialize_with = "known::capabilities")]
     pub capabilities: Capabilities,
     /// The tool-call parser by name; `None` when the model calls no tools.
     #[serde(default)]
