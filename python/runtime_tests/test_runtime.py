@@ -277,6 +277,27 @@ def test_too_many_requests_are_refused() -> None:
     run(main())
 
 
+def test_a_request_that_may_have_been_begun_is_not_sent_again() -> None:
+    async def main() -> None:
+        begun = []
+
+        async def fails(request: Any) -> None:
+            begun.append(request)
+            raise getattr(exceptions, request)("no")
+
+        async with served(fails) as (_, client):
+            for kind in ("Disconnected", "StreamIncomplete", "Unavailable", "Internal"):
+                with pytest.raises(getattr(exceptions, kind)):
+                    await client.random(kind)
+                assert begun.count(kind) == 1
+            # This one says that it was not.
+            with pytest.raises(exceptions.Overloaded):
+                await client.random("Overloaded")
+            assert begun.count("Overloaded") == 3
+
+    run(main())
+
+
 def test_a_shutdown_lets_requests_end_and_leaves_nothing() -> None:
     async def main() -> None:
         before = asyncio.all_tasks()

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
-use genset_backend_common::{CancelReason, EngineError, RequestContext};
+use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
 use genset_runtime::plane::{Encoded, ResponseStream};
 use genset_runtime::selection::Selector;
 use genset_runtime::{Client, InstanceId, SelectionMode};
@@ -166,7 +166,8 @@ impl Pump {
         self.inbox.put(Event::Ended(self.stream, ended.err()));
     }
 
-    /// An instance that is full, gone or going refuses a request; then another is asked, unless this one was named.
+    /// An instance that cannot be reached, is full or is shutting down has not begun a request; then another is asked, unless this one
+    /// was named.
     async fn call(
         &self,
         target: Target,
@@ -181,7 +182,7 @@ impl Pump {
         for _ in 1..MAX_ATTEMPTS {
             let called = self.client.call(&*selector, request.clone(), ctx.clone());
             match called.await {
-                Err(error) if error.policy().is_migratable => {
+                Err(error) if is_refusal(error.kind()) => {
                     tracing::debug!(request_id = ctx.id(), %error, "trying another instance");
                 }
                 called => return called,
@@ -202,6 +203,15 @@ impl Pump {
             self.inbox.put(Event::Item(self.stream, item?.0));
         }
     }
+}
+
+/// Whether a request may be sent again unasked. One whose instance was lost may have been begun, and what a handler does need not
+/// bear to be done twice.
+fn is_refusal(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::CannotConnect | ErrorKind::Overloaded | ErrorKind::EngineShutdown
+    )
 }
 
 async fn until(deadline: Option<Instant>) {

@@ -107,8 +107,9 @@ class ResponseStream(AsyncIterator[Any]):
 class Client:
     """A client of one endpoint. It follows the instances for as long as it is held.
 
-    A request goes to one of them. One that is full or shutting down refuses it; it is then sent to another, but for `direct`.
-    While there is none, a request waits ten seconds for the first.
+    A request goes to one of them. One that cannot be reached, is full or is shutting down refuses it; it is then sent again, mostly to
+    another, but for `direct`: three times in all. Whether a lost instance (`Disconnected`) had begun a request is not known, so that is
+    not sent again. While there is none, a request waits ten seconds for the first.
     """
 
     def __init__(self, bridge: Bridge, caller: Caller, endpoint: str, read: Reader = decode) -> None:
