@@ -163,10 +163,10 @@ impl Instances {
                 Change::Snapshot(entries) => {
                     let old = std::mem::take(map);
                     for record in entries.iter().filter_map(|entry| self.read(entry)) {
-                        let known = old
-                            .get(&record.instance)
-                            .filter(|known| known.record == record);
-                        let instance = known.cloned().unwrap_or_else(|| self.meet(record));
+                        let instance = match old.get(&record.instance) {
+                            Some(known) if known.record == record => Arc::clone(known),
+                            known => self.renew(known, record),
+                        };
                         map.insert(instance.record.instance, instance);
                     }
                 }
@@ -174,18 +174,21 @@ impl Instances {
                     let old = map.extract_if(.., |_, known| known.record.key() == entry.key);
                     let old = old.map(|(_, known)| known).last();
                     if let Some(record) = self.read(&entry) {
-                        let at = |record: &InstanceRecord| record.address.clone();
-                        let same = old.filter(|known| at(&known.record) == at(&record));
-                        let instance = match same {
-                            Some(known) => Arc::new(known.with_record(record)),
-                            None => self.meet(record),
-                        };
+                        let instance = self.renew(old.as_ref(), record);
                         map.insert(instance.record.instance, instance);
                     }
                 }
                 Change::Removed(key) => map.retain(|_, instance| instance.record.key() != key),
             }
         });
+    }
+
+    /// The instance of a record that is new. At its former address it is the one that was known.
+    fn renew(&self, known: Option<&Arc<Instance>>, record: InstanceRecord) -> Arc<Instance> {
+        match known.filter(|known| known.record.address == record.address) {
+            Some(known) => Arc::new(known.with_record(record)),
+            None => self.meet(record),
+        }
     }
 
     /// An instance that is new here. The plane may reach out for it before a request does.
@@ -268,4 +271,48 @@ pub(crate) async fn watch_patiently(
 
 fn log_outage(error: &EngineError) {
     tracing::warn!(%error, "discovery cannot be watched; known instances stay in use");
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::{EngineConfig, ModelCard};
+
+    use super::*;
+    use crate::discovery::Address;
+    use crate::names::EndpointName;
+    use crate::plane::MemoryPlane;
+
+    fn entry(location: &str, context_length_tokens: u32) -> Entry {
+        let config = EngineConfig::new("m", context_length_tokens);
+        let record = InstanceRecord {
+            endpoint: EndpointName::default(),
+            instance: InstanceId(1),
+            address: Address {
+                plane: "memory".into(),
+                location: location.into(),
+            },
+            card: Some(ModelCard::from_config(&config)),
+        };
+        record.to_entry().unwrap()
+    }
+
+    #[test]
+    fn an_instance_that_says_something_else_of_itself_keeps_its_requests() {
+        let snapshot: fn(Entry) -> Change = |entry| Change::Snapshot(vec![entry]);
+        for change in [snapshot, Change::Put] {
+            let plane = Arc::new(MemoryPlane::new());
+            let instances = Instances::new(Arc::new(|_| true), Records::default(), plane);
+            let load = || instances.candidates(&[], None).1[0].load;
+            instances.apply(Change::Snapshot(vec![entry("here", 10)]));
+            let request = instances.get(InstanceId(1)).unwrap().enter();
+            instances.apply(change(entry("here", 20)));
+            assert_eq!(load(), 1);
+            drop(request);
+            assert_eq!(load(), 0);
+            // Elsewhere it is another process.
+            let _request = instances.get(InstanceId(1)).unwrap().enter();
+            instances.apply(change(entry("there", 20)));
+            assert_eq!(load(), 0);
+        }
+    }
 }
