@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import LONG_S, run, until
 
-from genset import exceptions
+from genset import _handler, exceptions
 from genset.runtime import Client, Context, Endpoint, Runtime, get_runtime
 
 
@@ -389,6 +389,29 @@ def test_without_grace_requests_are_cut_short() -> None:
             await worker.shutdown()
             with pytest.raises(exceptions.EngineShutdown):
                 await answer
+
+    run(main())
+
+
+def test_a_request_that_is_cut_short_before_it_begins_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_call = _handler.Answering.on_call
+
+    def on_call_and_cancel(self: _handler.Answering, call: Any) -> None:
+        on_call(self, call)
+        self.cancel()
+
+    monkeypatch.setattr(_handler.Answering, "on_call", on_call_and_cancel)
+
+    async def main() -> None:
+        begun = []
+
+        async def handler(request: Any) -> None:
+            begun.append(request)
+
+        async with served(handler) as (worker, client):
+            with pytest.raises(exceptions.EngineShutdown):
+                await asyncio.wait_for(items(client.direct({}, worker.worker_id)), LONG_S)
+        assert not begun
 
     run(main())
 

@@ -130,7 +130,7 @@ class Answering:
         answer.task = task
         self._tasks.add(task)
         self._idle.clear()
-        task.add_done_callback(self._forget)
+        task.add_done_callback(lambda done: self._forget(done, answer))
 
     async def idle(self, grace_s: float) -> bool:
         """Waits until no request is under way; those that are after `grace_s` are cancelled. Whether none had to be."""
@@ -147,7 +147,11 @@ class Answering:
         for task in list(self._tasks):
             task.cancel()
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, task: asyncio.Task[None], answer: Answer) -> None:
+        if task.cancelled():
+            # Before its first step: it never was in its body, which would have ended the answer.
+            answer.cut()
+            answer.forget()
         self._tasks.discard(task)
         if not self._tasks:
             self._idle.set()
@@ -158,8 +162,7 @@ class Answering:
             arguments = (request, answer.stream.context) if self._with_context else (request,)
             await answer.write(self._handler(*arguments), encoder)
         except asyncio.CancelledError:
-            reason = answer.stream.context.stop_reason() or "shutdown"
-            answer.end(EngineError.of_reason(reason))
+            answer.cut()
         except Exception as error:
             answer.end(as_engine_error(error))
         else:
@@ -204,6 +207,10 @@ class Answer:
             self.call.end()
         else:
             self.call.fail(pack(error.to_wire()))
+
+    def cut(self) -> None:
+        """Ends the answer of a request that was cancelled."""
+        self.end(EngineError.of_reason(self.stream.context.stop_reason() or "shutdown"))
 
     def forget(self) -> None:
         """Nothing is told to it any more."""
