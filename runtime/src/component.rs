@@ -60,7 +60,7 @@ struct Shared {
     tasks: TaskTracker,
     shutdown: CancellationToken,
     vital: Option<VitalRuntime>,
-    /// What is listed by [`Serving`]s: several endpoints may be of one instance.
+    /// What is listed: several endpoints may be of one instance.
     listed: Mutex<HashSet<(EndpointName, InstanceId)>>,
 }
 
@@ -368,13 +368,18 @@ impl Serving {
         let new_lease: Arc<dyn Lease> = Arc::from(self.endpoint.runtime.discovery().lease().await?);
         new_lease.put(entry).await?;
         *self.lease.lock().await = Some(new_lease);
-        let key = (self.endpoint.name.clone(), self.instance);
-        self.endpoint.runtime.shared.listed.lock().insert(key);
+        self.remember();
         Ok(())
     }
 
+    /// Notes that it is listed, until it is forgotten or dropped.
+    pub(crate) fn remember(&self) {
+        let key = (self.endpoint.name.clone(), self.instance);
+        self.endpoint.runtime.shared.listed.lock().insert(key);
+    }
+
     /// Notes that it is listed no more; whether no other endpoint of the instance is.
-    fn forget(&self) -> bool {
+    pub(crate) fn forget(&self) -> bool {
         let mut listed = self.endpoint.runtime.shared.listed.lock();
         listed.remove(&(self.endpoint.name.clone(), self.instance));
         !listed.iter().any(|(_, other)| *other == self.instance)

@@ -306,12 +306,15 @@ impl Registration for RuntimeRegistration {
 
     async fn list(&self) -> Result<(), EngineError> {
         let record = self.listing.record();
-        let records = self.served()?.records(record.clone());
+        let served = self.served()?;
+        let records = served.records(record.clone());
         let lease: Arc<dyn Lease> = Arc::from(self.runtime.discovery().lease().await?);
         for record in records {
             lease.put(record.to_entry()?).await?;
         }
         *self.listing.lease.lock() = Some(lease);
+        // An endpoint beside it that leaves is not the instance's last one.
+        served.generate.remember();
         if self.listing.record() != record {
             self.listing.is_old.notify_one();
         }
@@ -320,6 +323,7 @@ impl Registration for RuntimeRegistration {
 
     async fn unlist(&self) -> Result<(), EngineError> {
         let served = self.served()?;
+        served.generate.forget();
         // Before discovery, which may take its time.
         self.runtime.plane().leaving(served.generate.instance());
         let records = served.records(self.listing.record());

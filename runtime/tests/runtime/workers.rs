@@ -212,6 +212,37 @@ async fn an_endpoint_that_leaves_tells_its_clients_before_discovery_does() {
     soon(runtime.shutdown()).await;
 }
 
+#[tokio::test]
+async fn an_endpoint_beside_a_worker_leaves_alone() {
+    let (runtime, plane, discovery) = on_tcp();
+    let (site, _, of_site) = on_tcp();
+    let worker = start(&site, ID, sample(0), worker_config(Vec::new())).await;
+    let answering = Answering::new(|(): ()| Ok(vec![0_u64]));
+    let beside = listed(&endpoint(&site, "beside"), ID, answering).await;
+    let lease = discovery.lease().await.unwrap();
+    for entry in of_site.get("").await.unwrap() {
+        lease.put(entry).await.unwrap();
+    }
+    let client = client::<GenerateRequest, Output>(&runtime, "generate").await;
+    let address = client.instances()[0].address.clone();
+    let ask = async || {
+        let items = client.direct(InstanceId(ID), request(1), ctx()).await;
+        let outputs = OutputStream::from_raw(items.unwrap());
+        soon(finish(outputs)).await.unwrap();
+    };
+    // Only those who are connected are told, before their next answer.
+    ask().await;
+    beside.unlist().await.unwrap();
+    ask().await;
+    assert!(plane.is_reachable(&address));
+    worker.stop();
+    until(|| !plane.is_reachable(&address)).await;
+    soon(worker.shutdown()).await;
+    drop(beside);
+    soon(site.shutdown()).await;
+    soon(runtime.shutdown()).await;
+}
+
 /// An engine that keeps what it was handed at start.
 #[derive(Default)]
 struct Publishing {
