@@ -102,6 +102,7 @@ impl Worker {
             adapters: adapters.clone(),
             engine: Arc::downgrade(&self.engine),
             state: state.clone(),
+            tasks: tasks.clone(),
         };
         let board = status::StatusBoard::new(self.start.worker_id);
         let status = board.subscribe();

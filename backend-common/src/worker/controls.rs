@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
 
 use super::adapter::panic_text;
 use super::adapters::AdapterBoard;
@@ -15,10 +16,13 @@ use crate::engine::LLMEngine;
 use crate::error::{EngineError, ErrorKind};
 use crate::ports::Control;
 
-/// The engine's controls, or their absence, with panics contained.
+/// The engine's controls, or their absence, with panics contained. What was begun is ended and published, also when the caller
+/// leaves.
+#[derive(Clone)]
 pub(super) struct ControlAdapter {
     pub(super) engine: Arc<dyn LLMEngine>,
     pub(super) adapters: AdapterBoard,
+    pub(super) tasks: TaskTracker,
 }
 
 #[async_trait]
@@ -26,9 +30,15 @@ impl Control for ControlAdapter {
     async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError> {
         let op = request.op();
         tracing::info!(op, "administrative request");
-        match AssertUnwindSafe(self.perform(request)).catch_unwind().await {
-            Ok(reply) => reply,
-            Err(panic) => {
+        let asked = self.clone();
+        let performed = self.tasks.spawn(async move {
+            AssertUnwindSafe(asked.perform(request))
+                .catch_unwind()
+                .await
+        });
+        match performed.await {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(panic)) => {
                 tracing::error!(
                     op,
                     panic = panic_text(&*panic),
@@ -36,6 +46,9 @@ impl Control for ControlAdapter {
                 );
                 Err(EngineError::internal(format!("the engine failed in {op}")))
             }
+            Err(_) => Err(EngineError::internal(format!(
+                "the runtime ended during {op}"
+            ))),
         }
     }
 }
@@ -50,14 +63,18 @@ impl ControlAdapter {
             ControlRequest::ClearPrefixCache => controls.clear_prefix_cache().await?,
             ControlRequest::LoadAdapter { adapter } => {
                 self.adapters.check(&adapter)?;
-                controls.load_adapter(adapter.clone()).await?;
-                let add = |known: &mut Vec<_>| known.push(adapter);
+                let loaded = controls.load_adapter(adapter.clone()).await;
+                let new = loaded.is_ok().then_some(adapter);
+                let add = |known: &mut Vec<Adapter>| known.extend(new);
                 self.adapters.publish(controls, add).await;
+                loaded?;
             }
             ControlRequest::UnloadAdapter { name } => {
-                controls.unload_adapter(&name).await?;
-                let remove = |known: &mut Vec<Adapter>| known.retain(|it| it.name != name);
+                let unloaded = controls.unload_adapter(&name).await;
+                let is_gone = |it: &Adapter| unloaded.is_ok() && it.name == name;
+                let remove = |known: &mut Vec<Adapter>| known.retain(|it| !is_gone(it));
                 self.adapters.publish(controls, remove).await;
+                unloaded?;
             }
             ControlRequest::ListAdapters => {
                 return Ok(ControlReply::Adapters {
@@ -83,6 +100,7 @@ pub(super) struct HandleControl {
     pub(super) engine: Weak<dyn LLMEngine>,
     pub(super) state: watch::Receiver<State>,
     pub(super) adapters: AdapterBoard,
+    pub(super) tasks: TaskTracker,
 }
 
 impl HandleControl {
@@ -110,7 +128,11 @@ impl Control for HandleControl {
                 "the worker does not serve yet, or not any more",
             )
         })?;
-        let adapters = self.adapters.clone();
-        ControlAdapter { engine, adapters }.control(request).await
+        let control = ControlAdapter {
+            engine,
+            adapters: self.adapters.clone(),
+            tasks: self.tasks.clone(),
+        };
+        control.control(request).await
     }
 }

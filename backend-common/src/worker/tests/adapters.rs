@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -26,11 +27,14 @@ struct Adapters {
     broken: Arc<Mutex<Vec<&'static str>>>,
     /// Whether it says what it has.
     is_silent: bool,
+    /// How long it loads one.
+    load_time: Duration,
 }
 
 #[async_trait]
 impl EngineControls for Adapters {
     async fn load_adapter(&self, adapter: Adapter) -> Result<(), EngineError> {
+        tokio::time::sleep(self.load_time).await;
         if self.broken.lock().iter().any(|name| *name == adapter.name) {
             return Err(EngineError::not_found("it is broken as planned"));
         }
@@ -148,8 +152,33 @@ async fn what_comes_and_goes_is_published_whether_the_engine_tells_or_not() {
         changes.mark_unchanged();
         load(&world, "c").await.unwrap_err();
         assert!(!changes.has_changed().unwrap());
+        // One that the engine lost by itself is known after the next request, though that fails.
+        adapters.loaded.lock().clear();
+        let name = "b".to_owned();
+        let unload = ControlRequest::UnloadAdapter { name };
+        handle.control().control(unload).await.unwrap_err();
+        assert_eq!(published(&world).is_empty(), !is_silent);
         stop_cleanly(&handle).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_loaded_for_somebody_who_left_is_published() {
+    let adapters = Adapters {
+        load_time: Duration::from_secs(5),
+        ..Adapters::default()
+    };
+    let world = with_adapters(&adapters);
+    let handle = serving(&world, asking(&[])).await;
+    let mut changes = world.offer().adapters;
+    let asked = tokio::time::timeout(Duration::from_secs(1), load(&world, "a"));
+    assert!(asked.await.is_err());
+    let listed = changes.wait_for(|known| !known.is_empty());
+    let listed = tokio::time::timeout(Duration::from_secs(60), listed).await;
+    assert!(listed.is_ok());
+    drop(listed);
+    assert_eq!(published(&world), ["a"]);
+    stop_cleanly(&handle).await;
 }
 
 #[tokio::test(start_paused = true)]
