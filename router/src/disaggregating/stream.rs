@@ -385,5 +385,5 @@ impl Drop for TwoLegs {
 
 /// Whether a refusal is not about the request itself.
 fn is_about_transfer(error: &EngineError) -> bool {
-    error.policy().is_migratable || error.at() == Some(&RequestField::Transfer.into())
+    error.may_go_elsewhere() || error.at() == Some(&RequestField::Transfer.into())
 }

@@ -45,6 +45,8 @@ enum Does {
     /// Nothing.
     Hangs,
     Refuses(ErrorKind),
+    /// It has not the adapter of the request.
+    LacksAdapter,
     /// It does not know what to make of the blocks.
     RefusesBlocks,
     /// All of it, beginning with another token.
@@ -132,6 +134,10 @@ fn answer(request: &GenerateRequest, does: Does) -> Result<OutputStream, EngineE
         }
         Does::Hangs => return Ok(OutputStream::from_raw(Box::pin(stream::pending()))),
         Does::Refuses(kind) => return Err(EngineError::new(kind, "refused")),
+        Does::LacksAdapter => {
+            let refusal = EngineError::new(ErrorKind::NotFound, "no such adapter");
+            return Err(refusal.with_at(RequestField::Adapter));
+        }
         Does::RefusesBlocks => {
             let problem = "they have another layout";
             return Err(EngineError::invalid_argument(
@@ -408,6 +414,8 @@ async fn a_request_that_no_instance_of_a_leg_takes_stays_whole() {
         (overloaded, Does::Hangs, "prefill_refused"),
         (Does::Prefills, overloaded, "decode_refused"),
         (Does::Prefills, Does::RefusesBlocks, "decode_refused"),
+        (Does::LacksAdapter, Does::Hangs, "prefill_refused"),
+        (Does::Prefills, Does::LacksAdapter, "decode_refused"),
     ] {
         let whole = Fake::new(20, [Does::Answers]);
         let (prefill, decode) = (Fake::new(0, [first]), Fake::new(10, [second]));
