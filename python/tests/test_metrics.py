@@ -34,6 +34,14 @@ def test_samples_are_what_happened_so_far() -> None:
     ]
 
 
+def test_labels_are_published_as_texts() -> None:
+    metrics = Metrics()
+    metrics.counter("c_total", "C", rank=0)
+    metrics.gauge("g", "G", rank=1)
+    metrics.histogram("h", "H", [1.0], rank=2)
+    assert [sample["labels"] for sample in metrics.samples()] == [{"rank": "0"}, {"rank": "1"}, {"rank": "2"}]
+
+
 def test_threads_lose_no_observation() -> None:
     metrics = Metrics()
     counter = metrics.counter("n_total", "N")

@@ -54,12 +54,20 @@ impl Call {
         })
     }
 
+    /// The next item, undecoded; `None` at the end.
+    ///
+    /// # Cancel safety
+    /// If another branch wins, nothing was read.
+    pub(crate) async fn undecoded(&mut self) -> Result<Option<Bytes>, EngineError> {
+        std::future::poll_fn(|cx| self.poll_item(cx)).await
+    }
+
     /// The next item; `None` at the end.
     ///
     /// # Cancel safety
     /// If another branch wins, nothing was read.
     pub(crate) async fn item<T: DeserializeOwned>(&mut self) -> Result<Option<T>, EngineError> {
-        let bytes = std::future::poll_fn(|cx| self.poll_item(cx)).await?;
+        let bytes = self.undecoded().await?;
         let item = bytes.map(|bytes| decode_payload(&bytes)).transpose();
         item.map_err(|error| {
             EngineError::internal("the engine's process answered what is not expected here")

@@ -2,6 +2,7 @@
 
 mod metrics;
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,6 +11,7 @@ use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, HealthReporter, StartContext,
     handles::{Load, LoadPublisher},
 };
+use genset_wire::{PayloadError, decode_payload};
 use parking_lot::Mutex;
 use serde::Deserialize;
 
@@ -75,15 +77,24 @@ impl Sinks {
 
     /// Publishes what the call answers until it ends.
     pub(crate) async fn follow(self, mut events: Call, link: Arc<Link>) {
-        loop {
-            match events.item().await {
-                Ok(Some(Event::Dead { reason })) if self.is_mended => {
-                    link.report(ChildFailure::ReportedDead { reason });
-                }
-                Ok(Some(event)) => self.publish(event),
-                Ok(None) => return,
-                Err(error) => return log_end(&error),
+        let mut is_warned = false;
+        let ended = loop {
+            match events.undecoded().await {
+                Ok(Some(item)) => match decode_payload(&item) {
+                    Ok(Event::Dead { reason }) if self.is_mended => {
+                        link.report(ChildFailure::ReportedDead { reason });
+                    }
+                    Ok(event) => self.publish(event),
+                    Err(error) => warn_unread(&error, &mut is_warned),
+                },
+                Ok(None) => break None,
+                Err(error) => break Some(error),
             }
+        };
+        let is_early = ended.as_ref().is_none_or(log_end);
+        // While the process lives, nobody else does it, and its last values would stay.
+        if is_early && !link.is_dead() {
+            self.forget();
         }
     }
 
@@ -111,18 +122,36 @@ impl Sinks {
     }
 }
 
-fn log_end(error: &EngineError) {
+/// Logs how the stream ended, and returns whether that was too early: the process has such an endpoint, and nobody stopped it.
+fn log_end(error: &EngineError) -> bool {
     use ErrorKind::{Cancelled, Disconnected, EngineShutdown, NotFound, Unsupported};
     if matches!(error.kind(), Unsupported | NotFound) {
         tracing::debug!(%error, "the engine's process publishes nothing");
-    } else if !matches!(error.kind(), EngineShutdown | Disconnected | Cancelled) {
+        return false;
+    }
+    let is_early = !matches!(error.kind(), EngineShutdown | Disconnected | Cancelled);
+    if is_early {
         tracing::error!(%error, "the engine's process publishes no more");
     }
+    is_early
+}
+
+fn warn_unread(error: &PayloadError, is_warned: &mut bool) {
+    if std::mem::replace(is_warned, true) {
+        return;
+    }
+    let cause = error.source().map(ToString::to_string);
+    tracing::warn!(
+        %error,
+        cause,
+        "the engine's process publishes an event that cannot be read; it is dropped, and so are others like it"
+    );
 }
 
 #[cfg(test)]
 mod tests {
-    use genset_wire::{decode_payload, encode_payload};
+    use futures_util::FutureExt as _;
+    use genset_wire::{Frame, FrameKind, RequestHead, encode_payload};
     use serde_json::json;
 
     use super::*;
@@ -193,5 +222,34 @@ mod tests {
         assert_eq!(*ctx.load.subscribe().borrow(), Load::default());
         assert!(ctx.kv_events.subscribe().snapshot.blocks.is_empty());
         assert!(!ctx.metrics.encode().contains("my_queue"));
+    }
+
+    #[tokio::test]
+    async fn an_event_that_cannot_be_read_is_dropped_alone() {
+        let ctx = StartContext::detached(1);
+        let load = ctx.load.subscribe();
+        let link = Arc::new(Link::new());
+        let call = link.call(RequestHead::default(), &(), 16).await.unwrap();
+        let send = |kind, payload: serde_json::Value| {
+            let payload = encode_payload(&payload).unwrap().into();
+            let stream = 1;
+            link.arrived(Frame {
+                kind,
+                stream,
+                payload,
+            })
+            .unwrap();
+        };
+        let follow = Sinks::new(&ctx, true).follow(call, Arc::clone(&link));
+        let mut follow = std::pin::pin!(follow);
+        let gauge = json!({"name": "my_queue", "kind": "gauge", "labels": {"rank": 0}});
+        send(FrameKind::Item, json!({"metrics": [gauge]}));
+        send(FrameKind::Item, json!({"load": {"running_requests": 3}}));
+        assert!(follow.as_mut().now_or_never().is_none());
+        assert_eq!(load.borrow().running_requests, 3);
+        // The process lives on, and says no more how it is.
+        send(FrameKind::End, json!(null));
+        assert!(follow.now_or_never().is_some());
+        assert_eq!(*load.borrow(), Load::default());
     }
 }

@@ -13,16 +13,21 @@ from __future__ import annotations
 import bisect
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from genset.types import Metric
+
+
+def _head(kind: str, name: str, help: str, labels: Mapping[str, object]) -> Metric:
+    # The worker reads only texts: it would drop the series, and all that are published with it.
+    return Metric(name=name, help=help, kind=kind, labels={label: str(value) for label, value in labels.items()})
 
 
 class Counter:
     """A number that only grows. Its name ends with `_total`."""
 
-    def __init__(self, name: str, help: str, labels: dict[str, str]) -> None:
-        self._head = Metric(name=name, help=help, kind="counter", labels=labels)
+    def __init__(self, name: str, help: str, labels: Mapping[str, object]) -> None:
+        self._head = _head("counter", name, help, labels)
         self._value = 0.0
         self._lock = threading.Lock()
 
@@ -41,8 +46,8 @@ class Counter:
 class Gauge:
     """A number that goes up and down."""
 
-    def __init__(self, name: str, help: str, labels: dict[str, str]) -> None:
-        self._head = Metric(name=name, help=help, kind="gauge", labels=labels)
+    def __init__(self, name: str, help: str, labels: Mapping[str, object]) -> None:
+        self._head = _head("gauge", name, help, labels)
         self._value = 0.0
 
     def set(self, value: float) -> None:
@@ -57,11 +62,11 @@ class Gauge:
 class Histogram:
     """How many observations lie between which bounds."""
 
-    def __init__(self, name: str, help: str, labels: dict[str, str], bounds: Sequence[float]) -> None:
+    def __init__(self, name: str, help: str, labels: Mapping[str, object], bounds: Sequence[float]) -> None:
         finite = [bound for bound in bounds if bound != math.inf]
         if finite != sorted(set(finite)) or any(math.isnan(bound) for bound in finite):
             raise ValueError("bounds must rise")
-        self._head = Metric(name=name, help=help, kind="histogram", labels=labels)
+        self._head = _head("histogram", name, help, labels)
         self._bounds = finite
         self._counts = [0] * (len(finite) + 1)
         self._sum = 0.0
@@ -81,24 +86,24 @@ class Histogram:
 
 
 class Metrics:
-    """An engine's metrics. A name may be used several times with different labels."""
+    """An engine's metrics. A name may be used several times with different labels, whose values are published as texts."""
 
     def __init__(self) -> None:
         self._all: list[Counter | Gauge | Histogram] = []
 
-    def counter(self, name: str, help: str, **labels: str) -> Counter:
+    def counter(self, name: str, help: str, **labels: object) -> Counter:
         """A new counter, from 0."""
         counter = Counter(name, help, labels)
         self._all.append(counter)
         return counter
 
-    def gauge(self, name: str, help: str, **labels: str) -> Gauge:
+    def gauge(self, name: str, help: str, **labels: object) -> Gauge:
         """A new gauge, at 0."""
         gauge = Gauge(name, help, labels)
         self._all.append(gauge)
         return gauge
 
-    def histogram(self, name: str, help: str, bounds: Sequence[float], **labels: str) -> Histogram:
+    def histogram(self, name: str, help: str, bounds: Sequence[float], **labels: object) -> Histogram:
         """A new histogram without observations. `bounds` are the upper ones, rising; what lies above the last counts too."""
         histogram = Histogram(name, help, labels, bounds)
         self._all.append(histogram)
