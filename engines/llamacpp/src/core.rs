@@ -92,7 +92,7 @@ impl<'model> Core<'model> {
                 Then::Wait => self.wait(&mut commands, runtime),
                 Then::GoOn => Then::GoOn,
             };
-            while let (Then::GoOn, Ok(command)) = (&then, commands.try_recv()) {
+            while let Some(command) = come(&then, &mut commands) {
                 then = self.obey(command);
             }
             if matches!(then, Then::GoOn) {
@@ -356,7 +356,30 @@ impl<'model> Core<'model> {
     }
 }
 
+/// A command that has come, where the loop goes on. What comes behind a stop stays where it is, to be ended with all others.
+fn come(then: &Then, commands: &mut mpsc::Receiver<Command>) -> Option<Command> {
+    match then {
+        Then::GoOn => commands.try_recv().ok(),
+        Then::Wait | Then::End => None,
+    }
+}
+
 /// As llama.cpp counts tokens, places and sequences: none reaches 2^31.
 fn number(value: impl TryInto<i32>) -> i32 {
     value.try_into().unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_behind_a_stop_is_not_thrown_away() {
+        let (sender, mut commands) = mpsc::channel(1);
+        let (done, _is_done) = oneshot::channel();
+        let sent = sender.try_send(Command::ClearPrefixCache(done));
+        assert!(sent.is_ok());
+        assert!(come(&Then::End, &mut commands).is_none());
+        assert!(come(&Then::GoOn, &mut commands).is_some());
+    }
 }
