@@ -423,8 +423,8 @@ impl Reply {
             EngineError::internal("an item cannot be written as MessagePack").with_source(error)
         })?;
         self.child.outbox.room().await;
-        self.child.send(FrameKind::Item, self.id, &payload);
-        Ok(())
+        let pushed = self.child.outbox.push(FrameKind::Item, self.id, &payload);
+        pushed.map_err(|error| EngineError::internal(format!("an item is too large: {error}")))
     }
 
     async fn start(&self, asked: StartRequest) -> Result<(), EngineError> {
@@ -500,4 +500,44 @@ fn decoded<T: DeserializeOwned>(body: &Bytes) -> Result<T, EngineError> {
     decode_payload(body).map_err(|error| {
         EngineError::internal("the worker's request cannot be read").with_source(error)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::ErrorKind;
+    use genset_engine_sample::{SampleArgs, SampleEngine};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_item_over_the_workers_limit_is_an_error() {
+        let args = SampleArgs {
+            vocab_size: 1000,
+            token_delay_ms: 1,
+        };
+        let memory = Memory::of_process(usize::MAX, Gauge::default());
+        let child = Arc::new(Child {
+            engine: Arc::new(SampleEngine::from_args(&args)),
+            outbox: Outbox::new(ROOM_BYTES, 100, &memory),
+            streams: Mutex::default(),
+            started: Mutex::default(),
+            tasks: TaskTracker::new(),
+        });
+        let open = Open {
+            ctx: RequestContext::new("r"),
+            credit: Arc::new(Semaphore::new(2)),
+            is_generate: true,
+        };
+        let reply = Reply {
+            child,
+            id: 1,
+            open,
+            is_ended: false,
+        };
+        reply.item(&"x".repeat(50)).await.unwrap();
+        let error = reply.item(&"x".repeat(200)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Internal);
+        let sizes = "202 bytes is over the limit of 100";
+        assert!(error.message().contains(sizes), "{error}");
+    }
 }
