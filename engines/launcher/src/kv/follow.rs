@@ -17,6 +17,7 @@ use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _, SubSoc
 use super::KvSource;
 use super::batch::Batch;
 use super::translate::Translator;
+use crate::dialect::Dialect;
 use crate::server::Server;
 
 /// How long nothing may come until the server is asked.
@@ -80,7 +81,8 @@ impl KvFollower {
         events.subscribe("").await?;
         let mut replay = DealerSocket::new();
         replay.connect(&self.source.replay(self.rank)).await?;
-        let mut reader = Reader::new(self.rank, self.block_size, self.total_blocks);
+        let dialect = self.source.dialect;
+        let mut reader = Reader::new(dialect, self.rank, self.block_size, self.total_blocks);
         self.catch_up(&mut replay, &mut reader).await?;
         loop {
             tokio::select! {
@@ -148,12 +150,17 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    pub(super) fn new(rank: u32, block_size: NonZeroU32, total_blocks: Option<u64>) -> Self {
+    pub(super) fn new(
+        dialect: Dialect,
+        rank: u32,
+        block_size: NonZeroU32,
+        total_blocks: Option<u64>,
+    ) -> Self {
         let max_blocks = total_blocks.and_then(|blocks| usize::try_from(blocks).ok());
         Self {
             next: 0,
             rank,
-            translator: Translator::new(block_size, max_blocks.unwrap_or(MAX_BLOCKS)),
+            translator: Translator::new(dialect, block_size, max_blocks.unwrap_or(MAX_BLOCKS)),
         }
     }
 

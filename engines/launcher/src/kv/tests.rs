@@ -56,7 +56,11 @@ fn removed(hash: u64) -> Value {
 }
 
 fn all(batches: &[Vec<u8>]) -> Vec<KvEventData> {
-    let mut reader = Reader::new(0, SIZE, Some(2048));
+    all_of(Dialect::Vllm, batches)
+}
+
+fn all_of(dialect: Dialect, batches: &[Vec<u8>]) -> Vec<KvEventData> {
+    let mut reader = Reader::new(dialect, 0, SIZE, Some(2048));
     let numbered = (0..).zip(batches);
     numbered
         .flat_map(|(number, payload)| reader.take(number, payload))
@@ -191,10 +195,43 @@ fn blocks_that_cannot_be_hashed_as_ours_are_left_out_and_so_is_what_follows_them
 }
 
 #[test]
-fn a_block_that_is_told_twice_is_there_once() {
+fn a_block_that_vllm_has_twice_is_there_until_both_are_gone() {
     let prompt = tokens(300, 64);
     let hashes = ours(None, &prompt);
     let changes = all(&[
+        batch(&[stored(&[FIRST], None, &prompt[..32])]),
+        // Of a request that was computed at the same time.
+        batch(&[stored(&[FIRST], None, &prompt[..32]), removed(FIRST)]),
+        batch(&[stored(&[SECOND], Some(FIRST), &prompt[32..])]),
+        batch(&[removed(FIRST), removed(FIRST)]),
+        // Cleared are both.
+        batch(&[
+            stored(&[FIRST], None, &prompt[..32]),
+            stored(&[FIRST], None, &prompt[..32]),
+            json!({"type": "AllBlocksCleared"}),
+            stored(&[FIRST], None, &prompt[..32]),
+            removed(FIRST),
+        ]),
+    ]);
+    let (first, gone) = (stored_event(None, &hashes[..1]), vec![hashes[0]]);
+    let gone = KvEventData::Removed { blocks: gone };
+    let expected = [
+        first.clone(),
+        stored_event(Some(hashes[0]), &hashes[1..]),
+        gone.clone(),
+        first.clone(),
+        KvEventData::Cleared,
+        first,
+        gone,
+    ];
+    assert_eq!(changes, expected);
+}
+
+#[test]
+fn a_block_that_sglang_tells_twice_is_there_once() {
+    let prompt = tokens(300, 64);
+    let hashes = ours(None, &prompt);
+    let batches = [
         batch(&[stored(&[FIRST], None, &prompt[..32])]),
         batch(&[stored(&[FIRST, SECOND], None, &prompt)]),
         // Another name for the same tokens.
@@ -204,7 +241,8 @@ fn a_block_that_is_told_twice_is_there_once() {
             removed(THIRD),
             removed(THIRD),
         ]),
-    ]);
+    ];
+    let changes = all_of(Dialect::Sglang, &batches);
     let expected = [
         stored_event(None, &hashes[..1]),
         stored_event(Some(hashes[0]), &hashes[1..]),
@@ -217,7 +255,7 @@ fn a_block_that_is_told_twice_is_there_once() {
 
 #[test]
 fn a_server_with_more_blocks_than_it_has_is_not_believed() {
-    let mut reader = Reader::new(0, SIZE, Some(1));
+    let mut reader = Reader::new(Dialect::Vllm, 0, SIZE, Some(1));
     let payload = batch(&[stored(&[FIRST, SECOND], None, &tokens(300, 64))]);
     let expected = stored_event(None, &ours(None, &tokens(300, 32)));
     assert_eq!(reader.take(0, &payload), [expected]);
@@ -225,7 +263,7 @@ fn a_server_with_more_blocks_than_it_has_is_not_believed() {
 
 #[test]
 fn batches_that_are_lost_or_broken_leave_nothing_known() {
-    let mut reader = Reader::new(0, SIZE, None);
+    let mut reader = Reader::new(Dialect::Vllm, 0, SIZE, None);
     let first = batch(&[stored(&[FIRST], None, &tokens(300, 32))]);
     let second = batch(&[stored(&[SECOND], Some(FIRST), &tokens(1, 32))]);
     assert_eq!(reader.take(0, &first).len(), 1);
@@ -493,7 +531,7 @@ fn what_sglang_was_recorded_to_send_is_told_in_our_hashes() {
     let prompt = [tokens(300, 4), tokens(310, 4)].concat();
     let plain = hashes(None, &[&prompt[..], &[700, 701, 702, 428]].concat());
     let salted = hashes(Some("tenant"), &prompt);
-    let mut reader = Reader::new(0, size, None);
+    let mut reader = Reader::new(Dialect::Sglang, 0, size, None);
     let changes: Vec<_> = (0..)
         .zip(SGLANG)
         .flat_map(|(number, batch)| reader.take(number, &bytes(batch)))

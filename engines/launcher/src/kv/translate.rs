@@ -11,6 +11,7 @@ use genset_backend_common::kv::{
 };
 
 use super::batch::{Event, ExtraKey, Removed, ServerHash, Stored};
+use crate::dialect::Dialect;
 
 /// The medium of blocks in the engine's own memory, also where that is no GPU's.
 const OWN_MEDIUM: &str = "GPU";
@@ -25,18 +26,30 @@ pub(super) struct Translator {
     block_size: usize,
     /// More than these are not kept.
     max_blocks: usize,
-    ours: HashMap<ServerHash, BlockHash>,
+    /// Whether the server tells each copy of a block, and that it is gone. vLLM may have several of one hash; SGLang's tree has each
+    /// block once.
+    has_copies: bool,
+    ours: HashMap<ServerHash, Held>,
     /// By how many of the server's hashes each of ours is held.
     holders: HashMap<BlockHash, u32>,
     /// Why events were left out, each reason once.
     left_out: BTreeSet<&'static str>,
 }
 
+/// A block of ours that a hash of the server's means.
+#[derive(Debug)]
+struct Held {
+    block: BlockHash,
+    /// Those that were told and are not gone; at least 1.
+    copies: u32,
+}
+
 impl Translator {
-    pub(super) fn new(block_size: NonZeroU32, max_blocks: usize) -> Self {
+    pub(super) fn new(dialect: Dialect, block_size: NonZeroU32, max_blocks: usize) -> Self {
         Self {
             block_size: usize::try_from(block_size.get()).unwrap_or(usize::MAX),
             max_blocks,
+            has_copies: matches!(dialect, Dialect::Vllm),
             ours: HashMap::new(),
             holders: HashMap::new(),
             left_out: BTreeSet::new(),
@@ -82,10 +95,10 @@ impl Translator {
         let mut parent = match &stored.parent_block_hash {
             None => None,
             Some(parent) => Some(
-                *self
-                    .ours
+                self.ours
                     .get(parent)
-                    .ok_or("a block after one that is not known")?,
+                    .ok_or("a block after one that is not known")?
+                    .block,
             ),
         };
         let mut before = parent.or_else(|| salt.map(salt_root));
@@ -152,13 +165,17 @@ impl Translator {
 
     /// Whether a block of ours is there that was not; `None` where there is no room for it.
     fn hold(&mut self, theirs: &ServerHash, ours: BlockHash) -> Option<bool> {
-        if self.ours.contains_key(theirs) {
+        if let Some(held) = self.ours.get_mut(theirs) {
+            if self.has_copies {
+                held.copies = held.copies.saturating_add(1);
+            }
             return Some(false);
         }
         if self.ours.len() >= self.max_blocks {
             return None;
         }
-        self.ours.insert(theirs.clone(), ours);
+        let (block, copies) = (ours, 1);
+        self.ours.insert(theirs.clone(), Held { block, copies });
         let holders = self.holders.entry(ours).or_default();
         *holders += 1;
         Some(*holders == 1)
@@ -177,7 +194,12 @@ impl Translator {
 
     /// The block of ours that is no longer there.
     fn release(&mut self, theirs: &ServerHash) -> Option<BlockHash> {
-        let ours = self.ours.remove(theirs)?;
+        let held = self.ours.get_mut(theirs)?;
+        held.copies -= 1;
+        if held.copies > 0 {
+            return None;
+        }
+        let ours = self.ours.remove(theirs)?.block;
         let holders = self.holders.get_mut(&ours)?;
         *holders -= 1;
         if *holders > 0 {
