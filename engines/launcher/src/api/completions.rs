@@ -16,6 +16,7 @@ use genset_backend_common::{
 use serde_json::{Map, Value, json};
 
 use super::chat::{self, chat_of, refuse_legs};
+use super::llama::refuse_min_tokens;
 use super::wire::{ChatLogprob, Choice, Chunk, Logprobs, Prefilled, error_of, token_logprob};
 use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable, with_media};
 use crate::extra::ExtraArgs;
@@ -37,6 +38,10 @@ pub(crate) const TRTLLM_NO_SALTS: &str = "TensorRT-LLM's completions know no cac
 
 /// vLLM shows its model the tools all the same, and looks for no calls. `auto` it refuses without a parser of its own.
 const TOOL_CHOICE: &str = "none";
+
+/// vLLM 0.32 bans the end of the answer until then. Where its grammar allows nothing else, all tokens are banned: it takes one of them and
+/// gives the request up, or goes on with text that the grammar does not allow.
+const VLLM_NO_MIN_TOKENS: &str = "vLLM fails an answer whose grammar ends before; leave min_tokens out where a grammar binds the answer";
 
 /// vLLM's header for the data-parallel rank that serves a request.
 const RANK_HEADER: &str = "x-data-parallel-rank";
@@ -108,6 +113,9 @@ impl Completions {
         request: &GenerateRequest,
         max_tokens: Option<u32>,
     ) -> Result<Map<String, Value>, EngineError> {
+        if self.flavor == Flavor::Vllm && request.guided.is_some() {
+            refuse_min_tokens(request, VLLM_NO_MIN_TOKENS)?;
+        }
         let mut body = Map::new();
         // An adapter is a model of the server's.
         let model = request.adapter.as_ref().unwrap_or(&self.model);

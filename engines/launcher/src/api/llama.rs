@@ -186,7 +186,7 @@ pub(super) fn may_use_cache(request: &GenerateRequest) -> bool {
     request.cache_salt.is_none() && !(is_drawn && sampling.seed.is_some())
 }
 
-fn refuse_min_tokens(request: &GenerateRequest, why: &str) -> Result<(), EngineError> {
+pub(super) fn refuse_min_tokens(request: &GenerateRequest, why: &str) -> Result<(), EngineError> {
     match request.stop.min_tokens {
         0 => Ok(()),
         _ => Err(EngineError::unsupported(RequestField::MinTokens, why)),

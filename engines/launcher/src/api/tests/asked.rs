@@ -268,11 +268,18 @@ fn what_an_api_cannot_carry_is_refused_by_name() {
         tools: vec![json!({})],
     };
     type Set = fn(&mut GenerateRequest);
-    let cases: [(Dialect, GenerateRequest, &str, Set); 6] = [
-        (Dialect::LlamaServer, request(), "min_tokens", |r| {
-            r.stop.min_tokens = 1;
-            r.guided = Some(GuidedDecoding::JsonObject.into());
-        }),
+    let least_of_grammar: Set = |request| {
+        request.stop.min_tokens = 1;
+        request.guided = Some(GuidedDecoding::JsonObject.into());
+    };
+    let cases: [(Dialect, GenerateRequest, &str, Set); 7] = [
+        (
+            Dialect::LlamaServer,
+            request(),
+            "min_tokens",
+            least_of_grammar,
+        ),
+        (Dialect::Vllm, request(), "min_tokens", least_of_grammar),
         (Dialect::LlamaCppPython, request(), "prompt", |_| {}),
         (
             Dialect::Vllm,
