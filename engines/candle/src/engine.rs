@@ -246,6 +246,7 @@ impl Running {
             Some(guided) => Some(self.compile(guided, &request).await?),
             None => None,
         };
+        let sampler = sampler.with_ends(guide.as_ref().map_or(&[][..], Guide::ends));
         let max_tokens = request.max_tokens(config.context_length_tokens);
         let far = ctx.child();
         let (receives, place) = match &source {

@@ -159,6 +159,7 @@ impl Serving {
         let seed = RandomState::new().build_hasher().finish();
         let sampler = Sampler::try_new(&request, vocab_size, seed)?;
         let guide = self.guide(&request).await?;
+        let sampler = sampler.with_ends(guide.as_ref().map_or(&[][..], Guide::ends));
         let prompt_tokens = request.prompt_tokens().unwrap_or(0);
         let (sink, outputs) = output::channel(ctx.with_prompt_tokens(prompt_tokens));
         // A grammar of no text at all.

@@ -128,10 +128,13 @@ impl Model {
                 .with_at(RequestField::Prompt));
         }
         let seed = RandomState::new().build_hasher().finish();
+        let sampler = Sampler::try_new(&request, self.vocab_size, seed)?;
+        let guide = self.guide(&request).await?;
+        let sampler = sampler.with_ends(guide.as_ref().map_or(&[][..], Guide::ends));
         Ok(Sequence::new(State {
             tokens: request.tokens()?.to_vec(),
-            sampler: Sampler::try_new(&request, self.vocab_size, seed)?,
-            guide: self.guide(&request).await?,
+            sampler,
+            guide,
             stop: request.stop,
             max_tokens,
             responses: None,

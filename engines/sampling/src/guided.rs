@@ -22,8 +22,9 @@
 //! - The end-of-sequence tokens are allowed exactly where the text may end. They end a guided sequence even with
 //!   `ignore_eos`, which cannot make a complete text longer.
 //! - A text that is complete and cannot go on ends the sequence at once: [`Guide::is_finished`].
-//! - `min_tokens` bans the end where the text may also go on. Where it cannot go on, the guide wins: a text that is
-//!   longer than its language allows helps nobody.
+//! - `min_tokens` bans the end where the text may also go on, under `ignore_eos` too, by
+//!   [`Sampler::with_ends`](crate::Sampler::with_ends). Where it cannot go on, the guide wins: a text that is longer than its
+//!   language allows helps nobody.
 //! - A stop token that the mask allows ends the sequence where it comes, in the middle of a text if need be; it is not
 //!   accepted. The mask does not add stop tokens.
 //!

@@ -34,8 +34,8 @@ pub struct Sampled {
 ///   the prompt as well. `min_tokens` counts this instance's tokens alone, as the request's documentation says.
 /// - A preempted request keeps its sampler: nothing is accepted twice.
 /// - While fewer than `min_tokens` are generated, stop and end-of-sequence tokens are banned. With `ignore_eos` the
-///   latter are tokens like any other. A mask wins over the ban: where it leaves nothing else, the text is complete or
-///   forced, and they are allowed.
+///   latter are tokens like any other, but for those that [end a guide](Self::with_ends). A mask wins over the ban: where
+///   it leaves nothing else, the text is complete or forced, and they are allowed.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     vocab_size: usize,
@@ -117,6 +117,16 @@ impl Sampler {
             keys: Vec::new(),
             raw: Vec::new(),
         })
+    }
+
+    /// Bans these too until `min_tokens`, whatever the request says of them: they end a guided sequence also with
+    /// `ignore_eos`. Of a guide they are [`Guide::ends`](crate::guided::Guide::ends).
+    #[must_use]
+    pub fn with_ends(mut self, ends: &[TokenId]) -> Self {
+        self.banned.extend_from_slice(ends);
+        self.banned.sort_unstable();
+        self.banned.dedup();
+        self
     }
 
     /// Whether the next token is simply the best logit, and nothing else is asked about the row. An engine may then find it on

@@ -61,8 +61,10 @@ impl Answering {
                 guide.accept(*token)?;
             }
         }
+        let sampler = Sampler::try_new(request, VOCAB_SIZE, seed)?;
+        let ends = guide.as_ref().map_or(&[][..], Guide::ends);
         Ok(Self {
-            sampler: Sampler::try_new(request, VOCAB_SIZE, seed)?,
+            sampler: sampler.with_ends(ends),
             guide,
             context,
         })

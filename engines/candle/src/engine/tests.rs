@@ -126,6 +126,23 @@ async fn stop_conditions_are_kept() {
     assert!(!tokens.contains(&stop));
 }
 
+/// Also where the request does not list the model's ends, or ignores them: they end what is guided.
+#[tokio::test]
+async fn a_guided_answer_is_as_long_as_it_is_to_be_at_least() {
+    let live = Live::start(Fake::default()).await;
+    for (ends, ignore_eos) in [(Vec::<TokenId>::new(), false), (vec![2, 0], true)] {
+        let mut guided = request(&[1, 2, 3], 40);
+        let digits = genset_backend_common::GuidedDecoding::Regex("[0-9]{1,99}".into());
+        guided.guided = Some(digits.into());
+        // Of a model that wants to end at once.
+        guided.sampling.logit_bias = [(2, 100.0), (0, 100.0)].into();
+        guided.stop.min_tokens = 12;
+        (guided.stop.eos_token_ids, guided.stop.ignore_eos) = (ends.into(), ignore_eos);
+        let (tokens, finished) = live.answer(guided).await.unwrap();
+        assert_eq!((tokens.len(), finished.reason), (12, FinishReason::Stop));
+    }
+}
+
 #[tokio::test]
 async fn the_context_ends_an_answer() {
     let live = Live::start(Fake {

@@ -19,6 +19,7 @@ use crate::mask::TokenMask;
 /// - After `compile`, and after each `accept`, [`is_finished`](Self::is_finished) says whether the sequence is over: no more tokens are
 ///   to be sampled, and the request ends with `stop`.
 /// - An [`is_end`](Self::is_end) token, sampled, ends the sequence as well, whatever `ignore_eos` and `min_tokens` say; it is not text.
+///   A sampler that knows the [`ends`](Self::ends) keeps them away until `min_tokens`.
 /// - It is `Send`: masks may be computed on another thread beside the forward pass.
 pub struct Guide {
     state: State,
@@ -85,6 +86,12 @@ impl Guide {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         matches!(self.state, State::Finished)
+    }
+
+    /// The model's end-of-sequence tokens, for [`Sampler::with_ends`](crate::Sampler::with_ends).
+    #[must_use]
+    pub fn ends(&self) -> &[TokenId] {
+        &self.eos
     }
 
     /// Whether `token` ends a guided sequence: one of the model's end-of-sequence tokens.

@@ -229,14 +229,14 @@ fn the_end_is_allowed_where_the_text_may_end_and_only_there() {
 fn min_tokens_lengthens_what_can_be_longer() {
     let factory = pieces();
     let mut request = GenerateRequest::from_tokens("m", vec![3]);
-    (request.stop.min_tokens, request.stop.eos_token_ids) = (3, [PIECES_EOS].into());
-    let lengths: Vec<usize> = ["b{1,9}", "b{1,2}"]
-        .iter()
-        .map(|pattern| {
+    request.stop.min_tokens = 3;
+    let lengths = |request: &GenerateRequest| {
+        ["b{1,9}", "b{1,2}"].map(|pattern| {
             let mut guide = factory
-                .compile(&GuidedDecoding::Regex((*pattern).into()))
+                .compile(&GuidedDecoding::Regex(pattern.into()))
                 .unwrap();
-            let mut sampler = Sampler::try_new(&request, factory.vocabulary().len(), 0).unwrap();
+            let sampler = Sampler::try_new(request, factory.vocabulary().len(), 0).unwrap();
+            let mut sampler = sampler.with_ends(guide.ends());
             let mut length = 0;
             while !guide.is_finished() {
                 // A model that wants to end at once.
@@ -250,8 +250,13 @@ fn min_tokens_lengthens_what_can_be_longer() {
             }
             length
         })
-        .collect();
-    assert_eq!(lengths, [3, 2]);
+    };
+    // An end of the guide is one also where the request does not list it, or ignores it.
+    assert_eq!(lengths(&request), [3, 2]);
+    request.stop.eos_token_ids = [PIECES_EOS].into();
+    assert_eq!(lengths(&request), [3, 2]);
+    request.stop.ignore_eos = true;
+    assert_eq!(lengths(&request), [3, 2]);
 }
 
 fn token_of(factory: &GuideFactory, text: &str) -> TokenId {
