@@ -563,6 +563,19 @@ async fn a_gguf_file_is_served_as_text_by_either_program() {
     }
 }
 
+/// The list of its tokens is longer than what is read.
+#[tokio::test]
+async fn a_prompt_of_too_many_tokens_to_count_is_the_servers_to_judge() {
+    let mut config = config("llama", &[]);
+    config.input = genset_engine_launcher::ServerInput::Text;
+    let engine = LauncherEngine::new(config);
+    engine.start(StartContext::detached(1)).await.unwrap();
+    let mut long = GenerateRequest::from_text("m", "a ".repeat(900_000));
+    long.stop.max_tokens = Some(2);
+    assert_eq!(answer(&engine, long).await.text, "a a");
+    engine.cleanup().await.unwrap();
+}
+
 /// A GIF of one pixel, and another.
 const PIXELS: [&str; 2] = [
     "data:image/gif;base64,R0lGODlhAQABAAAAACw=",

@@ -190,8 +190,9 @@ impl Api for Text {
             (_, Input::Tokens(_) | Input::Embed(_) | Input::Score(_)) => return Ok(None),
             (Flavor::LlamaServer, input) => {
                 return match llama_tokens(client, input).await {
-                    // What is wrong with it the server says when it is to answer it.
-                    Err(HttpError::Status(_)) => Ok(None),
+                    // What is wrong with it the server says when it is to answer it, and so it does of one with so many tokens
+                    // that their list is too long to be read.
+                    Err(HttpError::Status(_) | HttpError::TooLarge { .. }) => Ok(None),
                     counted => counted.map(Some),
                 };
             }
