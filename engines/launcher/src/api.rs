@@ -195,7 +195,7 @@ pub(crate) fn of(config: &LauncherConfig, dialect: Dialect) -> Result<Arc<dyn Ap
         )),
         Dialect::Sglang => Arc::new(sglang::Sglang::new(config.extra.as_ref(), media)),
         Dialect::LlamaServer if is_text => Arc::new(text::Text::llama_server()),
-        Dialect::LlamaServer => Arc::new(llama::Llama),
+        Dialect::LlamaServer => Arc::new(llama::Llama::default()),
         Dialect::LlamaCppPython if is_text => Arc::new(text::Text::llama_cpp_python()),
         Dialect::LlamaCppPython => {
             let problem = "llama_cpp.server takes text only; leave the folder with the tokenizer out, or install llama-server";

@@ -10,6 +10,8 @@
 //! text does not tell the tokens, because its bytes are no character or the model spelled it in another way, they are drawn again in an
 //! answer that is not streamed, which names them; nobody has seen the first ones.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{
     Capabilities, EngineError, GenerateRequest, GuidedDecoding, RequestField, TokenId, async_trait,
@@ -30,8 +32,10 @@ const MAX_LOGPROBS: u32 = 20;
 pub(crate) const PAST_LIMIT: u32 = 8;
 
 /// The API of llama-server.
-#[derive(Debug)]
-pub(super) struct Llama;
+#[derive(Debug, Default)]
+pub(super) struct Llama {
+    cache: PromptCache,
+}
 
 impl Llama {
     /// What every call says.
@@ -42,7 +46,10 @@ impl Llama {
         body.insert("return_tokens".into(), true.into());
         // Each event tells the usage, so none is waited for.
         body.insert("timings_per_token".into(), true.into());
-        body.insert("cache_prompt".into(), may_use_cache(request).into());
+        body.insert(
+            "cache_prompt".into(),
+            self.cache.may_be_read_to_answer(request).into(),
+        );
         if let Some(asked) = request.output.logprobs {
             body.insert("n_probs".into(), asked.max(1).into());
         }
@@ -136,7 +143,7 @@ impl Withholds for Llama {
     fn rating_call(&self, request: &GenerateRequest, count: u32) -> Result<Call, EngineError> {
         let body = json!({
             "prompt": request.tokens()?, "n_predict": 1, "stream": false, "temperature": 0.0, "n_probs": count,
-            "grammar": "root ::= [a-z]", "cache_prompt": request.cache_salt.is_none(),
+            "grammar": "root ::= [a-z]", "cache_prompt": self.cache.may_be_read_by(request),
         });
         Ok(Call::new("/completion", &body))
     }
@@ -178,12 +185,29 @@ pub(super) fn grammars() -> [GuidedKind; 4] {
     ]
 }
 
-/// Whether what the server has of the prompt may be used. Its slots know no salts: what is to be kept apart is computed anew. So is
-/// the prompt of an answer that a seed makes repeatable: read from the cache its sums are others, and a draw among all tokens shows it.
-pub(super) fn may_use_cache(request: &GenerateRequest) -> bool {
-    let sampling = &request.sampling;
-    let is_drawn = sampling.temperature != Some(0.0);
-    request.cache_salt.is_none() && !(is_drawn && sampling.seed.is_some())
+/// What the server's slots have of prompts. They know no salts. A prompt with one is computed anew, but its slot keeps it, and whoever
+/// may read from slots finds it there: so nobody may any more.
+#[derive(Debug, Default)]
+pub(super) struct PromptCache {
+    has_salted: AtomicBool,
+}
+
+impl PromptCache {
+    /// Whether the request may read from it. To be asked before the request is sent.
+    fn may_be_read_by(&self, request: &GenerateRequest) -> bool {
+        if request.cache_salt.is_some() {
+            self.has_salted.store(true, Ordering::Relaxed);
+        }
+        !self.has_salted.load(Ordering::Relaxed)
+    }
+
+    /// As [`Self::may_be_read_by`], for an answer. The prompt of one that a seed makes repeatable is computed anew: read from the cache
+    /// its sums are others, and a draw among all tokens shows it.
+    pub(super) fn may_be_read_to_answer(&self, request: &GenerateRequest) -> bool {
+        let sampling = &request.sampling;
+        let is_drawn = sampling.temperature != Some(0.0);
+        self.may_be_read_by(request) && !(is_drawn && sampling.seed.is_some())
+    }
 }
 
 pub(super) fn refuse_min_tokens(request: &GenerateRequest, why: &str) -> Result<(), EngineError> {

@@ -16,9 +16,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::llama::{
-    deviations, grammars, may_use_cache, props, sampling, sampling_options, seed_of,
-};
+use super::llama::{PromptCache, deviations, grammars, props, sampling, sampling_options, seed_of};
 use super::wire::{Chunk, error_of};
 use super::{Api, Call, End, Facts, Reader, Step, unreadable};
 use crate::http::{Client, HttpError};
@@ -33,19 +31,22 @@ enum Flavor {
 #[derive(Debug)]
 pub(super) struct Text {
     flavor: Flavor,
+    /// Of llama-server.
+    cache: PromptCache,
 }
 
 impl Text {
     pub(super) fn llama_server() -> Self {
-        Self {
-            flavor: Flavor::LlamaServer,
-        }
+        Self::new(Flavor::LlamaServer)
     }
 
     pub(super) fn llama_cpp_python() -> Self {
-        Self {
-            flavor: Flavor::LlamaCppPython,
-        }
+        Self::new(Flavor::LlamaCppPython)
+    }
+
+    fn new(flavor: Flavor) -> Self {
+        let cache = PromptCache::default();
+        Self { flavor, cache }
     }
 
     fn refuse(&self, request: &GenerateRequest) -> Result<(), EngineError> {
@@ -78,7 +79,7 @@ impl Text {
                 // A piece of text may be several tokens; each event says how many came.
                 body.insert("timings_per_token".into(), true.into());
                 body.insert("ignore_eos".into(), request.stop.ignore_eos.into());
-                if !may_use_cache(request) {
+                if !self.cache.may_be_read_to_answer(request) {
                     body.insert("cache_prompt".into(), false.into());
                 }
             }

@@ -83,6 +83,29 @@ fn a_cache_salt_keeps_prompts_apart() {
     }
 }
 
+/// The slot that computed its prompt keeps it.
+#[test]
+fn nobody_reads_from_llama_servers_slots_once_a_prompt_with_a_salt_is_in_one() {
+    let config = LauncherConfig::new(ServerKind::LlamaCpp, "/m", ServerInput::Text);
+    let of_text = of(&config, Dialect::LlamaServer).unwrap();
+    for (api, plain) in [
+        (api(Dialect::LlamaServer), request()),
+        (of_text, GenerateRequest::from_text("m", "hi")),
+    ] {
+        let reads = |call: Call| {
+            let body: Value = serde_json::from_slice(&call.body).unwrap();
+            body.get("cache_prompt") != Some(&json!(false))
+        };
+        let mut salted = plain.clone();
+        salted.cache_salt = Some("tenant".into());
+        let asked = [&plain, &salted, &plain].map(|it| reads(api.call(it, Some(5)).unwrap()));
+        assert_eq!(asked, [true, false, false]);
+        if let Some(withholds) = api.withholds() {
+            assert!(!reads(withholds.rating_call(&plain, 1).unwrap()));
+        }
+    }
+}
+
 #[test]
 fn a_seeded_draw_of_llama_servers_is_from_a_prompt_that_is_computed_anew() {
     let mut request = request();
