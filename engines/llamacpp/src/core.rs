@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::request::{Active, Chosen};
-use crate::slots::{Eviction, Row, Sequence, Slots};
+use crate::slots::{Eviction, Row, Sequence, Slots, first_ready};
 
 /// What the engine thread is told.
 pub(crate) enum Command {
@@ -123,8 +123,11 @@ impl<'model> Core<'model> {
     ) -> Option<Command> {
         let requests = self.slots.all.iter().filter_map(|it| it.request.as_ref());
         let came = requests.map(|request| request.sink.has_room().boxed());
-        let waiting = self.waiting.iter();
-        let left = waiting.map(|sequence| sequence.request.sink.closed().boxed());
+        let waiting = self.waiting.iter().map(|sequence| &sequence.request);
+        let left = waiting.map(|request| match is_ready(request) {
+            true => request.sink.closed().boxed(),
+            false => request.sink.has_room().boxed(),
+        });
         let readers: Vec<_> = came.chain(left).collect();
         if readers.is_empty() {
             return commands.blocking_recv().or(Some(Command::Stop));
@@ -189,9 +192,10 @@ impl<'model> Core<'model> {
     }
 
     fn place_waiting(&mut self) {
-        while let Some(sequence) = self.waiting.front()
+        while let Some(first) = first_ready(&self.waiting, is_ready)
+            && let Some(sequence) = self.waiting.get(first)
             && let Some(place) = self.slots.place(&sequence.tokens, sequence.salt.as_deref())
-            && let Some(mut sequence) = self.waiting.pop_front()
+            && let Some(mut sequence) = self.waiting.remove(first)
         {
             let common = self.reuse(place.source, place.slot, place.common);
             let cached = &mut sequence.request.cached_tokens;
@@ -234,12 +238,11 @@ impl<'model> Core<'model> {
     /// What is computed next, and cells for it. A sequence whose reader is behind is left out.
     fn plan(&mut self) -> Vec<Row> {
         loop {
-            let is_ready = |request: &Active| !request.sink.is_full();
             let rows = self.slots.plan(self.max_batch, is_ready);
             if self.slots.has_room(&rows) {
                 return rows;
             }
-            match self.slots.evict() {
+            match self.slots.evict(is_ready) {
                 Some(Eviction::Idle(slot)) => self.clear(slot),
                 Some(Eviction::Preempted(slot, sequence)) => {
                     self.clear(slot);
@@ -354,6 +357,11 @@ impl<'model> Core<'model> {
         }
         self.publish_load();
     }
+}
+
+/// Whether the request's reader takes a token: otherwise none is computed.
+fn is_ready(request: &Active) -> bool {
+    !request.sink.is_full()
 }
 
 /// A command that has come, where the loop goes on. What comes behind a stop stays where it is, to be ended with all others.

@@ -5,6 +5,8 @@
 //!
 //! Cells that several sequences share are counted for each of them, so what is counted as free is free.
 
+use std::collections::VecDeque;
+
 use genset_backend_common::TokenId;
 
 /// Tokens on their way through the engine, and whose they are.
@@ -62,6 +64,15 @@ pub(crate) enum Eviction<R> {
     Idle(usize),
     /// This slot's sequence is to wait and to be computed again; its cells are to be cleared.
     Preempted(usize, Box<Sequence<R>>),
+}
+
+/// The first of those that wait that `is_ready` says. One that was preempted while its reader was behind has no use for a place yet.
+pub(crate) fn first_ready<R>(
+    waiting: &VecDeque<Sequence<R>>,
+    is_ready: impl Fn(&R) -> bool,
+) -> Option<usize> {
+    let mut waiting = waiting.iter();
+    waiting.position(|sequence| is_ready(&sequence.request))
 }
 
 impl<R> Slots<R> {
@@ -172,8 +183,9 @@ impl<R> Slots<R> {
         held + wanted <= self.cells
     }
 
-    /// Gives cells up: those that were idle for longest, else those of the youngest sequence, but never of the last one, which has room.
-    pub(crate) fn evict(&mut self) -> Option<Eviction<R>> {
+    /// Gives cells up: those that were idle for longest, else those of a sequence that is not ready, else of the youngest one, but never
+    /// of the last one, which has room.
+    pub(crate) fn evict(&mut self, is_ready: impl Fn(&R) -> bool) -> Option<Eviction<R>> {
         let is_idle = |slot: &usize| self.all[*slot].request.is_none();
         let idle = (0..self.all.len()).filter(|slot| is_idle(slot) && self.all[*slot].computed > 0);
         if let Some(slot) = idle.min_by_key(|slot| self.all[*slot].since) {
@@ -181,18 +193,20 @@ impl<R> Slots<R> {
             return Some(Eviction::Idle(slot));
         }
         let running = (0..self.all.len()).filter(|slot| !is_idle(slot));
-        let youngest = running.clone().max_by_key(|slot| self.all[*slot].since)?;
+        let is_ready = |slot: usize| self.all[slot].request.as_ref().is_some_and(&is_ready);
+        let yields = |slot: &usize| (!is_ready(*slot), self.all[*slot].since);
+        let first = running.clone().max_by_key(yields)?;
         if running.count() == 1 {
             return None;
         }
-        let slot = &mut self.all[youngest];
+        let slot = &mut self.all[first];
         let sequence = Box::new(Sequence {
             tokens: std::mem::take(&mut slot.tokens),
             salt: slot.salt.take(),
             request: slot.request.take()?,
         });
-        self.forget(youngest);
-        Some(Eviction::Preempted(youngest, sequence))
+        self.forget(first);
+        Some(Eviction::Preempted(first, sequence))
     }
 }
 
@@ -276,15 +290,34 @@ mod tests {
         let mut slots = slots(9, &[&[1, 2, 3], &[4, 5, 6], &[7, 8, 9]], &[1]);
         let rows = [Row { slot: 0, tokens: 1 }];
         assert!(!slots.has_room(&rows));
-        assert!(matches!(slots.evict(), Some(Eviction::Idle(1))));
+        assert!(matches!(slots.evict(|_| true), Some(Eviction::Idle(1))));
         assert!(slots.has_room(&rows));
-        let Some(Eviction::Preempted(2, preempted)) = slots.evict() else {
+        let Some(Eviction::Preempted(2, preempted)) = slots.evict(|_| true) else {
             panic!("the youngest is preempted");
         };
         assert_eq!(preempted.tokens, [7, 8, 9]);
-        assert!(slots.evict().is_none());
+        assert!(slots.evict(|_| true).is_none());
         // It comes back when there is room for it beside the others.
         assert!(slots.place(&[7; 6], None).is_none());
         assert!(slots.place(&[7; 5], None).is_some());
+    }
+
+    #[test]
+    fn a_sequence_that_is_not_ready_is_preempted_before_younger_ones_and_waits_behind_them() {
+        let mut slots = slots(9, &[&[1, 2, 3], &[4, 5, 6], &[7, 8, 9]], &[]);
+        slots.all[1].request = Some("behind");
+        let is_ready = |request: &&str| *request != "behind";
+        let mut waiting = VecDeque::new();
+        for slot in [1, 2] {
+            let Some(Eviction::Preempted(preempted, sequence)) = slots.evict(is_ready) else {
+                panic!("there is another");
+            };
+            assert_eq!(preempted, slot);
+            waiting.push_back(*sequence);
+        }
+        assert_eq!(first_ready(&waiting, is_ready), Some(1));
+        waiting.pop_back();
+        assert_eq!(first_ready(&waiting, is_ready), None);
+        assert!(slots.evict(is_ready).is_none());
     }
 }
