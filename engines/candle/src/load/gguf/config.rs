@@ -349,11 +349,20 @@ fn amplitude(metadata: Metadata<'_>) -> Result<f32, LoadError> {
         Some(_) => return metadata.bad(key, "is no positive number"),
         None => 1.0,
     };
+    // What `transformers` calls `mscale_all_dim`.
+    let key = "rope.scaling.yarn_log_multiplier";
+    let all = match metadata.single(key)? {
+        Some(all) if all >= 0.0 && all.is_finite() => all,
+        Some(_) => return metadata.bad(key, "is no finite number from 0 on"),
+        None => 0.0,
+    };
     match (
         metadata.text("rope.scaling.type"),
         scaling_factor(metadata)?,
     ) {
-        (Some("yarn"), Some(factor)) => Ok(own * yarn_amplitude(factor, 1.0)),
+        (Some("yarn"), Some(factor)) => {
+            Ok(own * yarn_amplitude(factor, 1.0) / yarn_amplitude(factor, all))
+        }
         (Some(_) | None, _) => Ok(own),
     }
 }

@@ -56,6 +56,36 @@ fn configurations_survive_the_way_through_a_file() {
 }
 
 #[test]
+fn a_gguf_file_has_the_size_of_scores_under_yarn() {
+    let copy = copy_of("qwen3-yarn");
+    let path = copy.path().join(CONFIG);
+    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for key in ["mscale", "mscale_all_dim"] {
+        config["rope_parameters"][key] = serde_json::json!(1.0);
+    }
+    fs::write(&path, config.to_string()).unwrap();
+    let expected = OpenModel::open(copy.path()).unwrap();
+    let file = copy.path().join("model.gguf");
+    write_gguf(&expected, &file, FloatType::F32).unwrap();
+    let got = OpenModel::open(&file).unwrap();
+    assert_eq!(got.config.rope.amplitude, 1.0);
+    assert_eq!(got.config.rope, expected.config.rope);
+    let key = b"rope.scaling.yarn_log_multiplier";
+    let mut bytes = fs::read(&file).unwrap();
+    let found = bytes.windows(key.len()).position(|window| window == key);
+    let place = found.unwrap() + key.len() + 4;
+    for value in [-1.0f32, f32::INFINITY] {
+        bytes[place..place + 4].copy_from_slice(&value.to_le_bytes());
+        fs::write(&file, &bytes).unwrap();
+        let error = open_error(&file).to_string();
+        assert!(
+            error.contains("yarn_log_multiplier: is no finite number"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn quantized_files_answer_as_weights_quantized_at_load_do() {
     for quantization in Quantization::ALL {
         if quantization == Quantization::None {

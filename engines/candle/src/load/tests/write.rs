@@ -410,6 +410,10 @@ fn rotary(rope: &Rope) -> Vec<(&'static str, Entry)> {
             ..
         } => {
             usual = yarn_amplitude(factor, 1.0);
+            if rope.amplitude == 1.0 {
+                own.push(("rope.scaling.yarn_log_multiplier", Entry::F32(1.0)));
+                usual = 1.0;
+            }
             let original = size(original_context_length);
             own.push(("rope.scaling.type", Entry::Text("yarn".into())));
             own.push(("rope.scaling.factor", Entry::F32(factor)));
