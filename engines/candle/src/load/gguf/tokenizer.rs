@@ -34,10 +34,14 @@ const END_TOKENS: [&str; 5] = [
     "<|end|>",
 ];
 
+/// Added tokens of Phi-3 that leave the white space behind them to the text.
+const PHI3_WITHOUT_SPACE: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+
 /// The vocabulary part of the metadata.
 pub(crate) struct Vocabulary<'a> {
     path: &'a Path,
     header: &'a Header,
+    architecture: &'a str,
     model: &'a str,
     tokens: &'a [String],
     types: &'a [f64],
@@ -75,6 +79,7 @@ impl<'a> Vocabulary<'a> {
         Ok(Some(Self {
             path,
             header,
+            architecture: metadata.architecture,
             model,
             tokens,
             types,
@@ -139,10 +144,17 @@ impl<'a> Vocabulary<'a> {
             }
             Some(json!({
                 "id": id, "content": token, "special": is_special,
-                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+                "single_word": false, "lstrip": false, "rstrip": self.takes_space(token),
+                "normalized": false,
             }))
         });
         added.collect()
+    }
+
+    /// Whether an added token takes the white space behind it. Files do not say so: it goes by the model, as in llama.cpp.
+    fn takes_space(&self, token: &str) -> bool {
+        let is_phi3 = self.architecture == "phi3" && self.model == "llama";
+        is_phi3 && !PHI3_WITHOUT_SPACE.contains(&token)
     }
 
     /// Whether `<s>` or its like begins every prompt.

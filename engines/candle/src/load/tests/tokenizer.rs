@@ -117,12 +117,17 @@ fn another_models_tokenizer_in_a_checkout_is_refused() {
 
 /// The files made from these entries, for a model of the size of `llama`.
 fn made(entries: Vec<(&str, Entry)>) -> Result<Vec<ModelFile>, LoadError> {
+    made_for("llama", entries)
+}
+
+/// The same for another architecture.
+fn made_for(architecture: &str, entries: Vec<(&str, Entry)>) -> Result<Vec<ModelFile>, LoadError> {
     let entries = entries
         .into_iter()
         .map(|(key, entry)| (format!("tokenizer.{key}"), entry));
     let mut all = vec![(
         "general.architecture".to_owned(),
-        Entry::Text("llama".into()),
+        Entry::Text(architecture.into()),
     )];
     all.extend(entries);
     let header = Header::parse(&encode(&all, &[])).unwrap();
@@ -179,6 +184,52 @@ fn sentencepiece_vocabularies_become_tokenizers() {
         (&generation["bos_token_id"], &generation["eos_token_id"]),
         (&json!(1), &json!([2, 9]))
     );
+}
+
+#[test]
+fn tokens_of_phi3_take_the_space_behind_them() {
+    let tokens = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        "<0x0A>",
+        "\u{2581}",
+        "H",
+        "i",
+        "Hi",
+        "\u{2581}Hi",
+        "<|endoftext|>",
+        "<|assistant|>",
+        "<|end|>",
+        "<|user|>",
+    ];
+    let of = |architecture: &str, text: &str| {
+        let files = made_for(
+            architecture,
+            vec![
+                ("ggml.model", Entry::Text("llama".into())),
+                ("ggml.tokens", texts(&tokens)),
+                (
+                    "ggml.scores",
+                    Entry::F32s(vec![
+                        0., 0., 0., 0., -3., -4., -5., -1., -2., 0., 0., 0., 0.,
+                    ]),
+                ),
+                (
+                    "ggml.token_type",
+                    Entry::I32s(vec![2, 3, 4, 6, 1, 1, 1, 1, 1, 3, 3, 3, 4]),
+                ),
+                ("ggml.bos_token_id", Entry::U32(1)),
+                ("ggml.eos_token_id", Entry::U32(9)),
+                ("ggml.unknown_token_id", Entry::U32(0)),
+            ],
+        );
+        ids(&tokenizer_of(&files.unwrap()), text, false)
+    };
+    let chat = "<|user|>\nHi<|end|>\n<|assistant|>\n";
+    assert_eq!(of("phi3", chat), [12, 8, 11, 10]);
+    assert_eq!(of("phi3", "</s> Hi<|endoftext|>\n"), [2, 8, 9, 4, 3]);
+    assert_eq!(of("llama", chat), [12, 4, 3, 7, 11, 4, 3, 10, 4, 3]);
 }
 
 #[test]
