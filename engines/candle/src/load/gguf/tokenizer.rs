@@ -25,13 +25,23 @@ const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
-/// Tokens that end an answer, which many files have in their vocabulary without saying what they are.
-const END_TOKENS: [&str; 5] = [
+/// Tokens that end an answer, which many files have in their vocabulary without saying what they are. Those of files and
+/// repositories end what a model of code fills in.
+///
+/// # Source
+/// llama.cpp's end-of-generation tokens, as far as the models that are read here have them.
+const END_TOKENS: [&str; 11] = [
     "<|eot_id|>",
     "<|im_end|>",
     "<end_of_turn>",
     "<|eom_id|>",
     "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<EOT>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
 ];
 
 /// Added tokens of Phi-3 that leave the white space behind them to the text.
