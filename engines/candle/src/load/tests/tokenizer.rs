@@ -266,6 +266,34 @@ fn ways_of_splitting_text_are_kept_apart() {
 }
 
 #[test]
+fn words_of_phi4_are_split_as_its_tokenizers_do() {
+    let split = |pre: &str, text: &str| {
+        let entries = vec![
+            ("ggml.model", Entry::Text("gpt2".into())),
+            ("ggml.pre", Entry::Text(pre.into())),
+            (
+                "ggml.tokens",
+                texts(&["a", "B", "'", "s", "aB", "'s", "a's", "BB"]),
+            ),
+            ("ggml.merges", texts(&["a B", "' s", "a 's"])),
+        ];
+        let files = made_for("phi3", entries).unwrap();
+        ids(&tokenizer_of(&files), text, true)
+    };
+    for (pre, text, expected) in [
+        ("dbrx", "aB", vec![4]),
+        ("gpt-4o", "aB", vec![0, 1]),
+        ("dbrx", "a's", vec![0, 5]),
+        ("gpt-4o", "a's", vec![6]),
+        // A word that is a token of its own, which no merges lead to.
+        ("dbrx", "BB", vec![1, 1]),
+        ("gpt-4o", "BB", vec![1, 1]),
+    ] {
+        assert_eq!(split(pre, text), expected, "{pre}: {text}");
+    }
+}
+
+#[test]
 fn vocabularies_that_make_no_sense_are_refused() {
     let model = |kind: &str| ("ggml.model", Entry::Text(kind.into()));
     let tokens = || ("ggml.tokens", texts(&["a", "b"]));

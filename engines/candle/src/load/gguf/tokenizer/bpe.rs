@@ -13,6 +13,9 @@ const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N
 /// Mistral Nemo's: letters split where lower case meets upper.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
+/// GPT-4o's (`o200k_base`): as the one above, with contractions at the words' ends and digits in groups of three.
+const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
 /// How a vocabulary splits text before it merges.
 struct Splitting {
     normalizer: Json,
@@ -91,6 +94,10 @@ fn splitting(vocabulary: &Vocabulary<'_>) -> Result<Splitting, LoadError> {
         Some("llama-bpe" | "llama3" | "llama-v3" | "smaug-bpe") => {
             (Json::Null, by_pattern(LLAMA3), true)
         }
+        // Phi-4's, which has the pattern of Llama 3 but merges whole words too.
+        Some("dbrx") => (Json::Null, by_pattern(LLAMA3), false),
+        // Phi-4-mini's.
+        Some("gpt-4o") => (Json::Null, by_pattern(GPT_4O), false),
         Some("qwen2" | "deepseek-r1-qwen") => (json!({"type": "NFC"}), by_pattern(QWEN2), false),
         Some("tekken") => (Json::Null, by_pattern(TEKKEN), true),
         Some("smollm" | "starcoder" | "refact" | "command-r") => (Json::Null, by_digits(), false),
