@@ -234,6 +234,7 @@ impl Source<'_> {
         let head_dim = self.head_dim();
         let is_gpt_oss = family == Family::GptOss;
         let has_bias = raw.attention_bias.unwrap_or(is_gpt_oss) && family != Family::Phi3;
+        let rope = self.rope()?;
         Ok(ModelConfig {
             vocab_size: raw.vocab_size,
             hidden_size: raw.hidden_size,
@@ -242,7 +243,7 @@ impl Source<'_> {
             num_heads: raw.num_attention_heads,
             num_kv_heads: raw.num_key_value_heads.unwrap_or(raw.num_attention_heads),
             head_dim,
-            context_length: raw.max_position_embeddings,
+            context_length: self.context_length(&rope.scaling),
             rms_norm_eps: raw.rms_norm_eps.unwrap_or(match family {
                 Family::Mixtral | Family::Phi3 | Family::GptOss => 1e-5,
                 Family::Llama
@@ -265,7 +266,7 @@ impl Source<'_> {
             has_sinks: is_gpt_oss,
             experts: self.experts()?,
             activation: self.activation()?,
-            rope: self.rope()?,
+            rope,
             window: self.window()?,
             attention_scale: if family.is_gemma() {
                 single(raw.query_pre_attn_scalar.unwrap_or(256.0).powf(-0.5))

@@ -39,7 +39,7 @@ impl Source<'_> {
             .or(raw.rope_local_base_freq)
             .unwrap_or(10_000.0);
         let rotary_dim = self.rotary_dim(full)?;
-        let (scaling, amplitude) = match full.or(raw.rope_scaling.as_ref()) {
+        let (scaling, amplitude) = match self.scaling_object() {
             Some(object) => self.scaling(object, rotary_dim)?,
             None => (RopeScaling::None, 1.0),
         };
@@ -51,6 +51,20 @@ impl Source<'_> {
             amplitude,
             still_every: self.still_every()?,
         })
+    }
+
+    /// Where the file says how frequencies are stretched.
+    fn scaling_object(&self) -> Option<&Value> {
+        let parameters = self.raw.rope_parameters.as_ref();
+        let full = parameters.and_then(|parameters| parameters.get("full_attention"));
+        full.or(parameters).or(self.raw.rope_scaling.as_ref())
+    }
+
+    /// The most tokens of a sequence.
+    pub(super) fn context_length(&self, scaling: &RopeScaling) -> usize {
+        let object = self.scaling_object();
+        let is_named = object.is_some_and(|object| self.names_original_context(object));
+        context_length(self.raw.max_position_embeddings, scaling, is_named)
     }
 
     /// Every how many layers one does not turn its heads.
@@ -167,9 +181,7 @@ impl Source<'_> {
             let number = is_given(key).then(|| self.positive(object, key));
             number.transpose()
         };
-        let original = "original_max_position_embeddings";
-        let is_named = is_given(original) || self.raw.original_max_position_embeddings.is_some();
-        let original_context_length = if is_named {
+        let original_context_length = if self.names_original_context(object) {
             self.original_context(object)?
         } else {
             self.raw.max_position_embeddings
@@ -215,6 +227,13 @@ impl Source<'_> {
         ))
     }
 
+    /// Whether the file says what context the model was first trained with.
+    fn names_original_context(&self, object: &Value) -> bool {
+        let given = object.get("original_max_position_embeddings");
+        given.is_some_and(|given| !given.is_null())
+            || self.raw.original_max_position_embeddings.is_some()
+    }
+
     /// The context that the model was first trained with, in tokens.
     fn original_context(&self, object: &Value) -> Result<usize, LoadError> {
         let original = "original_max_position_embeddings";
@@ -245,6 +264,33 @@ fn turns(dim: usize, head_dim: usize, factor: f64) -> bool {
 #[expect(clippy::cast_precision_loss, reason = "contexts of models")]
 fn ratio(longest: usize, original: usize) -> f32 {
     longest as f32 / original as f32
+}
+
+/// The most tokens of a sequence where a file says `said`, which often is the first context still: what YaRN makes of that, if it
+/// is more. `is_named` says that the file names the first context.
+pub(crate) fn context_length(said: usize, scaling: &RopeScaling, is_named: bool) -> usize {
+    match scaling {
+        RopeScaling::Yarn {
+            factor,
+            original_context_length,
+            ..
+        } if is_named => said.max(stretched(*original_context_length, *factor)),
+        RopeScaling::None
+        | RopeScaling::Linear { .. }
+        | RopeScaling::Llama3 { .. }
+        | RopeScaling::Factors(_)
+        | RopeScaling::Yarn { .. } => said,
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "the cast saturates, and what is out of range is refused as a context"
+)]
+fn stretched(original: usize, factor: f32) -> usize {
+    (original as f64 * f64::from(factor)).round() as usize
 }
 
 /// YaRN's attention factor for a context `factor` times as long as the first.

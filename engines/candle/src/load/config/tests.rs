@@ -283,6 +283,30 @@ fn yarn_is_read() {
 }
 
 #[test]
+fn yarn_makes_the_context_longer_than_the_file_says() {
+    let yarn = |original: Value, factor: f64| {
+        json!({"rope_scaling": {
+            "type": "yarn", "factor": factor, "original_max_position_embeddings": original,
+        }})
+    };
+    for (original, expected) in [
+        (json!(256), 1024),
+        (json!(64), 256),
+        (json!(16), 256),
+        // The file's own is the first one then.
+        (Value::Null, 256),
+    ] {
+        let config = llama(&yarn(original, 4.0)).unwrap();
+        assert_eq!(config.context_length, expected);
+    }
+    let error = refused(&yarn(json!(256), 1e9));
+    assert!(
+        error.contains("context length: is 256000000000;"),
+        "{error}"
+    );
+}
+
+#[test]
 fn layers_that_do_not_turn_are_read() {
     let smollm3 = |changes: &Value| {
         let mut config = json!({"architectures": ["SmolLM3ForCausalLM"]});

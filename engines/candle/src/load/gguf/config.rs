@@ -8,7 +8,7 @@ use std::path::Path;
 
 use super::header::{Header, Value};
 use crate::error::LoadError;
-use crate::load::config::rope::yarn_amplitude;
+use crate::load::config::rope::{context_length, yarn_amplitude};
 use crate::load::config::{self, attention_scale};
 use crate::model::config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
 
@@ -19,6 +19,7 @@ pub(crate) const ARCHITECTURES: [&str; 8] = [
 
 /// Base of rotary frequencies where the file names none.
 const DEFAULT_THETA: f32 = 10_000.0;
+const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
 pub(crate) const FREQUENCIES: &str = "rope_freqs.weight";
 const LONG_FREQUENCIES: &str = "rope_factors_long.weight";
 pub(crate) const SHORT_FREQUENCIES: &str = "rope_factors_short.weight";
@@ -149,6 +150,8 @@ pub(crate) fn read(
     let num_layers = metadata.required_size("block_count")?;
     let is_gemma = metadata.architecture.starts_with("gemma");
     let query_scale = query_scale(metadata, hidden_size, num_heads, num_layers, head_dim);
+    let rope = rope(metadata, frequencies, head_dim)?;
+    let original_context = metadata.size(ORIGINAL_CONTEXT)?;
     let config = ModelConfig {
         vocab_size: vocab_size(metadata)?,
         hidden_size,
@@ -159,7 +162,11 @@ pub(crate) fn read(
             .size("attention.head_count_kv")?
             .unwrap_or(num_heads),
         head_dim,
-        context_length: metadata.required_size("context_length")?,
+        context_length: context_length(
+            metadata.required_size("context_length")?,
+            &rope.scaling,
+            original_context.is_some(),
+        ),
         rms_norm_eps: match metadata.float("attention.layer_norm_rms_epsilon")? {
             Some(eps) => eps,
             None => return metadata.bad("attention.layer_norm_rms_epsilon", "missing"),
@@ -177,7 +184,7 @@ pub(crate) fn read(
         } else {
             Activation::Silu
         },
-        rope: rope(metadata, frequencies, head_dim)?,
+        rope,
         window: window(metadata)?,
         attention_scale: match metadata.single("attention.scale")? {
             Some(scale) if scale > 0.0 => scale,
@@ -381,7 +388,7 @@ fn yarn(metadata: Metadata<'_>, factor: f32) -> Result<RopeScaling, LoadError> {
         Some(_) => metadata.bad(key, "is no positive number"),
         None => Ok(by_default),
     };
-    let original = metadata.size("rope.scaling.original_context_length")?;
+    let original = metadata.size(ORIGINAL_CONTEXT)?;
     Ok(RopeScaling::Yarn {
         factor,
         fast_turns: turns("rope.scaling.yarn_beta_fast", 32.0)?,
@@ -459,7 +466,7 @@ pub(crate) fn frequencies_tensor(metadata: Metadata<'_>) -> Result<&'static str,
         return Ok(FREQUENCIES);
     }
     let context = metadata.size("context_length")?;
-    let original = metadata.size("rope.scaling.original_context_length")?;
+    let original = metadata.size(ORIGINAL_CONTEXT)?;
     Ok(if original.or(context) < context {
         LONG_FREQUENCIES
     } else {

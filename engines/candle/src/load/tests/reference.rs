@@ -11,6 +11,13 @@ fn as_gguf(name: &str, kind: FloatType) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
+/// Where a file has the number of a key.
+fn place_of(file: &[u8], key: &str) -> usize {
+    let mut windows = file.windows(key.len());
+    let found = windows.position(|window| window == key.as_bytes());
+    found.unwrap() + key.len() + 4
+}
+
 #[test]
 fn a_gguf_file_answers_as_the_checkout_does() {
     for name in REFERENCES {
@@ -70,10 +77,8 @@ fn a_gguf_file_has_the_size_of_scores_under_yarn() {
     let got = OpenModel::open(&file).unwrap();
     assert_eq!(got.config.rope.amplitude, 1.0);
     assert_eq!(got.config.rope, expected.config.rope);
-    let key = b"rope.scaling.yarn_log_multiplier";
     let mut bytes = fs::read(&file).unwrap();
-    let found = bytes.windows(key.len()).position(|window| window == key);
-    let place = found.unwrap() + key.len() + 4;
+    let place = place_of(&bytes, "qwen3.rope.scaling.yarn_log_multiplier");
     for value in [-1.0f32, f32::INFINITY] {
         bytes[place..place + 4].copy_from_slice(&value.to_le_bytes());
         fs::write(&file, &bytes).unwrap();
@@ -83,6 +88,17 @@ fn a_gguf_file_has_the_size_of_scores_under_yarn() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn yarn_makes_the_context_longer_than_a_gguf_file_says() {
+    let (_folder, path) = as_gguf("qwen3-yarn", FloatType::F32);
+    let mut bytes = fs::read(&path).unwrap();
+    let place = place_of(&bytes, "qwen3.context_length");
+    assert_eq!(bytes[place..place + 4], 256u32.to_le_bytes());
+    bytes[place..place + 4].copy_from_slice(&64u32.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    assert_eq!(OpenModel::open(&path).unwrap().config.context_length, 256);
 }
 
 #[test]
