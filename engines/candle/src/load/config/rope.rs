@@ -109,16 +109,13 @@ impl Source<'_> {
         if self.family != Family::Phi3 {
             return self.unsupported(KEY, factor, "it must be 1");
         }
-        // Rounded down, as `transformers` does.
-        let turning = |dim: &usize| turns(*dim, head_dim, factor);
-        match (1..=head_dim).rev().find(turning) {
-            Some(dim) if dim.is_multiple_of(2) => Ok(dim),
-            Some(_) | None => {
-                let problem =
-                    format!("is {factor}; of a head's {head_dim} dimensions an even number turns");
-                Err(LoadError::bad_config(self.path, KEY, problem))
-            }
+        let dim = turning(head_dim, factor);
+        if dim > 0 && dim.is_multiple_of(2) {
+            return Ok(dim);
         }
+        let problem =
+            format!("is {factor}; of a head's {head_dim} dimensions an even number turns");
+        Err(LoadError::bad_config(self.path, KEY, problem))
     }
 
     fn scaling(&self, object: &Value, rotary_dim: usize) -> Result<Scaling, LoadError> {
@@ -256,9 +253,15 @@ impl Source<'_> {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a head's width")]
-fn turns(dim: usize, head_dim: usize, factor: f64) -> bool {
-    dim as f64 <= head_dim as f64 * factor
+/// How many of a head's dimensions turn: rounded down, as in `transformers`. The width is not checked yet.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    reason = "the cast saturates, and what is out of range is refused as a head's width"
+)]
+fn turning(head_dim: usize, factor: f64) -> usize {
+    ((head_dim as f64 * factor) as usize).min(head_dim)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "contexts of models")]

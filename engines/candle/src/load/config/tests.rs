@@ -450,6 +450,13 @@ fn sizes_that_cannot_be_are_refused() {
             "number of layers",
         ),
         (json!({"head_dim": 7}), "must be even"),
+        (
+            json!({
+                "architectures": ["Phi3ForCausalLM"], "head_dim": 1_000_000_000_000_000_000u64,
+                "partial_rotary_factor": 0.75,
+            }),
+            "head size: is 1000000000000000000;",
+        ),
         (json!({"rms_norm_eps": 0.0}), "rms_norm_eps"),
         (json!({"vocab_size": -1}), "vocab_size"),
         (json!({"vocab_size": null}), "vocab_size"),
