@@ -162,6 +162,14 @@ fn shards(path: &Path) -> Result<Vec<String>, LoadError> {
     let parsed: Index =
         serde_json::from_slice(&text).map_err(|error| LoadError::broken(&index, error))?;
     let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
+    // As `transformers` does: a model that was saved anew in one file may lie beside its old index.
+    if path.join(SINGLE).exists() && !names.contains(SINGLE) {
+        tracing::warn!(
+            folder = %path.display(),
+            "{INDEX} is passed over: it does not name {SINGLE}, which is read"
+        );
+        return Ok(vec![SINGLE.to_owned()]);
+    }
     if let Some(name) = names
         .iter()
         .find(|name| Path::new(name).components().count() != 1)

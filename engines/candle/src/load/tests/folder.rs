@@ -94,6 +94,25 @@ fn shards_are_one_model() {
 }
 
 #[test]
+fn a_whole_file_comes_before_an_index_that_does_not_name_it() {
+    let whole = logits(&reference("llama"), Quantization::None, &PROMPT);
+    let copy = sharded("llama");
+    let [first, second] =
+        ["00001", "00002"].map(|part| format!("model-{part}-of-00002.safetensors"));
+    let single = copy.path().join("model.safetensors");
+    fs::rename(copy.path().join(&first), &single).unwrap();
+    let index_path = copy.path().join("model.safetensors.index.json");
+    let index = fs::read_to_string(&index_path).unwrap();
+    let named = index.replace(&first, "model.safetensors");
+    fs::write(&index_path, named).unwrap();
+    assert_eq!(logits(copy.path(), Quantization::None, &PROMPT), whole);
+    fs::write(&index_path, index).unwrap();
+    fs::remove_file(copy.path().join(second)).unwrap();
+    fs::copy(reference("llama").join("model.safetensors"), single).unwrap();
+    assert_eq!(logits(copy.path(), Quantization::None, &PROMPT), whole);
+}
+
+#[test]
 fn a_missing_shard_is_a_download_that_has_not_ended() {
     let copy = sharded("llama");
     fs::remove_file(copy.path().join("model-00002-of-00002.safetensors")).unwrap();
