@@ -253,8 +253,26 @@ impl AdapterReader {
                 row
             }
         })?;
+        if !self.holds(&b, peft.scale).map_err(candle)? {
+            let problem = format!(
+                "with it, numbers of the tensor {} are larger than {} holds",
+                module.b.0,
+                self.dtype.as_str()
+            );
+            let config = file.with_file_name(CONFIG);
+            return Err(LoadError::bad_config(&config, "lora_alpha", problem).into());
+        }
         let b = tensor(b, (target.out_features, peft.rank), peft.scale)?;
         Ok(weights.add(module.layer, target, a, b).map_err(candle)?)
+    }
+
+    /// Whether finite numbers are finite when they are kept. If not, every answer under the adapter would fail.
+    fn holds(&self, numbers: &[f32], scale: f64) -> candle_core::Result<bool> {
+        let sizes = numbers.iter().map(|number| number.abs());
+        let largest = vec![sizes.fold(0.0, f32::max)];
+        let kept = scaled(largest, (1, 1), scale, self.dtype, &Device::Cpu)?;
+        let kept: Vec<f32> = kept.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+        Ok(kept.iter().all(|number| number.is_finite()))
     }
 
     /// In which order the model has the module's rows, and how many of them from the first on are so: those of queries and keys.

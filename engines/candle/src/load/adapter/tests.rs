@@ -125,6 +125,7 @@ fn values_that_make_no_sense_are_refused_by_their_field() {
         ("r", json!(1_000_000)),
         ("r", Value::Null),
         ("lora_alpha", json!("16")),
+        ("lora_alpha", json!(1e300)),
         ("use_rslora", json!("yes")),
     ];
     for (field, value) in cases {
