@@ -302,6 +302,14 @@ fn vocabularies_that_make_no_sense_are_refused() {
         (vec![model("llama"), tokens()], "not a score for each token"),
         (
             vec![
+                model("llama"),
+                ("ggml.tokens", texts(&["a", &"a".repeat(1025)])),
+                ("ggml.scores", Entry::F32s(vec![0., 0.])),
+            ],
+            "a token of 1025 bytes",
+        ),
+        (
+            vec![
                 model("gpt2"),
                 tokens(),
                 ("ggml.pre", Entry::Text("gpt-2".into())),

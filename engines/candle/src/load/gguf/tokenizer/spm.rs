@@ -11,6 +11,9 @@ use crate::error::LoadError;
 /// What stands for a space in tokens.
 const SPACE: &str = "\u{2581}";
 
+/// More bytes than any token has. Both sides of every place in a token are looked up: of a long one that would take for ever.
+const MAX_TOKEN_BYTES: usize = 1 << 10;
+
 pub(super) fn tokenizer(vocabulary: &Vocabulary<'_>) -> Result<Json, LoadError> {
     let scores = match vocabulary.find("scores") {
         Some(Value::Numbers(scores)) if scores.len() == vocabulary.tokens.len() => scores,
@@ -19,6 +22,13 @@ pub(super) fn tokenizer(vocabulary: &Vocabulary<'_>) -> Result<Json, LoadError> 
             return Err(LoadError::no_tokenizer(vocabulary.path, problem));
         }
     };
+    let mut lengths = vocabulary.tokens.iter().map(String::len);
+    if let Some(length) = lengths.find(|length| *length > MAX_TOKEN_BYTES) {
+        let problem = format!(
+            "it has a token of {length} bytes; {MAX_TOKEN_BYTES} are the most that are read"
+        );
+        return Err(LoadError::no_tokenizer(vocabulary.path, problem));
+    }
     let mut vocab = Map::new();
     for (id, token) in vocabulary.tokens.iter().enumerate() {
         vocab.insert(token.clone(), id.into());
