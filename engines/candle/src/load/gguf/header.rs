@@ -19,6 +19,9 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_ENTRIES: u64 = 1 << 17;
 /// More elements of an array than any vocabulary or list of merges has.
 const MAX_ELEMENTS: u64 = 1 << 22;
+/// Of all arrays together. An element takes up to eight times as many bytes in memory as in the file, before anybody looks at
+/// how much memory is free.
+const MAX_ALL_ELEMENTS: u64 = 1 << 24;
 const MAX_DIMS: u32 = 4;
 /// Arrays of arrays of arrays: more than anybody writes.
 const MAX_DEPTH: u32 = 3;
@@ -71,7 +74,11 @@ impl Header {
     /// # Errors
     /// What makes no sense, and at which byte.
     pub(crate) fn parse(file: &[u8]) -> Result<Self, String> {
-        let mut reader = Reader { file, at: 0 };
+        let mut reader = Reader {
+            file,
+            at: 0,
+            elements_left: MAX_ALL_ELEMENTS,
+        };
         if reader.take(4)? != MAGIC {
             return Err("it does not begin with GGUF".into());
         }
@@ -186,6 +193,8 @@ impl Declared {
 struct Reader<'a> {
     file: &'a [u8],
     at: usize,
+    /// Elements that arrays may have yet.
+    elements_left: u64,
 }
 
 impl<'a> Reader<'a> {
@@ -235,6 +244,14 @@ impl<'a> Reader<'a> {
         ))
     }
 
+    /// The number of an array's elements, which are of at least `each` bytes.
+    fn elements(&mut self, things: &str, each: u64) -> Result<u64, String> {
+        let most = self.elements_left.min(MAX_ELEMENTS);
+        let count = self.count(things, most, each)?;
+        self.elements_left -= count;
+        Ok(count)
+    }
+
     fn text(&mut self) -> Result<String, String> {
         let length = self.u64()?;
         let length = usize::try_from(length).unwrap_or(usize::MAX);
@@ -260,19 +277,19 @@ impl<'a> Reader<'a> {
         let kind = self.u32()?;
         match kind {
             8 => {
-                let count = self.count("texts", MAX_ELEMENTS, 8)?;
+                let count = self.elements("texts", 8)?;
                 let texts = (0..count).map(|_| self.text()).collect::<Result<_, _>>()?;
                 Ok(Value::Texts(texts))
             }
             9 if depth < MAX_DEPTH => {
-                for _ in 0..self.count("arrays", MAX_ELEMENTS, 12)? {
+                for _ in 0..self.elements("arrays", 12)? {
                     self.list(depth + 1)?;
                 }
                 Ok(Value::Nested)
             }
             9 => Err(format!("arrays within arrays at byte {}", self.at)),
             _ => {
-                let count = self.count("numbers", MAX_ELEMENTS, 1)?;
+                let count = self.elements("numbers", 1)?;
                 let numbers = (0..count)
                     .map(|_| Ok(self.number(kind)?.as_f64()))
                     .collect::<Result<_, String>>()?;

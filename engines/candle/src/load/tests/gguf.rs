@@ -85,6 +85,24 @@ fn counts_are_checked_before_anything_is_allocated() {
 }
 
 #[test]
+fn arrays_together_have_no_more_elements_than_a_vocabulary() {
+    // Each array has as many numbers of a byte as one may have, but the last, which has one.
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    bytes.extend(0u64.to_le_bytes());
+    bytes.extend(5u64.to_le_bytes());
+    for length in [1 << 22, 1 << 22, 1 << 22, 1 << 22, 1usize] {
+        bytes.extend(1u64.to_le_bytes());
+        bytes.extend(b"a");
+        bytes.extend(9u32.to_le_bytes());
+        bytes.extend(0u32.to_le_bytes());
+        bytes.extend(u64::try_from(length).unwrap().to_le_bytes());
+        bytes.resize(bytes.len() + length, 0);
+    }
+    let error = Header::parse(&bytes).unwrap_err();
+    assert!(error.contains("that 1 numbers follow"), "{error}");
+}
+
+#[test]
 fn alignments_that_make_no_sense_are_refused() {
     for value in [0, 1, 12, 1 << 20] {
         let bytes = only(vec![
