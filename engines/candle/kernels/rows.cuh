@@ -105,11 +105,12 @@ __device__ inline float gated(float gate, float up, unsigned activation, float l
   return activated * up;
 }
 
-// activation(first half) * second half of every row. The grid is [columns / ROW_THREADS, rows].
+// activation(first half) * second half of every row. The grid is [rows, columns / ROW_THREADS]: its first dimension
+// alone takes more than 65535.
 template <typename T> __device__ void gate(const GateArguments<T> &a) {
-  const unsigned column = blockIdx.x * ROW_THREADS + threadIdx.x;
+  const unsigned column = blockIdx.y * ROW_THREADS + threadIdx.x;
   if (column >= a.width) return;
-  const size_t row = blockIdx.y;
+  const size_t row = blockIdx.x;
   const T *from = a.gate_up + row * 2 * a.width;
   put(&a.out[row * a.width + column],
       gated(to_float(from[column]), to_float(from[a.width + column]), a.activation, a.limit));

@@ -101,6 +101,9 @@ pub(super) struct Launch<'a, A> {
     pub(super) arguments: A,
 }
 
+/// The most blocks in the second and the third dimension of a grid, as CUDA has it.
+const MOST_BLOCKS: usize = 65_535;
+
 impl<A: NoUninit> Launch<'_, A> {
     /// Queues the kernel on the device. A grid without blocks is no call.
     ///
@@ -109,17 +112,24 @@ impl<A: NoUninit> Launch<'_, A> {
     /// until this returns, as large as the kernel takes them to be; nobody else reads what the kernel writes before it was queued.
     ///
     /// # Errors
-    /// There are no kernels for the device, or it refuses.
+    /// There are no kernels for the device, it refuses, or no GPU takes such a grid.
     #[expect(unsafe_code, reason = "kernels write through addresses")]
     pub(super) unsafe fn on(self, device: &Device) -> Result<()> {
         if self.grid.contains(&0) {
             return Ok(());
         }
+        let name = format!("{}_{}", self.kernel, self.module.name());
+        let [_, second, third] = self.grid;
+        if second.max(third) > MOST_BLOCKS {
+            candle_core::bail!(
+                "the kernel {name} was to have {:?} blocks; {MOST_BLOCKS} are the most in the second and the third dimension",
+                self.grid
+            );
+        }
         let mut grid = [0u32; 3];
         for (to, from) in grid.iter_mut().zip(self.grid) {
             *to = u32::try_from(from).map_err(candle_core::Error::wrap)?;
         }
-        let name = format!("{}_{}", self.kernel, self.module.name());
         #[cfg(feature = "cuda")]
         if let Device::Cuda(device) = device {
             let Self {
@@ -303,7 +313,7 @@ pub(super) fn gate(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     let launch = Launch {
         kernel: "gate",
         module: module_of(gate_up)?,
-        grid: [width.div_ceil(ROW_THREADS as usize), rows, 1],
+        grid: [rows, width.div_ceil(ROW_THREADS as usize), 1],
         threads: ROW_THREADS,
         arguments: GateArguments {
             out: address(&out)?,

@@ -85,6 +85,31 @@ fn gates_are_candles() {
 }
 
 #[test]
+fn a_grid_that_no_gpu_takes_is_refused() {
+    for (grid, is_refused) in [
+        ([1, 65_536, 1], true),
+        ([1, 1, 65_536], true),
+        ([1, 65_535, 65_535], false),
+        ([65_536, 1, 1], false),
+    ] {
+        let launch = Launch {
+            kernel: "none",
+            module: Module::F32,
+            grid,
+            threads: ROW_THREADS,
+            arguments: 0u64,
+        };
+        #[expect(unsafe_code, reason = "kernels write through addresses")]
+        // SAFETY: no kernel has this name.
+        let error = unsafe { launch.on(&test_device()) }
+            .unwrap_err()
+            .to_string();
+        let says_so = error.contains("65535 are the most");
+        assert_eq!(says_so, is_refused, "{error}");
+    }
+}
+
+#[test]
 fn products_are_candles_and_a_row_has_the_same_bits_beside_others() {
     for (dtype, width) in NUMBERS.into_iter().zip([16, 2600, 9000]) {
         let x = (random(&[2, width], dtype, 5) / 3.0).unwrap();
