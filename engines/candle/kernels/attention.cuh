@@ -103,9 +103,9 @@ struct Sequence {
   unsigned first_position; // of its first row
 };
 
-// 2^(score - largest), where both may be minus infinity.
+// 2^(score - largest), where both may be minus infinity. A NaN stays, though it is never the largest.
 __device__ inline float weight(float score, float largest) {
-  return largest == -INFINITY ? 0.0f : exp2f(score - largest);
+  return score == -INFINITY ? 0.0f : exp2f(score - largest);
 }
 
 // What a block works on: some queries of one sequence and one key and value head.

@@ -336,6 +336,67 @@ fn queries_of_many_sequences_share_what_their_blocks_read() {
 }
 
 #[test]
+fn a_query_that_is_no_number_leaves_no_number_beside_a_sink() {
+    let mut random = StdRng::seed_from_u64(0);
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        // A chunk, a decode row, and one whose context is split.
+        for len in [(0, 20), (5, 1), (600, 1)] {
+            let shape = Shape {
+                dtype,
+                num_kv_heads: 1,
+                group: 2,
+                head_dim: 32,
+                block_size: 16,
+                window: None,
+                softcap: None,
+                has_norms: false,
+                has_sinks: true,
+            };
+            let attention = shape.attention(&mut random);
+            let (sequences, num_blocks) = sequences(&[len], shape.block_size, &mut random);
+            let spec = KvCacheSpec {
+                num_blocks,
+                block_size: shape.block_size,
+                dtype,
+            };
+            let device = kernels::test_device();
+            let mut kv = KvCache::try_new_as_on_gpu(&shape.config(), spec, &device, true).unwrap();
+            let frequencies = [Frequencies::full(&rope(shape.head_dim), shape.head_dim)];
+            let mut forward = |is_first: bool| {
+                let batch = batch(&sequences, shape.block_size, is_first);
+                let (rows, width) = (batch.tokens.len(), attention.qkv_width());
+                if rows == 0 {
+                    return Vec::new();
+                }
+                let mut qkv = numbers(rows * width, &mut random);
+                if !is_first {
+                    for row in qkv.chunks_exact_mut(width) {
+                        row[..shape.head_dim].fill(f32::NAN);
+                    }
+                }
+                let qkv = rounded(qkv, &[rows, width], dtype);
+                let step = Step::try_new(&batch, &attention, &frequencies, &kv).unwrap();
+                let out = attention.forward(&qkv, &step, kv.layer(0), &batch);
+                let out = in_main_memory(&out.unwrap()).flatten_all().unwrap();
+                out.to_vec1::<f32>().unwrap()
+            };
+            forward(true);
+            for heads in forward(false).chunks_exact(2 * shape.head_dim) {
+                let (odd, usual) = heads.split_at(shape.head_dim);
+                assert!(
+                    odd.iter().all(|number| number.is_nan()),
+                    "{dtype:?} {len:?}"
+                );
+                assert!(
+                    usual.iter().all(|number| number.is_finite()),
+                    "{dtype:?} {len:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn heads_that_do_not_fit_are_left_to_tensors() {
     for head_dim in [4, 12, 100, 264] {
         assert!(

@@ -279,7 +279,6 @@ fn weigh_inner<const FMA: bool>(
     let mut lanes = [f32::NEG_INFINITY; LANES];
     for chunk in scores.chunks_exact(LANES) {
         for (lane, &score) in lanes.iter_mut().zip(chunk) {
-            // A NaN stays: every comparison with it is false.
             *lane = if score < *lane { *lane } else { score };
         }
     }
@@ -296,6 +295,10 @@ fn weigh_inner<const FMA: bool>(
         };
     }
     *sum = sum_of::<FMA>(scores, |weight| weight);
+    // A NaN among the scores may be lost on the way to the largest, but never to the sum.
+    if sum.is_nan() {
+        *max = f32::NAN;
+    }
 }
 
 /// The sums of the segments' values by a group's weights, `[queries, head_dim]`.
@@ -416,4 +419,59 @@ fn merge_query_inner<const FMA: bool>(
         *merged = *merged * old + value * new;
     }
     *merged_max = largest;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The result for values of 1 after partitions with these scores.
+    fn result(partitions: &[&[f32]], sink: Option<f32>) -> f32 {
+        let empty = || Partial {
+            max: vec![f32::NEG_INFINITY],
+            sum: vec![0.0],
+            values: vec![0.0],
+        };
+        let mut merged = empty();
+        for scores in partitions {
+            let mut weights = [0.0; PARTITION];
+            weights[..scores.len()].copy_from_slice(scores);
+            let mut partial = empty();
+            let (max, sum) = (&mut partial.max[0], &mut partial.sum[0]);
+            weigh(&mut weights, 0..scores.len(), None, max, sum);
+            partial.values[0] = partial.sum[0];
+            merge(&partial, 1, &mut merged);
+        }
+        let scratch = Scratch {
+            head_dim: 1,
+            block_size: 16,
+            softcap: None,
+            num_queries: 1,
+            queries: Vec::new(),
+            scores: Vec::new(),
+            current: Partial::empty(),
+            merged,
+            segments: Vec::new(),
+        };
+        let mut out = [0.0];
+        scratch.finish(0, sink, &mut out);
+        out[0]
+    }
+
+    #[test]
+    fn a_score_that_is_no_number_leaves_no_number() {
+        let (usual, odd) = ([1.0, 2.0], [f32::NAN; 20]);
+        let (usual, odd) = (&usual[..], &odd[..]);
+        for sink in [None, Some(0.5)] {
+            assert!(result(&[usual, usual, &[]], sink).is_finite());
+            for partitions in [&[odd][..], &[odd, usual], &[usual, odd], &[odd, &[]]] {
+                assert!(result(partitions, sink).is_nan(), "{partitions:?}");
+            }
+            for place in 0..20 {
+                let mut scores = [1.0; 20];
+                scores[place] = f32::NAN;
+                assert!(result(&[&scores], sink).is_nan(), "{place}");
+            }
+        }
+    }
 }
