@@ -78,7 +78,7 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         let spent = ending.spent(&end);
         call.guard.text();
         call.guard.spent(&spent);
-        let end = ResponseEnd::new(&end, spent);
+        let end = ResponseEnd::new(&end, spent, created_now());
         let response = head.ended(output.to_json(end.last_item_status()), &end);
         let json = response.to_string();
         keeper.keep(response, output);
@@ -292,7 +292,7 @@ impl AnswerEvents for ResponseEvents {
 
     fn finish(mut self, end: &AnswerEnd, ending: Ending, out: &mut BytesMut) {
         self.encoder.add_rated(&ending.rated);
-        let end = ResponseEnd::new(end, ending.spent(end));
+        let end = ResponseEnd::new(end, ending.spent(end), created_now());
         let (response, output) = self.encoder.finish(&end, out);
         self.keeper.keep(response, output);
     }

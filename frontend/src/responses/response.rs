@@ -77,8 +77,8 @@ pub struct ResponseHead {
 /// How a response ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ResponseEnd {
-    /// It is whole.
-    Completed(TotalUsage),
+    /// It is whole, since so many seconds after 1970.
+    Completed(TotalUsage, u64),
     /// It was cut short.
     Incomplete(TotalUsage, &'static str),
     /// It failed after it had begun.
@@ -86,11 +86,11 @@ pub enum ResponseEnd {
 }
 
 impl ResponseEnd {
-    /// The end of an answer that ended so, and cost so much.
+    /// The end of an answer that ended so, cost so much, and did `now`, in seconds since 1970.
     #[must_use]
-    pub fn new(end: &AnswerEnd, spent: TotalUsage) -> Self {
+    pub fn new(end: &AnswerEnd, spent: TotalUsage, now: u64) -> Self {
         match end.reason {
-            FinishReason::Stop => Self::Completed(spent),
+            FinishReason::Stop => Self::Completed(spent, now),
             // A cancelled answer is read by nobody; should one be, it was cut short.
             FinishReason::Length | FinishReason::Cancelled => {
                 Self::Incomplete(spent, "max_output_tokens")
@@ -103,7 +103,7 @@ impl ResponseEnd {
     #[must_use]
     pub const fn status(&self) -> &'static str {
         match self {
-            Self::Completed(_) => "completed",
+            Self::Completed(..) => "completed",
             Self::Incomplete(..) => "incomplete",
             Self::Failed(_) => "failed",
         }
@@ -113,7 +113,7 @@ impl ResponseEnd {
     #[must_use]
     pub const fn last_item_status(&self) -> &'static str {
         match self {
-            Self::Completed(_) => "completed",
+            Self::Completed(..) => "completed",
             Self::Incomplete(..) | Self::Failed(_) => "incomplete",
         }
     }
@@ -140,7 +140,10 @@ impl ResponseHead {
             response["genset"] = explanation_json(explanation);
         }
         match end {
-            ResponseEnd::Completed(spent) => response["usage"] = usage_json(spent),
+            ResponseEnd::Completed(spent, at) => {
+                response["usage"] = usage_json(spent);
+                response["completed_at"] = (*at).into();
+            }
             ResponseEnd::Incomplete(spent, reason) => {
                 response["usage"] = usage_json(spent);
                 response["incomplete_details"] = json!({"reason": reason});

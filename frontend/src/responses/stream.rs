@@ -83,7 +83,7 @@ impl ResponseEncoder {
         let output = self.output.to_json(end.last_item_status());
         let response = self.head.ended(output, end);
         let kind = match end {
-            ResponseEnd::Completed(_) => "response.completed",
+            ResponseEnd::Completed(..) => "response.completed",
             ResponseEnd::Incomplete(..) => "response.incomplete",
             ResponseEnd::Failed(_) => "response.failed",
         };

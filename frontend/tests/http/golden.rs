@@ -24,12 +24,16 @@ fn redact_all(text: &str) -> String {
     let is_time = |c: char| c == ' ' || c.is_ascii_digit();
     let times = ["\"created\":", "\"created_at\":"].into_iter();
     let text = times.fold(text.to_owned(), |text, mark| redact(&text, mark, is_time));
+    let is_digit = |c: char| c.is_ascii_digit();
+    // Null where the answer is not whole, which is to be seen.
+    let ends = ["\"completed_at\":", "\"completed_at\": "].into_iter();
+    let text = ends.fold(text, |text, mark| redact(&text, mark, is_digit));
     let ids = [
         "cmpl-", "rerank-", "score-", "req-", "\"call_", "\"msg_", "\"resp_", "\"rs_", "\"fc_",
     ];
     let is_hex = |c: char| c.is_ascii_hexdigit();
     let text = (ids.into_iter()).fold(text, |text, mark| redact(&text, mark, is_hex));
-    redact(&text, "genset-0.1.", |c| c.is_ascii_digit())
+    redact(&text, "genset-0.1.", is_digit)
 }
 
 /// The transcript of an answer: status, the headers that matter, the body.

@@ -124,6 +124,7 @@ fn without_ids(mut response: Value) -> Value {
     for name in ["id", "created_at"] {
         response[name] = Value::Null;
     }
+    response["completed_at"] = response["completed_at"].is_number().into();
     for item in response["output"].as_array_mut().into_iter().flatten() {
         for name in ["id", "call_id"] {
             if !item[name].is_null() {
