@@ -411,9 +411,10 @@ pub(super) fn detokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiErro
         let request = call.parse(|body, _| DetokenizeRequest::parse(body)).await?;
         let model = find_any_model(&call.app, &request.model, call.ctx.deadline()).await?;
         let ctx = call.admit(&model).await?;
-        call.guard.account().charge_counted(request.tokens.len());
+        let count = request.tokens.len();
         let text = |room| pipeline::detokenize(model, request.tokens, room);
         let prompt = call.guard.prepare(&ctx, text).await?;
+        call.guard.account().charge_counted(count);
         Ok(Reply::Json(json!({"prompt": prompt}).to_string()))
     }
     .boxed()

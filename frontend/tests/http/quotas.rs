@@ -11,7 +11,7 @@ use crate::apis::Embedder;
 use crate::client::request;
 use crate::scores::Scorer;
 use crate::script::Script;
-use crate::support::{CHAT, MODEL, Site, chat, encode, eventually};
+use crate::support::{CHAT, CONTEXT, MODEL, Site, chat, encode, eventually};
 
 /// The tokens of each answer.
 const GIVEN: u64 = 30;
@@ -93,7 +93,7 @@ async fn an_answer_that_breaks_off_has_been_paid_for() {
     site.close().await;
 }
 
-/// Tokens that are counted, shown or embedded are on the key's account.
+/// Tokens that are counted, shown or embedded are on the key's account; those of a request that is refused are not.
 #[tokio::test]
 async fn counting_costs_what_it_counts() {
     let word = encode("one")[0];
@@ -115,6 +115,7 @@ async fn counting_costs_what_it_counts() {
     let entries: Vec<_> = cases
         .iter()
         .map(|(path, _)| (*path, *path, quota))
+        .chain([("refused", "refused", quota)])
         .collect();
     let (site, _folder) = site_with_keys(&entries, engine(std::future::pending)).await;
     for (path, body) in cases {
@@ -131,6 +132,26 @@ async fn counting_costs_what_it_counts() {
             .unwrap_or(5);
         assert_eq!(of_key(&site, path), counted, "{path}");
         assert_eq!(send().await.status, 429, "{path}");
+    }
+    let too_many = CONTEXT as usize + 1;
+    for (path, body) in [
+        (
+            "/tokenize",
+            json!({"model": MODEL, "prompt": "one ".repeat(too_many)}),
+        ),
+        (
+            "/detokenize",
+            json!({"model": MODEL, "tokens": vec![word; too_many]}),
+        ),
+        (
+            "/detokenize",
+            json!({"model": MODEL, "tokens": [word, u32::MAX]}),
+        ),
+    ] {
+        let asked = request("POST", path, &bearer("refused"), body.to_string());
+        let response = site.send(asked).await;
+        assert_eq!(response.status, 400, "{path}: {}", response.text());
+        assert_eq!(of_key(&site, "refused"), 0, "{path}");
     }
     assert_eq!(site.metric("genset_http_prompt_tokens_total"), 0.0);
     site.close().await;
