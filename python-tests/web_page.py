@@ -43,6 +43,18 @@ fn main() { println!("<b>"); }
 '''
 
 [[reply]]
+match.exact = "wide"
+chunk_chars = 8000
+text = '''
+# Wide SPACES title
+
+no | table
+| DASHES x
+
+That is all.
+'''
+
+[[reply]]
 match = { contains = "weather", last_role = "tool" }
 text = "It rains in Oslo."
 
@@ -71,7 +83,7 @@ after_chunks = 3
 
 [[reply]]
 text = "You said: {{last_user}}"
-"""
+""".replace("SPACES", " " * 20_000).replace("DASHES", "- " * 10_000)
 
 ANSWER = "document.querySelector('#log .message.assistant:last-of-type')"
 IDLE = "document.getElementById('stop').hidden"
@@ -127,6 +139,11 @@ def chats(browser: Browser, url: str) -> None:
     assert found["images"] == 0 and found["scripts"] == 0 and found.get("hacked") is None, found
     assert "<script>" in found["text"] and "javascript:alert(1)" in found["text"], "what is refused stays text"
     picture(browser, "chat-markdown")
+
+    say(browser, "wide")
+    answer(browser, "That is all.")
+    found = browser.run(f"[{ANSWER}.querySelector('h3')?.textContent.replace(/ +/, ' '), {ANSWER}.querySelectorAll('table').length]")
+    assert found == ["Wide title", 0], found
 
 
 def folds(browser: Browser) -> None:

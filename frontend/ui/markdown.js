@@ -20,12 +20,14 @@ export function show(container, source) {
   container.shownBlocks = blocks.map((block) => block.key);
 }
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+// Parts that take the same signs follow each other only where the last takes all there is: else every way to share a line of
+// thousands of such signs would be tried, and the page would freeze.
+const FENCE = /^ {0,3}(`{3,}|~{3,})([^`]*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s+([^]*)$/;
 const RULE = /^ {0,3}([-*_])(\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(\s+|$)/;
-const TABLE_LINE = /^ *\|?[ :|-]*-[ :|-]*\|?[ :|-]*$/;
+const TABLE_LINE = /^[ :|-]+$/;
 
 /** How deep quotes and lists may lie in each other; deeper ones are text. */
 const MAX_DEPTH = 8;
@@ -56,7 +58,7 @@ function block(lines, at, depth) {
   if (heading) {
     // The page has its own first two levels.
     const level = Math.min(heading[1].length + 2, 6);
-    return { end: at + 1, make: () => element(`h${level}`, {}, ...inline(heading[2])) };
+    return { end: at + 1, make: () => element(`h${level}`, {}, ...inline(title(heading[2]))) };
   }
   if (RULE.test(line)) {
     return { end: at + 1, make: () => element("hr") };
@@ -67,10 +69,24 @@ function block(lines, at, depth) {
   if (depth < MAX_DEPTH && ITEM.test(line)) {
     return list(lines, at, depth);
   }
-  if (line.includes("|") && TABLE_LINE.test(lines[at + 1] ?? "") && lines[at + 1].includes("|")) {
+  if (line.includes("|") && isTableLine(lines[at + 1] ?? "")) {
     return table(lines, at);
   }
   return paragraph(lines, at, depth);
+}
+
+/** A heading's text, without the signs that close it. */
+function title(text) {
+  let end = text.trimEnd().length;
+  while (text[end - 1] === "#") {
+    end -= 1;
+  }
+  return text.slice(0, end).trimEnd();
+}
+
+/** Whether a line parts a table's head from its rows. */
+function isTableLine(line) {
+  return TABLE_LINE.test(line) && line.includes("-") && line.includes("|");
 }
 
 function fenced(lines, at, [, mark, language]) {
@@ -199,7 +215,7 @@ const PIECES = [
 ];
 
 /** Where a piece can begin. */
-const STARTS = /[\\`!\[<*_~\n]|https?:\/\/| {2,}\n/g;
+const STARTS = /[\\`!\[<*_~\n]|https?:\/\/|(?<! ) {2,}\n/g;
 
 /** So much of a paragraph is looked through for the end of a piece: a text full of beginnings must not take a square of its length. */
 const MAX_PIECE = 2000;
