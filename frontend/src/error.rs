@@ -53,6 +53,10 @@ pub(crate) enum Problem {
     Engine(String),
 }
 
+/// The `code` of the error that a response tells, for the program itself: not every API's errors have it in their body.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ErrorCode(pub(crate) &'static str);
+
 /// An error as OpenAI clients know it: a status, and an `error` object with `message`, `type`, `param` and `code`.
 ///
 /// # Source
@@ -73,6 +77,9 @@ pub struct ApiError {
 }
 
 impl ApiError {
+    /// The code of a model that nobody serves.
+    pub(crate) const MODEL_NOT_FOUND: &'static str = "model_not_found";
+
     /// An error with neither field nor code.
     #[must_use]
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
@@ -143,7 +150,7 @@ impl ApiError {
         let base = Self::new(StatusCode::NOT_FOUND, message);
         Self {
             param: Some("model".into()),
-            code: Some("model_not_found"),
+            code: Some(Self::MODEL_NOT_FOUND),
             ..base
         }
     }
@@ -248,6 +255,9 @@ impl ApiError {
     /// The response with this body of JSON.
     pub(crate) fn response_with(&self, json: String) -> Response {
         let mut response = (self.status, axum::body::Body::from(json)).into_response();
+        if let Some(code) = self.code {
+            response.extensions_mut().insert(ErrorCode(code));
+        }
         let headers = response.headers_mut();
         headers.insert(
             header::CONTENT_TYPE,

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::pauses::Pauses;
+use crate::error::ApiError;
 use crate::http::{LocalAnswer, LocalFrontend};
 
 /// What a request of a batch may be sent to.
@@ -154,7 +155,7 @@ pub async fn answer_line(
 ) -> Map<String, Value> {
     loop {
         match ask_once(routes, id.clone(), line).await {
-            Attempt::Ended(answered) => return answered,
+            Attempt::Ended(answered) | Attempt::NoModel(answered) => return answered,
             // A batch has time.
             Attempt::Full(answered, retry_after) => {
                 if !pauses.wait(retry_after).await {
@@ -170,6 +171,8 @@ pub async fn answer_line(
 pub(super) enum Attempt {
     /// The line of its output.
     Ended(Map<String, Value>),
+    /// Nobody serves the model that it names: the line that says so.
+    NoModel(Map<String, Value>),
     /// Every worker was full or away, or a quota was used up: the line that says so, and how long the server says to wait.
     Full(Map<String, Value>, Option<Duration>),
 }
@@ -193,13 +196,15 @@ pub(super) async fn ask_once(routes: &LocalFrontend, id: String, line: &BatchLin
         status,
         request_id,
         retry_after,
+        code,
         body,
     } = answer;
     let response = json!({"status_code": status, "request_id": request_id, "body": body});
     let line = output_line(id, custom_id, response, Value::Null);
-    match status {
-        429 | 503 => Attempt::Full(line, retry_after),
-        _ => Attempt::Ended(line),
+    match (status, code) {
+        (429 | 503, _) => Attempt::Full(line, retry_after),
+        (_, Some(ApiError::MODEL_NOT_FOUND)) => Attempt::NoModel(line),
+        (_, _) => Attempt::Ended(line),
     }
 }
 

@@ -287,11 +287,11 @@ impl Batches {
                         return false;
                     }
                 }
-                Some(Attempt::Ended(line)) if lacks_model(&line) && Instant::now() < until => {
+                Some(Attempt::NoModel(_)) if Instant::now() < until => {
                     drop(place);
                     tokio::time::sleep(MODEL_PAUSE).await;
                 }
-                Some(Attempt::Ended(line)) => {
+                Some(Attempt::Ended(line) | Attempt::NoModel(line)) => {
                     if self.draining.is_cancelled() && !is_answer(&line) {
                         // It may have failed for that alone.
                         return false;
@@ -437,10 +437,4 @@ impl Batches {
             () = tokio::time::sleep(DISK_PAUSE) => true,
         }
     }
-}
-
-/// Whether the request of a line of output named a model that is not served.
-fn lacks_model(line: &Map<String, Value>) -> bool {
-    let response = line.get("response");
-    response.is_some_and(|response| response["body"]["error"]["code"] == "model_not_found")
 }

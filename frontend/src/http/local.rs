@@ -15,7 +15,7 @@ use super::access::Caller;
 use super::handlers::{App, local_router};
 use super::request_id::REQUEST_ID;
 use crate::config::FrontendConfig;
-use crate::error::ApiError;
+use crate::error::{ApiError, ErrorCode};
 use crate::keys::Key;
 use crate::model::Models;
 
@@ -37,6 +37,8 @@ pub struct LocalAnswer {
     pub request_id: String,
     /// After how long the same request may succeed, where the server says so.
     pub retry_after: Option<Duration>,
+    /// The stable name of an error, where it has one, also in APIs whose errors have none in their body.
+    pub code: Option<&'static str>,
     /// The answer, or the error in the API's shape.
     pub body: Value,
 }
@@ -93,6 +95,7 @@ impl LocalFrontend {
         let text = |name| head.headers.get(name).and_then(|value| value.to_str().ok());
         let retry_after = text(header::RETRY_AFTER).and_then(|seconds| seconds.parse().ok());
         let request_id = text(REQUEST_ID).unwrap_or_default().to_owned();
+        let code = head.extensions.get::<ErrorCode>().map(|code| code.0);
         let read = to_bytes(body, usize::MAX).await;
         let body = read
             .ok()
@@ -105,6 +108,7 @@ impl LocalFrontend {
             status: head.status.as_u16(),
             request_id,
             retry_after: retry_after.map(Duration::from_secs),
+            code,
             body,
         })
     }

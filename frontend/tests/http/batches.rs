@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use genset_backend_common::LLMEngine;
 use genset_backend_common::output::Finish;
+use genset_backend_common::worker::WorkerConfig;
+use genset_frontend::batch::BATCH_URLS;
 use genset_frontend::{BatchConfig, FrontendConfig, FrontendServer};
 use genset_runtime::Runtime;
 use serde_json::{Value, json};
@@ -15,7 +17,9 @@ use tokio::sync::Semaphore;
 use crate::access::{bearer, site_with_keys_and};
 use crate::client::{Client, Response, request, soon};
 use crate::script::Script;
-use crate::support::{CHAT, Site, chat, config, echo, encode, start_worker, worker_config};
+use crate::support::{
+    CHAT, MODEL, Site, chat, config, echo, encode, eventually, start_worker, worker_config,
+};
 
 pub(crate) const BOUNDARY: &str = "a-boundary";
 
@@ -71,7 +75,11 @@ pub(crate) fn lines(lines: &[Value]) -> String {
 }
 
 pub(crate) fn batch_of(file: &str) -> String {
-    let batch = json!({"input_file_id": file, "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b"}});
+    batch_to(CHAT, file)
+}
+
+fn batch_to(endpoint: &str, file: &str) -> String {
+    let batch = json!({"input_file_id": file, "endpoint": endpoint, "completion_window": "24h", "metadata": {"a": "b"}});
     batch.to_string()
 }
 
@@ -82,11 +90,21 @@ pub(crate) async fn begin(site: &Site, content: &str) -> String {
 
 /// As [`begin`], with headers.
 pub(crate) async fn begin_as(site: &Site, headers: &str, content: &str) -> String {
+    begin_to(site, headers, CHAT, content).await
+}
+
+/// As [`begin_as`], of requests to `endpoint`.
+async fn begin_to(site: &Site, headers: &str, endpoint: &str, content: &str) -> String {
     let file = site.send(upload(headers, content)).await;
     assert_eq!(file.status, 200, "{}", file.text());
     let file = file.json()["id"].as_str().expect("an id").to_owned();
     let batch = site
-        .send(request("POST", "/v1/batches", headers, batch_of(&file)))
+        .send(request(
+            "POST",
+            "/v1/batches",
+            headers,
+            batch_to(endpoint, &file),
+        ))
         .await;
     assert_eq!(batch.status, 200, "{}", batch.text());
     batch.json()["id"].as_str().expect("an id").to_owned()
@@ -317,6 +335,78 @@ async fn a_batch_waits_for_its_model() {
     let batch = ended(&site, &id, "completed").await;
     assert_eq!(batch["request_counts"]["total"], 1, "{batch}");
     site.server.shutdown(Duration::from_secs(30)).await;
+    soon(site.worker.shutdown()).await;
+    soon(site.runtime.shutdown()).await;
+}
+
+/// A request to one of the endpoints of batches, and the name that metrics have for it.
+fn request_to(url: &str) -> (Value, &'static str) {
+    let prompt = json!({"model": MODEL, "prompt": "Hello", "max_tokens": 4});
+    let input = json!({"model": MODEL, "input": "Hello"});
+    let (body, endpoint) = match url {
+        CHAT => (chat("Hello", json!({})), "chat_completions"),
+        "/v1/completions" => (prompt, "completions"),
+        "/v1/embeddings" => (input, "embeddings"),
+        "/v1/responses" => (input, "responses"),
+        "/v1/messages" => (chat("Hello", json!({"max_tokens": 4})), "messages"),
+        other => panic!("what is asked of {other}?"),
+    };
+    let line = json!({"custom_id": "a", "method": "POST", "url": url, "body": body});
+    (line, endpoint)
+}
+
+#[tokio::test]
+async fn after_a_restart_batches_of_every_endpoint_wait_for_their_model() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = || FrontendConfig {
+        model_linger: Duration::from_secs(3600),
+        ..kept_in(folder.path(), |_| {})
+    };
+    let other = || WorkerConfig {
+        model_name: Some("other".into()),
+        ..worker_config()
+    };
+    let mut site = Site::with(config(), echo()).await;
+    soon(site.worker.shutdown()).await;
+    let metrics = Default::default();
+    site.worker = start_worker(&site.runtime, 2, echo(), other(), metrics).await;
+    eventually("the model is gone", || {
+        site.server.models().get(MODEL).is_none()
+    })
+    .await;
+    let mut begun = Vec::new();
+    for url in BATCH_URLS {
+        let (line, endpoint) = request_to(url);
+        let id = begin_to(&site, "", url, &lines(&[line])).await;
+        batch_that(&site, &id, |batch| batch["status"] == "in_progress").await;
+        begun.push((id, url, endpoint));
+    }
+    soon(site.server.shutdown(Duration::ZERO)).await;
+    soon(site.worker.shutdown()).await;
+    soon(site.runtime.shutdown()).await;
+
+    // Of the next server the other model is there first.
+    let site = Site::with_worker(config(), other(), echo()).await;
+    for (_, _, endpoint) in &begun {
+        let refused =
+            format!("genset_http_requests_total{{endpoint=\"{endpoint}\",status=\"404\"}}");
+        let is_refused = || site.runtime.metrics().encode().contains(&refused);
+        eventually("the model is asked for", is_refused).await;
+    }
+    let metrics = Default::default();
+    let worker = start_worker(&site.runtime, 2, echo(), worker_config(), metrics).await;
+    for (id, url, _) in begun {
+        let batch = ended(&site, &id, "completed").await;
+        if url == "/v1/embeddings" {
+            // The model generates alone.
+            let errors = content(&site, &batch["error_file_id"]).await;
+            assert_eq!(errors[0]["response"]["status_code"], 400, "{}", errors[0]);
+        } else {
+            assert_eq!(batch["request_counts"]["completed"], 1, "{url} {batch}");
+        }
+    }
+    soon(site.server.shutdown(Duration::from_secs(30))).await;
+    soon(worker.shutdown()).await;
     soon(site.worker.shutdown()).await;
     soon(site.runtime.shutdown()).await;
 }
