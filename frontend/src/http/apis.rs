@@ -34,7 +34,7 @@ use crate::openai::{
     CommonParams, DetokenizeRequest, EmbeddingRequest, ParamLimits, TokenizeInput, TokenizeRequest,
     chat_name, completion_name, embedding_name, embeddings_json, tokenize_json,
 };
-use crate::pipeline::{self, Answers, EmbedJob, Job};
+use crate::pipeline::{self, Answers, EmbedJob, Job, REASONING_EFFORT};
 use crate::responses;
 
 /// The header with the seconds after which an answer is of no use to the client.
@@ -327,6 +327,7 @@ pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiErro
         let parse =
             move |body: JsonBody<'_>, _: &ParamLimits| EmbeddingRequest::parse(body, max_inputs);
         let request = call.parse(parse).await?;
+        call.guard.ignores(&request.hints, REASONING_EFFORT);
         call.guard.model(&request.model);
         let model = call.model(&request.model, EndpointType::Embeddings).await?;
         let (name, encoding) = (request.model.clone(), request.encoding);

@@ -19,6 +19,9 @@ use crate::error::ApiError;
 use crate::markup::Delta;
 use crate::pipeline::{self, Job};
 
+/// What this API calls a chat's `reasoning_effort`.
+const EFFORT: &str = "output_config.effort";
+
 /// Errors as Anthropic's API has them.
 pub(super) fn anthropic_error(error: &ApiError, request_id: &str) -> Response {
     error.response_with(error_json(error, request_id).to_string())
@@ -35,6 +38,7 @@ pub(super) fn count_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiEr
         let of_model = Arc::clone(&model);
         let job = (call.guard).prepare(&ctx, |room| Job::chat(of_model, request.chat, room));
         let job = job.await?;
+        call.guard.ignores(&job.params().hints, EFFORT);
         let tokens = job.prompt().ok_or_else(|| pipeline::no_tokenizer(&model))?;
         call.guard.account().charge_counted(tokens.len());
         Ok(Reply::Json(
@@ -60,8 +64,7 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
         let (model, ctx) = call.begin(params, EndpointType::Chat).await?;
         let job = (call.guard).prepare(&ctx, |room| Job::chat(model, request.chat, room));
         let job = job.await?;
-        call.guard
-            .ignores(&job.params().hints, "output_config.effort");
+        call.guard.ignores(&job.params().hints, EFFORT);
         let prompt_tokens = job.prompt().map_or(0, <[_]>::len);
         let answer = call.sole_answer(job.answers(&ctx).await?).await?;
         if is_stream {

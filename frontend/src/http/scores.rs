@@ -13,7 +13,7 @@ use crate::openai::{
     ParamLimits, RerankRequest, RerankedDocuments, ScoreRequest, TextPairs, rerank_name,
     score_name, scores_json,
 };
-use crate::pipeline::{ScoreJob, Scored};
+use crate::pipeline::{REASONING_EFFORT, ScoreJob, Scored};
 
 /// What a score takes, and its text, which may have room to grow.
 const WRITTEN_SCORE_BYTES: usize = 128;
@@ -33,6 +33,7 @@ pub(super) fn rerank(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         let most = call.app.config.max_score_pairs;
         let parse = move |body: JsonBody<'_>, _: &ParamLimits| RerankRequest::parse(body, most);
         let request = call.parse(parse).await?;
+        call.guard.ignores(&request.hints, REASONING_EFFORT);
         let (ctx, scored) = scored(call, &request.model, request.pairs.clone()).await?;
         let work = call.app.models.work();
         let bytes = if request.return_documents {
@@ -59,7 +60,12 @@ pub(super) fn score(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
         let most = call.app.config.max_score_pairs;
         let parse = move |body: JsonBody<'_>, _: &ParamLimits| ScoreRequest::parse(body, most);
-        let ScoreRequest { model, pairs } = call.parse(parse).await?;
+        let ScoreRequest {
+            model,
+            pairs,
+            hints,
+        } = call.parse(parse).await?;
+        call.guard.ignores(&hints, REASONING_EFFORT);
         let (
             ctx,
             Scored {

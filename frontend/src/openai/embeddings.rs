@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::completions::Prompt;
 use super::fields::Fields;
+use super::hints::Hints;
 use super::prompts::read_prompts;
 use crate::error::ApiError;
 use crate::json::JsonBody;
@@ -37,6 +38,8 @@ pub struct EmbeddingRequest {
     pub encoding: EncodingFormat,
     /// The length the embeddings are cut to, at least 1; `None` for the model's own.
     pub dimensions: Option<u32>,
+    /// What it says that has no effect here.
+    pub hints: Hints,
 }
 
 /// How an embedding is written.
@@ -62,17 +65,18 @@ impl EmbeddingRequest {
         let inputs =
             inputs.ok_or_else(|| ApiError::invalid("input", "you must provide what to embed"))?;
         refuse_empty(&inputs)?;
-        let request = Self {
-            model,
-            inputs,
-            encoding: read_encoding(&mut fields)?,
-            dimensions: fields.u32("dimensions")?,
-        };
-        if request.dimensions == Some(0) {
+        let encoding = read_encoding(&mut fields)?;
+        let dimensions = fields.u32("dimensions")?;
+        if dimensions == Some(0) {
             return Err(ApiError::invalid("dimensions", "must be at least 1"));
         }
-        fields.finish(&["user"])?;
-        Ok(request)
+        Ok(Self {
+            model,
+            inputs,
+            encoding,
+            dimensions,
+            hints: fields.finish_request(&["user"])?,
+        })
     }
 }
 

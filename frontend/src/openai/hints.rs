@@ -5,14 +5,14 @@
 use crate::error::ApiError;
 
 /// The hints of one request, in the order in which they were read.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hints {
     hints: Vec<Hint>,
     /// Whether a hint that asks for something is refused.
     is_strict: bool,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Hint {
     field: String,
     /// Why it has no effect, where a strict server refuses it.

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::fields::Fields;
+use super::hints::Hints;
 use super::score::ScoreUsage;
 use super::text_pairs::{TextList, TextPairs};
 use crate::error::ApiError;
@@ -35,6 +36,8 @@ pub struct RerankRequest {
     pub top_n: Option<u32>,
     /// Whether the answer has the documents' texts too.
     pub return_documents: bool,
+    /// What it says that has no effect here.
+    pub hints: Hints,
 }
 
 impl RerankRequest {
@@ -64,12 +67,13 @@ impl RerankRequest {
         }
         let why = "documents have a text alone; leave the field out";
         fields.refuse("rank_fields", &[], why)?;
-        fields.finish(&["user"])?;
+        let hints = fields.finish_request(&["user"])?;
         Ok(Self {
             model,
             pairs: TextPairs::try_new(query, documents)?,
             top_n,
             return_documents,
+            hints,
         })
     }
 }

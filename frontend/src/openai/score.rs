@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::fields::Fields;
+use super::hints::Hints;
 use super::text_pairs::{TextList, TextPairs};
 use crate::error::ApiError;
 use crate::json::JsonBody;
@@ -29,6 +30,8 @@ pub struct ScoreRequest {
     pub model: String,
     /// The texts.
     pub pairs: TextPairs,
+    /// What it says that has no effect here.
+    pub hints: Hints,
 }
 
 impl ScoreRequest {
@@ -42,10 +45,11 @@ impl ScoreRequest {
         let model = model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))?;
         let first = TextList::read(&mut fields, "text_1", max_pairs)?;
         let second = TextList::read(&mut fields, "text_2", max_pairs)?;
-        fields.finish(&["user"])?;
+        let hints = fields.finish_request(&["user"])?;
         Ok(Self {
             model,
             pairs: TextPairs::try_new(first, second)?,
+            hints,
         })
     }
 }

@@ -242,7 +242,9 @@ fn read_logprobs(
     {
         match include.as_str() {
             Some(include) if include == logprobs => repeated.has_logprobs = true,
-            Some(include) if INCLUDES.contains(&include) => {}
+            Some(include) if INCLUDES.contains(&include) => {
+                fields.ignore(&format!("include[{index}]"));
+            }
             Some(other) => {
                 let why = format!("{other:?} is not available");
                 return Err(ApiError::unsupported(format!("include[{index}]"), why));

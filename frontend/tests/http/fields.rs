@@ -1,14 +1,18 @@
 //! What a request's fields become on their way to the engine.
 
-use genset_backend_common::{GenerateRequest, card::Artifact};
+use std::sync::Arc;
+
+use genset_backend_common::{GenerateRequest, LLMEngine, card::Artifact};
 use genset_frontend::FrontendConfig;
 use serde_json::{Value, json};
 
+use crate::apis::Embedder;
 use crate::client::request;
+use crate::scores::Scorer;
 use crate::script::Script;
 use crate::support::{
     CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, echo, echo_text, encode,
-    worker_config,
+    pairs_worker_config, worker_config,
 };
 
 /// The request the engine gets for a chat with `further` fields.
@@ -181,10 +185,10 @@ fn hints() -> [(&'static str, Value, &'static str); 4] {
                 json!({"model": MODEL, "input": "Hi"}),
                 json!({
                     "service_tier": "flex", "text": {"verbosity": "low"}, "safety_identifier": "s",
-                    "reasoning": {"effort": "low", "summary": "auto"},
+                    "reasoning": {"effort": "low", "summary": "auto"}, "include": ["reasoning.encrypted_content"],
                 }),
             ),
-            "text.verbosity, reasoning.summary, safety_identifier, service_tier, reasoning.effort",
+            "include[0], text.verbosity, reasoning.summary, safety_identifier, service_tier, reasoning.effort",
         ),
         (
             "/v1/messages",
@@ -216,6 +220,35 @@ async fn hints_without_an_effect_are_named_in_the_answer() {
         .await;
     assert_eq!(plain.header("x-genset-ignored"), None);
     site.close().await;
+}
+
+#[tokio::test]
+async fn hints_are_named_where_nothing_is_generated() {
+    let counted = json!({
+        "model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "cache_control": {"type": "ephemeral"},
+        "output_config": {"effort": "low"},
+    });
+    let ranked = json!({"model": MODEL, "query": "one", "documents": ["two"], "user": "u"});
+    let scored = json!({"model": MODEL, "text_1": "one", "text_2": "two", "user": "u"});
+    let embedded = json!({"model": MODEL, "input": "one", "user": "u"});
+    let cases: [(Arc<dyn LLMEngine>, &str, Value, &str); 4] = [
+        (
+            Script::tokens(encode("Hi")),
+            "/v1/messages/count_tokens",
+            counted,
+            "cache_control, output_config.effort",
+        ),
+        (Scorer::any(), "/v1/rerank", ranked, "user"),
+        (Scorer::any(), "/v1/score", scored, "user"),
+        (Embedder::any(), "/v1/embeddings", embedded, "user"),
+    ];
+    for (engine, path, body, ignored) in cases {
+        let site = Site::with_worker(config(), pairs_worker_config(), engine).await;
+        let response = site.post(path, &body).await;
+        assert_eq!(response.status, 200, "{path}: {}", response.text());
+        assert_eq!(response.header("x-genset-ignored"), Some(ignored), "{path}");
+        site.close().await;
+    }
 }
 
 #[tokio::test]
