@@ -93,8 +93,9 @@ async fn scored(
     call.guard.model(model);
     let model = call.model(model, EndpointType::Scores).await?;
     let ctx = call.admit(&model).await?;
+    let rank = call.guard.rank();
     let prepared = (call.guard).prepare(&ctx, |room| ScoreJob::prepare(model, pairs, room));
-    let job = prepared.await?;
+    let job = prepared.await?.with_rank(rank);
     let scored = job.run(&ctx, call.guard.account()).await?;
     call.guard.usage(&Usage {
         prompt_tokens: scored.prompt_tokens,

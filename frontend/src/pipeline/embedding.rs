@@ -30,6 +30,7 @@ pub struct EmbedJob {
     model: Arc<ServedModel>,
     inputs: Vec<Vec<TokenId>>,
     dimensions: Option<u32>,
+    data_parallel_rank: Option<u32>,
 }
 
 impl Prepared for EmbedJob {
@@ -90,7 +91,17 @@ impl EmbedJob {
             inputs,
             model,
             dimensions,
+            data_parallel_rank: None,
         })
+    }
+
+    /// The same for the data-parallel rank that must serve it.
+    #[must_use]
+    pub fn with_rank(self, data_parallel_rank: Option<u32>) -> Self {
+        Self {
+            data_parallel_rank,
+            ..self
+        }
     }
 
     /// Embeds the inputs, which `account` pays for as the engine takes them.
@@ -110,13 +121,15 @@ impl EmbedJob {
             model,
             mut inputs,
             dimensions,
+            data_parallel_rank: rank,
         } = self;
         let mut calls = Vec::with_capacity(inputs.len().div_ceil(INPUTS_PER_CALL));
         while !inputs.is_empty() {
             let rest = inputs.split_off(inputs.len().min(INPUTS_PER_CALL));
             let inputs = std::mem::replace(&mut inputs, rest);
             let meter = Meter::new(Arc::clone(account));
-            calls.push(call(&model, inputs, ctx.sibling(calls.len()), meter));
+            let ctx = ctx.sibling(calls.len());
+            calls.push(call(&model, inputs, rank, ctx, meter));
         }
         let parts: Vec<Embedded> = stream::iter(calls)
             .buffered(CALLS_AT_ONCE)
@@ -142,6 +155,7 @@ impl EmbedJob {
 async fn call(
     model: &ServedModel,
     inputs: Vec<Vec<TokenId>>,
+    data_parallel_rank: Option<u32>,
     ctx: RequestContext,
     mut meter: Meter,
 ) -> Result<Embedded, EngineError> {
@@ -149,6 +163,7 @@ async fn call(
     let tokens = inputs.iter().map(Vec::len).sum::<usize>();
     let mut request = GenerateRequest::from_tokens(model.card.name.clone(), Vec::new());
     request.adapter = model.adapter_name();
+    request.data_parallel_rank = data_parallel_rank;
     request.input = Input::Embed(inputs.into());
     // Each input was checked; what is left is whether the engine embeds.
     model.card.capabilities.check(&request)?;

@@ -1,5 +1,6 @@
 //! [`ScoreJob`]: from pairs of texts to their scores.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -31,6 +32,7 @@ pub struct ScoreJob {
     /// Until the scores are there, since answers may have the texts.
     texts: TextPairs,
     tokens: Arc<PairTokens>,
+    data_parallel_rank: Option<u32>,
 }
 
 /// The tokens of both sides, each text's once.
@@ -118,7 +120,17 @@ impl ScoreJob {
             model,
             texts,
             tokens,
+            data_parallel_rank: None,
         })
+    }
+
+    /// The same for the data-parallel rank that must serve it.
+    #[must_use]
+    pub fn with_rank(self, data_parallel_rank: Option<u32>) -> Self {
+        Self {
+            data_parallel_rank,
+            ..self
+        }
     }
 
     /// Scores the pairs, which `account` pays for as the engine takes them.
@@ -138,7 +150,7 @@ impl ScoreJob {
         for start in (0..count).step_by(PAIRS_PER_CALL) {
             let pairs = start..count.min(start + PAIRS_PER_CALL);
             let (ctx, meter) = (ctx.sibling(calls.len()), Meter::new(Arc::clone(account)));
-            calls.push(call(&self.model, &self.tokens, pairs, ctx, meter));
+            calls.push(self.call(pairs, ctx, meter));
         }
         let parts: Vec<Scored> = stream::iter(calls)
             .buffered(CALLS_AT_ONCE)
@@ -151,39 +163,40 @@ impl ScoreJob {
         }
         Ok(all)
     }
-}
 
-async fn call(
-    model: &ServedModel,
-    tokens: &PairTokens,
-    pairs: std::ops::Range<usize>,
-    ctx: RequestContext,
-    mut meter: Meter,
-) -> Result<Scored, EngineError> {
-    let expected = pairs.len();
-    let pairs: Vec<ScorePair> = pairs.map(|pair| tokens.pair(pair)).collect();
-    let mut request = GenerateRequest::from_tokens(model.card.name.clone(), Vec::new());
-    request.adapter = model.adapter_name();
-    request.input = Input::Score(pairs.into());
-    model.card.check(&request)?;
-    let prompt_tokens = request.prompt_tokens().unwrap_or(u32::MAX);
-    let mut outputs = model.engine.generate(request, ctx).await;
-    let outputs = outputs.as_mut().map_err(|error| error.clone())?;
-    meter.reach(prompt_tokens, 0);
-    let mut scored = Scored::default();
-    while let Some(output) = outputs.next().await {
-        match output? {
-            Output::Scores(scores) => scored.scores.extend(scores),
-            Output::Finished(finished) => scored.prompt_tokens = finished.usage.prompt_tokens,
-            Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_) => {
-                let problem = "the engine answered pairs to score with something else";
-                return Err(EngineError::internal(problem));
+    async fn call(
+        &self,
+        pairs: Range<usize>,
+        ctx: RequestContext,
+        mut meter: Meter,
+    ) -> Result<Scored, EngineError> {
+        let Self { model, tokens, .. } = self;
+        let expected = pairs.len();
+        let pairs: Vec<ScorePair> = pairs.map(|pair| tokens.pair(pair)).collect();
+        let mut request = GenerateRequest::from_tokens(model.card.name.clone(), Vec::new());
+        request.adapter = model.adapter_name();
+        request.data_parallel_rank = self.data_parallel_rank;
+        request.input = Input::Score(pairs.into());
+        model.card.check(&request)?;
+        let prompt_tokens = request.prompt_tokens().unwrap_or(u32::MAX);
+        let mut outputs = model.engine.generate(request, ctx).await;
+        let outputs = outputs.as_mut().map_err(|error| error.clone())?;
+        meter.reach(prompt_tokens, 0);
+        let mut scored = Scored::default();
+        while let Some(output) = outputs.next().await {
+            match output? {
+                Output::Scores(scores) => scored.scores.extend(scores),
+                Output::Finished(finished) => scored.prompt_tokens = finished.usage.prompt_tokens,
+                Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_) => {
+                    let problem = "the engine answered pairs to score with something else";
+                    return Err(EngineError::internal(problem));
+                }
             }
         }
+        meter.reach(scored.prompt_tokens, 0);
+        check_scores(&scored.scores, expected)?;
+        Ok(scored)
     }
-    meter.reach(scored.prompt_tokens, 0);
-    check_scores(&scored.scores, expected)?;
-    Ok(scored)
 }
 
 fn check_scores(scores: &[f32], expected: usize) -> Result<(), EngineError> {

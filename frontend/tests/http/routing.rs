@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::MetricsRegistry;
 use genset_backend_common::worker::WorkerHandle;
+use genset_backend_common::{LLMEngine, MetricsRegistry};
 use genset_frontend::FrontendConfig;
 use genset_router::RouterMode;
 use http::HeaderName;
 use serde_json::{Value, json};
 
+use crate::apis::Embedder;
 use crate::client::{request, soon};
+use crate::scores::Scorer;
 use crate::script::Script;
 use crate::support::{
-    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, start_worker,
-    worker_config,
+    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually,
+    pairs_worker_config, start_worker, worker_config,
 };
 
 const HEADER: &str = "x-session";
@@ -220,4 +222,33 @@ async fn a_rank_is_named_by_field_or_header() {
         (400, Some("x-genset-data-parallel-rank"))
     );
     site.close().await;
+}
+
+#[tokio::test]
+async fn a_header_names_the_rank_of_what_is_embedded_and_scored() {
+    let embedded = json!({"model": MODEL, "input": "one"});
+    let ranked = json!({"model": MODEL, "query": "one", "documents": ["two"]});
+    let scored = json!({"model": MODEL, "text_1": "one", "text_2": "two"});
+    let cases: [(Arc<dyn LLMEngine>, &str, Value); 3] = [
+        (Embedder::any(), "/v1/embeddings", embedded),
+        (Scorer::any(), "/v1/rerank", ranked),
+        (Scorer::any(), "/v1/score", scored),
+    ];
+    for (engine, path, body) in cases {
+        let site = Site::with_worker(config(), pairs_worker_config(), engine).await;
+        let named = |rank: u32| {
+            let header = format!("x-genset-data-parallel-rank: {rank}\r\n");
+            site.send(request("POST", path, &header, body.to_string()))
+        };
+        let response = named(0).await;
+        assert_eq!(response.status, 200, "{path}: {}", response.text());
+        // The engine has one.
+        let (status, param, ..) = named(1).await.refusal();
+        assert_eq!(
+            (status, param.as_deref()),
+            (400, Some("data_parallel_rank")),
+            "{path}"
+        );
+        site.close().await;
+    }
 }
