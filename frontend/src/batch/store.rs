@@ -9,6 +9,7 @@ mod files;
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::ops::Bound;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -331,10 +332,9 @@ impl BatchStore {
             return Err(ApiError::invalid("input_file_id", problem));
         }
         let _writing = self.shared.writing.lock();
-        let batches = self.batches(owner);
-        let unfinished = batches.iter().filter(|batch| !batch.status.is_end());
+        let unfinished = self.shared.kept.lock().unfinished_of(owner);
         let most = self.config().max_batches;
-        if unfinished.count() >= most {
+        if unfinished >= most {
             let message = format!(
                 "{most} of your batches have not ended, which is this server's limit. Wait, or cancel one."
             );
@@ -358,14 +358,22 @@ impl BatchStore {
         (batch.record.owner.as_deref() == owner).then(|| batch.record.clone())
     }
 
-    /// The owner's batches in the order of their ids.
-    pub(crate) fn batches(&self, owner: Option<&str>) -> Vec<BatchRecord> {
+    /// The last of the owner's batches, those before the id `before`, at most so many, in the order of their ids.
+    pub(crate) fn batches(
+        &self,
+        owner: Option<&str>,
+        before: Option<&str>,
+        most: usize,
+    ) -> Vec<BatchRecord> {
+        let end = before.map_or(Bound::Unbounded, Bound::Excluded);
         let kept = self.shared.kept.lock();
-        let batches = kept.batches.values().map(|batch| &batch.record);
-        batches
-            .filter(|batch| batch.owner.as_deref() == owner)
-            .cloned()
-            .collect()
+        let batches = kept.batches.range::<str, _>((Bound::Unbounded, end));
+        let batches = batches.map(|(_, batch)| &batch.record).rev();
+        let of_owner = batches.filter(|batch| batch.owner.as_deref() == owner);
+        let mut last: Vec<BatchRecord> = of_owner.take(most).cloned().collect();
+        drop(kept);
+        last.reverse();
+        last
     }
 
     /// A batch whoever owns it, and what ends its run.
@@ -383,7 +391,7 @@ impl BatchStore {
         unfinished.map(|record| record.id.clone()).collect()
     }
 
-    /// Changes what is known of a batch, on the disk first.
+    /// Changes what is known of a batch, on the disk first. Where it ends, its owner's oldest is forgotten if there are too many.
     ///
     /// # Errors
     /// When it cannot be written; then nothing is changed.
@@ -394,10 +402,23 @@ impl BatchStore {
         };
         change(&mut record);
         write_record(&self.batch_record(id), &record)?;
-        if let Some(batch) = self.shared.kept.lock().batches.get_mut(id) {
+        let ended = record.status.is_end().then(|| record.owner.clone());
+        let mut kept = self.shared.kept.lock();
+        if let Some(batch) = kept.batches.get_mut(id) {
             batch.record = record;
         }
+        let forgotten = ended.map(|owner| kept.take_beyond(owner.as_deref()));
+        drop(kept);
+        self.remove_batches(forgotten.unwrap_or_default());
         Ok(())
+    }
+
+    fn remove_batches(&self, ids: Vec<String>) {
+        for id in ids {
+            if let Err(error) = fs::remove_file(self.batch_record(&id)) {
+                tracing::warn!(%error, batch = id, "a forgotten batch is still on the disk");
+            }
+        }
     }
 
     /// Counts a batch's answers, in memory alone: after a restart its notes tell.
@@ -452,15 +473,36 @@ impl BatchStore {
         for id in files {
             self.remove_file(&id);
         }
-        for id in batches {
-            if let Err(error) = fs::remove_file(self.batch_record(&id)) {
-                tracing::warn!(%error, batch = id, "a forgotten batch is still on the disk");
-            }
-        }
+        self.remove_batches(batches);
     }
 }
 
 impl Kept {
+    fn of_owner(&self, owner: Option<&str>) -> impl Iterator<Item = &BatchRecord> {
+        let batches = self.batches.values().map(|batch| &batch.record);
+        batches.filter(move |batch| batch.owner.as_deref() == owner)
+    }
+
+    /// How many of the owner's batches have not ended.
+    fn unfinished_of(&self, owner: Option<&str>) -> usize {
+        let unfinished = self.of_owner(owner).filter(|batch| !batch.status.is_end());
+        unfinished.count()
+    }
+
+    /// Forgets the oldest of the owner's batches that have ended, if there are too many; returns their ids.
+    fn take_beyond(&mut self, owner: Option<&str>) -> Vec<String> {
+        let ended = self.of_owner(owner);
+        let ended = ended.filter_map(|batch| Some((batch.ended_at()?, batch.id.as_str())));
+        let mut ended: Vec<(u64, &str)> = ended.collect();
+        ended.sort_unstable();
+        ended.truncate(ended.len().saturating_sub(MAX_ENDED_BATCHES));
+        let ids: Vec<String> = ended.into_iter().map(|(_, id)| id.to_owned()).collect();
+        for id in &ids {
+            self.batches.remove(id);
+        }
+        ids
+    }
+
     /// The batch that has not ended and has this file as its input.
     fn reader_of(&self, file: &str) -> Option<&BatchRecord> {
         let mut batches = self.batches.values().map(|batch| &batch.record);
@@ -557,4 +599,80 @@ fn remove_others(folder: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<()
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::records::BatchTimes;
+
+    fn record(id: &str, owner: &str) -> BatchRecord {
+        BatchRecord {
+            id: id.into(),
+            owner: Some(owner.into()),
+            endpoint: "/v1/completions".into(),
+            input_file_id: "file-0".into(),
+            completion_window: "24h".into(),
+            status: BatchStatus::Validating,
+            errors: Vec::new(),
+            output_file_id: None,
+            error_file_id: None,
+            times: BatchTimes::begin(3600),
+            request_counts: Counts::default(),
+            metadata: None,
+            output_seconds: None,
+        }
+    }
+
+    /// A store of these batches. Their records are not synced to the disk, which takes long for many.
+    fn store_of(folder: &Path, records: &[BatchRecord]) -> BatchStore {
+        let batches = folder.join("batches");
+        fs::create_dir_all(&batches).unwrap();
+        for record in records {
+            let path = batches.join(format!("{}.json", record.id));
+            fs::write(path, serde_json::to_vec(record).unwrap()).unwrap();
+        }
+        BatchStore::open(folder.to_owned(), BatchConfig::default()).unwrap()
+    }
+
+    #[test]
+    fn the_oldest_batch_is_forgotten_when_one_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut records = vec![record("batch_0", "b")];
+        records
+            .extend((0..MAX_ENDED_BATCHES).map(|index| record(&format!("batch_{index:05}"), "a")));
+        for record in &mut records {
+            record.enter(BatchStatus::Completed);
+        }
+        records.push(record("batch_99999", "a"));
+        let store = store_of(folder.path(), &records);
+        let count = |owner: &str| store.batches(Some(owner), None, usize::MAX).len();
+        let finalizing = |record: &mut BatchRecord| record.enter(BatchStatus::Finalizing);
+        store.update("batch_99999", finalizing).unwrap();
+        assert_eq!(count("a"), MAX_ENDED_BATCHES + 1, "one has not ended");
+        let failed = |record: &mut BatchRecord| record.enter(BatchStatus::Failed);
+        store.update("batch_99999", failed).unwrap();
+        assert_eq!(count("a"), MAX_ENDED_BATCHES);
+        assert!(store.batch("batch_00000", Some("a")).is_none());
+        assert!(!store.batch_record("batch_00000").exists());
+        assert!(store.batch("batch_00001", Some("a")).is_some());
+        assert!(store.batch("batch_99999", Some("a")).is_some());
+        assert_eq!(count("b"), 1, "another's older one stays");
+    }
+
+    #[test]
+    fn a_page_has_the_last_of_an_owners_batches() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = [("1", "a"), ("2", "b"), ("3", "a"), ("4", "a")];
+        let records = records.map(|(id, owner)| record(id, owner));
+        let store = store_of(folder.path(), &records);
+        let page = |before: Option<&str>, most: usize| {
+            let page = store.batches(Some("a"), before, most);
+            page.into_iter().map(|batch| batch.id).collect::<Vec<_>>()
+        };
+        assert_eq!(page(None, 2), ["3", "4"]);
+        assert_eq!(page(None, 9), ["1", "3", "4"]);
+        assert_eq!(page(Some("4"), 1), ["3"]);
+        assert_eq!(page(Some("3"), 9), ["1"]);
+    }
 }

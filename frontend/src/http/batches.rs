@@ -159,8 +159,10 @@ pub(super) async fn list(
 ) -> Response {
     let listed = kept(&app).and_then(|batches| {
         let page = PAGES.parse(query.as_deref())?;
-        let all = batches.store().batches(caller.name());
-        Ok(page.of(&all, |batch| &batch.id, BatchRecord::to_json))
+        // One more, which tells whether there are any behind.
+        let (after, most) = (page.after.as_deref(), page.limit + 1);
+        let last = batches.store().batches(caller.name(), after, most);
+        Ok(page.of(&last, |batch| &batch.id, BatchRecord::to_json))
     });
     match listed {
         Ok(list) => large_json_response(&app, &list),

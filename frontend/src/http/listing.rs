@@ -16,8 +16,8 @@ pub(super) struct Pages {
 /// Which part of a list is asked for.
 #[derive(Debug)]
 pub(super) struct Page {
-    after: Option<String>,
-    limit: usize,
+    pub(super) after: Option<String>,
+    pub(super) limit: usize,
     is_ascending: bool,
     pub(super) purpose: Option<String>,
 }
