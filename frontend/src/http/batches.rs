@@ -20,13 +20,10 @@ use crate::batch::records::{BatchRecord, BatchStatus, BatchTimes, Counts, new_id
 use crate::batch::store::not_written;
 use crate::error::{ApiError, shown};
 use crate::json::JsonBody;
-use crate::openai::Fields;
+use crate::openai::{Fields, short_texts};
 
 /// The time that a batch has, as OpenAI writes it, in seconds.
 const WINDOW: (&str, u64) = ("24h", 24 * 3600);
-
-/// The most entries of `metadata`, and the most letters of a name and of a value.
-const METADATA: (usize, usize, usize) = (16, 64, 512);
 
 const PAGES: Pages = Pages {
     usual_limit: 20,
@@ -58,7 +55,9 @@ impl BatchRequest {
             let problem = format!("expected {:?}", WINDOW.0);
             return Err(ApiError::invalid("completion_window", problem));
         }
-        let metadata = fields.take("metadata")?.map(metadata).transpose()?;
+        let metadata = fields.take("metadata")?;
+        let metadata = metadata.map(|value| short_texts("metadata", &value).cloned());
+        let metadata = metadata.transpose()?;
         let output_seconds = match fields.object("output_expires_after", "output_expires_after.")? {
             Some(mut expires) => {
                 if expires
@@ -102,31 +101,6 @@ impl BatchRequest {
             output_seconds: self.output_seconds,
         }
     }
-}
-
-/// What the client notes on a batch: texts by name.
-fn metadata(value: Value) -> Result<Map<String, Value>, ApiError> {
-    let (most, letters_of_name, letters) = METADATA;
-    let is_long = |text: &str, most: usize| text.chars().nth(most).is_some();
-    let problem = match value {
-        Value::Object(values) if values.len() > most => format!("may have {most} entries at most"),
-        Value::Object(values) => {
-            let is_one = |(name, value): (&String, &Value)| {
-                let value = value.as_str().is_some_and(|value| !is_long(value, letters));
-                value && !is_long(name, letters_of_name)
-            };
-            if values.iter().all(is_one) {
-                return Ok(values);
-            }
-            format!(
-                "expected texts of at most {letters} letters, under names of at most {letters_of_name}"
-            )
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-            "expected an object of strings".into()
-        }
-    };
-    Err(ApiError::invalid("metadata", problem))
 }
 
 pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {

@@ -1,19 +1,19 @@
-//! [`HeldText`]: an answer in one piece that keeps its room in the memory budget until its client has taken it.
+//! [`Held`]: bytes of an answer that keep their room in the memory budget until its client has taken them.
 
 use bytes::Bytes;
 
 use crate::budget::MemoryShare;
 use crate::error::ApiError;
 
-/// A text on the account of its request.
-struct HeldText {
-    text: String,
+/// Bytes on the account of their request.
+struct Held<T> {
+    content: T,
     _share: MemoryShare,
 }
 
-impl AsRef<[u8]> for HeldText {
+impl<T: AsRef<[u8]>> AsRef<[u8]> for Held<T> {
     fn as_ref(&self) -> &[u8] {
-        self.text.as_bytes()
+        self.content.as_ref()
     }
 }
 
@@ -23,10 +23,15 @@ impl AsRef<[u8]> for HeldText {
 /// A 503 where there is no room, as [`MemoryShare::grow`].
 pub(super) fn held(text: String, mut share: MemoryShare) -> Result<Bytes, ApiError> {
     share.grow(text.len())?;
-    Ok(Bytes::from_owner(HeldText {
-        text,
+    Ok(holding(text, share))
+}
+
+/// The bytes of `content`, which take along the share that holds them.
+pub(super) fn holding(content: impl AsRef<[u8]> + Send + 'static, share: MemoryShare) -> Bytes {
+    Bytes::from_owner(Held {
+        content,
         _share: share,
-    }))
+    })
 }
 
 #[cfg(test)]

@@ -74,7 +74,7 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
                 request_id: call.request_id.clone(),
             };
             return Ok(Reply::Streamed(Box::new(|guard| {
-                stream(events, answer, guard)
+                stream(events, answer, guard, None)
             })));
         }
         let mut memory = call.guard.memory().another();

@@ -19,6 +19,7 @@ use super::handlers::App;
 use super::replies::{json_response, large_json_response};
 use super::stream::{AnswerEvents, stream};
 use crate::answer::{AnswerEnd, Ending, TokenLogprobs};
+use crate::budget::MemoryShare;
 use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::markup::Delta;
@@ -41,12 +42,21 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         let ctx = call.admit(&model).await?;
         let (job, asked) = asked.job(call, &ctx, &model, chat).await?;
         call.guard.ignores(&job.params().hints, "reasoning.effort");
-        let Asked { request, history } = asked;
+        let Asked {
+            request,
+            history,
+            mut held,
+        } = asked;
+        let store = request.store && call.app.responses.keeps();
+        let repeated = request.repeated.bytes().saturating_mul(REPEATED_COPIES);
+        let new: usize = request.input.iter().map(Item::bytes).sum();
+        let conversation = if store { new + bytes_of(&history) } else { 0 };
+        held.resize(repeated + conversation)?;
         let mut head = ResponseHead {
             id: new_id("resp_"),
             created: created_now(),
             model: name,
-            store: request.store && call.app.responses.keeps(),
+            store,
             explanation: None,
             repeated: Arc::new(request.repeated),
         };
@@ -66,7 +76,7 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
             let encoder = ResponseEncoder::new(head);
             let events = ResponseEvents { encoder, keeper };
             return Ok(Reply::Streamed(Box::new(|guard| {
-                stream(events, answer, guard)
+                stream(events, answer, guard, Some(held))
             })));
         }
         let mut memory = call.guard.memory().another();
@@ -113,17 +123,29 @@ pub(super) fn input_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiEr
 /// says how long its answer may be.
 const ANSWER_DIVISOR: usize = 4;
 
+/// What a response repeats of its request: a value, and in a stream the text of two events at the beginning and one at the end,
+/// which may wait for their client.
+const REPEATED_COPIES: usize = 4;
+
 /// A request and the conversation that it goes on from.
 struct Asked {
     request: ResponsesRequest,
     history: Vec<Arc<Item>>,
+    /// Holds both. The request's own memory becomes that of its prompt.
+    held: MemoryShare,
 }
 
 impl Asked {
-    fn new(call: &Call, request: ResponsesRequest) -> Result<Self, ApiError> {
+    fn new(call: &mut Call, request: ResponsesRequest) -> Result<Self, ApiError> {
         let previous = request.previous_response_id.as_deref();
         let history = history(&call.app.responses, previous, &call.caller)?;
-        Ok(Self { request, history })
+        let mut held = call.guard.memory().another();
+        held.grow(request.bytes() + bytes_of(&history))?;
+        Ok(Self {
+            request,
+            history,
+            held,
+        })
     }
 
     /// Its chat, without the first `skipped` items.

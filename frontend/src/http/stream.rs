@@ -11,6 +11,7 @@ use http::StatusCode;
 use http_body::{Body, Frame};
 
 use super::body::{FRAME_BYTES, next_frame};
+use super::held::holding;
 use super::metrics::RequestGuard;
 use super::replies::event_response;
 use crate::answer::{Answer, AnswerEnd, Ending, TokenLogprobs};
@@ -38,11 +39,12 @@ pub(super) trait AnswerEvents: Send + Unpin + 'static {
     fn fail(self, error: ApiError, out: &mut BytesMut);
 }
 
-/// The response that streams `answer`. It counts the request to its end.
+/// The response that streams `answer`. It counts the request to its end, and holds `held` until its last event is sent.
 pub(super) fn stream<E: AnswerEvents>(
     mut events: E,
     answer: Answer,
     guard: RequestGuard,
+    held: Option<MemoryShare>,
 ) -> Response {
     let mut guard = guard;
     let kept = guard.memory().another();
@@ -52,6 +54,7 @@ pub(super) fn stream<E: AnswerEvents>(
         running: Some(Running { events, answer }),
         guard,
         kept,
+        held,
         buffer,
         has_sent_text: false,
     })
@@ -64,6 +67,8 @@ struct AnswerBody<E> {
     guard: RequestGuard,
     /// Holds the answer where all of it is kept.
     kept: MemoryShare,
+    /// Holds what its events say beside the answer.
+    held: Option<MemoryShare>,
     buffer: BytesMut,
     has_sent_text: bool,
 }
@@ -126,6 +131,16 @@ impl<E: AnswerEvents> AnswerBody<E> {
             events.fail(error, &mut self.buffer);
         }
     }
+
+    /// The last events. Their client may take them long after this body has gone, so they take the room of all along.
+    fn last_events(&mut self) -> Bytes {
+        let another = self.kept.another();
+        let mut share = std::mem::replace(&mut self.kept, another);
+        if let Some(held) = self.held.take() {
+            share.absorb(held);
+        }
+        holding(self.buffer.split(), share)
+    }
 }
 
 impl<E: AnswerEvents> Body for AnswerBody<E> {
@@ -138,6 +153,9 @@ impl<E: AnswerEvents> Body for AnswerBody<E> {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = &mut *self;
         this.fill(cx);
+        if this.running.is_none() && !this.buffer.is_empty() {
+            return Poll::Ready(Some(Ok(Frame::data(this.last_events()))));
+        }
         next_frame(&mut this.buffer, this.running.is_none())
     }
 

@@ -10,7 +10,7 @@ use super::item::Item;
 use super::response::Repeated;
 use crate::block::Block;
 use crate::error::ApiError;
-use crate::json::{JsonBody, Meter};
+use crate::json::{JsonBody, Meter, value_bytes};
 use crate::openai::{ChatRequest, Fields, Hints, ParamLimits};
 use crate::turns::Turns;
 
@@ -124,7 +124,8 @@ impl ResponsesRequest {
         read_reasoning(&mut fields, &mut chat)?;
         read_tools(&mut fields, &mut chat)?;
         read_stream_options(&mut fields, is_stream)?;
-        check_metadata(&mut fields)?;
+        // The response repeats it, and that is all.
+        drop(fields.take("metadata")?);
         for (name, neutral) in refused() {
             fields.refuse(name, &neutral, "it is not available")?;
         }
@@ -187,6 +188,14 @@ impl ResponsesRequest {
         let mut chat = chat.with_media_at(media_at);
         chat.params.hints.behind(hints);
         Ok(chat)
+    }
+
+    /// About how much memory it takes, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        let chat: usize = self.chat.values().map(value_bytes).sum();
+        let input: usize = self.input.iter().map(Item::bytes).sum();
+        let instructions = self.instructions.as_ref().map_or(0, String::len);
+        self.repeated.bytes() + input + chat + instructions
     }
 
     /// How many of its first items a conversation may lose: what is left begins with something that a user says.
@@ -371,16 +380,4 @@ fn read_stream_options(fields: &mut Fields<'_>, is_stream: bool) -> Result<(), A
         options.ignore("include_obfuscation");
     }
     options.finish(&[])
-}
-
-/// `metadata` is repeated in the response; [`Repeated`] has it.
-fn check_metadata(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    match fields.take("metadata")? {
-        None => Ok(()),
-        Some(Value::Object(values)) if values.values().all(Value::is_string) => Ok(()),
-        Some(_) => Err(ApiError::invalid(
-            "metadata",
-            "expected an object of strings",
-        )),
-    }
 }

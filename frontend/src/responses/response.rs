@@ -8,7 +8,11 @@ use serde_json::{Map, Value, json};
 use super::error::param_name;
 use crate::answer::{AnswerEnd, TotalUsage};
 use crate::error::ApiError;
-use crate::openai::{Fields, explanation_json};
+use crate::json::value_bytes;
+use crate::openai::{Fields, explanation_json, is_short, short_texts};
+
+/// The most letters of what names somebody, or a way to do something.
+const IDENTIFIER_LETTERS: usize = 64;
 
 /// Fields that a response repeats as they came, and what it says where they did not.
 fn repeated_fields() -> [(&'static str, Value); 20] {
@@ -48,6 +52,9 @@ impl Repeated {
     pub(super) fn copy_of(fields: &Fields<'_>) -> Result<Self, ApiError> {
         let values = repeated_fields().map(|(name, default)| {
             let value = fields.copy(name)?;
+            if let Some(value) = &value {
+                check(name, value)?;
+            }
             Ok::<_, ApiError>((name.to_owned(), value.unwrap_or(default)))
         });
         Ok(Self {
@@ -55,6 +62,36 @@ impl Repeated {
             has_logprobs: false,
         })
     }
+
+    /// About how much memory it takes, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.fields.values().map(value_bytes).sum()
+    }
+}
+
+/// Refuses what OpenAI's API refuses too in fields that are repeated and that nothing else reads.
+fn check(name: &str, value: &Value) -> Result<(), ApiError> {
+    let problem = match name {
+        "metadata" | "prompt_cache_options" => {
+            short_texts(name, value)?;
+            return Ok(());
+        }
+        "safety_identifier" | "prompt_cache_retention" => match value.as_str() {
+            Some(text) if is_short(text, IDENTIFIER_LETTERS) => return Ok(()),
+            _ => format!("expected a string of at most {IDENTIFIER_LETTERS} letters"),
+        },
+        "prompt_cache_key" | "user" if !value.is_string() => "expected a string".into(),
+        "max_tool_calls" if !is_count(value) => {
+            "expected an integer between 0 and 4294967295".into()
+        }
+        _ => return Ok(()),
+    };
+    Err(ApiError::invalid(name, problem))
+}
+
+fn is_count(value: &Value) -> bool {
+    let count = value.as_u64();
+    count.is_some_and(|count| u32::try_from(count).is_ok())
 }
 
 /// What every `response` object of one request has in it.

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use genset_backend_common::output::Finish;
 use genset_backend_common::{EngineError, ErrorKind, LLMEngine, card::Artifact};
 use genset_frontend::FrontendConfig;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use crate::client::{Response, request};
+use crate::client::{Response, post, request};
 use crate::golden;
 use crate::script::Script;
 use crate::support::{
-    CHAT, MODEL, Site, chat, config, echo, echo_text, encode, thinking_and_calling, tokenizer,
+    CHAT, MODEL, Site, chat, config, echo, echo_text, encode, eventually, thinking_and_calling,
+    tokenizer,
 };
 
 const RESPONSES: &str = "/v1/responses";
@@ -395,6 +396,44 @@ async fn only_so_much_is_kept() {
     site.close().await;
 }
 
+/// The memory that a streamed response holds once it has begun to answer.
+async fn held_in_a_stream(site: &Site, further: Value) -> f64 {
+    let mut body = json!({"model": MODEL, "input": "Hi", "stream": true});
+    body.as_object_mut()
+        .unwrap()
+        .extend(further.as_object().unwrap().clone());
+    let used = || site.metric("genset_http_memory_used_bytes");
+    let mut client = site.connect().await;
+    client.send(post(RESPONSES, body.to_string())).await;
+    let head = client.head("POST").await.expect("an answer");
+    assert_eq!(head.status, 200);
+    let mut came = String::new();
+    while !came.contains("response.output_text.delta") {
+        let piece = client.piece().await.expect("an event");
+        came += &String::from_utf8(piece).expect("text");
+    }
+    let held = used();
+    drop(client);
+    eventually("nothing is held any more", || used() == 0.0).await;
+    held
+}
+
+#[tokio::test]
+async fn what_a_response_repeats_and_keeps_is_held_to_its_end() {
+    let engine = Script::silent(encode("Hi")[0]);
+    engine.widen();
+    let site = Site::start(engine).await;
+    let user = "u".repeat(1 << 20);
+    let repeated = held_in_a_stream(&site, json!({"user": user})).await;
+    assert!(repeated > user.len() as f64, "{repeated}");
+    let input = "many words ".repeat(10_000);
+    let bytes = input.len() as f64;
+    let kept = held_in_a_stream(&site, json!({"input": input})).await;
+    let forgotten = held_in_a_stream(&site, json!({"input": input, "store": false})).await;
+    assert!(kept >= forgotten + bytes, "{kept} {forgotten}");
+    site.close().await;
+}
+
 #[tokio::test]
 async fn an_error_after_the_first_byte_is_the_last_event() {
     let engine = Script::new(|_, out| async move {
@@ -434,6 +473,7 @@ async fn an_engine_of_text_answers_too() {
 async fn what_is_wrong_is_named_in_the_words_of_this_api() {
     let site = Site::start(echo()).await;
     let item = |item: Value| json!({"input": [item]});
+    let many: Map<String, Value> = (0..17).map(|at| (at.to_string(), json!("x"))).collect();
     let cases = [
         (json!({"input": null}), "input"),
         (json!({"input": []}), "input"),
@@ -486,6 +526,25 @@ async fn what_is_wrong_is_named_in_the_words_of_this_api() {
         (json!({"truncation": "some"}), "truncation"),
         (json!({"prompt": {"id": "x"}}), "prompt"),
         (json!({"metadata": {"a": 1}}), "metadata"),
+        (json!({"metadata": {"a": "x".repeat(513)}}), "metadata"),
+        (json!({"metadata": {"x".repeat(65): "a"}}), "metadata"),
+        (json!({"metadata": many}), "metadata"),
+        (json!({"user": ["u"]}), "user"),
+        (json!({"prompt_cache_key": {}}), "prompt_cache_key"),
+        (json!({"safety_identifier": 1}), "safety_identifier"),
+        (
+            json!({"safety_identifier": "x".repeat(65)}),
+            "safety_identifier",
+        ),
+        (
+            json!({"prompt_cache_options": {"mode": []}}),
+            "prompt_cache_options",
+        ),
+        (
+            json!({"prompt_cache_retention": []}),
+            "prompt_cache_retention",
+        ),
+        (json!({"max_tool_calls": "3"}), "max_tool_calls"),
         (
             json!({"previous_response_id": "resp_0"}),
             "previous_response_id",
