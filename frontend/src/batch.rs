@@ -16,4 +16,4 @@ pub(crate) mod store;
 pub use input::{BatchInput, InputError, LineAt};
 pub use notes::{BatchNotes, NotesError, write_whole};
 pub use pauses::Pauses;
-pub use request::{BATCH_URLS, BadLine, BatchLine, answer_line};
+pub use request::{BATCH_URLS, BadLine, BatchLine, OutputLine, answer_line};

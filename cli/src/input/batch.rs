@@ -133,9 +133,8 @@ fn write_output(notes: &mut BatchNotes, output: &Path) -> Result<usize, EngineEr
     // As any file of the user's: the mask of the process takes its part away.
     let written = write_whole(output, 0o666, |out| {
         notes.each(|_, line| {
-            failed += usize::from(is_failure(&line));
-            serde_json::to_writer(&mut *out, &line)?;
-            out.write_all(b"\n")
+            failed += usize::from(is_failure(&serde_json::from_str(line)?));
+            writeln!(out, "{line}")
         })
     });
     written.map_err(|error| refused(format!("{} cannot be written: {error}", output.display())))?;
@@ -166,7 +165,8 @@ async fn line_of(asked: &Asked, ctx: &RequestContext, index: usize, prompt: Prom
     let (text, answered) = match prompt {
         Prompt::Request(line) => {
             let id = format!("batch_req_{}", index + 1);
-            let fields = answer_line(&asked.routes, id, &line, Pauses::new()).await;
+            let line = answer_line(&asked.routes, id, &line, Pauses::new()).await;
+            let fields = line.to_map();
             return Line {
                 is_for_later: status_of(&fields).is_some_and(is_full_or_away),
                 fields,

@@ -5,8 +5,9 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
 use thiserror::Error;
 
 /// Why there are no notes.
@@ -169,7 +170,7 @@ impl BatchNotes {
                     Whose::Ours => {}
                     other @ (Whose::OfAnotherInput | Whose::OfAnotherModel(_)) => return Ok(other),
                 }
-            } else if let Ok(noted) = serde_json::from_slice::<Noted<Map<String, Value>>>(&line)
+            } else if let Ok(noted) = serde_json::from_slice::<Noted<IgnoredAny>>(&line)
                 && !noted.is_for_later
             {
                 self.remember(noted.prompt, line.len());
@@ -215,7 +216,7 @@ impl BatchNotes {
     ///
     /// # Errors
     /// When it cannot be written; a disk that is full keeps what was noted before.
-    pub fn add(&mut self, index: usize, line: &Map<String, Value>) -> Result<(), NotesError> {
+    pub fn add(&mut self, index: usize, line: &impl Serialize) -> Result<(), NotesError> {
         self.note(&Noted {
             prompt: index,
             line,
@@ -230,7 +231,7 @@ impl BatchNotes {
     pub fn add_for_later(
         &mut self,
         index: usize,
-        line: &Map<String, Value>,
+        line: &impl Serialize,
     ) -> Result<(), NotesError> {
         self.note(&Noted {
             prompt: index,
@@ -239,7 +240,7 @@ impl BatchNotes {
         })
     }
 
-    fn note(&mut self, noted: &Noted<&Map<String, Value>>) -> Result<(), NotesError> {
+    fn note(&mut self, noted: &Noted<impl Serialize>) -> Result<(), NotesError> {
         let appended = self.append(noted);
         let bytes = appended.map_err(|error| self.unwritable(error))?;
         self.remember(noted.prompt, bytes);
@@ -247,23 +248,20 @@ impl BatchNotes {
         Ok(())
     }
 
-    /// Shows the answers in the order of their lines.
+    /// Shows the answers, as JSON, in the order of their lines.
     ///
     /// # Errors
     /// When they cannot be read, and what `show` ends with.
-    pub fn each(
-        &mut self,
-        mut show: impl FnMut(usize, Map<String, Value>) -> io::Result<()>,
-    ) -> io::Result<()> {
+    pub fn each(&mut self, mut show: impl FnMut(usize, &str) -> io::Result<()>) -> io::Result<()> {
         for (index, answer) in self.answers.iter().enumerate() {
             let Some((offset, bytes)) = *answer else {
                 continue;
             };
-            let mut noted = vec![0; bytes];
+            let mut line = vec![0; bytes];
             self.file.seek(SeekFrom::Start(offset))?;
-            self.file.read_exact(&mut noted)?;
-            let noted: Noted<Map<String, Value>> = serde_json::from_slice(&noted)?;
-            show(index, noted.line)?;
+            self.file.read_exact(&mut line)?;
+            let noted: Noted<&RawValue> = serde_json::from_slice(&line)?;
+            show(index, noted.line.get())?;
         }
         Ok(())
     }
@@ -302,17 +300,18 @@ pub fn write_whole<T>(
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn line(text: &str) -> Map<String, Value> {
-        Map::from_iter([("text".into(), text.into())])
+    fn line(text: &str) -> Value {
+        json!({"text": text})
     }
 
     fn lines(notes: &mut BatchNotes) -> Vec<Value> {
         let mut lines = Vec::new();
         let shown = notes.each(|index, line| {
+            let line: Value = serde_json::from_str(line)?;
             lines.push(json!([index, line["text"]]));
             Ok(())
         });

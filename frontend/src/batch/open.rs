@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::io::{self, BufWriter, Write};
 
 use parking_lot::Mutex;
-use serde_json::{Map, Value};
+use serde::Deserialize;
 
 use super::input::{BatchInput, InputError};
 use super::notes::{BatchNotes, NotesError};
 use super::records::{BatchRecord, BatchStatus, Counts, FileRecord, LineError, Purpose, now};
-use super::request::{BatchLine, unasked_line};
+use super::request::{BatchLine, OutputLine, unasked_line};
 use super::store::BatchStore;
 use crate::error::shown;
 
@@ -53,7 +53,7 @@ impl OpenBatch {
             ..Counts::default()
         };
         let counted = notes.each(|_, line| {
-            counts.add(&line);
+            counts.add(is_answer(line));
             Ok(())
         });
         counted.map_err(|error| disk(&error))?;
@@ -81,13 +81,9 @@ impl OpenBatch {
     ///
     /// # Errors
     /// When the disk refuses it.
-    pub(super) fn note(
-        &mut self,
-        index: usize,
-        line: &Map<String, Value>,
-    ) -> Result<Counts, NotesError> {
+    pub(super) fn note(&mut self, index: usize, line: &OutputLine) -> Result<Counts, NotesError> {
         self.notes.add(index, line)?;
-        self.counts.add(line);
+        self.counts.add(line.is_answer());
         Ok(self.counts)
     }
 
@@ -106,10 +102,11 @@ impl OpenBatch {
         let mut writers = (BufWriter::new(&output), BufWriter::new(&errors));
         let mut counts = Counts::default();
         self.notes.each(|_, line| {
-            counts.add(&line);
-            match is_answer(&line) {
-                true => write_line(&mut writers.0, &line),
-                false => write_line(&mut writers.1, &line),
+            let is_answer = is_answer(line);
+            counts.add(is_answer);
+            match is_answer {
+                true => writeln!(writers.0, "{line}"),
+                false => writeln!(writers.1, "{line}"),
             }
         })?;
         if is_expired {
@@ -123,7 +120,8 @@ impl OpenBatch {
                 let problem = "This request was not answered before the batch's time was over.";
                 let line = unasked_line(id, custom_id, "batch_expired", problem);
                 counts.failed += 1;
-                write_line(&mut writers.1, &line)?;
+                serde_json::to_writer(&mut writers.1, &line)?;
+                writers.1.write_all(b"\n")?;
             }
         }
         writers.0.flush()?;
@@ -162,18 +160,30 @@ impl OpenBatch {
 }
 
 impl Counts {
-    fn add(&mut self, line: &Map<String, Value>) {
-        match is_answer(line) {
+    fn add(&mut self, is_answer: bool) {
+        match is_answer {
             true => self.completed += 1,
             false => self.failed += 1,
         }
     }
 }
 
+/// A line of output, as far as it tells whether its request was answered well. Nothing is made of the answer itself.
+#[derive(Deserialize)]
+struct Outcome {
+    response: Option<OutcomeStatus>,
+}
+
+#[derive(Deserialize)]
+struct OutcomeStatus {
+    status_code: u16,
+}
+
 /// Whether the request of a line of output was answered well.
-pub(super) fn is_answer(line: &Map<String, Value>) -> bool {
-    let response = line.get("response");
-    response.is_some_and(|response| response["status_code"] == 200)
+fn is_answer(line: &str) -> bool {
+    let outcome = serde_json::from_str::<Outcome>(line);
+    let response = outcome.ok().and_then(|outcome| outcome.response);
+    response.is_some_and(|response| response.status_code == 200)
 }
 
 /// One line of the input.
@@ -268,11 +278,6 @@ fn hash_of(name: &str) -> NameHash {
     let mut hash = NameHash::default();
     hash.copy_from_slice(&blake3::hash(name.as_bytes()).as_bytes()[..16]);
     hash
-}
-
-fn write_line(out: &mut impl Write, line: &Map<String, Value>) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, line)?;
-    out.write_all(b"\n")
 }
 
 #[cfg(test)]

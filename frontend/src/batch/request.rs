@@ -5,9 +5,11 @@
 
 use std::time::Duration;
 
-use serde::Deserialize;
+use bytes::Bytes;
+use serde::ser::Error as _;
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::pauses::Pauses;
 use crate::error::ApiError;
@@ -142,8 +144,61 @@ fn text_in(raw: Option<&RawValue>) -> Option<String> {
     serde_json::from_str(raw?.get()).ok()
 }
 
-/// The line of the output for a request: what it was answered under its `custom_id`, or why it was not asked. `id` names the
-/// request among all. It is asked again while every worker is full or away, as `pauses` say.
+/// A line of the output: what a request was answered under its `custom_id`, or why it was not asked. Its answer is bytes, which keep
+/// their part of the memory budget: as values it would take many times as much.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OutputLine {
+    id: String,
+    custom_id: Value,
+    response: Option<LineAnswer>,
+    error: Option<LineProblem>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct LineAnswer {
+    status_code: u16,
+    request_id: String,
+    #[serde(serialize_with = "on_one_line")]
+    body: Bytes,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct LineProblem {
+    code: &'static str,
+    message: String,
+}
+
+impl OutputLine {
+    /// Whether the request was answered well.
+    pub(super) fn is_answer(&self) -> bool {
+        let response = self.response.as_ref();
+        response.is_some_and(|response| response.status_code == 200)
+    }
+
+    /// The line as values.
+    #[must_use]
+    pub fn to_map(&self) -> Map<String, Value> {
+        let Ok(Value::Object(line)) = serde_json::to_value(self) else {
+            debug_assert!(false, "a line is an object");
+            return Map::new();
+        };
+        line
+    }
+}
+
+/// Writes JSON as it is, but for the ends of its lines.
+fn on_one_line<S: Serializer>(json: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
+    let json: &RawValue = serde_json::from_slice(json).map_err(S::Error::custom)?;
+    if !json.get().contains(['\n', '\r']) {
+        return json.serialize(serializer);
+    }
+    // They stand between its values alone.
+    let on_one_line = json.get().replace(['\n', '\r'], " ");
+    let json = RawValue::from_string(on_one_line).map_err(S::Error::custom)?;
+    json.serialize(serializer)
+}
+
+/// The line of the output for a request. `id` names the request among all. It is asked again while every worker is full or away, as `pauses` say.
 ///
 /// # Cancel safety
 /// The request is cancelled when the future is dropped.
@@ -152,7 +207,7 @@ pub async fn answer_line(
     id: String,
     line: &BatchLine,
     mut pauses: Pauses,
-) -> Map<String, Value> {
+) -> OutputLine {
     loop {
         match ask_once(routes, id.clone(), line).await {
             Attempt::Ended(answered) | Attempt::NoModel(answered) => return answered,
@@ -170,11 +225,11 @@ pub async fn answer_line(
 #[derive(Debug)]
 pub(super) enum Attempt {
     /// The line of its output.
-    Ended(Map<String, Value>),
+    Ended(OutputLine),
     /// Nobody serves the model that it names: the line that says so.
-    NoModel(Map<String, Value>),
+    NoModel(OutputLine),
     /// Every worker was full or away, or a quota was used up: the line that says so, and how long the server says to wait.
-    Full(Map<String, Value>, Option<Duration>),
+    Full(OutputLine, Option<Duration>),
 }
 
 /// Asks once; otherwise as [`answer_line`].
@@ -199,8 +254,16 @@ pub(super) async fn ask_once(routes: &LocalFrontend, id: String, line: &BatchLin
         code,
         body,
     } = answer;
-    let response = json!({"status_code": status, "request_id": request_id, "body": body});
-    let line = output_line(id, custom_id, response, Value::Null);
+    let line = OutputLine {
+        id,
+        custom_id,
+        response: Some(LineAnswer {
+            status_code: status,
+            request_id,
+            body,
+        }),
+        error: None,
+    };
     match (status, code) {
         (429 | 503, _) => Attempt::Full(line, retry_after),
         (_, Some(ApiError::MODEL_NOT_FOUND)) => Attempt::NoModel(line),
@@ -212,18 +275,55 @@ pub(super) async fn ask_once(routes: &LocalFrontend, id: String, line: &BatchLin
 pub(crate) fn unasked_line(
     id: String,
     custom_id: Value,
-    code: &str,
+    code: &'static str,
     problem: &str,
-) -> Map<String, Value> {
-    let error = json!({"code": code, "message": problem});
-    output_line(id, custom_id, Value::Null, error)
+) -> OutputLine {
+    let message = problem.to_owned();
+    OutputLine {
+        id,
+        custom_id,
+        response: None,
+        error: Some(LineProblem { code, message }),
+    }
 }
 
-fn output_line(id: String, custom_id: Value, response: Value, error: Value) -> Map<String, Value> {
-    Map::from_iter([
-        ("id".into(), id.into()),
-        ("custom_id".into(), custom_id),
-        ("response".into(), response),
-        ("error".into(), error),
-    ])
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn answered(body: &'static str) -> OutputLine {
+        OutputLine {
+            id: "1".into(),
+            custom_id: "a".into(),
+            response: Some(LineAnswer {
+                status_code: 200,
+                request_id: "r".into(),
+                body: body.into(),
+            }),
+            error: None,
+        }
+    }
+
+    #[test]
+    fn a_line_has_its_answer_as_it_came_and_stays_one_line() {
+        let line = serde_json::to_string(&answered(r#"{"a":1.50,"b":"\n"}"#)).unwrap();
+        let expected = r#"{"id":"1","custom_id":"a","response":{"status_code":200,"request_id":"r","body":{"a":1.50,"b":"\n"}},"error":null}"#;
+        assert_eq!(line, expected);
+        let pretty = answered("{\n  \"a\": [1,\r\n2]\n}\n");
+        let line = serde_json::to_string(&pretty).unwrap();
+        assert!(!line.contains(['\n', '\r']), "{line}");
+        assert_eq!(pretty.to_map()["response"]["body"], json!({"a": [1, 2]}));
+        assert!(serde_json::to_string(&answered("{")).is_err());
+    }
+
+    #[test]
+    fn a_line_that_was_not_asked_says_why() {
+        let line = unasked_line("1".into(), Value::Null, "unreadable", "It is.");
+        let error = json!({"code": "unreadable", "message": "It is."});
+        let expected = json!({"id": "1", "custom_id": null, "response": null, "error": error});
+        assert_eq!(Value::Object(line.to_map()), expected);
+        assert!(!line.is_answer());
+    }
 }

@@ -10,17 +10,17 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::notes::NotesError;
-use super::open::{OpenBatch, Unopened, is_answer, line_of};
+use super::open::{OpenBatch, Unopened, line_of};
 use super::pauses::Pauses;
 use super::records::{BatchRecord, BatchStatus, now};
-use super::request::{Attempt, ask_once, unasked_line};
+use super::request::{Attempt, OutputLine, ask_once, unasked_line};
 use super::store::BatchStore;
 use crate::http::LocalFrontend;
 use crate::keys::ApiKeys;
@@ -292,7 +292,7 @@ impl Batches {
                     tokio::time::sleep(MODEL_PAUSE).await;
                 }
                 Some(Attempt::Ended(line) | Attempt::NoModel(line)) => {
-                    if self.draining.is_cancelled() && !is_answer(&line) {
+                    if self.draining.is_cancelled() && !line.is_answer() {
                         // It may have failed for that alone.
                         return false;
                     }
@@ -342,7 +342,7 @@ impl Batches {
         record: &BatchRecord,
         batch: Arc<Mutex<OpenBatch>>,
         index: usize,
-        line: Map<String, Value>,
+        line: OutputLine,
     ) -> bool {
         let line = Arc::new(line);
         loop {

@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use genset_runtime::Runtime;
 use http::{Request, StatusCode, header};
-use serde_json::Value;
+use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
@@ -18,12 +18,15 @@ use crate::config::FrontendConfig;
 use crate::error::{ApiError, ErrorCode};
 use crate::keys::Key;
 use crate::model::Models;
+use crate::work::WorkThreads;
 
 /// The routes of a [`FrontendServer`](super::FrontendServer) for the program itself: requests are answered as over HTTP, with the
 /// same checks and errors, without a port or keys.
 #[derive(Debug, Clone)]
 pub struct LocalFrontend {
     router: Router,
+    /// Where long answers are looked at.
+    work: WorkThreads,
     /// Who asks.
     caller: Caller,
 }
@@ -39,8 +42,8 @@ pub struct LocalAnswer {
     pub retry_after: Option<Duration>,
     /// The stable name of an error, where it has one, also in APIs whose errors have none in their body.
     pub code: Option<&'static str>,
-    /// The answer, or the error in the API's shape.
-    pub body: Value,
+    /// The answer, or the error in the API's shape: JSON. It keeps its part of the memory budget until it is dropped.
+    pub body: Bytes,
 }
 
 impl LocalFrontend {
@@ -60,6 +63,7 @@ impl LocalFrontend {
     /// The routes of a server, for nobody's key.
     pub(super) fn within(app: App) -> Self {
         Self {
+            work: app.models.work().clone(),
             router: local_router(app),
             caller: Caller::default(),
         }
@@ -69,6 +73,7 @@ impl LocalFrontend {
     pub(crate) fn of(&self, key: Option<Arc<Key>>) -> Self {
         Self {
             router: self.router.clone(),
+            work: self.work.clone(),
             caller: Caller(key),
         }
     }
@@ -96,14 +101,19 @@ impl LocalFrontend {
         let retry_after = text(header::RETRY_AFTER).and_then(|seconds| seconds.parse().ok());
         let request_id = text(REQUEST_ID).unwrap_or_default().to_owned();
         let code = head.extensions.get::<ErrorCode>().map(|code| code.0);
-        let read = to_bytes(body, usize::MAX).await;
-        let body = read
-            .ok()
-            .and_then(|body| serde_json::from_slice(&body).ok());
-        let Some(body) = body else {
+        let no_json = || {
             let message = format!("The answer to {path} is no JSON.");
-            return Err(ApiError::new(StatusCode::BAD_GATEWAY, message));
+            ApiError::new(StatusCode::BAD_GATEWAY, message)
         };
+        let body = to_bytes(body, usize::MAX).await.map_err(|_| no_json())?;
+        let bytes = body.len();
+        // An engine that writes the API's own objects may write what is none.
+        let check = move |_: &_| {
+            let is_json = serde_json::from_slice::<&RawValue>(&body).is_ok();
+            Ok(is_json.then_some(body))
+        };
+        let body = self.work.run(bytes, None, check).await?;
+        let body = body.ok_or_else(no_json)?;
         Ok(LocalAnswer {
             status: head.status.as_u16(),
             request_id,

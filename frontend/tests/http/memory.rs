@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use genset_frontend::FrontendConfig;
-use serde_json::json;
+use genset_frontend::model::Models;
+use genset_frontend::{FrontendConfig, LocalFrontend};
+use genset_runtime::Runtime;
+use serde_json::{Value, json};
 
-use crate::client::{Client, post};
-use crate::support::{CHAT, Site, chat, config, echo, eventually};
+use crate::client::{Client, post, soon};
+use crate::support::{CHAT, Site, chat, config, echo, eventually, start_worker, worker_config};
 
 const BUDGET_BYTES: usize = 16 << 20;
 
@@ -75,6 +77,32 @@ async fn large_bodies_are_refused_where_there_is_no_room_and_small_ones_are_not(
     site.idle().await;
     assert_eq!(site.metric("genset_http_memory_used_bytes"), 0.0);
     site.close().await;
+}
+
+#[tokio::test]
+async fn an_answer_to_the_program_itself_holds_its_room_until_it_is_dropped() {
+    let runtime = Runtime::in_process();
+    let metrics = runtime.metrics().clone();
+    let worker = start_worker(&runtime, 1, echo(), worker_config(), metrics).await;
+    let models = Models::follow(&runtime, &config());
+    soon(models.any()).await.expect("a model");
+    let routes = LocalFrontend::new(&runtime, models.clone(), config());
+    let used = || {
+        let text = runtime.metrics().encode();
+        let mut lines = text.lines();
+        let used = lines.find_map(|line| line.strip_prefix("genset_http_memory_used_bytes "));
+        used.expect("a metric").parse::<usize>().expect("a number")
+    };
+    let asked = chat("Hello there", json!({})).to_string();
+    let answer = routes.post(CHAT, asked).await.expect("an answer");
+    let json: Value = serde_json::from_slice(&answer.body).expect("JSON");
+    assert_eq!(json["object"], "chat.completion", "{json}");
+    assert_eq!(used(), answer.body.len());
+    drop(answer);
+    assert_eq!(used(), 0);
+    soon(models.shutdown()).await;
+    soon(worker.shutdown()).await;
+    soon(runtime.shutdown()).await;
 }
 
 /// The server's clock is set forward while nothing else happens.
