@@ -67,6 +67,12 @@ struct Streamed {
     stream: Option<bool>,
 }
 
+/// The field of a body that names its model.
+#[derive(Deserialize)]
+struct Named {
+    model: String,
+}
+
 impl BatchLine {
     /// Reads a line.
     ///
@@ -133,6 +139,12 @@ impl BatchLine {
             return Err(bad("invalid_request", "body.stream", problem));
         }
         Ok(url)
+    }
+
+    /// The model that its request names.
+    pub(super) fn model(&self) -> Option<String> {
+        let named = serde_json::from_str::<Named>(self.body()?);
+        named.ok().map(|body| body.model)
     }
 
     fn body(&self) -> Option<&str> {

@@ -4,6 +4,7 @@
 //! answers and of errors. It may be stopped anywhere: the next start of the server goes on from what was noted. What fails for
 //! want of the disk is tried again.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,9 +29,6 @@ use crate::model::Models;
 
 /// How long it waits before it tries again what the disk refused.
 const DISK_PAUSE: Duration = Duration::from_secs(5);
-
-/// How often a model that is not served yet is asked again.
-const MODEL_PAUSE: Duration = Duration::from_millis(500);
 
 /// The most batches whose inputs are looked at at once: each takes memory for the names of its requests.
 const MAX_OPENING: usize = 2;
@@ -77,6 +75,30 @@ enum End {
     Cancelled,
     /// The server stops; the next one goes on.
     Stopped,
+}
+
+/// The models that a batch waits for when nobody serves them.
+#[derive(Debug)]
+struct AwaitedModels {
+    /// Until then any.
+    any_until: Instant,
+    /// Those that were there since the batch began, by the names that its requests have for them: their workers may be away for
+    /// longer than a model lingers.
+    seen: Mutex<HashSet<String>>,
+}
+
+impl AwaitedModels {
+    /// Notes whether a model is there, or was a moment ago.
+    fn look(&self, models: &Models, name: &str) {
+        let is_there = || models.get(name).is_some() || models.expected_until(name).is_some();
+        if !self.seen.lock().contains(name) && is_there() {
+            self.seen.lock().insert(name.to_owned());
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        Instant::now() < self.any_until || self.seen.lock().contains(name)
+    }
 }
 
 impl Batches {
@@ -225,7 +247,7 @@ impl Batches {
         if left.is_zero() {
             return End::Expired;
         }
-        let mut models_may_come_until = Instant::now();
+        let mut any_until = Instant::now();
         if goes_on {
             // Of a server that has just started the models come one by one.
             tokio::select! {
@@ -233,15 +255,18 @@ impl Batches {
                 () = cancelled.cancelled() => return End::Cancelled,
                 () = self.draining.cancelled() => return End::Stopped,
                 () = tokio::time::sleep(left) => return End::Expired,
-                _ = self.models.any() => models_may_come_until = Instant::now() + self.linger,
+                _ = self.models.any() => any_until = Instant::now() + self.linger,
             }
         }
-        let until = models_may_come_until;
+        let awaited = AwaitedModels {
+            any_until,
+            seen: Mutex::default(),
+        };
         let unanswered = batch.lock().unanswered();
         let at_once = self.store.config().concurrency.get();
         let lines = stream::iter(unanswered)
             .take_until(self.draining.clone().cancelled_owned())
-            .map(|index| self.line(record, Arc::clone(batch), index, until))
+            .map(|index| self.line(record, Arc::clone(batch), index, &awaited))
             .buffer_unordered(at_once);
         let mut lines = std::pin::pin!(lines);
         let mut expired = std::pin::pin!(tokio::time::sleep(left));
@@ -260,7 +285,7 @@ impl Batches {
         }
     }
 
-    /// Answers one line and notes it. Its model may be missing until `until`. False when the server stops before.
+    /// Answers one line and notes it, once its model is there where that is awaited. False when the server stops before.
     ///
     /// The place is held while the line is read, answered and noted: no more lines and answers are in memory than there are
     /// places. A pause holds none, so a line that waits for a quota or a model holds up no other batch.
@@ -269,7 +294,7 @@ impl Batches {
         record: &BatchRecord,
         batch: Arc<Mutex<OpenBatch>>,
         index: usize,
-        until: Instant,
+        awaited: &AwaitedModels,
     ) -> bool {
         let mut pauses = Pauses::until(self.draining.clone());
         loop {
@@ -279,17 +304,13 @@ impl Batches {
             if self.draining.is_cancelled() {
                 return false;
             }
-            match self.attempt(record, &batch, index).await {
+            match self.attempt(record, &batch, index, awaited).await {
                 None => return false,
                 Some(Attempt::Full(_, retry_after)) => {
                     drop(place);
                     if !pauses.wait(retry_after).await {
                         return false;
                     }
-                }
-                Some(Attempt::NoModel(_)) if Instant::now() < until => {
-                    drop(place);
-                    tokio::time::sleep(MODEL_PAUSE).await;
                 }
                 Some(Attempt::Ended(line) | Attempt::NoModel(line)) => {
                     if self.draining.is_cancelled() && !line.is_answer() {
@@ -302,18 +323,21 @@ impl Batches {
         }
     }
 
-    /// Reads one line and asks it once. `None` when the server stops before.
+    /// Reads one line and asks it once. For want of a model that is awaited it is as one whose workers are away. `None` when the
+    /// server stops before.
     async fn attempt(
         &self,
         record: &BatchRecord,
         batch: &Arc<Mutex<OpenBatch>>,
         index: usize,
+        awaited: &AwaitedModels,
     ) -> Option<Attempt> {
         let reading = Arc::clone(batch);
-        let read = tokio::task::spawn_blocking(move || line_of(&reading, index)).await;
+        let read = move || line_of(&reading, index).map(|line| (line.model(), line));
+        let read = tokio::task::spawn_blocking(read).await;
         let id = format!("batch_req_{}_{}", record.stem(), index + 1);
-        let line = match read.ok()? {
-            Ok(line) => line,
+        let (model, line) = match read.ok()? {
+            Ok(read) => read,
             Err(problem) => {
                 let unasked = unasked_line(id, Value::Null, "unreadable", &problem);
                 return Some(Attempt::Ended(unasked));
@@ -324,7 +348,12 @@ impl Batches {
             let unasked = unasked_line(id, line.shown_id(), "invalid_api_key", problem);
             return Some(Attempt::Ended(unasked));
         };
-        Some(ask_once(&routes, id, &line).await)
+        let model = model.unwrap_or_default();
+        awaited.look(&self.models, &model);
+        Some(match ask_once(&routes, id, &line).await {
+            Attempt::NoModel(answered) if awaited.has(&model) => Attempt::Full(answered, None),
+            other @ (Attempt::Ended(_) | Attempt::NoModel(_) | Attempt::Full(..)) => other,
+        })
     }
 
     /// The routes, as the batch's owner uses them; `None` where the owner is no more.

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::LLMEngine;
 use genset_backend_common::output::Finish;
 use genset_backend_common::worker::WorkerConfig;
+use genset_backend_common::{EngineError, ErrorKind, LLMEngine};
 use genset_frontend::batch::BATCH_URLS;
 use genset_frontend::{BatchConfig, FrontendConfig, FrontendServer};
 use genset_runtime::Runtime;
@@ -337,6 +337,46 @@ async fn a_batch_waits_for_its_model() {
     site.server.shutdown(Duration::from_secs(30)).await;
     soon(site.worker.shutdown()).await;
     soon(site.runtime.shutdown()).await;
+}
+
+/// How many chats were answered with this status.
+fn count_of_chats(runtime: &Runtime, status: u16) -> u64 {
+    let labels = format!("{{endpoint=\"chat_completions\",status=\"{status}\"}} ");
+    let metrics = runtime.metrics().encode();
+    let mut lines = metrics.lines();
+    let count = lines.find_map(|line| {
+        let line = line.strip_prefix("genset_http_requests_total")?;
+        line.strip_prefix(labels.as_str())
+    });
+    count.map_or(0, |count| count.parse().expect("a count"))
+}
+
+#[tokio::test]
+async fn a_batch_waits_for_a_model_that_is_away_for_longer_than_it_lingers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = FrontendConfig {
+        model_linger: Duration::ZERO,
+        ..kept_in(folder.path(), |_| {})
+    };
+    let full = Script::tokens(encode("Hi"));
+    full.refuse(Some(EngineError::new(ErrorKind::Overloaded, "it is full")));
+    let mut site = Site::with(config, full).await;
+    let mut unknown = line("b", "Hello");
+    unknown["body"]["model"] = "nobody".into();
+    let id = begin(&site, &lines(&[line("a", "Hello"), unknown])).await;
+    let answered = |status| count_of_chats(&site.runtime, status);
+    eventually("the model is asked", || answered(429) > 0).await;
+    // What nobody has ever served is not waited for.
+    batch_that(&site, &id, |batch| batch["request_counts"]["failed"] == 1).await;
+    let before = answered(404);
+    soon(site.worker.shutdown()).await;
+    eventually("the model is not there", || answered(404) > before).await;
+    let metrics = Default::default();
+    site.worker = start_worker(&site.runtime, 2, echo(), worker_config(), metrics).await;
+    let batch = ended(&site, &id, "completed").await;
+    let counts = json!({"total": 2, "completed": 1, "failed": 1});
+    assert_eq!(batch["request_counts"], counts);
+    site.close().await;
 }
 
 /// A request to one of the endpoints of batches, and the name that metrics have for it.
