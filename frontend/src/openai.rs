@@ -31,6 +31,7 @@ pub use embeddings::{EmbeddingRequest, EncodingFormat, embeddings_json};
 pub use fields::Fields;
 pub use guided::GuidedOptions;
 pub use hints::Hints;
+pub(crate) use logprobs::chat_token;
 pub use logprobs::{LogprobOptions, logprobs_json};
 pub use names::{chat_name, completion_name, embedding_name, rerank_name, score_name};
 pub use parts::ChatMedium;

@@ -8,6 +8,7 @@
 mod error;
 mod input;
 mod item;
+mod item_json;
 mod output;
 mod request;
 mod response;
@@ -16,6 +17,7 @@ mod stream;
 
 pub use error::param_name;
 pub use item::{Item, Shown, Speaker};
+pub(crate) use item_json::ItemJson;
 pub use output::Output;
 pub use request::ResponsesRequest;
 pub use response::{ResponseEnd, ResponseHead};

@@ -19,7 +19,7 @@ use crate::openai::{
 use crate::pipeline::{Answers, Job, REASONING_EFFORT};
 
 /// So many bytes of an answer's text are written in the time that a tokenizer takes for one.
-const WRITTEN_BYTES: usize = 16;
+pub(super) const WRITTEN_BYTES: usize = 16;
 
 pub(super) fn chat(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {

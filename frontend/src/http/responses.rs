@@ -11,12 +11,15 @@ use futures_util::future::BoxFuture;
 use genset_backend_common::{ErrorKind, RequestContext, card::EndpointType};
 use http::StatusCode;
 use http::request::Parts;
+use serde::Serialize;
 use serde_json::json;
 
 use super::access::Caller;
 use super::apis::{Call, Reply, created_now, new_id};
+use super::completions::WRITTEN_BYTES;
 use super::handlers::App;
-use super::replies::{json_response, large_json_response};
+use super::held::holding;
+use super::replies::{json_response, whole_response};
 use super::stream::{AnswerEvents, stream};
 use crate::answer::{AnswerEnd, Ending, TokenLogprobs};
 use crate::budget::MemoryShare;
@@ -27,8 +30,8 @@ use crate::model::ServedModel;
 use crate::openai::{ChatRequest, ParamLimits};
 use crate::pipeline::{self, Job};
 use crate::responses::{
-    Item, Output, ResponseEncoder, ResponseEnd, ResponseHead, ResponseStore, ResponsesRequest,
-    Stored,
+    Item, ItemJson, Output, ResponseEncoder, ResponseEnd, ResponseHead, ResponseStore,
+    ResponsesRequest, Stored,
 };
 
 pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
@@ -89,9 +92,15 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         call.guard.text();
         call.guard.spent(&spent);
         let end = ResponseEnd::new(&end, spent, created_now());
-        let response = head.ended(output.to_json(end.last_item_status()), &end);
-        let json = response.to_string();
-        keeper.keep(response, output);
+        let bytes = (output.bytes() + head.repeated.bytes()) / WRITTEN_BYTES;
+        let write = move |_: &_| {
+            let _held = (memory, held);
+            let json = head.ended(&output, &end);
+            keeper.keep(&json, output);
+            Ok(json)
+        };
+        let work = call.app.models.work();
+        let json = work.run(bytes, ctx.deadline(), write).await?;
         Ok(Reply::Json(json))
     }
     .boxed()
@@ -279,12 +288,12 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn keep(self, response: serde_json::Value, output: Output) {
+    fn keep(self, response: &str, output: Output) {
         if let Some(input) = self.input {
             let output = output.into_items().into_iter().map(Arc::new).collect();
             let stored = Stored {
                 owner: self.owner,
-                response,
+                response: response.to_owned(),
                 input,
                 output,
             };
@@ -316,7 +325,7 @@ impl AnswerEvents for ResponseEvents {
         self.encoder.add_rated(&ending.rated);
         let end = ResponseEnd::new(end, ending.spent(end), created_now());
         let (response, output) = self.encoder.finish(&end, out);
-        self.keeper.keep(response, output);
+        self.keeper.keep(&response, output);
     }
 
     fn fail(self, error: ApiError, out: &mut BytesMut) {
@@ -359,8 +368,26 @@ pub(super) async fn retrieve(
         return error.into_response();
     }
     match app.responses.get(&id, caller.name()) {
-        Some(stored) => large_json_response(&app, &stored.response),
+        Some(stored) => stored_response(&app, stored),
         None => not_found(&id).into_response(),
+    }
+}
+
+/// The text of a stored response.
+struct StoredText(Arc<Stored>);
+
+impl AsRef<[u8]> for StoredText {
+    fn as_ref(&self) -> &[u8] {
+        self.0.response.as_bytes()
+    }
+}
+
+/// A stored response, which may be forgotten before its client has taken it. It is not copied.
+fn stored_response(app: &App, stored: Arc<Stored>) -> Response {
+    let mut share = app.metrics.share();
+    match share.grow(stored.response.len()) {
+        Ok(()) => whole_response(holding(StoredText(stored), share)),
+        Err(error) => error.into_response(),
     }
 }
 
@@ -418,10 +445,41 @@ pub(super) async fn input_items(
     let Some(stored) = app.responses.get(&id, caller.name()) else {
         return not_found(&id).into_response();
     };
-    match Page::parse(query.as_deref().unwrap_or_default()) {
-        Ok(page) => large_json_response(&app, &page.of(&stored.input)),
-        Err(error) => error.into_response(),
-    }
+    let listed = async {
+        let page = Page::parse(query.as_deref().unwrap_or_default())?;
+        let (items, has_more) = page.of(&stored.input);
+        let bytes = bytes_of(&items);
+        let mut share = app.metrics.share();
+        share.grow(bytes)?;
+        let write = move |_: &_| Ok(items_json(&items, has_more));
+        let work = app.models.work();
+        let json = work.run(bytes / WRITTEN_BYTES, None, write).await?;
+        share.resize(json.len())?;
+        Ok::<_, ApiError>(whole_response(holding(json, share)))
+    };
+    listed.await.unwrap_or_else(IntoResponse::into_response)
+}
+
+#[derive(Serialize)]
+struct ItemList<'a> {
+    object: &'static str,
+    data: Vec<ItemJson<'a>>,
+    first_id: &'a str,
+    last_id: &'a str,
+    has_more: bool,
+}
+
+fn items_json(items: &[Arc<Item>], has_more: bool) -> String {
+    let list = ItemList {
+        object: "list",
+        data: items.iter().map(|item| item.json("completed")).collect(),
+        first_id: items.first().map_or("", |item| item.id()),
+        last_id: items.last().map_or("", |item| item.id()),
+        has_more,
+    };
+    let written = serde_json::to_string(&list);
+    debug_assert!(written.is_ok(), "strings are JSON");
+    written.unwrap_or_default()
 }
 
 /// Which of the items are asked for.
@@ -459,7 +517,8 @@ impl Page {
         Ok(page)
     }
 
-    fn of(&self, items: &[Arc<Item>]) -> serde_json::Value {
+    /// These items, and whether there are more.
+    fn of(&self, items: &[Arc<Item>]) -> (Vec<Arc<Item>>, bool) {
         let mut ordered: Vec<&Arc<Item>> = items.iter().collect();
         if !self.is_ascending {
             ordered.reverse();
@@ -470,16 +529,6 @@ impl Page {
         }
         let has_more = ordered.len() > self.limit;
         ordered.truncate(self.limit);
-        let data: Vec<_> = ordered
-            .iter()
-            .map(|item| item.to_json("completed"))
-            .collect();
-        json!({
-            "object": "list",
-            "data": data,
-            "first_id": ordered.first().map_or("", |item| item.id()),
-            "last_id": ordered.last().map_or("", |item| item.id()),
-            "has_more": has_more,
-        })
+        (ordered.into_iter().cloned().collect(), has_more)
     }
 }

@@ -90,7 +90,8 @@ pub fn logprobs_json(api: Api, rated: &[TokenLogprobs]) -> Value {
     }
 }
 
-fn chat_token(token: &TokenLogprobs) -> Value {
+/// A token as the `content` of a chat's `logprobs` has it.
+pub(crate) fn chat_token(token: &TokenLogprobs) -> Value {
     let mut fields = chat_candidate(&token.chosen);
     fields["top_logprobs"] = token.top.iter().map(chat_candidate).collect();
     fields

@@ -113,57 +113,6 @@ impl Item {
         }
     }
 
-    /// The item in JSON. `status` is `in_progress`, `completed` or `incomplete`.
-    #[must_use]
-    pub fn to_json(&self, status: &str) -> Value {
-        match self {
-            Self::Message {
-                id,
-                speaker,
-                parts,
-                shown,
-            } => json!({
-                "id": id,
-                "type": "message",
-                "role": speaker.name(),
-                "status": status,
-                "content": content_json(*speaker, parts, shown),
-            }),
-            Self::Reasoning { id, text } => json!({
-                "id": id,
-                "type": "reasoning",
-                "summary": [],
-                "content": [{"type": "reasoning_text", "text": text}],
-                "encrypted_content": null,
-                "status": status,
-            }),
-            Self::Call {
-                id,
-                call_id,
-                name,
-                arguments,
-            } => json!({
-                "id": id,
-                "type": "function_call",
-                "call_id": call_id,
-                "name": name,
-                "arguments": arguments,
-                "status": status,
-            }),
-            Self::CallOutput {
-                id,
-                call_id,
-                output,
-            } => json!({
-                "id": id,
-                "type": "function_call_output",
-                "call_id": call_id,
-                "output": output,
-                "status": status,
-            }),
-        }
-    }
-
     /// Says it in a chat.
     pub(super) fn add_to(&self, turns: &mut Turns) {
         match self {
@@ -259,27 +208,4 @@ fn show(parts: &[String], shown: &[Shown], turns: &mut Turns) {
             }
         }
     }
-}
-
-fn content_json(speaker: Speaker, parts: &[String], shown: &[Shown]) -> Vec<Value> {
-    let places = 0..=parts.len();
-    let at = |place: usize| {
-        let shown = shown.iter().filter(move |medium| medium.after == place);
-        let shown = shown.map(|medium| medium.part.clone());
-        let text = parts.get(place).map(|text| part_json(speaker, text));
-        shown.chain(text)
-    };
-    places.flat_map(at).collect()
-}
-
-fn part_json(speaker: Speaker, text: &str) -> Value {
-    match speaker {
-        Speaker::Assistant => text_part(text, Value::Array(Vec::new())),
-        Speaker::System | Speaker::User => json!({"type": "input_text", "text": text}),
-    }
-}
-
-/// A part of an assistant's message.
-pub(super) fn text_part(text: &str, logprobs: Value) -> Value {
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }

@@ -1,11 +1,14 @@
 //! [`Output`]: an answer's pieces put together to items.
 
+use serde::{Serialize, Serializer};
 use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 
-use super::item::{Item, Speaker, new_id, text_part};
+use super::item::{Item, Speaker, new_id};
+use super::item_json::ItemJson;
 use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
-use crate::openai::{Api, logprobs_json};
+use crate::openai::chat_token;
 
 /// The items of an answer, in their order. The last is the one in the making.
 ///
@@ -27,11 +30,11 @@ pub struct Output {
     items: Vec<Made>,
 }
 
-/// An item, and the log probabilities of its text.
+/// An item, and the log probabilities of its text: JSON, for they are written several times, and as values take ten times as much.
 #[derive(Debug)]
 struct Made {
     item: Item,
-    logprobs: Vec<Value>,
+    logprobs: Vec<Box<RawValue>>,
 }
 
 impl Output {
@@ -145,26 +148,39 @@ impl Output {
         self.items.is_empty()
     }
 
-    /// The last item in JSON.
-    #[must_use]
-    pub fn last_json(&self, status: &str) -> Option<Value> {
-        self.items.last().map(|made| made.to_json(status))
+    /// The last item, to be written.
+    pub(super) fn last_json<'a>(&'a self, status: &'a str) -> Option<ItemJson<'a>> {
+        self.items.last().map(|made| made.json(status))
     }
 
     /// The log probabilities of the last item.
-    pub(super) fn last_logprobs(&self) -> &[Value] {
+    pub(super) fn last_logprobs(&self) -> &[Box<RawValue>] {
         self.items.last().map_or(&[], |made| &made.logprobs)
     }
 
-    /// Every item in JSON; `status` is the last one's.
+    /// Every item, to be written; `status` is the last one's.
+    pub(super) fn json<'a>(&'a self, status: &'a str) -> OutputJson<'a> {
+        let items = &self.items;
+        OutputJson { items, status }
+    }
+
+    /// Every item as values; `status` is the last one's.
     #[must_use]
     pub fn to_json(&self, status: &str) -> Vec<Value> {
-        let last = self.items.len().saturating_sub(1);
-        let items = self.items.iter().enumerate().map(|(index, made)| {
-            let status = if index == last { status } else { "completed" };
-            made.to_json(status)
-        });
-        items.collect()
+        let Ok(Value::Array(items)) = serde_json::to_value(self.json(status)) else {
+            debug_assert!(false, "items are a list");
+            return Vec::new();
+        };
+        items
+    }
+
+    /// About how many bytes it takes, also when it is written.
+    pub(crate) fn bytes(&self) -> usize {
+        let made = |made: &Made| {
+            let logprobs = made.logprobs.iter().map(|token| token.get().len());
+            made.item.bytes() + logprobs.sum::<usize>()
+        };
+        self.items.iter().map(made).sum()
     }
 
     /// The items themselves.
@@ -175,29 +191,51 @@ impl Output {
 }
 
 impl Made {
-    fn to_json(&self, status: &str) -> Value {
-        let mut json = self.item.to_json(status);
-        if let (Item::Message { parts, .. }, false) = (&self.item, self.logprobs.is_empty()) {
-            json["content"] = Value::Array(vec![text_part(
-                &parts.concat(),
-                Value::Array(self.logprobs.clone()),
-            )]);
+    fn json<'a>(&'a self, status: &'a str) -> ItemJson<'a> {
+        ItemJson {
+            logprobs: &self.logprobs,
+            ..self.item.json(status)
         }
-        json
     }
 }
 
-/// A token as a chat's `logprobs.content` has it.
-pub(super) fn logprobs(rated: &[TokenLogprobs]) -> Vec<Value> {
-    if rated.is_empty() {
-        return Vec::new();
+/// The items of an answer, to be written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OutputJson<'a> {
+    items: &'a [Made],
+    /// Of the last one.
+    status: &'a str,
+}
+
+impl OutputJson<'_> {
+    /// Of an answer that has just begun.
+    pub(super) const NONE: Self = Self {
+        items: &[],
+        status: "",
+    };
+}
+
+impl Serialize for OutputJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let last = self.items.len().saturating_sub(1);
+        let items = self.items.iter().enumerate().map(|(index, made)| {
+            made.json(if index == last {
+                self.status
+            } else {
+                "completed"
+            })
+        });
+        serializer.collect_seq(items)
     }
-    match logprobs_json(Api::Chat, rated)["content"].take() {
-        Value::Array(tokens) => tokens,
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {
-            Vec::new()
-        }
-    }
+}
+
+/// Tokens as a chat's `logprobs.content` has them.
+fn logprobs(rated: &[TokenLogprobs]) -> impl Iterator<Item = Box<RawValue>> {
+    rated.iter().filter_map(|token| {
+        let json = to_raw_value(&chat_token(token));
+        debug_assert!(json.is_ok(), "a value is JSON");
+        json.ok()
+    })
 }
 
 #[cfg(test)]

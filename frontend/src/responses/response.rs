@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use genset_backend_common::{FinishReason, context::Explanation};
+use serde::ser::SerializeMap as _;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use super::error::param_name;
+use super::output::{Output, OutputJson};
 use crate::answer::{AnswerEnd, TotalUsage};
 use crate::error::ApiError;
 use crate::json::value_bytes;
@@ -163,65 +166,111 @@ impl ResponseHead {
         self.repeated.has_logprobs
     }
 
-    /// A response that has just begun.
-    #[must_use]
-    pub fn begun(&self) -> Value {
-        self.object("in_progress", Vec::new())
+    /// A response that has just begun, to be written.
+    pub(super) fn begun(&self) -> ResponseJson<'_> {
+        ResponseJson {
+            head: self,
+            end: None,
+            output: OutputJson::NONE,
+        }
     }
 
-    /// A response that has ended.
-    #[must_use]
-    pub fn ended(&self, output: Vec<Value>, end: &ResponseEnd) -> Value {
-        let mut response = self.object(end.status(), output);
-        if let Some(explanation) = &self.explanation {
-            response["genset"] = explanation_json(explanation);
+    /// A response that has ended, as JSON.
+    pub(crate) fn ended(&self, output: &Output, end: &ResponseEnd) -> String {
+        let response = ResponseJson {
+            head: self,
+            end: Some(end),
+            output: output.json(end.last_item_status()),
+        };
+        let written = serde_json::to_string(&response);
+        debug_assert!(written.is_ok(), "strings and numbers are JSON");
+        written.unwrap_or_default()
+    }
+}
+
+/// Fields that a response has for their names' sake.
+const EMPTY: [&str; 8] = [
+    "conversation",
+    "prompt",
+    "moderation",
+    "access_programs",
+    "image",
+    "input_transformations",
+    "prompt_cache_diagnostics",
+    "tool_usage",
+];
+
+/// A `response` object, to be written. Nothing is copied for that.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ResponseJson<'a> {
+    head: &'a ResponseHead,
+    /// `None` where it has just begun.
+    end: Option<&'a ResponseEnd>,
+    output: OutputJson<'a>,
+}
+
+impl Serialize for ResponseJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { head, end, output } = *self;
+        let repeated = &head.repeated.fields;
+        let mut object = serializer.serialize_map(None)?;
+        object.serialize_entry("id", &head.id)?;
+        object.serialize_entry("object", "response")?;
+        object.serialize_entry("created_at", &head.created)?;
+        object.serialize_entry("completed_at", &end.and_then(ResponseEnd::completed_at))?;
+        object.serialize_entry("status", end.map_or("in_progress", ResponseEnd::status))?;
+        object.serialize_entry("error", &end.and_then(ResponseEnd::error_json))?;
+        object.serialize_entry("incomplete_details", &end.and_then(ResponseEnd::details))?;
+        object.serialize_entry("model", &head.model)?;
+        object.serialize_entry("output", &output)?;
+        object.serialize_entry("service_tier", "default")?;
+        object.serialize_entry("store", &head.store)?;
+        // The one of the repeated fields that has its place here.
+        object.serialize_entry("truncation", &repeated.get("truncation"))?;
+        object.serialize_entry("usage", &end.and_then(ResponseEnd::usage))?;
+        for name in EMPTY {
+            object.serialize_entry(name, &())?;
         }
-        match end {
-            ResponseEnd::Completed(spent, at) => {
-                response["usage"] = usage_json(spent);
-                response["completed_at"] = (*at).into();
-            }
-            ResponseEnd::Incomplete(spent, reason) => {
-                response["usage"] = usage_json(spent);
-                response["incomplete_details"] = json!({"reason": reason});
-            }
-            ResponseEnd::Failed(error) => {
+        for (name, value) in repeated.iter().filter(|(name, _)| *name != "truncation") {
+            object.serialize_entry(name, value)?;
+        }
+        if let (Some(_), Some(explanation)) = (end, &head.explanation) {
+            object.serialize_entry("genset", &explanation_json(explanation))?;
+        }
+        object.end()
+    }
+}
+
+impl ResponseEnd {
+    fn completed_at(&self) -> Option<u64> {
+        match self {
+            Self::Completed(_, at) => Some(*at),
+            Self::Incomplete(..) | Self::Failed(_) => None,
+        }
+    }
+
+    fn details(&self) -> Option<Value> {
+        match self {
+            Self::Incomplete(_, reason) => Some(json!({"reason": reason})),
+            Self::Completed(..) | Self::Failed(_) => None,
+        }
+    }
+
+    fn usage(&self) -> Option<Value> {
+        match self {
+            Self::Completed(spent, _) | Self::Incomplete(spent, _) => Some(usage_json(spent)),
+            Self::Failed(_) => None,
+        }
+    }
+
+    fn error_json(&self) -> Option<Value> {
+        match self {
+            Self::Failed(error) => {
                 let message = error.message(param_name);
-                response["error"] = json!({"code": error_code(error), "message": message});
+                Some(json!({"code": error_code(error), "message": message}))
             }
+            Self::Completed(..) | Self::Incomplete(..) => None,
         }
-        response
-    }
-
-    fn object(&self, status: &str, output: Vec<Value>) -> Value {
-        let mut response = json!({
-            "id": self.id,
-            "object": "response",
-            "created_at": self.created,
-            "completed_at": null,
-            "status": status,
-            "error": null,
-            "incomplete_details": null,
-            "model": self.model,
-            "output": output,
-            "service_tier": "default",
-            "store": self.store,
-            // Repeated below; here for its place.
-            "truncation": null,
-            "usage": null,
-            "conversation": null,
-            "prompt": null,
-            "moderation": null,
-            "access_programs": null,
-            "image": null,
-            "input_transformations": null,
-            "prompt_cache_diagnostics": null,
-            "tool_usage": null,
-        });
-        if let Some(fields) = response.as_object_mut() {
-            fields.extend(self.repeated.fields.clone());
-        }
-        response
     }
 }
 

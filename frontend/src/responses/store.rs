@@ -4,18 +4,16 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use serde_json::Value;
 
 use super::item::Item;
-use crate::json::value_bytes;
 
 /// A response that was given.
 #[derive(Debug)]
 pub struct Stored {
     /// The name of the API key that asked; nobody else gets it. `None` on a server without keys.
     pub owner: Option<String>,
-    /// The `response` object.
-    pub response: Value,
+    /// The `response` object, as JSON.
+    pub response: String,
     /// What went before its output: earlier responses' items and its own input, oldest first.
     pub input: Vec<Arc<Item>>,
     /// What it answered.
@@ -33,7 +31,7 @@ impl Stored {
     fn bytes(&self) -> usize {
         let items = self.input.iter().chain(&self.output);
         let items = items.map(|item| item.bytes() + size_of::<Arc<Item>>());
-        items.sum::<usize>() + value_bytes(&self.response)
+        items.sum::<usize>() + self.response.len()
     }
 }
 
@@ -159,7 +157,7 @@ mod tests {
         };
         let stored = Stored {
             owner: Some(owner.into()),
-            response: Value::Null,
+            response: String::new(),
             input: vec![Arc::new(said)],
             output: Vec::new(),
         };

@@ -2,11 +2,12 @@
 
 use bytes::{BufMut, BytesMut};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::value::RawValue;
 
-use super::item::{Item, text_part};
-use super::output::{Output, logprobs};
-use super::response::{ResponseEnd, ResponseHead};
+use super::item::Item;
+use super::item_json::{ItemJson, PartJson};
+use super::output::Output;
+use super::response::{ResponseEnd, ResponseHead, ResponseJson};
 use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
 
@@ -40,7 +41,12 @@ impl ResponseEncoder {
     pub fn start(&mut self, out: &mut BytesMut) {
         for kind in ["response.created", "response.in_progress"] {
             let response = self.head.begun();
-            self.put(kind, json!({"response": response}), out);
+            put(
+                &mut self.sequence_number,
+                kind,
+                BegunEvent { response },
+                out,
+            );
         }
     }
 
@@ -54,14 +60,15 @@ impl ResponseEncoder {
         self.output.append(delta, rated);
         match delta {
             Delta::Content(text) => {
-                self.put_delta("response.output_text.delta", true, text, rated, out);
+                let kind = "response.output_text.delta";
+                self.put_delta(kind, true, text, Some(rated.len()), out);
             }
             Delta::Reasoning(text) => {
-                self.put_delta("response.reasoning_text.delta", true, text, &[], out);
+                self.put_delta("response.reasoning_text.delta", true, text, None, out);
             }
             Delta::Arguments { text, .. } => {
                 let kind = "response.function_call_arguments.delta";
-                self.put_delta(kind, false, text, &[], out);
+                self.put_delta(kind, false, text, None, out);
             }
             Delta::ToolCall { .. } => {}
         }
@@ -72,22 +79,28 @@ impl ResponseEncoder {
         self.output.add_rated(rated);
     }
 
-    /// The last events. Gives back the response and its items. A response always has an item: one without any has an empty
+    /// The last events. Gives back the response as JSON, and its items. A response always has an item: one without any has an empty
     /// message.
-    pub fn finish(mut self, end: &ResponseEnd, out: &mut BytesMut) -> (Value, Output) {
+    pub fn finish(mut self, end: &ResponseEnd, out: &mut BytesMut) -> (String, Output) {
         if self.output.is_empty() && !matches!(end, ResponseEnd::Failed(_)) {
             self.output.begin(Delta::Content(""));
             self.open(out);
         }
         self.close(end.last_item_status(), out);
-        let output = self.output.to_json(end.last_item_status());
-        let response = self.head.ended(output, end);
         let kind = match end {
             ResponseEnd::Completed(..) => "response.completed",
             ResponseEnd::Incomplete(..) => "response.incomplete",
             ResponseEnd::Failed(_) => "response.failed",
         };
-        self.put(kind, json!({"response": &response}), out);
+        let response = self.head.ended(&self.output, end);
+        for part in ["event: ", kind, "\ndata: {\"response\":", response.as_str()] {
+            out.put_slice(part.as_bytes());
+        }
+        for part in [",\"type\":\"", kind, "\",\"sequence_number\":"] {
+            out.put_slice(part.as_bytes());
+        }
+        put_json(&self.sequence_number, out);
+        out.put_slice(b"}\n\n");
         (response, self.output)
     }
 
@@ -97,25 +110,23 @@ impl ResponseEncoder {
 
     fn open(&mut self, out: &mut BytesMut) {
         self.is_open = true;
-        let (Some(mut item), Some(id)) = (self.output.last_json("in_progress"), self.last_id())
-        else {
+        let output_index = self.output_index();
+        let Some(item) = self.output.last_json("in_progress") else {
             return;
         };
-        let part = match self.output.last() {
-            Some(Item::Message { .. }) => Some(text_part("", json!([]))),
-            Some(Item::Reasoning { .. }) => Some(json!({"type": "reasoning_text", "text": ""})),
-            Some(Item::Call { .. } | Item::CallOutput { .. }) | None => None,
+        let number = &mut self.sequence_number;
+        let begun = ItemJson {
+            has_just_begun: true,
+            ..item
         };
-        if part.is_some() {
-            item["content"] = json!([]);
-        }
-        let index = self.output_index();
-        let added = json!({"output_index": index, "item": item});
-        self.put("response.output_item.added", added, out);
-        if let Some(part) = part {
-            let added =
-                json!({"item_id": id, "output_index": index, "content_index": 0, "part": part});
-            self.put("response.content_part.added", added, out);
+        let added = ItemEvent {
+            output_index,
+            item: begun,
+        };
+        put(number, "response.output_item.added", added, out);
+        if let Some(part) = item.parts().into_iter().next() {
+            let added = PartEvent::new(item, output_index, part);
+            put(number, "response.content_part.added", added, out);
         }
     }
 
@@ -124,67 +135,62 @@ impl ResponseEncoder {
         if !std::mem::replace(&mut self.is_open, false) {
             return;
         }
-        let index = self.output_index();
+        let output_index = self.output_index();
         let Some(item) = self.output.last_json(status) else {
             return;
         };
-        let id = item["id"].clone();
-        let part = item["content"][0].clone();
-        match self.output.last() {
-            Some(Item::Message { .. }) => {
-                let logprobs = self.output.last_logprobs().to_vec();
-                let done = json!({
-                    "item_id": id, "output_index": index, "content_index": 0,
-                    "text": part["text"], "logprobs": logprobs,
-                });
-                self.put("response.output_text.done", done, out);
+        let number = &mut self.sequence_number;
+        let item_id = item.item.id();
+        match item.item {
+            Item::Message { parts, .. } => {
+                let done = TextEvent {
+                    item_id,
+                    output_index,
+                    content_index: 0,
+                    text: parts.first().map_or("", String::as_str),
+                    logprobs: Some(item.logprobs),
+                };
+                put(number, "response.output_text.done", done, out);
             }
-            Some(Item::Reasoning { .. }) => {
-                let done = json!({
-                    "item_id": id, "output_index": index, "content_index": 0, "text": part["text"],
-                });
-                self.put("response.reasoning_text.done", done, out);
+            Item::Reasoning { text, .. } => {
+                let done = TextEvent {
+                    item_id,
+                    output_index,
+                    content_index: 0,
+                    text,
+                    logprobs: None,
+                };
+                put(number, "response.reasoning_text.done", done, out);
             }
-            Some(Item::Call { .. }) => {
-                let done = json!({
-                    "item_id": id, "output_index": index,
-                    "name": item["name"], "arguments": item["arguments"],
-                });
-                self.put("response.function_call_arguments.done", done, out);
+            Item::Call {
+                name, arguments, ..
+            } => {
+                let done = CallEvent {
+                    item_id,
+                    output_index,
+                    name,
+                    arguments,
+                };
+                put(number, "response.function_call_arguments.done", done, out);
             }
-            Some(Item::CallOutput { .. }) | None => {}
+            Item::CallOutput { .. } => {}
         }
-        if !part.is_null() {
-            let done =
-                json!({"item_id": id, "output_index": index, "content_index": 0, "part": part});
-            self.put("response.content_part.done", done, out);
+        if let Some(part) = item.parts().into_iter().next() {
+            let done = PartEvent::new(item, output_index, part);
+            put(number, "response.content_part.done", done, out);
         }
-        let done = json!({"output_index": index, "item": item});
-        self.put("response.output_item.done", done, out);
+        let done = ItemEvent { output_index, item };
+        put(number, "response.output_item.done", done, out);
     }
 
-    fn last_id(&self) -> Option<String> {
-        self.output.last().map(|item| item.id().to_owned())
-    }
-
-    fn put(&mut self, kind: &str, mut event: Value, out: &mut BytesMut) {
-        event["type"] = kind.into();
-        event["sequence_number"] = self.sequence_number.into();
-        self.sequence_number += 1;
-        for part in ["event: ", kind, "\ndata: "] {
-            out.put_slice(part.as_bytes());
-        }
-        put_json(&event, out);
-        out.put_slice(b"\n\n");
-    }
-
-    /// A piece of the open item. This is the path of every token: no value is made of it.
+    /// A piece of the open item, and with text how many log probabilities came with it. This is the path of every token: no value is
+    /// made of it.
     fn put_delta(
         &mut self,
         kind: &str,
         has_part: bool,
         text: &str,
-        rated: &[TokenLogprobs],
+        rated: Option<usize>,
         out: &mut BytesMut,
     ) {
         for part in ["event: ", kind, "\ndata: {\"type\":\"", kind] {
@@ -202,12 +208,86 @@ impl ResponseEncoder {
         }
         out.put_slice(b",\"delta\":");
         put_json(text, out);
-        if kind == "response.output_text.delta" {
+        if let Some(rated) = rated {
+            let all = self.output.last_logprobs();
+            let (_, new) = all.split_at(all.len().saturating_sub(rated));
             out.put_slice(b",\"logprobs\":");
-            put_json(&logprobs(rated), out);
+            put_json(new, out);
         }
         out.put_slice(b"}\n\n");
     }
+}
+
+/// What is in every event, behind what is its own.
+#[derive(Serialize)]
+struct Event<'a, T> {
+    #[serde(flatten)]
+    own: T,
+    r#type: &'a str,
+    sequence_number: u64,
+}
+
+#[derive(Serialize)]
+struct BegunEvent<'a> {
+    response: ResponseJson<'a>,
+}
+
+#[derive(Serialize)]
+struct ItemEvent<'a> {
+    output_index: usize,
+    item: ItemJson<'a>,
+}
+
+#[derive(Serialize)]
+struct PartEvent<'a> {
+    item_id: &'a str,
+    output_index: usize,
+    content_index: usize,
+    part: PartJson<'a>,
+}
+
+impl<'a> PartEvent<'a> {
+    fn new(item: ItemJson<'a>, output_index: usize, part: PartJson<'a>) -> Self {
+        Self {
+            item_id: item.item.id(),
+            output_index,
+            content_index: 0,
+            part,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct TextEvent<'a> {
+    item_id: &'a str,
+    output_index: usize,
+    content_index: usize,
+    text: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<&'a [Box<RawValue>]>,
+}
+
+#[derive(Serialize)]
+struct CallEvent<'a> {
+    item_id: &'a str,
+    output_index: usize,
+    name: &'a str,
+    arguments: &'a str,
+}
+
+/// Writes an event, which is the next.
+fn put(sequence_number: &mut u64, kind: &str, own: impl Serialize, out: &mut BytesMut) {
+    for part in ["event: ", kind, "\ndata: "] {
+        out.put_slice(part.as_bytes());
+    }
+    let event = Event {
+        own,
+        r#type: kind,
+        sequence_number: *sequence_number,
+    };
+    put_json(&event, out);
+    *sequence_number += 1;
+    out.put_slice(b"\n\n");
 }
 
 fn put_json<T: Serialize + ?Sized>(value: &T, out: &mut BytesMut) {

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use bytes::BytesMut;
 use futures_util::stream;
 use genset_backend_common::OutputStream;
-use genset_frontend::answer::Answer;
+use genset_frontend::answer::{Answer, CandidateToken, TokenLogprobs, TotalUsage};
 use genset_frontend::markup::{Delta, IdStyle, Splitter};
 use genset_frontend::openai::{Api, ChunkEncoder, CompletionHead};
 use genset_frontend::reasoning::ReasoningDialect;
@@ -44,17 +44,21 @@ fn messages() -> Write {
     Box::new(move |delta, out| encoder.delta(delta, out))
 }
 
-fn response() -> Write {
+fn response_encoder() -> responses::ResponseEncoder {
     let body = json!({"model": "tiny", "input": "Hi"}).to_string();
     let request = responses::ResponsesRequest::parse(body.as_bytes()).unwrap();
-    let mut encoder = responses::ResponseEncoder::new(responses::ResponseHead {
+    responses::ResponseEncoder::new(responses::ResponseHead {
         id: format!("resp_{:032x}", u128::MAX),
         created: 1_700_000_000,
         model: "tiny".into(),
         store: true,
         explanation: None,
         repeated: Arc::new(request.repeated),
-    });
+    })
+}
+
+fn response() -> Write {
+    let mut encoder = response_encoder();
     Box::new(move |delta, out| encoder.delta(delta, &[], out))
 }
 
@@ -134,6 +138,37 @@ fn a_further_token_of_a_response_allocates_nothing_but_the_text_that_is_kept() {
     for stops in [&[][..], &STOPS] {
         assert_eq!(further(stops, false, response), [1, 2, 4], "{stops:?}");
     }
+}
+
+/// What is known of its tokens is text by then. The response's own text grows, doubling.
+#[test]
+fn the_end_of_a_response_makes_nothing_of_its_log_probabilities() {
+    let candidate = || CandidateToken {
+        bytes: b"a".to_vec(),
+        logprob: -0.5,
+    };
+    let rated = [TokenLogprobs {
+        chosen: candidate(),
+        top: vec![candidate(); 20],
+        text_offset: 0,
+    }];
+    let at_the_end = |tokens: u32| {
+        let mut encoder = response_encoder();
+        let mut out = BytesMut::with_capacity(usize::try_from(tokens).unwrap() * 10_000);
+        encoder.start(&mut out);
+        for _ in 0..tokens {
+            encoder.delta(Delta::Content("a"), &rated, &mut out);
+        }
+        let end = responses::ResponseEnd::Completed(TotalUsage::default(), 0);
+        let before = allocations();
+        let ended = encoder.finish(&end, &mut out);
+        let allocations = allocations() - before;
+        drop(ended);
+        allocations
+    };
+    at_the_end(1);
+    let (few, many) = (at_the_end(TOKENS), at_the_end(4 * TOKENS));
+    assert!(many <= few + 10, "{few} and {many}");
 }
 
 #[test]

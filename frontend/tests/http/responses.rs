@@ -365,7 +365,7 @@ async fn calls_and_what_they_came_to_reach_the_template() {
 
 #[tokio::test]
 async fn only_so_much_is_kept() {
-    let limits = [(2, 64 << 20), (64, 16 << 10)];
+    let limits = [(2, 64 << 20), (64, 6 << 10)];
     for (max_stored_responses, max_stored_bytes) in limits {
         let config = FrontendConfig {
             max_stored_responses,

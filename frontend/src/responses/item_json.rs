@@ -1,0 +1,194 @@
+//! [`ItemJson`]: an item as it is written. Nothing is copied for that: an item may have megabytes of text, and is written several
+//! times.
+
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::item::{Item, Shown, Speaker};
+
+/// An item, to be written.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ItemJson<'a> {
+    pub(super) item: &'a Item,
+    pub(super) status: &'a str,
+    /// The log probabilities of its text, where it is a message.
+    pub(super) logprobs: &'a [Box<RawValue>],
+    /// Whether its content is still to come.
+    pub(super) has_just_begun: bool,
+}
+
+impl Item {
+    /// The item, to be written. `status` is `in_progress`, `completed` or `incomplete`.
+    pub(crate) fn json<'a>(&'a self, status: &'a str) -> ItemJson<'a> {
+        ItemJson {
+            item: self,
+            status,
+            logprobs: &[],
+            has_just_begun: false,
+        }
+    }
+}
+
+/// A part of an item's content.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(untagged)]
+pub(super) enum PartJson<'a> {
+    /// Text.
+    Text(TextJson<'a>),
+    /// An image or a sound, as it came.
+    Shown(&'a Value),
+}
+
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum TextJson<'a> {
+    InputText {
+        text: &'a str,
+    },
+    OutputText {
+        text: &'a str,
+        annotations: [(); 0],
+        logprobs: &'a [Box<RawValue>],
+    },
+    ReasoningText {
+        text: &'a str,
+    },
+}
+
+impl<'a> ItemJson<'a> {
+    /// The parts of its content. A call and its output have none.
+    pub(super) fn parts(self) -> Vec<PartJson<'a>> {
+        match self.item {
+            Item::Message {
+                speaker,
+                parts,
+                shown,
+                ..
+            } => self.message_parts(*speaker, parts, shown),
+            Item::Reasoning { text, .. } => vec![PartJson::Text(TextJson::ReasoningText { text })],
+            Item::Call { .. } | Item::CallOutput { .. } => Vec::new(),
+        }
+    }
+
+    /// Texts, and what is shown between them.
+    fn message_parts(
+        self,
+        speaker: Speaker,
+        parts: &'a [String],
+        shown: &'a [Shown],
+    ) -> Vec<PartJson<'a>> {
+        let text = |text: &'a String| match speaker {
+            Speaker::Assistant => TextJson::OutputText {
+                text,
+                annotations: [],
+                logprobs: self.logprobs,
+            },
+            Speaker::System | Speaker::User => TextJson::InputText { text },
+        };
+        let places = 0..=parts.len();
+        let at = |place: usize| {
+            let shown = shown.iter().filter(move |medium| medium.after == place);
+            let shown = shown.map(|medium| PartJson::Shown(&medium.part));
+            shown.chain(parts.get(place).map(text).map(PartJson::Text))
+        };
+        places.flat_map(at).collect()
+    }
+
+    fn content(self) -> Vec<PartJson<'a>> {
+        if self.has_just_begun {
+            Vec::new()
+        } else {
+            self.parts()
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct MessageJson<'a> {
+    id: &'a str,
+    r#type: &'static str,
+    role: &'static str,
+    status: &'a str,
+    content: Vec<PartJson<'a>>,
+}
+
+#[derive(Serialize)]
+struct ReasoningJson<'a> {
+    id: &'a str,
+    r#type: &'static str,
+    summary: [(); 0],
+    content: Vec<PartJson<'a>>,
+    encrypted_content: (),
+    status: &'a str,
+}
+
+#[derive(Serialize)]
+struct CallJson<'a> {
+    id: &'a str,
+    r#type: &'static str,
+    call_id: &'a str,
+    name: &'a str,
+    arguments: &'a str,
+    status: &'a str,
+}
+
+#[derive(Serialize)]
+struct CallOutputJson<'a> {
+    id: &'a str,
+    r#type: &'static str,
+    call_id: &'a str,
+    output: &'a str,
+    status: &'a str,
+}
+
+impl Serialize for ItemJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let status = self.status;
+        match self.item {
+            Item::Message { id, speaker, .. } => MessageJson {
+                id,
+                r#type: "message",
+                role: speaker.name(),
+                status,
+                content: self.content(),
+            }
+            .serialize(serializer),
+            Item::Reasoning { id, .. } => ReasoningJson {
+                id,
+                r#type: "reasoning",
+                summary: [],
+                content: self.content(),
+                encrypted_content: (),
+                status,
+            }
+            .serialize(serializer),
+            Item::Call {
+                id,
+                call_id,
+                name,
+                arguments,
+            } => CallJson {
+                id,
+                r#type: "function_call",
+                call_id,
+                name,
+                arguments,
+                status,
+            }
+            .serialize(serializer),
+            Item::CallOutput {
+                id,
+                call_id,
+                output,
+            } => CallOutputJson {
+                id,
+                r#type: "function_call_output",
+                call_id,
+                output,
+                status,
+            }
+            .serialize(serializer),
+        }
+    }
+}
