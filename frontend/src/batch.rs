@@ -8,6 +8,7 @@ mod input;
 mod notes;
 mod open;
 mod pauses;
+mod places;
 pub(crate) mod records;
 mod request;
 pub(crate) mod run;

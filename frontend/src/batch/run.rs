@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 use super::notes::NotesError;
 use super::open::{OpenBatch, Unopened, line_of};
 use super::pauses::Pauses;
+use super::places::{OwnersPlaces, Places};
 use super::records::{BatchRecord, BatchStatus, now};
 use super::request::{Attempt, OutputLine, ask_once, unasked_line};
 use super::store::BatchStore;
@@ -47,7 +48,7 @@ pub(crate) struct Batches {
     /// `None` where everybody may ask.
     keys: Option<ApiKeys>,
     /// Of all batches, the requests that are answered at once.
-    places: Arc<Semaphore>,
+    places: Places,
     /// Of all batches, those whose inputs are looked at at once.
     opening: Arc<Semaphore>,
     tasks: TaskTracker,
@@ -75,6 +76,15 @@ enum End {
     Cancelled,
     /// The server stops; the next one goes on.
     Stopped,
+}
+
+/// A batch whose requests are answered.
+#[derive(Debug)]
+struct BatchRun<'a> {
+    record: &'a BatchRecord,
+    batch: &'a Arc<Mutex<OpenBatch>>,
+    places: OwnersPlaces,
+    awaited: AwaitedModels,
 }
 
 /// The models that a batch waits for when nobody serves them.
@@ -109,7 +119,7 @@ impl Batches {
         keys: Option<ApiKeys>,
         stops: Stops,
     ) -> Self {
-        let places = Semaphore::new(store.config().concurrency.get());
+        let places = Places::new(store.config().concurrency);
         let Stops {
             tasks,
             draining,
@@ -121,7 +131,7 @@ impl Batches {
             models,
             linger,
             keys,
-            places: Arc::new(places),
+            places,
             opening: Arc::new(Semaphore::new(MAX_OPENING)),
             tasks,
             draining,
@@ -258,15 +268,20 @@ impl Batches {
                 _ = self.models.any() => any_until = Instant::now() + self.linger,
             }
         }
-        let awaited = AwaitedModels {
-            any_until,
-            seen: Mutex::default(),
+        let run = BatchRun {
+            record,
+            batch,
+            places: self.places.of(record.owner.as_deref()),
+            awaited: AwaitedModels {
+                any_until,
+                seen: Mutex::default(),
+            },
         };
         let unanswered = batch.lock().unanswered();
         let at_once = self.store.config().concurrency.get();
         let lines = stream::iter(unanswered)
             .take_until(self.draining.clone().cancelled_owned())
-            .map(|index| self.line(record, Arc::clone(batch), index, &awaited))
+            .map(|index| self.line(&run, index))
             .buffer_unordered(at_once);
         let mut lines = std::pin::pin!(lines);
         let mut expired = std::pin::pin!(tokio::time::sleep(left));
@@ -289,22 +304,16 @@ impl Batches {
     ///
     /// The place is held while the line is read, answered and noted: no more lines and answers are in memory than there are
     /// places. A pause holds none, so a line that waits for a quota or a model holds up no other batch.
-    async fn line(
-        &self,
-        record: &BatchRecord,
-        batch: Arc<Mutex<OpenBatch>>,
-        index: usize,
-        awaited: &AwaitedModels,
-    ) -> bool {
+    async fn line(&self, run: &BatchRun<'_>, index: usize) -> bool {
         let mut pauses = Pauses::until(self.draining.clone());
         loop {
-            let Ok(place) = self.places.acquire().await else {
+            let Some(place) = run.places.take().await else {
                 return false;
             };
             if self.draining.is_cancelled() {
                 return false;
             }
-            match self.attempt(record, &batch, index, awaited).await {
+            match self.attempt(run, index).await {
                 None => return false,
                 Some(Attempt::Full(_, retry_after)) => {
                     drop(place);
@@ -317,7 +326,8 @@ impl Batches {
                         // It may have failed for that alone.
                         return false;
                     }
-                    return self.note(record, batch, index, line).await;
+                    let batch = Arc::clone(run.batch);
+                    return self.note(run.record, batch, index, line).await;
                 }
             }
         }
@@ -325,14 +335,9 @@ impl Batches {
 
     /// Reads one line and asks it once. For want of a model that is awaited it is as one whose workers are away. `None` when the
     /// server stops before.
-    async fn attempt(
-        &self,
-        record: &BatchRecord,
-        batch: &Arc<Mutex<OpenBatch>>,
-        index: usize,
-        awaited: &AwaitedModels,
-    ) -> Option<Attempt> {
-        let reading = Arc::clone(batch);
+    async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<Attempt> {
+        let (record, awaited) = (run.record, &run.awaited);
+        let reading = Arc::clone(run.batch);
         let read = move || line_of(&reading, index).map(|line| (line.model(), line));
         let read = tokio::task::spawn_blocking(read).await;
         let id = format!("batch_req_{}_{}", record.stem(), index + 1);

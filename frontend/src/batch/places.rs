@@ -1,0 +1,111 @@
+//! [`Places`]: how many requests of all batches are answered at once, and whose turn it is.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// So many places for the requests of all batches. Clones share.
+///
+/// Who comes first has a place first, but of one owner no more requests stand in that line than there are places. So a request waits
+/// for as many of each other owner at most, however many batches they have.
+#[derive(Debug, Clone)]
+pub(super) struct Places {
+    count: NonZeroUsize,
+    all: Arc<Semaphore>,
+    /// Of owners with batches that run.
+    owners: Arc<Mutex<HashMap<Option<String>, Weak<Semaphore>>>>,
+}
+
+impl Places {
+    pub(super) fn new(count: NonZeroUsize) -> Self {
+        Self {
+            count,
+            all: Arc::new(Semaphore::new(count.get())),
+            owners: Arc::default(),
+        }
+    }
+
+    /// Where the requests of an owner's batches wait for them.
+    pub(super) fn of(&self, owner: Option<&str>) -> OwnersPlaces {
+        let mut owners = self.owners.lock();
+        owners.retain(|_, own| own.strong_count() > 0);
+        let key = owner.map(str::to_owned);
+        let known = owners.get(&key).and_then(Weak::upgrade);
+        let own = known.unwrap_or_else(|| {
+            let own = Arc::new(Semaphore::new(self.count.get()));
+            owners.insert(key, Arc::downgrade(&own));
+            own
+        });
+        OwnersPlaces {
+            own,
+            all: Arc::clone(&self.all),
+        }
+    }
+}
+
+/// The places, as one owner has them.
+#[derive(Debug)]
+pub(super) struct OwnersPlaces {
+    own: Arc<Semaphore>,
+    all: Arc<Semaphore>,
+}
+
+/// A place, free again when it is dropped.
+#[derive(Debug)]
+pub(super) struct Place<'a> {
+    _all: SemaphorePermit<'a>,
+    _own: SemaphorePermit<'a>,
+}
+
+impl OwnersPlaces {
+    /// Waits for a place; `None` never, for nobody closes the line.
+    ///
+    /// # Cancel safety
+    /// The turn is lost when the future is dropped.
+    pub(super) async fn take(&self) -> Option<Place<'_>> {
+        let own = self.own.acquire().await.ok()?;
+        let all = self.all.acquire().await.ok()?;
+        Some(Place {
+            _all: all,
+            _own: own,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_owner_of_many_requests_is_in_nobodys_way() {
+        let places = Places::new(2.try_into().unwrap());
+        let of_batches = [places.of(Some("a")), places.of(Some("a"))];
+        let mut held = Vec::new();
+        let mut waiting = Vec::new();
+        for index in 0..20 {
+            let mut taken = Box::pin(of_batches[index % 2].take());
+            match (&mut taken).now_or_never() {
+                Some(place) => held.push(place.unwrap()),
+                None => waiting.push(taken),
+            }
+        }
+        assert_eq!((held.len(), waiting.len()), (2, 18));
+        let other = places.of(Some("b"));
+        let mut others = Box::pin(other.take());
+        assert!((&mut others).now_or_never().is_none());
+        held.pop();
+        let next = others.now_or_never();
+        assert!(next.is_some(), "it is another's turn");
+        for taken in &mut waiting {
+            assert!(taken.now_or_never().is_none());
+        }
+        drop(next);
+        let first = waiting.first_mut().unwrap();
+        assert!(first.now_or_never().is_some());
+    }
+}
