@@ -9,6 +9,7 @@
 
 mod in_real_time;
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,10 +19,10 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{self, Finish, TokenChunk};
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, OutputStream,
-    RequestContext, StartContext, async_trait,
+    RequestContext, Role, StartContext, TokenId, async_trait, config::SamplingOption,
 };
 use genset_conformance::{Factory, Level, Options, Scenario, Subject, run_conformance_with};
-use genset_engine_sample::{SampleArgs, SampleEngine};
+use genset_engine_sample::{CONTEXT_LENGTH, SampleArgs, SampleEngine};
 
 use self::in_real_time::InRealTime;
 
@@ -85,6 +86,67 @@ fn an_engine_of_ten_tokens() {
 #[test]
 fn an_engine_that_takes_a_fifth_of_a_second_for_a_token() {
     is_sound(|| |_: &Scenario| sample(1000, 200));
+}
+
+/// An engine of ten tokens that takes biases: its answers have all of them.
+struct Biased(SampleEngine);
+
+const FEW_TOKENS: u32 = 10;
+
+/// The token of the highest bias; of several, the one that comes next.
+fn biased_after(last: TokenId, biases: &BTreeMap<TokenId, f32>) -> TokenId {
+    let bias = |token: TokenId| biases.get(&token).copied().unwrap_or(0.0);
+    (1..=FEW_TOKENS)
+        .map(|step| (last + step) % FEW_TOKENS)
+        .reduce(|best, token| match bias(token) > bias(best) {
+            true => token,
+            false => best,
+        })
+        .unwrap_or(last)
+}
+
+#[async_trait]
+impl LLMEngine for Biased {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let mut config = self.0.start(ctx).await?;
+        let can = &mut config.capabilities;
+        can.sampling.insert(SamplingOption::LogitBias);
+        can.roles = [Role::Aggregated].into();
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let plain = self.0.generate(request.clone(), ctx.clone()).await?;
+        if request.sampling.logit_bias.is_empty() {
+            return Ok(plain);
+        }
+        let mut token = request.tokens()?.last().copied().unwrap_or(0);
+        let max_tokens = request.max_tokens(CONTEXT_LENGTH);
+        Ok(output::stream(ctx, move |out| async move {
+            for generated in 0..max_tokens {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                token = biased_after(token, &request.sampling.logit_bias);
+                if request.stop.is_stop(token, generated) {
+                    return Ok(Finish::stop_token(token));
+                }
+                out.token(token).await?;
+            }
+            Ok(Finish::length())
+        }))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.0.cleanup().await
+    }
+}
+
+#[test]
+fn a_vocabulary_of_which_every_answer_has_all_tokens() {
+    is_sound(|| |_: &Scenario| Biased(sample(FEW_TOKENS, 1)));
 }
 
 /// How an engine that is full says so.
