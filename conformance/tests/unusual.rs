@@ -21,6 +21,7 @@ use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, OutputStream,
     RequestContext, Role, StartContext, TokenId, async_trait, config::SamplingOption,
 };
+use genset_conformance::mutants::{Clean, controls};
 use genset_conformance::{Factory, Level, Options, Scenario, Subject, run_conformance_with};
 use genset_engine_sample::{CONTEXT_LENGTH, SampleArgs, SampleEngine};
 
@@ -227,6 +228,17 @@ impl LLMEngine for Seats {
 #[test]
 fn one_seat_and_the_others_are_refused() {
     is_sound(|| |_: &Scenario| Seats::new(1, Full::AtOnce));
+}
+
+/// The same engine on a device that the kit may take away from it.
+fn on_a_device(clean: Clean) -> impl Factory {
+    let crashes = controls().find(|control| control.name == "crashes-in-order");
+    crashes.unwrap().factory(clean)
+}
+
+#[test]
+fn one_seat_on_a_device_that_is_lost() {
+    is_sound(|| on_a_device(Arc::new(|_: &Scenario| Seats::new(1, Full::AtOnce))));
 }
 
 #[test]

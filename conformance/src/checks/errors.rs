@@ -134,7 +134,7 @@ async fn crash(trial: Trial) -> CheckResult {
         skip!(NoProbe, "only a probe can make the engine crash");
     };
     let mut all = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..live.at_once(3) {
         let mut running = live.generate(live.busy_request(0, 1000)).await?;
         running.read_tokens(1).await?;
         all.push(running);

@@ -246,6 +246,19 @@ fn a_good_process_under_a_good_supervisor_passes() {
     assert!(skipped.is_empty(), "{skipped:?}");
 }
 
+#[test]
+fn a_good_process_of_one_seat_passes() {
+    let options = Options {
+        only: vec!["SP01".into(), "SP11".into(), "SP12".into()],
+        ..Options::default()
+    };
+    run_conformance_with(
+        |_: &Scenario| SupervisedProcess::new(process("one_seat")).subject(),
+        &options,
+    )
+    .assert_conformant();
+}
+
 /// Most of the time is waited, so some run side by side.
 fn all_wrong<T: Sync>(faults: &[T], wrong: impl Fn(&T) -> Option<String> + Sync) -> Vec<String> {
     let places = std::sync::atomic::AtomicUsize::new(0);

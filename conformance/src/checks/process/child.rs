@@ -242,19 +242,25 @@ pub(super) async fn keeps_to_credit(trial: Trial) -> CheckResult {
     if let Some(arrival) = worker.poll(trial.limits().cancel / 8)? {
         fail!("without credit came {arrival:?}");
     }
-    // Another is answered meanwhile, and nothing of the one that waits is in between.
-    let other = worker.request("generate", MUCH_CREDIT, &request(&config, SHORT))?;
-    loop {
-        match worker.next("an answer beside one without credit", trial.limits().call)? {
-            Arrival::End(on) if on == other => break,
-            Arrival::Item(on, Some(_)) if on == other => {}
-            arrival => fail!("beside an answer without credit came {arrival:?}"),
-        }
+    if config.max_num_seqs != Some(1) {
+        answers_beside(&trial, &mut worker, &config)?;
     }
     worker.send(FrameKind::Credit, waiting, &Credit { items: 1 })?;
     match worker.next("the item for new credit", trial.limits().call)? {
         Arrival::Item(on, Some(_)) if on == waiting => Ok(()),
         other => fail!("new credit was answered with {other:?}"),
+    }
+}
+
+/// A short request is answered while another waits for credit, and nothing of the one that waits is in between.
+fn answers_beside(trial: &Trial, worker: &mut Worker, config: &EngineConfig) -> CheckResult {
+    let other = worker.request("generate", MUCH_CREDIT, &request(config, SHORT))?;
+    loop {
+        match worker.next("an answer beside one without credit", trial.limits().call)? {
+            Arrival::End(on) if on == other => return Ok(()),
+            Arrival::Item(on, Some(_)) if on == other => {}
+            arrival => fail!("beside an answer without credit came {arrival:?}"),
+        }
     }
 }
 

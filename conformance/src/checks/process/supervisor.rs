@@ -45,7 +45,7 @@ async fn started(trial: &Trial) -> Result<(Live, Tracks), Stop> {
 pub(super) async fn killed_process(trial: Trial) -> CheckResult {
     let (live, tracks) = started(&trial).await?;
     let mut all = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..live.at_once(3) {
         let mut running = live.generate(live.request(4, 5000)).await?;
         running.read_tokens(1).await?;
         all.push(running);

@@ -1,6 +1,7 @@
 """An engine that keeps the protocol, in one thread, but for the one fault named by its first argument, if any.
 
 Each fault is one that an author could make. `tests/process_kill_matrix.rs` says which checks of the conformance kit catch it.
+`one_seat` is none: answers are computed one after the other.
 """
 
 import os
@@ -21,6 +22,9 @@ CONFIG = {
     "data_parallel_size": 1,
     "capabilities": {"inputs": ["tokens"]},
 }
+SEATS = 1 if FAULT == "one_seat" else None
+if SEATS is not None:
+    CONFIG["max_num_seqs"] = SEATS
 STEP_S = 0.001
 # The kit gives some answers less credit than this, to see what they do without. A supervisor gives more, and whether its reader
 # falls behind is chance: faults that show without credit are those of answers that began with little.
@@ -104,7 +108,7 @@ def step_all():
     waits = any(answer.credit <= 0 and answer.began_with_little for answer in answers.values())
     if FAULT == "one_waits_all_wait" and waits:
         return
-    for stream, answer in list(answers.items()):
+    for stream, answer in list(answers.items())[:SEATS]:
         step(stream, answer)
 
 
