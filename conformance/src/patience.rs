@@ -20,8 +20,8 @@ pub(crate) enum GivenUp {
 }
 
 /// Counts the time that a check had. Time in which the process waited for a processor is not held against it: how long a check
-/// took says nothing of an engine that did not run. Nor is the time of a start, which has a limit of its own, unless it blocks the
-/// check's thread.
+/// took says nothing of an engine that did not run. Nor is the time of a wait whose own limit is longer, as a start's is, unless it
+/// blocks the check's thread.
 #[derive(Debug)]
 pub(crate) struct Patience {
     limit: Duration,

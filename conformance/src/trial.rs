@@ -2,8 +2,7 @@
 //! [`Answer`] is what was read. Every wait has a limit; whoever passes it fails the check by name.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -56,7 +55,7 @@ struct Shared {
 struct Clock {
     /// Items of streams that were read and are no errors.
     items_read: AtomicU64,
-    /// Times that a wait for a start, or for the process itself, was seen to go on.
+    /// Times that a wait with a long limit, or for the process itself, was seen to go on.
     waits_seen: AtomicU64,
     /// Microseconds of real time in which the machine did not let the check run.
     starved_us: AtomicU64,
@@ -301,17 +300,43 @@ impl Trial {
         }
     }
 
-    /// Waits for `future`, at most `limit`, and as long as the machine did not let it run.
+    /// Waits for `future`, at most `limit`, and as long as the machine did not let it run. A limit longer than the wall clock's
+    /// holds all the same: nothing can be read meanwhile, and that is no silence, unless `future` blocks the check's thread.
     ///
     /// # Errors
     /// A failure that names `what` when the limit passes.
-    pub async fn within<T>(
+    pub fn within<T>(
         &self,
         what: &str,
         limit: Duration,
         future: impl Future<Output = T>,
+    ) -> impl Future<Output = Result<T, Stop>> {
+        let Limits { call, wall, .. } = self.limits();
+        // Not in shorter waits: an answer of slow items would go on as long as each of them may take. And not on a paused clock, where
+        // a call has hours: in parts, what does not follow that clock would have time to end.
+        let is_noted = limit > wall && call < wall;
+        let part = if is_noted {
+            self.wait_interval()
+        } else {
+            limit
+        };
+        self.in_parts(what, limit, part, future)
+    }
+
+    /// As [`Self::within`]; a wait that is longer than `part` is noted after each.
+    async fn in_parts<T>(
+        &self,
+        what: &str,
+        limit: Duration,
+        part: Duration,
+        future: impl Future<Output = T>,
     ) -> Result<T, Stop> {
-        if let Some(value) = self.in_time(limit, future).await {
+        // What is late is dropped before that is told.
+        let value = {
+            let future = pin!(future);
+            self.in_time(limit, part, future).await
+        };
+        if let Some(value) = value {
             return Ok(value);
         }
         let late = format!("{what} was not done within {} s", limit.as_secs_f64());
@@ -319,15 +344,25 @@ impl Trial {
         Err(Stop::Fail(late))
     }
 
-    /// What came of `future`, which is dropped when its time has passed.
-    async fn in_time<T>(&self, limit: Duration, future: impl Future<Output = T>) -> Option<T> {
-        let mut future = pin!(future);
+    /// What came of `future` before its time had passed.
+    async fn in_time<T>(
+        &self,
+        limit: Duration,
+        part: Duration,
+        mut future: Pin<&mut impl Future<Output = T>>,
+    ) -> Option<T> {
         let (mut noted, mut waited, mut left) = (self.starved(), Duration::ZERO, limit);
         loop {
-            if let Ok(value) = tokio::time::timeout(left, &mut future).await {
+            let step = left.min(part);
+            if let Ok(value) = tokio::time::timeout(step, future.as_mut()).await {
                 return Some(value);
             }
-            waited += left;
+            waited += step;
+            left -= step;
+            if !left.is_zero() {
+                self.note_wait();
+                continue;
+            }
             let starved = self.starved();
             let most = (limit * LEAST_SHARE).saturating_sub(waited);
             left = starved.saturating_sub(noted).min(most);
@@ -338,8 +373,7 @@ impl Trial {
         }
     }
 
-    /// Waits for a start, at most as long as one may take. Nothing can be read meanwhile: that is no silence, unless the start
-    /// blocks the check's thread.
+    /// Waits for a start, at most as long as one may take.
     ///
     /// # Errors
     /// A failure that names `what` when the limit passes.
@@ -348,18 +382,9 @@ impl Trial {
         what: &str,
         start: impl Future<Output = T>,
     ) -> Result<T, Stop> {
-        tokio::select! {
-            biased;
-            started = self.within(what, self.limits().start, start) => started,
-            never = self.note_waits() => match never {},
-        }
-    }
-
-    async fn note_waits(&self) -> Infallible {
-        loop {
-            tokio::time::sleep(self.wait_interval()).await;
-            self.note_wait();
-        }
+        let limit = self.limits().start;
+        self.in_parts(what, limit, self.wait_interval(), start)
+            .await
     }
 
     /// Calls a method that should return soon.

@@ -18,6 +18,7 @@ fn trial() -> Trial {
         }))
     };
     let limits = Limits {
+        call: SILENCE / 4,
         wall: SILENCE,
         start: SILENCE * 3 / 2,
         ..Limits::default()
@@ -25,16 +26,16 @@ fn trial() -> Trial {
     Trial::new(Arc::new(factory), "LC01", limits, Variation::default())
 }
 
-/// How the watch on a check ends that waits for `start`, in the words of the failure.
-fn watched<F>(start: impl FnOnce() -> F + Send + 'static) -> String
+/// How the watch on a check ends that does `work`, in the words of the failure.
+fn watched<F>(work: impl FnOnce(Trial) -> F + Send + 'static) -> String
 where
-    F: Future<Output = ()>,
+    F: Future<Output = CheckResult>,
 {
     let trial = trial();
     let watched = trial.clone();
     let ended = watch(SILENCE, Clock::Real, &watched, move || {
         let runtime = runtime(false, false)?;
-        runtime.block_on(trial.starting("start", start()))
+        runtime.block_on(work(trial))
     });
     let Err(Stop::Fail(reason)) = ended else {
         panic!("{ended:?}");
@@ -44,15 +45,25 @@ where
 
 #[test]
 fn a_start_that_takes_long_is_judged_by_its_own_limit() {
-    let reason = watched(pending);
+    let reason = watched(|trial| async move { trial.starting("start", pending()).await });
     assert!(reason.starts_with("start was not done within"), "{reason}");
+}
+
+#[test]
+fn a_wait_with_a_limit_longer_than_silence_is_judged_by_that_limit() {
+    let limit = SILENCE * 3 / 2;
+    let reason = watched(move |trial| async move { trial.within("wake", limit, pending()).await });
+    assert!(reason.starts_with("wake was not done within"), "{reason}");
 }
 
 #[test]
 fn a_start_that_blocks_the_thread_is_silence() {
     let (release, blocked) = sync_channel::<()>(0);
-    let reason = watched(move || async move {
-        let _ = blocked.recv();
+    let reason = watched(move |trial| async move {
+        let blocks = async move {
+            let _ = blocked.recv();
+        };
+        trial.starting("start", blocks).await
     });
     drop(release);
     let says = "the engine blocks its thread";
