@@ -19,11 +19,15 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{self, Finish, TokenChunk};
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, OutputStream,
-    RequestContext, Role, StartContext, TokenId, async_trait, config::SamplingOption,
+    RequestContext, Role, StartContext, TokenId, async_trait,
+    config::SamplingOption,
+    handles::{Load, LoadPublisher},
 };
 use genset_conformance::mutants::{Clean, controls};
 use genset_conformance::{Factory, Level, Options, Scenario, Subject, run_conformance_with};
 use genset_engine_sample::{CONTEXT_LENGTH, SampleArgs, SampleEngine};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
 
 use self::in_real_time::InRealTime;
 
@@ -244,6 +248,112 @@ fn one_seat_on_a_device_that_is_lost() {
 #[test]
 fn two_seats_and_the_others_are_refused_in_their_streams() {
     is_sound(|| |_: &Scenario| Seats::new(2, Full::InTheStream));
+}
+
+/// An engine of a few seats that lets requests wait for one inside `generate`, and computes only what is read.
+struct Waits {
+    inner: SampleEngine,
+    seats: u32,
+    free: Arc<Semaphore>,
+    told: Arc<Told>,
+}
+
+impl Waits {
+    fn new(seats: u32) -> Self {
+        Self {
+            inner: sample(1000, 1),
+            seats,
+            free: Arc::new(Semaphore::new(usize::try_from(seats).unwrap())),
+            told: Arc::default(),
+        }
+    }
+}
+
+/// The load, and where it is published.
+#[derive(Default)]
+struct Told {
+    load: Mutex<(Load, LoadPublisher)>,
+}
+
+impl Told {
+    fn change(&self, change: impl FnOnce(&mut Load)) {
+        let mut told = self.load.lock();
+        change(&mut told.0);
+        told.1.publish(told.0);
+    }
+}
+
+/// One more of something that the load counts, while it lives.
+struct Counted {
+    told: Arc<Told>,
+    which: fn(&mut Load) -> &mut u32,
+}
+
+impl Counted {
+    fn new(told: &Arc<Told>, which: fn(&mut Load) -> &mut u32) -> Self {
+        told.change(|load| *which(load) += 1);
+        Self {
+            told: Arc::clone(told),
+            which,
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let which = self.which;
+        self.told.change(|load| *which(load) -= 1);
+    }
+}
+
+#[async_trait]
+impl LLMEngine for Waits {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.told.load.lock().1 = ctx.load.clone();
+        let mut config = self.inner.start(ctx).await?;
+        config.max_num_seqs = Some(self.seats);
+        config.capabilities.roles = [Role::Aggregated].into();
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        let waiting = Counted::new(&self.told, |load| &mut load.waiting_requests);
+        let seat = tokio::select! {
+            () = ctx.cancelled() => None,
+            seat = Arc::clone(&self.free).acquire_owned() => seat.ok(),
+        };
+        drop(waiting);
+        let outputs = self.inner.generate(request, ctx).await?;
+        let running = Counted::new(&self.told, |load| &mut load.running_requests);
+        let mut seat = seat.map(|seat| (seat, running));
+        let seated = outputs.inspect(move |item| {
+            if !matches!(item, Ok(output) if !output.is_terminal()) {
+                drop(seat.take());
+            }
+        });
+        Ok(OutputStream::from_raw(Box::pin(seated)))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.inner.cleanup().await?;
+        // Who still waits is refused by the engine within.
+        self.free.close();
+        Ok(())
+    }
+}
+
+#[test]
+fn one_seat_and_the_others_wait_inside_generate() {
+    is_sound(|| |_: &Scenario| Waits::new(1));
+}
+
+#[test]
+fn two_seats_and_the_others_wait_inside_generate() {
+    is_sound(|| |_: &Scenario| Waits::new(2));
 }
 
 /// An engine whose steps bring up to 32 tokens, and take as long whether they bring one or all.

@@ -13,7 +13,7 @@
 mod media;
 mod refused;
 
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, Input, Output,
     config::{InputKind, SamplingOption},
@@ -258,14 +258,16 @@ async fn odd_requests(trial: Trial) -> CheckResult {
     for (what, request) in changed.chain(prompts) {
         let mut neighbour = live.generate(live.busy_request(0, 16)).await?;
         neighbour.read_tokens(1).await?;
-        if let Some(error) = first_tokens(&live, request).await? {
+        // It goes on while it is read, so an engine may let the odd one wait for it.
+        let (odd, answer) = join(first_tokens(&live, request), neighbour.finish()).await;
+        if let Some(error) = odd? {
             ensure!(
                 error.policy().http_status < 500,
                 "{what}: the engine failed with {}: {error}",
                 error.kind()
             );
         }
-        let answer = neighbour.finish().await?;
+        let answer = answer?;
         ensure!(
             answer.finished().is_some(),
             "{what}: its neighbour ended with {:?}",

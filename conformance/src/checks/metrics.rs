@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::{Either, join_all, select, try_join, try_join_all};
 use genset_backend_common::{
     CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output,
     handles::Load,
@@ -217,33 +217,17 @@ async fn running_or_waiting(trial: Trial) -> CheckResult {
     if !matches!(is_published, Ok(Ok(()))) {
         skip!(NotDeclared, "the engine publishes no load");
     }
-    let mut all = vec![first];
-    for seed in 1..most + QUEUED {
-        let request = long_request(&live, u64::from(seed));
-        let ctx = live.context(&request);
-        match live.try_generate(request, ctx).await? {
-            Ok(running) => all.push(running),
-            Err(error) if error.kind() == ErrorKind::Overloaded => {
-                skip!(NotDeclared, "the engine refuses what it has no place for");
-            }
-            Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),
-        }
-    }
-    // Somebody reads all the while: an engine may compute only what is read.
+    // Somebody reads all the while: an engine may compute only what is read, and let the others wait inside `generate`.
     let is_refused = AtomicBool::new(false);
-    let read = join_all(all.into_iter().map(|running| async {
-        let answer = running.finish().await?;
-        let error = answer.error().map(EngineError::kind);
-        is_refused.fetch_or(error == Some(ErrorKind::Overloaded), Ordering::Relaxed);
-        Ok::<(), Stop>(())
-    }));
+    let others = (1..most + QUEUED).map(|seed| read_long(&live, u64::from(seed), &is_refused));
+    let read = try_join(first.finish(), try_join_all(others));
     // One is enough: earlier ones may have ended before the last was counted.
     let is_told = |load: &Load| load.waiting_requests >= 1 && load.running_requests >= 1;
     let mut last = load.clone();
     let told = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_told));
     let is_told = match select(pin!(read), pin!(told)).await {
         Either::Left((read, _)) => {
-            read.into_iter().collect::<Result<(), Stop>>()?;
+            read?;
             skip!(
                 NotDeclared,
                 "all was over before the load could be looked at"
@@ -263,6 +247,19 @@ async fn running_or_waiting(trial: Trial) -> CheckResult {
         last.waiting_requests
     );
     within_limits(&live, last)
+}
+
+/// Sends a long request and reads it to its end. Notes it where the engine has no place for it.
+async fn read_long(live: &Live, seed: u64, is_refused: &AtomicBool) -> CheckResult {
+    let request = long_request(live, seed);
+    let ctx = live.context(&request);
+    let error = match live.try_generate(request, ctx).await? {
+        Ok(running) => running.finish().await?.error().map(EngineError::kind),
+        Err(error) if error.kind() == ErrorKind::Overloaded => Some(error.kind()),
+        Err(error) => fail!("a good request was refused: {error} ({})", error.kind()),
+    };
+    is_refused.fetch_or(error == Some(ErrorKind::Overloaded), Ordering::Relaxed);
+    Ok(())
 }
 
 async fn blocks_of_what_runs(trial: Trial) -> CheckResult {

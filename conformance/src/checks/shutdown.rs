@@ -6,13 +6,15 @@
 //! - SH06: refusing new work is the Worker's part, which unlists the instance before it drains. An engine may serve what
 //!   comes after a drain, or refuse it with a kind that clients retry.
 
+use std::pin::{Pin, pin};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 
-use futures_util::future::{join, join_all};
+use futures_util::future::{Either, MaybeDone, join, join_all, maybe_done, select};
 use genset_backend_common::output::Violation;
 use genset_backend_common::{
     CancelReason, DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest, StartContext,
 };
+use tokio::time::timeout;
 
 use super::growth::{Holdings, Slack, leaks};
 use super::leaks as holdings;
@@ -167,20 +169,39 @@ async fn cleanup_in_flight(trial: Trial) -> CheckResult {
 /// Requests beyond those that run at once.
 const WAITING: u32 = 4;
 
+/// A call of `generate`, which has returned or waits: an engine may let a request wait there for its place.
+type Sent<F> = Pin<Box<MaybeDone<F>>>;
+
+/// What `generate` returns.
+type Accepted = Result<Result<Running, EngineError>, Stop>;
+
+/// The whole answer to a request that was sent; `None` where it was refused. A full engine may, and CC07 judges how.
+async fn end_of<F: Future<Output = Accepted>>(mut sent: Sent<F>) -> Result<Option<Answer>, Stop> {
+    sent.as_mut().await;
+    match sent.as_mut().take_output() {
+        Some(Ok(Ok(running))) => running.finish().await.map(Some),
+        Some(Err(stop)) => Err(stop),
+        Some(Ok(Err(_))) | None => Ok(None),
+    }
+}
+
 async fn cleanup_with_waiters(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let mut all = Vec::new();
-    for seed in 0..slots(&live) + WAITING {
+    let sent = (0..slots(&live) + WAITING).map(|seed| {
         let request = live.busy_request(u64::from(seed), 64);
         let ctx = live.context(&request);
-        // A full engine may refuse; CC07 judges how.
-        all.extend(live.try_generate(request, ctx).await?.ok());
-    }
+        Box::pin(maybe_done(live.try_generate(request, ctx)))
+    });
+    let mut sent: Vec<Sent<_>> = sent.collect();
+    drop(timeout(trial.limits().cancel / 4, join_all(&mut sent)).await);
     let cleanup = trial.call("cleanup", live.subject.engine.cleanup());
-    let (cleaned, answers) = join(cleanup, finish_all(all)).await;
+    let (cleaned, answers) = join(cleanup, join_all(sent.into_iter().map(end_of))).await;
     // Whether it succeeds is for SH01 to judge.
     drop(cleaned?);
-    for answer in answers? {
+    for answer in answers {
+        let Some(answer) = answer? else {
+            continue;
+        };
         ensure!(
             answer.violation != Some(Violation::EndedWithoutTerminal),
             "cleanup left the stream of a request that waited without its terminal"
@@ -194,15 +215,20 @@ async fn cleanup_beside_held_streams(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let mut held = live.generate(live.busy_request(0, 64)).await?;
     held.read_tokens(1).await?;
-    let mut all = vec![held];
     let unread = live.busy_request(1, 64);
     let ctx = live.context(&unread);
-    // A full engine may refuse.
-    all.extend(live.try_generate(unread, ctx).await?.ok());
+    let mut unread: Sent<_> = Box::pin(maybe_done(live.try_generate(unread, ctx)));
+    drop(timeout(trial.limits().cancel / 4, &mut unread).await);
     let cleanup = live.subject.engine.cleanup();
+    let cleanup = pin!(trial.call("cleanup while nobody reads", cleanup));
+    let cleaned = match select(cleanup, &mut unread).await {
+        Either::Left((cleaned, _)) => cleaned,
+        Either::Right(((), cleanup)) => cleanup.await,
+    };
     // Whether it succeeds is for SH01 to judge.
-    drop(trial.call("cleanup while nobody reads", cleanup).await?);
-    for answer in finish_all(all).await? {
+    drop(cleaned?);
+    let (held, unread) = join(held.finish(), end_of(unread)).await;
+    for answer in [Some(held?), unread?].into_iter().flatten() {
         ensure!(
             answer.violation != Some(Violation::EndedWithoutTerminal),
             "a stream that was held over the cleanup has no terminal"
