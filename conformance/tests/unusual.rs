@@ -18,11 +18,12 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{self, Finish, TokenChunk};
 use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, OutputStream,
+    EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine, Output, OutputStream,
     RequestContext, Role, StartContext, TokenId, async_trait,
     config::SamplingOption,
     handles::{Load, LoadPublisher},
 };
+use genset_conformance::mutants::text::spelled;
 use genset_conformance::mutants::{Clean, controls};
 use genset_conformance::{Factory, Level, Options, Scenario, Subject, run_conformance_with};
 use genset_engine_sample::{CONTEXT_LENGTH, SampleArgs, SampleEngine};
@@ -409,6 +410,87 @@ impl LLMEngine for Blocks {
 #[test]
 fn answers_in_blocks_of_32_tokens() {
     is_sound(|| |_: &Scenario| Blocks(sample(1000, 0)));
+}
+
+/// An engine with a small context.
+struct Short(SampleEngine);
+
+const SHORT_CONTEXT: u32 = 1024;
+
+#[async_trait]
+impl LLMEngine for Short {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let mut config = self.0.start(ctx).await?;
+        config.context_length_tokens = SHORT_CONTEXT;
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        request.stop.max_tokens = Some(request.max_tokens(SHORT_CONTEXT));
+        self.0.generate(request, ctx).await
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.0.cleanup().await
+    }
+}
+
+/// An engine of text to which each word is three tokens.
+struct Wordy(Arc<dyn LLMEngine>);
+
+fn tripled(text: &str) -> String {
+    let words = text.split_whitespace();
+    let words: Vec<String> = words.map(|word| [word; 3].join(" ")).collect();
+    words.join(" ")
+}
+
+#[async_trait]
+impl LLMEngine for Wordy {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.0.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        request.input = match request.input {
+            Input::Text(text) => Input::Text(tripled(&text).into()),
+            Input::Chat(chat) => {
+                let mut chat = chat.into_inner();
+                for message in &mut chat.messages {
+                    if let Some(text) = message["content"].as_str() {
+                        message["content"] = tripled(text).into();
+                    }
+                }
+                Input::Chat(chat.into())
+            }
+            other @ (Input::Tokens(_) | Input::Embed(_) | Input::Score(_)) => other,
+        };
+        self.0.generate(request, ctx).await
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.0.cleanup().await
+    }
+}
+
+#[test]
+fn an_engine_of_text_to_which_a_word_is_three_tokens() {
+    is_sound(|| {
+        |_: &Scenario| {
+            let words = spelled(Subject::new(Short(sample(1000, 1))));
+            Subject {
+                engine: Arc::new(Wordy(Arc::clone(&words.engine))),
+                ..words
+            }
+        }
+    });
 }
 
 mod real_time {

@@ -8,6 +8,7 @@ use crate::checks::pressure::{
     end_of_cancelled, ensure_cancelled, ensure_complete, ensure_nothing_held, ensure_serves_again,
     long_request, pace, request, slots,
 };
+use crate::checks::words::words_of;
 use crate::trial::Trial;
 
 /// Every reason that a Worker cancels for.
@@ -48,7 +49,7 @@ pub(super) async fn during_prefill(trial: Trial) -> CheckResult {
     let len = PROMPT_TOKENS
         .min(live.config.context_length_tokens / 2)
         .max(1);
-    let len = usize::try_from(len).unwrap_or(1);
+    let len = words_of(&live, len).await?;
     for dropped in 0..u64::from(slots(&live) + BEYOND) {
         // The engine has begun with it, or is about to; nothing was read yet.
         let mut running = live.generate(request(&live, len, dropped, 64)).await?;

@@ -14,6 +14,7 @@ use crate::answer::{Answer, Generated};
 use crate::check::{CheckResult, Stop, ensure, fail, skip};
 use crate::checks::near::{self, Choice};
 use crate::checks::pressure::{ensure_complete, pace, request, slots};
+use crate::checks::words::words_of;
 use crate::trial::{Live, Trial};
 
 /// Short requests that differ in everything.
@@ -134,13 +135,17 @@ const LONG_PROMPT: u32 = 512;
 /// Tokens of the answer to it.
 const LONG_TOKENS: u32 = 4;
 
-fn long(live: &Live, seed: u64) -> GenerateRequest {
-    let len = live
+/// How many words such a prompt is.
+async fn long_words(live: &Live) -> Result<usize, Stop> {
+    let tokens = live
         .affordable_answer(0, LONG_PROMPT)
         .min(live.config.context_length_tokens / 2)
         .max(1);
-    let len = usize::try_from(len).unwrap_or(1);
-    near::rated(live, request(live, len, seed, LONG_TOKENS))
+    words_of(live, tokens).await
+}
+
+fn long(live: &Live, words: usize, seed: u64) -> GenerateRequest {
+    near::rated(live, request(live, words, seed, LONG_TOKENS))
 }
 
 /// Times that a long prompt may be kept waiting before an engine is unfair to it: a machine may stop for a while.
@@ -153,11 +158,12 @@ const PATIENCE: u32 = 8;
 pub(super) async fn long_among_short(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let known = Known::of(&live).await?;
+    let words = long_words(&live).await?;
     let begun = Instant::now();
-    let alone = live.answer(long(&live, 1)).await?;
+    let alone = live.answer(long(&live, words, 1)).await?;
     let took = begun.elapsed();
     let mut batch = known.short.clone();
-    batch.insert(batch.len() / 2, long(&live, 1));
+    batch.insert(batch.len() / 2, long(&live, words, 1));
     let answers = live.answers(batch).await?;
     let when = "of a long prompt among short ones";
     known.ensure_same(&answers[known.short.len() / 2], LONG_TOKENS, &alone, when)?;
@@ -166,7 +172,7 @@ pub(super) async fn long_among_short(trial: Trial) -> CheckResult {
     let limit = (took + pace(&live).await? * clients) * PATIENCE;
     let mut overtaken = 0;
     for seed in 2..2 + TRIES {
-        match starved(&live, &known, long(&live, seed), limit).await? {
+        match starved(&live, &known, long(&live, words, seed), limit).await? {
             None => return Ok(()),
             Some(served) => overtaken = served,
         }
@@ -247,8 +253,10 @@ async fn first_token(live: &Live, long: GenerateRequest, seen: &Seen) -> Result<
 pub(super) async fn short_beside_prefill(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let known = Known::of(&live).await?;
+    let words = long_words(&live).await?;
     for (index, short) in (0..).zip(&known.short) {
-        let mut running = live.generate(long(&live, u64::from(index))).await?;
+        let long = long(&live, words, u64::from(index));
+        let mut running = live.generate(long).await?;
         // The engine has begun with it, or is about to.
         let first = running.next().now_or_never().transpose()?.flatten();
         if index > 0 {

@@ -6,29 +6,30 @@ use genset_backend_common::TokenId;
 
 use super::{completion_is_what_came, usage_of};
 use crate::check::{CheckResult, Stop, ensure, skip};
+use crate::checks::words::words_of;
 use crate::trial::{Live, Trial};
 
 /// Prompts behind a KV block, a byte's signed and unsigned range, and a chunk of prefill.
-const PROMPTS: [usize; 4] = [65, 130, 300, 1000];
+const PROMPTS: [u32; 4] = [65, 130, 300, 1000];
 
 /// Answers behind the same.
 const ANSWERS: [u32; 3] = [130, 300, 600];
 
 pub(super) async fn long_prompts_and_answers(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
-    let half = context / 2;
+    let half = live.config.context_length_tokens / 2;
     let longest = if live.trial.keeps_virtual_time() {
         half
     } else {
         half.min(LONGEST_IN_REAL_TIME)
     };
     let prompts = PROMPTS.into_iter().filter(|len| *len < longest);
-    for prompt_len in prompts.chain([longest]) {
-        let usage = usage_of(&live.answer(live.request(prompt_len, 2)).await?)?;
+    for prompt_tokens in prompts.chain([longest]) {
+        let words = words_of(&live, prompt_tokens).await?;
+        let usage = usage_of(&live.answer(live.request(words, 2)).await?)?;
         ensure!(
-            usize::try_from(usage.prompt_tokens) == Ok(prompt_len) || !live.medium().is_tokens(),
-            "a prompt of {prompt_len} tokens is counted as {}",
+            usage.prompt_tokens == prompt_tokens || !live.medium().is_tokens(),
+            "a prompt of {prompt_tokens} tokens is counted as {}",
             usage.prompt_tokens
         );
     }
@@ -49,7 +50,7 @@ pub(super) async fn long_prompts_and_answers(trial: Trial) -> CheckResult {
 }
 
 /// A second or so of prefill on a slow CPU.
-const LONGEST_IN_REAL_TIME: usize = 1024;
+const LONGEST_IN_REAL_TIME: u32 = 1024;
 
 pub(super) async fn only_what_was_cached_counts(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
