@@ -72,3 +72,6 @@ const GROUPS: &[&[Check]] = &[
     sequences::CHECKS,
     performance::CHECKS,
 ];
+
+#[cfg(test)]
+mod tests;

@@ -77,11 +77,23 @@ impl Running {
     ///
     /// # Errors
     /// A failure when none comes in time.
-    pub async fn next(&mut self) -> Result<Option<Result<Output, EngineError>>, Stop> {
-        let item = self
-            .trial
-            .call("the next item of the stream", self.outputs.next())
-            .await?;
+    pub fn next(
+        &mut self,
+    ) -> impl Future<Output = Result<Option<Result<Output, EngineError>>, Stop>> {
+        let limit = self.trial.limits().call;
+        self.next_within(limit)
+    }
+
+    /// As [`Self::next`], with a limit of its own.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    pub(crate) async fn next_within(
+        &mut self,
+        limit: Duration,
+    ) -> Result<Option<Result<Output, EngineError>>, Stop> {
+        let what = "the next item of the stream";
+        let item = self.trial.within(what, limit, self.outputs.next()).await?;
         self.look_at(item.as_ref());
         Ok(item)
     }

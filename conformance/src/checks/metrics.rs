@@ -25,7 +25,7 @@ use genset_backend_common::{
 };
 
 use super::lifecycle::config_of_a_start;
-use super::pressure::long_request;
+use super::pressure::{long_request, one_after_the_other};
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::running::Running;
 use crate::trial::{Live, Trial};
@@ -406,35 +406,40 @@ fn canary(live: &Live) -> GenerateRequest {
     }
 }
 
+/// Tokens of each answer that keeps an engine busy beside its canary.
+const LOAD_TOKENS: u32 = 8;
+
 async fn canary_under_load(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     // As many as it declares that it runs, and some that wait.
     let sequences = live.config.max_num_seqs.unwrap_or(8).clamp(1, 64) + 4;
+    // The canary may come behind all of them.
+    let turn = one_after_the_other(&live, sequences + 1, LOAD_TOKENS);
     let others = join_all((0..sequences).map(|_| async {
-        let request = live.request(15, 8);
+        let request = live.request(15, LOAD_TOKENS);
         let ctx = live.context(&request);
-        match live.try_generate(request, ctx).await? {
+        match live.try_generate_within(turn, request, ctx).await? {
             // CC07 judges what an engine does over its capacity.
             Err(_refused) => Ok(()),
-            Ok(running) => running.finish().await.map(drop),
+            Ok(running) => running.finish_within(turn).await.map(drop),
         }
     }));
     let probe = async {
         let request = canary(&live);
         let ctx = live.context(&request);
-        let mut running = match live.try_generate(request, ctx).await? {
+        let mut running = match live.try_generate_within(turn, request, ctx).await? {
             Err(error) => return Ok(Some(error)),
             Ok(running) => running,
         };
         loop {
-            match running.next().await? {
+            match running.next_within(turn).await? {
                 Some(Err(error)) => return Ok(Some(error)),
                 Some(Ok(Output::Finished(_))) | None => return Ok(None),
                 Some(Ok(_)) => {}
             }
         }
     };
-    let probe = trial.call("the canary of a saturated engine", probe);
+    let probe = trial.within("the canary of a saturated engine", turn, probe);
     let (_others, probed) = futures_util::future::join(others, probe).await;
     match probed?? {
         None => Ok(()),

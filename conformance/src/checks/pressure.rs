@@ -81,6 +81,14 @@ pub(super) fn patience(live: &Live, pace: Duration) -> Duration {
     live.trial.limits().cancel + pace * 8
 }
 
+/// Tokens that an engine is done with within the limit of a call, by the pace of its warm-up.
+const CALL_TOKENS: u32 = 100;
+
+/// What the last of `count` answers of `tokens` tokens may take: an engine may gain nothing from a batch.
+pub(super) fn one_after_the_other(live: &Live, count: u32, tokens: u32) -> Duration {
+    live.trial.limits().call * (1 + count.saturating_mul(tokens) / CALL_TOKENS)
+}
+
 /// Sends `request` until it is not refused as `Overloaded`, and reads its first item that is not such a refusal either.
 async fn admitted(
     live: &Live,

@@ -211,8 +211,22 @@ impl Live {
     ///
     /// # Errors
     /// Outer: a failure when `generate` does not return in time. Inner: the engine's refusal.
-    pub async fn try_generate(
+    pub fn try_generate(
         &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> impl Future<Output = Result<Result<Running, EngineError>, Stop>> {
+        let limit = self.trial.limits().call;
+        self.try_generate_within(limit, request, ctx)
+    }
+
+    /// As [`Self::try_generate`], with a limit of its own.
+    ///
+    /// # Errors
+    /// As [`Self::try_generate`].
+    pub(crate) async fn try_generate_within(
+        &self,
+        limit: Duration,
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<Result<Running, EngineError>, Stop> {
@@ -227,13 +241,8 @@ impl Live {
             });
             return Ok(Err(refusal));
         }
-        let generated = self
-            .trial
-            .call(
-                "generate",
-                self.subject.engine.generate(request, ctx.clone()),
-            )
-            .await?;
+        let generate = self.subject.engine.generate(request, ctx.clone());
+        let generated = self.trial.within("generate", limit, generate).await?;
         if let Err(refusal) = &generated {
             recorder.note(Some(ctx.id()), || {
                 format!("refused by the engine: {}", refusal.kind())

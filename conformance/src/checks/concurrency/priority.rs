@@ -1,13 +1,15 @@
 //! Who runs first of those that wait.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use genset_backend_common::GenerateRequest;
 use tokio::sync::Notify;
 
 use crate::check::{CheckResult, Stop, fail, skip};
-use crate::checks::pressure::request;
+use crate::checks::pressure::{one_after_the_other, request};
+use crate::running::Running;
 use crate::trial::{Live, Trial};
 
 /// Requests beyond those that run at once.
@@ -30,21 +32,40 @@ struct Started {
 }
 
 impl Started {
-    /// Reads an answer; the number of those that began before it.
-    async fn read(&self, live: &Live, request: GenerateRequest) -> Result<Option<u32>, Stop> {
+    /// Sends a request and reads its first token, which may take `turn`; the number of those that began before it.
+    async fn begin(
+        &self,
+        live: &Live,
+        request: GenerateRequest,
+        turn: Duration,
+    ) -> Result<Option<(u32, Running)>, Stop> {
         let ctx = live.context(&request);
         // A full engine may refuse; what waits is what counts.
-        let Ok(mut running) = live.try_generate(request, ctx).await? else {
+        let Ok(mut running) = live.try_generate_within(turn, request, ctx).await? else {
             return Ok(None);
         };
-        let mut before = None;
-        while let Some(Ok(output)) = running.next().await? {
-            if before.is_none() && output.token_count() > 0 {
-                before = Some(self.count.fetch_add(1, Ordering::AcqRel));
+        while let Some(Ok(output)) = running.next_within(turn).await? {
+            if output.token_count() > 0 {
+                let before = self.count.fetch_add(1, Ordering::AcqRel);
                 self.first.notify_one();
+                return Ok(Some((before, running)));
             }
         }
-        Ok(before)
+        Ok(None)
+    }
+
+    /// As [`Self::begin`], of an answer that is read to its end; whether it began.
+    async fn read(
+        &self,
+        live: &Live,
+        request: GenerateRequest,
+        turn: Duration,
+    ) -> Result<bool, Stop> {
+        let Some((_, mut running)) = self.begin(live, request, turn).await? else {
+            return Ok(false);
+        };
+        while let Some(Ok(_)) = running.next().await? {}
+        Ok(true)
     }
 }
 
@@ -79,26 +100,28 @@ async fn overtaken(live: &Live, round: u64) -> Result<(u32, u32), Stop> {
     let count = running.clamp(1, MOST_RUNNING) + WAITING;
     // They have their places when the first of them begins; the others' first tokens may still be on their way.
     let seated = declared.map_or(0, |seats| seats.min(count));
+    let turn = one_after_the_other(live, count + 1, ANSWER_TOKENS);
     let started = Started::default();
     let low = join_all((0..count).map(|seed| {
         let low = request(live, 4, u64::from(seed) + 1000 * round, ANSWER_TOKENS);
-        started.read(live, low)
+        started.read(live, low, turn)
     }));
     let high = async {
-        started.first.notified().await;
+        let first = started.first.notified();
+        live.trial.call("the first of many answers", first).await?;
         // Those that began in the same step are counted first.
         tokio::task::yield_now().await;
         let begun = started.count.load(Ordering::Acquire).max(seated);
         let mut high = request(live, 4, u64::from(count) + 1000 * round, ANSWER_TOKENS);
         high.priority = 10;
-        Ok::<_, Stop>((begun, started.read(live, high).await?))
+        let high = started.begin(live, high, turn).await?;
+        Ok::<_, Stop>((begun, high.map(|(before, _)| before)))
     };
-    let high = live.trial.call("an answer of a high priority", high);
     let (low, high) = futures_util::future::join(low, high).await;
-    let (begun, before_high) = high??;
+    let (begun, before_high) = high?;
     let mut low_begun = 0;
-    for before in low {
-        low_begun += u32::from(before?.is_some());
+    for has_begun in low {
+        low_begun += u32::from(has_begun?);
     }
     let waited = low_begun.saturating_sub(begun);
     let Some(before_high) = before_high.filter(|_| waited >= WAITING / 2) else {
