@@ -19,13 +19,16 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{self, Finish, TokenChunk};
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine, Output, OutputStream,
-    RequestContext, Role, StartContext, TokenId, async_trait,
+    RequestContext, RequestField, Role, StartContext, TokenId, async_trait,
     config::SamplingOption,
     handles::{Load, LoadPublisher},
 };
+use genset_conformance::mutants::capable::capable;
 use genset_conformance::mutants::text::spelled;
 use genset_conformance::mutants::{Clean, controls};
-use genset_conformance::{Factory, Level, Options, Scenario, Subject, run_conformance_with};
+use genset_conformance::{
+    Factory, Level, Options, Scenario, Subject, Verdict, find, run_check, run_conformance_with,
+};
 use genset_engine_sample::{CONTEXT_LENGTH, SampleArgs, SampleEngine};
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
@@ -410,6 +413,47 @@ impl LLMEngine for Blocks {
 #[test]
 fn answers_in_blocks_of_32_tokens() {
     is_sound(|| |_: &Scenario| Blocks(sample(1000, 0)));
+}
+
+/// An engine that refuses a large penalty in its stream, as one in a process of its own does.
+struct MildPenalties(Arc<dyn LLMEngine>);
+
+#[async_trait]
+impl LLMEngine for MildPenalties {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        self.0.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        if request.sampling.repetition_penalty <= Some(2.0) {
+            return self.0.generate(request, ctx).await;
+        }
+        let at = RequestField::RepetitionPenalty;
+        let error = EngineError::invalid_argument(at, "must be at most 2");
+        let refused = stream::once(std::future::ready(Err(error)));
+        Ok(OutputStream::from_raw(Box::pin(refused)))
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.0.cleanup().await
+    }
+}
+
+#[test]
+fn a_large_penalty_is_refused_in_the_stream() {
+    let penalties = find("DT08").unwrap();
+    let mild = run_check(penalties, |scenario: &Scenario| {
+        let capable = capable(scenario);
+        Subject {
+            engine: Arc::new(MildPenalties(Arc::clone(&capable.engine))),
+            ..capable
+        }
+    });
+    assert_eq!(mild.verdict, Verdict::Pass);
 }
 
 /// An engine with a small context.

@@ -387,7 +387,7 @@ async fn penalties(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Whether a repetition penalty is refused by its name, as one above 2 may be.
+/// Whether a repetition penalty is refused by its name, as one above 2 may be: by `generate` or in the stream.
 async fn is_above_a_limit(live: &Live, set: fn(&mut GenerateRequest)) -> Result<bool, Stop> {
     let mut request = live.greedy(live.prompt(8, 0), 1);
     set(&mut request);
@@ -395,13 +395,14 @@ async fn is_above_a_limit(live: &Live, set: fn(&mut GenerateRequest)) -> Result<
         return Ok(false);
     }
     let ctx = live.context(&request);
-    match live.try_generate(request, ctx).await? {
-        Ok(running) => running.finish().await.map(|_| false),
-        Err(error) => {
-            let at = error.at().map(|at| at.name());
-            Ok(at == Some("repetition_penalty") && error.kind() == ErrorKind::InvalidArgument)
-        }
-    }
+    let refusal = match live.try_generate(request, ctx).await? {
+        Ok(running) => running.finish().await?.error().cloned(),
+        Err(error) => Some(error),
+    };
+    Ok(refusal.is_some_and(|error| {
+        let at = error.at().map(|at| at.name());
+        at == Some("repetition_penalty") && error.kind() == ErrorKind::InvalidArgument
+    }))
 }
 
 /// Every ability that a request can ask for and the engine does not declare.
