@@ -30,7 +30,8 @@ elif "no-such-engine" in sys.argv[4]:
 else:
     path = sys.argv[sys.argv.index("--json") + 1]
     checks = [dict(verdict, id=id) for id, verdict in {verdicts!r}.items()]
-    json.dump({{"checks": checks}}, open(path, "w"))
+    problems = ["ST01: the waiver ended on 2020-01-31"] if "--waivers" in sys.argv else []
+    json.dump({{"checks": checks, "waiver_problems": problems}}, open(path, "w"))
     sys.exit(1)
 """
 
@@ -65,6 +66,25 @@ def test_the_kit_runs_once_and_checks_are_told_apart(log: Path) -> None:
     runs = [words for words in asked(log) if words[1] == "run"]
     assert len(runs) == 1
     assert runs[0][2:4] == ["--engine-cmd", f"{sys.executable} 'my engine.py'"]
+
+
+def test_the_report_is_a_test_of_what_no_check_tells(log: Path) -> None:
+    conformance_tests("engine")("report")
+    with pytest.raises(pytest.fail.Exception, match="ST01: nothing came"):
+        conformance_tests("engine", only=["LC"])("report")
+    with pytest.raises(pytest.fail.Exception, match="the waiver ended on"):
+        conformance_tests("engine", arguments=["--waivers", "conformance.toml"])("report")
+    with pytest.raises(pytest.fail.Exception, match="does not start"):
+        conformance_tests("no-such-engine")("report")
+
+
+def test_checks_that_are_not_there_are_no_empty_set(log: Path) -> None:
+    with pytest.raises(ValueError, match="no check's id starts with 'st01'; `genset conform list` lists them"):
+        ConformanceRun("engine", only=["ST", "st01"]).ids()
+    with pytest.raises(ValueError, match="no check up to level strict has an id that starts with CN"):
+        ConformanceRun("engine", only=["CN"]).ids()
+    with pytest.raises(pytest.fail.Exception, match="no check's id starts with 'st01'"):
+        conformance_tests("engine", only=["st01"])("kit")
 
 
 def test_a_kit_that_cannot_run_fails_each_test_and_is_not_run_again(log: Path) -> None:

@@ -16,6 +16,8 @@ from typing import Any
 from genset.backend import BINARY_VARIABLE, missing_binary
 
 _GOOD = ("pass", "expected_fail", "measured")
+# The test of what no check's own test tells.
+_REPORT = "report"
 
 
 class ConformanceRun:
@@ -42,40 +44,62 @@ class ConformanceRun:
         self._arguments = list(arguments)
         self._env = {**os.environ, **(env or {})}
         self._timeout = timeout
-        self._checks: dict[str, dict[str, Any]] | None = None
+        self._report: dict[str, Any] | None = None
         self._problem: str | None = None
 
     def ids(self) -> list[str]:
         """The checks there are; of no more than `level`, and only those asked for.
 
-        Raises `FileNotFoundError` when there is no `genset`.
+        Raises `FileNotFoundError` when there is no `genset`, `ValueError` when `only` names no check.
         """
         listed = self._genset("conform", "list", "--json")
         if listed.returncode != 0:
             raise RuntimeError(f"`genset conform list` failed: {listed.stderr.strip()}")
         checks = [json.loads(line) for line in listed.stdout.splitlines()]
+        for prefix in self._only:
+            if not any(check["id"].startswith(prefix) for check in checks):
+                raise ValueError(f"no check's id starts with {prefix!r}; `genset conform list` lists them")
         highest = {"core": 1, "strict": 2, "soak": 3}[self._level]
         wanted = tuple(self._only) or ("",)
-        return [check["id"] for check in checks if 1 <= check["level"] <= highest and check["id"].startswith(wanted)]
+        ids = [check["id"] for check in checks if 1 <= check["level"] <= highest and check["id"].startswith(wanted)]
+        if not ids:
+            raise ValueError(f"no check up to level {self._level} has an id that starts with {' or '.join(wanted)}")
+        return ids
 
     def result(self, check: str) -> dict[str, Any]:
         """What came out of one check, as the report has it.
 
         Raises `RuntimeError`, every time, when the kit itself could not run.
         """
+        for row in self._done()["checks"]:
+            if row["id"] == check:
+                found: dict[str, Any] = row
+                return found
+        raise RuntimeError(f"the report has no check {check}")
+
+    def problems(self) -> list[str]:
+        """What makes the run a bad one beside the checks of `ids()`: waivers that are out of order, and a rule of every stream that
+        was seen broken though its own check was left out.
+
+        Raises `RuntimeError` as `result` does.
+        """
+        report, told = self._done(), set(self.ids())
+        others = [row for row in report["checks"] if row["id"] not in told]
+        broken = [_told(row) for row in others if row["verdict"] not in (*_GOOD, "skip")]
+        return [*report.get("waiver_problems", []), *broken]
+
+    def _done(self) -> dict[str, Any]:
         if self._problem is not None:
             raise RuntimeError(self._problem)
-        if self._checks is None:
+        if self._report is None:
             try:
-                self._checks = self._run()
+                self._report = self._run()
             except RuntimeError as error:
                 self._problem = str(error)
                 raise
-        if check not in self._checks:
-            raise RuntimeError(f"the report has no check {check}")
-        return self._checks[check]
+        return self._report
 
-    def _run(self) -> dict[str, dict[str, Any]]:
+    def _run(self) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             words = ["conform", "run", "--engine-cmd", self._engine, "--level", self._level, "--json", str(report)]
@@ -85,8 +109,8 @@ class ConformanceRun:
             # 1 means that a check failed, which is a result.
             if run.returncode not in (0, 1) or not report.exists():
                 raise RuntimeError(f"`genset {shlex.join(words)}` failed: {run.stderr.strip() or run.stdout.strip()}")
-            checks: list[dict[str, Any]] = json.loads(report.read_text())["checks"]
-        return {check["id"]: check for check in checks}
+            told: dict[str, Any] = json.loads(report.read_text())
+        return told
 
     def _genset(self, *words: str) -> subprocess.CompletedProcess[str]:
         named = self._env.get(BINARY_VARIABLE)
@@ -102,17 +126,18 @@ class ConformanceRun:
 
 
 def conformance_tests(engine: str | Sequence[str], **options: Any) -> Callable[..., None]:
-    """A pytest test of every check, for a name that begins with `test_`. Takes what `ConformanceRun` takes.
+    """A pytest test of every check, for a name that begins with `test_`, and one of the report, which fails where waivers are out of
+    order or a rule was broken whose check was left out. Takes what `ConformanceRun` takes.
 
-    Without the `genset` binary there is one test, which fails and says how to get it.
+    Without the `genset` binary, or where `only` names no check, there is one test, which fails and says what to do.
     """
     import pytest
 
     run = ConformanceRun(engine, **options)
     problem: str | None = None
     try:
-        ids = run.ids()
-    except (FileNotFoundError, RuntimeError) as error:
+        ids = [*run.ids(), _REPORT]
+    except (FileNotFoundError, RuntimeError, ValueError) as error:
         problem, ids = str(error), ["kit"]
 
     @pytest.mark.parametrize("check", ids)
@@ -120,6 +145,11 @@ def conformance_tests(engine: str | Sequence[str], **options: Any) -> Callable[.
         if problem is not None:
             pytest.fail(problem, pytrace=False)
         try:
+            if check == _REPORT:
+                problems = run.problems()
+                if problems:
+                    pytest.fail("\n".join(problems), pytrace=False)
+                return
             result = run.result(check)
         except RuntimeError as error:
             pytest.fail(str(error), pytrace=False)
