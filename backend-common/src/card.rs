@@ -172,6 +172,9 @@ pub struct ModelCard {
     /// Data-parallel ranks inside the instance, at least 1. Instances of one model may differ in it.
     #[serde(default = "one_rank")]
     pub data_parallel_size: u32,
+    /// Sequences that the instance runs at once; `None` where its engine does not say. Instances of one model may differ in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_num_seqs: Option<u32>,
     /// Token ids are below this, where known.
     #[serde(default)]
     pub vocab_size: Option<NonZeroU32>,
@@ -225,6 +228,7 @@ impl ModelCard {
             context_length_tokens: config.context_length_tokens,
             kv_block_size: config.kv_block_size.unwrap_or(DEFAULT_KV_BLOCK_SIZE),
             data_parallel_size: config.data_parallel_size,
+            max_num_seqs: config.max_num_seqs,
             vocab_size: config.vocab_size,
             capabilities: config.capabilities.clone(),
             tool_parser: None,
@@ -236,12 +240,14 @@ impl ModelCard {
         }
     }
 
-    /// The same, without what instances of one model may differ in: their role, their ranks and their adapters.
+    /// The same, without what instances of one model may differ in: their role, their ranks, how many sequences they run at once
+    /// and their adapters.
     #[must_use]
     pub fn in_common(&self) -> Self {
         Self {
             role: Role::default(),
             data_parallel_size: one_rank(),
+            max_num_seqs: None,
             adapters: Vec::new(),
             ..self.clone()
         }

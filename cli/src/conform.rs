@@ -6,6 +6,7 @@ mod presence;
 mod run;
 mod url;
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -107,6 +108,9 @@ pub(crate) struct SubjectArgs {
     /// The model that the server is asked for [default: the only one that it lists]
     #[arg(long, value_name = "NAME", requires = "url")]
     url_model: Option<String>,
+    /// Requests that the server answers at once, where they are few: no more are asked at once whose answers are held back
+    #[arg(long, value_name = "COUNT", requires = "url")]
+    max_num_seqs: Option<NonZeroU32>,
     /// File or folder of the model's tokenizer.json, so that what a grammar leaves is read as text; without it those checks are skipped
     #[arg(long, value_name = "PATH", conflicts_with_all = ["engine", "url"])]
     tokenizer: Option<PathBuf>,

@@ -28,6 +28,7 @@ use self::outputs::RemoteOutputs;
 use crate::client::GenerateClient;
 use crate::component::Runtime;
 use crate::controls::ControlClient;
+use crate::discovery::InstanceRecord;
 use crate::load::follow_load;
 use crate::models::{LiveModel, ModelDirectory};
 use crate::names::{EndpointName, InstanceId};
@@ -235,13 +236,27 @@ async fn meet(
             return Err(EngineError::new(ErrorKind::Unavailable, message));
         }
     }
+    let card = ModelCard {
+        max_num_seqs: at_once(&client.instances(), config.instance),
+        ..model.card
+    };
     let remote = Remote {
         client,
         control: ControlClient::try_new(runtime, &config.endpoint)?,
         stop: CancellationToken::new(),
         _follow: follow,
     };
-    Ok((remote, model.card))
+    Ok((remote, card))
+}
+
+/// How many sequences run at once wherever a request goes: those of the only instance that is asked, or the fewest of all.
+fn at_once(instances: &[InstanceRecord], only: Option<InstanceId>) -> Option<u32> {
+    let is_asked =
+        |record: &&InstanceRecord| only.is_none_or(|instance| record.instance == instance);
+    let asked = instances.iter().filter(is_asked);
+    asked
+        .filter_map(|record| record.card.as_ref()?.max_num_seqs)
+        .min()
 }
 
 /// The one model of the endpoint, once it is there.
@@ -290,5 +305,6 @@ fn config_of(card: &ModelCard, remote: &RemoteConfig) -> EngineConfig {
         .with_capabilities(capabilities);
     config.vocab_size = card.vocab_size;
     config.kv_block_size = Some(card.kv_block_size);
+    config.max_num_seqs = card.max_num_seqs;
     config
 }

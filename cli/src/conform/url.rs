@@ -3,6 +3,7 @@
 //! What is asked are requests. How the engine behind the server starts, drains and ends, and what it publishes, no URL shows.
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,12 +92,14 @@ pub(super) fn factory(subject: &SubjectArgs, url: &str) -> Result<BoxFactory, En
             EngineError::internal("the async runtime cannot be started").with_source(error)
         })?;
     let (model, context) = runtime.block_on(server.meet())?;
+    let max_num_seqs = subject.max_num_seqs.map(NonZeroU32::get);
     Ok(Box::new(move |scenario| {
         let is_filled = FILLING.contains(&scenario.check);
         let untold = if is_filled { u32::MAX } else { DEFAULT_CONTEXT };
         let known = Known {
             model: model.clone(),
             context: context.unwrap_or(untold),
+            max_num_seqs,
         };
         let engine = UrlEngine {
             server: Arc::clone(&server),
@@ -258,6 +261,7 @@ fn refusal(status: Option<StatusCode>, body: &Value) -> EngineError {
 struct Known {
     model: String,
     context: u32,
+    max_num_seqs: Option<u32>,
 }
 
 struct UrlEngine {
@@ -277,8 +281,9 @@ fn capabilities() -> Capabilities {
 #[async_trait]
 impl LLMEngine for UrlEngine {
     async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        let config = EngineConfig::new(&self.known.model, self.known.context)
+        let mut config = EngineConfig::new(&self.known.model, self.known.context)
             .with_capabilities(capabilities());
+        config.max_num_seqs = self.known.max_num_seqs;
         let client = self.server.client();
         self.http.start(async { Ok((client?, config)) }).await
     }
@@ -514,6 +519,30 @@ mod tests {
         assert_eq!(kind(400, "unsupported_parameter"), ErrorKind::Unsupported);
         assert_eq!(kind(429, ""), ErrorKind::Overloaded);
         assert_eq!(kind(500, ""), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn a_server_has_the_seats_that_were_told() {
+        // An error says that one is there already, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let server = Server {
+            base: "http://a:1".into(),
+            key: None,
+            model: None,
+        };
+        let engine = UrlEngine {
+            server: Arc::new(server),
+            known: Known {
+                model: "m".into(),
+                context: 8,
+                max_num_seqs: Some(1),
+            },
+            http: EngineState::new(),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let start = engine.start(StartContext::detached(1));
+        let config = runtime.unwrap().block_on(start).unwrap();
+        assert_eq!(config.max_num_seqs, Some(1));
     }
 
     #[test]

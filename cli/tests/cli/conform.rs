@@ -264,6 +264,9 @@ async fn a_server_of_the_api_is_tested_by_its_url() {
     let ran = conform(&["run", "--url", &url, "--only", "ST,FN,US"]).await;
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
     assert!(ran.stdout.ends_with("CONFORMANT\n"), "{}", ran.stdout);
+    let words = ["run", "--url", &url, "--max-num-seqs", "1", "--only"];
+    let of_one_seat = conform(&[&words[..], &["ST07"]].concat()).await;
+    assert_eq!(of_one_seat.code, Some(0), "{}", of_one_seat.stdout);
     let unseen = conform(&["run", "--url", &url, "--only", "KV"]).await;
     assert_eq!(unseen.code, Some(2));
     assert!(unseen.stderr.contains("--only"), "{}", unseen.stderr);

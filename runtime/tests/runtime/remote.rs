@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use genset_backend_common::worker::WorkerHandle;
-use genset_backend_common::{EngineError, ErrorKind, LLMEngine, MetricsRegistry, StartContext};
+use genset_backend_common::{
+    EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, MetricsRegistry,
+    OutputStream, RequestContext, StartContext, async_trait,
+};
 use genset_conformance::{Options, Scenario, Subject, Verdict, run_conformance_with};
 use genset_runtime::discovery::{Discovery, MemoryDiscovery};
 use genset_runtime::plane::{MemoryPlane, RequestPlane, TcpConfig, WirePlane};
@@ -140,6 +143,49 @@ async fn an_engine_of_one_instance_passes_on_its_load() {
         .unwrap();
     engine.cleanup().await.unwrap();
     soon(worker.shutdown()).await;
+}
+
+/// An engine that says how many sequences it runs at once.
+struct Seated(Arc<dyn LLMEngine>, u32);
+
+#[async_trait]
+impl LLMEngine for Seated {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let mut config = self.0.start(ctx).await?;
+        config.max_num_seqs = Some(self.1);
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.0.generate(request, ctx).await
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.0.cleanup().await
+    }
+}
+
+#[tokio::test]
+async fn it_runs_as_many_sequences_at_once_as_its_worker() {
+    let (runtime, _) = runtime();
+    let seated = |seats| Arc::new(Seated(sample(0), seats));
+    let workers = [
+        start(&runtime, 1, seated(4), worker_config(Vec::new())).await,
+        start(&runtime, 2, seated(2), worker_config(Vec::new())).await,
+    ];
+    for (instance, seats) in [(None, 2), (Some(1), 4), (Some(2), 2)] {
+        let engine = engine(&runtime, instance);
+        let declared = soon(engine.start(StartContext::detached(1))).await.unwrap();
+        assert_eq!(declared.max_num_seqs, Some(seats), "{instance:?}");
+        engine.cleanup().await.unwrap();
+    }
+    for worker in workers {
+        soon(worker.shutdown()).await;
+    }
 }
 
 #[tokio::test]

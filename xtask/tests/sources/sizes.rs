@@ -8,12 +8,16 @@ use super::each_source;
 const MOST_FIELDS: usize = 15;
 
 /// Structs that may have more, and why.
-const LONGER: [(&str, &str); 14] = [
+const LONGER: [(&str, &str); 15] = [
     ("AttendArguments", "the layout that a GPU kernel reads"),
     ("CandleArgs", "settings"),
     ("FrontendConfig", "settings"),
     ("LauncherConfig", "settings"),
     ("MockerArgs", "settings"),
+    (
+        "ModelCard",
+        "the record of the wire protocol, which others write too",
+    ),
     ("ModelConfig", "settings of a model, from its files"),
     ("ModelSpec", "settings that Python gives"),
     ("NetworkArgs", "settings"),
