@@ -16,7 +16,7 @@ pub use read::ReadReportError;
 pub use waivers::{WaiverProblem, Waivers};
 
 use crate::check::{Level, Profile, SkipReason};
-use crate::runner::Options;
+use crate::runner::{Options, SEQUENCES};
 use crate::transcript::Transcript;
 
 /// The version of the JSON form; a change that a reader could trip over raises it.
@@ -206,6 +206,9 @@ pub struct Report {
     /// What varied the prompts.
     #[serde(default)]
     pub seed: u64,
+    /// Random sequences that SQ01 tried, or would have.
+    #[serde(default = "usual_sequences")]
+    pub sequences: u32,
     /// The profiles.
     pub profiles: Vec<ProfileReport>,
     /// What is wrong with the waivers; any problem makes the run bad.
@@ -213,6 +216,10 @@ pub struct Report {
     pub waiver_problems: Vec<String>,
     /// Every check of the catalogue, in its order.
     pub checks: Vec<CheckReport>,
+}
+
+fn usual_sequences() -> u32 {
+    Options::default().sequences
 }
 
 impl Report {
@@ -225,6 +232,7 @@ impl Report {
             level: options.level,
             replay: options.replay.clone(),
             seed: options.seed,
+            sequences: options.sequences,
             profiles: Vec::new(),
             waiver_problems: Vec::new(),
             checks,
@@ -253,17 +261,22 @@ impl Report {
     #[must_use]
     pub fn replay_of(&self, check: &CheckReport) -> String {
         let (tried, seed) = (check.tried(), self.seed);
+        let sequences = Some(self.sequences).filter(|_| tried == SEQUENCES);
         if self.replay.is_empty() {
             let level = self.level;
+            let sequences = sequences.map(|count| format!("sequences: {count}, "));
             return format!(
                 "run_conformance_with(factory, &Options {{ only: vec![\"{tried}\".into()], level: Level::{level:?}, seed: \
-                 {seed}, ..Options::default() }})"
+                 {seed}, {}..Options::default() }})",
+                sequences.unwrap_or_default()
             );
         }
         let level = self.level.name();
+        let sequences = sequences.map(|count| format!(" --sequences {count}"));
         format!(
-            "{} --only {tried} --level {level} --seed {seed}",
-            self.replay
+            "{} --only {tried} --level {level} --seed {seed}{}",
+            self.replay,
+            sequences.unwrap_or_default()
         )
     }
 
@@ -293,10 +306,26 @@ impl Report {
         })
     }
 
-    /// Whether the engine may be called conformant: every core check was run, none failed or was waived, and the waivers are in
-    /// order.
+    /// Whether the engine may be called conformant: no core check was left out by name, none failed or was waived, and the waivers
+    /// are in order.
     #[must_use]
     pub fn is_conformant(&self) -> bool {
+        self.left_out() == 0 && self.is_conformant_so_far()
+    }
+
+    /// The core checks that were left out by name.
+    fn left_out(&self) -> usize {
+        let is_left_out = |check: &&CheckReport| {
+            let filtered = SkipReason::Filtered;
+            let is_skipped =
+                matches!(check.verdict, Verdict::Skip { code, .. } if code == filtered);
+            check.level == Level::Core && is_skipped
+        };
+        self.checks.iter().filter(is_left_out).count()
+    }
+
+    /// As [`Self::is_conformant`], by the checks that were run.
+    fn is_conformant_so_far(&self) -> bool {
         let is_broken = |check: &CheckReport| check.is_bad() || check.is_waived();
         self.end().is_none()
             && self.waiver_problems.is_empty()

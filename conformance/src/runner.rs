@@ -29,7 +29,7 @@ use watch::{Clock, watch};
 pub struct Options {
     /// The highest level to run, [`Level::Core`] or above.
     pub level: Level,
-    /// Only checks whose ids start with one of these; empty for all.
+    /// Only checks whose ids start with one of these, in capitals; empty for all.
     pub only: Vec<String>,
     /// How the run of one check begins, for the report's replay lines: a command that takes `--only ID`, `--level LEVEL` and
     /// `--seed N`. Where it is empty, a replay line is a call in Rust.
@@ -77,6 +77,9 @@ pub fn run_conformance(factory: impl Factory) -> Report {
 }
 
 /// Runs what `options` say. Blocks the calling thread.
+///
+/// # Panics
+/// When the id of no check begins with one of [`Options::only`]: a run without the check that is meant would be a good one.
 #[must_use]
 pub fn run_conformance_with(factory: impl Factory, options: &Options) -> Report {
     run_conformance_while(factory, options, || Ok(()))
@@ -85,12 +88,21 @@ pub fn run_conformance_with(factory: impl Factory, options: &Options) -> Report 
 /// [`run_conformance_with`] for an engine that may go away for good, such as a worker in another process. `is_there` is asked
 /// after each check that failed; what it says against it ends the run, and the checks that are left are skipped as
 /// [`Gone`](SkipReason::Gone).
+///
+/// # Panics
+/// As [`run_conformance_with`].
 #[must_use]
 pub fn run_conformance_while(
     factory: impl Factory,
     options: &Options,
     mut is_there: impl FnMut() -> Result<(), String>,
 ) -> Report {
+    for prefix in &options.only {
+        assert!(
+            catalogue().any(|check| check.id.starts_with(prefix.as_str())),
+            "no check's id starts with {prefix:?}"
+        );
+    }
     let factory: Arc<dyn Factory> = Arc::new(factory);
     let known = acquaint(&factory);
     let mut seen = BTreeMap::new();
@@ -275,7 +287,7 @@ static BESIDE: RwLock<()> = RwLock::new(());
 const SOAK_WALL: u32 = 30;
 
 /// The check that runs random sequences.
-const SEQUENCES: &str = "SQ01";
+pub(crate) const SEQUENCES: &str = "SQ01";
 
 /// A check that outlives the wall clock's limit is given up with its thread: nothing else can end a thread.
 fn on_own_thread(

@@ -380,7 +380,7 @@ fn measured(is_measuring: bool) -> BTreeMap<String, Verdict> {
         ..Options::default()
     };
     let report = run_conformance_with(move |scenario: &Scenario| clean.build(scenario), &options);
-    assert!(report.is_conformant());
+    assert!(report.is_good());
     let checks = report.checks.into_iter();
     checks
         .filter(|check| check.level == Level::Info && check.id.starts_with("PF"))
@@ -475,6 +475,50 @@ fn without_a_command_a_replay_line_is_a_call() {
     let line = "replay  run_conformance_with(factory, &Options { only: vec![\"ST01\".into()], level: Level::Core, seed: 3, ..Options::default() })\n";
     let text = report.to_terminal(false);
     assert!(text.contains(line), "{text}");
+}
+
+fn of_the_clean_engine(options: &Options) -> Report {
+    let clean = clean();
+    run_conformance_with(move |scenario: &Scenario| clean.build(scenario), options)
+}
+
+#[test]
+fn a_part_of_the_core_checks_makes_nobody_conformant() {
+    let report = of_the_clean_engine(&options());
+    assert!(report.is_good() && !report.is_conformant());
+    let text = report.to_terminal(false);
+    let last = text.lines().last().unwrap();
+    let is_told =
+        last.starts_with("PASSED, with ") && last.ends_with(" checks of level 1 left out by name");
+    assert!(is_told, "{last}");
+}
+
+#[test]
+#[should_panic(expected = "no check's id starts with \"cn03\"")]
+fn a_check_that_is_not_there_is_refused() {
+    let options = Options {
+        only: vec!["CN04".into(), "cn03".into()],
+        ..Options::default()
+    };
+    drop(of_the_clean_engine(&options));
+}
+
+#[test]
+fn a_replay_of_the_sequences_tries_as_many() {
+    let options = Options {
+        only: vec!["SQ01".into(), "ST01".into()],
+        sequences: 2,
+        ..options()
+    };
+    let mut report = of_the_clean_engine(&options);
+    let line = |report: &Report, id: &str| {
+        let row = report.checks.iter().find(|row| row.id == id).unwrap();
+        report.replay_of(row)
+    };
+    assert!(line(&report, "SQ01").ends_with(" --seed 3 --sequences 2"));
+    assert!(line(&report, "ST01").ends_with(" --seed 3"));
+    report.replay.clear();
+    assert!(line(&report, "SQ01").contains("seed: 3, sequences: 2, ..Options::default()"));
 }
 
 #[test]

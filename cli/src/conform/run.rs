@@ -206,16 +206,23 @@ fn start_once(engine: &RemoteEngine) -> Result<(), EngineError> {
     })
 }
 
-pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
-    for prefix in &args.only {
+/// # Errors
+/// `InvalidArgument`, where no check's id starts with one of `only`.
+fn ensure_known(only: &[String], named_by: &'static str) -> Result<(), EngineError> {
+    for prefix in only {
         let is_known =
             genset_conformance::catalogue().any(|check| check.id.starts_with(prefix.as_str()));
         if !is_known {
             let problem =
                 format!("no check's id starts with {prefix:?}; `genset conform list` lists them");
-            return Err(EngineError::invalid_argument("--only", problem));
+            return Err(EngineError::invalid_argument(named_by, problem));
         }
     }
+    Ok(())
+}
+
+pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
+    ensure_known(&args.only, "--only")?;
     let waivers = args.waivers.as_deref().map(read_waivers).transpose()?;
     let replay = replay_line("run");
     let options = Options {
@@ -289,11 +296,13 @@ pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineErr
         print("Nothing failed in this report.\n");
         return Ok(0);
     }
+    ensure_known(&failed, "report")?;
     let options = Options {
         level: genset_conformance::Level::Soak,
         only: failed,
         replay: replay_line("run"),
         seed: old.seed,
+        sequences: old.sequences,
         ..Options::default()
     };
     let report = run_conformance_with(factory(subject)?, &options);

@@ -11,6 +11,9 @@ async fn conform(words: &[&str]) -> Ended {
     run_with(genset(&[&["conform"], words].concat()), b"").await
 }
 
+/// The end of a good run of a part of the checks.
+const IN_PART: &str = " checks of level 1 left out by name\n";
+
 #[tokio::test]
 async fn the_catalogue_is_listed_and_explained() {
     let listed = conform(&["list"]).await;
@@ -52,7 +55,7 @@ async fn a_run_reports_to_people_and_to_programs() {
     ];
     let ran = conform(&words).await;
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
-    assert!(ran.stdout.ends_with("CONFORMANT\n"), "{}", ran.stdout);
+    assert!(ran.stdout.ends_with(IN_PART), "{}", ran.stdout);
     assert!(
         std::fs::read_to_string(&junit)
             .unwrap()
@@ -263,7 +266,7 @@ async fn a_server_of_the_api_is_tested_by_its_url() {
     let url = format!("http://{}/v1", server.address);
     let ran = conform(&["run", "--url", &url, "--only", "ST,FN,US"]).await;
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
-    assert!(ran.stdout.ends_with("CONFORMANT\n"), "{}", ran.stdout);
+    assert!(ran.stdout.ends_with(IN_PART), "{}", ran.stdout);
     let words = ["run", "--url", &url, "--max-num-seqs", "1", "--only"];
     let of_one_seat = conform(&[&words[..], &["ST07"]].concat()).await;
     assert_eq!(of_one_seat.code, Some(0), "{}", of_one_seat.stdout);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::{CheckReport, Evidence, Report, Verdict, listed};
-use crate::check::SkipReason;
+use crate::check::{Level, SkipReason};
 
 /// The groups of the catalogue, by the first two letters of their ids.
 const GROUPS: &[(&str, &str)] = &[
@@ -264,10 +264,19 @@ impl Report {
         if let Some(reason) = self.end() {
             line(out, format_args!("{}: {reason}", paint.bad("ENDED EARLY")));
         }
-        let verdict = match (self.is_conformant(), self.is_good()) {
-            (true, true) => paint.good("CONFORMANT"),
-            (true, false) => paint.bad("CONFORMANT at level 1, with failures above it"),
-            (false, _) => paint.bad("NOT CONFORMANT"),
+        let core = { self.checks.iter() }.filter(|check| check.level == Level::Core);
+        let part = match (self.left_out(), core.count()) {
+            (0, _) => None,
+            (left, core) => Some(format!(
+                "{left} of {core} checks of level 1 left out by name"
+            )),
+        };
+        let verdict = match (self.is_conformant_so_far(), self.is_good(), part) {
+            (true, true, None) => paint.good("CONFORMANT"),
+            (true, true, Some(part)) => paint.good(&format!("PASSED, with {part}")),
+            (true, false, None) => paint.bad("CONFORMANT at level 1, with failures above it"),
+            (true, false, Some(part)) => paint.bad(&format!("FAILED above level 1, with {part}")),
+            (false, _, _) => paint.bad("NOT CONFORMANT"),
         };
         line(out, format_args!("{verdict}"));
     }
