@@ -4,9 +4,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use genset_conformance::mutants::capable::with_context;
 use genset_conformance::mutants::{Clean, Mutant, controls, corpus, groups};
 use genset_conformance::{
-    Level, Options, Profile, Scenario, catalogue, find, run_conformance, run_conformance_with,
+    Level, Options, Profile, Scenario, SkipReason, Verdict, catalogue, find, run_check,
+    run_conformance, run_conformance_with,
 };
 use genset_engine_sample::{SampleArgs, SampleEngine};
 
@@ -87,6 +89,25 @@ each_group! {
     lifecycle stream finish usage lengths cancellation concurrency
     sampling deviations memory guided errors shutdown metrics kv_events
     disaggregated transfer resume seam rules embeddings scores controls ranks bodies text
+}
+
+/// Tokens that come slowly run ahead for ever all the same.
+#[test]
+fn an_engine_that_is_slow_and_runs_ahead_is_caught() {
+    let args = SampleArgs {
+        vocab_size: 1000,
+        token_delay_ms: 50,
+    };
+    let slow: Clean = Arc::new(move |_: &Scenario| SampleEngine::from_args(&args));
+    let mutant = corpus().find(|mutant| mutant.name == "unbounded-buffer");
+    let ahead = find("ST09").unwrap();
+    let caught = run_check(ahead, mutant.unwrap().factory(slow)).verdict;
+    let is_seen = matches!(&caught, Verdict::Fail { reason } if reason.ends_with("does not read"));
+    assert!(is_seen, "{caught:?}");
+    let small = run_check(ahead, |_: &Scenario| with_context(1024)).verdict;
+    let code = SkipReason::NotMeasured;
+    let is_skipped = matches!(&small, Verdict::Skip { code: is, .. } if *is == code);
+    assert!(is_skipped, "{small:?}");
 }
 
 #[test]

@@ -4,10 +4,21 @@ use genset_backend_common::output::Output;
 use tokio::time::{Duration, Instant};
 
 use crate::check::{CheckResult, Stop, ensure, fail, skip};
+use crate::limits::Limits;
 use crate::trial::{Live, Trial};
 
 /// How far ahead of its reader an engine may run: far beyond any sensible buffer.
 const AHEAD_TOKENS: u64 = 1024;
+
+/// Tokens of the answer that nobody reads.
+const UNREAD_TOKENS: u32 = 4096;
+
+/// Tokens behind the first item that tell the engine's pace, and those that are read before the stall at most.
+const PACED_TOKENS: usize = 8;
+const READ_TOKENS: u64 = 128;
+
+/// Tokens' times without another token after which an engine waits for its reader.
+const STILL_TOKENS: u32 = 64;
 
 /// Only the engine's own counter tells tokens computed and kept from tokens not yet computed.
 pub(super) async fn a_stalled_reader_bounds_memory(trial: Trial) -> CheckResult {
@@ -23,16 +34,45 @@ pub(super) async fn a_stalled_reader_bounds_memory(trial: Trial) -> CheckResult 
         skip!(NoProbe, "no probe says how many tokens were computed");
     };
     let room = live.config.context_length_tokens.saturating_sub(4);
-    let mut running = live.generate(live.request(4, room.clamp(1, 4096))).await?;
-    let read = running.read_tokens(1).await?.len();
-    tokio::time::sleep(trial.limits().cancel).await;
-    let read = before.saturating_add(u64::try_from(read).unwrap_or(u64::MAX));
-    let ahead = produced().unwrap_or(before).saturating_sub(read);
-    ensure!(
-        ahead <= AHEAD_TOKENS,
-        "{ahead} tokens wait for a reader that does not read"
-    );
-    Ok(())
+    let wanted = room.min(UNREAD_TOKENS);
+    if u64::from(wanted) <= AHEAD_TOKENS + READ_TOKENS {
+        skip!(
+            NotMeasured,
+            "an answer that fits in the context is too short to tell a buffer from none"
+        );
+    }
+    let mut running = live.generate(live.request(4, wanted)).await?;
+    let first = running.read_tokens(1).await?.len();
+    let begun = Instant::now();
+    let paced = running.read_tokens(PACED_TOKENS).await?.len();
+    let token = begun.elapsed() / u32::try_from(paced).unwrap_or(u32::MAX).max(1);
+    let read = u64::try_from(first + paced).unwrap_or(u64::MAX);
+    let read = before.saturating_add(read);
+
+    let Limits { cancel, wall, .. } = trial.limits();
+    let pause = (token * STILL_TOKENS).max(cancel / 8);
+    let stalled = Instant::now();
+    let mut seen = produced();
+    // An engine may have a buffer. So it has run ahead for ever once it passes the bound, and has stopped once it stands still.
+    loop {
+        tokio::time::sleep(pause).await;
+        let now = produced();
+        let ahead = now.unwrap_or(before).saturating_sub(read);
+        ensure!(
+            ahead <= AHEAD_TOKENS,
+            "{ahead} tokens wait for a reader that does not read"
+        );
+        if now == seen && stalled.elapsed() >= cancel {
+            return Ok(());
+        }
+        if !trial.keeps_virtual_time() && stalled.elapsed() >= wall / 2 {
+            skip!(
+                NotMeasured,
+                "the engine is {ahead} tokens ahead of its reader, and it takes too long to see whether it goes on"
+            );
+        }
+        seen = now;
+    }
 }
 
 /// Tokens of the answer whose first item is looked at.
