@@ -108,6 +108,18 @@ pub(super) const CONTROLS: &[Mutant] = &[
         killed_by: &[],
         build: |clean, scenario| queueing(clean, scenario, SlotFault::Publishes),
     },
+    Mutant {
+        name: "many-begin-at-once",
+        stands_for: "nothing: as publishes-its-queue, with more seats than requests that wait, which become free in one step",
+        killed_by: &[],
+        build: |clean, scenario| {
+            let habits = Habits {
+                slots: 32,
+                fault: SlotFault::Publishes,
+            };
+            with_habits(clean, scenario, habits)
+        },
+    },
 ];
 
 /// An engine with a few places and a queue, which publishes them.

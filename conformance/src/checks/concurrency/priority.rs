@@ -117,7 +117,8 @@ async fn overtaken(live: &Live, round: u64) -> Result<(u32, u32), Stop> {
         let high = started.begin(live, high, turn).await?;
         Ok::<_, Stop>((begun, high.map(|(before, _)| before)))
     };
-    let (low, high) = futures_util::future::join(low, high).await;
+    // Many seats may be free at once. Who begins in the same step overtakes nobody, so the high one is looked at first.
+    let (high, low) = futures_util::future::join(high, low).await;
     let (begun, before_high) = high?;
     let mut low_begun = 0;
     for has_begun in low {
