@@ -10,7 +10,7 @@ use genset_backend_common::{
 use tokio::time::{Instant, timeout};
 
 use crate::answer::Answer;
-use crate::check::{Stop, ensure, fail, skip};
+use crate::check::{CheckResult, Stop, ensure, fail, skip};
 use crate::running::Running;
 use crate::trial::Live;
 
@@ -22,6 +22,9 @@ const USUAL_SLOTS: u32 = 16;
 
 /// More than this is not filled: it would take a slow engine too long.
 const MOST_SLOTS: u32 = 32;
+
+/// More than this is not tried one after the other.
+const MOST_IN_TURN: u32 = 1024;
 
 /// A greedy request with a prompt that varies with `seed`.
 pub(super) fn request(
@@ -49,6 +52,40 @@ pub(super) fn slots(live: &Live) -> u32 {
         .max_num_seqs
         .unwrap_or(USUAL_SLOTS)
         .clamp(1, MOST_SLOTS)
+}
+
+/// Whether the engine's own counter says how many requests hold anything.
+fn counts_requests(live: &Live) -> bool {
+    let probe = live.subject.probe.as_ref();
+    probe.is_some_and(|probe| probe.active_requests().is_some())
+}
+
+/// How many requests leave the engine one after the other, so that a slot that each of them keeps is missed: from outside that shows
+/// once all are gone. There are as many as take `pace` each within a part of a check's time.
+pub(super) fn in_turn(live: &Live, pace: Duration) -> u32 {
+    let few = slots(live);
+    let all = live.config.max_num_seqs.unwrap_or(few).min(MOST_IN_TURN);
+    if counts_requests(live) {
+        return few;
+    }
+    if live.trial.keeps_virtual_time() {
+        return all.max(few);
+    }
+    let time = live.trial.limits().wall / 8;
+    let affordable = time.as_micros() / pace.as_micros().max(1);
+    all.min(u32::try_from(affordable).unwrap_or(u32::MAX))
+        .max(few)
+}
+
+/// Skips the check where the engine has more slots than requests have left it, and no counter of its own.
+pub(super) fn ensure_all_tried(live: &Live, tried: u32) -> CheckResult {
+    match live.config.max_num_seqs {
+        Some(most) if most > tried && !counts_requests(live) => skip!(
+            NoProbe,
+            "{tried} requests left, one after the other: that none keeps one of {most} slots shows once more have left, or to a probe"
+        ),
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// Skips the check for an engine that says it cannot run `count` sequences at once.

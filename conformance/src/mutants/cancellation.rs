@@ -3,11 +3,14 @@
 mod deaf;
 mod misdirected;
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use super::Mutant;
 use super::fault::with_fault;
+use super::lifecycle::Declares;
 use super::slotted::{Habits, SlotFault, with_habits, without_probe};
+use super::{Clean, Mutant};
+use crate::subject::{Scenario, Subject};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -41,6 +44,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
         stands_for: "sgl-project/sglang#36333: requests of clients that hung up keep their slots until none is left",
         killed_by: &["CN03", "CN15"],
         build: |clean, scenario| without_probe(clean, scenario, four(SlotFault::KeepsSlotOnDrop)),
+    },
+    Mutant {
+        name: "slot-of-many-leaked-on-drop",
+        stands_for: "as slot-leaked-on-drop, in an engine with room for many: it serves for hours before nobody is served",
+        killed_by: &["CN03"],
+        build: |clean, scenario| of_64(clean, scenario, SlotFault::KeepsSlotOnDrop),
+    },
+    Mutant {
+        name: "reservation-of-many-lost-on-drop",
+        stands_for: "as reservation-lost-on-drop, in an engine with room for many",
+        killed_by: &["CN13"],
+        build: |clean, scenario| of_64(clean, scenario, SlotFault::LosesReservation),
     },
     Mutant {
         name: "kv-leaked-on-drop",
@@ -185,4 +200,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
 
 const fn four(fault: SlotFault) -> Habits {
     Habits { slots: 4, fault }
+}
+
+/// An engine of 64 slots, which it declares, seen from outside only.
+fn of_64(clean: &Clean, scenario: &Scenario, fault: SlotFault) -> Subject {
+    let clean = Arc::clone(clean);
+    let habits = Habits { slots: 64, fault };
+    let slotted: Clean =
+        Arc::new(move |scenario: &Scenario| without_probe(&clean, scenario, habits));
+    let declares = Declares(|config| config.max_num_seqs = Some(64));
+    with_fault(&slotted, scenario, declares)
 }

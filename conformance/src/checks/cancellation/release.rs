@@ -8,8 +8,8 @@ use genset_backend_common::{CancelReason, ErrorKind};
 
 use crate::check::{CheckResult, Stop, ensure, fail};
 use crate::checks::pressure::{
-    crowd, end_of_cancelled, ensure_cancelled, ensure_nothing_held, ensure_serves_again,
-    long_request, pace, patience, serve_first_token, slots,
+    crowd, end_of_cancelled, ensure_all_tried, ensure_cancelled, ensure_nothing_held,
+    ensure_serves_again, in_turn, long_request, pace, patience, serve_first_token, slots,
 };
 use crate::trial::{Live, Trial};
 
@@ -27,7 +27,8 @@ pub(super) async fn on_drop(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let pace = pace(&live).await?;
     let mut kv_before = kv_used(&live);
-    for dropped in 0..u64::from(slots(&live) + BEYOND) {
+    let tried = in_turn(&live, pace);
+    for dropped in 0..u64::from(tried + BEYOND) {
         if dropped % 3 == 0 {
             drop(live.generate(long_request(&live, dropped)).await);
         }
@@ -43,7 +44,8 @@ pub(super) async fn on_drop(trial: Trial) -> CheckResult {
         }
     }
     ensure_serves_again(&live, pace, "after streams were dropped").await?;
-    ensure_nothing_held(&live, kv_before).await
+    ensure_nothing_held(&live, kv_before).await?;
+    ensure_all_tried(&live, tried)
 }
 
 /// The KV blocks in use once the engine had a moment.
@@ -130,7 +132,10 @@ async fn ensure_counter_stands(live: &Live, pace: Duration, read: usize) -> Resu
 pub(super) async fn on_dropped_future(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let pace = pace(&live).await?;
-    for dropped in 0..slots(&live) + BEYOND {
+    let tried = in_turn(&live, pace);
+    // One of four is dropped unpolled, which reserves nothing.
+    let calls = (tried + BEYOND).div_ceil(3) * 4;
+    for dropped in 0..calls {
         let request = long_request(&live, u64::from(dropped));
         let ctx = live.context(&request);
         let mut call = live.subject.engine.generate(request, ctx);
@@ -148,5 +153,6 @@ pub(super) async fn on_dropped_future(trial: Trial) -> CheckResult {
         }
     }
     ensure_serves_again(&live, pace, "after calls of generate were dropped").await?;
-    ensure_nothing_held(&live, None).await
+    ensure_nothing_held(&live, None).await?;
+    ensure_all_tried(&live, tried)
 }
