@@ -77,11 +77,9 @@ impl Running {
     ///
     /// # Errors
     /// A failure when none comes in time.
-    pub fn next(
-        &mut self,
-    ) -> impl Future<Output = Result<Option<Result<Output, EngineError>>, Stop>> {
+    pub async fn next(&mut self) -> Result<Option<Result<Output, EngineError>>, Stop> {
         let limit = self.trial.limits().call;
-        self.next_within(limit)
+        self.next_within(limit).await
     }
 
     /// As [`Self::next`], with a limit of its own.

@@ -179,7 +179,7 @@ async fn measure(args: &ServeBenchArgs) -> Result<Report, EngineError> {
     let mut rows = Vec::new();
     for target in &targets {
         if args.urls.len() > 1 {
-            note(format_args!("measuring {}", target.client.base()));
+            note(format_args!("measuring {}", target.client.shown()));
         }
         if args.warm_up > 0 {
             let warm = drive(target, &plan.warm_up(args.warm_up), None).await?;

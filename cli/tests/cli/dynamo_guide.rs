@@ -15,8 +15,8 @@ use tokio::process::Command;
 use crate::hub::cache_of;
 use crate::support::{Server, run_with, send_signal, soon, tiny_chat};
 
-/// The usage line, with every value that it shows.
-const USAGE: &str = "in=http out=sglang --http-port 8080 --model-path ~/llms/Llama-3.2-3B-Instruct --model-name served --model-config \
+/// The usage line, with every value that it shows, of an engine that takes all its flags: a `--model-config` goes with a GGUF file.
+const USAGE: &str = "in=http out=llamacpp --http-port 8080 --model-path Llama-3.2-3B-Instruct-Q4_K_M.gguf --model-name served --model-config \
     Qwen/Qwen3-0.6B --tensor-parallel-size=1 --context-length=1024 --num-nodes=1 --node-rank=0 --leader-addr=127.0.0.1:9876 \
     --base-gpu-id=0 --extra-engine-args=args.json --router-mode round-robin --kv-overlap-score-weight=1.0 \
     --router-temperature=0.0 --use-kv-events=true --verbosity";

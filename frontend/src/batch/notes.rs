@@ -228,11 +228,7 @@ impl BatchNotes {
     ///
     /// # Errors
     /// As [`Self::add`].
-    pub fn add_for_later(
-        &mut self,
-        index: usize,
-        line: &impl Serialize,
-    ) -> Result<(), NotesError> {
+    pub fn add_for_later(&mut self, index: usize, line: &impl Serialize) -> Result<(), NotesError> {
         self.note(&Noted {
             prompt: index,
             line,

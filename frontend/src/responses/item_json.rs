@@ -41,19 +41,18 @@ pub(super) enum PartJson<'a> {
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 pub(super) enum TextJson<'a> {
-    InputText {
-        text: &'a str,
-    },
-    OutputText {
+    #[serde(rename = "input_text")]
+    Input { text: &'a str },
+    #[serde(rename = "output_text")]
+    Output {
         text: &'a str,
         annotations: [(); 0],
         logprobs: &'a [Box<RawValue>],
     },
-    ReasoningText {
-        text: &'a str,
-    },
+    #[serde(rename = "reasoning_text")]
+    Reasoning { text: &'a str },
 }
 
 impl<'a> ItemJson<'a> {
@@ -66,7 +65,7 @@ impl<'a> ItemJson<'a> {
                 shown,
                 ..
             } => self.message_parts(*speaker, parts, shown),
-            Item::Reasoning { text, .. } => vec![PartJson::Text(TextJson::ReasoningText { text })],
+            Item::Reasoning { text, .. } => vec![PartJson::Text(TextJson::Reasoning { text })],
             Item::Call { .. } | Item::CallOutput { .. } => Vec::new(),
         }
     }
@@ -79,12 +78,12 @@ impl<'a> ItemJson<'a> {
         shown: &'a [Shown],
     ) -> Vec<PartJson<'a>> {
         let text = |text: &'a String| match speaker {
-            Speaker::Assistant => TextJson::OutputText {
+            Speaker::Assistant => TextJson::Output {
                 text,
                 annotations: [],
                 logprobs: self.logprobs,
             },
-            Speaker::System | Speaker::User => TextJson::InputText { text },
+            Speaker::System | Speaker::User => TextJson::Input { text },
         };
         let places = 0..=parts.len();
         let at = |place: usize| {

@@ -17,6 +17,9 @@ use crate::openai::{Fields, explanation_json, is_short, short_texts};
 /// The most letters of what names somebody, or a way to do something.
 const IDENTIFIER_LETTERS: usize = 64;
 
+/// The most bytes of an object of options that are for OpenAI's servers alone.
+const OPTIONS_BYTES: usize = 1024;
+
 /// Fields that a response repeats as they came, and what it says where they did not.
 fn repeated_fields() -> [(&'static str, Value); 20] {
     [
@@ -75,9 +78,13 @@ impl Repeated {
 /// Refuses what OpenAI's API refuses too in fields that are repeated and that nothing else reads.
 fn check(name: &str, value: &Value) -> Result<(), ApiError> {
     let problem = match name {
-        "metadata" | "prompt_cache_options" => {
+        "metadata" => {
             short_texts(name, value)?;
             return Ok(());
+        }
+        "prompt_cache_options" if !value.is_object() => "expected an object".into(),
+        "prompt_cache_options" if value.to_string().len() > OPTIONS_BYTES => {
+            format!("expected an object of at most {OPTIONS_BYTES} bytes")
         }
         "safety_identifier" | "prompt_cache_retention" => match value.as_str() {
             Some(text) if is_short(text, IDENTIFIER_LETTERS) => return Ok(()),

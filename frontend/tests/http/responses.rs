@@ -537,7 +537,7 @@ async fn what_is_wrong_is_named_in_the_words_of_this_api() {
             "safety_identifier",
         ),
         (
-            json!({"prompt_cache_options": {"mode": []}}),
+            json!({"prompt_cache_options": {"mode": "x".repeat(1024)}}),
             "prompt_cache_options",
         ),
         (

@@ -168,7 +168,7 @@ impl Client {
     }
 
     /// Where the server is, as it may be shown.
-    pub(super) fn base(&self) -> &str {
+    pub(super) fn shown(&self) -> &str {
         &self.shown
     }
 
@@ -430,9 +430,9 @@ mod tests {
     fn a_password_in_the_url_is_sent_and_never_shown() {
         let client = |url| Client::try_new(url, None, Duration::from_secs(1));
         let found = client("https://user:secret@host:8080/v1/").unwrap();
-        assert_eq!(found.base(), "https://host:8080");
+        assert_eq!(found.shown(), "https://host:8080");
         assert_eq!(found.base, "https://user:secret@host:8080");
-        assert_eq!(client("HOST:8080").unwrap().base(), "http://HOST:8080");
+        assert_eq!(client("HOST:8080").unwrap().shown(), "http://HOST:8080");
         for url in ["https://user:secret@host:port", "ftp://user:secret@host"] {
             let error = client(url).err().unwrap().to_string();
             assert!(!error.contains("secret"), "{error}");

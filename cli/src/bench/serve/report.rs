@@ -130,7 +130,7 @@ impl Row {
         let (times, lengths) = (Times::of(&tally), Lengths::of(&tally));
         let problems = tally.lost.into_iter();
         Self {
-            server: target.client.base().to_owned(),
+            server: target.client.shown().to_owned(),
             model: target.model.clone(),
             requests: tally.answered + lost.values().sum::<u64>(),
             lost,

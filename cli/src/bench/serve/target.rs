@@ -148,7 +148,7 @@ impl Target {
                 "--model",
                 format!(
                     "{} has no {} for {:?}: {}",
-                    self.client.base(),
+                    self.client.shown(),
                     self.api.path(),
                     self.model,
                     failure.problem
@@ -179,35 +179,35 @@ async fn find_model(client: &Client, model: Option<&str>) -> Result<String, Engi
         (Some(model), []) => return Ok(model.into()),
         (Some(model), names) if names.contains(&model) => return Ok(model.into()),
         (None, [only]) => return Ok((*only).into()),
-        (Some(model), _) => format!("{} does not serve {model:?}, but: {served}", client.base()),
-        (None, []) => format!("{} lists no model; say which to ask for", client.base()),
-        (None, _) => format!("{} serves several, say which: {served}", client.base()),
+        (Some(model), _) => format!("{} does not serve {model:?}, but: {served}", client.shown()),
+        (None, []) => format!("{} lists no model; say which to ask for", client.shown()),
+        (None, _) => format!("{} serves several, say which: {served}", client.shown()),
     };
     Err(EngineError::invalid_argument("--model", problem))
 }
 
 /// Why a server cannot be measured, and what to do.
 fn unusable(client: &Client, failure: &Failure) -> EngineError {
-    let (base, problem) = (client.base(), &failure.problem);
+    let (shown, problem) = (client.shown(), &failure.problem);
     match failure.kind {
         FailureKind::Connect => EngineError::invalid_argument(
             "URL",
             format!(
-                "nobody answers at {base} ({problem}); start a server, such as `genset run in=http`, or mend the address"
+                "nobody answers at {shown} ({problem}); start a server, such as `genset run in=http`, or mend the address"
             ),
         ),
         FailureKind::Status(401 | 403) => EngineError::invalid_argument(
             "--api-key",
             format!(
-                "{base} wants a key that it knows ({problem}); give it here or as OPENAI_API_KEY"
+                "{shown} wants a key that it knows ({problem}); give it here or as OPENAI_API_KEY"
             ),
         ),
         FailureKind::Broken | FailureKind::Event => EngineError::invalid_argument(
             "URL",
-            format!("{base} does not answer as OpenAI's API does: {problem}"),
+            format!("{shown} does not answer as OpenAI's API does: {problem}"),
         ),
         status => {
-            EngineError::invalid_argument("URL", format!("{base} answered {status}: {problem}"))
+            EngineError::invalid_argument("URL", format!("{shown} answered {status}: {problem}"))
         }
     }
 }
