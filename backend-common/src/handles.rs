@@ -42,6 +42,7 @@ pub struct MetricsRegistry {
 impl MetricsRegistry {
     /// Registers a metric under its full name. `help` is a sentence without its full stop.
     pub fn register(&self, name: &str, help: &str, metric: impl Metric) {
+        let help = Self::escape_help(help);
         self.registry.lock().register(name, help, metric);
     }
 
@@ -69,7 +70,15 @@ impl MetricsRegistry {
     /// As [`register`](Self::register), for a metric whose labels name clients: it is shown where operators look, and not
     /// on ports for everybody.
     pub fn register_private(&self, name: &str, help: &str, metric: impl Metric) {
+        let help = Self::escape_help(help);
         self.private.lock().register(name, help, metric);
+    }
+
+    /// A help text as the text format has it: line breaks and backslashes escaped. A collector needs it for help texts that it
+    /// did not write itself: its encoder writes them as they are, and one line break makes all of `/metrics` unreadable.
+    #[must_use]
+    pub fn escape_help(help: &str) -> String {
+        help.replace('\\', r"\\").replace('\n', r"\n")
     }
 
     /// Registers metrics that are put together whenever they are read.
@@ -285,5 +294,34 @@ impl HealthReporter {
     pub async fn died(&self) -> String {
         self.dead.cancelled().await;
         self.dead_reason().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::metrics::gauge::Gauge;
+
+    use super::*;
+
+    #[test]
+    fn a_help_text_stays_on_its_line() {
+        let registry = MetricsRegistry::default();
+        let _gauge: Gauge = registry.create("bare", "One\nbad 1\\");
+        registry.register_private("private", "Two\n\nlines", <Gauge>::default());
+        let text = registry.encode();
+        let helps: Vec<&str> = text
+            .lines()
+            .filter(|line| line.starts_with("# HELP"))
+            .collect();
+        assert_eq!(
+            helps,
+            [
+                r"# HELP bare One\nbad 1\\.",
+                r"# HELP private Two\n\nlines."
+            ]
+        );
+        let shown = ["# HELP ", "# TYPE ", "bare 0", "private 0", "# EOF"];
+        let is_known = |line: &str| shown.iter().any(|start| line.starts_with(start));
+        assert!(text.lines().all(is_known), "{text}");
     }
 }

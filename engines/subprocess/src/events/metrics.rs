@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use genset_backend_common::MetricsRegistry;
 use genset_backend_common::prometheus::collector::Collector;
 use genset_backend_common::prometheus::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use genset_backend_common::prometheus::metrics::MetricType;
@@ -163,7 +164,7 @@ impl Families {
             .entry(sample.name.clone())
             .or_insert_with(|| Family {
                 kind: sample.kind,
-                help: sample.help.clone(),
+                help: MetricsRegistry::escape_help(&sample.help),
                 values: BTreeMap::new(),
             });
         family.values.insert(labels, sample.value());
@@ -231,7 +232,6 @@ impl Collector for Published {
 
 #[cfg(test)]
 mod tests {
-    use genset_backend_common::MetricsRegistry;
     use genset_wire::{decode_payload, encode_payload};
     use serde_json::json;
 
@@ -262,6 +262,21 @@ mod tests {
         assert!(text.contains("my_steps_total{rank=\"0\"} 7.0"), "{text}");
         assert!(text.contains("bare 4.0"), "{text}");
         assert!(!text.contains("no name"), "{text}");
+    }
+
+    #[test]
+    fn a_help_text_of_several_lines_stays_on_one() {
+        let text = shown(&[
+            json!({"name": "my_queue", "kind": "gauge", "value": 1.0, "help": "One\nbad line \\ two"}),
+        ]);
+        let lines: Vec<&str> = text.lines().collect();
+        let expected = [
+            r"# HELP my_queue One\nbad line \\ two",
+            "# TYPE my_queue gauge",
+            "my_queue 1.0",
+            "# EOF",
+        ];
+        assert_eq!(lines, expected);
     }
 
     /// As MessagePack, since JSON knows no infinity.
