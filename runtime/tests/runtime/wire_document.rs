@@ -1,5 +1,7 @@
-//! The conversation shown in `docs/wire-protocol.md`, held anew by two planes and compared byte for byte.
+//! The conversation shown in `docs/wire-protocol.md`, held anew by two planes and compared byte for byte, and the fields of the
+//! card that stand in its tables.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +10,8 @@ use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::output::Finish;
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output, RequestContext, handles::Load,
+    Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, MetricsRegistry,
+    ModelCard, Output, RequestContext, controls::Adapter, handles::Load,
 };
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{
@@ -255,4 +258,49 @@ async fn the_documents_conversation_is_what_two_planes_say() {
         documented == shown,
         "docs/wire-protocol.md shows another conversation than is held; put this between its marks:\n{shown}"
     );
+}
+
+/// The names in the first column of the table under the heading row that begins so.
+fn documented_fields(heading: &str) -> BTreeSet<String> {
+    let (_, table) = DOCUMENT.split_once(heading).expect("the table is there");
+    let rows = table.lines().skip(1).take_while(|row| row.starts_with('|'));
+    let cells = rows.filter_map(|row| row.split('|').nth(1));
+    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    names.map(str::to_owned).collect()
+}
+
+fn written_fields(value: &impl serde::Serialize) -> BTreeSet<String> {
+    let value = serde_json::to_value(value).unwrap();
+    value.as_object().unwrap().keys().cloned().collect()
+}
+
+#[test]
+fn the_documents_tables_have_every_field_of_a_card() {
+    let card = ModelCard::from_config(&EngineConfig::new("m", 10));
+    // Without a rest: who adds a field that is not always written gives it a value here.
+    let card = ModelCard {
+        max_num_seqs: Some(1),
+        adapters: vec![Adapter {
+            name: "a".into(),
+            source: "adapters/a".into(),
+        }],
+        name: card.name,
+        aliases: card.aliases,
+        endpoint_types: card.endpoint_types,
+        role: card.role,
+        context_length_tokens: card.context_length_tokens,
+        kv_block_size: card.kv_block_size,
+        data_parallel_size: card.data_parallel_size,
+        vocab_size: card.vocab_size,
+        capabilities: card.capabilities,
+        tool_parser: card.tool_parser,
+        reasoning_parser: card.reasoning_parser,
+        migration_limit: card.migration_limit,
+        artifacts: card.artifacts,
+        user_data: card.user_data,
+    };
+    let documented = documented_fields("The card:\n\n| field | type, default | |\n");
+    assert_eq!(documented, written_fields(&card));
+    let documented = documented_fields("| field of `capabilities` | type, default | |\n");
+    assert_eq!(documented, written_fields(&Capabilities::default()));
 }
