@@ -43,8 +43,13 @@ impl Call {
             return Poll::Ready(Ok(None));
         }
         Poll::Ready(match ready!(self.inbox.poll_take(cx)) {
-            Taken::Item { item, .. } => {
-                self.grant();
+            Taken::Item {
+                item, has_ended, ..
+            } => {
+                // The process knows no stream that it has ended.
+                if !has_ended {
+                    self.grant();
+                }
                 Ok(Some(item))
             }
             Taken::End(end) => {

@@ -347,6 +347,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_stream_that_has_ended_is_given_no_credit() {
+        let link = Arc::new(Link::new());
+        let mut call = open(&link).await;
+        written(&link).await;
+        link.arrived(item(1)).unwrap();
+        assert!(call.undecoded().await.unwrap().is_some());
+        assert!(written(&link).await > 0);
+        link.arrived(item(1)).unwrap();
+        let kind = FrameKind::End;
+        link.arrived(Frame { kind, ..item(1) }).unwrap();
+        assert!(call.undecoded().await.unwrap().is_some());
+        assert!(call.undecoded().await.unwrap().is_none());
+        assert!(written(&link).now_or_never().is_none());
+    }
+
+    #[tokio::test]
     async fn pings_without_end_that_nobody_reads_the_answers_of_fill_nothing() {
         let link = Arc::new(Link::new());
         let ping = Frame {
