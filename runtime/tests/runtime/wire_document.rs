@@ -1,5 +1,5 @@
-//! The conversation shown in `docs/wire-protocol.md`, held anew by two planes and compared byte for byte, and the fields of the
-//! card that stand in its tables.
+//! The conversation shown in `docs/wire-protocol.md`, held anew by two planes and compared byte for byte, and the names
+//! that stand in its tables and lists.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -11,7 +11,7 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::output::Finish;
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, MetricsRegistry,
-    ModelCard, Output, RequestContext, controls::Adapter, handles::Load,
+    ModelCard, Output, RequestContext, RequestField, controls::Adapter, handles::Load,
 };
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{
@@ -303,4 +303,13 @@ fn the_documents_tables_have_every_field_of_a_card() {
     assert_eq!(documented, written_fields(&card));
     let documented = documented_fields("| field of `capabilities` | type, default | |\n");
     assert_eq!(documented, written_fields(&Capabilities::default()));
+}
+
+#[test]
+fn the_document_has_every_name_of_a_field_at_fault() {
+    let (_, list) = DOCUMENT.split_once("\n`field` is one of ").unwrap();
+    let (list, _) = list.split_once(". ").unwrap();
+    let documented: BTreeSet<&str> = list.split('`').skip(1).step_by(2).collect();
+    let names: BTreeSet<&str> = RequestField::ALL.iter().map(|field| field.name()).collect();
+    assert_eq!(documented, names);
 }
