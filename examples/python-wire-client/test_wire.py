@@ -207,6 +207,20 @@ class LongCalls(WireTest):
         self.assertEqual(finished["reason"], "cancelled")
         self.assertEqual(finished["usage"]["completion_tokens"], 3 + len(tokens))
 
+    async def test_a_call_cancelled_for_another_reason_ends_with_its_error(self) -> None:
+        for reason, kind in [
+            ("deadline", "deadline_exceeded"),
+            ("shutdown", "engine_shutdown"),
+            ("engine_dead", "disconnected"),
+        ]:
+            with self.subTest(reason):
+                stream = await self.call(self.generate, generate_request([0], 30_000))
+                await anext(stream)
+                stream.cancel(reason)
+                with self.assertRaises(RemoteError) as caught:
+                    await rest_of(stream)
+                self.assertEqual(caught.exception.kind, kind)
+
     async def test_a_deadline_ends_the_call(self) -> None:
         stream = await self.call(self.generate, generate_request([0], 30_000), deadline_ms=300)
         with self.assertRaises(RemoteError) as caught:
