@@ -8,8 +8,8 @@ use genset_backend_common::inbox::Inbox;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{CancelReason, EngineError, error::At};
 use genset_wire::{
-    Cancel, Frame, FrameKind, GoAway, GoAwayCode, Memory, Outbox, RequestHead, WireError,
-    decode_payload, encode_payload, encode_request,
+    Cancel, Frame, FrameKind, GoAway, GoAwayCode, MAX_HEAD_BYTES, Memory, Outbox, PayloadError,
+    RequestHead, WireError, decode_payload, encode_payload, encode_request,
 };
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -65,7 +65,8 @@ impl Link {
     /// Opens a stream. `window`: items that may be unread.
     ///
     /// # Errors
-    /// `InvalidArgument` when the request is larger than a frame may be; how the process ended, if it has.
+    /// `InvalidArgument` when the request is larger than a frame may be, or its head than a head may be; how the process
+    /// ended, if it has.
     ///
     /// # Cancel safety
     /// Dropped before it returned, nothing was asked.
@@ -79,10 +80,15 @@ impl Link {
             credit: window,
             ..head
         };
-        let encoded = encode_payload(body).and_then(|body| encode_request(&head, &body));
-        let payload = encoded.map_err(|error| {
+        let unwritable = |error: PayloadError| {
             EngineError::internal("the request cannot be written as MessagePack").with_source(error)
-        })?;
+        };
+        let body = encode_payload(body).map_err(unwritable)?;
+        let payload = encode_request(&head, &body).map_err(unwritable)?;
+        if payload.len() - body.len() > MAX_HEAD_BYTES {
+            let problem = PayloadError::HeadTooLong;
+            return Err(EngineError::invalid_argument(At::other("headers"), problem));
+        }
         self.outbox.room().await;
         // One more than there is credit for: then its reader is behind.
         let inbox = Arc::new(CallInbox::new(window as usize + 1));
@@ -298,6 +304,7 @@ impl Streams {
 mod tests {
     use bytes::BytesMut;
     use futures_util::FutureExt as _;
+    use genset_backend_common::ErrorKind;
 
     use super::*;
 
@@ -411,5 +418,18 @@ mod tests {
             Some(At::other("request"))
         );
         assert!(link.streams.lock().open.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_request_whose_head_is_over_its_limit_is_refused_and_leaves_no_stream() {
+        let link = Arc::new(Link::new());
+        let head = RequestHead {
+            id: "x".repeat(MAX_HEAD_BYTES),
+            ..RequestHead::default()
+        };
+        let error = link.call(head, &(), 2).await.err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert_eq!(error.at(), Some(&At::other("headers")));
+        assert!(link.streams.lock().open.is_empty() && link.outbox.is_empty());
     }
 }

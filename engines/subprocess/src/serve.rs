@@ -305,7 +305,18 @@ impl Child {
     }
 
     fn asked(self: &Arc<Self>, id: u32, payload: &Bytes) -> Result<(), ServeError> {
-        let (head, body) = decode_request(payload)?;
+        let (head, body) = match decode_request(payload) {
+            Ok(parts) => parts,
+            Err(error @ PayloadError::HeadTooLong) => {
+                if id == 0 || self.streams.lock().contains_key(&id) {
+                    return Err(not_free(id));
+                }
+                let error = EngineError::invalid_argument(At::other("headers"), error);
+                self.send_error(id, &error);
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
         let open = Open {
             credit: Arc::new(Semaphore::new(
                 usize::try_from(head.credit).unwrap_or(Semaphore::MAX_PERMITS),
@@ -315,10 +326,7 @@ impl Child {
         };
         match self.streams.lock().entry(id) {
             Entry::Vacant(place) if id != 0 => place.insert(open.clone()),
-            Entry::Vacant(_) | Entry::Occupied(_) => {
-                let what = format!("a request on stream {id}, which is not free");
-                return Err(ServeError::Protocol { what });
-            }
+            Entry::Vacant(_) | Entry::Occupied(_) => return Err(not_free(id)),
         };
         let reply = Reply {
             child: Arc::clone(self),
@@ -342,6 +350,15 @@ impl Child {
             tracing::error!(?kind, stream, %error, "a frame was not sent");
         }
     }
+
+    fn send_error(&self, stream: u32, error: &EngineError) {
+        let payload = encode_payload(&WireError::from(error)).unwrap_or_default();
+        self.send(FrameKind::Error, stream, &payload);
+    }
+}
+
+fn not_free(id: u32) -> ServeError {
+    ServeError::protocol(format!("a request on stream {id}, which is not free"))
 }
 
 fn context(head: &RequestHead) -> RequestContext {
@@ -385,10 +402,7 @@ impl Reply {
         self.child.streams.lock().remove(&self.id);
         match result {
             Ok(()) => self.child.send(FrameKind::End, self.id, b""),
-            Err(error) => {
-                let payload = encode_payload(&WireError::from(&error)).unwrap_or_default();
-                self.child.send(FrameKind::Error, self.id, &payload);
-            }
+            Err(error) => self.child.send_error(self.id, &error),
         }
     }
 
@@ -506,30 +520,35 @@ fn decoded<T: DeserializeOwned>(body: &Bytes) -> Result<T, EngineError> {
 mod tests {
     use genset_backend_common::ErrorKind;
     use genset_engine_sample::{SampleArgs, SampleEngine};
+    use genset_wire::{MAX_HEAD_BYTES, encode_request};
 
     use super::*;
 
-    #[tokio::test]
-    async fn an_item_over_the_workers_limit_is_an_error() {
+    /// A process whose worker takes payloads of so many bytes.
+    fn child(limit: usize) -> Arc<Child> {
         let args = SampleArgs {
             vocab_size: 1000,
             token_delay_ms: 1,
         };
         let memory = Memory::of_process(usize::MAX, Gauge::default());
-        let child = Arc::new(Child {
+        Arc::new(Child {
             engine: Arc::new(SampleEngine::from_args(&args)),
-            outbox: Outbox::new(ROOM_BYTES, 100, &memory),
+            outbox: Outbox::new(ROOM_BYTES, limit, &memory),
             streams: Mutex::default(),
             started: Mutex::default(),
             tasks: TaskTracker::new(),
-        });
+        })
+    }
+
+    #[tokio::test]
+    async fn an_item_over_the_workers_limit_is_an_error() {
         let open = Open {
             ctx: RequestContext::new("r"),
             credit: Arc::new(Semaphore::new(2)),
             is_generate: true,
         };
         let reply = Reply {
-            child,
+            child: child(100),
             id: 1,
             open,
             is_ended: false,
@@ -539,5 +558,27 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Internal);
         let sizes = "202 bytes is over the limit of 100";
         assert!(error.message().contains(sizes), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_request_with_too_long_a_head_is_refused_alone() {
+        let child = child(MAX_FRAME_BYTES);
+        let head = RequestHead {
+            id: "x".repeat(MAX_HEAD_BYTES),
+            ..RequestHead::default()
+        };
+        let payload = Bytes::from(encode_request(&head, &[0xc0]).unwrap());
+        child.asked(7, &payload).unwrap();
+        let mut bytes = Vec::new();
+        let mut batch = child.outbox.take(BytesMut::new()).await;
+        batch.write_to(&mut bytes, || ()).await.unwrap();
+        let mut decoder = FrameDecoder::new();
+        decoder.extend(&bytes);
+        let frame = decoder.next_frame().unwrap().unwrap();
+        assert_eq!((frame.kind, frame.stream), (FrameKind::Error, 7));
+        let error: WireError = decode_payload(&frame.payload).unwrap();
+        assert_eq!(error.kind, ErrorKind::InvalidArgument);
+        // On a stream that is not free it is against the protocol, as any other.
+        assert!(child.asked(0, &payload).is_err());
     }
 }
