@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::{StreamExt, stream};
+use futures_util::{Stream, StreamExt, future, stream};
 use genset_backend_common::kv::{KvEvent, KvEventPublisher, KvSnapshot};
 use genset_backend_common::ports::{Control, Generate, Offer, Registrar, Registration};
 use genset_backend_common::{
@@ -22,6 +22,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 
@@ -138,15 +139,19 @@ impl Registrar for RuntimeRegistrar {
             Arc::new(ArtifactHandler(offer.artifacts));
         let control: Arc<dyn Handler<ControlRequest, ControlReply>> =
             Arc::new(ControlHandler(offer.control));
-        let kv_rank_events: Arc<dyn Handler<u32, KvItem>> =
-            Arc::new(KvEventHandler(offer.kv_events.clone()));
-        let kv_events: Arc<dyn Handler<(), KvItem>> =
-            Arc::new(KvEventHandler(offer.kv_events.clone()));
+        let closed = CancellationToken::new();
+        let kv_event_handler = Arc::new(KvEventHandler {
+            publisher: offer.kv_events.clone(),
+            closed: closed.clone(),
+        });
+        let kv_rank_events: Arc<dyn Handler<u32, KvItem>> = kv_event_handler.clone();
+        let kv_events: Arc<dyn Handler<(), KvItem>> = kv_event_handler;
         let load: Arc<dyn Handler<(), Load>> = Arc::new(LoadHandler {
             engine: offer.load,
             admitted: offer.admitted,
             kv_events: offer.kv_events,
             recent: offer.recent,
+            closed: closed.clone(),
         });
         let serving = generate.serve_as(id, generate_handler).await?;
         let mut beside = vec![
@@ -182,6 +187,7 @@ impl Registrar for RuntimeRegistrar {
             generate: serving,
             beside,
             _kv_blocks: kv_blocks,
+            _until: closed.drop_guard(),
         })));
         let follow = self.runtime.spawn(Arc::clone(&listing).follow_adapters());
         Ok(Box::new(RuntimeRegistration {
@@ -198,6 +204,8 @@ struct ServedOffer {
     beside: Vec<Serving>,
     /// Where an engine holds blocks for others.
     _kv_blocks: Option<Serving>,
+    /// Ends the streams that have no end of their own. The last field: whoever calls again then finds nobody.
+    _until: DropGuard,
 }
 
 impl ServedOffer {
@@ -410,16 +418,31 @@ impl Handler<ControlRequest, ControlReply> for ControlHandler {
     }
 }
 
-struct KvEventHandler(KvEventPublisher);
+/// A stream that has no end of its own: it ends when its caller cancels, and with the service.
+fn endless<T: 'static>(
+    items: impl Stream<Item = Result<T, EngineError>> + Send + 'static,
+    ctx: &RequestContext,
+    closed: &CancellationToken,
+) -> ResponseStream<T> {
+    let cancelled = Box::pin(ctx.cancelled_owned());
+    let over = Box::pin(closed.clone().cancelled_owned());
+    Box::pin(items.take_until(future::select(cancelled, over)))
+}
+
+struct KvEventHandler {
+    publisher: KvEventPublisher,
+    closed: CancellationToken,
+}
 
 #[async_trait]
 impl Handler<(), KvItem> for KvEventHandler {
     async fn handle(
         &self,
         (): (),
-        _ctx: RequestContext,
+        ctx: RequestContext,
     ) -> Result<ResponseStream<KvItem>, EngineError> {
-        kv_items(&self.0).await
+        let items = kv_items(&self.publisher).await?;
+        Ok(endless(items, &ctx, &self.closed))
     }
 }
 
@@ -428,12 +451,13 @@ impl Handler<u32, KvItem> for KvEventHandler {
     async fn handle(
         &self,
         rank: u32,
-        _ctx: RequestContext,
+        ctx: RequestContext,
     ) -> Result<ResponseStream<KvItem>, EngineError> {
-        let publisher = self.0.known_rank(rank).ok_or_else(|| {
+        let publisher = self.publisher.known_rank(rank).ok_or_else(|| {
             EngineError::not_found(format!("the engine publishes nothing of rank {rank}"))
         })?;
-        kv_items(&publisher).await
+        let items = kv_items(&publisher).await?;
+        Ok(endless(items, &ctx, &self.closed))
     }
 }
 
@@ -466,6 +490,7 @@ struct LoadHandler {
     admitted: watch::Receiver<Admitted>,
     kv_events: KvEventPublisher,
     recent: RecentRequests,
+    closed: CancellationToken,
 }
 
 #[async_trait]
@@ -473,7 +498,7 @@ impl Handler<(), Load> for LoadHandler {
     async fn handle(
         &self,
         (): (),
-        _ctx: RequestContext,
+        ctx: RequestContext,
     ) -> Result<ResponseStream<Load>, EngineError> {
         let mut loads = Loads {
             engine: self.engine.subscribe(),
@@ -493,9 +518,8 @@ impl Handler<(), Load> for LoadHandler {
             Some((Ok(load), (loads, load)))
         });
         let loads = stream::iter([Ok(first)]).chain(changes);
-        Ok(Box::pin(
-            loads.map(move |load| load.map(|load| recent.describe(load))),
-        ))
+        let loads = loads.map(move |load| load.map(|load| recent.describe(load)));
+        Ok(endless(loads, &ctx, &self.closed))
     }
 }
 
@@ -545,6 +569,7 @@ mod tests {
             admitted,
             kv_events: KvEventPublisher::new(),
             recent: RecentRequests::default(),
+            closed: CancellationToken::new(),
         };
         let mut loads = handler.handle((), RequestContext::new("r")).await.unwrap();
         let begun = Instant::now();

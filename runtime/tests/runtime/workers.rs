@@ -7,7 +7,7 @@ use futures_util::StreamExt;
 use genset_backend_common::kv::{BlockHash, KvEvent, KvEventData, StoredBlock};
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
-    EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, LLMEngine,
+    CancelReason, EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, LLMEngine,
     MetricsRegistry, Output, RequestContext, StartContext, async_trait,
     controls::{ControlReply, ControlRequest, SleepLevel},
     handles::Load,
@@ -320,6 +320,35 @@ async fn kv_events_are_a_snapshot_and_then_every_change() {
         assert_eq!(change, KvItem::Change(KvEvent { id, data }));
     }
     soon(worker.shutdown()).await;
+}
+
+#[tokio::test]
+async fn streams_without_an_end_end_when_they_are_cancelled_and_with_their_worker() {
+    let (runtime, _) = runtime();
+    let engine = Arc::new(Publishing::default());
+    let worker = start(&runtime, ID, engine.clone(), worker_config(Vec::new())).await;
+    let events = client::<(), KvItem>(&runtime, endpoints::KV_EVENTS).await;
+    let loads = client::<(), Load>(&runtime, endpoints::LOAD).await;
+    let open = async |ctx: RequestContext| {
+        let mut events = events.random((), ctx.clone()).await.unwrap();
+        let mut loads = loads.random((), ctx).await.unwrap();
+        soon(events.next()).await.unwrap().unwrap();
+        soon(loads.next()).await.unwrap().unwrap();
+        (events, loads)
+    };
+    let ctx = ctx();
+    let (mut cancelled_events, mut cancelled_loads) = open(ctx.clone()).await;
+    let (mut events, mut loads) = open(RequestContext::new("kept")).await;
+    ctx.cancel(CancelReason::Client);
+    assert!(soon(cancelled_events.next()).await.is_none());
+    assert!(soon(cancelled_loads.next()).await.is_none());
+    // The others go on.
+    let publisher = &engine.start.get().unwrap().kv_events;
+    publisher.publish(stored(None, 1));
+    soon(events.next()).await.unwrap().unwrap();
+    soon(worker.shutdown()).await;
+    assert!(soon(events.next()).await.is_none());
+    assert!(soon(loads.next()).await.is_none());
 }
 
 /// More blocks than fit into one frame.
