@@ -13,6 +13,7 @@ mod callee;
 mod caller;
 mod config;
 mod control;
+mod cost;
 #[cfg(feature = "fuzzing")]
 pub(crate) mod fuzzing;
 mod handshake;

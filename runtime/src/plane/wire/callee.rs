@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use super::config::WireConfig;
 use super::control::ControlRight;
+use super::cost::decoded_bytes;
 use super::handshake::Role;
 use super::link::{FrameSink, Link, StreamGuard, Violation};
 use super::metrics::{GaugeGuard, WireMetrics};
@@ -113,6 +114,8 @@ impl Callee {
             }
             Err(error) => return Err(violation("Request", &error)),
         };
+        // Before the table is locked: a large request takes a while to look through.
+        let cost = cost_of(payload, &body);
         let mut streams = self.streams.lock();
         let open = streams.len();
         let Entry::Vacant(place) = streams.entry(id) else {
@@ -136,7 +139,7 @@ impl Callee {
             self.refuse(id, &error);
             return Ok(());
         }
-        let Some(held) = self.link.memory.try_hold(cost_of(payload)) else {
+        let Some(held) = self.link.memory.try_hold(cost) else {
             drop(streams);
             self.refuse(id, &self.no_memory());
             return Ok(());
@@ -287,11 +290,11 @@ impl FrameSink for CalleeSink {
     }
 }
 
-/// What a request is taken to hold until its stream ends: its bytes and what they become, token ids for the most part, and
-/// the stream itself.
-fn cost_of(payload: &Bytes) -> usize {
+/// What a request is taken to hold until its stream ends: its bytes and what they become, and the stream itself.
+fn cost_of(payload: &Bytes, body: &Bytes) -> usize {
     const STREAM_BYTES: usize = 4096;
-    payload.len().saturating_mul(4).saturating_add(STREAM_BYTES)
+    let most = payload.len().saturating_mul(4).max(decoded_bytes(body));
+    most.saturating_add(STREAM_BYTES)
 }
 
 fn violation(frame: &str, error: &dyn std::fmt::Display) -> Violation {

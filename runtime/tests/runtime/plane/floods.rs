@@ -1,5 +1,6 @@
 //! Too much of everything: callers that ask for more than they take, or than there is.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -198,6 +199,34 @@ async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
     until(|| victim.metrics.encode().contains(left)).await;
     peer.send_bytes(&bulky(200)).await;
     assert_eq!(peer.expect(FrameKind::Item).await.stream, 200);
+    victim.is_well().await;
+}
+
+/// A nil is a byte on the wire, and may be a JSON value in memory.
+#[tokio::test]
+async fn a_request_counts_by_what_it_becomes() {
+    const VALUES: usize = 4 << 20;
+    let mut victim = Victim::start(WireConfig {
+        max_connection_memory_bytes: 128 << 20,
+        ..deaf()
+    })
+    .await;
+    let mut peer = Peer::greeted_by(victim.process()).await;
+    let nils = encode_payload(&BTreeMap::from([("annotations", vec![(); VALUES])])).unwrap();
+    let tokens = BTreeMap::from([("tokens", vec![1; VALUES])]);
+    let tokens = encode_payload(&BTreeMap::from([("input", tokens)])).unwrap();
+    // The endpoint takes neither; the first is not even decoded.
+    for (stream, body, kind) in [
+        (1, nils, ErrorKind::Overloaded),
+        (2, tokens, ErrorKind::InvalidArgument),
+    ] {
+        let request = encode_request(&head("hang"), &body).unwrap();
+        peer.send_bytes(&frame(FrameKind::Request, stream, &request))
+            .await;
+        let refused = peer.expect(FrameKind::Error).await;
+        let error: WireError = decode_payload(&refused.payload).unwrap();
+        assert_eq!(error.kind, kind, "{}", error.message);
+    }
     victim.is_well().await;
 }
 
