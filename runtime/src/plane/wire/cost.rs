@@ -185,7 +185,7 @@ mod tests {
         decoded_bytes(&encode_payload(request).unwrap())
     }
 
-    /// More bytes than `many` values and the rest of a request may become.
+    /// Whether these are bytes of so many token ids and a request's other fields.
     fn is_cheap(bytes: usize, many: usize) -> bool {
         bytes < many * TOKEN_ID_BYTES + 10_000
     }
