@@ -55,7 +55,13 @@ static DIALECTS: &[ReasoningDialect] = &[
             ..THINK
         },
     ),
-    row("ernie45", &THINKING),
+    row(
+        "ernie45",
+        &Tags {
+            dropped: &["<response>", "</response>"],
+            ..THINKING
+        },
+    ),
     row(
         "gemma4",
         &Tags {

@@ -29,6 +29,12 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
     ("deepseek_v31", "<think>Hm.</think>Yes.", "Hm.", "Yes."),
     ("ernie45", "Hm.\n</think>\n\nYes.", "Hm.", "Yes."),
     (
+        "ernie45",
+        "Hm.\n</think>\n\n<response>\nYes.\n</response>\n",
+        "Hm.",
+        "Yes.",
+    ),
+    (
         "gemma4",
         "<|channel>thought\nHm.<channel|>Yes.",
         "Hm.",
