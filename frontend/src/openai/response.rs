@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::logprobs::logprobs_json;
 use super::names::{chat_name, completion_name};
-use crate::answer::{Completed, TokenLogprobs, TotalUsage};
+use crate::answer::{AnswerEnd, Completed, TokenLogprobs, TotalUsage};
 use crate::error::{ApiError, ParamName};
 use crate::markup::{Delta, Message, ToolCall};
 
@@ -76,13 +76,13 @@ pub enum ChoiceEnd {
 }
 
 impl ChoiceEnd {
-    /// The end of an answer that stopped for `reason`. One that was cut short says so, whatever it called before.
+    /// The reason of an answer that ended so. One that was cut short says so, whatever it called before.
     #[must_use]
-    pub fn new(reason: FinishReason, has_calls: bool) -> Self {
-        if has_calls && reason == FinishReason::Stop {
+    pub fn new(end: &AnswerEnd, has_calls: bool) -> Self {
+        if has_calls && end.reason == FinishReason::Stop && end.stop_string.is_none() {
             Self::ToolCalls
         } else {
-            Self::Engine(reason)
+            Self::Engine(end.reason)
         }
     }
 
@@ -143,7 +143,7 @@ pub fn completed_choice(api: Api, index: usize, answer: &Completed) -> Value {
         rated,
         reasoning_tokens: _,
     } = answer;
-    let reason = ChoiceEnd::new(end.reason, !message.tool_calls.is_empty()).name();
+    let reason = ChoiceEnd::new(end, !message.tool_calls.is_empty()).name();
     let logprobs = rated.as_ref().map(|rated| logprobs_json(api, rated));
     match api {
         Api::Chat => json!({

@@ -142,6 +142,19 @@ async fn an_answer_cut_within_a_call_says_length() {
 }
 
 #[tokio::test]
+async fn an_answer_that_a_stop_string_cuts_within_a_call_says_stop() {
+    let site = site(Script::tokens(encode(CALLS))).await;
+    let further = json!({"tools": tools(), "stop": "Oslo"});
+    let body = chat("Weather?", further);
+    let [plain, streamed] = site.whole_and_streamed(CHAT, body).await;
+    let (message, reason) = whole(&plain);
+    assert_eq!(reason, "stop");
+    assert_eq!(message[2], json!([["get_weather", "{\"city\": \""]]));
+    assert_eq!(joined(&streamed), (message, reason));
+    site.close().await;
+}
+
+#[tokio::test]
 async fn only_one_call_where_calls_are_not_parallel() {
     let site = site(Script::tokens(encode(CALLS))).await;
     let further = json!({"tools": tools(), "parallel_tool_calls": false});
