@@ -180,6 +180,7 @@ static DIALECTS: &[ToolDialect] = &[
         &PythonicMarks {
             starts: &["<|tool_call_start|>"],
             ends: &["<|tool_call_end|>"],
+            is_bare: false,
         },
     ),
     json(
@@ -210,6 +211,7 @@ static DIALECTS: &[ToolDialect] = &[
         &PythonicMarks {
             starts: &["<|python_start|>"],
             ends: &["<|python_end|>"],
+            is_bare: true,
         },
     ),
     xml(
@@ -244,6 +246,7 @@ static DIALECTS: &[ToolDialect] = &[
         &PythonicMarks {
             starts: &["<function_calls>"],
             ends: &["</function_calls>"],
+            is_bare: false,
         },
     ),
     json(
@@ -259,6 +262,7 @@ static DIALECTS: &[ToolDialect] = &[
         &PythonicMarks {
             starts: &[],
             ends: &[],
+            is_bare: true,
         },
     ),
     xml("qwen3_coder", &FUNCTION_TAGS),

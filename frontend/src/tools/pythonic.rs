@@ -11,10 +11,12 @@ use literal::arguments_json;
 /// A dialect of this kind.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PythonicMarks {
-    /// Each begins calls. Without, a list that the answer begins with is one of calls.
+    /// Each begins calls.
     pub(super) starts: &'static [&'static str],
     /// Each ends them.
     pub(super) ends: &'static [&'static str],
+    /// Whether a list that the answer begins with may be one of calls without a marker.
+    pub(super) is_bare: bool,
 }
 
 /// A call longer than this is none, in bytes: it would be held in memory to its end.
@@ -33,6 +35,8 @@ pub(super) struct PythonicParser {
     tools: Arc<ToolSchemas>,
     state: State,
     has_begun: bool,
+    /// Whether the list under way began without a marker: its bracket ends it.
+    is_bare: bool,
     content: Prose,
     held: String,
 }
@@ -102,6 +106,7 @@ impl PythonicParser {
             tools,
             state: State::Outside,
             has_begun: false,
+            is_bare: false,
             content: Prose::content(),
             held: String::new(),
         }
@@ -121,10 +126,11 @@ impl PythonicParser {
     }
 
     fn outside(&mut self, is_end: bool, out: &mut Deltas) -> bool {
-        if !self.has_begun && self.marks.starts.is_empty() {
+        if !self.has_begun && self.marks.is_bare {
             match self.opens_a_call() {
                 Some(true) => {
                     self.has_begun = true;
+                    self.is_bare = true;
                     self.state = State::Between;
                     return true;
                 }
@@ -140,6 +146,7 @@ impl PythonicParser {
                 self.held.drain(..end - start);
                 self.content.markup();
                 if which < self.marks.starts.len() {
+                    self.is_bare = false;
                     self.state = State::Between;
                 }
                 true
@@ -171,7 +178,6 @@ impl PythonicParser {
     }
 
     fn between(&mut self, is_end: bool) -> bool {
-        let has_marks = !self.marks.starts.is_empty();
         let blank = |c: char| c.is_whitespace() || matches!(c, '[' | ',' | ';');
         let skipped = self.held.len() - self.held.trim_start_matches(blank).len();
         self.held.drain(..skipped);
@@ -182,6 +188,7 @@ impl PythonicParser {
         for (which, marker) in markers.enumerate() {
             if self.held.starts_with(marker) {
                 self.held.drain(..marker.len());
+                self.is_bare = false;
                 if which >= self.marks.starts.len() {
                     self.state = State::Outside;
                 }
@@ -196,7 +203,7 @@ impl PythonicParser {
             ']' => {
                 self.held.drain(..1);
                 self.content.markup();
-                if !has_marks {
+                if self.is_bare {
                     self.state = State::Outside;
                 }
             }

@@ -191,6 +191,20 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         "",
         &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW],
     ),
+    // The list without its markers, which is what the template asks for, and with the last alone.
+    (
+        "llama4_pythonic",
+        "[get_weather(city=\"Oslo\", days=3), now()] now()",
+        "now()",
+        &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW],
+    ),
+    ("llama4_pythonic", "\n[now()]<|python_end|>", "", &[NOW]),
+    (
+        "llama4_pythonic",
+        "[1] says [now()].",
+        "[1] says [now()].",
+        &[],
+    ),
     (
         "minimax_m2",
         "I look.\n<minimax:tool_call>\n<invoke name=\"get_weather\">\n<parameter name=\"city\">Oslo</parameter>\n\
