@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Value, json};
+
+/// How many schemas are looked at for the types of one parameter. Clients write them, and references may lead in a circle.
+const MAX_SCHEMAS: usize = 200;
 
 /// The parameters of each tool of a request, by the tool's name.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -54,14 +57,22 @@ impl ToolSchemas {
         self.parameters.keys().map(String::as_str)
     }
 
-    fn schema(&self, tool: &str, parameter: &str) -> Option<&Value> {
-        self.parameters.get(tool)?.get("properties")?.get(parameter)
+    /// Whether a parameter takes values of the type of `value`. One without a schema takes any.
+    fn takes(&self, tool: &str, parameter: &str, value: &Value) -> bool {
+        let Some(root) = self.parameters.get(tool) else {
+            return true;
+        };
+        let schema = root.get("properties").and_then(|all| all.get(parameter));
+        schema.is_none_or(|schema| Types::new(root).take(schema, value))
     }
 
     pub(super) fn typing(&self, tool: &str, parameter: &str) -> Typing {
-        match self.schema(tool, parameter).and_then(|s| s.get("type")) {
-            Some(Value::String(kind)) if kind == "string" => Typing::Text,
-            _ => Typing::Guess,
+        let takes = |value: &Value| self.takes(tool, parameter, value);
+        let others = [json!(null), json!(true), json!(0), json!([]), json!({})];
+        if takes(&json!("")) && !others.iter().any(takes) {
+            Typing::Text
+        } else {
+            Typing::Guess
         }
     }
 
@@ -75,8 +86,9 @@ impl ToolSchemas {
             "None" => "null",
             other => other,
         };
+        // Strings stand without quotes.
         let is_allowed = serde_json::from_str::<Value>(json)
-            .is_ok_and(|value| allows(self.schema(tool, parameter), &value));
+            .is_ok_and(|value| !value.is_string() && self.takes(tool, parameter, &value));
         if is_allowed {
             json.to_owned()
         } else {
@@ -85,9 +97,57 @@ impl ToolSchemas {
     }
 }
 
-/// Whether the schema's `type` takes the value; one that says nothing takes all but strings, which stand without quotes.
-fn allows(schema: Option<&Value>, value: &Value) -> bool {
-    let is = |kind: &str| match kind {
+/// What schemas say of the types of values. A schema that says nothing takes any.
+struct Types<'a> {
+    /// Where references lead from.
+    root: &'a Value,
+    /// How many schemas may still be looked at.
+    left: usize,
+}
+
+impl<'a> Types<'a> {
+    fn new(root: &'a Value) -> Self {
+        Self {
+            root,
+            left: MAX_SCHEMAS,
+        }
+    }
+
+    /// Whether `schema` takes values of the type of `value`.
+    fn take(&mut self, schema: &Value, value: &Value) -> bool {
+        let (Some(keywords), Some(left)) = (schema.as_object(), self.left.checked_sub(1)) else {
+            return true;
+        };
+        self.left = left;
+        keywords.iter().all(|(keyword, operand)| {
+            let operands = operand.as_array();
+            match keyword.as_str() {
+                "type" => is_of_type(operand, value),
+                "const" => is_of_same_type(operand, value),
+                "enum" => operands
+                    .is_none_or(|values| values.iter().any(|other| is_of_same_type(other, value))),
+                "anyOf" | "oneOf" => operands
+                    .is_none_or(|schemas| schemas.iter().any(|schema| self.take(schema, value))),
+                "allOf" => operands
+                    .is_none_or(|schemas| schemas.iter().all(|schema| self.take(schema, value))),
+                "$ref" => self
+                    .referred(operand)
+                    .is_none_or(|schema| self.take(schema, value)),
+                _ => true,
+            }
+        })
+    }
+
+    fn referred(&self, reference: &Value) -> Option<&'a Value> {
+        let place = reference.as_str()?.strip_prefix('#')?;
+        self.root.pointer(place)
+    }
+}
+
+/// Whether a value is of a `type`, or of one of several.
+fn is_of_type(types: &Value, value: &Value) -> bool {
+    let is = |name: &str| match name {
+        "string" => value.is_string(),
         "object" => value.is_object(),
         "array" => value.is_array(),
         "boolean" => value.is_boolean(),
@@ -96,11 +156,15 @@ fn allows(schema: Option<&Value>, value: &Value) -> bool {
         "integer" => value.is_i64() || value.is_u64() || value.as_f64().is_some_and(is_whole),
         _ => false,
     };
-    match schema.and_then(|schema| schema.get("type")) {
-        Some(Value::String(kind)) => is(kind),
-        Some(Value::Array(kinds)) => kinds.iter().filter_map(Value::as_str).any(is),
-        _ => !value.is_string(),
+    match types {
+        Value::String(name) => is(name),
+        Value::Array(names) => names.iter().filter_map(Value::as_str).any(is),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => true,
     }
+}
+
+fn is_of_same_type(one: &Value, other: &Value) -> bool {
+    std::mem::discriminant(one) == std::mem::discriminant(other)
 }
 
 fn is_whole(number: f64) -> bool {

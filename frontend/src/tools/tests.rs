@@ -156,6 +156,55 @@ fn arguments_stream_as_they_come() {
 }
 
 #[test]
+fn a_value_is_of_a_type_that_any_part_of_its_schema_names() {
+    let [any_of, one_of, all_of] = [
+        json!({"anyOf": [{"type": "string"}, {"type": "null"}]}),
+        json!({"oneOf": [{"type": "string"}, {"$ref": "#/$defs/Count"}]}),
+        json!({"allOf": [{"type": ["string", "integer"]}, {"$ref": "#/$defs/Text"}]}),
+    ];
+    let circle = json!({"$ref": "#/$defs/Circle"});
+    let defs = json!({
+        "Text": {"type": "string"},
+        "Count": {"type": "integer"},
+        "Circle": {"anyOf": [circle, circle]},
+    });
+    for (schema, text, expected) in [
+        (&any_of, "{\"a\": 1}", json!("{\"a\": 1}")),
+        (&any_of, "12", json!("12")),
+        (&any_of, "null", json!(null)),
+        (&one_of, "12", json!(12)),
+        (&one_of, "[1]", json!("[1]")),
+        (&all_of, "12", json!("12")),
+        (&json!({"$ref": "#/$defs/Text"}), "true", json!("true")),
+        (&json!({"$ref": "#/$defs/None"}), "true", json!(true)),
+        (&json!({"enum": ["1", "2"]}), "1", json!("1")),
+        (&json!({"const": 1}), "1", json!(1)),
+        (&circle, "1", json!(1)),
+    ] {
+        let parameters = json!({"type": "object", "properties": {"a": schema}, "$defs": defs});
+        let tool = json!({"type": "function", "function": {"name": "f", "parameters": parameters}});
+        let tools = Arc::new(ToolSchemas::new(&[tool]));
+        for (name, call) in [
+            (
+                "qwen3_coder",
+                format!("<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>"),
+            ),
+            (
+                "glm45",
+                format!(
+                    "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
+                ),
+            ),
+        ] {
+            let parser = ToolDialect::find(name).unwrap().parser(Arc::clone(&tools));
+            let message = parse(parser, [call.as_str()]);
+            let arguments: Value = serde_json::from_str(&message.tool_calls[0].arguments).unwrap();
+            assert_eq!(arguments, json!({"a": expected}), "{name} {schema} {text}");
+        }
+    }
+}
+
+#[test]
 fn forced_calls_are_read_from_plain_json() {
     let text = r#"[{"name": "get_weather", "parameters": {"city": "Oslo"}}, {"name": "now", "parameters": {}}]"#;
     for pieces in [vec![text], characters(text)] {
