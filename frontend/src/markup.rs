@@ -27,12 +27,25 @@ pub trait MarkupParser: Send {
     /// Takes the next piece of text and gives out what is certain.
     fn push(&mut self, text: &str, out: &mut Deltas);
 
+    /// As [`push`](Self::push), but no farther than to the next marker, or over one. Whether there is more to take, which the
+    /// next call does, without text of its own. `_is_in_call`: what comes next is a tool's argument, where a marker of this
+    /// parser's is text.
+    fn push_to_marker(&mut self, text: &str, _is_in_call: bool, out: &mut Deltas) -> bool {
+        self.push(text, out);
+        false
+    }
+
     /// The text is over: gives out what was held back.
     fn finish(&mut self, out: &mut Deltas);
 
     /// Whether what comes next is thoughts, as far as is certain; `None` of a parser that finds no thoughts.
     fn is_thinking(&self) -> Option<bool> {
         None
+    }
+
+    /// Whether what comes next is text of an argument of a call.
+    fn is_in_call(&self) -> bool {
+        false
     }
 }
 

@@ -101,7 +101,11 @@ impl Splitter {
     /// Takes the next piece of text; its deltas wait for [`flush`](Self::flush).
     pub(crate) fn feed(&mut self, text: &str) {
         let mut deltas = std::mem::take(&mut self.deltas);
-        self.run(&mut deltas, |parser, out| parser.push(text, out), text);
+        let mut rest = text;
+        let first = |parser: &mut dyn MarkupParser, is_in_call: bool, out: &mut Deltas| {
+            parser.push_to_marker(std::mem::take(&mut rest), is_in_call, out)
+        };
+        self.run(&mut deltas, first, text);
         self.deltas = deltas;
     }
 
@@ -120,7 +124,11 @@ impl Splitter {
     /// The text is over; `each` gets what was held back.
     pub fn finish(&mut self, each: impl FnMut(Delta<'_>)) {
         let mut deltas = std::mem::take(&mut self.deltas);
-        self.run(&mut deltas, |parser, out| parser.finish(out), "");
+        let first = |parser: &mut dyn MarkupParser, _: bool, out: &mut Deltas| {
+            parser.finish(out);
+            false
+        };
+        self.run(&mut deltas, first, "");
         if let Some(tools) = &mut self.tools {
             tools.finish(&mut deltas);
         }
@@ -133,19 +141,21 @@ impl Splitter {
         self.deltas.calls() > 0
     }
 
-    /// Runs the first parser, or passes `text` by it, and the second over what is content.
+    /// Runs the first parser as long as it has more to take, or passes `text` by it, and the second over what is content. The
+    /// first is told whether the second is in a call: what stands there is the tool's.
     fn run(
         &mut self,
         out: &mut Deltas,
-        first: impl FnOnce(&mut dyn MarkupParser, &mut Deltas),
+        mut first: impl FnMut(&mut dyn MarkupParser, bool, &mut Deltas) -> bool,
         text: &str,
     ) {
         match (&mut self.reasoning, &mut self.tools) {
-            (Some(reasoning), None) => first(reasoning.as_mut(), out),
+            (Some(reasoning), None) => while first(reasoning.as_mut(), false, out) {},
             (None, Some(tools)) => tools.push(text, out),
             (None, None) => out.content(text),
-            (Some(reasoning), Some(tools)) => {
-                first(reasoning.as_mut(), &mut self.between);
+            (Some(reasoning), Some(tools)) => loop {
+                let is_in_call = tools.is_in_call();
+                let has_more = first(reasoning.as_mut(), is_in_call, &mut self.between);
                 for delta in self.between.iter() {
                     match delta {
                         Delta::Content(text) => tools.push(text, out),
@@ -155,7 +165,10 @@ impl Splitter {
                     }
                 }
                 self.between.clear();
-            }
+                if !has_more {
+                    break;
+                }
+            },
         }
     }
 

@@ -51,6 +51,62 @@ fn a_call_in_the_thoughts_ends_them() {
 }
 
 #[test]
+fn markers_of_thoughts_in_a_calls_arguments_are_text() {
+    for (reasoning, tool, begin, end) in [
+        (
+            "qwen3",
+            "hermes",
+            "<tool_call>{\"name\": \"get_weather\", \"arguments\": {\"city\": \"",
+            "\"}}</tool_call>",
+        ),
+        (
+            "deepseek_r1",
+            "qwen3_coder",
+            "<tool_call>\n<function=get_weather>\n<parameter=city>\n",
+            "\n</parameter>\n</function>\n</tool_call>",
+        ),
+        (
+            "glm45",
+            "glm45",
+            "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>",
+            "</arg_value>\n</tool_call>",
+        ),
+        (
+            "qwen3",
+            "mistral",
+            "[TOOL_CALLS]get_weather[ARGS]{\"city\": \"",
+            "\"}",
+        ),
+        (
+            "qwen3",
+            "lfm2",
+            "<|tool_call_start|>[get_weather(city=\"",
+            "\")]<|tool_call_end|>",
+        ),
+    ] {
+        for city in [
+            "re.sub('<think>.*?</think>', '', s)",
+            "a </think> b",
+            "a <think> b",
+        ] {
+            let call = format!("{begin}{city}{end}");
+            let text = format!("<think>Hm.\n</think>{call}{call}<think>So.</think>");
+            for pieces in [vec![text.as_str()], characters(&text)] {
+                let message = split(both(reasoning, tool), pieces);
+                assert_eq!(message.reasoning, "Hm.\nSo.", "{tool}: {city}");
+                assert_eq!(message.content, "", "{tool}: {city}");
+                let calls = message.tool_calls.iter();
+                let arguments: Vec<serde_json::Value> = calls
+                    .map(|call| serde_json::from_str(&call.arguments).unwrap())
+                    .collect();
+                let expected = json!({"city": city});
+                assert_eq!(arguments, [expected.clone(), expected], "{tool}: {city}");
+            }
+        }
+    }
+}
+
+#[test]
 fn calls_beyond_the_most_are_left_out() {
     let message = split(both("qwen3", "hermes").with_max_calls(1), [TWO_CALLS]);
     assert_eq!(message.tool_calls.len(), 1);

@@ -68,8 +68,8 @@ impl TagsParser {
         self.held.drain(..len);
     }
 
-    /// Takes what the scan has found; whether to go on.
-    fn step(&mut self, out: &mut Deltas) -> bool {
+    /// Takes what the scan has found: text, or a marker that nothing stands before. Whether to go on.
+    fn step(&mut self, is_in_call: bool, out: &mut Deltas) -> bool {
         let (which, start, end) = match self.scan() {
             Scan::Text { sure } => {
                 self.give(sure, out);
@@ -77,14 +77,17 @@ impl TagsParser {
             }
             Scan::Marker { which, start, end } => (which, start, end),
         };
-        self.give(start, out);
+        if start > 0 {
+            self.give(start, out);
+            return true;
+        }
+        if is_in_call && !self.is_inside {
+            self.give(end, out);
+            return true;
+        }
         let is_own = which < 2;
         // A marker of a tool call is the tool parser's to read.
-        let taken = if is_own || !self.is_inside {
-            end - start
-        } else {
-            0
-        };
+        let taken = if is_own || !self.is_inside { end } else { 0 };
         self.held.drain(..taken);
         self.content.markup();
         self.reasoning.markup();
@@ -96,7 +99,12 @@ impl TagsParser {
 impl MarkupParser for TagsParser {
     fn push(&mut self, text: &str, out: &mut Deltas) {
         self.held.push_str(text);
-        while self.step(out) {}
+        while self.step(false, out) {}
+    }
+
+    fn push_to_marker(&mut self, text: &str, is_in_call: bool, out: &mut Deltas) -> bool {
+        self.held.push_str(text);
+        self.step(is_in_call, out)
     }
 
     fn finish(&mut self, out: &mut Deltas) {

@@ -217,9 +217,8 @@ impl JsonParser {
         }
     }
 
-    /// The next marker or character. In a JSON string nothing is a marker.
-    fn next(&mut self, is_end: bool) -> Next {
-        let is_in_string = match &self.state {
+    fn is_in_string(&self) -> bool {
+        match &self.state {
             State::Object(object) => object.is_in_string(),
             State::Value(scan) => scan.is_in_string(),
             State::Outside
@@ -229,11 +228,15 @@ impl JsonParser {
             | State::Raw
             | State::Tail
             | State::Junk => false,
-        };
+        }
+    }
+
+    /// The next marker or character. In a JSON string nothing is a marker.
+    fn next(&mut self, is_end: bool) -> Next {
         let Some(c) = self.rest().chars().next() else {
             return Next::Wait;
         };
-        if !is_in_string {
+        if !self.is_in_string() {
             let mut waits = false;
             let rest = self.rest();
             for (marker, next) in self.markers() {
@@ -443,5 +446,9 @@ impl MarkupParser for JsonParser {
             | State::Junk => {}
         }
         self.content.finish(out);
+    }
+
+    fn is_in_call(&self) -> bool {
+        self.is_in_string()
     }
 }

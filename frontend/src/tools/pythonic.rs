@@ -253,4 +253,8 @@ impl MarkupParser for PythonicParser {
         while self.step(true, out) {}
         self.content.finish(out);
     }
+
+    fn is_in_call(&self) -> bool {
+        matches!(&self.state, State::Call(scan) if scan.quote.is_some())
+    }
 }

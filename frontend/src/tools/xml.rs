@@ -348,6 +348,10 @@ impl MarkupParser for XmlParser {
         self.give_aside(out);
         self.content.finish(out);
     }
+
+    fn is_in_call(&self) -> bool {
+        matches!(self.state, State::Value(_))
+    }
 }
 
 fn is_closing(marker: &&str) -> bool {
