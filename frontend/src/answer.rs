@@ -159,6 +159,15 @@ impl Answer {
         }
     }
 
+    /// The same answer, whose text goes on with that of `prompt`.
+    #[must_use]
+    pub fn behind(mut self, prompt: &[TokenId]) -> Self {
+        self.detokenizer = self
+            .detokenizer
+            .map(|detokenizer| detokenizer.behind(prompt));
+        self
+    }
+
     /// The same answer, which begins with its prompt. Stop strings are not looked for in that.
     #[must_use]
     pub fn with_echo(mut self, prompt: Arc<str>) -> Self {

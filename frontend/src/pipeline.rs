@@ -56,6 +56,8 @@ pub struct Job {
     may_call_instead: bool,
     /// The client's field that asks for `guided`.
     bound_by: Option<Arc<str>>,
+    /// Whether the text of the answers goes on with that of their prompts, as no chat's does.
+    continues_prompts: bool,
     /// What the answers to each input begin with, if with their prompts.
     echoes: Vec<Arc<str>>,
 }

@@ -103,6 +103,7 @@ impl Job {
             guided: guided.map(Into::into),
             may_call_instead,
             bound_by,
+            continues_prompts: false,
             echoes: Vec::new(),
         })
     }

@@ -257,6 +257,10 @@ impl Choice {
         if let (Some(logprobs), Some(text)) = (&job.params.logprobs, &job.model.text) {
             answer = answer.with_logprobs(Arc::clone(&text.tokenizer), logprobs.top);
         }
+        if let (true, Some(Input::Tokens(tokens))) = (job.continues_prompts, job.inputs.get(prompt))
+        {
+            answer = answer.behind(tokens);
+        }
         if let Some(prompt) = job.echoes.get(prompt) {
             answer = answer.with_echo(Arc::clone(prompt));
         }

@@ -55,6 +55,7 @@ impl Job {
             guided: guided.map(Into::into),
             may_call_instead: false,
             bound_by,
+            continues_prompts: true,
             echoes: made.echoes,
         })
     }

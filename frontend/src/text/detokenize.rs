@@ -127,6 +127,21 @@ impl Detokenizer {
         self
     }
 
+    /// The same decoder, at the start of a sequence whose text goes on with that of `prompt`: the space between them stays. A
+    /// decoder that waits for the end knows no prompt.
+    #[must_use]
+    pub fn behind(mut self, prompt: &[u32]) -> Self {
+        let pieces = self.tokenizer.pieces();
+        let is_text = |&token: &u32| pieces.is_visible(token, self.skip_special);
+        if let State::Streaming(streaming) = &mut self.state
+            && prompt.iter().any(is_text)
+        {
+            streaming.position = Position::Later;
+            streaming.strip = None;
+        }
+        self
+    }
+
     /// Takes the next token of the sequence and appends the text that is now certain to `out`, if any.
     /// An id that the vocabulary does not know contributes nothing.
     #[inline]

@@ -436,6 +436,38 @@ async fn token_ids_out_of_the_vocabulary_are_refused_by_name_and_id() {
     site.close().await;
 }
 
+/// A decoder that strips a text's first space, as SentencePiece models have, strips a chat's, but none behind a prompt.
+#[tokio::test]
+async fn a_completion_keeps_the_space_behind_its_prompt() {
+    let mut worker = worker_config();
+    for artifact in &mut worker.artifacts {
+        if artifact.reference.name == "tokenizer.json" {
+            let mut file: Value = serde_json::from_slice(&artifact.content).expect("JSON");
+            file["decoder"] = json!({"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "Ġ"}, "content": " "},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ]});
+            *artifact = Artifact::new("tokenizer.json", file.to_string().into_bytes());
+        }
+    }
+    let site = Site::with_worker(config(), worker, Script::tokens(encode(" Paris"))).await;
+    for (further, content) in [
+        (json!({}), " Paris"),
+        (json!({"echo": true}), "It is Paris"),
+    ] {
+        let body = completion("It is", further);
+        let [plain, streamed] = site.whole_and_streamed(COMPLETIONS, body).await;
+        assert_eq!(plain.content(), content);
+        assert_eq!(streamed.streamed(0).0, content);
+    }
+    let body = completion(encode("It is"), json!({}));
+    assert_eq!(site.post(COMPLETIONS, &body).await.content(), " Paris");
+    let response = site.post(CHAT, &chat("Where?", json!({}))).await;
+    assert_eq!(response.content(), "Paris");
+    site.close().await;
+}
+
 /// A tokenizer with the tokens for it makes the prompt of a suffix; any other refuses by name.
 #[tokio::test]
 async fn a_suffix_stands_behind_the_answer_where_the_model_has_tokens_for_it() {

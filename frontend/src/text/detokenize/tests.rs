@@ -116,6 +116,30 @@ impl Subject {
     }
 }
 
+/// Wherever tokens are parted into those of a prompt and those of its answer.
+#[test]
+fn text_behind_a_prompt_goes_on_with_it() {
+    for Family {
+        name, tokenizer, ..
+    } in FAMILIES.iter()
+    {
+        let special = (0..1_000).find(|&id| tokenizer.is_special(id)).unwrap();
+        let mut ids = vec![special];
+        ids.extend(tokenizer.encode("the quick brown fox", false).unwrap());
+        let whole = tokenizer.decode_all(&ids, true).unwrap();
+        for at in 0..=ids.len() {
+            let (prompt, answer) = ids.split_at(at);
+            let mut out = tokenizer.decode_all(prompt, true).unwrap();
+            let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer), true).behind(prompt);
+            for &id in answer {
+                detokenizer.push(id, &mut out);
+            }
+            detokenizer.finish(&mut out);
+            assert_eq!(out, whole, "{name}: {prompt:?} {answer:?}");
+        }
+    }
+}
+
 /// What becomes of special tokens.
 #[derive(Debug, Clone, Copy)]
 enum Special {
