@@ -48,7 +48,7 @@ impl Job {
     ) -> Result<Self, ApiError> {
         let ChatRequest {
             mut params,
-            messages,
+            mut messages,
             media,
             tools,
             add_generation_prompt,
@@ -66,6 +66,9 @@ impl Job {
         }
         if model.text.is_none() {
             refuse_token_options(&params)?;
+        }
+        if text.is_some() && model.parsers.are_harmony() {
+            messages.iter_mut().for_each(name_thinking);
         }
         let chat = Chat {
             messages,
@@ -267,6 +270,25 @@ impl Chat {
 
 /// The name of the field, and of the template's variable.
 pub(crate) const REASONING_EFFORT: &str = "reasoning_effort";
+
+/// Gives an assistant's thoughts the name too that the template of gpt-oss has for them. Beside both calls and content it
+/// refuses them.
+fn name_thinking(message: &mut Value) {
+    let Value::Object(message) = message else {
+        return;
+    };
+    let has_calls = message
+        .get("tool_calls")
+        .and_then(Value::as_array)
+        .is_some_and(|calls| !calls.is_empty());
+    let has_content = message.get("content").is_some_and(|content| content != "");
+    if has_calls && has_content {
+        return;
+    }
+    if let Some(thoughts) = message.get("reasoning_content").cloned() {
+        message.entry("thinking").or_insert(thoughts);
+    }
+}
 
 /// Effort is a variable of the template, where it has one; elsewhere it is a hint.
 fn add_reasoning_effort(

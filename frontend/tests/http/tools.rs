@@ -175,8 +175,11 @@ const JOINS: &str = "{% for m in messages %}{% for c in m.tool_calls %}{{ '<' + 
 
 /// The prompt that the template makes of a chat.
 async fn prompt(template: &str, further: Value) -> String {
+    prompt_of(card("hermes", "none"), template, further).await
+}
+
+async fn prompt_of(mut worker: WorkerConfig, template: &str, further: Value) -> String {
     let engine = Script::tokens(encode("Hi"));
-    let mut worker = card("hermes", "none");
     let template = Artifact::new("chat_template.jinja", template.as_bytes().to_vec());
     worker.artifacts.push(template);
     let site = Site::with_worker(config(), worker, engine.clone()).await;
@@ -217,6 +220,30 @@ async fn the_template_sees_tools_calls_and_results() {
     assert_eq!(prompt(SHOWS_ALL, further).await, expected);
     let further = json!({"messages": conversation()});
     assert_eq!(prompt(JOINS, further).await, "<{\"city\":\"Oslo\"}>");
+}
+
+/// The template of gpt-oss has a name of its own for thoughts, and refuses them beside calls and content.
+#[tokio::test]
+async fn the_template_of_a_harmony_model_sees_thoughts_as_thinking() {
+    const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}|{{ m.thinking }}]{% endfor %}";
+    let calls = json!([{"id": "call_1", "type": "function", "function": {"name": "now", "arguments": "{}"}}]);
+    let result = json!({"role": "tool", "tool_call_id": "call_1", "content": "Noon."});
+    let messages = json!([
+        {"role": "user", "content": "Time?"},
+        {"role": "assistant", "content": null, "reasoning_content": "Hm.", "tool_calls": calls},
+        result,
+        {"role": "assistant", "content": "I look.", "reasoning_content": "Ah.", "tool_calls": calls},
+        result,
+        {"role": "assistant", "content": "Noon.", "reasoning_content": "So."},
+        {"role": "user", "content": "Thanks."},
+    ]);
+    for (parser, [hm, so]) in [("harmony", ["Hm.", "So."]), ("hermes", ["", ""])] {
+        let further = json!({"messages": messages});
+        let shown = prompt_of(card(parser, "none"), TEMPLATE, further).await;
+        let expected =
+            format!("[user|][assistant|{hm}][tool|][assistant|][tool|][assistant|{so}][user|]");
+        assert_eq!(shown, expected, "{parser}");
+    }
 }
 
 #[tokio::test]
