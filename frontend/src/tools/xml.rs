@@ -33,6 +33,8 @@ pub(super) struct XmlMarks {
     pub(super) value: Option<&'static str>,
     /// Ends the value.
     pub(super) value_end: &'static str,
+    /// What ends a value too whose end the model left out. Each begins with a line break, which alone is the value's.
+    pub(super) value_stops: &'static [&'static str],
     /// Whether a value stands on lines of its own.
     pub(super) is_on_lines: bool,
 }
@@ -300,8 +302,15 @@ impl XmlParser {
     }
 
     fn value(&mut self, out: &mut Deltas) -> bool {
-        let (len, taken, is_over) = match scan(&self.held, [self.marks.value_end]) {
-            Scan::Marker { start, end, .. } => (start, end, true),
+        let stops = self.marks.value_stops.iter().copied();
+        let ends = [self.marks.value_end].into_iter().chain(stops);
+        let (len, taken, is_over) = match scan(&self.held, ends) {
+            Scan::Marker {
+                which: 0,
+                start,
+                end,
+            } => (start, end, true),
+            Scan::Marker { start, .. } => (start + 1, start + 1, true),
             Scan::Text { sure } => (sure, sure, false),
         };
         let text = self.cut(taken);

@@ -293,6 +293,27 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         "here",
         &[("write_file", r#"{"text": "see ", "path": "a"}"#)],
     ),
+    // Values whose ends the model left out.
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=write_file>\n<parameter=path>\na\n\n<parameter=options>\n{\"a\": 1}\n</function>\n</tool_call>\n\
+         <tool_call>\n<function=now>\n</function>\n</tool_call>",
+        "",
+        &[
+            ("write_file", r#"{"path": "a\n", "options": {"a": 1}}"#),
+            NOW,
+        ],
+    ),
+    // The same markers within a line are text.
+    (
+        "qwen3_coder",
+        "<function=write_file>\n<parameter=text>\nIn <parameter=a> or </function>.\n</parameter>\n</function>",
+        "",
+        &[(
+            "write_file",
+            r#"{"text": "In <parameter=a> or </function>."}"#,
+        )],
+    ),
     (
         "seed_oss",
         "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Oslo</parameter>\n<parameter=days>3</parameter>\n</function>\n\
