@@ -130,6 +130,8 @@ pub struct ChatTemplate {
     bos_token: Option<String>,
     eos_token: Option<String>,
     has_tool_use: bool,
+    /// Whether it tells a message of nothing but calls by its content, which is none.
+    tests_for_no_content: bool,
     /// As asked for; see [`effective_fuel`](Self::effective_fuel).
     fuel: u64,
     bounds: Bounds,
@@ -155,6 +157,7 @@ impl ChatTemplate {
             bos_token: bos.map(str::to_owned),
             eos_token: eos.map(str::to_owned),
             has_tool_use: false,
+            tests_for_no_content: false,
             fuel,
             bounds: Bounds::DEFAULT,
             longest_repeated: 0,
@@ -231,7 +234,7 @@ impl ChatTemplate {
             .map(|token| defined("eos_token", token));
         let given = input.extra.iter().map(|(name, value)| defined(name, value));
         let own = [
-            defined("messages", without_nulls(input.messages)),
+            defined("messages", self.given(input.messages)),
             defined("tools", tools),
             defined("add_generation_prompt", input.add_generation_prompt),
         ];
@@ -241,7 +244,43 @@ impl ChatTemplate {
         Value::from_pairs(defaults.chain(given).chain(own))
     }
 
+    /// The messages as `transformers` hands them on: a key that is null is left out, for templates take a key for its presence.
+    /// Clients that repeat an answer send it whole, with `"tool_calls": null`. The content of a message of nothing but calls is
+    /// null where the template tests for that.
+    fn given<'m>(&self, messages: &'m [serde_json::Value]) -> Cow<'m, [serde_json::Value]> {
+        let has_null = |message: &serde_json::Value| {
+            let mut values = message.as_object().into_iter().flat_map(Map::values);
+            values.any(serde_json::Value::is_null)
+        };
+        let only_calls = |message: &serde_json::Value| {
+            let calls = message["tool_calls"].as_array();
+            self.tests_for_no_content
+                && calls.is_some_and(|calls| !calls.is_empty())
+                && (message["content"].is_null() || message["content"] == "")
+        };
+        if !messages.iter().any(|m| has_null(m) || only_calls(m)) {
+            return Cow::Borrowed(messages);
+        }
+        let mut messages = messages.to_vec();
+        for message in &mut messages {
+            let only_calls = only_calls(message);
+            if let Some(message) = message.as_object_mut() {
+                message.retain(|_, value| !value.is_null());
+                if only_calls {
+                    message.insert("content".into(), serde_json::Value::Null);
+                }
+            }
+        }
+        Cow::Owned(messages)
+    }
+
     fn add(&mut self, name: &'static str, source: &str) -> Result<(), TemplateError> {
+        let tests = [
+            "['content'] is none",
+            "[\"content\"] is none",
+            ".content is none",
+        ];
+        self.tests_for_no_content |= tests.iter().any(|test| source.contains(test));
         let source = source::without_generation_tags(source);
         let invalid = |error| explain(&error, DEFAULT_FUEL);
         let syntax = self.environment.syntax().clone();
@@ -255,23 +294,6 @@ impl ChatTemplate {
         self.environment.set_fuel(Some(self.effective_fuel()));
         Ok(())
     }
-}
-
-/// The messages as `transformers` hands them on: a key that is null is left out, for templates take a key for its presence.
-/// Clients that repeat an answer send it whole, with `"tool_calls": null`.
-fn without_nulls(messages: &[serde_json::Value]) -> Cow<'_, [serde_json::Value]> {
-    let has_null = |message: &serde_json::Value| {
-        let mut values = message.as_object().into_iter().flat_map(Map::values);
-        values.any(serde_json::Value::is_null)
-    };
-    if !messages.iter().any(has_null) {
-        return Cow::Borrowed(messages);
-    }
-    let mut messages = messages.to_vec();
-    for message in messages.iter_mut().filter_map(|m| m.as_object_mut()) {
-        message.retain(|_, value| !value.is_null());
-    }
-    Cow::Owned(messages)
 }
 
 /// Sorts an error of the template engine by who is at fault.

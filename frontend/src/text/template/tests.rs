@@ -172,6 +172,23 @@ fn tojson_writes_what_json_dumps_writes() {
     }
 }
 
+/// As DeepSeek-R1's template tells its calls; most take a key for its presence, or join contents.
+#[test]
+fn the_content_of_nothing_but_calls_is_none_where_the_template_tests_for_that() {
+    let calls = json!([{ "function": { "name": "now" } }]);
+    let messages = [
+        json!({ "role": "assistant", "content": "", "tool_calls": calls }),
+        json!({ "role": "assistant", "content": "I look.", "tool_calls": calls }),
+        json!({ "role": "assistant", "content": "", "tool_calls": null }),
+    ];
+    let tests = "{% for m in messages %}[{% if m['content'] is none %}{{ m.tool_calls[0].function.name }}\
+        {% else %}{{ m.content + '.' }}{{ 'tool_calls' in m }}{% endif %}]{% endfor %}";
+    let prompt = try_render(tests, &messages).unwrap();
+    assert_eq!(prompt, "[now][I look..True][.False]");
+    let joins = "{% for m in messages %}[{{ m.content + '.' }}]{% endfor %}";
+    assert_eq!(try_render(joins, &messages).unwrap(), "[.][I look..][.]");
+}
+
 #[test]
 fn generation_blocks_render_their_body() {
     let source = "{# {% generation %} #}{% for m in messages %}{%- generation -%}
