@@ -54,6 +54,7 @@ class StepsEngine(BatchEngine[Sequence]):
             assert self.gate.wait(60)
         outputs: dict[str, Any] = {
             "overloaded": Overloaded("later", retry_after=1.5),
+            "odd_error": Overloaded("later \ud83d", retry_after=-0.2),
             "word": "word",
             "token_below_0": -1,
             "text": {"text": "hello", "token_count": 1, "finish_reason": "stop"},

@@ -146,7 +146,7 @@ def test_a_cancelled_request_ends_with_and_without_credit(worker: Worker) -> Non
 def test_an_error_ends_its_request_and_no_other(worker: Worker) -> None:
     # All are in the next step.
     worker.ask_at_gate(100)
-    cases = {2: "overloaded", 3: "word", 4: "refuse", 5: "count", 6: "token_below_0"}
+    cases = {2: "overloaded", 3: "word", 4: "refuse", 5: "count", 6: "token_below_0", 7: "odd_error"}
     for stream, what in cases.items():
         worker.ask(stream, what)
     worker.request(50, "control", {"op": "wake"})
@@ -154,13 +154,14 @@ def test_an_error_ends_its_request_and_no_other(worker: Worker) -> None:
     assert worker.answer(3) == ["internal"]
     assert worker.answer(4) == ["invalid_argument"]
     assert tokens(worker.answer(5)) == [2, 1, 0]
+    assert worker.answer(7) == ["overloaded"]
     # What is no token of the vocabulary is the worker's to refuse: it knows the vocabulary.
     while 6 not in worker.came:
         worker.read()
     assert worker.came[6][0] == {"tokens": {"token_ids": [-1]}}
     worker.send(Kind.CANCEL, 6, {"reason": "client"})
     worker.answer(6)
-    assert {"r-2", "r-3", "r-5", "r-6"} <= set(worker.profile()[1])
+    assert {"r-2", "r-3", "r-5", "r-6", "r-7"} <= set(worker.profile()[1])
     assert "r-4" not in worker.profile()[1]
 
 

@@ -131,6 +131,24 @@ def test_every_exception_has_its_own_kind() -> None:
     assert wire["details"] == {"field": "f", "retry_after": {"secs": 1, "nanos": 500_000_000}}
 
 
+def test_an_error_made_of_anything_can_be_sent_and_read() -> None:
+    class Broken(Exception):
+        pass
+
+    def wire(message: Any, **options: Any) -> Any:
+        error = exceptions.InvalidArgument(message, **options)
+        assert str(error)
+        return msgpack.unpackb(pack(error.to_wire()))
+
+    assert [wire(message)["message"] for message in (42, None, Broken("why"))] == ["42", "None", "why"]
+    assert wire("cut \ud83d", field="\ud83d")["message"] == "cut \\ud83d"
+    assert wire("must be a place", field=3)["details"] == {"field": "3"}
+    for after in (-0.2, -(2**70)):
+        assert wire("later", retry_after=after)["details"]["retry_after"] == {"secs": 0, "nanos": 0}
+    for no_time in (float("inf"), float("nan"), 2**63, 10**400, "soon"):
+        assert wire("later", retry_after=no_time)["details"] == {}
+
+
 def test_run_is_found_where_others_look_for_it() -> None:
     from genset.backend import run
     from genset.backend.run import run as same

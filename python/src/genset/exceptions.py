@@ -3,6 +3,7 @@ a client may retry, and whether the request may go on elsewhere. Any other excep
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 
@@ -32,18 +33,35 @@ class EngineError(Exception):
         return Cancelled("the request was cancelled")
 
     def __str__(self) -> str:
-        has_name = self.field is None or self.message.startswith(self.field)
-        return self.message if has_name else f"{self.field}: {self.message}"
+        message = str(self.message)
+        has_name = self.field is None or message.startswith(str(self.field))
+        return message if has_name else f"{self.field}: {message}"
 
     def to_wire(self) -> dict[str, Any]:
-        """The payload of an `Error` frame."""
+        """The payload of an `Error` frame: one that can be packed and read, whatever the error was made of."""
         details: dict[str, Any] = {}
         if self.field is not None:
-            details["field"] = self.field
-        if self.retry_after is not None:
-            secs = int(self.retry_after)
-            details["retry_after"] = {"secs": secs, "nanos": int((self.retry_after - secs) * 1e9)}
-        return {"kind": self.kind, "message": self.message, "details": details}
+            details["field"] = _text(self.field)
+        after = _seconds(self.retry_after)
+        if after is not None:
+            secs = int(after)
+            details["retry_after"] = {"secs": secs, "nanos": int((after - secs) * 1e9)}
+        return {"kind": self.kind, "message": _text(self.message), "details": details}
+
+
+def _text(value: object) -> str:
+    """A text that UTF-8 has: half of a surrogate pair, as cut texts end with, is written as an escape."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+def _seconds(value: Any) -> float | None:
+    """A time to wait, which is no less than none; None where it is no time."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    # As many seconds as the other side's 64 bits hold.
+    return max(seconds, 0.0) if math.isfinite(seconds) and seconds < 2.0**63 else None
 
 
 class InvalidArgument(EngineError):
