@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Program, run, until
-from test_llm import ask
+from test_llm import MODEL, ask
 
 from genset import exceptions
 from genset.runtime import Runtime
@@ -34,6 +34,14 @@ def test_sigterm_lets_the_request_under_way_end(start: Callable[..., Program]) -
     run(main())
     assert counter.exit_code() == 0
     assert counter.lines[-1] == "left", counter.lines
+
+
+@pytest.mark.parametrize("what", ["engine", "service", "function"])
+def test_what_comes_after_a_drain_is_let_end(what: str, start: Callable[..., Program]) -> None:
+    program = start("finisher.py", what, str(MODEL))
+    program.wait_for("serves the model" if what == "engine" else "served by")
+    assert program.stop() == 0
+    assert "finished" in program.lines, program.lines
 
 
 def test_a_worker_told_to_leave_tells_its_clients(

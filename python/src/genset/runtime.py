@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 GRACE_S = 30.0
 """How long requests may go on once a process drains."""
 
+FINISH_S = 30.0
+"""How long a program's function, and what else served, may take after the drain."""
+
 Result = TypeVar("Result")
 Main = Callable[..., Coroutine[Any, Any, Result]]
 
@@ -61,6 +64,7 @@ class Runtime:
         self._services: list[Service] = []
         self._ending: asyncio.Task[None] | None = None
         self._models: dict[str, Model] = {}
+        self._servers: set[asyncio.Task[Any]] = set()
         self.worker_id: int = bridge.node.new_instance_id()
         """The id under which this process's endpoints are listed, below 2^53."""
 
@@ -102,11 +106,30 @@ class Runtime:
             raise EngineShutdown("the runtime is shutting down")
         if any(other.name == service.name for other in self._services):
             raise InvalidArgument(f"{service.name} is served by this process already; give the second one another name")
+        self.note_server()
         self._services.append(service)
         try:
             await service.run()
         finally:
             self._services.remove(service)
+
+    def note_server(self) -> None:
+        """Says that this task sees the drain by what it serves, and has its own to end after that: it is given the time."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._servers.add(task)
+            task.add_done_callback(self._servers.discard)
+
+    async def finish(self, hurried: asyncio.Future[None]) -> None:
+        """Returns when the shutdown is over and the tasks that served have ended, or have had their time, or when `hurried` is done."""
+        await asyncio.wait([self.begin_shutdown()])
+        if not self._servers or hurried.done():
+            return
+        ended = asyncio.ensure_future(_end(set(self._servers)))
+        await asyncio.wait((ended, hurried), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if self._servers and not hurried.done():
+            logger.warning("what was left to do after the drain is cut short after %g s", FINISH_S)
 
     @property
     def is_draining(self) -> bool:
@@ -141,6 +164,10 @@ class Runtime:
 
     async def __aexit__(self, *_: object) -> None:
         await self.shutdown()
+
+
+async def _end(servers: set[asyncio.Task[Any]]) -> None:
+    await asyncio.wait(servers, timeout=FINISH_S)
 
 
 class Namespace:
@@ -308,7 +335,8 @@ def worker(static: bool | Main[Any] = False, **options: Any) -> Any:
 
     It sets up the log, joins the fleet (`options` as for `Runtime.connect`; with `static` none) and calls the function with the
     runtime. SIGTERM or SIGINT drains: endpoints leave the list, their requests end, and the function's `serve_endpoint` return. A
-    second signal ends at once. Whatever else the function waits for is cancelled when the drain is over.
+    second signal ends at once. What the function does after its `serve_endpoint` has 30 s. Whatever else it waits for is cancelled
+    when the drain is over.
     """
     if not isinstance(static, bool):
         return worker()(static)
@@ -334,15 +362,24 @@ async def serve_until_signalled(main: Main[Result], static: bool = False, **opti
 async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:
     loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(main)
+    hurried: asyncio.Future[None] = loop.create_future()
+    endings: list[asyncio.Task[None]] = []
+
+    async def end() -> None:
+        await runtime.finish(hurried)
+        # A function that waits for something else than its endpoints would not notice.
+        task.cancel()
 
     def on_signal(name: str) -> None:
         if runtime.is_draining:
             logger.warning("%s: stopping at once", name)
             runtime.hurry()
+            if not hurried.done():
+                hurried.set_result(None)
             return
         logger.info("%s: draining; a second signal stops at once", name)
-        # A function that waits for something else than its endpoints would not notice.
-        runtime.begin_shutdown().add_done_callback(lambda _: task.cancel())
+        runtime.begin_shutdown()
+        endings.append(loop.create_task(end()))
 
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:
@@ -359,6 +396,8 @@ async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:
         for number in signals:
             with contextlib.suppress(RuntimeError, ValueError):
                 loop.remove_signal_handler(number)
+        for ending in endings:
+            ending.cancel()
         await runtime.shutdown()
 
 

@@ -345,6 +345,7 @@ async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S) -> None:
     instance = cls()
     instance.__dict__[_RUNTIME] = runtime
     await _call_hooks(instance, "start")
+    runtime.note_server()
     try:
         await asyncio.gather(*(_serve_one(instance, spec, name, runtime, grace) for name in spec.endpoints))
     finally:
