@@ -152,6 +152,35 @@ def test_operators_reach_control() -> None:
     assert asked == ["sleep {'level': 'weights'}", "list_adapters {}", "wake {}"]
 
 
+class Scorer(Engine):
+    """Scores a pair by its length, and ends in a chunk of its own."""
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model="mine", sampling=(), inputs=("score",))
+
+    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        yield {"scores": [float(len(pair["token_ids"])) for pair in request["score"]]}
+        yield {"finish_reason": "stop"}
+
+
+def test_scores_may_come_before_the_finish() -> None:
+    async def main() -> None:
+        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+            running = asyncio.ensure_future(Worker(Scorer(), CONFIG, runtime=runtime).run())
+            client = await other.endpoint("py.backend.generate").client()
+            await until(lambda: running.done() or client.instance_ids(), "its canary is answered")
+            assert not running.done(), running.exception()
+            pairs = [{"token_ids": [1, 2, 3], "first_tokens": 2}, {"token_ids": [4, 5], "first_tokens": 1}]
+            answer = client.generate({"model": "mine", "input": {"score": pairs}})
+            scores, finished = [item async for item in answer]
+            assert scores == {"scores": [3.0, 2.0]}
+            assert finished["finished"]["usage"]["prompt_tokens"] == 5
+            await runtime.shutdown()
+            await running
+
+    run(main())
+
+
 class Part(Engine):
     """Computes a prompt under a name, or goes on from what another computed: its tokens are 40, 41, ..."""
 

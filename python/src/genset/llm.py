@@ -213,7 +213,7 @@ class _Registered:
         return service
 
 
-_ANSWERS = ("token_ids", "text", "embeddings", "finish_reason")
+_ANSWERS = ("token_ids", "text", "embeddings", "scores", "finish_reason")
 
 
 class _TokenAnswer(Answer):
