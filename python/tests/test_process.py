@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgpack
 
@@ -17,6 +18,7 @@ from worker_stub import HELLO, WorkerStub
 SAMPLE = str(Path(__file__).parent.parent / "sample_engine.py")
 STUB = str(Path(__file__).parent / "worker_stub.py")
 GRIP = str(Path(__file__).parent / "grip_engine.py")
+EVENTS = str(Path(__file__).parent / "events_engine.py")
 ORPHAN = str(Path(__file__).parent / "orphan_engine.py")
 
 
@@ -109,3 +111,29 @@ def test_a_worker_of_another_version_is_refused_in_words() -> None:
     assert kind == Kind.GO_AWAY
     assert msgpack.unpackb(payload)["code"] == "version"
     assert worker.process.wait(30) != 0
+
+
+def events(count: int, **operation: Any) -> list[Any]:
+    """The first events that an engine published in a control operation."""
+    worker = WorkerStub(EVENTS)
+    worker.start()
+    worker.request(2, "control", operation)
+    worker.request(3, "events", None)
+    came: list[Any] = []
+    while len(came) < count:
+        kind, _, payload = worker.frame()
+        assert kind == Kind.ITEM, payload
+        came += [item for stream, item in msgpack.unpackb(payload) if stream == 3]
+    worker.process.kill()
+    worker.process.wait(30)
+    return came[:count]
+
+
+def test_events_are_sent_as_they_were_published() -> None:
+    assert events(1, op="store") == [{"kv": {"stored": {"parent": None, "blocks": [1, 2]}}}]
+
+
+def test_a_death_is_told_however_far_behind_the_worker_is() -> None:
+    cleared, dead, load = events(3, op="die", loads=5000)
+    assert (cleared, dead) == ({"kv": "cleared"}, {"dead": {"reason": "the device is lost"}})
+    assert load == {"load": {"kv_used_blocks": 4095}}

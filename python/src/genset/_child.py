@@ -26,7 +26,7 @@ from genset._frames import (
 from genset._stepper import Stepper
 from genset._stream import Stream, as_engine_error
 from genset.batch import BatchEngine
-from genset.engine import Context, LLMEngine, WorkerHandle, control_reply
+from genset.engine import Context, Event, LLMEngine, WorkerHandle, control_reply
 from genset.exceptions import EngineError, NotFound
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ CANCEL_GRACE_S = 1.0
 _BATCH_BYTES = 256 << 10
 _EVENTS_KEPT = 4096
 _NIL = b"\xc0"
+_DEAD = b"\x81\xa4dead"
+"""Begins the event of an engine that can go on no more."""
 
 
 class Child:
@@ -50,7 +52,7 @@ class Child:
         self._streams: dict[int, Stream] = {}
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_EVENTS_KEPT)
+        self._events: asyncio.Queue[bytes] = asyncio.Queue(_EVENTS_KEPT)
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._background: set[asyncio.Task[None]] = set()
         self._batch_limit = 2048
@@ -205,8 +207,7 @@ class Child:
             pairs, self._pending, self._pending_bytes = self._pending, [], 0
             self._channel.write(encode_batch(pairs))
 
-    async def _item(self, stream: Stream, value: Any) -> None:
-        packed = pack(value)
+    async def _item(self, stream: Stream, packed: bytes) -> None:
         if await stream.take_credit():
             self._batch(stream, packed)
 
@@ -236,7 +237,7 @@ class Child:
 
         self._engine.worker = WorkerHandle(self._queue_event, progress, body.get("role", "aggregated"))
         config = completed(await self._engine.start(body["worker_id"]), self._model_path)
-        await self._item(stream, {"config": config.to_wire()})
+        await self._item(stream, pack({"config": config.to_wire()}))
         logger.info("engine started: %s", config.model)
 
     def _progress(self, stream: Stream, stage: str, fraction: float | None) -> None:
@@ -277,25 +278,27 @@ class Child:
     async def _control(self, stream: Stream, body: dict[str, Any]) -> None:
         arguments = dict(body)
         reply = await self._engine.control(arguments.pop("op"), arguments)
-        await self._item(stream, control_reply(reply))
+        await self._item(stream, pack(control_reply(reply)))
 
     async def _publish(self, stream: Stream, body: Any) -> None:
         while True:
             await self._item(stream, await self._events.get())
 
-    def _queue_event(self, event: dict[str, Any]) -> None:
-        pack(event)  # What cannot be packed is the caller's error.
-        self._on_loop(lambda: self._keep_event(event))
+    def _queue_event(self, event: Event) -> None:
+        # Now: it may be the caller's own list, which changes. What cannot be packed is the caller's error.
+        packed = pack(event)
+        self._on_loop(lambda: self._keep_event(packed))
 
-    def _keep_event(self, event: dict[str, Any]) -> None:
+    def _keep_event(self, packed: bytes) -> None:
         if self._events.full():
             # The worker is far behind. KV events must not be missed one by one: without any, none of the blocks counts as
-            # reusable, which is safe. Of load and metrics the next values count.
+            # reusable, which is safe. Of load and metrics the next values count. There is no next word of a death.
             logger.warning("the worker is %d events behind; they are dropped, with the KV blocks they told of", _EVENTS_KEPT)
-            while not self._events.empty():
-                self._events.get_nowait()
-            self._events.put_nowait({"kv": "cleared"})
-        self._events.put_nowait(event)
+            waiting = [self._events.get_nowait() for _ in range(_EVENTS_KEPT)]
+            dead = [each for each in waiting if each.startswith(_DEAD)]
+            for kept in (pack({"kv": "cleared"}), *dead[:1]):
+                self._events.put_nowait(kept)
+        self._events.put_nowait(packed)
 
     def _on_loop(self, call: Any) -> None:
         try:
