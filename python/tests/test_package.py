@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from genset import EngineConfig, GenerateRequest, WorkerConfig, exceptions
+from genset import EngineConfig, GenerateRequest, WorkerConfig, exceptions, frontend
 from genset._convert import Answer, request_from_wire, request_to_wire
 from genset._declared import completed
 from genset._model_files import UNBOUNDED_TOKENS, context_length
@@ -227,6 +227,15 @@ def test_the_worker_is_told_how_to_start_the_program_again(tmp_path: Path, monke
         *["--context-length", "100", "--migration-limit", "0", "--tool-parser", "hermes", "--reasoning-parser", "qwen3"],
         *["--user-data", '{"adapter": "a b"}'],
     ]
+
+
+def test_the_frontend_s_port_is_a_default() -> None:
+    def port(*arguments: str, **given: str) -> str | None:
+        return frontend.environment(arguments, given).get("GENSET_HTTP_PORT")
+
+    assert port() == port("--model-name", "m") == "8000"
+    assert port(GENSET_HTTP_PORT="9000") == "9000"
+    assert port("--config", "f.toml") is port("--config=f.toml") is port(GENSET_CONFIG="f.toml") is None
 
 
 def test_a_missing_binary_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,22 +1,31 @@
-"""`python -m genset.frontend`: an HTTP server for the models of all workers, on port 8000. Arguments are those of `genset run`."""
+"""`python -m genset.frontend`: an HTTP server for the models of all workers. Arguments and environment are those of `genset run`; where
+neither they name a port nor there is a file of settings, the port is 8000."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 
 from genset.backend import find_binary
 
+PORT_VARIABLE = "GENSET_HTTP_PORT"
 DEFAULT_PORT = "8000"
 
 
-def command(arguments: list[str]) -> list[str]:
+def command(arguments: Sequence[str]) -> list[str]:
     """The command that it becomes."""
-    has_port = any(argument.split("=")[0] == "--http-port" for argument in arguments)
-    port = [] if has_port else ["--http-port", DEFAULT_PORT]
-    return [find_binary(), "run", "in=http", "out=dyn", *port, *arguments]
+    return [find_binary(), "run", "in=http", "out=dyn", *arguments]
+
+
+def environment(arguments: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of that command: a default in it gives way to a flag."""
+    has_file = "GENSET_CONFIG" in given or any(argument.split("=")[0] == "--config" for argument in arguments)
+    # The environment wins over a file, which may name another port.
+    default = {} if has_file else {PORT_VARIABLE: DEFAULT_PORT}
+    return {**default, **given}
 
 
 if __name__ == "__main__":
     words = command(sys.argv[1:])
-    os.execv(words[0], words)
+    os.execve(words[0], words, environment(sys.argv[1:], os.environ))
