@@ -203,6 +203,8 @@ class Answer:
     def end(self, error: EngineError | None) -> None:
         """Ends the answer, after what was written."""
         self._bridge.flush()
+        # Its reader lets go of it now. To a handler that still cleans up after itself that is no stop.
+        self._bridge.calls.pop(self.stream.id, None)
         if error is None:
             self.call.end()
         else:
