@@ -94,6 +94,44 @@ def test_a_graph_of_services_answers() -> None:
     assert events == [2, "end"]
 
 
+@service(namespace="demo")
+class Pair:
+    @endpoint()
+    async def first(self, request: Any) -> Any:
+        return request
+
+    @endpoint()
+    async def second(self, request: Any) -> Any:
+        return request
+
+    @on_start
+    async def begin(self) -> None:
+        self.runtime = await get_runtime()
+
+    @on_shutdown
+    def end(self) -> None:
+        events.append([each.name for each in self.runtime._services])
+
+
+def test_on_shutdown_comes_when_the_other_endpoints_have_ended_too() -> None:
+    events.clear()
+
+    async def echo(request: Any) -> Any:
+        return request
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            taken = asyncio.ensure_future(runtime.endpoint("demo.Pair.second").serve_endpoint(echo))
+            await asyncio.sleep(0)
+            with pytest.raises(exceptions.InvalidArgument, match="demo.Pair.second is served by this process already"):
+                await sdk.serve(Pair, runtime)
+            await runtime.shutdown()
+            await taken
+
+    run(main())
+    assert events == [["demo.Pair.second"]]
+
+
 def test_a_spec_says_what_the_class_has() -> None:
     spec = ServiceSpec.of(Upper)
     assert (spec.name, spec.namespace, spec.workers, spec.resources) == ("Upper", "demo", 3, {"cpu": "2", "gpu": "0"})

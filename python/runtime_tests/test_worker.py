@@ -119,6 +119,37 @@ def test_an_engine_that_dies_or_does_not_start_is_cleaned_up() -> None:
     run(main())
 
 
+class Stubborn(Engine):
+    """Answers until it is cancelled."""
+
+    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        if request["stop_conditions"].get("max_tokens") == 1:
+            yield {"token_ids": [40], "finish_reason": "length"}
+            return
+        try:
+            yield {"token_ids": [40]}
+            await asyncio.Event().wait()
+        finally:
+            self.seen.append("ended")
+
+
+def test_cleanup_comes_after_the_last_request() -> None:
+    engine = Stubborn()
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+            running = asyncio.ensure_future(Worker(engine, CONFIG, runtime=runtime, grace=0.0).run())
+            client = await other.endpoint("py.backend.generate").client()
+            await until(lambda: running.done() or client.instance_ids(), "its canary is answered")
+            answer = client.generate({"model": "mine", "input": {"tokens": [1]}, "stop": {"max_tokens": 5}})
+            await anext(answer)
+            await runtime.shutdown()
+            await running
+
+    run(main())
+    assert engine.seen == ["start", "drain", "abort", "ended", "cleanup"]
+
+
 class Controlled(Engine):
     """Can sleep, and has one adapter."""
 

@@ -12,11 +12,12 @@ from typing import Any
 
 import msgpack
 
-from genset._frames import Kind
+from genset._frames import Kind, encode, pack
 from worker_stub import HELLO, WorkerStub
 
 SAMPLE = str(Path(__file__).parent.parent / "sample_engine.py")
 STUB = str(Path(__file__).parent / "worker_stub.py")
+LEAVING = str(Path(__file__).parent / "leaving_engine.py")
 GRIP = str(Path(__file__).parent / "grip_engine.py")
 EVENTS = str(Path(__file__).parent / "events_engine.py")
 ORPHAN = str(Path(__file__).parent / "orphan_engine.py")
@@ -137,3 +138,31 @@ def test_a_death_is_told_however_far_behind_the_worker_is() -> None:
     cleared, dead, load = events(3, op="die", loads=5000)
     assert (cleared, dead) == ({"kv": "cleared"}, {"dead": {"reason": "the device is lost"}})
     assert load == {"load": {"kv_used_blocks": 4095}}
+
+
+def test_cleanup_comes_after_the_last_request() -> None:
+    worker = WorkerStub(LEAVING)
+    worker.start()
+    came: dict[int, list[Any]] = {2: [], 3: [], 4: []}
+
+    def read() -> None:
+        kind, _, payload = worker.frame()
+        assert kind == Kind.ITEM, payload
+        for stream, item in msgpack.unpackb(payload):
+            came[stream].append(item)
+
+    worker.request(2, "generate", {"model": "m", "input": {"tokens": [1]}})
+    while not came[2]:
+        read()
+    # As the worker says it when a drain has taken too long: in one go.
+    head = {"endpoint": "cleanup", "instance": 0, "credit": 64, "id": "r-3"}
+    cleanup = encode(Kind.REQUEST, 3, pack(head) + pack(None))
+    worker.sock.sendall(encode(Kind.CANCEL, 2, pack({"reason": "shutdown"})) + cleanup)
+    while not came[3]:
+        read()
+    worker.request(4, "control", {"op": "order"})
+    while not came[4]:
+        read()
+    assert came[4][0]["location"] == "ended cleanup"
+    worker.process.kill()
+    worker.process.wait(30)

@@ -55,6 +55,8 @@ class Child:
         self._events: asyncio.Queue[bytes] = asyncio.Queue(_EVENTS_KEPT)
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._background: set[asyncio.Task[None]] = set()
+        self._answers: set[asyncio.Task[None]] = set()
+        """Of `generate`, until its generator is closed: that may be later than the end of its stream."""
         self._batch_limit = 2048
         self._stepper: Stepper | None = None
         self._is_greeted = False
@@ -131,6 +133,9 @@ class Child:
             self._fail(stream, NotFound(f"there is no endpoint {head['endpoint']!r}", field="endpoint"))
             return
         stream.task = self._loop.create_task(self._answer(stream, handler(stream, body)))
+        if stream.is_generate:
+            self._answers.add(stream.task)
+            stream.task.add_done_callback(self._answers.discard)
 
     def _submit(self, engine: BatchEngine[Any], stream: Stream, body: dict[str, Any]) -> None:
         if self._stepper is None:
@@ -163,16 +168,33 @@ class Child:
 
     async def _clean_up_alone(self) -> None:
         try:
-            await self._clean_up()
+            # The group is killed soon.
+            await self._clean_up(0.0)
         except Exception:
             logger.exception("cleanup failed")
         # The engine may have started processes of its own.
         kill_group()
 
-    async def _clean_up(self) -> None:
+    async def _clean_up(self, grace_s: float) -> None:
         if self._stepper is not None:
             await asyncio.to_thread(self._stepper.close)
+        await self._end_answers(grace_s)
         await self._engine.cleanup()
+
+    async def _end_answers(self, grace_s: float) -> None:
+        """Returns when no generator uses the engine any more, or when some do not end though they are cancelled."""
+        for stream in self._streams.values():
+            if stream.is_generate and not stream.is_stopped:
+                stream.stop("shutdown")
+        if not self._answers:
+            return
+        _, late = await asyncio.wait(set(self._answers), timeout=grace_s)
+        for task in late:
+            task.cancel()
+        if late:
+            _, stuck = await asyncio.wait(late, timeout=CANCEL_GRACE_S)
+            if stuck:
+                logger.warning("the engine is cleaned up while %d requests have not ended", len(stuck))
 
     def _finish(self, error: Exception | None) -> None:
         if not self._over.done():
@@ -272,7 +294,7 @@ class Child:
         await self._engine.drain()
 
     async def _cleanup(self, stream: Stream, body: Any) -> None:
-        await self._clean_up()
+        await self._clean_up(CANCEL_GRACE_S)
         logger.info("engine cleaned up")
 
     async def _control(self, stream: Stream, body: dict[str, Any]) -> None:

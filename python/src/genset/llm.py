@@ -30,6 +30,10 @@ __all__ = ["KvEventPublisher", "LoadPublisher", "ModelType", "register_llm"]
 
 logger = logging.getLogger(__name__)
 
+IDLE_S = 5.0
+"""How long requests that the worker cut short may take to end by themselves. Then they are cancelled."""
+
+
 class ModelType(enum.Flag):
     """What a handler takes and answers."""
 
@@ -286,7 +290,10 @@ class ModelService(Service):
         try:
             await self._begin(lambda op: node.serve_model(op, end, number, spec))
             logger.info("%s: serves the model %s", self.name, self._spec["engine"]["model"])
-            await asyncio.shield(self._ended)
+            await asyncio.wait([self._ended])
+            await self._answering.idle(IDLE_S)
+            # What it ended with, where that was an error.
+            self._ended.result()
         except asyncio.CancelledError:
             await self.stop()
             raise
@@ -309,12 +316,12 @@ class ModelService(Service):
             raise
 
     async def stop(self) -> None:
-        if self._ended is None or self._ended.done():
+        if self._ended is None:
             return
-        self._tell_stop()
-        await asyncio.wait([self._ended])
-        # Requests that the worker cut short end by themselves soon, or are cancelled.
-        await self._answering.idle(5.0)
+        if not self._ended.done():
+            self._tell_stop()
+            await asyncio.wait([self._ended])
+        await self._answering.idle(IDLE_S)
 
     def hurry(self) -> None:
         self._tell_stop()

@@ -346,9 +346,14 @@ async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S) -> None:
     instance.__dict__[_RUNTIME] = runtime
     await _call_hooks(instance, "start")
     runtime.note_server()
+    serving = [asyncio.ensure_future(_serve_one(instance, spec, name, runtime, grace)) for name in spec.endpoints]
     try:
-        await asyncio.gather(*(_serve_one(instance, spec, name, runtime, grace) for name in spec.endpoints))
+        await asyncio.gather(*serving)
     finally:
+        # Where one failed, the others go on.
+        for each in serving:
+            each.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
         await _call_hooks(instance, "shutdown")
 
 
