@@ -13,7 +13,7 @@ import pytest
 from conftest import Program, run, until
 from test_llm import ask, frontend
 
-from genset import serve
+from genset import deploy, serve
 from genset._service import parse_bytes
 from genset.runtime import Runtime
 
@@ -142,6 +142,31 @@ def test_what_cannot_be_served_is_named(in_graph: None, monkeypatch: pytest.Monk
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert serve.main(["graph:Frontend", "--dry-run"]) == 0
     assert parse_bytes("20Gi") == 20 << 30 and parse_bytes("512M") == 512_000_000
+
+
+def test_names_of_several_services_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = "@service(name='{}')\nclass {}:\n    {}\n    @endpoint()\n    async def generate(self, request): ...\n\n"
+
+    def graph(module: str, first: str, second: str) -> str:
+        text = service.format(first, "First", "") + service.format(second, "Second", "first = depends(First)\n")
+        (tmp_path / f"{module}.py").write_text(f"from genset.sdk import depends, endpoint, service\n\n{text}")
+        return f"{module}:Second"
+
+    def errors(target: str) -> list[str]:
+        codes = (serve.main([target, "--dry-run"]), deploy.main([target, "--target", "compose", "--out", "out", "--image", "mine"]))
+        assert all(code in (0, 2) for code in codes)
+        return [line for line in capsys.readouterr().err.splitlines() if line]
+
+    monkeypatch.chdir(tmp_path)
+    same = "error: the service Second and the service First are both called Same: give one another name with @service(name=...)"
+    assert errors(graph("names_same", "Same", "Same")) == [same, same.replace("Same", "same")]
+    # What is deployed has names in lower case.
+    assert errors(graph("names_case", "Same_a", "same-a")) == [same.replace("Same", "same-a")]
+    assert errors(graph("names_taken", "Http", "Other")) == [
+        "error: the service First and the frontend for HTTP are both called http: give one another name with @service(name=...)"
+    ]
 
 
 def test_devices_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:

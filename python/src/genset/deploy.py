@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from genset.sdk import ServiceSpec
-from genset.serve import CONFIG_VARIABLE, UsageError, configuration, load
+from genset.serve import CONFIG_VARIABLE, UsageError, check_names, configuration, load
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 HTTP_PORT = 8000
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         graph = list(load(parsed.target_class).graph())
         told = configuration(parsed.file, settings, [each.name for each in graph])
         services = [_Deployed(each, parsed.target_class, parsed.image, told.get(each.name, {})) for each in graph]
+        check_names([(each.spec, each.name) for each in services], BESIDE)
     except (UsageError, json.JSONDecodeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -69,6 +70,8 @@ class _Deployed:
         return int(float(self.spec.resources.get("gpu", "0")))
 
 
+BESIDE = {"etcd": "etcd itself", "http": "the frontend for HTTP"}
+"""What stands beside the services, by its name."""
 FLEET = {"GENSET_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": "http://etcd:2379"}
 LISTENING = {"GENSET_WIRE_HOST": "0.0.0.0", "GENSET_WIRE_PORT": str(WIRE_PORT)}
 HTTP_COMMAND = ["genset", "run", "in=http", "out=dyn", "--http-host=0.0.0.0", f"--http-port={HTTP_PORT}"]

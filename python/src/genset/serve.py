@@ -110,8 +110,20 @@ def _value(text: str) -> Any:
     return text
 
 
+def check_names(names: Sequence[tuple[ServiceSpec, str]], taken: Mapping[str, str]) -> None:
+    """`UsageError` where two services have one name, or one has a name of `taken`, which says what else is called so."""
+    found = dict(taken)
+    for spec, name in names:
+        mine = f"the service {spec.cls.__name__}"
+        other = found.setdefault(name, mine)
+        if other is not mine:
+            raise UsageError(f"{mine} and {other} are both called {name}: give one another name with @service(name=...)")
+
+
 def plan(spec: ServiceSpec, told: Mapping[str, Mapping[str, Any]], target: str) -> list[Process]:
-    """The processes, those that others depend on first, each with its devices; `UsageError` where there are too few."""
+    """The processes, those that others depend on first, each with its devices; `UsageError` where there are too few, or names are not of
+    one service alone."""
+    check_names([(each, each.name) for each in spec.graph()], {})
     devices = _devices()
     wanted = sum(int(float(each.resources.get("gpu", "0"))) * each.workers for each in spec.graph())
     if wanted > len(devices):
