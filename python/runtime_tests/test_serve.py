@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Program, run, until
+from conftest import LONG_S, Program, run, until
 from test_llm import ask, frontend
 
 from genset import deploy, serve
@@ -118,6 +118,32 @@ def test_children_end_with_their_service(tmp_path: Path, monkeypatch: pytest.Mon
     assert serving.stop() == 0
     assert any("killing all" in line for line in serving.lines)
     run(until(lambda: not is_sleep(second), "the child of the service that was killed is killed"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGKILL])
+def test_services_end_with_their_supervisor(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_genset: Callable[..., Program]
+) -> None:
+    (tmp_path / "closer.py").write_text(
+        "from pathlib import Path\n\nfrom genset.sdk import endpoint, on_shutdown, service\n\n@service()\nclass Closer:\n"
+        "    @on_shutdown\n    def note(self):\n        Path('closed').touch()\n\n"
+        "    @endpoint()\n    async def generate(self, request): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    serving = start_genset("serve", "closer:Closer")
+    serving.wait_for("served by")
+    service = Path(f"/proc/{member(serving, 'closer:Closer', 'Closer')}/cmdline")
+    serving.process.send_signal(number)
+
+    def is_gone() -> bool:
+        try:
+            return service.read_bytes() == b""
+        except OSError:
+            return True
+
+    run(until(is_gone, "the service ends"))
+    assert Path("closed").exists()
+    assert serving.process.wait(LONG_S) == (0 if number is signal.SIGHUP else -signal.SIGKILL)
 
 
 def is_sleep(process: int) -> bool:

@@ -10,9 +10,10 @@ import resource
 import sys
 
 from genset import sdk
-from genset.runtime import Runtime, worker
+from genset.backend.run import watch_leash
+from genset.runtime import FINISH_S, GRACE_S, Runtime, worker
 from genset.sdk import ServiceSpec
-from genset.serve import CONFIG_VARIABLE, load
+from genset.serve import CONFIG_VARIABLE, LEASH_VARIABLE, load
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ async def main(runtime: Runtime, spec: ServiceSpec) -> None:
 
 if __name__ == "__main__":
     target, name = sys.argv[1:]
+    # Where `genset serve` is killed, nobody else drains this process.
+    watch_leash(LEASH_VARIABLE, f"kill -s TERM {os.getpid()}", GRACE_S + FINISH_S)
     found = next(each for each in load(target).graph() if each.name == name)
     sdk.set_config(json.loads(os.environ.get(CONFIG_VARIABLE, "{}")))
     limit(found)

@@ -1,7 +1,7 @@
 """`genset serve MODULE:CLASS`: a class, and the services it depends on, each in processes of their own.
 
 A process that dies is started again after a pause that doubles, five times in a row; then all end, and its last lines are shown.
-What it started and left running is killed. SIGINT or SIGTERM drains all, a second one kills.
+What it started and left running is killed. SIGINT, SIGTERM or SIGHUP drains all, a second one kills.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from genset.sdk import ServiceSpec
 
 CONFIG_VARIABLE = "GENSET_SERVICE_CONFIG"
 """JSON with a service's configuration, in its process."""
+LEASH_VARIABLE = "GENSET_SERVICE_LEASH_FD"
+"""Names a pipe that ends with `genset serve`, in the process of a service."""
 MAX_DEATHS = 5
 FIRST_PAUSE_S = 0.5
 LONG_LIFE_S = 60.0
@@ -203,9 +205,16 @@ class Supervisor:
     async def run(self) -> int:
         """Returns the exit code: 0 when it was told to stop, 1 when a service was given up."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal, number.name)
-        await asyncio.gather(*(self._keep(process) for process in self._processes))
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # What `nohup` starts ignores the end of its terminal.
+            if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, self._on_signal, number.name)
+        leash, held = os.pipe()
+        try:
+            await asyncio.gather(*(self._keep(process, leash) for process in self._processes))
+        finally:
+            os.close(leash)
+            os.close(held)
         return 1 if self._failed else 0
 
     def _on_signal(self, name: str) -> None:
@@ -222,11 +231,11 @@ class Supervisor:
         for running in self._running.values():
             _terminate(running)
 
-    async def _keep(self, process: Process) -> None:
+    async def _keep(self, process: Process, leash: int) -> None:
         deaths, pause = 0, FIRST_PAUSE_S
         while not self._stopping.is_set():
             started = time.monotonic()
-            code, lines = await self._once(process)
+            code, lines = await self._once(process, leash)
             if self._stopping.is_set():
                 return
             if time.monotonic() - started > LONG_LIFE_S:
@@ -244,7 +253,7 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), pause)
             pause *= 2
 
-    async def _once(self, process: Process) -> tuple[int, collections.deque[str]]:
+    async def _once(self, process: Process, leash: int) -> tuple[int, collections.deque[str]]:
         running, output = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Output(process.title),
             sys.executable,
@@ -256,7 +265,8 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **process.environment},
+            env={**os.environ, **process.environment, LEASH_VARIABLE: str(leash)},
+            pass_fds=[leash],
             # A Ctrl-C at the terminal is this process's to pass on. And what a service leaves can be killed as its group.
             start_new_session=True,
         )

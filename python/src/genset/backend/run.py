@@ -45,17 +45,19 @@ def run(engine_class: type[LLMEngine], argv: list[str] | None = None) -> None:
     os.execv(command[0], command)
 
 
-def watch_leash() -> None:
+def watch_leash(variable: str = LEASH_VARIABLE, at_end: str = "", grace_s: float = ORPHAN_GRACE_S * 2) -> None:
     """Starts a process of its own that kills this one's group when the worker is gone and nothing here ended it.
+
+    Whoever started this process holds the other end of what `variable` names. When that is gone, the command `at_end` runs, and the group
+    is killed `grace_s` later: longer than what an engine is given to clean up by itself.
 
     The package's reader thread does that too, but no thread of Python's runs while a C extension holds the GIL.
     """
-    leash = os.environ.pop(LEASH_VARIABLE, None)
+    leash = os.environ.pop(variable, None)
     if leash is None or os.getpgrp() != os.getpid():
         return
     fd = int(leash)
-    # Longer than what an engine is given to clean up by itself.
-    script = f"read -r _; sleep {ORPHAN_GRACE_S * 2:g}; kill -s KILL -- -{os.getpgrp()}"
+    script = f"read -r _; {at_end or ':'}; sleep {grace_s:g}; kill -s KILL -- -{os.getpgrp()}"
     with contextlib.suppress(OSError):  # Without a shell, the thread has to do.
         subprocess.Popen(["/bin/sh", "-c", script], stdin=fd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.close(fd)
