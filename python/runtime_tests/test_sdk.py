@@ -87,11 +87,43 @@ def test_a_graph_of_services_answers() -> None:
             assert (await count.generate(Count(7))).number == 8
             with pytest.raises(exceptions.InvalidArgument, match="other: Count has no such field"):
                 await count.generate({"other": 1})
+            with pytest.raises(exceptions.InvalidArgument, match="number: Field required"):
+                await count.generate({})
             await runtime.shutdown()
             await asyncio.gather(*serving)
 
     run(main())
     assert events == [2, "end"]
+
+
+@service(namespace="demo")
+class Liar:
+    @endpoint()
+    async def generate(self, request: Any) -> Text:
+        return {"words": 1}  # type: ignore[return-value]
+
+
+@service(namespace="demo")
+class Believer:
+    liar = depends(Liar)
+
+    @endpoint()
+    async def generate(self, request: Any) -> Any:
+        return await self.liar.generate(request)
+
+
+def test_a_wrong_answer_is_not_its_asker_s_fault() -> None:
+    async def main() -> None:
+        async with await Runtime.connect() as caller, await Runtime.connect() as runtime:
+            serving = [asyncio.ensure_future(sdk.serve(cls, runtime)) for cls in (Liar, Believer)]
+            client = await caller.endpoint("demo.Believer.generate").client()
+            await client.wait_for_instances(60)
+            with pytest.raises(exceptions.Internal, match="demo.Liar.generate answered .*: text: Field required"):
+                await client.generate({})
+            await runtime.shutdown()
+            await asyncio.gather(*serving)
+
+    run(main())
 
 
 @service(namespace="demo")

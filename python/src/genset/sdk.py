@@ -26,16 +26,16 @@ import asyncio
 import collections.abc
 import dataclasses
 import inspect
-import logging
 import os
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from genset._checks import checker, hints_of
 from genset._client import Client, ResponseStream
 from genset._handler import Encoder, Plain
 from genset._values import decode
-from genset.exceptions import InvalidArgument
+from genset.exceptions import Internal, InvalidArgument
 from genset.runtime import GRACE_S, Endpoint, EndpointService, Runtime, get_runtime, worker
 
 __all__ = [
@@ -52,8 +52,6 @@ __all__ = [
     "service",
     "worker",
 ]
-
-logger = logging.getLogger(__name__)
 
 IMAGE: str = os.environ.get("GENSET_IMAGE") or os.environ.get("DYNAMO_IMAGE") or ""
 """The container image that services are deployed with, unless they name one: from `GENSET_IMAGE`, else `DYNAMO_IMAGE`."""
@@ -228,7 +226,7 @@ class ServiceClient:
         for name, method in spec.endpoints.items():
             at = runtime.namespace(spec.namespace).component(spec.name).endpoint(name)
             bridge = runtime._bridge
-            reader = _reader(_answer_type(getattr(spec.cls, method)))
+            reader = _reader(_answer_type(getattr(spec.cls, method)), at.name)
             self._clients[name] = Client(bridge, bridge.node.caller(at.path), at.name, reader)
 
     def client(self, name: str) -> Client:
@@ -242,22 +240,14 @@ class ServiceClient:
             raise AttributeError(f"the service has no endpoint {name!r}, but {', '.join(self._clients)}") from None
 
 
-def _hints(method: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(method)
-    except NameError as error:
-        logger.warning("%s: its annotations are not known (%s), so bodies are not checked", method.__qualname__, error)
-        return {}
-
-
 def _request_type(method: Callable[..., Any]) -> Any:
     # The first is the instance.
     names = list(inspect.signature(method).parameters)[1:2]
-    return _hints(method).get(names[0]) if names else None
+    return hints_of(method).get(names[0]) if names else None
 
 
 def _answer_type(method: Callable[..., Any]) -> Any:
-    hint = _hints(method).get("return")
+    hint = hints_of(method).get("return")
     origin = typing.get_origin(hint)
     if isinstance(origin, type) and issubclass(origin, collections.abc.AsyncIterable | collections.abc.Iterator):
         arguments = typing.get_args(hint)
@@ -265,42 +255,17 @@ def _answer_type(method: Callable[..., Any]) -> Any:
     return hint
 
 
-def _reader(of: Any) -> Callable[[bytes], Any]:
-    check = _checker(of)
-    return decode if check is None else lambda payload: check(decode(payload))
+def _reader(of: Any, endpoint: str) -> Callable[[bytes], Any]:
+    check = checker(of)
+    return decode if check is None else lambda payload: _read(check, payload, endpoint)
 
 
-def _checker(of: Any) -> Callable[[Any], Any] | None:
-    """Makes plain data a value of a pydantic model or a dataclass; None for all else."""
-    validate = getattr(of, "model_validate", None)
-    if isinstance(of, type) and validate is not None:
-        return lambda value: _validated(validate, value)
-    if isinstance(of, type) and dataclasses.is_dataclass(of):
-        return lambda value: _built(of, value)
-    return None
-
-
-def _validated(validate: Callable[[Any], Any], value: Any) -> Any:
+def _read(check: Callable[[Any], Any], payload: bytes, endpoint: str) -> Any:
     try:
-        return validate(value)
-    except ValueError as error:
-        errors: Callable[[], list[dict[str, Any]]] | None = getattr(error, "errors", None)
-        first: dict[str, Any] = errors()[0] if errors is not None else {"loc": (), "msg": str(error)}
-        field = ".".join(map(str, first["loc"])) or "request"
-        raise InvalidArgument(str(first["msg"]), field=field) from None
-
-
-def _built(of: type, value: Any) -> Any:
-    if not isinstance(value, dict):
-        raise InvalidArgument(f"must be a map with the fields of {of.__name__}", field="request")
-    known = {field.name for field in dataclasses.fields(of) if field.init}
-    for name in value:
-        if name not in known:
-            raise InvalidArgument(f"{of.__name__} has no such field", field=str(name))
-    try:
-        return of(**value)
-    except TypeError as error:
-        raise InvalidArgument(str(error), field="request") from None
+        return check(decode(payload))
+    except InvalidArgument as error:
+        # To whoever asked this process, its own request was fine.
+        raise Internal(f"{endpoint} answered what it does not say it gives: {error}") from None
 
 
 class _Checked:
@@ -363,7 +328,7 @@ async def _serve_one(instance: object, spec: ServiceSpec, name: str, runtime: Ru
     if at.name in runtime._models:
         await at.serve_endpoint(getattr(instance, method), grace=grace)
         return
-    codec = _Checked(at.name, _checker(_request_type(getattr(spec.cls, method))))
+    codec = _Checked(at.name, checker(_request_type(getattr(spec.cls, method))))
     await runtime.serve(EndpointService(at, getattr(instance, method), codec, 4096, grace))
 
 

@@ -1,0 +1,112 @@
+"""Makes plain data values of the types that methods name: pydantic models, and dataclasses with what is in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from genset.exceptions import InvalidArgument
+
+logger = logging.getLogger(__name__)
+
+_PLAIN: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list: "a list",
+    dict: "a map",
+}
+
+
+def hints_of(annotated: Any) -> dict[str, Any]:
+    """The types that a method or a class names; none where they are not known."""
+    try:
+        return typing.get_type_hints(annotated)
+    except NameError as error:
+        logger.warning("%s: its annotations are not known (%s), so bodies are not checked", annotated.__qualname__, error)
+        return {}
+
+
+def checker(of: Any) -> Callable[[Any], Any] | None:
+    """What makes plain data a value of a pydantic model or a dataclass, or raises `InvalidArgument`; None for all else."""
+    if isinstance(of, type) and (hasattr(of, "model_validate") or dataclasses.is_dataclass(of)):
+        return lambda value: _fitted(of, value, "")
+    return None
+
+
+def _fitted(hint: Any, value: Any, at: str) -> Any:
+    """The value as one of the type; `at` is the field it is in, empty for the whole."""
+    of, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
+    if of is typing.Union or of is types.UnionType:
+        return _one_of(arguments, value, at)
+    if isinstance(of, type) and hasattr(of, "model_validate"):
+        return _validated(of.model_validate, value, at)
+    if isinstance(of, type) and dataclasses.is_dataclass(of):
+        return _built(of, value, at)
+    if of is float and type(value) is int:
+        return float(value)
+    # A bool is an int to Python.
+    if of in _PLAIN and not (isinstance(value, of) and (of is bool or not isinstance(value, bool))):
+        raise InvalidArgument(f"must be {_PLAIN[of]}", field=at)
+    if of is list and arguments:
+        return [_fitted(arguments[0], item, _within(at, place)) for place, item in enumerate(value)]
+    if of is dict and arguments:
+        return {key: _fitted(arguments[1], item, _within(at, key)) for key, item in value.items()}
+    return value
+
+
+def _one_of(hints: Sequence[Any], value: Any, at: str) -> Any:
+    if type(value) in hints:
+        return value
+    others = [hint for hint in hints if hint is not type(None)]
+    for hint in others[:-1]:
+        try:
+            return _fitted(hint, value, at)
+        except InvalidArgument:
+            continue
+    return _fitted(others[-1], value, at)
+
+
+def _validated(validate: Callable[[Any], Any], value: Any, at: str) -> Any:
+    try:
+        return validate(value)
+    except ValueError as error:
+        errors: Callable[[], list[dict[str, Any]]] | None = getattr(error, "errors", None)
+        first: dict[str, Any] = errors()[0] if errors is not None else {"loc": (), "msg": str(error)}
+        field = at
+        for name in first["loc"]:
+            field = _within(field, name)
+        raise InvalidArgument(str(first["msg"]), field=field or "request") from None
+
+
+def _built(of: Any, value: Any, at: str) -> Any:
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"must be a map with the fields of {of.__name__}", field=at or "request")
+    fields = {field.name: field for field in dataclasses.fields(of) if field.init}
+    for name in value:
+        if name not in fields:
+            raise InvalidArgument(f"{of.__name__} has no such field", field=_within(at, name))
+    for name, field in fields.items():
+        if name not in value and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise InvalidArgument("Field required", field=_within(at, name))
+    hints = _hints_of_fields(of)
+    made = {name: _fitted(hints.get(name), item, _within(at, name)) for name, item in value.items()}
+    try:
+        return of(**made)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(str(error), field=at or "request") from None
+
+
+@functools.cache
+def _hints_of_fields(of: Any) -> dict[str, Any]:
+    return hints_of(of)
+
+
+def _within(at: str, name: object) -> str:
+    return f"{at}.{name}" if at else str(name)

@@ -1,0 +1,71 @@
+"""Dataclasses made of plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional
+
+import pytest
+
+from genset._checks import checker
+from genset.exceptions import InvalidArgument
+
+
+@dataclasses.dataclass
+class Inner:
+    number: int
+
+
+@dataclasses.dataclass
+class Outer:
+    text: str
+    inner: Inner
+    several: list[Inner] = dataclasses.field(default_factory=list)
+    named: dict[str, Inner] = dataclasses.field(default_factory=dict)
+    ratio: float = 0.5
+    maybe: Optional[Inner] = None
+    either: int | str | None = None
+    anything: Any = None
+    made: int = dataclasses.field(default=7, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise ValueError("text must not be empty")
+
+
+def built(**fields: Any) -> Any:
+    check = checker(Outer)
+    assert check is not None
+    return check({"text": "t", "inner": {"number": 1}, **fields})
+
+
+def test_what_is_in_a_dataclass_is_built_too() -> None:
+    assert built() == Outer("t", Inner(1))
+    fields: dict[str, Any] = {"several": [{"number": 2}], "named": {"a": {"number": 3}}, "maybe": {"number": 4}}
+    expected = Outer("t", Inner(1), [Inner(2)], {"a": Inner(3)}, 2.0, Inner(4), "x", [1])
+    assert built(**fields, ratio=2, either="x", anything=[1]) == expected
+    assert built(maybe=None, either=3) == Outer("t", Inner(1), either=3)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    def refused(**fields: Any) -> str:
+        with pytest.raises(InvalidArgument) as error:
+            built(**fields)
+        return str(error.value)
+
+    assert refused(text=1) == "text: must be a text"
+    assert refused(ratio="much") == "ratio: must be a number"
+    assert refused(inner={}) == "inner.number: Field required"
+    assert refused(inner={"number": True}) == "inner.number: must be a whole number"
+    assert refused(inner=1) == "inner: must be a map with the fields of Inner"
+    assert refused(several={}) == "several: must be a list"
+    assert refused(several=[{"number": 2}, {"number": "3"}]) == "several.1.number: must be a whole number"
+    assert refused(named={"a": {"other": 1}}) == "named.a.other: Inner has no such field"
+    assert refused(maybe=[]) == "maybe: must be a map with the fields of Inner"
+    assert refused(either=1.5) == "either: must be a text"
+    assert refused(made=8) == "made: Outer has no such field"
+    assert refused(text="") == "request: text must not be empty"
+
+
+def test_other_types_are_not_checked() -> None:
+    assert checker(None) is checker(int) is checker(list[int]) is None
