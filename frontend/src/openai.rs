@@ -42,7 +42,7 @@ pub use response::{
     Api, ChoiceEnd, ChunkEncoder, CompletionHead, completed_choice, response_json, usage_json,
 };
 pub use score::{ScoreRequest, scores_json};
-pub(crate) use short_texts::{is_short, short_texts};
+pub(crate) use short_texts::{check_options, is_short, short_texts};
 pub use text_pairs::{TextList, TextPairs};
 pub use tokenize::{DetokenizeRequest, TokenizeInput, TokenizeRequest, tokenize_json};
 pub(crate) use tools::arguments_as_text;

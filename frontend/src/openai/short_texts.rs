@@ -15,26 +15,43 @@ pub(crate) fn short_texts<'a>(
     field: &str,
     value: &'a Value,
 ) -> Result<&'a Map<String, Value>, ApiError> {
+    short_values(field, value, "texts", Value::is_string)
+}
+
+/// Checks an object of options that nothing here reads: short texts, numbers and booleans.
+///
+/// # Errors
+/// As [`short_texts`].
+pub(crate) fn check_options(field: &str, value: &Value) -> Result<(), ApiError> {
+    let kinds = "texts, numbers or booleans";
+    let is_plain = |value: &Value| !value.is_object() && !value.is_array();
+    short_values(field, value, kinds, is_plain).map(drop)
+}
+
+fn short_values<'a>(
+    field: &str,
+    value: &'a Value,
+    kinds: &str,
+    is_one: fn(&Value) -> bool,
+) -> Result<&'a Map<String, Value>, ApiError> {
     let (most, letters_of_name, letters) = MOST;
-    let problem = match value {
-        Value::Object(values) if values.len() > most => format!("may have {most} entries at most"),
-        Value::Object(values) => {
-            let is_one = |(name, value): (&String, &Value)| {
-                let is_text = value.as_str().is_some_and(|text| is_short(text, letters));
-                is_text && is_short(name, letters_of_name)
-            };
-            if values.iter().all(is_one) {
-                return Ok(values);
-            }
-            format!(
-                "expected texts of at most {letters} letters, under names of at most {letters_of_name}"
-            )
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-            "expected an object of strings".into()
-        }
+    let invalid = |problem: String| Err(ApiError::invalid(field, problem));
+    let Some(values) = value.as_object() else {
+        return invalid(format!("expected an object of {kinds}"));
     };
-    Err(ApiError::invalid(field, problem))
+    if values.len() > most {
+        return invalid(format!("may have {most} entries at most"));
+    }
+    let is_short_one = |(name, value): (&String, &Value)| {
+        let is_long = value.as_str().is_some_and(|text| !is_short(text, letters));
+        is_one(value) && !is_long && is_short(name, letters_of_name)
+    };
+    if values.iter().all(is_short_one) {
+        return Ok(values);
+    }
+    invalid(format!(
+        "expected {kinds}, a text of at most {letters} letters, under names of at most {letters_of_name}"
+    ))
 }
 
 /// Whether a text has no more than so many letters.

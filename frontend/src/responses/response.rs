@@ -12,13 +12,10 @@ use super::output::{Output, OutputJson};
 use crate::answer::{AnswerEnd, TotalUsage};
 use crate::error::ApiError;
 use crate::json::value_bytes;
-use crate::openai::{Fields, explanation_json, is_short, short_texts};
+use crate::openai::{Fields, check_options, explanation_json, is_short, short_texts};
 
 /// The most letters of what names somebody, or a way to do something.
 const IDENTIFIER_LETTERS: usize = 64;
-
-/// The most bytes of an object of options that are for OpenAI's servers alone.
-const OPTIONS_BYTES: usize = 1024;
 
 /// Fields that a response repeats as they came, and what it says where they did not.
 fn repeated_fields() -> [(&'static str, Value); 20] {
@@ -82,10 +79,7 @@ fn check(name: &str, value: &Value) -> Result<(), ApiError> {
             short_texts(name, value)?;
             return Ok(());
         }
-        "prompt_cache_options" if !value.is_object() => "expected an object".into(),
-        "prompt_cache_options" if value.to_string().len() > OPTIONS_BYTES => {
-            format!("expected an object of at most {OPTIONS_BYTES} bytes")
-        }
+        "prompt_cache_options" => return check_options(name, value),
         "safety_identifier" | "prompt_cache_retention" => match value.as_str() {
             Some(text) if is_short(text, IDENTIFIER_LETTERS) => return Ok(()),
             _ => format!("expected a string of at most {IDENTIFIER_LETTERS} letters"),
