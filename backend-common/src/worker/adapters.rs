@@ -2,6 +2,7 @@
 //! named at start, and, once an engine has come up again, those that it had before.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, watch};
@@ -10,6 +11,9 @@ use crate::card::ModelCard;
 use crate::controls::{Adapter, EngineControls, MAX_ADAPTERS};
 use crate::engine::LLMEngine;
 use crate::error::{At, EngineError, ErrorKind};
+
+/// How long the engine may take to say what it has. Then what is known without it counts, and the next change is not held up.
+const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is known of the engine's adapters. Clones share.
 #[derive(Debug, Clone)]
@@ -147,7 +151,8 @@ impl AdapterBoard {
         }
         // Nobody closes the semaphore.
         let _turn = self.listing.acquire().await;
-        let told = known_to(controls).await.ok().flatten();
+        let told = tokio::time::timeout(LIST_TIMEOUT, known_to(controls)).await;
+        let told = told.ok().and_then(Result::ok).flatten();
         self.loaded.send_if_modified(|known| {
             let before = known.clone();
             match told {
