@@ -28,7 +28,7 @@ use super::control::ControlRight;
 use super::cost::decoded_bytes;
 use super::handshake::Role;
 use super::link::{FrameSink, Link, StreamGuard, Violation};
-use super::metrics::{GaugeGuard, WireMetrics};
+use super::metrics::{CONTROL_SECRET, GaugeGuard, WireMetrics};
 use crate::names::InstanceId;
 use crate::plane::ErasedHandler;
 
@@ -136,7 +136,7 @@ impl Callee {
             .check(&head.endpoint, id, &body, &head.control_proof);
         if let Err(error) = allowed {
             drop(streams);
-            self.refuse(id, &error);
+            self.refuse_for(CONTROL_SECRET, id, &error);
             return Ok(());
         }
         let Some(held) = self.link.memory.try_hold(cost) else {
@@ -196,7 +196,11 @@ impl Callee {
     }
 
     fn refuse(&self, id: u32, error: &EngineError) {
-        if self.metrics.refused(error.kind().name()) {
+        self.refuse_for(error.kind().name(), id, error);
+    }
+
+    fn refuse_for(&self, reason: &'static str, id: u32, error: &EngineError) {
+        if self.metrics.refused(reason) {
             tracing::warn!(peer = self.link.peer, %error, "a request was refused; further ones for this reason are counted only");
         }
         self.send_error(id, error);

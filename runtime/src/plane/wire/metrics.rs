@@ -12,16 +12,21 @@ use crate::log_limit::LogLimit;
 /// One label: its name and value.
 type Label = [(&'static str, &'static str); 1];
 
-/// What a connection is refused for before its peer is known.
-pub(super) const OF_STRANGERS: [&str; 11] = [
+/// A request for `control` without the right secret.
+pub(super) const CONTROL_SECRET: &str = "control_secret";
+
+/// What a connection is refused for before its peer is known, and what only a stranger asks for.
+pub(super) const OF_STRANGERS: [&str; 13] = [
     "certificate",
     "closed",
+    CONTROL_SECRET,
     "frame_limit",
     "not_our_protocol",
     "plaintext",
     "refused_by_peer",
     "timeout",
     "tls",
+    "too_many_connections",
     "too_many_strangers",
     "unauthorized",
     "version",
