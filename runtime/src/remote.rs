@@ -249,14 +249,16 @@ async fn meet(
     Ok((remote, card))
 }
 
-/// How many sequences run at once wherever a request goes: those of the only instance that is asked, or the fewest of all.
+/// How many sequences run at once where every request goes to one instance: the one that is named, or the only one there is. Of several
+/// nobody knows how many of the requests each gets.
 fn at_once(instances: &[InstanceRecord], only: Option<InstanceId>) -> Option<u32> {
     let is_asked =
         |record: &&InstanceRecord| only.is_none_or(|instance| record.instance == instance);
-    let asked = instances.iter().filter(is_asked);
-    asked
-        .filter_map(|record| record.card.as_ref()?.max_num_seqs)
-        .min()
+    let mut asked = instances.iter().filter(is_asked);
+    match (asked.next(), asked.next()) {
+        (Some(one), None) => one.card.as_ref()?.max_num_seqs,
+        (Some(_) | None, _) => None,
+    }
 }
 
 /// The one model of the endpoint, once it is there.
