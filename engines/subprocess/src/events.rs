@@ -2,6 +2,7 @@
 
 mod metrics;
 
+use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,7 @@ use genset_backend_common::{
 use genset_wire::{PayloadError, decode_payload};
 use parking_lot::Mutex;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use crate::call::Call;
 use crate::failure::ChildFailure;
@@ -85,7 +87,10 @@ impl Sinks {
                         link.report(ChildFailure::ReportedDead { reason });
                     }
                     Ok(event) => self.publish(event),
-                    Err(error) => warn_unread(&error, &mut is_warned),
+                    Err(error) => {
+                        warn_unread(&error, &mut is_warned);
+                        self.make_good(&item, &link);
+                    }
                 },
                 Ok(None) => break None,
                 Err(error) => break Some(error),
@@ -95,6 +100,23 @@ impl Sinks {
         // While the process lives, nobody else does it, and its last values would stay.
         if is_early && !link.is_dead() {
             self.forget();
+        }
+    }
+
+    /// Of an event that cannot be read: blocks that it may have told the end of must not stay, and a death must not be missed.
+    fn make_good(&self, item: &[u8], link: &Link) {
+        let Ok(named) = decode_payload::<BTreeMap<String, IgnoredAny>>(item) else {
+            return;
+        };
+        let is = |name: &str| named.contains_key(name);
+        if is("kv") || is("kv_rank") {
+            self.kv_events.publish(KvEventData::Cleared);
+        } else if is("dead") {
+            let reason = "it did not say why in a way that can be read".to_owned();
+            match self.is_mended {
+                true => link.report(ChildFailure::ReportedDead { reason }),
+                false => self.health.report_dead(reason),
+            }
         }
     }
 
@@ -240,13 +262,27 @@ mod tests {
             })
             .unwrap();
         };
-        let follow = Sinks::new(&ctx, true).follow(call, Arc::clone(&link));
+        let follow = Sinks::new(&ctx, false).follow(call, Arc::clone(&link));
         let mut follow = std::pin::pin!(follow);
         let gauge = json!({"name": "my_queue", "kind": "gauge", "labels": {"rank": 0}});
+        let stored = json!({"parent": null, "blocks": [7]});
+        send(FrameKind::Item, json!({"kv": {"stored": stored}}));
         send(FrameKind::Item, json!({"metrics": [gauge]}));
         send(FrameKind::Item, json!({"load": {"running_requests": 3}}));
         assert!(follow.as_mut().now_or_never().is_none());
         assert_eq!(load.borrow().running_requests, 3);
+        let blocks = || ctx.kv_events.subscribe().snapshot.blocks.len();
+        assert_eq!(blocks(), 1);
+        // It may have told that the block is gone.
+        send(
+            FrameKind::Item,
+            json!({"kv": {"removed": {"blocks": ["seven"]}}}),
+        );
+        assert!(follow.as_mut().now_or_never().is_none());
+        assert_eq!((blocks(), ctx.health.dead_reason()), (0, None));
+        send(FrameKind::Item, json!({"dead": {"reason": 7}}));
+        assert!(follow.as_mut().now_or_never().is_none());
+        assert!(ctx.health.dead_reason().is_some());
         // The process lives on, and says no more how it is.
         send(FrameKind::End, json!(null));
         assert!(follow.now_or_never().is_some());

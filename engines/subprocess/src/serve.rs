@@ -46,6 +46,9 @@ use crate::process::FD_VARIABLE;
 const ROOM_BYTES: usize = 1 << 20;
 /// Bytes read from the socket at once, at least.
 const READ_BYTES: usize = 64 << 10;
+
+/// The most letters of the reason that an engine gives for its end.
+const MAX_REASON_LETTERS: usize = 4096;
 /// What cleanup may take once the worker is gone: a second later its guard kills the process.
 const ORPHAN_CLEANUP: Duration = Duration::from_secs(2);
 
@@ -475,6 +478,8 @@ impl Reply {
         loop {
             tokio::select! {
                 reason = ctx.health.died() => {
+                    // One that does not fit is no reason to keep the death.
+                    let reason = reason.chars().take(MAX_REASON_LETTERS).collect();
                     self.item(&Event::Dead { reason }).await?;
                     return std::future::pending().await;
                 }
