@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from test_llm import ask, frontend
 
 from genset import deploy, serve
 from genset._service import parse_bytes
+from genset.backend import find_binary
 from genset.runtime import Runtime
 
 GRAPH = Path(__file__).parents[2] / "examples/python/graph"
@@ -144,6 +146,29 @@ def test_services_end_with_their_supervisor(
     run(until(is_gone, "the service ends"))
     assert Path("closed").exists()
     assert serving.process.wait(LONG_S) == (0 if number is signal.SIGHUP else -signal.SIGKILL)
+
+
+def test_services_drain_where_nobody_reads_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "talker.py").write_text(
+        "from pathlib import Path\n\nfrom genset.sdk import endpoint, on_shutdown, on_start, service\n\n@service()\nclass Talker:\n"
+        "    @on_start\n    def begin(self):\n        print('it begins', flush=True)\n\n"
+        "    @on_shutdown\n    def note(self):\n        print('it ends', flush=True)\n        Path('closed').touch()\n\n"
+        "    @endpoint()\n    async def generate(self, request): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    terminal, end = os.openpty()
+    serving = subprocess.Popen([find_binary(), "serve", "talker:Talker"], stdin=end, stdout=end, stderr=end)
+    try:
+        os.close(end)
+        with open(terminal, errors="replace") as lines:
+            assert any("it begins" in line for line in lines)
+        # The terminal is closed.
+        serving.send_signal(signal.SIGHUP)
+        serving.wait(LONG_S)
+    finally:
+        serving.kill()
+        serving.wait()
+    assert Path("closed").exists()
 
 
 def is_sleep(process: int) -> bool:

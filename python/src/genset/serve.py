@@ -189,7 +189,7 @@ class _Output(asyncio.SubprocessProtocol):
     def _show(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
         self.lines.append(text)
-        print(f"[{self._title}] {text}", flush=True)
+        _print(f"[{self._title}] {text}")
 
 
 class Supervisor:
@@ -218,13 +218,14 @@ class Supervisor:
         return 1 if self._failed else 0
 
     def _on_signal(self, name: str) -> None:
+        # Whoever is told of it may have left: first it is done.
         if self._stopping.is_set():
-            _say(f"{name}: killing all")
             for running in self._running.values():
                 _kill_group(running)
+            _say(f"{name}: killing all")
             return
-        _say(f"{name}: draining all; a second signal kills")
         self._stop()
+        _say(f"{name}: draining all; a second signal kills")
 
     def _stop(self) -> None:
         self._stopping.set()
@@ -298,7 +299,13 @@ def _kill_group(running: asyncio.SubprocessTransport) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"[serve] {text}", flush=True)
+    _print(f"[serve] {text}")
+
+
+def _print(text: str) -> None:
+    # The terminal may be closed, or whoever read may be gone. Services are kept and drained all the same.
+    with contextlib.suppress(OSError):
+        print(text, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
