@@ -148,6 +148,24 @@ def test_services_end_with_their_supervisor(
     assert serving.process.wait(LONG_S) == (0 if number is signal.SIGHUP else -signal.SIGKILL)
 
 
+def test_a_second_sighup_does_not_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_genset: Callable[..., Program]) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\nfrom pathlib import Path\n\nfrom genset.sdk import endpoint, on_shutdown, service\n\n@service()\nclass Slow:\n"
+        "    @on_shutdown\n    def linger(self):\n        print('it lingers', flush=True)\n"
+        "        while not Path('go').exists():\n            time.sleep(0.01)\n        Path('closed').touch()\n\n"
+        "    @endpoint()\n    async def generate(self, request): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    serving = start_genset("serve", "slow:Slow")
+    serving.wait_for("served by")
+    serving.process.send_signal(signal.SIGHUP)
+    serving.wait_for("it lingers")
+    serving.process.send_signal(signal.SIGHUP)
+    Path("go").touch()
+    assert serving.exit_code() == 0
+    assert Path("closed").exists() and not any("killing all" in line for line in serving.lines)
+
+
 def test_services_drain_where_nobody_reads_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "talker.py").write_text(
         "from pathlib import Path\n\nfrom genset.sdk import endpoint, on_shutdown, on_start, service\n\n@service()\nclass Talker:\n"

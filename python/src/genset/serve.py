@@ -1,7 +1,7 @@
 """`genset serve MODULE:CLASS`: a class, and the services it depends on, each in processes of their own.
 
 A process that dies is started again after a pause that doubles, five times in a row; then all end, and its last lines are shown.
-What it started and left running is killed. SIGINT, SIGTERM or SIGHUP drains all, a second one kills.
+What it started and left running is killed. SIGINT, SIGTERM or SIGHUP drains all; a SIGINT or SIGTERM during the drain kills.
 """
 
 from __future__ import annotations
@@ -219,13 +219,14 @@ class Supervisor:
 
     def _on_signal(self, name: str) -> None:
         # Whoever is told of it may have left: first it is done.
-        if self._stopping.is_set():
+        if not self._stopping.is_set():
+            self._stop()
+            _say(f"{name}: draining all; SIGINT or SIGTERM from now on kills")
+        elif name != signal.SIGHUP.name:
+            # A terminal that closes sends SIGHUP more than once.
             for running in self._running.values():
                 _kill_group(running)
             _say(f"{name}: killing all")
-            return
-        self._stop()
-        _say(f"{name}: draining all; a second signal kills")
 
     def _stop(self) -> None:
         self._stopping.set()
