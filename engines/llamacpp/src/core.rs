@@ -115,18 +115,19 @@ impl<'model> Core<'model> {
         }
     }
 
-    /// The next command; `None` where a reader was first.
+    /// The next command; `None` where a reader was first, before the wait or in it.
     fn next_command(
         &self,
         commands: &mut mpsc::Receiver<Command>,
         runtime: &Handle,
     ) -> Option<Command> {
+        let ready = self.slots.readiness(&self.waiting, is_ready)?;
         let requests = self.slots.all.iter().filter_map(|it| it.request.as_ref());
         let came = requests.map(|request| request.sink.has_room().boxed());
-        let waiting = self.waiting.iter().map(|sequence| &sequence.request);
-        let left = waiting.map(|request| match is_ready(request) {
-            true => request.sink.closed().boxed(),
-            false => request.sink.has_room().boxed(),
+        let waiting = self.waiting.iter().zip(ready);
+        let left = waiting.map(|(sequence, ready)| match ready {
+            true => sequence.request.sink.closed().boxed(),
+            false => sequence.request.sink.has_room().boxed(),
         });
         let readers: Vec<_> = came.chain(left).collect();
         if readers.is_empty() {

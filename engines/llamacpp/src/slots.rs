@@ -128,6 +128,21 @@ impl<R> Slots<R> {
         })
     }
 
+    /// Which of those that wait `is_ready` says; `None` where the first of these has a place, so that there is something to compute. Each is
+    /// asked about once: its reader may catch up at any moment, and must be waited for or seen.
+    pub(crate) fn readiness(
+        &self,
+        waiting: &VecDeque<Sequence<R>>,
+        is_ready: impl Fn(&R) -> bool,
+    ) -> Option<Vec<bool>> {
+        let ready = waiting.iter().map(|sequence| is_ready(&sequence.request));
+        let ready: Vec<bool> = ready.collect();
+        let first = ready.iter().position(|it| *it);
+        let first = first.and_then(|place| waiting.get(place));
+        let place = first.and_then(|it| self.place(&it.tokens, it.salt.as_deref()));
+        place.is_none().then_some(ready)
+    }
+
     /// Gives a slot, whose cells hold the first `computed` tokens, its sequence.
     pub(crate) fn fill(&mut self, slot: usize, computed: usize, sequence: Sequence<R>) {
         self.clock += 1;
@@ -267,6 +282,26 @@ mod tests {
         slots.fill(1, 0, sequence(&[7, 8]));
         slots.fill(0, 0, sequence(&[7, 8]));
         assert_eq!(slots.place(&[7, 8], None), None);
+    }
+
+    #[test]
+    fn one_that_waits_and_whose_reader_has_caught_up_is_not_waited_for_where_it_has_a_place() {
+        let mut slots = slots(9, &[&[1, 2, 3]], &[]);
+        let waiting = VecDeque::from([sequence(&[4, 5]), sequence(&[6])]);
+        assert_eq!(slots.readiness(&waiting, |_| true), None);
+        assert_eq!(
+            slots.readiness(&waiting, |_| false),
+            Some(vec![false, false])
+        );
+        let asked = std::cell::Cell::new(0);
+        let catches_up = |_: &&str| asked.replace(asked.get() + 1) > 1;
+        assert_eq!(
+            slots.readiness(&waiting, catches_up),
+            Some(vec![false, false])
+        );
+        slots.fill(1, 3, sequence(&[7, 8, 9]));
+        slots.fill(2, 1, sequence(&[7]));
+        assert_eq!(slots.readiness(&waiting, |_| true), Some(vec![true, true]));
     }
 
     #[test]
