@@ -164,6 +164,61 @@ def test_on_shutdown_comes_when_the_other_endpoints_have_ended_too() -> None:
     assert events == [["demo.Pair.second"]]
 
 
+@service(namespace="demo")
+class Patient:
+    def __init__(self) -> None:
+        self.begun, self.goes_on = asyncio.Event(), asyncio.Event()
+        patients.append(self)
+
+    @endpoint()
+    async def idle(self, request: Any) -> Any:
+        return request
+
+    @endpoint()
+    async def busy(self, request: Any) -> Any:
+        self.begun.set()
+        await self.goes_on.wait()
+        events.append("answered")
+        return request
+
+    @on_shutdown
+    def end(self) -> None:
+        events.append("end")
+
+
+patients: list[Patient] = []
+
+
+def test_requests_of_a_service_whose_task_is_cancelled_end_before_on_shutdown() -> None:
+    events.clear()
+    patients.clear()
+
+    async def main() -> None:
+        async with await Runtime.connect() as caller, await Runtime.connect() as runtime:
+            serving = asyncio.ensure_future(sdk.serve(Patient, runtime))
+            client = await caller.endpoint("demo.Patient.busy").client()
+            await client.wait_for_instances(60)
+
+            async def ask() -> Any:
+                return await client.generate([7])
+
+            asking = asyncio.ensure_future(ask())
+            await patients[0].begun.wait()
+            serving.cancel()
+            # The idle endpoint ends, and whoever waits for it sees that.
+            while len(runtime._services) > 1:
+                await asyncio.sleep(0.01)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            patients[0].goes_on.set()
+            assert await asking == [7]
+            with pytest.raises(asyncio.CancelledError):
+                await serving
+
+    run(main())
+    assert events == ["answered", "end"]
+
+
 def test_a_spec_says_what_the_class_has() -> None:
     spec = ServiceSpec.of(Upper)
     assert (spec.name, spec.namespace, spec.workers, spec.resources) == ("Upper", "demo", 3, {"cpu": "2", "gpu": "0"})

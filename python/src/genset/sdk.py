@@ -313,9 +313,11 @@ async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S) -> None:
     runtime.note_server()
     serving = [asyncio.ensure_future(_serve_one(instance, spec, name, runtime, grace)) for name in spec.endpoints]
     try:
-        await asyncio.gather(*serving)
+        ended, _ = await asyncio.wait(serving, return_when=asyncio.FIRST_EXCEPTION)
+        for each in ended:
+            each.result()
     finally:
-        # Where one failed, the others go on.
+        # Where one failed, the others go on. Each is cancelled once: a second time would cut the requests that it lets end.
         for each in serving:
             each.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
