@@ -166,8 +166,8 @@ impl Pump {
         self.inbox.put(Event::Ended(self.stream, ended.err()));
     }
 
-    /// An instance that cannot be reached, is full or is shutting down has not begun a request; then another is asked, unless this one
-    /// was named.
+    /// Where an instance cannot be reached, is full or is shutting down, another is asked, unless this one was named. None of them has given
+    /// an item. One that is shutting down may have begun the request and cut it: its handler ends as one that was refused.
     async fn call(
         &self,
         target: Target,
@@ -206,7 +206,7 @@ impl Pump {
 }
 
 /// Whether a request may be sent again unasked. One whose instance was lost may have been begun, and what a handler does need not
-/// bear to be done twice.
+/// bear to be done twice. One that a shutdown cut says so: whoever writes a handler is told that it may be asked again.
 fn is_refusal(kind: ErrorKind) -> bool {
     matches!(
         kind,

@@ -108,8 +108,9 @@ class Client:
     """A client of one endpoint. It follows the instances for as long as it is held.
 
     A request goes to one of them. One that cannot be reached, is full or is shutting down refuses it; it is then sent again, mostly to
-    another, but for `direct`: three times in all. Whether a lost instance (`Disconnected`) had begun a request is not known, so that is
-    not sent again. While there is none, a request waits ten seconds for the first.
+    another, but for `direct`: three times in all. So is one whose handler had begun and was cut by its process's shutdown before its first
+    answer (`EngineShutdown`). Whether a lost instance (`Disconnected`) had begun a request is not known, so that is not sent again. While
+    there is none, a request waits ten seconds for the first.
     """
 
     def __init__(self, bridge: Bridge, caller: Caller, endpoint: str, read: Reader = decode) -> None:
