@@ -25,6 +25,7 @@ from conftest import LONG_S, Program, run
 from test_serve import GRAPH
 
 from genset import deploy
+from genset.runtime import FINISH_S, GRACE_S
 
 
 def documents(target: str, folder: Path) -> list[Any]:
@@ -54,7 +55,9 @@ def test_both_manifests_say_the_same(in_graph: None, tmp_path: Path) -> None:
         given = {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
         assert given == service.get("environment", {})
         if service["image"] != deploy.ETCD_IMAGE:
-            assert service["stop_grace_period"] == f"{spec['template']['spec']['terminationGracePeriodSeconds']}s", name
+            seconds = spec["template"]["spec"]["terminationGracePeriodSeconds"]
+            assert service["stop_grace_period"] == f"{seconds}s", name
+            assert seconds > GRACE_S + FINISH_S, name
     assert services["backend"]["deploy"]["replicas"] == 2
     assert services["backend"]["command"][-2:] == ["graph:Frontend", "Backend"]
     exposed = {each["metadata"]["name"] for each in manifests if each["kind"] == "Service"}

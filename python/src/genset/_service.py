@@ -11,7 +11,7 @@ import sys
 
 from genset import sdk
 from genset.backend.run import watch_leash
-from genset.runtime import FINISH_S, GRACE_S, Runtime, worker
+from genset.runtime import KILL_S, Runtime, worker
 from genset.sdk import ServiceSpec
 from genset.serve import CONFIG_VARIABLE, LEASH_VARIABLE, load
 
@@ -53,7 +53,7 @@ async def main(runtime: Runtime, spec: ServiceSpec) -> None:
 if __name__ == "__main__":
     target, name = sys.argv[1:]
     # Where `genset serve` is killed, nobody else drains this process.
-    watch_leash(LEASH_VARIABLE, f"kill -s TERM {os.getpid()}", GRACE_S + FINISH_S)
+    watch_leash(LEASH_VARIABLE, f"kill -s TERM {os.getpid()}", KILL_S)
     found = next(each for each in load(target).graph() if each.name == name)
     sdk.set_config(json.loads(os.environ.get(CONFIG_VARIABLE, "{}")))
     limit(found)

@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from genset.runtime import KILL_S
 from genset.sdk import ServiceSpec
 from genset.serve import CONFIG_VARIABLE, UsageError, check_names, configuration, load
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 HTTP_PORT = 8000
 WIRE_PORT = 7480
-GRACE_S = 60
-"""Longer than requests may go on while a service drains."""
+GRACE_S = int(KILL_S)
+"""Longer than a service's drain may take, with what comes after it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

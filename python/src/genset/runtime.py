@@ -43,6 +43,9 @@ GRACE_S = 30.0
 FINISH_S = 30.0
 """How long a program's function, and what else served, may take after the drain."""
 
+KILL_S = GRACE_S + FINISH_S + 15.0
+"""After so long a process that was told to drain may be killed: it takes a while besides to leave and to end."""
+
 Result = TypeVar("Result")
 Main = Callable[..., Coroutine[Any, Any, Result]]
 
