@@ -7,11 +7,13 @@ import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
+import pydantic.dataclasses
 import pytest
 from conftest import run
 from pydantic import BaseModel
 
 from genset import exceptions, sdk
+from genset._checks import checker
 from genset.dynamo.sdk import DYNAMO_IMAGE, dynamo_endpoint
 from genset.dynamo.sdk import service as dynamo_service
 from genset.runtime import Runtime, get_runtime
@@ -217,6 +219,29 @@ def test_requests_of_a_service_whose_task_is_cancelled_end_before_on_shutdown() 
 
     run(main())
     assert events == ["answered", "end"]
+
+
+@pydantic.dataclasses.dataclass
+class Size:
+    number: int = pydantic.Field(gt=0)
+
+
+@dataclasses.dataclass
+class Box:
+    sizes: list[Size]
+
+
+def test_a_dataclass_of_pydantic_s_is_checked_by_pydantic() -> None:
+    check = checker(Size)
+    assert check is not None
+    assert check({"number": "3"}) == Size(3)
+    with pytest.raises(exceptions.InvalidArgument, match="number: .*greater than 0"):
+        check({"number": 0})
+    check = checker(Box)
+    assert check is not None
+    assert check({"sizes": [{"number": "4"}]}) == Box([Size(4)])
+    with pytest.raises(exceptions.InvalidArgument, match=r"sizes\.0\.number: .*greater than 0"):
+        check({"sizes": [{"number": 0}]})
 
 
 def test_a_spec_says_what_the_class_has() -> None:

@@ -45,6 +45,8 @@ def test_what_is_in_a_dataclass_is_built_too() -> None:
     expected = Outer("t", Inner(1), [Inner(2)], {"a": Inner(3)}, 2.0, Inner(4), "x", [1])
     assert built(**fields, ratio=2, either="x", anything=[1]) == expected
     assert built(maybe=None, either=3) == Outer("t", Inner(1), either=3)
+    number = built(inner={"number": 2.0}).inner.number
+    assert number == 2 and type(number) is int
 
 
 def test_what_does_not_fit_is_named() -> None:
@@ -56,6 +58,7 @@ def test_what_does_not_fit_is_named() -> None:
     assert refused(text=1) == "text: must be a text"
     assert refused(ratio="much") == "ratio: must be a number"
     assert refused(inner={}) == "inner.number: Field required"
+    assert refused(inner={"number": 1.5}) == "inner.number: must be a whole number"
     assert refused(inner={"number": True}) == "inner.number: must be a whole number"
     assert refused(inner=1) == "inner: must be a map with the fields of Inner"
     assert refused(several={}) == "several: must be a list"

@@ -47,10 +47,16 @@ def _fitted(hint: Any, value: Any, at: str) -> Any:
         return _one_of(arguments, value, at)
     if isinstance(of, type) and hasattr(of, "model_validate"):
         return _validated(of.model_validate, value, at)
+    if isinstance(of, type) and "__pydantic_validator__" in vars(of):
+        # A dataclass of pydantic's.
+        return _validated(vars(of)["__pydantic_validator__"].validate_python, value, at)
     if isinstance(of, type) and dataclasses.is_dataclass(of):
         return _built(of, value, at)
     if of is float and type(value) is int:
         return float(value)
+    if of is int and type(value) is float and value.is_integer():
+        # Some write every number so.
+        return int(value)
     # A bool is an int to Python.
     if of in _PLAIN and not (isinstance(value, of) and (of is bool or not isinstance(value, bool))):
         raise InvalidArgument(f"must be {_PLAIN[of]}", field=at)
