@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import pytest
@@ -25,6 +26,10 @@ class Outer:
     ratio: float = 0.5
     maybe: Optional[Inner] = None
     either: int | str | None = None
+    sequence: Sequence[Inner] = ()
+    iterable: Iterable[Inner] = ()
+    row: tuple[Inner, ...] = ()
+    mapping: Mapping[str, Inner] = dataclasses.field(default_factory=dict)
     anything: Any = None
     made: int = dataclasses.field(default=7, init=False)
 
@@ -42,11 +47,16 @@ def built(**fields: Any) -> Any:
 def test_what_is_in_a_dataclass_is_built_too() -> None:
     assert built() == Outer("t", Inner(1))
     fields: dict[str, Any] = {"several": [{"number": 2}], "named": {"a": {"number": 3}}, "maybe": {"number": 4}}
-    expected = Outer("t", Inner(1), [Inner(2)], {"a": Inner(3)}, 2.0, Inner(4), "x", [1])
+    expected = Outer("t", Inner(1), [Inner(2)], {"a": Inner(3)}, 2.0, Inner(4), "x", anything=[1])
     assert built(**fields, ratio=2, either="x", anything=[1]) == expected
     assert built(maybe=None, either=3) == Outer("t", Inner(1), either=3)
     number = built(inner={"number": 2.0}).inner.number
     assert number == 2 and type(number) is int
+
+
+def test_sequences_tuples_and_mappings_are_built_as_lists_and_dicts_are() -> None:
+    made = built(sequence=[{"number": 1}], iterable=[{"number": 2}], row=[{"number": 3}], mapping={"a": {"number": 4}})
+    assert (made.sequence, made.iterable, made.row, made.mapping) == ([Inner(1)], [Inner(2)], (Inner(3),), {"a": Inner(4)})
 
 
 def test_what_does_not_fit_is_named() -> None:
@@ -62,6 +72,9 @@ def test_what_does_not_fit_is_named() -> None:
     assert refused(inner={"number": True}) == "inner.number: must be a whole number"
     assert refused(inner=1) == "inner: must be a map with the fields of Inner"
     assert refused(several={}) == "several: must be a list"
+    assert refused(sequence="x") == "sequence: must be a list"
+    assert refused(row=[{"number": 2}, {}]) == "row.1.number: Field required"
+    assert refused(mapping=[]) == "mapping: must be a map"
     assert refused(several=[{"number": 2}, {"number": "3"}]) == "several.1.number: must be a whole number"
     assert refused(named={"a": {"other": 1}}) == "named.a.other: Inner has no such field"
     assert refused(maybe=[]) == "maybe: must be a map with the fields of Inner"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import functools
 import logging
@@ -22,6 +23,12 @@ _PLAIN: dict[Any, str] = {
     list: "a list",
     dict: "a map",
 }
+_LIKE: dict[Any, Any] = {
+    collections.abc.Iterable: list,
+    collections.abc.Sequence: list,
+    collections.abc.Mapping: dict,
+}
+"""What plain data has for them."""
 
 
 def hints_of(annotated: Any) -> dict[str, Any]:
@@ -52,6 +59,10 @@ def _fitted(hint: Any, value: Any, at: str) -> Any:
         return _validated(vars(of)["__pydantic_validator__"].validate_python, value, at)
     if isinstance(of, type) and dataclasses.is_dataclass(of):
         return _built(of, value, at)
+    if of is tuple and arguments[1:] == (...,):
+        return tuple(_fitted(types.GenericAlias(list, arguments[:1]), value, at))
+    if arguments:
+        of = _LIKE.get(of, of)
     if of is float and type(value) is int:
         return float(value)
     if of is int and type(value) is float and value.is_integer():
