@@ -237,6 +237,7 @@ impl Answer {
         let Some(splitter) = &mut self.splitter else {
             return Ending {
                 has_calls: false,
+                has_open_call: false,
                 rated,
                 reasoning_tokens: 0,
             };
@@ -251,6 +252,7 @@ impl Answer {
         });
         Ending {
             has_calls: splitter.has_calls(),
+            has_open_call: splitter.has_open_call(),
             rated,
             reasoning_tokens,
         }

@@ -12,11 +12,13 @@ mod deltas;
 mod prose;
 mod scan;
 mod splitter;
+mod value;
 
 pub use deltas::{Delta, Deltas};
 pub(crate) use prose::Prose;
 pub(crate) use scan::{Scan, scan, trim_start_len};
 pub use splitter::{IdStyle, Message, Splitter, ToolCall};
+pub(crate) use value::{ValueScan, ValueStep};
 
 /// A parser of one answer's text.
 ///

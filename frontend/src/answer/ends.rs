@@ -66,6 +66,8 @@ pub struct Completed {
     pub rated: Option<Vec<TokenLogprobs>>,
     /// How many of its tokens were thoughts.
     pub reasoning_tokens: u32,
+    /// Whether its last tool call is not whole.
+    pub has_open_call: bool,
 }
 
 /// The end of an answer that was read piece by piece.
@@ -73,6 +75,8 @@ pub struct Completed {
 pub struct Ending {
     /// Whether it calls tools.
     pub has_calls: bool,
+    /// Whether the last of them is not whole.
+    pub has_open_call: bool,
     /// Log probabilities that no piece took along.
     pub rated: Vec<TokenLogprobs>,
     /// How many of its tokens were thoughts.

@@ -80,12 +80,12 @@ impl Answer {
         if let Some(rated) = &mut rated {
             rated.extend(ending.rated);
         }
-        let reasoning_tokens = ending.reasoning_tokens;
         let completed = Completed {
             message,
             end,
             rated,
-            reasoning_tokens,
+            reasoning_tokens: ending.reasoning_tokens,
+            has_open_call: ending.has_open_call,
         };
         Ok((completed, memory))
     }

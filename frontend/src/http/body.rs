@@ -239,7 +239,7 @@ impl EventBody {
         let ending = answer.end(|delta, rated| {
             self.encoder.delta(index, delta, rated, &mut self.buffer);
         });
-        let reason = ChoiceEnd::new(&end, ending.has_calls);
+        let reason = ChoiceEnd::new(&end, ending.has_calls, ending.has_open_call);
         self.encoder
             .finish(index, reason, &ending.rated, &mut self.buffer);
         self.spent.add(&end, ending.reasoning_tokens);

@@ -1,6 +1,6 @@
 //! [`Splitter`]: a reasoning parser and a tool parser, one after the other, over one answer.
 
-use super::{Delta, Deltas, MarkupParser};
+use super::{Delta, Deltas, MarkupParser, ValueScan, ValueStep};
 
 /// How ids of tool calls look where the model gives none. Some templates insist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -64,6 +64,8 @@ pub struct Splitter {
     deltas: Deltas,
     /// The id of the latest call, where it was made here.
     id: String,
+    /// Follows the arguments of the latest call until they are whole.
+    open_call: Option<ValueScan>,
 }
 
 impl Splitter {
@@ -82,6 +84,7 @@ impl Splitter {
             between: Deltas::default(),
             deltas: Deltas::default(),
             id: String::new(),
+            open_call: None,
         }
     }
 
@@ -141,6 +144,11 @@ impl Splitter {
         self.deltas.calls() > 0
     }
 
+    /// Whether the arguments of the latest call are not whole, so far.
+    pub(crate) fn has_open_call(&self) -> bool {
+        self.open_call.is_some()
+    }
+
     /// Runs the first parser as long as it has more to take, or passes `text` by it, and the second over what is content. The
     /// first is told whether the second is in a call: what stands there is the tool's.
     fn run(
@@ -182,6 +190,7 @@ impl Splitter {
                     name,
                     id: "",
                 } => {
+                    self.follow(delta);
                     self.id = self.ids.make();
                     let id = &self.id;
                     each(Delta::ToolCall { index, name, id });
@@ -189,11 +198,26 @@ impl Splitter {
                 Delta::Content(_)
                 | Delta::Reasoning(_)
                 | Delta::ToolCall { .. }
-                | Delta::Arguments { .. } => each(delta),
+                | Delta::Arguments { .. } => {
+                    self.follow(delta);
+                    each(delta);
+                }
             }
         }
         deltas.clear();
         self.deltas = deltas;
+    }
+
+    fn follow(&mut self, delta: Delta<'_>) {
+        match (delta, &mut self.open_call) {
+            (Delta::ToolCall { .. }, open_call) => *open_call = Some(ValueScan::default()),
+            (Delta::Arguments { text, .. }, Some(scan)) => {
+                if text.chars().any(|c| scan.take(c) == ValueStep::Last) {
+                    self.open_call = None;
+                }
+            }
+            (Delta::Content(_) | Delta::Reasoning(_) | Delta::Arguments { .. }, _) => {}
+        }
     }
 }
 

@@ -76,10 +76,12 @@ pub enum ChoiceEnd {
 }
 
 impl ChoiceEnd {
-    /// The reason of an answer that ended so. One that was cut short says so, whatever it called before.
+    /// The reason of an answer that ended so. One that was too long says so, whatever it called before, and so does one whose
+    /// last call a stop string cut.
     #[must_use]
-    pub fn new(end: &AnswerEnd, has_calls: bool) -> Self {
-        if has_calls && end.reason == FinishReason::Stop && end.stop_string.is_none() {
+    pub fn new(end: &AnswerEnd, has_calls: bool, has_open_call: bool) -> Self {
+        let is_cut = has_open_call && end.stop_string.is_some();
+        if has_calls && end.reason == FinishReason::Stop && !is_cut {
             Self::ToolCalls
         } else {
             Self::Engine(end.reason)
@@ -142,8 +144,10 @@ pub fn completed_choice(api: Api, index: usize, answer: &Completed) -> Value {
         end,
         rated,
         reasoning_tokens: _,
+        has_open_call,
     } = answer;
-    let reason = ChoiceEnd::new(end, !message.tool_calls.is_empty()).name();
+    let has_calls = !message.tool_calls.is_empty();
+    let reason = ChoiceEnd::new(end, has_calls, *has_open_call).name();
     let logprobs = rated.as_ref().map(|rated| logprobs_json(api, rated));
     match api {
         Api::Chat => json!({

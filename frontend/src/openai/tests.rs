@@ -33,6 +33,7 @@ fn completed(message: Message, reason: FinishReason) -> Completed {
         },
         rated: None,
         reasoning_tokens: 0,
+        has_open_call: false,
     }
 }
 

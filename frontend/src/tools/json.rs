@@ -1,15 +1,13 @@
 //! The parser of dialects that write a call as a JSON object, or as a name and then its arguments as one.
 
 mod object;
-mod value;
 
 use std::sync::Arc;
 
 use object::{CallObject, ObjectStep};
-use value::{ValueScan, ValueStep};
 
 use super::ToolSchemas;
-use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan};
+use crate::markup::{Deltas, MarkupParser, Prose, Scan, ValueScan, ValueStep, scan};
 
 /// A dialect of this kind.
 #[derive(Debug, PartialEq, Eq)]

@@ -155,6 +155,29 @@ async fn an_answer_that_a_stop_string_cuts_within_a_call_says_stop() {
 }
 
 #[tokio::test]
+async fn an_answer_that_a_stop_string_cuts_behind_whole_calls_says_tool_calls() {
+    let site = site(Script::tokens(encode(CALLS))).await;
+    for (stop, further) in [
+        ("\n</tool_call>", json!({})),
+        ("</tool_call>\n<tool_call>", json!({})),
+        ("Rome", json!({"parallel_tool_calls": false})),
+    ] {
+        let mut asked = json!({"tools": tools(), "stop": stop});
+        if let (Value::Object(asked), Value::Object(further)) = (&mut asked, further) {
+            asked.extend(further);
+        }
+        let body = chat("Weather?", asked);
+        let [plain, streamed] = site.whole_and_streamed(CHAT, body).await;
+        let (message, reason) = whole(&plain);
+        assert_eq!(reason, "tool_calls", "{stop:?}");
+        let call = json!([["get_weather", "{\"city\": \"Oslo\"}"]]);
+        assert_eq!(message[2], call, "{stop:?}");
+        assert_eq!(joined(&streamed), (message, reason), "{stop:?}");
+    }
+    site.close().await;
+}
+
+#[tokio::test]
 async fn only_one_call_where_calls_are_not_parallel() {
     let site = site(Script::tokens(encode(CALLS))).await;
     let further = json!({"tools": tools(), "parallel_tool_calls": false});

@@ -2,8 +2,7 @@
 
 use serde_json::Value;
 
-use super::value::{ValueScan, ValueStep};
-use crate::markup::Deltas;
+use crate::markup::{Deltas, ValueScan, ValueStep};
 use crate::tools::ToolSchemas;
 
 /// The keys of the tool's name, and of its arguments, in the dialects there are.

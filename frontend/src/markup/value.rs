@@ -2,7 +2,7 @@
 
 /// Follows one JSON value. It checks brackets and strings, not grammar.
 #[derive(Debug, Default)]
-pub(super) struct ValueScan {
+pub(crate) struct ValueScan {
     depth: usize,
     has_begun: bool,
     is_in_string: bool,
@@ -11,7 +11,7 @@ pub(super) struct ValueScan {
 
 /// What a character is to the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ValueStep {
+pub(crate) enum ValueStep {
     /// A part of it; there is more.
     Inside,
     /// Its last.
@@ -21,12 +21,12 @@ pub(super) enum ValueStep {
 }
 
 impl ValueScan {
-    pub(super) fn is_in_string(&self) -> bool {
+    pub(crate) fn is_in_string(&self) -> bool {
         self.is_in_string
     }
 
     /// Takes the next character, from the value's first on.
-    pub(super) fn take(&mut self, c: char) -> ValueStep {
+    pub(crate) fn take(&mut self, c: char) -> ValueStep {
         let is_first = !std::mem::replace(&mut self.has_begun, true);
         if self.is_in_string {
             return self.take_in_string(c);
