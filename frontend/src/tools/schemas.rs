@@ -57,6 +57,13 @@ impl ToolSchemas {
         self.parameters.keys().map(String::as_str)
     }
 
+    /// Whether a tool names a parameter among its properties.
+    pub(super) fn has_parameter(&self, tool: &str, parameter: &str) -> bool {
+        let root = self.parameters.get(tool);
+        let properties = root.and_then(|root| root.get("properties"));
+        properties.is_some_and(|all| all.get(parameter).is_some())
+    }
+
     /// Whether a parameter takes values of the type of `value`. One without a schema takes any.
     fn takes(&self, tool: &str, parameter: &str, value: &Value) -> bool {
         let Some(root) = self.parameters.get(tool) else {

@@ -33,8 +33,9 @@ pub(super) struct XmlMarks {
     pub(super) value: Option<&'static str>,
     /// Ends the value.
     pub(super) value_end: &'static str,
-    /// What ends a value too whose end the model left out. Each begins with a line break, which alone is the value's.
-    pub(super) value_stops: &'static [&'static str],
+    /// The end of the call and the beginning of a parameter, each behind a line break, which may end a value whose end the model
+    /// left out. The line break is the value's.
+    pub(super) value_stops: Option<[&'static str; 2]>,
     /// Whether a value stands on lines of its own.
     pub(super) is_on_lines: bool,
 }
@@ -61,6 +62,16 @@ enum NameLen {
     TooLong,
 }
 
+/// What a value does behind a piece of it.
+enum Then {
+    Wait,
+    GoOn,
+    Close,
+}
+
+/// More white space than this behind the end of a call does not say whether it is one, in bytes.
+const MAX_BLANK_BYTES: usize = 64;
+
 /// A name longer than this is none, and content, in bytes.
 const MAX_NAME_BYTES: usize = 1024;
 
@@ -73,7 +84,8 @@ pub(super) struct XmlParser {
     state: State,
     name: String,
     key: String,
-    has_parameters: bool,
+    /// The parameters that the call under way was given.
+    keys: Vec<String>,
     content: Prose,
     /// Content that waits for the end of the call it came in.
     aside: Deltas,
@@ -82,6 +94,8 @@ pub(super) struct XmlParser {
     held: String,
     /// Of a key or gap whose end has not come, what need not be looked at again.
     passed: String,
+    /// Whether no more text comes.
+    is_over: bool,
 }
 
 impl XmlParser {
@@ -92,12 +106,13 @@ impl XmlParser {
             state: State::Outside,
             name: String::new(),
             key: String::new(),
-            has_parameters: false,
+            keys: Vec::new(),
             content: Prose::content(),
             aside: Deltas::default(),
             aside_bytes: 0,
             held: String::new(),
             passed: String::new(),
+            is_over: false,
         }
     }
 
@@ -151,7 +166,7 @@ impl XmlParser {
         };
         let text = self.cut(taken);
         text[..len].trim().clone_into(&mut self.name);
-        self.has_parameters = false;
+        self.keys.clear();
         self.state = if self.name.is_empty() {
             State::Outside
         } else {
@@ -226,7 +241,7 @@ impl XmlParser {
     }
 
     fn close(&mut self, out: &mut Deltas) {
-        out.arguments(if self.has_parameters { "}" } else { "{}" });
+        out.arguments(if self.keys.is_empty() { "{}" } else { "}" });
         self.give_aside(out);
     }
 
@@ -302,34 +317,84 @@ impl XmlParser {
     }
 
     fn value(&mut self, out: &mut Deltas) -> bool {
-        let stops = self.marks.value_stops.iter().copied();
+        let stops = self.marks.value_stops.into_iter().flatten();
         let ends = [self.marks.value_end].into_iter().chain(stops);
-        let (len, taken, is_over) = match scan(&self.held, ends) {
+        let (len, taken, then) = match scan(&self.held, ends) {
             Scan::Marker {
                 which: 0,
                 start,
                 end,
-            } => (start, end, true),
-            Scan::Marker { start, .. } => (start + 1, start + 1, true),
-            Scan::Text { sure } => (sure, sure, false),
+            } => (start, end, Then::Close),
+            Scan::Marker { which, start, end } => {
+                let rest = &self.held[end..];
+                let is_stop = match which {
+                    1 => self.ends_call(rest),
+                    _ => self.begins_parameter(rest),
+                };
+                match is_stop {
+                    Some(true) => (start + 1, start + 1, Then::Close),
+                    Some(false) => (start + 1, start + 1, Then::GoOn),
+                    None => (start, start, Then::Wait),
+                }
+            }
+            Scan::Text { sure } => (sure, sure, Then::Wait),
         };
         let text = self.cut(taken);
         let State::Value(value) = &mut self.state else {
             return false;
         };
         value.push(&text[..len], |json| out.arguments(json));
-        if is_over {
-            value.close(|text| self.tools.guess(&self.name, &self.key, text), out);
-            self.state = State::Parameters;
+        match then {
+            Then::Wait => false,
+            Then::GoOn => true,
+            Then::Close => {
+                value.close(|text| self.tools.guess(&self.name, &self.key, text), out);
+                self.state = State::Parameters;
+                true
+            }
         }
-        is_over
+    }
+
+    /// Whether the end of a call within a value is one, by what is behind it: the end of the text, or what stands between calls.
+    /// `None` while that is open.
+    fn ends_call(&self, rest: &str) -> Option<bool> {
+        let blank = trim_start_len(rest);
+        if blank > MAX_BLANK_BYTES {
+            return Some(false);
+        }
+        let rest = &rest[blank..];
+        let others = self.marks.ignored.iter().copied();
+        let mut next = [self.marks.call].into_iter().chain(others);
+        if next.clone().any(|marker| rest.starts_with(marker)) {
+            return Some(true);
+        }
+        if next.any(|marker| marker.starts_with(rest)) {
+            return self.is_over.then_some(true);
+        }
+        Some(false)
+    }
+
+    /// Whether the beginning of a parameter within a value is one, by what is behind it: a parameter of the tool's that the call
+    /// was not given yet. `None` while that is open.
+    fn begins_parameter(&self, rest: &str) -> Option<bool> {
+        let line = rest.split('\n').next().unwrap_or_default();
+        let is_open = !self.is_over && line.len() == rest.len() && line.len() <= MAX_NAME_BYTES;
+        match scan(line, [self.marks.key_end]) {
+            Scan::Marker { start, .. } if start <= MAX_NAME_BYTES => {
+                let key = line[..start].trim();
+                let is_new = !self.keys.iter().any(|given| given == key);
+                Some(is_new && self.tools.has_parameter(&self.name, key))
+            }
+            Scan::Text { .. } if is_open => None,
+            Scan::Marker { .. } | Scan::Text { .. } => Some(false),
+        }
     }
 
     /// What comes before a value: the brace or comma, and the key.
     fn open_parameter(&mut self, out: &mut Deltas) {
-        let is_first = !std::mem::replace(&mut self.has_parameters, true);
-        out.arguments(if is_first { "{" } else { ", " });
+        out.arguments(if self.keys.is_empty() { "{" } else { ", " });
         out.arguments(&Value::from(self.key.as_str()).to_string());
+        self.keys.push(self.key.clone());
     }
 }
 
@@ -340,6 +405,8 @@ impl MarkupParser for XmlParser {
     }
 
     fn finish(&mut self, out: &mut Deltas) {
+        self.is_over = true;
+        while self.step(out) {}
         let rest = std::mem::take(&mut self.held);
         match &mut self.state {
             State::Outside | State::Name => self.content.push(&rest, out),

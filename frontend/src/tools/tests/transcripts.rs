@@ -304,6 +304,23 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
             NOW,
         ],
     ),
+    (
+        "qwen3_coder",
+        "<function=get_weather>\n<parameter=city>\nOslo\n</function>\n\n",
+        "",
+        &[("get_weather", r#"{"city": "Oslo"}"#)],
+    ),
+    // Lines that look like such ends, and are of the value: code on tool calls.
+    (
+        "qwen3_coder",
+        "<function=write_file>\n<parameter=text>\n</function>\nSo:\n<parameter=days>\n<parameter=text>\n<parameter=path\n>\n\
+         </parameter>\n<parameter=path>\na\n</parameter>\n</function>",
+        "",
+        &[(
+            "write_file",
+            r#"{"text": "</function>\nSo:\n<parameter=days>\n<parameter=text>\n<parameter=path\n>", "path": "a"}"#,
+        )],
+    ),
     // The same markers within a line are text.
     (
         "qwen3_coder",
