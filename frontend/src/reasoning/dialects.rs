@@ -20,6 +20,7 @@ const THINK: Tags = Tags {
     starts_inside: false,
     ends_at: &[],
     dropped: &[],
+    frame: &[],
 };
 
 /// For models whose prompt has the first marker.
@@ -58,7 +59,7 @@ static DIALECTS: &[ReasoningDialect] = &[
     row(
         "ernie45",
         &Tags {
-            dropped: &["<response>", "</response>"],
+            frame: &["<response>", "</response>"],
             ..THINKING
         },
     ),

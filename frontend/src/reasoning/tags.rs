@@ -1,6 +1,6 @@
 //! The parser of every dialect that puts its thoughts between two markers.
 
-use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan};
+use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan, trim_start_len};
 
 /// A dialect of two markers.
 #[derive(Debug, PartialEq, Eq)]
@@ -15,20 +15,38 @@ pub(super) struct Tags {
     pub(super) ends_at: &'static [&'static str],
     /// Markers around the content, which mean nothing.
     pub(super) dropped: &'static [&'static str],
+    /// Markers that mean nothing as the first and the last of the content, and are text anywhere else.
+    pub(super) frame: &'static [&'static str],
 }
 
 impl Tags {
     pub(super) fn markers(&self) -> Vec<&'static str> {
         let mut markers = vec![self.start, self.end];
         markers.extend(self.dropped);
+        markers.extend(self.frame);
         markers
     }
 }
+
+/// How far the content's frame has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Frame {
+    /// There was no content yet.
+    Awaited,
+    /// Its beginning was there.
+    Open,
+    /// The content began without.
+    Absent,
+}
+
+/// White space that is longer than this is not that behind the end of a frame, in bytes.
+const MAX_BLANK_BYTES: usize = 64;
 
 pub(super) struct TagsParser {
     tags: &'static Tags,
     has_tools: bool,
     is_inside: bool,
+    frame: Frame,
     content: Prose,
     reasoning: Prose,
     /// Text that may be the beginning of a marker.
@@ -41,13 +59,28 @@ impl TagsParser {
             tags,
             has_tools,
             is_inside,
+            frame: Frame::Awaited,
             content: Prose::content(),
             reasoning: Prose::reasoning(),
             held: String::new(),
         }
     }
 
-    /// The markers that mean something now; the first two are the dialect's own.
+    /// The marker of the frame that may come now.
+    fn framing(&self) -> &'static [&'static str] {
+        let frame = self.tags.frame;
+        if self.is_inside {
+            return &[];
+        }
+        let framing = match self.frame {
+            Frame::Awaited => frame.get(..1),
+            Frame::Open => frame.get(1..),
+            Frame::Absent => None,
+        };
+        framing.unwrap_or_default()
+    }
+
+    /// The markers that mean something now; the first two are the dialect's own, and the frame's is behind the dropped.
     fn scan(&self) -> Scan {
         let more = match (self.is_inside, self.has_tools) {
             (true, true) => self.tags.ends_at,
@@ -55,16 +88,20 @@ impl TagsParser {
             (false, _) => self.tags.dropped,
         };
         let own = [self.tags.start, self.tags.end];
-        scan(&self.held, own.into_iter().chain(more.iter().copied()))
+        let markers = own.into_iter().chain(more.iter().copied());
+        scan(&self.held, markers.chain(self.framing().iter().copied()))
     }
 
     fn give(&mut self, len: usize, out: &mut Deltas) {
-        let prose = if self.is_inside {
-            &mut self.reasoning
+        let text = self.held.get(..len).unwrap_or_default();
+        if self.is_inside {
+            self.reasoning.push(text, out);
         } else {
-            &mut self.content
-        };
-        prose.push(self.held.get(..len).unwrap_or_default(), out);
+            if self.frame == Frame::Awaited && !text.trim().is_empty() {
+                self.frame = Frame::Absent;
+            }
+            self.content.push(text, out);
+        }
         self.held.drain(..len);
     }
 
@@ -85,6 +122,12 @@ impl TagsParser {
             self.give(end, out);
             return true;
         }
+        if !self.is_inside && which >= 2 + self.tags.dropped.len() {
+            if self.frame == Frame::Open {
+                return self.take_end(end, out);
+            }
+            self.frame = Frame::Open;
+        }
         let is_own = which < 2;
         // A marker of a tool call is the tool parser's to read.
         let taken = if is_own || !self.is_inside { end } else { 0 };
@@ -93,6 +136,21 @@ impl TagsParser {
         self.reasoning.markup();
         self.is_inside = which == 0;
         true
+    }
+
+    /// Takes the frame's end, so many bytes, as text if more text follows; while that is open it waits. Whether to go on.
+    fn take_end(&mut self, end: usize, out: &mut Deltas) -> bool {
+        let is_text = !self.may_be_last(end);
+        if is_text {
+            self.give(end, out);
+        }
+        is_text
+    }
+
+    /// Whether nothing but white space is held from `from` on.
+    fn may_be_last(&self, from: usize) -> bool {
+        let rest = self.held.get(from..).unwrap_or_default();
+        trim_start_len(rest) == rest.len() && rest.len() <= MAX_BLANK_BYTES
     }
 }
 
@@ -108,6 +166,13 @@ impl MarkupParser for TagsParser {
     }
 
     fn finish(&mut self, out: &mut Deltas) {
+        let framing = self.framing();
+        let is_end =
+            |marker: &&str| self.held.starts_with(marker) && self.may_be_last(marker.len());
+        if self.frame == Frame::Open && framing.iter().any(is_end) {
+            self.held.clear();
+            self.content.markup();
+        }
         self.give(self.held.len(), out);
         self.content.finish(out);
     }

@@ -103,6 +103,36 @@ fn transcripts_are_read_whole_and_by_the_character() {
 }
 
 #[test]
+fn a_frame_is_around_all_of_the_content_and_text_elsewhere() {
+    for (text, content) in [
+        ("<response>\n\nYes.\n</response>\n\n", "Yes."),
+        ("<response>Yes.</response", "Yes.</response"),
+        (
+            "\n<response>It ends with </response>.\n</response>",
+            "It ends with </response>.",
+        ),
+        (
+            "Write <response>Yes.</response>",
+            "Write <response>Yes.</response>",
+        ),
+        (
+            "<response>Write <response>.</response>",
+            "Write <response>.",
+        ),
+        ("</response> ends it.", "</response> ends it."),
+        (
+            "<response>Yes.</response> And no.",
+            "Yes.</response> And no.",
+        ),
+    ] {
+        let text = format!("Hm.</think>{text}");
+        let expected = ("Hm.".to_owned(), content.to_owned());
+        assert_eq!(run("ernie45", [text.as_str()]), expected, "{text:?}");
+        assert_eq!(run("ernie45", characters(&text)), expected, "{text:?}");
+    }
+}
+
+#[test]
 fn every_dialect_has_a_transcript() {
     for dialect in ReasoningDialect::all() {
         let name = dialect.name();
