@@ -5,6 +5,7 @@
 //! and the notes are removed. A run that was interrupted finds its notes and goes on where it stood. So does one in which no worker
 //! had room for some prompts: its notes stay.
 
+mod line;
 mod prompts;
 mod tally;
 
@@ -20,6 +21,7 @@ use genset_runtime::Signals;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
+use self::line::{Line, LineSummary};
 use self::prompts::{Prompt, Prompts};
 use self::tally::Tally;
 use super::question::{Answered, Asker};
@@ -75,6 +77,7 @@ pub(super) async fn run(
         async move {
             let begun = Instant::now();
             let line = line_of(asked, &ctx, index, prompt?).await;
+            let line = line.map_err(unwritable)?;
             Ok::<_, EngineError>((index, line, begun.elapsed()))
         }
     });
@@ -97,11 +100,12 @@ pub(super) async fn run(
                 None => break,
                 Some(next) => {
                     let (index, line, elapsed) = next?;
-                    tally.count(&line.fields, elapsed);
+                    let summary = LineSummary::read(line.json.get()).map_err(unwritable)?;
+                    tally.count(&summary, elapsed);
                     for_later += usize::from(line.is_for_later);
                     let noted = match line.is_for_later {
-                        true => notes.add_for_later(index, &line.fields),
-                        false => notes.add(index, &line.fields),
+                        true => notes.add_for_later(index, &line.json),
+                        false => notes.add(index, &line.json),
                     };
                     noted.map_err(refused)?;
                 }
@@ -133,7 +137,7 @@ fn write_output(notes: &mut BatchNotes, output: &Path) -> Result<usize, EngineEr
     // As any file of the user's: the mask of the process takes its part away.
     let written = write_whole(output, 0o666, |out| {
         notes.each(|_, line| {
-            failed += usize::from(is_failure(&serde_json::from_str(line)?));
+            failed += usize::from(LineSummary::read(line)?.is_failure());
             writeln!(out, "{line}")
         })
     });
@@ -146,31 +150,32 @@ fn refused(problem: impl Display) -> EngineError {
     EngineError::invalid_argument("in", problem.to_string())
 }
 
-/// A line of the output.
-#[derive(Debug)]
-struct Line {
-    fields: Map<String, Value>,
-    /// To the end every worker was full or away, so another run may have an answer.
-    is_for_later: bool,
+/// The error of a line that is no JSON.
+fn unwritable(error: serde_json::Error) -> EngineError {
+    EngineError::internal(format!("a line of the output: {error}"))
 }
 
 /// Whether a status says that every worker is full or away.
-fn is_full_or_away(status: u64) -> bool {
+fn is_full_or_away(status: u16) -> bool {
     matches!(status, 429 | 503)
 }
 
 /// The line of the output for a prompt.
-async fn line_of(asked: &Asked, ctx: &RequestContext, index: usize, prompt: Prompt) -> Line {
+///
+/// # Errors
+/// When it cannot be written as JSON.
+async fn line_of(
+    asked: &Asked,
+    ctx: &RequestContext,
+    index: usize,
+    prompt: Prompt,
+) -> serde_json::Result<Line> {
     let begun = Instant::now();
     let (text, answered) = match prompt {
         Prompt::Request(line) => {
             let id = format!("batch_req_{}", index + 1);
             let line = answer_line(&asked.routes, id, &line, Pauses::new()).await;
-            let fields = line.to_map();
-            return Line {
-                is_for_later: status_of(&fields).is_some_and(is_full_or_away),
-                fields,
-            };
+            return Line::try_new(&line, line.status().is_some_and(is_full_or_away));
         }
         Prompt::Bad(error) => (String::new(), Err(error)),
         Prompt::Question(text, fields) => {
@@ -181,8 +186,7 @@ async fn line_of(asked: &Asked, ctx: &RequestContext, index: usize, prompt: Prom
     let mut line = Map::new();
     line.insert("text".into(), text.into());
     let failure = answered.as_ref().err();
-    let is_for_later =
-        failure.is_some_and(|error| is_full_or_away(error.policy().http_status.into()));
+    let is_for_later = failure.is_some_and(|error| is_full_or_away(error.policy().http_status));
     match answered {
         Ok(answered) => {
             line.insert("response".into(), answered.text.into());
@@ -195,21 +199,7 @@ async fn line_of(asked: &Asked, ctx: &RequestContext, index: usize, prompt: Prom
     }
     let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     line.insert("elapsed_ms".into(), elapsed_ms.into());
-    Line {
-        fields: line,
-        is_for_later,
-    }
-}
-
-/// The status of the answer to a request in OpenAI's format.
-fn status_of(line: &Map<String, Value>) -> Option<u64> {
-    line.get("response")?["status_code"].as_u64()
-}
-
-/// Whether a line of the output says why there is no answer.
-fn is_failure(line: &Map<String, Value>) -> bool {
-    let has_error = line.get("error").is_some_and(|error| !error.is_null());
-    has_error || status_of(line).is_some_and(|status| status >= 400)
+    Line::try_new(&line, is_for_later)
 }
 
 /// Asks, and asks again while every worker is full or away: a batch has time.
@@ -224,7 +214,7 @@ async fn ask_patiently(
         let answered = asker.ask(ctx, text, fields).await;
         let wanted = match &answered {
             // As for requests in OpenAI's format.
-            Err(error) if is_full_or_away(error.policy().http_status.into()) => {
+            Err(error) if is_full_or_away(error.policy().http_status) => {
                 error.details().retry_after
             }
             Ok(_) | Err(_) => return answered,
@@ -232,5 +222,37 @@ async fn ask_patiently(
         if !pauses.wait(wanted).await {
             return answered;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::value::RawValue;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_no_value_here_is_written_as_it_came() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut notes = BatchNotes::open(folder.path().join("part"), "input", 2, None).unwrap();
+        let answers = [200, 500].map(|status| {
+            format!(
+                r#"{{"response":{{"status_code":{status},"body":{{"a":1e400,"b":"\ud800","usage":{{"input_tokens":3}}}}}},"error":null}}"#
+            )
+        });
+        let mut tally = Tally::new(2);
+        for (index, answer) in answers.iter().enumerate() {
+            let fields = RawValue::from_string(answer.clone()).unwrap();
+            let line = Line::try_new(&fields, false).unwrap();
+            let summary = LineSummary::read(line.json.get()).unwrap();
+            assert_eq!(summary.tokens(), (3, 0));
+            tally.count(&summary, std::time::Duration::ZERO);
+            notes.add(index, &line.json).unwrap();
+        }
+        let output = folder.path().join("output.jsonl");
+        assert!(tally.summary(&output).contains("2, 1 without an answer"));
+        assert_eq!(write_output(&mut notes, &output).unwrap(), 1);
+        let written = std::fs::read_to_string(&output).unwrap();
+        assert_eq!(written, answers.join("\n") + "\n");
     }
 }

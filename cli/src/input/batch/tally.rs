@@ -4,11 +4,10 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::super::note;
-use super::is_failure;
+use super::line::LineSummary;
 
 /// How often it is told how far the batch is.
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
@@ -39,20 +38,12 @@ impl Tally {
     }
 
     /// Counts a line of the output, for which its prompt waited so long.
-    pub(super) fn count(&mut self, line: &Map<String, Value>, elapsed: Duration) {
-        let usage = line
-            .get("response")
-            .map(|response| &response["body"]["usage"]);
-        // Chat completions and embeddings name them so, responses and messages otherwise.
-        let tokens = |own: &str, names: [&str; 2]| {
-            let of_request = names.iter().find_map(|name| usage?[*name].as_u64());
-            let own = line.get(own).and_then(Value::as_u64);
-            own.or(of_request).unwrap_or(0)
-        };
+    pub(super) fn count(&mut self, line: &LineSummary<'_>, elapsed: Duration) {
+        let (tokens_in, tokens_out) = line.tokens();
         self.answered += 1;
-        self.failed += usize::from(is_failure(line));
-        self.tokens_in += tokens("tokens_in", ["prompt_tokens", "input_tokens"]);
-        self.tokens_out += tokens("tokens_out", ["completion_tokens", "output_tokens"]);
+        self.failed += usize::from(line.is_failure());
+        self.tokens_in += tokens_in;
+        self.tokens_out += tokens_out;
         self.elapsed += elapsed;
     }
 
