@@ -47,7 +47,7 @@ impl Prompts {
         let mut name_no_model = false;
         let input = BatchInput::open(paths, |at, bytes| {
             let Ok(Named { custom_id }) = serde_json::from_slice(bytes) else {
-                name_no_model = true;
+                name_no_model |= is_question(bytes);
                 return Ok(());
             };
             match names.insert(custom_id, at.to_string()) {
@@ -62,7 +62,7 @@ impl Prompts {
         })
     }
 
-    /// Whether there are others than requests, which name their model.
+    /// Whether there are prompts that name no model, as requests do.
     pub(super) fn name_no_model(&self) -> bool {
         self.name_no_model
     }
@@ -118,6 +118,15 @@ impl Prompts {
             }
         })
     }
+}
+
+/// Whether a line is a text to ask. What is neither that nor a request is asked of no model.
+fn is_question(line: &[u8]) -> bool {
+    let fields = serde_json::from_slice::<Map<String, Value>>(line);
+    fields.is_ok_and(|fields| {
+        let has_text = fields.get("text").is_some_and(Value::is_string);
+        has_text && !fields.contains_key("custom_id")
+    })
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> EngineError {
@@ -190,8 +199,15 @@ mod tests {
     fn requests_name_their_model_and_prompts_do_not() {
         let request = "{\"custom_id\": \"a\", \"url\": \"/v1/completions\", \"body\": {}}\n";
         let prompt = "{\"text\": \"Hello\"}\n";
-        for (lines, expected) in [([request, "\n"], false), ([request, prompt], true)] {
-            assert_eq!(open(&lines.concat()).name_no_model(), expected);
+        for (line, expected) in [
+            ("\n", false),
+            (prompt, true),
+            ("{\"text\": \"Hel\n", false),
+            ("{\"text\": 1}\n", false),
+            ("{\"custom_id\": 1, \"text\": \"Hello\"}\n", false),
+        ] {
+            let lines = [request, line].concat();
+            assert_eq!(open(&lines).name_no_model(), expected, "{line}");
         }
     }
 }
