@@ -398,7 +398,7 @@ impl Models {
         models.find(|model| model.adapter.is_none()).cloned()
     }
 
-    /// Waits until the model of this name is ready.
+    /// Waits until the model of this name or alias is ready.
     ///
     /// # Errors
     /// Why it cannot be prepared, when trying again would not help: its files or its settings are at fault. It is tried again
@@ -413,8 +413,8 @@ impl Models {
         let over = || EngineError::internal("the models are followed no more");
         tokio::select! {
             biased;
-            map = map.wait_for(|map| map.contains_key(name)) => {
-                let model = map.ok().and_then(|map| map.get(name).cloned());
+            map = map.wait_for(|map| named(map, name).is_some()) => {
+                let model = map.ok().and_then(|map| named(&map, name).cloned());
                 model.ok_or_else(over)
             }
             failures = failures.wait_for(is_lasting) => {

@@ -307,6 +307,8 @@ async fn aliases_and_endpoint_types_are_the_cards() {
         assert_eq!((status, param.as_deref()), (400, Some("model")));
         assert!(message.contains("does not offer chat"), "{message}");
         assert_eq!(site.get(&format!("/v1/models/{name}")).await.status, 200);
+        let awaited = soon(site.server.models().named(name)).await.unwrap();
+        assert_eq!(awaited.card.name, MODEL);
     }
     assert!(
         engine
