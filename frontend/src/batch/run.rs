@@ -4,7 +4,7 @@
 //! answers and of errors. It may be stopped anywhere: the next start of the server goes on from what was noted. What fails for
 //! want of the disk is tried again.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,6 +77,30 @@ enum End {
     /// The server stops; the next one goes on.
     Stopped,
 }
+
+/// What became of one line.
+#[derive(Debug)]
+enum LineEnd {
+    Noted,
+    /// The server stops before.
+    Unnoted,
+    /// Nobody serves its model, which is awaited.
+    Awaiting {
+        index: usize,
+        model: String,
+    },
+}
+
+/// What one attempt at a line came to.
+#[derive(Debug)]
+enum Tried {
+    Asked(Attempt),
+    /// Nobody serves this model, which is awaited.
+    Awaiting(String),
+}
+
+/// Lines that wait for their models, by the models' names.
+type AwaitingLines = BTreeMap<String, Vec<usize>>;
 
 /// A batch whose requests are answered.
 #[derive(Debug)]
@@ -277,65 +301,116 @@ impl Batches {
                 seen: Mutex::default(),
             },
         };
-        let unanswered = batch.lock().unanswered();
-        let at_once = self.store.config().concurrency.get();
-        let lines = stream::iter(unanswered)
-            .take_until(self.draining.clone().cancelled_owned())
-            .map(|index| self.line(&run, index))
-            .buffer_unordered(at_once);
-        let mut lines = std::pin::pin!(lines);
         let mut expired = std::pin::pin!(tokio::time::sleep(left));
-        let mut are_all_noted = true;
+        let mut unanswered = batch.lock().unanswered();
+        let mut awaiting = AwaitingLines::new();
+        let mut pauses = Pauses::until(self.draining.clone());
         loop {
-            tokio::select! {
+            let passed = tokio::select! {
                 biased;
                 () = cancelled.cancelled() => return End::Cancelled,
                 () = &mut expired => return End::Expired,
-                line = lines.next() => match line {
-                    Some(is_noted) => are_all_noted &= is_noted,
-                    None if are_all_noted && !self.draining.is_cancelled() => return End::Answered,
-                    None => return End::Stopped,
-                }
+                passed = self.pass(&run, unanswered, &mut awaiting) => passed,
+            };
+            match passed {
+                None => return End::Stopped,
+                Some(_) if awaiting.is_empty() => return End::Answered,
+                Some(0) => {}
+                Some(_) => pauses = Pauses::until(self.draining.clone()),
             }
+            let goes_on = tokio::select! {
+                biased;
+                () = cancelled.cancelled() => return End::Cancelled,
+                () = &mut expired => return End::Expired,
+                goes_on = pauses.wait(None) => goes_on,
+            };
+            if !goes_on {
+                return End::Stopped;
+            }
+            unanswered = self.take_askable(&run.awaited, &mut awaiting);
         }
     }
 
-    /// Answers one line and notes it, once its model is there where that is awaited. False when the server stops before.
+    /// Answers lines, so many at once; those whose models are awaited are put into `awaiting`, where they hold up no others. Returns
+    /// how many were noted; `None` when the server stops before.
+    async fn pass(
+        &self,
+        run: &BatchRun<'_>,
+        unanswered: Vec<usize>,
+        awaiting: &mut AwaitingLines,
+    ) -> Option<usize> {
+        let at_once = self.store.config().concurrency.get();
+        let lines = stream::iter(unanswered)
+            .take_until(self.draining.clone().cancelled_owned())
+            .map(|index| self.line(run, index))
+            .buffer_unordered(at_once);
+        let mut lines = std::pin::pin!(lines);
+        let (mut noted, mut is_stopped) = (0, false);
+        while let Some(end) = lines.next().await {
+            match end {
+                LineEnd::Noted => noted += 1,
+                LineEnd::Unnoted => is_stopped = true,
+                LineEnd::Awaiting { index, model } => {
+                    awaiting.entry(model).or_default().push(index);
+                }
+            }
+        }
+        let is_done = !is_stopped && !self.draining.is_cancelled();
+        is_done.then_some(noted)
+    }
+
+    /// Removes and returns the lines whose models are there, or are awaited no more.
+    fn take_askable(&self, awaited: &AwaitedModels, awaiting: &mut AwaitingLines) -> Vec<usize> {
+        let mut askable = Vec::new();
+        awaiting.retain(|model, lines| {
+            let is_awaited = self.models.get(model).is_none() && awaited.has(model);
+            if !is_awaited {
+                askable.append(lines);
+            }
+            is_awaited
+        });
+        askable
+    }
+
+    /// Answers one line and notes it, unless its model is awaited.
     ///
     /// The place is held while the line is read, answered and noted: no more lines and answers are in memory than there are
-    /// places. A pause holds none, so a line that waits for a quota or a model holds up no other batch.
-    async fn line(&self, run: &BatchRun<'_>, index: usize) -> bool {
+    /// places. A pause holds none, so a line that waits for a quota holds up no other batch.
+    async fn line(&self, run: &BatchRun<'_>, index: usize) -> LineEnd {
         let mut pauses = Pauses::until(self.draining.clone());
         loop {
             let Some(place) = run.places.take().await else {
-                return false;
+                return LineEnd::Unnoted;
             };
             if self.draining.is_cancelled() {
-                return false;
+                return LineEnd::Unnoted;
             }
             match self.attempt(run, index).await {
-                None => return false,
-                Some(Attempt::Full(_, retry_after)) => {
+                None => return LineEnd::Unnoted,
+                Some(Tried::Awaiting(model)) => return LineEnd::Awaiting { index, model },
+                Some(Tried::Asked(Attempt::Full(_, retry_after))) => {
                     drop(place);
                     if !pauses.wait(retry_after).await {
-                        return false;
+                        return LineEnd::Unnoted;
                     }
                 }
-                Some(Attempt::Ended(line) | Attempt::NoModel(line)) => {
+                Some(Tried::Asked(Attempt::Ended(line) | Attempt::NoModel(line))) => {
                     if self.draining.is_cancelled() && !line.is_answer() {
                         // It may have failed for that alone.
-                        return false;
+                        return LineEnd::Unnoted;
                     }
                     let batch = Arc::clone(run.batch);
-                    return self.note(run.record, batch, index, line).await;
+                    return match self.note(run.record, batch, index, line).await {
+                        true => LineEnd::Noted,
+                        false => LineEnd::Unnoted,
+                    };
                 }
             }
         }
     }
 
-    /// Reads one line and asks it once. For want of a model that is awaited it is as one whose workers are away. `None` when the
-    /// server stops before.
-    async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<Attempt> {
+    /// Reads one line and asks it once. `None` when the server stops before.
+    async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<Tried> {
         let (record, awaited) = (run.record, &run.awaited);
         let reading = Arc::clone(run.batch);
         let read = move || line_of(&reading, index).map(|line| (line.model(), line));
@@ -345,19 +420,21 @@ impl Batches {
             Ok(read) => read,
             Err(problem) => {
                 let unasked = unasked_line(id, Value::Null, "unreadable", &problem);
-                return Some(Attempt::Ended(unasked));
+                return Some(Tried::Asked(Attempt::Ended(unasked)));
             }
         };
         let Some(routes) = self.routes_of(record) else {
             let problem = "The API key that the batch belongs to is no more.";
             let unasked = unasked_line(id, line.shown_id(), "invalid_api_key", problem);
-            return Some(Attempt::Ended(unasked));
+            return Some(Tried::Asked(Attempt::Ended(unasked)));
         };
         let model = model.unwrap_or_default();
         awaited.look(&self.models, &model);
         Some(match ask_once(&routes, id, &line).await {
-            Attempt::NoModel(answered) if awaited.has(&model) => Attempt::Full(answered, None),
-            other @ (Attempt::Ended(_) | Attempt::NoModel(_) | Attempt::Full(..)) => other,
+            Attempt::NoModel(_) if awaited.has(&model) => Tried::Awaiting(model),
+            other @ (Attempt::Ended(_) | Attempt::NoModel(_) | Attempt::Full(..)) => {
+                Tried::Asked(other)
+            }
         })
     }
 

@@ -1,5 +1,6 @@
 //! `/v1/files` and `/v1/batches`: a batch is answered whole after any failure, and only its owner sees it.
 
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -376,6 +377,43 @@ async fn a_batch_waits_for_a_model_that_is_away_for_longer_than_it_lingers() {
     let batch = ended(&site, &id, "completed").await;
     let counts = json!({"total": 2, "completed": 1, "failed": 1});
     assert_eq!(batch["request_counts"], counts);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn lines_that_wait_for_a_model_hold_up_none_of_another() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = FrontendConfig {
+        model_linger: Duration::ZERO,
+        ..kept_in(folder.path(), |batches| {
+            batches.concurrency = NonZeroUsize::MIN;
+        })
+    };
+    let full = Script::tokens(encode("Hi"));
+    full.refuse(Some(EngineError::new(ErrorKind::Overloaded, "it is full")));
+    let mut site = Site::with(config, full).await;
+    let other = WorkerConfig {
+        model_name: Some("other".into()),
+        ..worker_config()
+    };
+    let metrics = Default::default();
+    let second = start_worker(&site.runtime, 2, echo(), other, metrics).await;
+    eventually("both are served", || site.server.models().all().len() == 2).await;
+    let mut of_other = line("b", "Hello");
+    of_other["body"]["model"] = "other".into();
+    let id = begin(&site, &lines(&[line("a", "Hello"), of_other])).await;
+    let is_asked = || count_of_chats(&site.runtime, 429) > 0;
+    eventually("the first model is asked", is_asked).await;
+    soon(site.worker.shutdown()).await;
+    batch_that(&site, &id, |batch| {
+        batch["request_counts"]["completed"] == 1
+    })
+    .await;
+    let metrics = Default::default();
+    site.worker = start_worker(&site.runtime, 3, echo(), worker_config(), metrics).await;
+    let batch = ended(&site, &id, "completed").await;
+    assert_eq!(batch["request_counts"]["completed"], 2);
+    soon(second.shutdown()).await;
     site.close().await;
 }
 
