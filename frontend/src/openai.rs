@@ -25,6 +25,7 @@ mod tokenize;
 mod tools;
 
 pub use chat::ChatRequest;
+pub(crate) use common::json_bytes;
 pub use common::{CommonParams, ParamLimits, Streaming};
 pub use completions::{CompletionRequest, Prompt};
 pub use embeddings::{EmbeddingRequest, EncodingFormat, embeddings_json};

@@ -51,10 +51,10 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
             mut held,
         } = asked;
         let store = request.store && call.app.responses.keeps();
-        let repeated = request.repeated.bytes().saturating_mul(REPEATED_COPIES);
+        let repeated = request.repeated.bytes_with_copies();
         let new: usize = request.input.iter().map(Item::bytes).sum();
         let conversation = if store { new + bytes_of(&history) } else { 0 };
-        held.resize(repeated + conversation)?;
+        held.resize(repeated.saturating_add(conversation))?;
         let mut head = ResponseHead {
             id: new_id("resp_"),
             created: created_now(),
@@ -131,10 +131,6 @@ pub(super) fn input_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiEr
 /// The part of the context that stays free for the answer of a conversation that was cut: one in so many, unless the request
 /// says how long its answer may be.
 const ANSWER_DIVISOR: usize = 4;
-
-/// What a response repeats of its request: a value, and in a stream the text of two events at the beginning and one at the end,
-/// which may wait for their client.
-const REPEATED_COPIES: usize = 4;
 
 /// A request and the conversation that it goes on from.
 struct Asked {

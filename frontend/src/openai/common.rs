@@ -258,7 +258,7 @@ fn read_affinity(
 }
 
 /// How long a value is as JSON.
-fn json_bytes(value: &impl serde::Serialize) -> usize {
+pub(crate) fn json_bytes(value: &impl serde::Serialize) -> usize {
     struct Count(usize);
     impl std::io::Write for Count {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

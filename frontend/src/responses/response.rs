@@ -12,7 +12,11 @@ use super::output::{Output, OutputJson};
 use crate::answer::{AnswerEnd, TotalUsage};
 use crate::error::ApiError;
 use crate::json::value_bytes;
-use crate::openai::{Fields, check_options, explanation_json, is_short, short_texts};
+use crate::openai::{Fields, check_options, explanation_json, is_short, json_bytes, short_texts};
+
+/// How often a response has what it repeats as text: in two events at the beginning of a stream and one at the end, which may wait
+/// for their client.
+const WRITTEN_COPIES: usize = 3;
 
 /// The most letters of what names somebody, or a way to do something.
 const IDENTIFIER_LETTERS: usize = 64;
@@ -69,6 +73,12 @@ impl Repeated {
     /// About how much memory it takes, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.fields.values().map(value_bytes).sum()
+    }
+
+    /// About how much memory it takes with all that is written of it, in bytes.
+    pub(crate) fn bytes_with_copies(&self) -> usize {
+        let written = json_bytes(&self.fields).saturating_mul(WRITTEN_COPIES);
+        self.bytes().saturating_add(written)
     }
 }
 
@@ -296,4 +306,24 @@ fn usage_json(spent: &TotalUsage) -> Value {
         "output_tokens_details": {"reasoning_tokens": spent.reasoning_tokens},
         "total_tokens": usage.total_tokens(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_repeated_counts_once_as_values_and_else_as_text() {
+        let city = json!({"type": "string", "enum": ["Oslo", "Rome"]});
+        let parameters = json!({"type": "object", "properties": {"city": city}});
+        let tool = json!({"type": "function", "name": "f", "parameters": parameters});
+        let tools = Value::Array(vec![tool; 200]);
+        let text = tools.to_string().len();
+        let repeated = Repeated {
+            fields: Map::from_iter([("tools".to_owned(), tools)]),
+            has_logprobs: false,
+        };
+        let copies = repeated.bytes_with_copies() - repeated.bytes();
+        assert!(copies > 3 * text && copies < 4 * text, "{copies} {text}");
+    }
 }
