@@ -91,14 +91,6 @@ enum LineEnd {
     },
 }
 
-/// What one attempt at a line came to.
-#[derive(Debug)]
-enum Tried {
-    Asked(Attempt),
-    /// Nobody serves this model, which is awaited.
-    Awaiting(String),
-}
-
 /// Lines that wait for their models, by the models' names.
 type AwaitingLines = BTreeMap<String, Vec<usize>>;
 
@@ -387,14 +379,14 @@ impl Batches {
             }
             match self.attempt(run, index).await {
                 None => return LineEnd::Unnoted,
-                Some(Tried::Awaiting(model)) => return LineEnd::Awaiting { index, model },
-                Some(Tried::Asked(Attempt::Full(_, retry_after))) => {
+                Some(Err(model)) => return LineEnd::Awaiting { index, model },
+                Some(Ok(Attempt::Full(_, retry_after))) => {
                     drop(place);
                     if !pauses.wait(retry_after).await {
                         return LineEnd::Unnoted;
                     }
                 }
-                Some(Tried::Asked(Attempt::Ended(line) | Attempt::NoModel(line))) => {
+                Some(Ok(Attempt::Ended(line) | Attempt::NoModel(line))) => {
                     if self.draining.is_cancelled() && !line.is_answer() {
                         // It may have failed for that alone.
                         return LineEnd::Unnoted;
@@ -409,8 +401,9 @@ impl Batches {
         }
     }
 
-    /// Reads one line and asks it once. `None` when the server stops before.
-    async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<Tried> {
+    /// Reads one line and asks it once. `None` when the server stops before; an error names a model that nobody serves and that is
+    /// awaited.
+    async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<Result<Attempt, String>> {
         let (record, awaited) = (run.record, &run.awaited);
         let reading = Arc::clone(run.batch);
         let read = move || line_of(&reading, index).map(|line| (line.model(), line));
@@ -420,21 +413,19 @@ impl Batches {
             Ok(read) => read,
             Err(problem) => {
                 let unasked = unasked_line(id, Value::Null, "unreadable", &problem);
-                return Some(Tried::Asked(Attempt::Ended(unasked)));
+                return Some(Ok(Attempt::Ended(unasked)));
             }
         };
         let Some(routes) = self.routes_of(record) else {
             let problem = "The API key that the batch belongs to is no more.";
             let unasked = unasked_line(id, line.shown_id(), "invalid_api_key", problem);
-            return Some(Tried::Asked(Attempt::Ended(unasked)));
+            return Some(Ok(Attempt::Ended(unasked)));
         };
         let model = model.unwrap_or_default();
         awaited.look(&self.models, &model);
         Some(match ask_once(&routes, id, &line).await {
-            Attempt::NoModel(_) if awaited.has(&model) => Tried::Awaiting(model),
-            other @ (Attempt::Ended(_) | Attempt::NoModel(_) | Attempt::Full(..)) => {
-                Tried::Asked(other)
-            }
+            Attempt::NoModel(_) if awaited.has(&model) => Err(model),
+            other @ (Attempt::Ended(_) | Attempt::NoModel(_) | Attempt::Full(..)) => Ok(other),
         })
     }
 
