@@ -404,16 +404,17 @@ async fn lines_that_wait_for_a_model_hold_up_none_of_another() {
     let id = begin(&site, &lines(&[line("a", "Hello"), of_other])).await;
     let is_asked = || count_of_chats(&site.runtime, 429) > 0;
     eventually("the first model is asked", is_asked).await;
-    soon(site.worker.shutdown()).await;
+    let first = std::mem::replace(&mut site.worker, second);
+    soon(first.shutdown()).await;
     batch_that(&site, &id, |batch| {
         batch["request_counts"]["completed"] == 1
     })
     .await;
     let metrics = Default::default();
-    site.worker = start_worker(&site.runtime, 3, echo(), worker_config(), metrics).await;
+    let third = start_worker(&site.runtime, 3, echo(), worker_config(), metrics).await;
     let batch = ended(&site, &id, "completed").await;
     assert_eq!(batch["request_counts"]["completed"], 2);
-    soon(second.shutdown()).await;
+    soon(third.shutdown()).await;
     site.close().await;
 }
 
