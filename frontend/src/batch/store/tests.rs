@@ -1,0 +1,71 @@
+use super::*;
+use crate::batch::records::BatchTimes;
+
+fn record(id: &str, owner: &str) -> BatchRecord {
+    BatchRecord {
+        id: id.into(),
+        owner: Some(owner.into()),
+        endpoint: "/v1/completions".into(),
+        input_file_id: "file-0".into(),
+        completion_window: "24h".into(),
+        status: BatchStatus::Validating,
+        errors: Vec::new(),
+        output_file_id: None,
+        error_file_id: None,
+        times: BatchTimes::begin(3600),
+        request_counts: Counts::default(),
+        metadata: None,
+        output_seconds: None,
+    }
+}
+
+/// A store of these batches. Their records are not synced to the disk, which takes long for many.
+fn store_of(folder: &Path, records: &[BatchRecord]) -> BatchStore {
+    let batches = folder.join("batches");
+    fs::create_dir_all(&batches).unwrap();
+    for record in records {
+        let path = batches.join(format!("{}.json", record.id));
+        fs::write(path, serde_json::to_vec(record).unwrap()).unwrap();
+    }
+    BatchStore::open(folder.to_owned(), BatchConfig::default()).unwrap()
+}
+
+#[test]
+fn the_oldest_batch_is_forgotten_when_one_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut records = vec![record("batch_0", "b")];
+    records.extend((0..MAX_ENDED_BATCHES).map(|index| record(&format!("batch_{index:05}"), "a")));
+    for record in &mut records {
+        record.enter(BatchStatus::Completed);
+    }
+    records.push(record("batch_99999", "a"));
+    let store = store_of(folder.path(), &records);
+    let count = |owner: &str| store.batches(Some(owner), None, usize::MAX).len();
+    let finalizing = |record: &mut BatchRecord| record.enter(BatchStatus::Finalizing);
+    store.update("batch_99999", finalizing).unwrap();
+    assert_eq!(count("a"), MAX_ENDED_BATCHES + 1, "one has not ended");
+    let failed = |record: &mut BatchRecord| record.enter(BatchStatus::Failed);
+    store.update("batch_99999", failed).unwrap();
+    assert_eq!(count("a"), MAX_ENDED_BATCHES);
+    assert!(store.batch("batch_00000", Some("a")).is_none());
+    assert!(!store.batch_record("batch_00000").exists());
+    assert!(store.batch("batch_00001", Some("a")).is_some());
+    assert!(store.batch("batch_99999", Some("a")).is_some());
+    assert_eq!(count("b"), 1, "another's older one stays");
+}
+
+#[test]
+fn a_page_has_the_last_of_an_owners_batches() {
+    let folder = tempfile::tempdir().unwrap();
+    let records = [("1", "a"), ("2", "b"), ("3", "a"), ("4", "a")];
+    let records = records.map(|(id, owner)| record(id, owner));
+    let store = store_of(folder.path(), &records);
+    let page = |before: Option<&str>, most: usize| {
+        let page = store.batches(Some("a"), before, most);
+        page.into_iter().map(|batch| batch.id).collect::<Vec<_>>()
+    };
+    assert_eq!(page(None, 2), ["3", "4"]);
+    assert_eq!(page(None, 9), ["1", "3", "4"]);
+    assert_eq!(page(Some("4"), 1), ["3"]);
+    assert_eq!(page(Some("3"), 9), ["1"]);
+}
