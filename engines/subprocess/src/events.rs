@@ -86,6 +86,10 @@ impl Sinks {
                     Ok(Event::Dead { reason }) if self.is_mended => {
                         link.report(ChildFailure::ReportedDead { reason });
                     }
+                    // What is gone may be forgotten already, and its last words are of nothing that is there. Why it ended, they may say.
+                    Ok(
+                        Event::Metrics(_) | Event::Kv(_) | Event::KvRank { .. } | Event::Load(_),
+                    ) if link.is_dead() => {}
                     Ok(event) => self.publish(event),
                     Err(error) => {
                         warn_unread(&error, &mut is_warned);
@@ -287,5 +291,28 @@ mod tests {
         send(FrameKind::End, json!(null));
         assert!(follow.now_or_never().is_some());
         assert_eq!(*load.borrow(), Load::default());
+    }
+
+    #[tokio::test]
+    async fn what_a_process_that_is_gone_published_last_is_not_there_again() {
+        let ctx = StartContext::detached(1);
+        let link = Arc::new(Link::new());
+        let call = link.call(RequestHead::default(), &(), 16).await.unwrap();
+        let sinks = Sinks::new(&ctx, true);
+        let follow = sinks.clone().follow(call, Arc::clone(&link));
+        let stored = json!({"kv": {"stored": {"parent": null, "blocks": [5]}}});
+        link.arrived(Frame {
+            kind: FrameKind::Item,
+            stream: 1,
+            payload: encode_payload(&stored).unwrap().into(),
+        })
+        .unwrap();
+        link.fail(EngineError::new(
+            ErrorKind::Disconnected,
+            "the process is gone",
+        ));
+        sinks.forget();
+        assert!(follow.now_or_never().is_some());
+        assert!(ctx.kv_events.subscribe().snapshot.blocks.is_empty());
     }
 }
