@@ -4,12 +4,13 @@
 //! answers and of errors. It may be stopped anywhere: the next start of the server goes on from what was noted. What fails for
 //! want of the disk is tried again.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::{StreamExt, stream};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -36,6 +37,9 @@ const MAX_OPENING: usize = 2;
 
 /// How often what is old is looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
+
+/// How often it looks whether a model that a batch waits for is there.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// Batches, and who answers them. Clones share.
 #[derive(Debug, Clone)]
@@ -293,68 +297,62 @@ impl Batches {
                 seen: Mutex::default(),
             },
         };
-        let mut expired = std::pin::pin!(tokio::time::sleep(left));
-        let mut unanswered = batch.lock().unanswered();
-        let mut awaiting = AwaitingLines::new();
-        let mut pauses = Pauses::until(self.draining.clone());
-        loop {
-            let passed = tokio::select! {
-                biased;
-                () = cancelled.cancelled() => return End::Cancelled,
-                () = &mut expired => return End::Expired,
-                passed = self.pass(&run, unanswered, &mut awaiting) => passed,
-            };
-            match passed {
-                None => return End::Stopped,
-                Some(_) if awaiting.is_empty() => return End::Answered,
-                Some(0) => {}
-                Some(_) => pauses = Pauses::until(self.draining.clone()),
-            }
-            let goes_on = tokio::select! {
-                biased;
-                () = cancelled.cancelled() => return End::Cancelled,
-                () = &mut expired => return End::Expired,
-                goes_on = pauses.wait(None) => goes_on,
-            };
-            if !goes_on {
-                return End::Stopped;
-            }
-            unanswered = self.take_askable(&run.awaited, &mut awaiting);
+        let unanswered = batch.lock().unanswered();
+        tokio::select! {
+            biased;
+            () = cancelled.cancelled() => End::Cancelled,
+            () = tokio::time::sleep(left) => End::Expired,
+            is_answered = self.lines(&run, unanswered) => match is_answered {
+                true => End::Answered,
+                false => End::Stopped,
+            },
         }
     }
 
-    /// Answers lines, so many at once; those whose models are awaited are put into `awaiting`, where they hold up no others. Returns
-    /// how many were noted; `None` when the server stops before.
-    async fn pass(
-        &self,
-        run: &BatchRun<'_>,
-        unanswered: Vec<usize>,
-        awaiting: &mut AwaitingLines,
-    ) -> Option<usize> {
+    /// Answers lines, so many at once. Those whose models are awaited hold up no others: they are asked again as soon as their models
+    /// are there, or are awaited no more. Returns whether all were noted before the server stops.
+    async fn lines(&self, run: &BatchRun<'_>, unanswered: Vec<usize>) -> bool {
         let at_once = self.store.config().concurrency.get();
-        let lines = stream::iter(unanswered)
-            .take_until(self.draining.clone().cancelled_owned())
-            .map(|index| self.line(run, index))
-            .buffer_unordered(at_once);
-        let mut lines = std::pin::pin!(lines);
-        let (mut noted, mut is_stopped) = (0, false);
-        while let Some(end) = lines.next().await {
-            match end {
-                LineEnd::Noted => noted += 1,
-                LineEnd::Unnoted => is_stopped = true,
-                LineEnd::Awaiting { index, model } => {
-                    awaiting.entry(model).or_default().push(index);
+        let mut next = VecDeque::from(unanswered);
+        let mut awaiting = AwaitingLines::new();
+        let mut under_way = FuturesUnordered::new();
+        let mut looks = tokio::time::interval(LOOK_EVERY);
+        let mut is_stopped = false;
+        loop {
+            is_stopped |= self.draining.is_cancelled();
+            while !is_stopped && under_way.len() < at_once {
+                let Some(index) = next.pop_front() else {
+                    break;
+                };
+                under_way.push(self.line(run, index));
+            }
+            if under_way.is_empty() && (is_stopped || awaiting.is_empty()) {
+                return !is_stopped;
+            }
+            tokio::select! {
+                Some(end) = under_way.next() => match end {
+                    LineEnd::Noted => {}
+                    LineEnd::Unnoted => is_stopped = true,
+                    LineEnd::Awaiting { index, model } => {
+                        awaiting.entry(model).or_default().push(index);
+                    }
+                },
+                () = self.draining.cancelled(), if !is_stopped => {}
+                _ = looks.tick(), if !awaiting.is_empty() => {
+                    // First: they have waited.
+                    for index in self.take_askable(&run.awaited, &mut awaiting).into_iter().rev() {
+                        next.push_front(index);
+                    }
                 }
             }
         }
-        let is_done = !is_stopped && !self.draining.is_cancelled();
-        is_done.then_some(noted)
     }
 
     /// Removes and returns the lines whose models are there, or are awaited no more.
     fn take_askable(&self, awaited: &AwaitedModels, awaiting: &mut AwaitingLines) -> Vec<usize> {
         let mut askable = Vec::new();
         awaiting.retain(|model, lines| {
+            awaited.look(&self.models, model);
             let is_awaited = self.models.get(model).is_none() && awaited.has(model);
             if !is_awaited {
                 askable.append(lines);

@@ -15,6 +15,7 @@ mod adapters;
 mod apis;
 mod bad_input;
 mod batch_limits;
+mod batch_models;
 mod batches;
 mod client;
 mod connections;
