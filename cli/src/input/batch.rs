@@ -232,6 +232,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_count_of_tokens_that_is_none_leaves_the_others() {
+        for (usage, tokens) in [
+            (r#"{"prompt_tokens":7,"completion_tokens":12.0}"#, (7, 0)),
+            (r#"{"prompt_tokens":"7","completion_tokens":12}"#, (0, 12)),
+            (
+                r#"{"prompt_tokens":-1,"input_tokens":3,"output_tokens":null}"#,
+                (3, 0),
+            ),
+            (r#"{"prompt_tokens":{},"completion_tokens":1e400}"#, (0, 0)),
+        ] {
+            let line =
+                format!(r#"{{"response":{{"status_code":200,"body":{{"usage":{usage}}}}}}}"#);
+            let summary = LineSummary::read(&line).unwrap();
+            assert_eq!(summary.tokens(), tokens, "{usage}");
+        }
+    }
+
+    #[test]
     fn an_answer_that_is_no_value_here_is_written_as_it_came() {
         let folder = tempfile::tempdir().unwrap();
         let mut notes = BatchNotes::open(folder.path().join("part"), "input", 2, None).unwrap();

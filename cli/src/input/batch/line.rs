@@ -48,17 +48,23 @@ struct LineResponse<'a> {
 }
 
 #[derive(Debug, Deserialize)]
-struct LineBody {
-    usage: Option<LineUsage>,
+struct LineBody<'a> {
+    #[serde(borrow)]
+    usage: Option<LineUsage<'a>>,
 }
 
 /// Chat completions and embeddings name them as the first and the third, responses and messages as the others.
+/// Each is read by itself: one that is no count leaves the others.
 #[derive(Debug, Default, Deserialize)]
-struct LineUsage {
-    prompt_tokens: Option<u64>,
-    input_tokens: Option<u64>,
-    completion_tokens: Option<u64>,
-    output_tokens: Option<u64>,
+struct LineUsage<'a> {
+    #[serde(borrow)]
+    prompt_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    completion_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    output_tokens: Option<&'a RawValue>,
 }
 
 impl<'a> LineSummary<'a> {
@@ -87,13 +93,17 @@ impl<'a> LineSummary<'a> {
     /// The tokens of the prompt and those of the answer.
     pub(super) fn tokens(&self) -> (u64, u64) {
         let body = self.response().and_then(|response| response.body);
-        let body = body.and_then(|body| serde_json::from_str::<LineBody>(body.get()).ok());
+        let body = body.and_then(|body| serde_json::from_str::<LineBody<'_>>(body.get()).ok());
         let usage = body.and_then(|body| body.usage).unwrap_or_default();
-        let tokens_in = self.tokens_in.or(usage.prompt_tokens);
-        let tokens_out = self.tokens_out.or(usage.completion_tokens);
-        (
-            tokens_in.or(usage.input_tokens).unwrap_or(0),
-            tokens_out.or(usage.output_tokens).unwrap_or(0),
-        )
+        let tokens_in = self.tokens_in.or_else(|| count(usage.prompt_tokens));
+        let tokens_out = self.tokens_out.or_else(|| count(usage.completion_tokens));
+        let tokens_in = tokens_in.or_else(|| count(usage.input_tokens));
+        let tokens_out = tokens_out.or_else(|| count(usage.output_tokens));
+        (tokens_in.unwrap_or(0), tokens_out.unwrap_or(0))
     }
+}
+
+/// The number of tokens that a field has; `None` where it is no such number.
+fn count(field: Option<&RawValue>) -> Option<u64> {
+    serde_json::from_str(field?.get()).ok()
 }
