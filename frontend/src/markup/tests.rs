@@ -37,6 +37,18 @@ fn thoughts_and_calls_are_told_apart() {
 }
 
 #[test]
+fn a_frame_around_the_content_ends_before_a_call() {
+    let text = "Hm.\n</think>\n\n<response>\nI will look.\n</response>\n\n<tool_call>\n\
+        {\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>";
+    for pieces in [vec![text], characters(text)] {
+        let message = split(both("ernie45", "hermes"), pieces);
+        assert_eq!(message.reasoning, "Hm.");
+        assert_eq!(message.content, "I will look.");
+        assert_eq!(message.tool_calls[0].arguments, r#"{"city": "Oslo"}"#);
+    }
+}
+
+#[test]
 fn a_call_in_the_thoughts_ends_them() {
     let text = "<think>I call.<tool_call>get_weather<arg_key>city</arg_key>\
         <arg_value>Oslo</arg_value></tool_call>";

@@ -21,6 +21,7 @@ const THINK: Tags = Tags {
     ends_at: &[],
     dropped: &[],
     frame: &[],
+    frame_ends_at: &[],
 };
 
 /// For models whose prompt has the first marker.
@@ -60,6 +61,7 @@ static DIALECTS: &[ReasoningDialect] = &[
         "ernie45",
         &Tags {
             frame: &["<response>", "</response>"],
+            frame_ends_at: &["<tool_call>"],
             ..THINKING
         },
     ),

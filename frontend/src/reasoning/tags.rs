@@ -17,6 +17,8 @@ pub(super) struct Tags {
     pub(super) dropped: &'static [&'static str],
     /// Markers that mean nothing as the first and the last of the content, and are text anywhere else.
     pub(super) frame: &'static [&'static str],
+    /// Markers of tool calls that may follow the last of the frame: the content ends there too.
+    pub(super) frame_ends_at: &'static [&'static str],
 }
 
 impl Tags {
@@ -37,6 +39,19 @@ enum Frame {
     Open,
     /// The content began without.
     Absent,
+    /// Its end was there.
+    Closed,
+}
+
+/// Whether a marker is the end of a frame, by what is held behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FrameEnd {
+    /// It is: a tool call follows.
+    Sure,
+    /// White space follows, and it may be the last, or a tool call come.
+    Possible,
+    /// It is text, for text follows.
+    Text,
 }
 
 /// White space that is longer than this is not that behind the end of a frame, in bytes.
@@ -75,7 +90,7 @@ impl TagsParser {
         let framing = match self.frame {
             Frame::Awaited => frame.get(..1),
             Frame::Open => frame.get(1..),
-            Frame::Absent => None,
+            Frame::Absent | Frame::Closed => None,
         };
         framing.unwrap_or_default()
     }
@@ -140,17 +155,36 @@ impl TagsParser {
 
     /// Takes the frame's end, so many bytes, as text if more text follows; while that is open it waits. Whether to go on.
     fn take_end(&mut self, end: usize, out: &mut Deltas) -> bool {
-        let is_text = !self.may_be_last(end);
-        if is_text {
-            self.give(end, out);
+        match self.frame_end(end) {
+            FrameEnd::Sure => self.close(end),
+            FrameEnd::Possible => return false,
+            FrameEnd::Text => self.give(end, out),
         }
-        is_text
+        true
     }
 
-    /// Whether nothing but white space is held from `from` on.
-    fn may_be_last(&self, from: usize) -> bool {
+    /// What the marker before `from` is.
+    fn frame_end(&self, from: usize) -> FrameEnd {
         let rest = self.held.get(from..).unwrap_or_default();
-        trim_start_len(rest) == rest.len() && rest.len() <= MAX_BLANK_BYTES
+        let blank = trim_start_len(rest);
+        let behind = rest.get(blank..).unwrap_or_default();
+        let calls = self.tags.frame_ends_at;
+        if blank > MAX_BLANK_BYTES {
+            FrameEnd::Text
+        } else if calls.iter().any(|call| behind.starts_with(*call)) {
+            FrameEnd::Sure
+        } else if behind.is_empty() || calls.iter().any(|call| call.starts_with(behind)) {
+            FrameEnd::Possible
+        } else {
+            FrameEnd::Text
+        }
+    }
+
+    /// Drops the frame's end, so many bytes.
+    fn close(&mut self, end: usize) {
+        self.held.drain(..end);
+        self.content.markup();
+        self.frame = Frame::Closed;
     }
 }
 
@@ -166,12 +200,13 @@ impl MarkupParser for TagsParser {
     }
 
     fn finish(&mut self, out: &mut Deltas) {
-        let framing = self.framing();
-        let is_end =
-            |marker: &&str| self.held.starts_with(marker) && self.may_be_last(marker.len());
-        if self.frame == Frame::Open && framing.iter().any(is_end) {
-            self.held.clear();
-            self.content.markup();
+        let mut framing = self.framing().iter();
+        let last = framing.find(|marker| self.held.starts_with(**marker));
+        if self.frame == Frame::Open
+            && let Some(last) = last
+            && self.frame_end(last.len()) != FrameEnd::Text
+        {
+            self.close(last.len());
         }
         self.give(self.held.len(), out);
         self.content.finish(out);

@@ -35,6 +35,12 @@ const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
         "Yes.",
     ),
     (
+        "ernie45",
+        "Hm.\n</think>\n\n<response>\nI look.\n</response>\n\n<tool_call>\n{}\n</tool_call>",
+        "Hm.",
+        "I look.\n<tool_call>\n{}\n</tool_call>",
+    ),
+    (
         "gemma4",
         "<|channel>thought\nHm.<channel|>Yes.",
         "Hm.",
@@ -123,6 +129,10 @@ fn a_frame_is_around_all_of_the_content_and_text_elsewhere() {
         (
             "<response>Yes.</response> And no.",
             "Yes.</response> And no.",
+        ),
+        (
+            "<response>Yes.</response> <tool> is no call.",
+            "Yes.</response> <tool> is no call.",
         ),
     ] {
         let text = format!("Hm.</think>{text}");
