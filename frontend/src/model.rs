@@ -360,12 +360,25 @@ impl Models {
         named(&map, name).cloned()
     }
 
-    /// Why a model that workers announce is not served, where it is for want of room.
+    /// Why a model that workers announce by this name or alias is not served, where it is for want of room.
     pub(crate) fn refusal(&self, name: &str) -> Option<EngineError> {
-        match self.failures.borrow().get(name)? {
-            Failure::NoRoom(refusal) => Some(refusal.clone()),
+        match self.failure(&self.failures.borrow(), name)? {
+            Failure::NoRoom(refusal) => Some(refusal),
             Failure::Unprepared(_) => None,
         }
+    }
+
+    /// What `failures` say of the model that workers announce by this name or alias.
+    fn failure(&self, failures: &Failures, name: &str) -> Option<Failure> {
+        let live = self.live.borrow();
+        let has_alias = |model: &LiveModel| model.card.aliases.iter().any(|alias| alias == name);
+        let own_name = if live.contains_key(name) {
+            name
+        } else {
+            let mut others = live.iter();
+            others.find(|(_, model)| has_alias(model))?.0.as_str()
+        };
+        failures.get(own_name).cloned()
     }
 
     /// The workers of a model, by its name.
@@ -409,7 +422,10 @@ impl Models {
     pub async fn named(&self, name: &str) -> Result<Arc<ServedModel>, EngineError> {
         let mut map = self.map.subscribe();
         let mut failures = self.failures.subscribe();
-        let is_lasting = |failures: &Failures| failures.get(name).is_some_and(Failure::is_lasting);
+        let is_lasting = |failures: &Failures| {
+            let failure = self.failure(failures, name);
+            failure.as_ref().is_some_and(Failure::is_lasting)
+        };
         let over = || EngineError::internal("the models are followed no more");
         tokio::select! {
             biased;
@@ -418,7 +434,7 @@ impl Models {
                 model.ok_or_else(over)
             }
             failures = failures.wait_for(is_lasting) => {
-                let failure = failures.ok().and_then(|failures| failures.get(name).cloned());
+                let failure = failures.ok().and_then(|failures| self.failure(&failures, name));
                 Err(failure.map_or_else(over, Failure::into_error))
             }
         }

@@ -12,7 +12,7 @@ use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, GenerateRequest, MetricsRegistry, ModelCard, Output,
     RequestContext, RequestField, async_trait,
-    card::{ArtifactRef, EndpointType},
+    card::{Artifact, ArtifactRef, EndpointType},
 };
 use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::discovery::MemoryDiscovery;
@@ -319,6 +319,33 @@ async fn aliases_and_endpoint_types_are_the_cards() {
     site.close().await;
 }
 
+#[tokio::test]
+async fn a_model_that_cannot_be_prepared_is_not_awaited_by_any_of_its_names() {
+    let mut broken = WorkerConfig {
+        aliases: vec!["gpt-4o".into()],
+        ..worker_config()
+    };
+    for artifact in &mut broken.artifacts {
+        if artifact.reference.name == "tokenizer.json" {
+            *artifact = Artifact::new("tokenizer.json", b"{".to_vec());
+        }
+    }
+    let runtime = Runtime::in_process();
+    let metrics = runtime.metrics().clone();
+    let engine = Script::tokens(encode("one"));
+    let worker = start_worker(&runtime, 1, engine, broken, metrics).await;
+    let server = FrontendServer::bind(&runtime, config())
+        .await
+        .expect("a port");
+    for name in [MODEL, "gpt-4o"] {
+        let error = soon(server.models().named(name)).await.unwrap_err();
+        assert!(error.to_string().contains("tokenizer.json"), "{error}");
+    }
+    soon(server.shutdown(Duration::from_secs(30))).await;
+    soon(worker.shutdown()).await;
+    soon(runtime.shutdown()).await;
+}
+
 /// Two models whose workers were given the same endpoint, as `dyn://` defaults make easy.
 #[tokio::test]
 async fn a_request_only_reaches_workers_of_its_model() {
@@ -413,6 +440,7 @@ async fn a_model_beyond_the_most_has_to_wait_for_a_place() {
     // A name that comes first takes no place from a model that is served.
     let another = WorkerConfig {
         model_name: Some("another".into()),
+        aliases: vec!["its-alias".into()],
         ..worker_config()
     };
     let metrics = MetricsRegistry::default();
@@ -421,10 +449,13 @@ async fn a_model_beyond_the_most_has_to_wait_for_a_place() {
     eventually("it is left out", || left_out() > 0.0).await;
     assert_eq!(ask(&site).await, (200, "one".into()));
     let asked = completion("Hello", json!({"model": "another"}));
-    let response = site.post(COMPLETIONS, &asked).await;
-    let (status, .., message) = response.refusal();
-    assert_eq!(status, 503, "{message}");
-    assert!(message.contains("--max-models"), "{message}");
+    let by_alias = completion("Hello", json!({"model": "its-alias"}));
+    for asked in [&asked, &by_alias] {
+        let response = site.post(COMPLETIONS, asked).await;
+        let (status, .., message) = response.refusal();
+        assert_eq!(status, 503, "{message}");
+        assert!(message.contains("--max-models"), "{message}");
+    }
 
     site.worker.stop();
     soon(site.server.models().named("another")).await.unwrap();
