@@ -10,7 +10,7 @@ use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::Runtime;
 use serde_json::{Value, json};
 
-use crate::batches::{batch_that, begin, begin_to, ended, kept_in, line, lines};
+use crate::batches::{batch_that, begin, begin_to, content, ended, kept_in, line, lines};
 use crate::client::soon;
 use crate::script::Script;
 use crate::support::{

@@ -143,7 +143,7 @@ pub(crate) async fn ended(site: &Site, id: &str, status: &str) -> Value {
 }
 
 /// The lines of a file.
-async fn content(site: &Site, id: &Value) -> Vec<Value> {
+pub(crate) async fn content(site: &Site, id: &Value) -> Vec<Value> {
     let id = id.as_str().expect("a file");
     let response = site.get(&format!("/v1/files/{id}/content")).await;
     assert_eq!(response.status, 200, "{}", response.text());
