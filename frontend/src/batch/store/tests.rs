@@ -1,3 +1,5 @@
+//! Which batches are kept, and which of them a page has.
+
 use super::*;
 use crate::batch::records::BatchTimes;
 
