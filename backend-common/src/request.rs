@@ -4,6 +4,7 @@
 //! One request is one sequence: a client's `n` becomes `n` requests before it gets here.
 
 mod media;
+mod resuming;
 mod shared;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use media::{MAX_MEDIA, Media, MediaError, MediaFormat, MediaKind, Part, PartPlace};
+pub use resuming::NotResumable;
 pub use shared::Shared;
 
 use crate::error::{EngineError, RequestField};

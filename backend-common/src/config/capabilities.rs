@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::engine::Role;
 use crate::error::{EngineError, RequestField};
 use crate::request::{
-    ChatInput, GenerateRequest, GuidedDecoding, Input, MediaKind, SamplingOptions,
+    ChatInput, GenerateRequest, GuidedDecoding, Input, MediaKind, NotResumable, SamplingOptions,
 };
 
 /// A kind of input an engine may take.
@@ -126,6 +126,10 @@ pub struct Capabilities {
     pub kv_ranks: bool,
     /// Whether a request may go on from another instance's tokens with the same result.
     pub resume: bool,
+    /// Whether a request may go on from another instance's tokens as from a longer prompt. It is for engines that do not
+    /// [`resume`](Self::resume) every request, and are asked only for those whose rest a longer prompt has too:
+    /// [`GenerateRequest::resumes_as_prompt`].
+    pub resume_as_prompt: bool,
     /// Whether all the engine's waits follow `tokio::time`, so that tests may pause the clock.
     pub virtual_time: bool,
     /// Roles the engine can play; empty means aggregated only.
@@ -182,6 +186,13 @@ impl Capabilities {
         self
     }
 
+    /// Declares that a request may go on from another instance's tokens as from a longer prompt.
+    #[must_use]
+    pub fn with_resume_as_prompt(mut self) -> Self {
+        self.resume_as_prompt = true;
+        self
+    }
+
     /// Adds roles the engine can play; without any it is aggregated only.
     #[must_use]
     pub fn with_roles(mut self, roles: impl IntoIterator<Item = Role>) -> Self {
@@ -212,6 +223,21 @@ impl Capabilities {
     #[must_use]
     pub fn can_be_apart(&self) -> bool {
         self.plays(Role::Prefill) && self.plays(Role::Decode)
+    }
+
+    /// Whether the answer to `request` may go on from another instance's tokens.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub fn resumes(&self, request: &GenerateRequest) -> Result<(), NotResumable> {
+        if !matches!(request.input, Input::Tokens(_)) {
+            return Err(NotResumable::NotTokens);
+        }
+        match (self.resume, self.resume_as_prompt) {
+            (true, _) => Ok(()),
+            (false, true) => request.resumes_as_prompt(),
+            (false, false) => Err(NotResumable::Undeclared),
+        }
     }
 
     /// Refuses what is asked for and not declared.
@@ -263,11 +289,10 @@ impl Capabilities {
         if request.adapter.is_some() && !self.adapters {
             return Err(undeclared(RequestField::Adapter, "LoRA adapters"));
         }
-        if request.resumed_tokens != 0 && !self.resume {
-            return Err(undeclared(
-                RequestField::ResumedTokens,
-                "going on from another instance's tokens",
-            ));
+        if request.resumed_tokens != 0
+            && let Err(why) = self.resumes(request)
+        {
+            return Err(EngineError::unsupported(RequestField::ResumedTokens, why));
         }
         Ok(())
     }

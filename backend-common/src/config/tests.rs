@@ -211,6 +211,36 @@ fn what_an_engine_deviates_in_is_refused_by_name_or_only_told() {
 }
 
 #[test]
+fn an_engine_that_resumes_as_prompt_takes_what_a_longer_prompt_has_too() {
+    type Ask = fn(&mut GenerateRequest);
+    let can = Capabilities::tokens()
+        .with_sampling([SamplingOption::Temperature, SamplingOption::Seed])
+        .with_resume_as_prompt();
+    let as_prompt = EngineConfig::new("m", 16).with_capabilities(can.clone());
+    let exactly = EngineConfig::new("m", 16).with_capabilities(can.with_resume());
+    let asks: [(Option<&str>, Ask); 3] = [
+        (None, |_| ()),
+        (None, |r| r.sampling.temperature = Some(0.8)),
+        (Some("has a seed"), |r| r.sampling.seed = Some(7)),
+    ];
+    for (problem, ask) in asks {
+        let mut request = request();
+        ask(&mut request);
+        as_prompt.check(&request).unwrap();
+        request.resumed_tokens = 1;
+        exactly.check(&request).unwrap();
+        let Some(problem) = problem else {
+            as_prompt.check(&request).unwrap();
+            continue;
+        };
+        let error = as_prompt.check(&request).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.at().map(|at| at.name()), Some("resumed_tokens"));
+        assert!(error.message().contains(problem), "{error}");
+    }
+}
+
+#[test]
 fn ranks_that_the_engine_has_not_are_refused() {
     let mut config = EngineConfig::new("m", 16);
     config.data_parallel_size = 2;
