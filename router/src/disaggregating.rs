@@ -7,7 +7,8 @@
 //!
 //! - A request stays whole when its prompt is short, and when a pool it would need has no instance: aggregated instances take
 //!   it, or decode instances are told to compute the prompt themselves.
-//! - Both legs choose the first token, the second one to go on from it. So a request that leaves its seed to chance gets one.
+//! - Both legs choose the first token, the second one to go on from it. So a request that leaves its seed to chance gets one; where
+//!   it may have none, the second leg's token is the one that counts.
 //! - Blocks that nobody will fetch are released: the request was cancelled, its client left, or no decode instance took it.
 
 mod metrics;
@@ -55,6 +56,8 @@ struct Parts {
     context_length_tokens: u32,
     /// Whether a seed decides what is chosen by chance.
     has_seeds: bool,
+    /// Whether a request with a seed may go on from another instance's tokens.
+    resumes_exactly: bool,
     blocks: Option<KvBlocksClient>,
     metrics: ModelLegs,
 }
@@ -73,6 +76,7 @@ impl Disaggregating {
             config,
             context_length_tokens: card.context_length_tokens,
             has_seeds: card.capabilities.sampling.contains(&SamplingOption::Seed),
+            resumes_exactly: card.capabilities.resume,
             blocks,
             metrics: legs.of(&card.name),
         };
@@ -143,11 +147,15 @@ impl Parts {
         Err(failure)
     }
 
-    /// Leaves nothing to chance that both legs decide. False where the engine takes no seed.
+    /// Leaves nothing to chance that both legs decide. False where the engine takes no seed, or none with tokens of another
+    /// instance.
     fn settle_chance(&self, request: &mut GenerateRequest) -> bool {
         let sampling = &mut request.sampling;
         if sampling.temperature == Some(0.0) || sampling.seed.is_some() {
             return true;
+        }
+        if request.resumed_tokens > 0 && !self.resumes_exactly {
+            return false;
         }
         if self.has_seeds {
             // Also without a temperature: the default of a server of another project may be to draw.

@@ -84,7 +84,8 @@ impl Migrations {
 /// A layer that lets requests outlive their instance.
 ///
 /// A request moves at most as often as its model's card says. Its answer is the same as if nothing had happened wherever the
-/// engine declares `resume`; a request of another engine moves only as long as it has given nothing.
+/// engine declares `resume`. Where it declares `resume_as_prompt`, the rest is one that a longer prompt could have had, and a
+/// request that asks for more moves only as long as it has given nothing, as do all requests of other engines.
 pub struct Migrating {
     parts: Arc<Parts>,
 }
@@ -97,7 +98,7 @@ impl Migrating {
             below,
             limit: card.migration_limit,
             context_length_tokens: card.context_length_tokens,
-            can_resume: card.capabilities.resume,
+            capabilities: card.capabilities.clone(),
             config: migrations.config,
             metrics: ModelMetrics::new(migrations.metrics, &card.name),
             budget: migrations.budget,
@@ -123,7 +124,7 @@ impl Generate for Migrating {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let kept = Kept::of(&request, self.parts.can_resume, &self.parts.budget);
+        let kept = Kept::of(&request, &self.parts.capabilities, &self.parts.budget);
         let routed = self
             .parts
             .below

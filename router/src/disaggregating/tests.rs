@@ -200,9 +200,22 @@ fn site_of(fakes: Fakes<'_>, threshold: u32, has_seeds: bool) -> Site {
 }
 
 fn site_with(
-    [aggregated, prefill, decode]: Fakes<'_>,
+    fakes: Fakes<'_>,
     threshold: u32,
     has_seeds: bool,
+    blocks: Option<KvBlocksClient>,
+) -> Site {
+    let mut can = Capabilities::tokens().with_resume();
+    if has_seeds {
+        can.sampling.insert(SamplingOption::Seed);
+    }
+    site_declaring(can, fakes, threshold, blocks)
+}
+
+fn site_declaring(
+    can: Capabilities,
+    [aggregated, prefill, decode]: Fakes<'_>,
+    threshold: u32,
     blocks: Option<KvBlocksClient>,
 ) -> Site {
     let way = |pool: Option<&Arc<Fake>>| pool.map(|pool| Arc::clone(pool) as Arc<dyn Route>);
@@ -211,11 +224,9 @@ fn site_with(
         prefill: way(prefill),
         decode: way(decode),
     });
-    let mut can = Capabilities::tokens().with_resume().with_roles(Role::ALL);
-    can.sampling.insert(SamplingOption::Temperature);
-    if has_seeds {
-        can.sampling.insert(SamplingOption::Seed);
-    }
+    let can = can
+        .with_roles(Role::ALL)
+        .with_sampling([SamplingOption::Temperature]);
     let card = ModelCard::from_config(&EngineConfig::new("m", CONTEXT).with_capabilities(can));
     let registry = MetricsRegistry::default();
     let config = DisaggregationConfig {
@@ -556,6 +567,39 @@ async fn chance_is_settled_for_both_legs() {
     let tokens = site.ask(random).await.tokens;
     assert_eq!(tokens.len(), 12);
     assert_eq!(tokens[0], token(PROMPT.len()) + 1);
+}
+
+/// An engine that goes on as from a longer prompt refuses a seed beside tokens of another instance.
+#[tokio::test]
+async fn what_goes_on_as_from_a_longer_prompt_gets_no_seed() {
+    let as_prompt = |prefill: &Arc<Fake>, decode: &Arc<Fake>| {
+        let can = Capabilities::tokens().with_sampling([SamplingOption::Seed]);
+        let fakes = [None, Some(prefill), Some(decode)];
+        site_declaring(can.with_resume_as_prompt(), fakes, 0, None)
+    };
+    let mut resumed = request();
+    resumed.resumed_tokens = 1;
+    for temperature in [None, Some(0.8)] {
+        resumed.sampling.temperature = temperature;
+        let (prefill, decode) = (
+            Fake::new(0, [Does::Prefills]),
+            Fake::new(10, [Does::AnswersOtherwise]),
+        );
+        let site = as_prompt(&prefill, &decode);
+        let tokens = site.ask(resumed.clone()).await.tokens;
+        assert_eq!((tokens.len(), tokens[0]), (12, token(PROMPT.len()) + 1));
+        for asked in [prefill.asked(), decode.asked()] {
+            assert_eq!(asked[0].sampling.seed, None);
+        }
+    }
+    // The likeliest token is the same for both.
+    resumed.sampling.temperature = Some(0.0);
+    let (prefill, decode) = (
+        Fake::new(0, [Does::Prefills]),
+        Fake::new(10, [Does::Answers]),
+    );
+    let site = as_prompt(&prefill, &decode);
+    assert_eq!(site.ask(resumed).await.tokens, expected(12));
 }
 
 #[tokio::test]

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use genset_backend_common::output::{Finish, Finished};
-use genset_backend_common::{GenerateRequest, Input, Output, TokenId};
+use genset_backend_common::{
+    Capabilities, GenerateRequest, Input, Output, TokenId, request::NotResumable,
+};
 
 use super::budget::{Budget, Share};
 
@@ -17,8 +19,8 @@ const FIRST_TOKENS: usize = 64;
 pub(super) enum Stuck {
     /// It moved as often as its model allows.
     Limit,
-    /// Its engine cannot go on from another's answer, which has begun.
-    NotResumable,
+    /// Its engine cannot go on from another's answer to it, which has begun.
+    NotResumable(NotResumable),
     /// There was no memory to keep it in.
     NotKept,
     /// No other instance took it in time.
@@ -32,7 +34,7 @@ impl Stuck {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Limit => "limit",
-            Self::NotResumable => "not_resumable",
+            Self::NotResumable(_) => "not_resumable",
             Self::NotKept => "not_kept",
             Self::NoInstance => "no_instance",
             Self::Deadline => "deadline",
@@ -45,21 +47,21 @@ impl Stuck {
 pub(super) enum Kept {
     /// All of its tokens.
     Tokens { tokens: Vec<TokenId>, share: Share },
-    /// Nothing was given, and what will be cannot be gone on from.
-    Nothing,
+    /// Nothing was given, and what will be cannot be gone on from, for this reason.
+    Nothing(NotResumable),
     /// It cannot go on any more.
     Lost(Stuck),
 }
 
 impl Kept {
     /// Begins to keep. The prompt counts too: nobody else may hold it by the time it is sent again.
-    pub(super) fn of(request: &GenerateRequest, can_resume: bool, budget: &Arc<Budget>) -> Self {
-        let Input::Tokens(prompt) = &request.input else {
-            return Self::Nothing;
-        };
-        if !can_resume {
-            return Self::Nothing;
+    pub(super) fn of(request: &GenerateRequest, can: &Capabilities, budget: &Arc<Budget>) -> Self {
+        if let Err(why) = can.resumes(request) {
+            return Self::Nothing(why);
         }
+        let Input::Tokens(prompt) = &request.input else {
+            return Self::Nothing(NotResumable::NotTokens);
+        };
         let mut share = Share::new(budget);
         if share.try_grow(prompt.len() * TOKEN_BYTES) {
             let tokens = Vec::new();
@@ -86,7 +88,10 @@ impl Kept {
                 }
                 tokens.extend_from_slice(ids);
             }
-            (Self::Tokens { .. } | Self::Nothing, _) => *self = Self::Lost(Stuck::NotResumable),
+            (Self::Nothing(why), _) => *self = Self::Lost(Stuck::NotResumable(*why)),
+            (Self::Tokens { .. }, _) => {
+                *self = Self::Lost(Stuck::NotResumable(NotResumable::NotTokens));
+            }
         }
     }
 
@@ -94,7 +99,7 @@ impl Kept {
     fn tokens(&self) -> &[TokenId] {
         match self {
             Self::Tokens { tokens, .. } => tokens,
-            Self::Nothing | Self::Lost(_) => &[],
+            Self::Nothing(_) | Self::Lost(_) => &[],
         }
     }
 }

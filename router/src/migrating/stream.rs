@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_core::Stream;
 use genset_backend_common::{
-    CancelReason, EngineError, ErrorKind, Finish, GenerateRequest, Output, OutputStream,
-    RequestContext,
+    CancelReason, Capabilities, EngineError, ErrorKind, Finish, GenerateRequest, Output,
+    OutputStream, RequestContext,
 };
 use genset_runtime::InstanceId;
 use tokio::time::Instant;
@@ -31,7 +31,7 @@ pub(super) struct Parts {
     /// The most moves of a request.
     pub(super) limit: u32,
     pub(super) context_length_tokens: u32,
-    pub(super) can_resume: bool,
+    pub(super) capabilities: Capabilities,
     pub(super) config: MigrationConfig,
     pub(super) metrics: ModelMetrics,
     pub(super) budget: Arc<Budget>,
@@ -190,8 +190,15 @@ impl MigratingStream {
     fn lost(&self, why: Stuck, cause: &EngineError) -> EngineError {
         self.parts.metrics.failed(why);
         let (kind, what) = match why {
+            // The reason is a source of its own, so that the client can be told.
+            Stuck::NotResumable(why) => {
+                let message = format!("{cause}; {why}; send the request again");
+                return EngineError::new(cause.kind(), message)
+                    .with_details(cause.details().clone())
+                    .with_source(why);
+            }
             // As it would be without this layer.
-            Stuck::NotResumable | Stuck::Deadline => return cause.clone(),
+            Stuck::Deadline => return cause.clone(),
             Stuck::Limit if self.resumed == 0 => return cause.clone(),
             Stuck::NotKept => (
                 cause.kind(),

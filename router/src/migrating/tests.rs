@@ -1,6 +1,7 @@
 //! Requests that move, over a fake fleet whose model is a function of prompt and position.
 
 use std::collections::VecDeque;
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,8 +10,9 @@ use futures_util::StreamExt;
 use genset_backend_common::output::{Finish, FinishReason, Finished};
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest, Input,
-    MetricsRegistry, ModelCard, Output, OutputStream, RequestContext, RequestField, TokenId,
+    CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, GenerateRequest,
+    GuidedDecoding, Input, MetricsRegistry, ModelCard, Output, OutputStream, RequestContext,
+    RequestField, TokenId, request::NotResumable,
 };
 use genset_runtime::InstanceId;
 use parking_lot::Mutex;
@@ -375,9 +377,78 @@ async fn an_engine_that_cannot_resume_goes_on_only_before_its_first_token() {
         let read = site.ask(request()).await;
         assert_eq!(read.end.is_ok(), is_done, "{given}");
         if let Err(error) = read.end {
-            assert_eq!(error.message(), "the worker is lost");
+            assert_is_lost(&error, NotResumable::Undeclared);
             assert_eq!(site.failures("not_resumable"), "1");
         }
+    }
+}
+
+/// That an error says why the answer did not move, as a value too.
+fn assert_is_lost(error: &EngineError, why: NotResumable) {
+    assert_eq!(error.kind(), ErrorKind::Disconnected);
+    let expected = format!("the worker is lost; {why}; send the request again");
+    assert_eq!(error.message(), expected);
+    let source = error
+        .source()
+        .and_then(|source| source.downcast_ref::<NotResumable>());
+    assert_eq!(source, Some(&why));
+}
+
+/// A model whose engine goes on as from a longer prompt.
+fn card_as_prompt() -> ModelCard {
+    let mut card = card(3);
+    (card.capabilities.resume, card.capabilities.resume_as_prompt) = (false, true);
+    card
+}
+
+#[tokio::test]
+async fn an_engine_that_resumes_as_prompt_goes_on_with_what_is_each_tokens_own() {
+    let whole = undisturbed().await;
+    let mut request = request();
+    request.stop.min_tokens = 7;
+    request.stop.stop_token_ids = [1].into();
+    request.sampling.temperature = Some(0.8);
+    request.sampling.logit_bias = [(2, 1.0)].into();
+    request.output.logprobs = Some(2);
+    let legs = [lost_after(5), lost_after(4), Leg::Finishes];
+    let site = site_of(legs, &card_as_prompt(), MigrationConfig::default());
+    let read = site.ask(request).await;
+    assert_eq!(read.tokens, whole.tokens);
+    assert_eq!(read.end.unwrap(), whole.end.unwrap(), "usage and reason");
+    let asked = site.fleet.asked();
+    assert_eq!(asked[2].request.resumed_tokens, 9);
+    assert_eq!(asked[2].request.tokens().unwrap().len(), 3 + 9);
+    asked[2].request.resumes_as_prompt().unwrap();
+}
+
+#[tokio::test]
+async fn an_engine_that_resumes_as_prompt_loses_what_counts_on_the_answer_so_far() {
+    type Ask = fn(&mut GenerateRequest);
+    let asks: [(NotResumable, Ask); 3] = [
+        (NotResumable::Seed, |r| r.sampling.seed = Some(9)),
+        (NotResumable::Penalty, |r| {
+            r.sampling.presence_penalty = Some(0.5);
+        }),
+        (NotResumable::Guided, |r| {
+            r.guided = Some(GuidedDecoding::JsonObject.into());
+        }),
+    ];
+    for (why, ask) in asks {
+        let mut request = request();
+        ask(&mut request);
+        for (given, is_done) in [(0, true), (1, false)] {
+            let legs = [lost_after(given), Leg::Finishes];
+            let site = site_of(legs, &card_as_prompt(), MigrationConfig::default());
+            let read = site.ask(request.clone()).await;
+            assert_eq!(read.end.is_ok(), is_done, "{why}: {given}");
+            if let Err(error) = read.end {
+                assert_is_lost(&error, why);
+                assert_eq!(site.failures("not_resumable"), "1");
+            }
+        }
+        // Of an engine that resumes exactly, it moves.
+        let site = site([lost_after(1), Leg::Finishes]);
+        site.ask(request).await.end.unwrap();
     }
 }
 
@@ -386,7 +457,7 @@ async fn text_goes_on_only_before_its_first_piece() {
     let text = GenerateRequest::from_text("m", "hello");
     let site = site([lost_after(0), Leg::Text, Leg::Finishes]);
     let read = site.ask(text).await;
-    assert_eq!(kind_of(&read), ErrorKind::Disconnected);
+    assert_is_lost(&read.end.unwrap_err(), NotResumable::NotTokens);
     let asked = site.fleet.asked();
     assert_eq!((asked.len(), asked[1].request.resumed_tokens), (2, 0));
 }
