@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
-use genset_backend_common::{EngineError, ErrorKind};
+use genset_backend_common::{EngineError, ErrorKind, request::NotResumable};
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
@@ -314,13 +314,20 @@ impl From<EngineError> for ApiError {
 /// What a client is told of the error. What is no fault of the request, an operator must mend: its own message has addresses,
 /// instances, devices and rules of the engine contract, which are for the log.
 fn for_clients(error: &EngineError) -> Problem {
-    let message = match error.kind() {
-        ErrorKind::Disconnected => "The connection to the worker was lost. Send the request again.",
-        ErrorKind::CannotConnect => "No worker can be reached now. Send the request again later.",
-        ErrorKind::StreamIncomplete => {
-            "The answer broke off before its end. Send the request again."
-        }
-        ErrorKind::Internal => "The server failed on this request. Its log says why.",
+    let (what, then) = match error.kind() {
+        ErrorKind::Disconnected => (
+            "The connection to the worker was lost",
+            "Send the request again.",
+        ),
+        ErrorKind::CannotConnect => (
+            "No worker can be reached now",
+            "Send the request again later.",
+        ),
+        ErrorKind::StreamIncomplete => (
+            "The answer broke off before its end",
+            "Send the request again.",
+        ),
+        ErrorKind::Internal => ("The server failed on this request", "Its log says why."),
         ErrorKind::InvalidArgument | ErrorKind::Unsupported if error.at().is_some() => {
             return Problem::Engine(error.message().to_owned());
         }
@@ -341,7 +348,14 @@ fn for_clients(error: &EngineError) -> Problem {
         source = error.source().map(tracing::field::display),
         "a request failed"
     );
-    Problem::Sentence(message.into())
+    // What of the request kept its answer from going on elsewhere, the client can change.
+    let source = error.source();
+    Problem::Sentence(
+        match source.and_then(|source| source.downcast_ref::<NotResumable>()) {
+            Some(why) => format!("{what}, and {why}. {then}"),
+            None => format!("{what}. {then}"),
+        },
+    )
 }
 
 /// For routes without a body, whose params have one name.
@@ -375,6 +389,21 @@ mod tests {
             ApiError::from(engines).to_string(),
             "the engine starts again"
         );
+    }
+
+    #[test]
+    fn clients_are_told_what_kept_their_answer_from_going_on_elsewhere() {
+        let lost = |kind| {
+            let error = EngineError::new(kind, "the connection to 192.0.2.7:21151 ended");
+            ApiError::from(error.with_source(NotResumable::Seed)).to_string()
+        };
+        assert_eq!(
+            lost(ErrorKind::Disconnected),
+            "The connection to the worker was lost, and this request has a seed, so its answer cannot go on at another worker of \
+             this engine. Send the request again."
+        );
+        let told = lost(ErrorKind::StreamIncomplete);
+        assert!(told.contains("has a seed"), "{told}");
     }
 
     #[test]
