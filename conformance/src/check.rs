@@ -63,7 +63,7 @@ pub enum Profile {
     KvEvents,
     /// Engines built for prefill and decode roles.
     Disaggregated,
-    /// Engines that declare that they resume.
+    /// Engines that declare that they resume, exactly or as from a longer prompt.
     Resume,
     /// Engines in a process of their own.
     Subprocess,

@@ -91,6 +91,7 @@ pub fn controls() -> impl Iterator<Item = &'static Mutant> {
         bodies::CONTROLS,
         deviations::CONTROLS,
         memory::CONTROLS,
+        resume::CONTROLS,
     ]
     .into_iter()
     .flatten()

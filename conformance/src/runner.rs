@@ -551,7 +551,7 @@ async fn meet(trial: &Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop>
     profiles.extend(can.kv_events.then_some(Profile::KvEvents));
     let is_split = can.roles.contains(&Role::Prefill) && can.roles.contains(&Role::Decode);
     profiles.extend(is_split.then_some(Profile::Disaggregated));
-    profiles.extend(can.resume.then_some(Profile::Resume));
+    profiles.extend((can.resume || can.resume_as_prompt).then_some(Profile::Resume));
     profiles.extend(
         live.subject
             .process

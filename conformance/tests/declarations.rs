@@ -67,7 +67,7 @@ fn capabilities() -> Vec<Row> {
         kv_events: &["KV01", "RD05"],
         kv_ranks: &["RK02"],
         resume: &["MG01"],
-        resume_as_prompt: &["DT09"],
+        resume_as_prompt: &["MG01", "MG02", "DT09"],
         virtual_time: &["LC09"],
         roles: &["DG03", "LC07"],
         deviations: &["DT09", "DT18"],

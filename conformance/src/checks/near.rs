@@ -92,7 +92,7 @@ pub(super) fn ensure_near(
         let far = apart.iter().find(|by| !(..=NEAR).contains(*by));
         ensure!(
             far.is_none(),
-            "the engine declares that its sums depend on the batch, which changes their last bits; but token {place} is {own} \
+            "another order of sums changes last bits, and nothing else; but token {place} is {own} \
              alone and {seen} {when}, and their log probabilities are {far:?} apart"
         );
     }
@@ -116,7 +116,7 @@ pub(super) fn ensure_most_begin_alike(pairs: &[Pair], when: &str) -> CheckResult
     let astray = pairs.iter().filter(is_astray).count();
     ensure!(
         astray * 2 < pairs.len().max(1),
-        "the engine declares that its sums depend on the batch, which changes few tokens; but of {} answers {when}, {astray} \
+        "another order of sums changes few tokens; but of {} answers {when}, {astray} \
          begin otherwise than alone",
         pairs.len()
     );

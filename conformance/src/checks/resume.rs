@@ -1,4 +1,7 @@
 //! MG: going on from another instance's tokens, as a router does when an instance is lost in the middle of an answer.
+//!
+//! An engine that takes those tokens as prompt alone (`resume_as_prompt`) is held against what it answers to that prompt, and is
+//! asked for nothing that counts on them as generated.
 
 use genset_backend_common::output::Usage;
 use genset_backend_common::{
@@ -61,6 +64,38 @@ impl Uninterrupted {
     fn resumed(&self, cut: usize) -> GenerateRequest {
         resumed(&self.request, &self.prompt, &self.answer.tokens()[..cut])
     }
+
+    /// The tokens that are to come after the first `cut`.
+    async fn rest(&self, live: &Live, cut: usize) -> Result<Vec<TokenId>, Stop> {
+        rest(live, self.resumed(cut), &self.answer, cut).await
+    }
+}
+
+/// The tokens that are to come after the first `cut` of an answer: those that came, or, of an engine that takes tokens of another
+/// instance as prompt alone, those that it gives after such a prompt.
+pub(super) async fn rest(
+    live: &Live,
+    mut resumed: GenerateRequest,
+    uninterrupted: &Answer,
+    cut: usize,
+) -> Result<Vec<TokenId>, Stop> {
+    if live.config.capabilities.resume {
+        let tokens = uninterrupted.tokens();
+        return Ok(tokens.get(cut..).unwrap_or_default().to_vec());
+    }
+    resumed.resumed_tokens = 0;
+    Ok(live.answer(resumed).await?.tokens())
+}
+
+/// Skips what is asked only of engines that know which tokens of a prompt were generated.
+pub(super) fn needs_exact(live: &Live) -> CheckResult {
+    if !live.config.capabilities.resume {
+        skip!(
+            NotDeclared,
+            "the engine declares resume_as_prompt, not resume: to it the tokens of another instance are prompt"
+        );
+    }
+    Ok(())
 }
 
 /// The request that goes on after the tokens of `emitted`, as a router makes it.
@@ -83,12 +118,12 @@ async fn same_continuation(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let whole = Uninterrupted::of(&live).await?;
     for cut in CUTS {
+        let expected = whole.rest(&live, cut).await?;
         let rest = live.answer(whole.resumed(cut)).await?.tokens();
-        let expected = &whole.answer.tokens()[cut..];
         let common = rest.len().min(expected.len());
         ensure!(
             common > 0 && rest[..common] == expected[..common],
-            "resumed after {cut} tokens came {rest:?}, uninterrupted {expected:?}"
+            "resumed after {cut} tokens came {rest:?}, expected {expected:?}"
         );
     }
     Ok(())
@@ -137,6 +172,7 @@ async fn merged_usage(trial: Trial) -> CheckResult {
 
 async fn guided_resume(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    needs_exact(&live)?;
     let guided = [
         (
             GuidedKind::Choice,
@@ -189,7 +225,9 @@ async fn stop_after_cut(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let whole = Uninterrupted::of(&live).await?;
     for cut in CUTS {
-        let stop = whole.answer.tokens()[cut];
+        let Some(stop) = whole.rest(&live, cut).await?.first().copied() else {
+            fail!("no token came after a prompt with {cut} tokens of an answer of {WHOLE}");
+        };
         let mut request = whole.resumed(cut);
         request.stop.stop_token_ids = [stop].into();
         let rest = live.answer(request).await?;

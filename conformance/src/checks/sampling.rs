@@ -410,7 +410,8 @@ fn undeclared_requests(live: &Live) -> Vec<(&'static str, GenerateRequest)> {
     use SamplingOption as Opt;
     let can = &live.config.capabilities;
     type Ask = fn(&mut GenerateRequest);
-    let asks: [(bool, &str, Ask); 20] = [
+    let resumes_exactly = can.resume || !can.resume_as_prompt;
+    let asks: [(bool, &str, Ask); 21] = [
         (live.can(Opt::Temperature), "temperature", |r| {
             r.sampling.temperature = Some(0.7)
         }),
@@ -449,7 +450,13 @@ fn undeclared_requests(live: &Live) -> Vec<(&'static str, GenerateRequest)> {
         (can.adapters, "adapter", |r| {
             r.adapter = Some("no-such-adapter".into())
         }),
-        (can.resume, "resumed_tokens", |r| r.resumed_tokens = 1),
+        (can.resume || can.resume_as_prompt, "resumed_tokens", |r| {
+            r.resumed_tokens = 1
+        }),
+        // Of neither, the row above is asked.
+        (resumes_exactly, "resumed_tokens beside a seed", |r| {
+            (r.resumed_tokens, r.sampling.seed) = (1, Some(1));
+        }),
         (
             can.guided.contains(&GuidedKind::JsonObject),
             "JSON objects",

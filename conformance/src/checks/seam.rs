@@ -7,7 +7,7 @@ use genset_backend_common::{
 use serde_json::json;
 
 use super::near::{self, Choice};
-use super::resume::resumed;
+use super::resume::{self, needs_exact, resumed};
 use crate::answer::Answer;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};
@@ -81,10 +81,12 @@ impl Whole {
         cuts
     }
 
+    fn resumed(&self, cut: usize) -> GenerateRequest {
+        resumed(&self.request, &self.prompt, &self.answer.tokens()[..cut])
+    }
+
     async fn rest(&self, live: &Live, cut: usize) -> Result<Answer, Stop> {
-        let emitted = &self.answer.tokens()[..cut];
-        let request = resumed(&self.request, &self.prompt, emitted);
-        live.answer(request).await
+        live.answer(self.resumed(cut)).await
     }
 
     /// Whether it goes on after each cut as it would have. How many tokens come is for MG02.
@@ -120,8 +122,8 @@ impl Whole {
     }
 }
 
-/// Whether answers go on after each cut nearly as they would have, of an engine whose sums depend on the batch: a resumed answer is in
-/// another one.
+/// Whether answers go on after each cut nearly as they would have, of an engine whose sums depend on the batch, or on what was
+/// prompt: a resumed answer is in another one.
 async fn go_on_near(live: &Live, choice: Choice, wholes: &[Whole]) -> CheckResult {
     let mut pairs = Vec::new();
     for whole in wholes {
@@ -146,6 +148,7 @@ fn draw(live: &Live, request: &mut GenerateRequest, seed: u64) {
 }
 
 fn draws(live: &Live) -> CheckResult {
+    needs_exact(live)?;
     if !live.can(SamplingOption::Seed) || !live.can(SamplingOption::Temperature) {
         skip!(
             NotDeclared,
@@ -178,6 +181,7 @@ async fn draw_on(live: &Live, wholes: &[Whole]) -> CheckResult {
 
 async fn penalized(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    needs_exact(&live)?;
     for whole in with_penalties(&live, |_, _| ()).await? {
         whole.goes_on(&live).await?;
     }
@@ -252,14 +256,14 @@ async fn least(trial: Trial) -> CheckResult {
         request.stop.min_tokens = u32::try_from(LEAST).unwrap_or(u32::MAX);
     });
     let whole = whole.await?;
-    let tokens = whole.answer.tokens();
     for cut in [1, 5, 8] {
+        let expected = resume::rest(&live, whole.resumed(cut), &whole.answer, cut).await?;
         // That a whole answer has as many is for FN10.
-        let expected = tokens.get(cut..LEAST).unwrap_or_default();
+        let expected = expected.get(..LEAST - cut).unwrap_or_default();
         let rest = whole.rest(&live, cut).await?.tokens();
         ensure!(
             rest.get(..expected.len()) == Some(expected),
-            "at least {LEAST} tokens were asked for, and after {cut} of them came {rest:?}, uninterrupted {expected:?}"
+            "at least {LEAST} tokens were asked for, and after {cut} of them came {rest:?}, expected {expected:?}"
         );
     }
     Ok(())
@@ -272,7 +276,7 @@ async fn rated(trial: Trial) -> CheckResult {
     };
     let top = most.min(2);
     let whole = Whole::of(&live, 3, |request| request.output.logprobs = Some(top)).await?;
-    if live.varies_with_batch() {
+    if live.varies_with_batch() || !live.config.capabilities.resume {
         return go_on_near(&live, Choice::Greedy, &[whole]).await;
     }
     let expected = whole.answer.logprobs();
@@ -348,6 +352,7 @@ fn guide(request: &mut GenerateRequest, guided: GuidedDecoding) {
 
 async fn guided(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
+    needs_exact(&live)?;
     // The first kind is for MG04.
     let further = declared(&live, &grammars()[1..])?;
     for guided in further {

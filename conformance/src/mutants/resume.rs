@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use genset_backend_common::{
-    EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream, RequestContext,
-    async_trait,
+    EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream,
+    RequestContext, StartContext, async_trait,
 };
 
 use super::Mutant;
@@ -49,7 +49,54 @@ pub(super) const MUTANTS: &[Mutant] = &[
         killed_by: &["MG05"],
         build: |clean, scenario| with_fault(clean, scenario, ResumeFault::LosesStopTokens),
     },
+    Mutant {
+        name: "prompt-made-of-an-answer-repeats-its-last-token",
+        stands_for: "an answer so far that is put behind the prompt without its last token, for an engine to which it is prompt",
+        killed_by: &["MG01", "MG05", "MG08"],
+        build: |clean, scenario| {
+            let fault = Some(ResumeFault::RepeatsLastToken);
+            with_fault(clean, scenario, AsPrompt(fault))
+        },
+    },
 ];
+
+/// Engines to which the tokens of another instance are prompt.
+pub(super) const CONTROLS: &[Mutant] = &[Mutant {
+    name: "answers-so-far-are-prompt",
+    stands_for: "an API that takes a prompt, and is not told which of its tokens were generated",
+    killed_by: &[],
+    build: |clean, scenario| with_fault(clean, scenario, AsPrompt(None)),
+}];
+
+/// Takes the tokens of another instance as prompt, which it declares, with what goes wrong then.
+struct AsPrompt(Option<ResumeFault>);
+
+#[async_trait]
+impl Fault for AsPrompt {
+    async fn start(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        ctx: StartContext,
+    ) -> Result<EngineConfig, EngineError> {
+        let mut config = inner.start(ctx).await?;
+        let can = &mut config.capabilities;
+        (can.resume, can.resume_as_prompt) = (false, true);
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        inner: &Arc<dyn LLMEngine>,
+        mut request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        if let Some(fault) = &self.0 {
+            return fault.generate(inner, request, ctx).await;
+        }
+        request.resumed_tokens = 0;
+        inner.generate(request, ctx).await
+    }
+}
 
 /// What goes wrong with a resumed request; others pass through.
 enum ResumeFault {

@@ -147,7 +147,7 @@ impl LLMEngine for Spelled {
         config.canary = None;
         let can = &mut config.capabilities;
         can.inputs = BTreeSet::from([InputKind::Text, InputKind::Chat]);
-        (can.resume, can.max_logprobs) = (false, None);
+        (can.resume, can.resume_as_prompt, can.max_logprobs) = (false, false, None);
         Ok(config)
     }
 
