@@ -15,7 +15,7 @@ use super::{GenerateRequest, Input};
 pub enum NotResumable {
     /// The engine declares no way to go on from another instance's tokens.
     Undeclared,
-    /// The prompt or the answer is no tokens.
+    /// The prompt or the answer is no tokens, but text or media.
     NotTokens,
     /// Its seed draws by the place in the answer.
     Seed,
@@ -34,7 +34,7 @@ impl NotResumable {
                 "this model's engine cannot go on with an answer that another worker began"
             }
             Self::NotTokens => {
-                "this model's engine takes or gives text, so its answer cannot go on at another worker"
+                "this request is text or media to its engine, so its answer cannot go on at another worker"
             }
             Self::Seed => {
                 "this request has a seed, so its answer cannot go on at another worker of this engine"

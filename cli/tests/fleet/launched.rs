@@ -1,17 +1,23 @@
-//! Prefill and decode apart by launched servers, here stand-ins that answer as vLLM was seen to.
+//! Launched servers whose workers die, and prefill and decode apart; here stand-ins that answer as vLLM was seen to.
 
 use std::path::PathBuf;
 
 use tokio::process::Command;
 
-use crate::cases::until_all_take_part;
-use crate::fleet::{Fleet, PEER_TIMEOUT, until_all_answer, until_listed};
+use crate::cases::{HANDED_OVER, until_all_take_part};
+use crate::fleet::{Fleet, LOOK_AGAIN, PEER_TIMEOUT, metric, until_all_answer, until_listed};
 use crate::load::{same_text, streams};
 use crate::meeting::{Directory, Meeting as _};
-use crate::support::{genset, tiny_chat};
+use crate::support::{genset, soon, tiny_chat};
 use crate::worker::Worker;
 
 const TOKENS: u64 = 20;
+
+/// Tokens of an answer that is longer than a worker's end takes, where each takes [`SLOW`].
+const LONG: u64 = 80;
+
+/// The stand-in's flag for tokens that take 50 ms each.
+const SLOW: &str = "--delay 0.05";
 
 /// Starts a worker whose server is a stand-in with a flag of its own, and waits until it is ready.
 async fn worker(fleet: &Fleet<Directory>, role: &str, fault: &str) -> Worker {
@@ -34,6 +40,54 @@ async fn worker(fleet: &Fleet<Directory>, role: &str, fault: &str) -> Worker {
     let worker = Worker::spawn(command).await;
     worker.until_ready().await;
     worker
+}
+
+#[tokio::test]
+async fn answers_of_a_launched_server_go_on_at_another() {
+    let fleet = Fleet::new(Directory::new());
+    let (one, two) = tokio::join!(
+        worker(&fleet, "aggregated", SLOW),
+        worker(&fleet, "aggregated", SLOW)
+    );
+    let frontend = fleet.frontend_of(&[&one, &two]).await;
+    let whole = same_text(streams(&frontend, 1, LONG).await).await;
+    let begun = streams(&frontend, 12, LONG).await;
+    assert!(one.running().await > 0.0);
+    one.kill().await;
+    assert_eq!(same_text(begun).await, whole);
+    let metrics = frontend.get("/metrics").await.body;
+    assert!(metrics.contains("genset_migrations_total{"), "{metrics}");
+    two.until_running(0.0).await;
+    two.stop().await;
+}
+
+#[tokio::test]
+async fn answers_of_a_launched_decode_server_go_on_at_another() {
+    let fleet = Fleet::new(Directory::new());
+    let (prefill, one, two) = tokio::join!(
+        worker(&fleet, "prefill", ""),
+        worker(&fleet, "decode", SLOW),
+        worker(&fleet, "decode", SLOW)
+    );
+    let frontend = fleet.frontend(&[]).await;
+    until_listed(&frontend).await;
+    until_all_take_part(&frontend, &[&prefill, &one, &two]).await;
+    let whole = same_text(streams(&frontend, 1, LONG).await).await;
+    let handed_over = metric(&frontend, HANDED_OVER).await;
+    let begun = streams(&frontend, 12, LONG).await;
+    // The first token is the prefill server's.
+    soon(async {
+        while metric(&frontend, HANDED_OVER).await < handed_over + 12.0 {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    })
+    .await;
+    assert!(one.running().await > 0.0);
+    one.kill().await;
+    assert_eq!(same_text(begun).await, whole);
+    let metrics = frontend.get("/metrics").await.body;
+    assert!(metrics.contains("genset_migrations_total{"), "{metrics}");
+    two.until_running(0.0).await;
 }
 
 #[tokio::test]

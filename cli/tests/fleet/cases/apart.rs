@@ -11,7 +11,7 @@ use crate::worker::Worker;
 const LONG: u64 = 400;
 
 /// Requests whose decode worker has given a token.
-const HANDED_OVER: &str = "genset_disaggregated_handover_seconds_count";
+pub(crate) const HANDED_OVER: &str = "genset_disaggregated_handover_seconds_count";
 
 /// Workers of one role.
 async fn pool<M: Meeting>(fleet: &Fleet<M>, role: &str, words: &[&str]) -> [Worker; 2] {

@@ -276,9 +276,10 @@ pub(crate) fn trtllm_reuses_blocks(extra: Option<&ExtraArgs>) -> bool {
     reuse != Some(&Value::Bool(false))
 }
 
+/// Both servers are told a prompt, and not which of its tokens were generated.
 fn sampling() -> Capabilities {
     use SamplingOption as Opt;
-    Capabilities::tokens().with_sampling([
+    let options = [
         Opt::Temperature,
         Opt::TopP,
         Opt::TopK,
@@ -288,7 +289,10 @@ fn sampling() -> Capabilities {
         Opt::RepetitionPenalty,
         Opt::LogitBias,
         Opt::Seed,
-    ])
+    ];
+    Capabilities::tokens()
+        .with_sampling(options)
+        .with_resume_as_prompt()
 }
 
 fn every_grammar() -> std::collections::BTreeSet<GuidedKind> {

@@ -62,6 +62,7 @@ impl Api for Llama {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::tokens()
             .with_sampling(sampling_options())
+            .with_resume_as_prompt()
             .with_deviations(deviations());
         capabilities.max_logprobs = Some(MAX_LOGPROBS);
         capabilities.guided = grammars().into();

@@ -80,6 +80,8 @@ impl Api for Sglang {
         if self.takes_seeds {
             capabilities.sampling.insert(Opt::Seed);
         }
+        // It is told a prompt, and not which of its tokens were generated; its penalties count those of the answer alone.
+        capabilities.resume_as_prompt = true;
         capabilities.max_logprobs = Some(MAX_LOGPROBS);
         capabilities.deviations = [Deviation::LogprobsAfterBias].into();
         capabilities.guided = [

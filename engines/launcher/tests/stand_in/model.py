@@ -33,10 +33,21 @@ class Options:
         self.random = random.Random(body.get("seed"))
 
 
+def likeliest(previous):
+    return 100 + (previous * 7 + 3) % 17
+
+
+def end_of(prompt):
+    """What the first token follows: the sum of the prompt, or the last token of a greedy answer that it ends with."""
+    previous = 0
+    for token in prompt:
+        previous = token if token == likeliest(previous) else (previous + token) % VOCABULARY
+    return previous
+
+
 def raw_logits(prompt, generated, others):
     """The candidates after the last token, each with the model's own logit; others have hardly any chance."""
-    previous = generated[-1] if generated else sum(prompt) % VOCABULARY
-    first = 100 + (previous * 7 + 3) % 17
+    first = likeliest(generated[-1] if generated else end_of(prompt))
     scores = {(first + place * 29) % VOCABULARY: 5 - 0.4 * place for place in range(CANDIDATES)}
     for token in others:
         scores.setdefault(token, -10.0)

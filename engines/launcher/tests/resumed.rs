@@ -1,0 +1,129 @@
+//! Answers that another instance began, taken on by stand-in servers as longer prompts.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    unreachable_pub,
+    dead_code,
+    reason = "a test fails by panicking, and no test file needs all of the support"
+)]
+
+mod support;
+
+use futures_util::StreamExt as _;
+use genset_backend_common::output::Finished;
+use genset_backend_common::{
+    ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine, Output, RequestContext,
+    StartContext,
+};
+use genset_engine_launcher::LauncherEngine;
+use serde_json::json;
+use tokio::time::timeout;
+
+use support::{LONG, Reports, config};
+
+const OF_TOKENS: [&str; 4] = ["vllm", "sglang", "trtllm", "llama"];
+const PROMPT: [u32; 4] = [5, 6, 7, 8];
+
+fn request(prompt: Vec<u32>, max_tokens: u32) -> GenerateRequest {
+    let mut request = GenerateRequest::from_tokens("m", prompt);
+    request.stop.max_tokens = Some(max_tokens);
+    request.sampling.temperature = Some(0.0);
+    request
+}
+
+/// The request that goes on behind the first tokens of an answer.
+fn resumed(given: &[u32], max_tokens: u32) -> GenerateRequest {
+    let mut request = request([&PROMPT[..], given].concat(), max_tokens);
+    request.resumed_tokens = u32::try_from(given.len()).unwrap();
+    request
+}
+
+async fn answer(engine: &LauncherEngine, request: GenerateRequest) -> (Vec<u32>, Finished) {
+    let outputs = engine.generate(request, RequestContext::new("r")).await;
+    let mut outputs = outputs.unwrap();
+    let mut tokens = Vec::new();
+    loop {
+        match timeout(LONG, outputs.next()).await.unwrap() {
+            Some(Ok(Output::Tokens(chunk))) => tokens.extend(chunk.token_ids),
+            Some(Ok(Output::Finished(finished))) => {
+                tokens.extend_from_slice(&finished.last.token_ids);
+                return (tokens, *finished);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_api_goes_on_behind_the_tokens_of_another_instance() {
+    for api in OF_TOKENS {
+        let mut reports = Reports::listen().await;
+        let engine = LauncherEngine::new(config(api, &[&reports.flag()]));
+        let declared = engine.start(StartContext::detached(1)).await.unwrap();
+        let can = &declared.capabilities;
+        assert!(can.resume_as_prompt && !can.resume, "{api}");
+        let (whole, _) = answer(&engine, request(PROMPT.to_vec(), 6)).await;
+        reports.next("request").await;
+
+        let mut resumed = resumed(&whole[..2], 4);
+        resumed.stop.min_tokens = 3;
+        declared.check(&resumed).unwrap();
+        let (rest, finished) = answer(&engine, resumed).await;
+        assert_eq!(rest, whole[2..], "{api}");
+        assert_eq!(finished.reason, FinishReason::Length, "{api}");
+        let usage = &finished.usage;
+        // The router takes the resumed tokens off the one and adds them to the other.
+        assert_eq!(
+            (usage.prompt_tokens, usage.completion_tokens),
+            (6, 4),
+            "{api}"
+        );
+        let sent = reports.next("request").await;
+        let field = if api == "sglang" {
+            "input_ids"
+        } else {
+            "prompt"
+        };
+        let prompt = [&PROMPT[..], &whole[..2]].concat();
+        assert_eq!(sent["body"][field], json!(prompt), "{api}");
+        engine.cleanup().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_counts_on_the_answer_so_far_is_refused_by_name() {
+    type Ask = fn(&mut GenerateRequest);
+    let asks: [(&str, Ask); 3] = [
+        ("a seed", |r| r.sampling.seed = Some(7)),
+        ("penalty", |r| r.sampling.frequency_penalty = Some(0.5)),
+        ("a grammar", |r| {
+            r.guided = Some(GuidedDecoding::JsonObject.into());
+        }),
+    ];
+    let engine = LauncherEngine::new(config("vllm", &[]));
+    let declared = engine.start(StartContext::detached(1)).await.unwrap();
+    for (word, ask) in asks {
+        let mut begun = resumed(&[100], 4);
+        ask(&mut begun);
+        let error = declared.check(&begun).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.at().map(|at| at.name()), Some("resumed_tokens"));
+        assert!(error.message().contains(word), "{error}");
+        begun.resumed_tokens = 0;
+        declared.check(&begun).unwrap();
+    }
+    engine.cleanup().await.unwrap();
+}
+
+/// The server makes their prompt.
+#[tokio::test]
+async fn servers_of_text_take_nothing_on() {
+    let mut of_text = config("llama", &[]);
+    of_text.input = genset_engine_launcher::ServerInput::Text;
+    let engine = LauncherEngine::new(of_text);
+    let declared = engine.start(StartContext::detached(1)).await.unwrap();
+    let can = &declared.capabilities;
+    assert!(!can.resume_as_prompt && !can.resume);
+    engine.cleanup().await.unwrap();
+}
