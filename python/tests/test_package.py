@@ -188,6 +188,25 @@ def test_what_an_engine_leaves_open_is_filled_in_with_warnings(caplog: pytest.Lo
     assert not caplog.records
 
 
+def test_a_migration_limit_that_moves_no_begun_answer_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    def warned(migration_limit: int | None, **declared: Any) -> int:
+        caplog.clear()
+        completed(EngineConfig(model="m", context_length=8, sampling=(), **declared), "", migration_limit)
+        return sum("neither resume nor resume_as_prompt" in record.getMessage() for record in caplog.records)
+
+    assert warned(2) == 1
+    # Nobody asked for a limit, for one, or for answers.
+    assert warned(None) == warned(0) == warned(2, inputs=("embed",)) == 0
+    assert warned(2, resume=True) == warned(2, resume_as_prompt=True) == 0
+
+
+def test_an_engine_declares_how_it_goes_on_with_anothers_answer() -> None:
+    cases: list[dict[str, Any]] = [{}, {"resume": True}, {"resume_as_prompt": True}]
+    for declared in cases:
+        can = EngineConfig(model="m", context_length=8, **declared).to_wire()["capabilities"]
+        assert {name: can[name] for name in ("resume", "resume_as_prompt") if can[name]} == declared
+
+
 def test_a_config_without_a_context_length_names_the_field() -> None:
     with pytest.raises(exceptions.InvalidArgument) as refused:
         EngineConfig(model="m").to_wire()

@@ -44,9 +44,12 @@ _DEAD = b"\x81\xa4dead"
 class Child:
     """Serves one engine until the worker lets it go."""
 
-    def __init__(self, engine: LLMEngine, sock: socket.socket, model_path: str = "") -> None:
+    def __init__(
+        self, engine: LLMEngine, sock: socket.socket, model_path: str = "", migration_limit: int | None = None
+    ) -> None:
         self._engine = engine
         self._model_path = model_path
+        self._migration_limit = migration_limit
         self._loop = asyncio.get_running_loop()
         self._channel = Channel(sock, self._loop, self._on_frames, self._on_end)
         self._streams: dict[int, Stream] = {}
@@ -258,7 +261,7 @@ class Child:
             self._on_loop(lambda: self._progress(stream, stage, fraction))
 
         self._engine.worker = WorkerHandle(self._queue_event, progress, body.get("role", "aggregated"))
-        config = completed(await self._engine.start(body["worker_id"]), self._model_path)
+        config = completed(await self._engine.start(body["worker_id"]), self._model_path, self._migration_limit)
         await self._item(stream, pack({"config": config.to_wire()}))
         logger.info("engine started: %s", config.model)
 

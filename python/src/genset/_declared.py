@@ -11,9 +11,9 @@ from genset.engine import USUAL_SAMPLING, EngineConfig
 logger = logging.getLogger(__name__)
 
 
-def completed(config: EngineConfig, model_path: str) -> EngineConfig:
+def completed(config: EngineConfig, model_path: str, migration_limit: int | None = None) -> EngineConfig:
     """The config with the context of the model's files and the usual sampling options where the engine says nothing of them; the
-    log says so."""
+    log says so, and where a `migration_limit` that was asked for does less than it seems to."""
     if config.context_length is None and _model_files.is_gguf(model_path):
         # The native module reads the file, and says so where it finds no length in it.
         config = dataclasses.replace(config, context_length=0)
@@ -26,6 +26,13 @@ def completed(config: EngineConfig, model_path: str) -> EngineConfig:
         if set(config.inputs) - {"embed", "score"}:
             warn_of_sampling("EngineConfig", config.model)
         config = dataclasses.replace(config, sampling=USUAL_SAMPLING)
+    if migration_limit and not (config.resume or config.resume_as_prompt) and set(config.inputs) - {"embed", "score"}:
+        logger.warning(
+            "%s: migration_limit is %d, but an answer that has begun is lost with its worker: EngineConfig declares neither resume "
+            "nor resume_as_prompt",
+            config.model,
+            migration_limit,
+        )
     return config
 
 

@@ -107,7 +107,11 @@ class EngineConfig:
     kv_ranks: bool = False
     """Whether KV events are published with the rank they are of, where there are several."""
     resume: bool = False
-    """Whether an answer may go on from another instance's tokens with the same result."""
+    """Whether an answer may go on from another instance's tokens with the same result: seeds, penalties and grammars take the last
+    `resumed_tokens` of the prompt as generated."""
+    resume_as_prompt: bool = False
+    """Whether one may go on from another instance's tokens as from a longer prompt. Such requests come without a seed, a penalty or a
+    grammar; other answers that have begun are lost with their instance."""
     roles: tuple[str, ...] = ()
     """Of `aggregated`, `prefill`, `decode`; empty for `aggregated` only."""
     deviations: tuple[str, ...] = ()
@@ -144,6 +148,7 @@ class EngineConfig:
                 "kv_events": self.kv_events,
                 "kv_ranks": self.kv_ranks,
                 "resume": self.resume,
+                "resume_as_prompt": self.resume_as_prompt,
                 "roles": list(self.roles),
                 "deviations": list(self.deviations),
             },
@@ -179,7 +184,8 @@ class WorkerConfig:
     context_length: int | None = None
     """Lowers the engine's context, in tokens."""
     migration_limit: int | None = None
-    """How often a request may go on at another instance; None for the default of `genset run`, 3."""
+    """How often a request may go on at another instance; None for the default of `genset run`, 3. One whose answer has begun goes on only
+    where the engine declares `EngineConfig.resume` or `resume_as_prompt`."""
     tool_call_parser: str | None = None
     """Which tool calls frontends find in the text: a name of `genset run --tool-parser`."""
     reasoning_parser: str | None = None

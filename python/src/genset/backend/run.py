@@ -72,7 +72,7 @@ async def _serve(engine_class: type[LLMEngine], argv: list[str] | None, fd: int)
     # What the engine starts must not hold the socket open.
     sock.set_inheritable(False)
     engine, config = await engine_class.from_args(argv)
-    await Child(engine, sock, config.model_path or config.model_name).serve()
+    await Child(engine, sock, config.model_path or config.model_name, config.migration_limit).serve()
 
 
 def engine_command(argv: list[str] | None = None) -> list[str]:

@@ -57,7 +57,7 @@ class Worker:
         engine.worker = WorkerHandle(self._publish, self._progress, config.role)
         try:
             path = config.model_path or config.model_name
-            declared = completed(await engine.start(runtime.worker_id), path)
+            declared = completed(await engine.start(runtime.worker_id), path, config.migration_limit)
             logger.info("engine started: %s", declared.model)
             wire = declared.to_wire()
             wire["model"] = config.served_model_name or config.model_name or wire["model"]
