@@ -20,6 +20,7 @@ mod cut;
 mod dialect;
 mod drive;
 mod engine;
+mod exposition;
 mod extra;
 mod failure;
 #[cfg(feature = "fuzzing")]

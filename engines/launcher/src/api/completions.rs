@@ -19,6 +19,7 @@ use super::chat::{self, chat_of, refuse_legs};
 use super::llama::refuse_min_tokens;
 use super::wire::{ChatLogprob, Choice, Chunk, Logprobs, Prefilled, error_of, token_logprob};
 use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable, with_media};
+use crate::exposition::samples;
 use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
 
@@ -433,18 +434,11 @@ pub(super) struct CacheConfig {
 impl CacheConfig {
     /// Out of all metrics, in the text format of Prometheus. Of several ranks the first is read: they are alike.
     pub(super) fn read(metrics: &str) -> Self {
-        let lines = || {
-            metrics
-                .lines()
-                .filter_map(|line| line.strip_prefix("vllm:cache_config_info{"))
-        };
-        let label = |line: &'_ str, name: &str| {
-            let (_, value) = line.split_once(&format!("{name}=\""))?;
-            value.split_once('"').map(|(value, _)| value.to_owned())
-        };
-        let first = |name: &str| label(lines().next()?, name);
-        let engines: BTreeSet<u32> = lines()
-            .filter_map(|line| label(line, "engine")?.parse().ok())
+        let lines: Vec<_> = samples(metrics, "vllm:cache_config_info").collect();
+        let first = |name: &str| lines.first()?.label(name);
+        let engines: BTreeSet<u32> = lines
+            .iter()
+            .filter_map(|line| line.label("engine")?.parse().ok())
             .collect();
         let ranks = u32::try_from(engines.len()).unwrap_or(0);
         Self {

@@ -188,6 +188,10 @@ fn the_size_of_vllms_kv_blocks_is_among_its_metrics() {
     assert_eq!(ranks(&[1, 0, 2]), Some(3));
     // Ranks of a part of a server.
     assert_eq!(ranks(&[2, 3]), None);
+    // A label's name is whole.
+    let other = "vllm:cache_config_info{hash_block_size=\"7\",num_gpu_blocks=\"5\"} 1.0\n";
+    let read = completions::CacheConfig::read(other);
+    assert_eq!((read.block_size, read.num_gpu_blocks), (None, Some(5)));
     for none in [
         "",
         "vllm:cache_config_info{block_size=\"",
