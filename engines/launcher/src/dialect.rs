@@ -169,7 +169,7 @@ const LLAMA_SERVER: Flags = Flags {
     reserved: &["api-key", "api-key-file"],
     refused: &[],
     // Thoughts stay in the text, where our own parsers look for them.
-    defaults: &[("reasoning-format", Some("none"))],
+    defaults: &[("reasoning-format", Some("none")), ("metrics", None)],
     extra: ExtraStyle::Dashes,
 };
 

@@ -18,6 +18,7 @@ use crate::apart::{Apart, Leg};
 use crate::api::{Api, Call, End, Step, error_of, unreadable};
 use crate::cut::Cut;
 use crate::http::{Answer, HttpError};
+use crate::load::Counted;
 use crate::room::Room;
 use crate::server::Server;
 use crate::sse::{Event, EventError, Events};
@@ -68,6 +69,8 @@ pub(crate) struct Drive {
     pub(crate) headers: Vec<(&'static str, String)>,
     /// Where it waits for others.
     pub(crate) room: Option<Room>,
+    /// Has it counted for as long as it is here.
+    pub(crate) counted: Counted,
 }
 
 impl Drive {
@@ -109,6 +112,7 @@ impl Drive {
             Some(room) => {
                 // What is rated apart is computed beside the answer.
                 let slots = 1 + u32::from(self.request.output.logprobs.is_some());
+                let _waits = self.counted.held_back();
                 room.enter(prompt, self.max_tokens, slots).await
             }
             None => return self.exchange(counted, out, progress).await,
@@ -256,7 +260,9 @@ impl Drive {
             }
             // A server that answers has the blocks.
             progress.claim = None;
-            progress.is_begun = true;
+            if !std::mem::replace(&mut progress.is_begun, true) {
+                self.counted.begun();
+            }
             let cut = reading.cut.take(&mut step.tokens);
             self.check_vocabulary(&step)?;
             let Step {

@@ -23,6 +23,7 @@ use crate::failure::ServerFailure;
 #[cfg(feature = "kv-events")]
 use crate::kv::{KvFollower, KvSource};
 use crate::launch::{Launch, terms};
+use crate::load::ServerLoad;
 use crate::probe;
 use crate::ranks::Ranks;
 use crate::room::{Room, shared_tokens};
@@ -70,6 +71,7 @@ struct Running {
     adapters: Vec<Adapter>,
     room: Option<Room>,
     apart: Apart,
+    load: Arc<ServerLoad>,
 }
 
 impl LauncherEngine {
@@ -108,11 +110,13 @@ impl LauncherEngine {
         }
         #[cfg(feature = "kv-events")]
         let followers = Arc::default();
+        let load = Arc::new(ServerLoad::new(dialect, ctx.load.clone()));
         let program = Launch {
             config: config.clone(),
             plan,
             tasks: self.supervision.tasks().clone(),
             progress: ctx.progress.clone(),
+            load: Arc::clone(&load),
             #[cfg(feature = "kv-events")]
             kv_followers: Arc::clone(&followers),
         };
@@ -153,6 +157,7 @@ impl LauncherEngine {
                 }
             });
         }
+        load.started(&declared);
         let running = Running {
             server: supervised,
             api,
@@ -162,6 +167,7 @@ impl LauncherEngine {
             adapters: ctx.adapters.clone(),
             room: self.room(dialect, facts),
             apart,
+            load,
         };
         Ok((running, declared))
     }
@@ -363,6 +369,7 @@ impl LLMEngine for LauncherEngine {
             vocab_size: running.vocab_size,
             headers: trace_headers(&ctx),
             room: running.room.clone(),
+            counted: running.load.count(),
         };
         Ok(output::stream(
             ctx.with_prompt_tokens(prompt_tokens),

@@ -5,6 +5,8 @@
 
 /// Labels that a sample may have.
 const MAX_LABELS: usize = 256;
+/// Above this whole numbers are not told apart.
+const MAX_COUNT: f64 = 9_007_199_254_740_991.0;
 
 /// One value of one series.
 #[derive(Debug, PartialEq)]
@@ -46,6 +48,12 @@ pub(crate) fn samples<'a>(metrics: &'a str, name: &'a str) -> impl Iterator<Item
         .filter(move |line| line.starts_with(name))
         .filter_map(Sample::read)
         .filter(move |sample| sample.name == name)
+}
+
+/// The whole number that is nearest; `None` for what counts nothing.
+pub(crate) fn count(value: f64) -> Option<u64> {
+    let is_count = (0.0..=MAX_COUNT).contains(&value);
+    is_count.then(|| format!("{value:.0}"))?.parse().ok()
 }
 
 /// Labels up to the closing brace, and what is behind that.
@@ -150,6 +158,16 @@ mod tests {
             &format!("a{{{many}}} 1"),
         ] {
             assert_eq!(Sample::read(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn counts_are_whole_and_not_below_nothing() {
+        for (value, counted) in [(0.0, 0), (1.4, 1), (8.128_902e6, 8_128_902)] {
+            assert_eq!(count(value), Some(counted));
+        }
+        for none in [-1.0, f64::NAN, f64::INFINITY, 1e300] {
+            assert_eq!(count(none), None, "{none}");
         }
     }
 

@@ -21,6 +21,7 @@ use crate::key::ApiKey;
 #[cfg(feature = "kv-events")]
 use crate::kv::KvFollower;
 use crate::lines::log;
+use crate::load::ServerLoad;
 use crate::ports::Ports;
 use crate::probe;
 use crate::server::Server;
@@ -32,6 +33,8 @@ pub(crate) struct Launch {
     pub(crate) plan: Plan,
     pub(crate) tasks: TaskTracker,
     pub(crate) progress: ProgressReporter,
+    /// Follows the load of each server.
+    pub(crate) load: Arc<ServerLoad>,
     /// Who follow the KV events of each server, one a rank; known once the first has told of itself.
     #[cfg(feature = "kv-events")]
     pub(crate) kv_followers: Arc<OnceLock<Vec<KvFollower>>>,
@@ -113,7 +116,10 @@ impl Program for Launch {
     async fn watch(&self, server: &Server) -> ServerFailure {
         let (interval, limit) = (self.config.health_interval, self.config.health_timeout);
         let dialect = self.plan.dialect;
-        let failure = health::watched(&server.client, dialect, interval, limit).await;
+        let failure = tokio::select! {
+            failure = health::watched(&server.client, dialect, interval, limit) => failure,
+            never = self.load.follow(&server.client) => match never {},
+        };
         self.at_once(server, failure)
     }
 

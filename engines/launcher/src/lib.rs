@@ -33,6 +33,7 @@ mod kind;
 mod kv;
 mod launch;
 mod lines;
+mod load;
 mod ports;
 mod probe;
 mod ranks;

@@ -46,7 +46,7 @@ fn every_program_is_started_as_its_documentation_says() {
         ),
         (
             Dialect::LlamaServer,
-            "llama-server --model /m/model --host 127.0.0.1 --reasoning-format none --port 8000",
+            "llama-server --model /m/model --host 127.0.0.1 --reasoning-format none --metrics --port 8000",
         ),
         (
             Dialect::LlamaCppPython,

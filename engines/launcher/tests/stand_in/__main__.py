@@ -49,6 +49,14 @@ DEAD_INSIDE = {
 }
 
 
+# What may come in place of metrics.
+LOAD_FAULTS = {
+    "metrics-garbage": 'vllm:num_requests_waiting{ 5\n# TYPE\n}}\x00"\n{"loads": [{]\n# EOF\n# HELP genset_worker_ready a\\nb\n',
+    "metrics-huge": 'vllm:many{n="0"} 1.0\n' * 500_000,
+    "metrics-hang": None,
+}
+
+
 class Stand:
     def __init__(self, args, api):
         self.args, self.api, self.key = args, api, api_key(args)
@@ -97,6 +105,10 @@ class Stand:
             if self.key and headers.get("authorization") != f"bearer {self.key}":
                 raise Refused(401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})
             if method == "GET":
+                about_load = path == "/metrics" or path.startswith("/v1/loads")
+                if about_load and self.requests > 0 and self.args.fault in LOAD_FAULTS:
+                    text = LOAD_FAULTS[self.args.fault]
+                    return respond(writer, 200, text or await asyncio.Event().wait())
                 return respond(writer, 200, self.api.get(path))
             known = self.api.path
             if path not in ([known] if isinstance(known, str) else known):
@@ -198,6 +210,8 @@ def main():
     parser.add_argument("--block-size", type=int, default=128)
     parser.add_argument("--page-size", type=int, default=1)
     parser.add_argument("--dp-size", type=int, default=1)
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--metrics", action="store_true")
     args, _ = parser.parse_known_args()
     for step in range(3):
         print(f"INFO: loading shard {step + 1} of 3", file=sys.stderr, flush=True)
@@ -208,7 +222,7 @@ def main():
         "vllm": lambda: Completions(args.context, [Rank(number, args) for number in range(args.data_parallel_size)]),
         "trtllm": lambda: Completions(args.context),
         "sglang": lambda: Sglang(args.context, args),
-        "llama": lambda: Llama(args.context, args.say),
+        "llama": lambda: Llama(args.context, args.say, args.metrics),
         "llama_cpp.server": lambda: LlamaCppPython(args.context),
     }
     asyncio.run(Stand(args, apis[args.api]()).run())

@@ -6,13 +6,23 @@ import chat
 from api import Api
 from model import OWN_EOS, Guide, Options, Refused, bad_request, guided_text, sample
 
-# `vllm:cache_config_info` of vLLM 0.32.0, shortened: a line for each rank, with the blocks of all of them.
-VLLM_METRICS = """# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
-# TYPE vllm:cache_config_info gauge
+# Some metrics of vLLM 0.32.0, each with a series for a rank; `vllm:cache_config_info` is shortened, and has the blocks of all ranks.
+VLLM_METRICS = """# HELP python_info Python platform information
+# TYPE python_info gauge
+python_info{implementation="CPython",major="3",minor="11",patchlevel="7",version="3.11.7"} 1.0
+# HELP process_resident_memory_bytes Resident memory size in bytes.
+# TYPE process_resident_memory_bytes gauge
+process_resident_memory_bytes 1.048576e+09
 """
-VLLM_CACHE = """vllm:cache_config_info{{block_size="{size}",cache_dtype="auto",enable_prefix_caching="True",engine="{rank}",\
-num_gpu_blocks="{blocks}",prefix_caching_hash_algo="sha256"}} 1.0
-"""
+VLLM_FAMILIES = {
+    "vllm:num_requests_running": ("gauge", "Number of requests in model execution batches."),
+    "vllm:num_requests_waiting": ("gauge", "Number of requests waiting to be processed."),
+    "vllm:kv_cache_usage_perc": ("gauge", "KV-cache usage. 1 means 100 percent usage."),
+    "vllm:prompt_tokens_total": ("counter", "Number of prefill tokens processed."),
+    "vllm:prompt_tokens_created": ("gauge", "Number of prefill tokens processed."),
+    "vllm:iteration_tokens_total": ("histogram", "Histogram of number of tokens per engine_step."),
+    "vllm:cache_config_info": ("gauge", "Information of the LLMEngine CacheConfig"),
+}
 VLLM_BLOCKS = 2048
 
 
@@ -53,14 +63,32 @@ class Completions(Api):
 
     def get(self, path):
         if path == "/metrics" and self.is_vllm:
-            blocks = VLLM_BLOCKS * len(self.ranks)
-            size = self.ranks[0].blocks.size
-            lines = [VLLM_CACHE.format(rank=rank, size=size, blocks=blocks) for rank in range(len(self.ranks))]
-            return VLLM_METRICS + "".join(lines)
+            return self.metrics()
         models = super().get(path)
         if not self.is_vllm:
             del models["data"][0]["max_model_len"]
         return models
+
+    def metrics(self):
+        text = VLLM_METRICS
+        for name, (kind, about) in VLLM_FAMILIES.items():
+            text += f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
+            for number, rank in enumerate(self.ranks):
+                labels, scheduled = f'engine="{number}",model_name="m"', rank.scheduled
+                # A block of each rank is never given out.
+                usage = scheduled.blocks(rank.blocks.size) / (VLLM_BLOCKS - 1)
+                cache = f'block_size="{rank.blocks.size}",cache_dtype="auto",enable_prefix_caching="True",engine="{number}"'
+                buckets = [f'{name}_bucket{{engine="{number}",le="{le}",model_name="m"}} 1.0\n' for le in ("1.0", "8.0", "+Inf")]
+                text += {
+                    "vllm:num_requests_running": f"{name}{{{labels}}} {len(scheduled.running):.1f}\n",
+                    "vllm:num_requests_waiting": f"{name}{{{labels}}} {len(scheduled.waiting):.1f}\n",
+                    "vllm:kv_cache_usage_perc": f"{name}{{{labels}}} {usage}\n",
+                    "vllm:prompt_tokens_total": f"{name}{{{labels}}} {scheduled.prompt_tokens:.1f}\n",
+                    "vllm:prompt_tokens_created": f"{name}{{{labels}}} 1.79536330057e+09\n",
+                    "vllm:iteration_tokens_total": f"{name}_sum{{{labels}}} 1.0\n{''.join(buckets)}{name}_count{{{labels}}} 1.0\n",
+                    "vllm:cache_config_info": f'{name}{{{cache},num_gpu_blocks="{VLLM_BLOCKS * len(self.ranks)}"}} 1.0\n',
+                }[name]
+        return text
 
     async def answer(self, path, headers, body, pace, send):
         if path == chat.PATH:
@@ -88,10 +116,13 @@ class Completions(Api):
         guide = Guide(guided_text(asked.get("regex"), schema, asked.get("choice")))
         salt = body.get("cache_salt")
         cached = rank.blocks.cached(prompt, salt) if rank else self.cached(prompt)
+        if rank:
+            await rank.scheduled.enter(len(prompt))
         while reason is None:
             await pace()
             if rank:
                 rank.blocks.store(prompt + generated, salt)
+                rank.scheduled.hold(len(prompt) + len(generated))
             token, ranked = sample(prompt, generated, options, guide)
             kept_away = self.kept_away(body) if len(generated) < body.get("min_tokens", 0) else ()
             if token in kept_away:

@@ -139,11 +139,42 @@ class Connector:
         return answer == b"blocks\n"
 
 
+class Scheduled:
+    """The requests that are computed, each with its tokens, and those that wait. Each is a task, and is gone when that is done."""
+
+    def __init__(self, most):
+        self.most, self.running, self.waiting, self.prompt_tokens = most, {}, [], 0
+
+    async def enter(self, tokens):
+        """Waits for a place."""
+        task = asyncio.current_task()
+        task.add_done_callback(self.leave)
+        self.waiting.append(task)
+        while len(self.running) >= self.most:
+            await asyncio.sleep(0.001)
+        self.waiting.remove(task)
+        self.prompt_tokens += tokens
+        self.hold(tokens)
+
+    def hold(self, tokens):
+        self.running[asyncio.current_task()] = tokens
+
+    def leave(self, task):
+        self.running.pop(task, None)
+        if task in self.waiting:
+            self.waiting.remove(task)
+
+    def blocks(self, size):
+        """Those that hold what is computed now. What is cached beside it is free."""
+        return sum(-(-tokens // size) for tokens in self.running.values())
+
+
 class Rank:
     """A data-parallel rank of vLLM."""
 
     def __init__(self, number, args):
         self.blocks = Blocks(number, args.block_size, json.loads(args.kv_events_config))
+        self.scheduled = Scheduled(args.max_num_seqs)
         config = args.kv_transfer_config
         self.connector = Connector(config, args.fault, number) if config else None
 

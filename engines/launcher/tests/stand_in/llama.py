@@ -14,6 +14,19 @@ PIECES = {
 IS_FULL = {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}
 
 
+# Some metrics of llama-server, which are there with `--metrics`.
+METRICS = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total {prompt_tokens}
+# HELP llamacpp:requests_processing Number of requests processing.
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing {processing}
+# HELP llamacpp:requests_deferred Number of requests deferred.
+# TYPE llamacpp:requests_deferred gauge
+llamacpp:requests_deferred 0
+"""
+
+
 class IsFull(Exception):
     pass
 
@@ -58,8 +71,9 @@ class Llama(Api):
 
     path = ("/completion", "/tokenize", "/apply-template", "/v1/completions", "/v1/chat/completions")
 
-    def __init__(self, context, say):
+    def __init__(self, context, say, has_metrics):
         super().__init__(context)
+        self.has_metrics, self.prompt_tokens = has_metrics, 0
         self.cache = SharedCache(context)
         self.say = [int(token) for token in say.split(",")] if say else []
         self.words = [*self.say, OWN_EOS]
@@ -67,6 +81,8 @@ class Llama(Api):
     def get(self, path):
         if path == "/props":
             return {"default_generation_settings": {"n_ctx": self.context}, "total_slots": 4}
+        if path == "/metrics" and self.has_metrics:
+            return METRICS.format(prompt_tokens=self.prompt_tokens, processing=len(self.cache.held))
         raise Refused(404, {"error": {"code": 404, "message": "File Not Found", "type": "not_found_error"}})
 
     async def answer(self, path, headers, body, pace, send):
@@ -136,6 +152,7 @@ class Llama(Api):
         cached = self.cached(prompt)
         timings = {"cache_n": cached, "prompt_n": len(prompt) - cached}
         counts = {"tokens_evaluated": len(prompt)}
+        self.prompt_tokens += len(prompt)
         while (max_tokens < 0 or len(generated) < max_tokens) and len(prompt) + len(generated) < self.context:
             self.cache.hold(who, len(prompt) + len(generated))
             await pace()

@@ -6,8 +6,11 @@ import sys
 
 import chat
 from api import Api
-from kv import Blocks
+from kv import Blocks, Scheduled
 from model import OWN_EOS, Guide, Options, Refused, bad_request, guided_text, logits, ranking, sample
+
+# What the KV cache of a rank holds.
+TOKENS = 131072
 
 
 def told(ranked, prompt, generated, options):
@@ -54,12 +57,27 @@ class Sglang(Api):
         config = json.loads(args.kv_events_config)
         self.size = args.page_size
         self.ranks = [RadixBlocks(rank, self.size, config) for rank in range(args.dp_size)]
+        self.scheduled = [Scheduled(args.max_num_seqs) for _ in self.ranks]
 
     def get(self, path):
+        if path == "/v1/loads?include=core":
+            return {"version": "0.5.23", "loads": [self.load(rank) for rank in range(self.rank_count)]}
         if path == "/server_info":
             ranks = {"dp_size": self.rank_count, "attn_dp_size": 1}
-            return {**ranks, "page_size": self.size, "max_total_num_tokens": 131072, "max_req_input_len": self.context - 6, "version": "0.5.23"}
+            return {**ranks, "page_size": self.size, "max_total_num_tokens": TOKENS, "max_req_input_len": self.context - 6, "version": "0.5.23"}
         return super().get(path)
+
+    def load(self, rank):
+        scheduled = self.scheduled[rank]
+        used = scheduled.blocks(self.size) * self.size
+        return {
+            "dp_rank": rank,
+            "num_running_reqs": len(scheduled.running),
+            "num_waiting_reqs": len(scheduled.waiting),
+            "num_used_tokens": used,
+            "max_total_num_tokens": TOKENS,
+            "token_usage": used / TOKENS,
+        }
 
     def check(self, prompt, max_tokens):
         if len(prompt) >= self.context - 6:
@@ -91,8 +109,10 @@ class Sglang(Api):
         blocks.store(prompt, salt)
         stop_ids = [] if params.get("ignore_eos") else [*params.get("stop_token_ids", []), OWN_EOS]
         guide = Guide(guided_text(params.get("regex"), params.get("json_schema")))
+        await self.scheduled[rank].enter(len(prompt))
         while reason is None:
             await pace()
+            self.scheduled[rank].hold(len(prompt) + len(generated))
             token, ranked = sample(prompt, generated, options, guide)
             ranked = told(ranked, prompt, generated, options)
             # The model's own end too, ignored or not.

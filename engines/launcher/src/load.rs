@@ -1,0 +1,246 @@
+//! [`ServerLoad`]: how busy a launched server is, as the worker publishes it. The requests that were sent to it are counted here, at
+//! once; how many of them wait inside, and how full its KV cache is, the server says by itself and is asked every second. That
+//! never holds a request up and ends nothing: what a server has not said for a while is not known any more.
+
+mod figures;
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::EngineConfig;
+use genset_backend_common::handles::{Load, LoadPublisher};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::dialect::Dialect;
+use crate::http::{Client, HttpError};
+use figures::{Figures, KvBlocks, RankLoads};
+
+/// How often a server is asked, and for how long it is believed.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// How long it is left alone after an answer.
+    pause: Duration,
+    /// How much longer, where nothing happens. Together that is how old what it says may become.
+    quiet: Duration,
+    /// How long an answer may take.
+    answer: Duration,
+    /// How long what it said counts.
+    stale: Duration,
+}
+
+/// Often enough for those who route by it. To put its metrics together costs a Python server milliseconds.
+const PACE: Pace = Pace {
+    pause: Duration::from_millis(500),
+    quiet: Duration::from_millis(500),
+    answer: Duration::from_secs(3),
+    stale: Duration::from_secs(5),
+};
+
+/// The load of the servers of one engine, one after the other.
+#[derive(Debug)]
+pub(crate) struct ServerLoad {
+    dialect: Dialect,
+    publisher: LoadPublisher,
+    pace: Pace,
+    known: Mutex<Known>,
+    /// The server is to be asked without waiting for its time: it was idle and is busy, or the other way around.
+    due: Notify,
+}
+
+/// What a load is put together from.
+#[derive(Debug, Default)]
+struct Known {
+    /// Requests from the call of the engine to the end of their stream.
+    inside: u32,
+    /// Those of them that wait here for room in the server.
+    held_back: u32,
+    /// Whether all of them came to a server that was idle, and none has been answered yet.
+    is_waking: bool,
+    /// How many the server computes at once, where it tells.
+    most: Option<u32>,
+    /// As the engine declared them.
+    total_blocks: Option<u64>,
+    /// What the server said last, and when.
+    figures: Option<(Instant, Figures)>,
+}
+
+impl Known {
+    fn load(&self) -> Load {
+        let figures = self.figures.map(|(_, figures)| figures);
+        let waiting = figures.map_or(0, |figures| figures.waiting);
+        let too_many = self.most.map_or(0, |most| self.inside.saturating_sub(most));
+        let waiting = waiting
+            .saturating_add(self.held_back)
+            .max(too_many)
+            .min(self.inside);
+        let blocks = figures.and_then(|figures| figures.blocks);
+        Load {
+            running_requests: self.inside - waiting,
+            waiting_requests: waiting,
+            kv_used_blocks: blocks.map_or(0, |blocks| blocks.used),
+            kv_total_blocks: blocks.map_or(0, |blocks| blocks.total),
+            ..Load::default()
+        }
+    }
+}
+
+impl ServerLoad {
+    pub(crate) fn new(dialect: Dialect, publisher: LoadPublisher) -> Self {
+        Self {
+            dialect,
+            publisher,
+            pace: PACE,
+            known: Mutex::default(),
+            due: Notify::new(),
+        }
+    }
+
+    /// Takes what the engine declared of a server that has not been asked anything yet: nothing of its KV cache is in use.
+    pub(crate) fn started(&self, declared: &EngineConfig) {
+        let blocks = declared.kv_total_blocks;
+        let unused = blocks.map(|total| KvBlocks { used: 0, total });
+        self.change(|known| {
+            known.most = declared.max_num_seqs;
+            known.total_blocks = blocks;
+            let idle = Figures {
+                waiting: 0,
+                blocks: None,
+            };
+            let (_, figures) = known.figures.get_or_insert((Instant::now(), idle));
+            figures.blocks = figures.blocks.or(unused);
+        });
+    }
+
+    /// Counts a request until what this gives is dropped.
+    pub(crate) fn count(self: &Arc<Self>) -> Counted {
+        self.change(|known| {
+            known.is_waking |= known.inside == 0;
+            known.inside = known.inside.saturating_add(1);
+        });
+        Counted(Arc::clone(self))
+    }
+
+    /// Asks a server that serves, again and again. When this is dropped, the server is gone, and with it what it said.
+    ///
+    /// # Cancel safety
+    /// An answer under way is lost.
+    pub(crate) async fn follow(&self, client: &Client) -> Infallible {
+        let _forgets = Forgets(self);
+        loop {
+            let _ = timeout(self.pace.quiet, self.due.notified()).await;
+            if let Some(figures) = self.ask(client).await {
+                self.change(|known| known.figures = Some((Instant::now(), figures)));
+            }
+            self.expire();
+            sleep(self.pace.pause).await;
+        }
+    }
+
+    async fn ask(&self, client: &Client) -> Option<Figures> {
+        match self.dialect {
+            Dialect::Vllm => Figures::of_vllm(&self.metrics(client).await?),
+            Dialect::LlamaServer => Figures::of_llama(&self.metrics(client).await?),
+            Dialect::Sglang => {
+                let loads = client.get::<RankLoads>("/v1/loads?include=core");
+                let loads = self.in_time(loads).await?;
+                loads.figures(self.known.lock().total_blocks)
+            }
+            // They tell nothing, or not unless they were told to.
+            Dialect::Trtllm | Dialect::LlamaCppPython => pending().await,
+        }
+    }
+
+    async fn metrics(&self, client: &Client) -> Option<String> {
+        self.in_time(client.text("/metrics")).await
+    }
+
+    /// What is answered in time; what else is, is no fault of the server's: its health is asked elsewhere.
+    async fn in_time<T>(&self, asked: impl Future<Output = Result<T, HttpError>>) -> Option<T> {
+        match timeout(self.pace.answer, asked).await {
+            Ok(Ok(answer)) => Some(answer),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "the server does not tell its load");
+                None
+            }
+            Err(_) => {
+                tracing::debug!("the server does not tell its load in time");
+                None
+            }
+        }
+    }
+
+    /// Forgets what was said too long ago.
+    fn expire(&self) {
+        self.change(|known| {
+            let figures = &mut known.figures;
+            figures.take_if(|(at, _)| at.elapsed() >= self.pace.stale);
+        });
+    }
+
+    /// Publishes a change before another is made.
+    fn change(&self, change: impl FnOnce(&mut Known)) {
+        let mut known = self.known.lock();
+        change(&mut known);
+        self.publisher.publish(known.load());
+    }
+}
+
+/// Forgets what a server said, once it is gone.
+struct Forgets<'a>(&'a ServerLoad);
+
+impl Drop for Forgets<'_> {
+    fn drop(&mut self) {
+        self.0.change(|known| known.figures = None);
+    }
+}
+
+/// A request that is counted until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Counted(Arc<ServerLoad>);
+
+impl Counted {
+    /// The server has answered something. Where it was idle, what it says of itself is of before.
+    pub(crate) fn begun(&self) {
+        if std::mem::take(&mut self.0.known.lock().is_waking) {
+            self.0.due.notify_one();
+        }
+    }
+
+    /// The request waits here until what this gives is dropped.
+    pub(crate) fn held_back(&self) -> HeldBack<'_> {
+        self.0
+            .change(|known| known.held_back = known.held_back.saturating_add(1));
+        HeldBack(&self.0)
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut is_idle = false;
+        self.0.change(|known| {
+            known.inside = known.inside.saturating_sub(1);
+            is_idle = known.inside == 0;
+        });
+        if is_idle {
+            self.0.due.notify_one();
+        }
+    }
+}
+
+/// A request that waits until this is dropped.
+#[derive(Debug)]
+pub(crate) struct HeldBack<'a>(&'a ServerLoad);
+
+impl Drop for HeldBack<'_> {
+    fn drop(&mut self) {
+        self.0
+            .change(|known| known.held_back = known.held_back.saturating_sub(1));
+    }
+}
+
+#[cfg(test)]
+mod tests;
