@@ -86,6 +86,12 @@ impl MetricsRegistry {
         self.registry.lock().register_collector(Box::new(collector));
     }
 
+    /// As [`register_collector`](Self::register_collector), for metrics that are shown where operators look, and not on ports for
+    /// everybody.
+    pub fn register_private_collector(&self, collector: impl Collector) {
+        self.private.lock().register_collector(Box::new(collector));
+    }
+
     /// Every metric in the OpenMetrics text format, for those who run the process.
     #[must_use]
     pub fn encode(&self) -> String {
@@ -299,9 +305,32 @@ impl HealthReporter {
 
 #[cfg(test)]
 mod tests {
-    use prometheus_client::metrics::gauge::Gauge;
+    use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+    use prometheus_client::metrics::MetricType;
+    use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 
     use super::*;
+
+    #[derive(Debug)]
+    struct One(&'static str);
+
+    impl Collector for One {
+        fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+            let metric = encoder.encode_descriptor(self.0, "One.", None, MetricType::Gauge)?;
+            ConstGauge::new(1i64).encode(metric)
+        }
+    }
+
+    #[test]
+    fn private_collectors_are_for_operators_alone() {
+        let registry = MetricsRegistry::default();
+        registry.register_collector(One("shown"));
+        registry.register_private_collector(One("private"));
+        let (all, public) = (registry.encode(), registry.encode_public());
+        assert!(all.contains("shown 1\n") && all.contains("private 1\n"));
+        assert!(public.contains("shown 1\n") && !public.contains("private"));
+        assert!(all.ends_with("# EOF\n") && all.matches("# EOF").count() == 1);
+    }
 
     #[test]
     fn a_help_text_stays_on_its_line() {
