@@ -126,7 +126,10 @@ const SGLANG: Flags = Flags {
     key: KeyPlace::File("config"),
     reserved: &["api-key", "config"],
     refused: &[("tool-call-parser", CALLS_STAY)],
-    defaults: &[("log-level-http", Some("warning"))],
+    defaults: &[
+        ("log-level-http", Some("warning")),
+        ("enable-metrics", None),
+    ],
     extra: ExtraStyle::DashesNoFalse,
 };
 

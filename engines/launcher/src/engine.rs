@@ -110,7 +110,7 @@ impl LauncherEngine {
         }
         #[cfg(feature = "kv-events")]
         let followers = Arc::default();
-        let load = Arc::new(ServerLoad::new(dialect, ctx.load.clone()));
+        let load = Arc::new(ServerLoad::new(dialect, ctx));
         let program = Launch {
             config: config.clone(),
             plan,

@@ -37,6 +37,7 @@ mod load;
 mod ports;
 mod probe;
 mod ranks;
+mod repeated;
 mod room;
 mod server;
 mod sse;

@@ -1,6 +1,7 @@
 //! [`ServerLoad`]: how busy a launched server is, as the worker publishes it. The requests that were sent to it are counted here, at
 //! once; how many of them wait inside, and how full its KV cache is, the server says by itself and is asked every second. That
-//! never holds a request up and ends nothing: what a server has not said for a while is not known any more.
+//! never holds a request up and ends nothing: what a server has not said for a while is not known any more. The metrics that it
+//! tells on the way are [`Repeated`].
 
 mod figures;
 
@@ -9,14 +10,15 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::EngineConfig;
 use genset_backend_common::handles::{Load, LoadPublisher};
+use genset_backend_common::{EngineConfig, StartContext};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::dialect::Dialect;
 use crate::http::{Client, HttpError};
+use crate::repeated::{Repeated, Source};
 use figures::{Figures, KvBlocks, RankLoads};
 
 /// How often a server is asked, and for how long it is believed.
@@ -30,6 +32,8 @@ struct Pace {
     answer: Duration,
     /// How long what it said counts.
     stale: Duration,
+    /// How long its metrics are shown.
+    shown: Duration,
 }
 
 /// Often enough for those who route by it. To put its metrics together costs a Python server milliseconds.
@@ -38,7 +42,11 @@ const PACE: Pace = Pace {
     quiet: Duration::from_millis(500),
     answer: Duration::from_secs(3),
     stale: Duration::from_secs(5),
+    shown: Duration::from_secs(20),
 };
+
+/// SGLang tells its load apart from its metrics, and puts these together out of files. It is asked for them each time of so many.
+const SGLANG_METRICS_EVERY: u32 = 5;
 
 /// The load of the servers of one engine, one after the other.
 #[derive(Debug)]
@@ -47,6 +55,8 @@ pub(crate) struct ServerLoad {
     publisher: LoadPublisher,
     pace: Pace,
     known: Mutex<Known>,
+    /// `None` of a server that has no metrics.
+    repeated: Option<Repeated>,
     /// The server is to be asked without waiting for its time: it was idle and is busy, or the other way around.
     due: Notify,
 }
@@ -89,12 +99,14 @@ impl Known {
 }
 
 impl ServerLoad {
-    pub(crate) fn new(dialect: Dialect, publisher: LoadPublisher) -> Self {
+    pub(crate) fn new(dialect: Dialect, ctx: &StartContext) -> Self {
+        let source = Source::of(dialect);
         Self {
             dialect,
-            publisher,
+            publisher: ctx.load.clone(),
             pace: PACE,
             known: Mutex::default(),
+            repeated: source.map(|source| Repeated::registered(source, &ctx.metrics)),
             due: Notify::new(),
         }
     }
@@ -130,10 +142,14 @@ impl ServerLoad {
     /// An answer under way is lost.
     pub(crate) async fn follow(&self, client: &Client) -> Infallible {
         let _forgets = Forgets(self);
+        let mut rounds = (0..SGLANG_METRICS_EVERY).cycle();
         loop {
             let _ = timeout(self.pace.quiet, self.due.notified()).await;
             if let Some(figures) = self.ask(client).await {
                 self.change(|known| known.figures = Some((Instant::now(), figures)));
+            }
+            if self.dialect == Dialect::Sglang && rounds.next() == Some(0) {
+                drop(self.metrics(client).await);
             }
             self.expire();
             sleep(self.pace.pause).await;
@@ -154,8 +170,13 @@ impl ServerLoad {
         }
     }
 
+    /// Asks for its metrics, which are repeated from now on.
     async fn metrics(&self, client: &Client) -> Option<String> {
-        self.in_time(client.text("/metrics")).await
+        let metrics = self.in_time(client.text("/metrics")).await?;
+        if let Some(repeated) = &self.repeated {
+            repeated.tell(&metrics);
+        }
+        Some(metrics)
     }
 
     /// What is answered in time; what else is, is no fault of the server's: its health is asked elsewhere.
@@ -179,6 +200,9 @@ impl ServerLoad {
             let figures = &mut known.figures;
             figures.take_if(|(at, _)| at.elapsed() >= self.pace.stale);
         });
+        if let Some(repeated) = &self.repeated {
+            repeated.expire(self.pace.shown);
+        }
     }
 
     /// Publishes a change before another is made.
@@ -195,6 +219,9 @@ struct Forgets<'a>(&'a ServerLoad);
 impl Drop for Forgets<'_> {
     fn drop(&mut self) {
         self.0.change(|known| known.figures = None);
+        if let Some(repeated) = &self.0.repeated {
+            repeated.forget();
+        }
     }
 }
 

@@ -38,7 +38,7 @@ fn every_program_is_started_as_its_documentation_says() {
         ),
         (
             Dialect::Sglang,
-            "python3 -m sglang.launch_server --model-path /m/model --host 127.0.0.1 --log-level-http warning --port 8000",
+            "python3 -m sglang.launch_server --model-path /m/model --host 127.0.0.1 --log-level-http warning --enable-metrics --port 8000",
         ),
         (
             Dialect::Trtllm,

@@ -11,14 +11,15 @@ use crate::key::ApiKey;
 const LONG: Duration = Duration::from_secs(120);
 
 fn load(dialect: Dialect) -> (Arc<ServerLoad>, watch::Receiver<Load>) {
-    let publisher = LoadPublisher::default();
-    let published = publisher.subscribe();
-    let mut load = ServerLoad::new(dialect, publisher);
+    let ctx = StartContext::detached(1);
+    let published = ctx.load.subscribe();
+    let mut load = ServerLoad::new(dialect, &ctx);
     load.pace = Pace {
         pause: Duration::from_millis(5),
         quiet: Duration::from_millis(5),
         answer: Duration::from_millis(200),
         stale: Duration::from_millis(100),
+        shown: Duration::from_millis(100),
     };
     (Arc::new(load), published)
 }
@@ -151,6 +152,7 @@ async fn what_cannot_be_read_is_not_known_and_is_read_again() {
     let mut answers = vec![huge, broken, refused, odd, no_http];
     answers.push(answer(VLLM));
     follow(Dialect::Vllm, answers, (3, 1, 50, 100)).await;
-    let odd = vec![answer("[]"), answer("{\"loads\": 5}"), answer(SGLANG)];
+    let odd = ["[]", "no metrics", "{\"loads\": 5}", SGLANG];
+    let odd = odd.map(answer).to_vec();
     follow(Dialect::Sglang, odd, (3, 1, 50, 100)).await;
 }

@@ -212,6 +212,7 @@ def main():
     parser.add_argument("--dp-size", type=int, default=1)
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--metrics", action="store_true")
+    parser.add_argument("--enable-metrics", action="store_true")
     args, _ = parser.parse_known_args()
     for step in range(3):
         print(f"INFO: loading shard {step + 1} of 3", file=sys.stderr, flush=True)

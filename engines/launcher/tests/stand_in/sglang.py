@@ -9,6 +9,14 @@ from api import Api
 from kv import Blocks, Scheduled
 from model import OWN_EOS, Guide, Options, Refused, bad_request, guided_text, logits, ranking, sample
 
+# Some metrics of SGLang, which are there with `--enable-metrics`.
+METRICS = """# HELP sglang:prompt_tokens_total Number of prefill tokens processed.
+# TYPE sglang:prompt_tokens_total counter
+sglang:prompt_tokens_total{{model_name="m"}} {prompt_tokens:.1f}
+# HELP sglang:token_usage The token usage
+# TYPE sglang:token_usage gauge
+sglang:token_usage{{model_name="m"}} 0.28
+"""
 # What the KV cache of a rank holds.
 TOKENS = 131072
 
@@ -53,13 +61,15 @@ class Sglang(Api):
 
     def __init__(self, context, args):
         super().__init__(context)
-        self.is_incremental, self.rank_count = args.incremental, args.dp_size
+        self.is_incremental, self.rank_count, self.has_metrics = args.incremental, args.dp_size, args.enable_metrics
         config = json.loads(args.kv_events_config)
         self.size = args.page_size
         self.ranks = [RadixBlocks(rank, self.size, config) for rank in range(args.dp_size)]
         self.scheduled = [Scheduled(args.max_num_seqs) for _ in self.ranks]
 
     def get(self, path):
+        if path == "/metrics" and self.has_metrics:
+            return METRICS.format(prompt_tokens=sum(each.prompt_tokens for each in self.scheduled))
         if path == "/v1/loads?include=core":
             return {"version": "0.5.23", "loads": [self.load(rank) for rank in range(self.rank_count)]}
         if path == "/server_info":
