@@ -45,6 +45,7 @@ pub const TARGETS: &[Target] = &[
     target("kv_events", router::kv_events),
     target("lease_file", discovery::lease_file),
     target("messages", requests::messages),
+    target("metrics", launcher::metrics),
     target("payloads", wire::payloads),
     target("reasoning_parser", markup::reasoning_parser),
     target("responses", requests::responses),

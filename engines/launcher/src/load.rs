@@ -3,7 +3,7 @@
 //! never holds a request up and ends nothing: what a server has not said for a while is not known any more. The metrics that it
 //! tells on the way are [`Repeated`].
 
-mod figures;
+pub(crate) mod figures;
 
 use std::convert::Infallible;
 use std::future::pending;

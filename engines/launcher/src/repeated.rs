@@ -168,7 +168,9 @@ impl<'a> About<'a> {
                 (None, Some(rest)) => (&mut about.helps, rest),
                 (None, None) => continue,
             };
-            if let Some((name, text)) = rest.split_once(' ') {
+            if let Some((name, text)) = rest.split_once(' ')
+                && !name.is_empty()
+            {
                 of.entry(name).or_insert(text);
             }
         }
@@ -202,6 +204,7 @@ impl<'a> About<'a> {
             return None;
         }
         if let Some(family) = name.strip_suffix("_total")
+            && !family.is_empty()
             && (self.is(name, &["counter"]) || self.is(family, &["counter"]))
         {
             return Some((name, Part::Counter));

@@ -91,8 +91,15 @@ fn hostile_text_leaves_every_line_whole() {
     let metrics = "# HELP vllm:a One\\nbad \r\u{1} line \\\\ two\\\n# TYPE vllm:a gauge\n\
                    vllm:a{x=\"\\n# EOF\\n\",y=\"a\rb\"} 1\nvllm:a{x=\"1\",x=\"2\"} 1\nvllm:a{__name__=\"b\"} 1\n\
                    # EOF\n# TYPE\n# TYPE vllm:c\n# TYPE vllm:c counter\nvllm:c 1\nvllm:c_total NaN\nvllm:c_total -1\n\
-                   vllm:d{ 5\n}}\u{0}\"\nvllm:e\u{2028}f 1\nvllm:g{le=\"x\"} NaN\n";
+                   vllm:d{ 5\n}}\u{0}\"\nvllm:e\u{2028}f 1\nvllm:g{le=\"x\"} NaN\n\
+                   # TYPE  histogram\n_bucket{le=\"+Inf\"} 1\n# TYPE _total counter\n_total 1\n";
     let expected = [
+        "# HELP _bucket ",
+        "# TYPE _bucket gauge",
+        r#"_bucket{le="+Inf",server="vllm"} 1.0"#,
+        "# HELP _total ",
+        "# TYPE _total gauge",
+        r#"_total{server="vllm"} 1.0"#,
         r"# HELP vllm:a One bad    line \\ two\\",
         "# TYPE vllm:a gauge",
         r#"vllm:a{x="\n# EOF\n",y="a b"} 1.0"#,
