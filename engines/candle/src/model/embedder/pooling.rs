@@ -43,7 +43,10 @@ impl Pooling {
                 pooled.extend(first(rows));
                 for row in rows.chunks_exact(width).skip(1) {
                     for (most, number) in pooled[start..].iter_mut().zip(row) {
-                        *most = most.max(*number);
+                        // `f32::max` would pass over what is no number, and nobody would hear of it.
+                        if number.is_nan() || *number > *most {
+                            *most = *number;
+                        }
                     }
                 }
             }
@@ -103,5 +106,16 @@ mod tests {
             assert_eq!(alone, [1.0, -2.0], "{mode:?} of one");
         }
         assert_eq!(expected.map(|(mode, _)| mode), Pooling::ALL);
+    }
+
+    #[test]
+    fn the_largest_number_hides_none_that_is_not_one() {
+        for place in 0..3 {
+            let mut rows = [1.0, 2.0, 3.0];
+            rows[place] = f32::NAN;
+            let mut pooled = Vec::new();
+            Pooling::Max.pool(&rows, 1, &mut pooled);
+            assert!(pooled[0].is_nan(), "{place}: {pooled:?}");
+        }
     }
 }
