@@ -79,19 +79,32 @@ impl Queue {
         (running, self.requests.len() - running)
     }
 
-    /// Takes a request, or gives it back where too many sequences wait. One alone may have any number.
+    /// Takes a request, or gives it back where too many sequences wait. One alone may have any number, and those that nobody waits
+    /// for do not count. Between steps.
     pub(super) fn add(&mut self, request: Pending) -> Result<(), Pending> {
-        let waiting: usize = self.requests.iter().map(Pending::left).sum();
-        if waiting > 0 && waiting.saturating_add(request.left()) > self.max_waiting {
-            return Err(request);
+        if !self.has_room_for(&request) {
+            self.forget_left();
+            if !self.has_room_for(&request) {
+                return Err(request);
+            }
         }
         self.requests.push_back(request);
         Ok(())
     }
 
+    fn has_room_for(&self, request: &Pending) -> bool {
+        let waiting: usize = self.requests.iter().map(Pending::left).sum();
+        waiting == 0 || waiting.saturating_add(request.left()) <= self.max_waiting
+    }
+
+    /// Forgets requests that nobody waits for.
+    fn forget_left(&mut self) {
+        self.requests.retain(|request| !request.reply.is_closed());
+    }
+
     /// Chooses what the next step computes, and forgets requests that nobody waits for. Each sequence alone fits the room.
     pub(super) fn plan(&mut self) {
-        self.requests.retain(|request| !request.reply.is_closed());
+        self.forget_left();
         let (mut tokens, mut sequences) = (0, 0);
         loop {
             let mut took_one = false;
@@ -250,6 +263,17 @@ mod tests {
         assert!(queue.add(more).is_err());
         queue.plan();
         assert_eq!(queue.counts(), (1, 0));
+    }
+
+    #[test]
+    fn sequences_that_nobody_waits_for_keep_nobody_out() {
+        let (left, replied) = request(&[1; 8]);
+        let (waiting, _waiting_replied) = request(&[1; 2]);
+        let mut queue = queue(vec![left]);
+        drop(replied);
+        assert!(queue.add(waiting).is_ok());
+        let (more, _more_replied) = request(&[1; 7]);
+        assert!(queue.add(more).is_err(), "somebody waits for the two");
     }
 
     #[test]
