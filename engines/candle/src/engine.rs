@@ -347,7 +347,8 @@ impl Running {
     }
 }
 
-fn has_stopped() -> EngineError {
+/// The refusal of a request that came too late.
+pub(crate) fn has_stopped() -> EngineError {
     EngineError::new(
         ErrorKind::EngineShutdown,
         "the engine has stopped; send the request again",

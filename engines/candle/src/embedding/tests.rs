@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use futures_util::StreamExt;
 use genset_backend_common::output::Finished;
-use genset_backend_common::{ErrorKind, Output, TokenId, config::InputKind};
+use genset_backend_common::{Output, TokenId, config::InputKind};
 
 use super::loading::{LoadedEmbedder, MakeVectors};
 use super::*;
@@ -187,7 +187,18 @@ async fn a_failed_step_ends_its_request_and_a_model_that_computes_no_more_the_en
         assert!(answer(&engine, inputs(&[&[7]])).await.is_ok());
     }
     assert!(answer(&engine, inputs(&[&[3]])).await.is_err());
-    assert!(answer(&engine, inputs(&[&[7]])).await.is_err());
+    let late = answer(&engine, inputs(&[&[7]])).await.unwrap_err();
+    assert!(late.policy().is_retryable, "{late}");
     assert!(start.health.dead_reason().is_some());
     engine.cleanup().await.unwrap();
+}
+
+/// Whether it ended before it took the request or after, another instance may answer it.
+#[tokio::test]
+async fn a_thread_that_has_ended_is_no_fault_of_the_request() {
+    let (told, commands) = mpsc::channel(1);
+    drop(commands);
+    let error = ask(&told, Vec::new()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::EngineShutdown);
+    assert!(was_lost().policy().is_retryable);
 }
