@@ -1,5 +1,6 @@
 //! [`Guide`]: one sequence's place in its grammar.
 
+use std::convert::identity;
 use std::fmt;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -70,11 +71,14 @@ impl Guide {
     pub fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
         let is_end = self.is_end(token);
         let accepted = match &mut self.state {
-            State::Open(parser) => run(parser, |parser| consume(parser, token, is_end)),
-            State::Finished => Ok(is_end.then_some(true)),
+            State::Open(parser) => {
+                run(parser, |parser| consume(parser, token, is_end)).and_then(identity)
+            }
+            State::Finished if is_end => Ok(true),
+            State::Finished => Err(GuideError::NotAllowed { token }),
             State::Failed(error) => Err(error.clone()),
         };
-        match accepted.and_then(|accepted| accepted.ok_or(GuideError::NotAllowed { token })) {
+        match accepted {
             Ok(true) => self.state = State::Finished,
             Ok(false) => {}
             Err(error) => return Err(self.fail(error)),
@@ -106,18 +110,28 @@ impl Guide {
     }
 }
 
-/// Whether the text is over after `token`; `None` where it is not allowed.
-fn consume(parser: &mut TokenParser, token: TokenId, is_end: bool) -> anyhow::Result<Option<bool>> {
+/// Whether the text is over after `token`.
+fn consume(
+    parser: &mut TokenParser,
+    token: TokenId,
+    is_end: bool,
+) -> anyhow::Result<Result<bool, GuideError>> {
     let is_allowed = if is_end {
         parser.is_accepting()
     } else {
         parser.validate_token(token)?
     };
     if !is_allowed {
-        return Ok(None);
+        // A mask does not look into every token that it allows, so a limit may be reached within this one.
+        return Ok(Err(match parser.parser.get_error() {
+            Some(error) => GuideError::TooComplex {
+                reason: reason(&error.message()),
+            },
+            None => GuideError::NotAllowed { token },
+        }));
     }
     parser.consume_token(token)?;
-    Ok(Some(parser.check_stop()? || is_end))
+    Ok(Ok(parser.check_stop()? || is_end))
 }
 
 /// Panics in the grammar engine are errors of one guide.

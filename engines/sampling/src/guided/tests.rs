@@ -1,5 +1,7 @@
 //! Guided decoding from end to end: random walks through masks always spell a text of the language.
 
+mod limits;
+
 use genset_backend_common::{ErrorKind, GenerateRequest, GuidedDecoding, TokenId};
 use proptest::prelude::*;
 use regex::Regex;
