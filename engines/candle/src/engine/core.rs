@@ -25,7 +25,7 @@ use super::blocks;
 use super::forward::{Fetched, Forward, ForwardError, contained, fetch};
 use super::metrics::{Metrics, StepFigures, load};
 use super::readers::Readers;
-use super::sequence::{Active, Arrival, Choosing, Next};
+use super::sequence::{Active, Arrival, Choosing, Next, Unchosen};
 use super::speculation::Speculation;
 use super::transfer::Place;
 use crate::model::{SequenceRows, StepBatch};
@@ -358,7 +358,7 @@ impl Core {
             (choosing, logits)
         };
         let places: Vec<(Choosing, Vec<Fetched>)> = choosing.into_iter().map(with_places).collect();
-        let chosen: Vec<(Choosing, Result<Next, EngineError>)> = if has_rows {
+        let chosen: Vec<(Choosing, Result<Next, Unchosen>)> = if has_rows {
             places.into_par_iter().map(choose).collect()
         } else {
             places.into_iter().map(choose).collect()
@@ -386,7 +386,7 @@ impl Core {
     fn settle(
         &mut self,
         mut choosing: Choosing,
-        next: Result<Next, EngineError>,
+        next: Result<Next, Unchosen>,
         reports: &mut Vec<Report>,
     ) -> Delivery {
         match next {
@@ -419,16 +419,25 @@ impl Core {
                     end,
                 }
             }
-            Err(error) => {
+            Err(unchosen) => {
                 self.scheduler.cancel(choosing.id);
-                if error.kind() == ErrorKind::InvalidArgument {
-                    // Its grammar is at fault, and no number.
-                    tracing::debug!(%error, "a request failed in sampling");
-                } else {
-                    tracing::error!(%error, "a request failed in sampling");
-                    // What made the logits wrong may be in its KV blocks; nobody else shall begin with them.
-                    self.scheduler.clear_prefix_cache();
-                }
+                let error = match unchosen {
+                    Unchosen::Logits(error) => {
+                        tracing::error!(%error, "a request failed in sampling");
+                        // What made the logits wrong may be in its KV blocks; nobody else shall begin with them.
+                        self.scheduler.clear_prefix_cache();
+                        error
+                    }
+                    // Its grammar cannot go on.
+                    Unchosen::Guide(error) if error.kind() == ErrorKind::InvalidArgument => {
+                        tracing::debug!(%error, "a request failed in sampling");
+                        error
+                    }
+                    Unchosen::Guide(error) => {
+                        tracing::error!(%error, "a request failed in sampling");
+                        error
+                    }
+                };
                 Delivery {
                     choosing,
                     chunk: TokenChunk::default(),

@@ -105,6 +105,15 @@ impl Next {
     }
 }
 
+/// Why no token was chosen.
+#[derive(Debug)]
+pub(crate) enum Unchosen {
+    /// The logits are no good, or may not be, and what is in the sequence's KV blocks may be why.
+    Logits(EngineError),
+    /// The guide is at fault.
+    Guide(EngineError),
+}
+
 /// A request that chooses its next token in the step under way; behind each draft that it chooses, one more.
 #[derive(Debug)]
 pub(crate) struct Choosing {
@@ -167,20 +176,25 @@ impl Choosing {
 
     /// Chooses the token, and the one after it as long as the draft was that token. `logits` are those of each place. What goes
     /// wrong here, a panic included, is this request's failure alone.
-    pub(crate) fn choose(&mut self, logits: Vec<Fetched>) -> Result<Next, EngineError> {
+    pub(crate) fn choose(&mut self, logits: Vec<Fetched>) -> Result<Next, Unchosen> {
         let chosen = catch_unwind(AssertUnwindSafe(|| self.choose_all(logits)));
         let next = chosen.unwrap_or_else(|_| {
-            Err(EngineError::internal(
+            // Guides keep their panics to themselves.
+            Err(Unchosen::Logits(EngineError::internal(
                 "choosing a token panicked; please report it",
-            ))
+            )))
         })?;
         self.count_predictions(&next.chunk);
         Ok(next)
     }
 
-    fn choose_all(&mut self, logits: Vec<Fetched>) -> Result<Next, EngineError> {
+    fn choose_all(&mut self, logits: Vec<Fetched>) -> Result<Next, Unchosen> {
         let mut logits = logits.into_iter();
-        let none = || EngineError::internal("the model gave no logits for a sequence");
+        let none = || {
+            Unchosen::Logits(EngineError::internal(
+                "the model gave no logits for a sequence",
+            ))
+        };
         let mut next = self.choose_one(logits.next().ok_or_else(none)?)?;
         for (place, logits) in logits.enumerate() {
             let is_drafted =
@@ -198,9 +212,11 @@ impl Choosing {
         Ok(next)
     }
 
-    fn choose_one(&mut self, logits: Fetched) -> Result<Next, EngineError> {
-        let sampled = self.sample(logits)?;
-        self.active.accept(sampled)
+    fn choose_one(&mut self, logits: Fetched) -> Result<Next, Unchosen> {
+        let mask = self.mask.take().transpose().map_err(Unchosen::Guide)?;
+        let sampled = self.sample(logits, mask.as_ref());
+        let sampled = sampled.map_err(Unchosen::Logits)?;
+        self.active.accept(sampled).map_err(Unchosen::Guide)
     }
 
     /// Drafts are accepted that stand in the answer.
@@ -215,12 +231,13 @@ impl Choosing {
         self.active.predictions.add(self.predictions);
     }
 
-    fn sample(&mut self, logits: Fetched) -> Result<Sampled, EngineError> {
-        let mask = self.mask.take().transpose()?;
+    fn sample(
+        &mut self,
+        logits: Fetched,
+        mask: Option<&TokenMask>,
+    ) -> Result<Sampled, EngineError> {
         match logits {
-            Fetched::Logits(mut logits) => {
-                Ok(self.active.sampler.sample(&mut logits, mask.as_ref())?)
-            }
+            Fetched::Logits(mut logits) => Ok(self.active.sampler.sample(&mut logits, mask)?),
             Fetched::Best(token) => Ok(Sampled {
                 token,
                 logprob: None,
@@ -241,4 +258,54 @@ pub(crate) struct Arrival {
     pub(crate) root: Option<BlockHash>,
     pub(crate) adapter: Option<Arc<LoadedAdapter>>,
     pub(crate) active: Box<Active>,
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::{ErrorKind, GenerateRequest, GuidedDecoding, RequestContext};
+    use genset_sampling::guided::GuideFactory;
+
+    use super::super::mailbox::mailbox;
+    use super::*;
+
+    /// Of a model with the tokens "a" and "b", of which no end is known.
+    fn guide(text: &str) -> Guide {
+        let tokenizer = br#"{"decoder": {"type": "ByteLevel"}, "added_tokens": [],
+            "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}}"#;
+        let guides = GuideFactory::try_new(tokenizer, 2, &[]).unwrap();
+        let guided = GuidedDecoding::Choice(vec![text.into()]);
+        guides.compile(&guided).unwrap()
+    }
+
+    fn choosing(guide: Option<Guide>) -> Choosing {
+        let request = GenerateRequest::from_tokens("m", vec![0]);
+        let (outlet, _) = mailbox(RequestContext::new("r"), Box::new(|| {}));
+        let active = Active {
+            outlet,
+            sampler: Sampler::try_new(&request, 2, 0).unwrap(),
+            guide,
+            stop: request.stop,
+            max_tokens: 9,
+            prefill: None,
+            receives: None,
+            predictions: PredictionTokens::default(),
+        };
+        let mut choosing = Choosing::new(SequenceId(1), Box::new(active), Vec::new());
+        choosing.compute_mask();
+        choosing
+    }
+
+    /// What others have cached is in doubt with the logits alone.
+    #[test]
+    fn a_guide_that_fails_is_told_from_logits_that_are_no_good() {
+        let chosen = choosing(None).choose(vec![Fetched::Logits(vec![f32::NAN, 0.0])]);
+        assert!(matches!(chosen, Err(Unchosen::Logits(_))), "{chosen:?}");
+        let mut failed = guide("ab");
+        failed.accept(1).unwrap_err();
+        let chosen = choosing(Some(failed)).choose(vec![Fetched::Logits(vec![1.0, 0.0])]);
+        let Err(Unchosen::Guide(error)) = chosen else {
+            panic!("{chosen:?}")
+        };
+        assert_eq!(error.kind(), ErrorKind::Internal);
+    }
 }
