@@ -213,6 +213,10 @@ impl Choosing {
     }
 
     fn choose_one(&mut self, logits: Fetched) -> Result<Next, Unchosen> {
+        if self.active.guide.as_ref().is_some_and(Guide::is_finished) {
+            // The tokens that the request came with are all of its text.
+            return Ok(Next::end(TokenChunk::default(), Finish::stop()));
+        }
         let mask = self.mask.take().transpose().map_err(Unchosen::Guide)?;
         let sampled = self.sample(logits, mask.as_ref());
         let sampled = sampled.map_err(Unchosen::Logits)?;
@@ -307,5 +311,17 @@ mod tests {
             panic!("{chosen:?}")
         };
         assert_eq!(error.kind(), ErrorKind::Internal);
+    }
+
+    /// Of the model's ends none may be known, so that there would be nothing to choose.
+    #[test]
+    fn a_text_that_is_complete_already_ends_as_it_would_have() {
+        let mut complete = guide("ab");
+        complete.accept(0).unwrap();
+        complete.accept(1).unwrap();
+        let chosen = choosing(Some(complete)).choose(vec![Fetched::Logits(vec![1.0, 0.0])]);
+        let next = chosen.unwrap();
+        assert_eq!(next.outcome, Outcome::Finished);
+        assert!(next.end.is_some() && next.chunk.token_ids.is_empty());
     }
 }
