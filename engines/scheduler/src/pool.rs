@@ -337,7 +337,6 @@ impl KvBlockPool {
     }
 
     /// How many sequences hold the block.
-    #[cfg(test)]
     pub(crate) fn holders(&self, id: BlockId) -> u32 {
         self.blocks[id.index()].holders
     }

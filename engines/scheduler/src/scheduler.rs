@@ -441,34 +441,33 @@ impl Scheduler {
                 return planning.schedule(rank.2, sequence, tokens);
             }
             // The sequence itself is among them, so the loop ends.
-            self.preempt(planning, |_, _| true);
+            let running = self.running.iter();
+            let first = running.max_by_key(|(rank, sequence)| yield_order(rank, sequence));
+            let Some(first) = first.map(|(rank, _)| *rank) else {
+                return;
+            };
+            self.preempt(first, planning);
         }
     }
 
-    /// Takes the blocks of a running sequence that may yield, and its rows out of the step: of one whose reader is behind, else
-    /// of the lowest rank. Whether there was one.
-    fn preempt(
-        &mut self,
-        planning: &mut Planning,
-        may_yield: impl Fn(&Rank, &Sequence) -> bool,
-    ) -> bool {
-        let running = self.running.iter();
-        let yielding = running.filter(|(rank, sequence)| may_yield(rank, sequence));
-        let victim = yielding.max_by_key(|(rank, sequence)| (sequence.is_paused, **rank));
-        let victim = victim.map(|(rank, _)| *rank);
-        let Some((victim, mut sequence)) = victim.and_then(|it| self.running.remove_entry(&it))
-        else {
-            return false;
+    /// Takes the blocks of a running sequence, and its rows out of the step.
+    fn preempt(&mut self, rank: Rank, planning: &mut Planning) {
+        let Some(mut sequence) = self.running.remove(&rank) else {
+            return;
         };
         planning.budget += sequence.planned;
-        planning.step.rows.retain(|row| row.id != victim.2);
-        planning.step.receiving.retain(|id| *id != victim.2);
-        planning.step.preempted.push(victim.2);
+        planning.step.rows.retain(|row| row.id != rank.2);
+        planning.step.receiving.retain(|id| *id != rank.2);
+        planning.step.preempted.push(rank.2);
         self.pool.release(&sequence.give_up_blocks());
-        self.waiting.insert(victim, sequence);
+        self.waiting.insert(rank, sequence);
         self.preemptions += 1;
-        true
     }
+}
+
+/// Larger for those that lose their blocks before others: one whose reader is behind, else the lowest rank.
+fn yield_order(rank: &Rank, sequence: &Sequence) -> (bool, Rank) {
+    (sequence.is_paused, *rank)
 }
 
 mod admission;

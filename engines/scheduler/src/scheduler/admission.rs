@@ -1,6 +1,9 @@
 //! Admission: how a sequence that waits gets a place and blocks, and who yields to it.
 
-use super::{Planning, Rank, Scheduler};
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use super::{Planning, Rank, Scheduler, yield_order};
 use crate::pool::BlockId;
 use crate::sequence::Sequence;
 
@@ -25,38 +28,81 @@ impl Scheduler {
         true
     }
 
-    /// Makes room for a sequence that waits: a place among the running ones, and blocks for all its tokens.
+    /// Makes room for a sequence that waits: a place among the running ones, and blocks for all its tokens. Where it would not fit
+    /// even if all who may yield to it did, nobody does.
     fn make_room(
         &mut self,
         rank: Rank,
         sequence: &Sequence,
         planning: &mut Planning,
     ) -> Option<Room> {
-        while self.running.len() >= self.limits.max_num_seqs {
-            if !self.preempt_for(rank, planning) {
-                return None;
-            }
-        }
+        let yielding = self.yielding_to(rank);
+        let places = (self.running.len() + 1).saturating_sub(self.limits.max_num_seqs);
+        let for_places = yielding.get(..places)?;
         let mut blocks = sequence.find_prefix(&self.pool);
         let reused = blocks.len();
         let all_tokens = sequence.tokens().len();
-        if !self.is_chunking && all_tokens - reused * self.pool.block_size() > planning.budget {
+        let left = all_tokens - reused * self.pool.block_size();
+        if !self.is_chunking && left > planning.budget + self.planned_of(for_places) {
             return None;
         }
         let missing = self.pool.blocks_for(all_tokens).saturating_sub(reused);
         self.pool.hold(&blocks);
-        loop {
-            if self.pool.available() >= missing + self.reserve(rank)
-                && let Some(free) = self.pool.allocate(missing)
-            {
+        if self.can_free(missing, rank, &yielding) {
+            for first in yielding {
+                if self.running.len() < self.limits.max_num_seqs
+                    && self.pool.available() >= missing + self.reserve(rank)
+                {
+                    break;
+                }
+                self.preempt(first, planning);
+            }
+            if let Some(free) = self.pool.allocate(missing) {
                 blocks.extend(free);
                 return Some(Room { blocks, reused });
             }
-            if !self.preempt_for(rank, planning) {
-                self.pool.release(&blocks);
-                return None;
-            }
         }
+        self.pool.release(&blocks);
+        None
+    }
+
+    /// Those that yield to a waiting sequence, the first to do so first: their readers are behind, or their priority is lower.
+    fn yielding_to(&self, newcomer: Rank) -> Vec<Rank> {
+        let running = self.running.iter();
+        let yielding = running.filter(|(rank, sequence)| sequence.is_paused || rank.0 > newcomer.0);
+        let mut yielding: Vec<(bool, Rank)> = yielding
+            .map(|(rank, sequence)| yield_order(rank, sequence))
+            .collect();
+        yielding.sort_unstable_by_key(|it| Reverse(*it));
+        yielding.into_iter().map(|(_, rank)| rank).collect()
+    }
+
+    /// Tokens of running sequences in the step under way.
+    fn planned_of(&self, ranks: &[Rank]) -> usize {
+        let sequences = ranks.iter().filter_map(|rank| self.running.get(rank));
+        sequences.map(|sequence| sequence.planned).sum()
+    }
+
+    /// Whether there are `missing` blocks for a newcomer, beside those to be left free, once all that yield to it have done so.
+    fn can_free(&self, missing: usize, newcomer: Rank, yielding: &[Rank]) -> bool {
+        let available = self.pool.available();
+        if available >= missing + self.reserve(newcomer) {
+            return true;
+        }
+        let staying = self.running.len() - yielding.len();
+        let needed = missing + self.reserve_beside(staying);
+        let sequences = yielding.iter().filter_map(|rank| self.running.get(rank));
+        let held = sequences.flat_map(Sequence::blocks);
+        // At most so many, which is sooner known.
+        if available + held.clone().count() < needed {
+            return false;
+        }
+        let mut holders = HashMap::<BlockId, u32>::new();
+        held.for_each(|block| *holders.entry(*block).or_default() += 1);
+        let freed = holders
+            .iter()
+            .filter(|(block, holders)| self.pool.holders(**block) == **holders);
+        available + freed.count() >= needed
     }
 
     fn begin(&mut self, rank: Rank, mut sequence: Sequence, room: Room, planning: &mut Planning) {
@@ -80,18 +126,19 @@ impl Scheduler {
     fn reserve(&self, newcomer: Rank) -> usize {
         let stays =
             |(rank, sequence): &(&Rank, &Sequence)| !sequence.is_paused && rank.0 <= newcomer.0;
-        let growing = self.running.iter().filter(stays).count();
+        let staying = self.running.iter().filter(stays).count();
         if self.running.is_empty() {
-            return growing;
+            return 0;
         }
-        growing.max(self.watermark_blocks)
+        staying.max(self.watermark_blocks)
     }
 
-    /// Preempts one that yields to a waiting sequence: its reader is behind, or its priority is lower.
-    fn preempt_for(&mut self, newcomer: Rank, planning: &mut Planning) -> bool {
-        self.preempt(planning, |rank, sequence| {
-            sequence.is_paused || rank.0 > newcomer.0
-        })
+    /// That of a newcomer beside which so many run, all of which stay.
+    fn reserve_beside(&self, staying: usize) -> usize {
+        if staying == 0 {
+            return 0;
+        }
+        staying.max(self.watermark_blocks)
     }
 }
 

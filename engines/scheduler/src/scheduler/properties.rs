@@ -151,6 +151,16 @@ impl Driver {
         );
     }
 
+    /// The most blocks that the running sequences can want in the next step.
+    fn growth(&self) -> usize {
+        let pool = self.scheduler.pool();
+        let growth = self.scheduler.running.values().map(|sequence| {
+            let needed = pool.blocks_for(sequence.tokens().len());
+            needed.saturating_sub(sequence.blocks().len())
+        });
+        growth.sum()
+    }
+
     /// What is held is fetched by now.
     fn fetch_held(&mut self) {
         for id in self.scheduler.held.keys().copied().collect::<Vec<_>>() {
@@ -160,7 +170,16 @@ impl Driver {
 
     fn plan(&mut self, drafts: usize) -> Step {
         self.fetch_held();
+        let all_can_grow = self.growth() <= self.scheduler.pool().available();
+        let ran: HashSet<_> = self.scheduler.running.keys().map(|rank| rank.2).collect();
         let mut step = self.scheduler.plan();
+        if all_can_grow && !step.preempted.is_empty() {
+            let has_come = |row: &Scheduled| !ran.contains(&row.id);
+            assert!(
+                step.rows.iter().any(has_come),
+                "nobody yields to one that does not come in"
+            );
+        }
         for row in &mut step.rows {
             let room = self.scheduler.reserve_drafts(row.id, drafts);
             assert!(room <= drafts && (room == 0 || row.wants_token));

@@ -115,6 +115,21 @@ fn a_larger_priority_takes_the_place_of_a_smaller_one() {
 }
 
 #[test]
+fn nobody_yields_to_a_newcomer_that_does_not_fit_all_the_same() {
+    // With a place for it, and without.
+    for max_num_seqs in [3, 2] {
+        let mut scheduler = scheduler(limits(max_num_seqs, 16), 4);
+        add_with(&mut scheduler, 1, 3, 1).unwrap();
+        add(&mut scheduler, 2, 1);
+        assert_eq!(run(&mut scheduler), [(1, 3), (2, 1)]);
+        // It wants three blocks, and the first, which stays, has two of four.
+        add_with(&mut scheduler, 3, 5, 1).unwrap();
+        let step = scheduler.plan();
+        assert_eq!((step.preempted.len(), step.rows.len()), (0, 2));
+    }
+}
+
+#[test]
 fn a_newcomer_leaves_others_a_block_to_grow_into() {
     let mut scheduler = scheduler(limits(2, 16), 2);
     add(&mut scheduler, 1, 2);
