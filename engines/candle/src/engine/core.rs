@@ -1,67 +1,30 @@
 //! [`Core`]: the engine thread's loop. Plan, compute, choose, commit, deliver; between steps, requests come and go.
 
+mod commands;
+
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
-use std::time::Duration;
 
-use bytes::Bytes;
 use genset_backend_common::kv::KvEventPublisher;
 use genset_backend_common::output::{Finish, TokenChunk};
-use genset_backend_common::{
-    EngineError, ErrorKind, HealthReporter, RequestField, handles::LoadPublisher,
-};
-use genset_scheduler::{
-    AddError, FreedSequences, NewSequence, Outcome, Report, Scheduled, Scheduler, SequenceId,
-};
+use genset_backend_common::{EngineError, ErrorKind, HealthReporter, handles::LoadPublisher};
+use genset_scheduler::{FreedSequences, Outcome, Report, Scheduled, Scheduler, SequenceId};
 use rayon::prelude::*;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+pub(crate) use self::commands::{Command, too_long_for_cache};
 use super::adapters::LoadedAdapter;
 use super::batch::pack;
 use super::blocks;
 use super::forward::{Fetched, Forward, ForwardError, contained, fetch};
 use super::metrics::{Metrics, StepFigures, load};
 use super::readers::Readers;
-use super::sequence::{Active, Arrival, Choosing, Next, Unchosen};
+use super::sequence::{Active, Choosing, Next, Unchosen};
 use super::speculation::Speculation;
 use super::transfer::Place;
 use crate::model::{SequenceRows, StepBatch};
-
-/// How long a client refused for a full queue should wait.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
-
-/// What the engine thread is told.
-#[derive(Debug)]
-pub(crate) enum Command {
-    /// A request comes.
-    Add(Box<Arrival>),
-    /// A reader came or left, or a request was cancelled.
-    Look,
-    /// The blocks of this sequence have come.
-    Received(SequenceId),
-    /// Bytes of a held sequence's blocks are wanted; no reply where they are not held.
-    Read {
-        id: SequenceId,
-        /// Places in the bytes of all its blocks.
-        bytes: Range<usize>,
-        reply: oneshot::Sender<Bytes>,
-    },
-    /// Bytes of the blocks of a sequence that waits for them.
-    Write {
-        id: SequenceId,
-        /// Their place in the bytes of all its blocks.
-        start: usize,
-        bytes: Bytes,
-        done: oneshot::Sender<()>,
-    },
-    /// Forget every reusable KV block, and say when it is done.
-    ClearPrefixCache(oneshot::Sender<()>),
-    /// End every request and the thread.
-    Stop,
-}
 
 /// Where the engine thread publishes.
 #[derive(Debug)]
@@ -158,87 +121,6 @@ impl Core {
             let _ = self.obey(command);
         }
         self.end_all();
-    }
-
-    fn take_commands(&mut self, commands: &mut mpsc::Receiver<Command>) -> Then {
-        loop {
-            match commands.try_recv() {
-                Ok(command) => {
-                    if let Then::End = self.obey(command) {
-                        return Then::End;
-                    }
-                }
-                Err(mpsc::error::TryRecvError::Empty) => return Then::GoOn,
-                Err(mpsc::error::TryRecvError::Disconnected) => return Then::End,
-            }
-        }
-    }
-
-    fn obey(&mut self, command: Command) -> Then {
-        match command {
-            Command::Add(arrival) => self.add(*arrival),
-            Command::Look => {}
-            Command::Received(id) => drop(self.scheduler.received(id)),
-            Command::Read { id, bytes, reply } => {
-                let (scheduler, forward) = (&self.scheduler, &*self.forward);
-                if let Some(bytes) = blocks::read(scheduler, forward, &self.buffers, id, bytes) {
-                    // Who asked may have left.
-                    let _ = reply.send(bytes);
-                }
-            }
-            Command::Write {
-                id,
-                start,
-                bytes,
-                done,
-            } => {
-                blocks::write(&self.scheduler, &mut *self.forward, id, start, &bytes);
-                let _ = done.send(());
-            }
-            Command::ClearPrefixCache(done) => {
-                self.scheduler.clear_prefix_cache();
-                self.publish_events();
-                // Who asked may have left.
-                let _ = done.send(());
-            }
-            Command::Stop => return Then::End,
-        }
-        Then::GoOn
-    }
-
-    fn add(&mut self, arrival: Arrival) {
-        self.last_id += 1;
-        let id = SequenceId(self.last_id);
-        let Arrival {
-            prompt,
-            priority,
-            root,
-            adapter,
-            active,
-        } = arrival;
-        let sequence = NewSequence {
-            id,
-            prompt,
-            priority,
-            root,
-        };
-        let added = match &active.receives {
-            Some(_) => self.scheduler.add_receiving(sequence),
-            None => self.scheduler.add(sequence),
-        };
-        match added {
-            Ok(()) => {
-                self.adapted.extend(adapter.map(|adapter| (id, adapter)));
-                self.requests.insert(id, active);
-            }
-            Err(refusal) => self.outlets.readers.wake(
-                active
-                    .outlet
-                    .end(Err(refused(refusal)))
-                    .into_iter()
-                    .collect(),
-            ),
-        }
     }
 
     /// Frees what cancelled requests hold, and leaves out those whose readers are behind.
@@ -597,32 +479,4 @@ fn compute(
         return Ok(Vec::new());
     }
     Ok(fetch(&logits, &is_best)?)
-}
-
-fn refused(refusal: AddError) -> EngineError {
-    let message = refusal.to_string();
-    match refusal {
-        AddError::QueueFull { .. } => {
-            EngineError::new(ErrorKind::Overloaded, format!("{message}; try again later"))
-                .with_retry_after(RETRY_AFTER)
-        }
-        AddError::NeverFits {
-            prompt_tokens,
-            capacity_tokens,
-        } => too_long_for_cache(prompt_tokens, capacity_tokens),
-        AddError::EmptyPrompt => {
-            EngineError::invalid_argument(RequestField::Prompt, "must hold at least one token")
-        }
-        // Ids are counted up, and prompts are computed in chunks.
-        AddError::DuplicateId(_) | AddError::ExceedsStep { .. } => EngineError::internal(message),
-    }
-}
-
-/// The refusal of a prompt that no KV cache of this size holds.
-pub(crate) fn too_long_for_cache(prompt_tokens: usize, capacity_tokens: usize) -> EngineError {
-    let message = format!(
-        "the prompt has {prompt_tokens} tokens, but this worker's KV cache holds {capacity_tokens}; \
-         shorten the prompt, or give the worker a larger --kv-cache-memory"
-    );
-    EngineError::new(ErrorKind::ContextLengthExceeded, message).with_at(RequestField::Prompt)
 }
