@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use genset_backend_common::output::{Finish, TrySendError};
 use genset_backend_common::{EngineError, ErrorKind, RequestField};
 use genset_scheduler::{
-    AddError, FreedSequences, Outcome, Report, Scheduled, Scheduler, SequenceId,
+    AddError, FreedSequences, Outcome, Outgrown, Report, Scheduled, Scheduler, SequenceId,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -283,13 +283,16 @@ impl Rank {
     }
 
     /// Sequences that fill the whole KV cache end as those that fill the context do.
-    fn end_outgrown(&mut self, outgrown: &[SequenceId]) {
-        for id in outgrown {
+    fn end_outgrown(&mut self, outgrown: &[Outgrown]) {
+        for Outgrown { id, cached_tokens } in outgrown {
             if let Some(active) = self.requests.remove(id) {
                 tracing::warn!(
                     "a sequence filled the whole KV cache and was ended; a larger num_gpu_blocks lets it go on"
                 );
-                active.sink.finish(Finish::length());
+                let cached = u32::try_from(*cached_tokens).unwrap_or(u32::MAX);
+                active
+                    .sink
+                    .finish(Finish::length().with_cached_tokens(cached));
             }
         }
     }

@@ -35,5 +35,5 @@ mod sequence;
 pub use error::{AddError, LimitsError};
 pub use freed::{FreedSequences, HeldSequence};
 pub use pool::{After, BlockId, KvBlockPool};
-pub use scheduler::{Limits, Outcome, Report, Scheduled, Scheduler, Stats, Step};
+pub use scheduler::{Limits, Outcome, Outgrown, Report, Scheduled, Scheduler, Stats, Step};
 pub use sequence::{NewSequence, Sequence, SequenceId};

@@ -43,7 +43,16 @@ pub struct Step {
     /// Sequences that have blocks now, and wait for what [comes from elsewhere](Scheduler::add_receiving).
     pub receiving: Vec<SequenceId>,
     /// Sequences that have grown larger than the whole KV cache. They are gone from the scheduler.
-    pub outgrown: Vec<SequenceId>,
+    pub outgrown: Vec<Outgrown>,
+}
+
+/// A sequence that has grown larger than the whole KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Outgrown {
+    /// The sequence.
+    pub id: SequenceId,
+    /// As [`Sequence::cached_tokens`].
+    pub cached_tokens: usize,
 }
 
 impl Step {
@@ -405,10 +414,14 @@ impl Scheduler {
         };
         let all = self.running.iter().chain(&self.waiting);
         let outgrown = all.filter(|(_, sequence)| is_outgrown(sequence));
-        planning.step.outgrown = outgrown.map(|(rank, _)| rank.2).collect();
+        let outgrown = outgrown.map(|(rank, sequence)| Outgrown {
+            id: rank.2,
+            cached_tokens: sequence.cached_tokens(),
+        });
+        planning.step.outgrown = outgrown.collect();
         planning.step.outgrown.sort();
-        for id in &planning.step.outgrown {
-            self.cancel(*id);
+        for outgrown in &planning.step.outgrown {
+            self.cancel(outgrown.id);
         }
     }
 

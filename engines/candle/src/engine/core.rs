@@ -9,7 +9,9 @@ use std::task::Waker;
 use genset_backend_common::kv::KvEventPublisher;
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{EngineError, ErrorKind, HealthReporter, handles::LoadPublisher};
-use genset_scheduler::{FreedSequences, Outcome, Report, Scheduled, Scheduler, SequenceId};
+use genset_scheduler::{
+    FreedSequences, Outcome, Outgrown, Report, Scheduled, Scheduler, SequenceId,
+};
 use rayon::prelude::*;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -288,12 +290,7 @@ impl Core {
                     .scheduler
                     .sequence(choosing.id)
                     .map_or(0, |sequence| sequence.cached_tokens());
-                let cached = u32::try_from(cached).unwrap_or(u32::MAX);
-                let mut end = end.map(|finish| finish.with_cached_tokens(cached));
-                if self.speculation.is_some() {
-                    let predictions = choosing.active.predictions;
-                    end = end.map(|finish| finish.with_predictions(predictions));
-                }
+                let end = end.map(|finish| self.with_usage(finish, &choosing.active, cached));
                 let end = end.map(Ok);
                 Delivery {
                     choosing,
@@ -329,6 +326,16 @@ impl Core {
         }
     }
 
+    /// What of its usage only the engine knows.
+    fn with_usage(&self, finish: Finish, active: &Active, cached_tokens: usize) -> Finish {
+        let cached = u32::try_from(cached_tokens).unwrap_or(u32::MAX);
+        let finish = finish.with_cached_tokens(cached);
+        if self.speculation.is_some() {
+            return finish.with_predictions(active.predictions);
+        }
+        finish
+    }
+
     /// Puts every token of the step where its reader finds it, then has the readers woken together.
     fn deliver(&mut self, deliveries: Vec<Delivery>) -> usize {
         let mut wakers: Vec<Waker> = Vec::with_capacity(deliveries.len());
@@ -354,13 +361,19 @@ impl Core {
     }
 
     /// Sequences that fill the whole KV cache end as those that fill the context do.
-    fn end_outgrown(&mut self, outgrown: &[SequenceId]) {
-        let ended = outgrown.iter().filter_map(|id| self.requests.remove(id));
-        let wakers = ended.filter_map(|active| {
-            tracing::warn!("a sequence filled the whole KV cache and was ended; a larger --kv-cache-memory lets it go on");
-            active.outlet.end(Ok(Finish::length()))
-        });
-        self.outlets.readers.wake(wakers.collect());
+    fn end_outgrown(&mut self, outgrown: &[Outgrown]) {
+        let mut wakers = Vec::new();
+        for Outgrown { id, cached_tokens } in outgrown {
+            let Some(active) = self.requests.remove(id) else {
+                continue;
+            };
+            tracing::warn!(
+                "a sequence filled the whole KV cache and was ended; a larger --kv-cache-memory lets it go on"
+            );
+            let finish = self.with_usage(Finish::length(), &active, *cached_tokens);
+            wakers.extend(active.outlet.end(Ok(finish)));
+        }
+        self.outlets.readers.wake(wakers);
     }
 
     /// Fails the requests of a step that was not computed. Their keys and values are not to be trusted.

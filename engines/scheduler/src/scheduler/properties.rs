@@ -210,7 +210,7 @@ impl Driver {
                 "who lost its blocks computes nothing"
             );
         }
-        for id in &step.outgrown {
+        for Outgrown { id, .. } in &step.outgrown {
             let tokens = self.histories.remove(id).unwrap().len();
             let blocks = self.scheduler.pool().blocks_for(tokens);
             let is_too_long_for_a_step =

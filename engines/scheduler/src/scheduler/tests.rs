@@ -171,14 +171,18 @@ fn a_sequence_larger_than_the_cache_is_reported_and_gone() {
             capacity_tokens: 4
         })
     );
-    add(&mut scheduler, 2, 4);
-    assert_eq!(run(&mut scheduler), [(2, 4)]);
-    let step = scheduler.plan();
-    assert_eq!(
-        (step.outgrown.as_slice(), step.rows.len()),
-        ([SequenceId(2)].as_slice(), 0)
-    );
-    assert!(scheduler.is_idle() && scheduler.pool().used() == 0);
+    // The second time its first block is cached.
+    for cached_tokens in [0, 2] {
+        add(&mut scheduler, 2, 4);
+        assert_eq!(run(&mut scheduler), [(2, 4 - cached_tokens)]);
+        let step = scheduler.plan();
+        let outgrown = Outgrown {
+            id: SequenceId(2),
+            cached_tokens,
+        };
+        assert_eq!((step.outgrown, step.rows.len()), (vec![outgrown], 0));
+        assert!(scheduler.is_idle() && scheduler.pool().used() == 0);
+    }
 }
 
 #[test]

@@ -79,10 +79,13 @@ async fn a_prompt_larger_than_the_cache_is_refused_and_an_answer_ends_with_it() 
     let error = live.answer(request(&[1; 17], 1)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ContextLengthExceeded);
     assert!(error.message().contains("--kv-cache-memory"), "{error}");
-    let (tokens, finished) = live.answer(request(&[1; 10], 100)).await.unwrap();
-    assert_eq!((tokens.len(), finished.reason), (7, FinishReason::Length));
-    assert_eq!(tokens, answer_to(&[1; 10], 7));
-    live.idle().await;
+    for cached in [0, 8] {
+        let (tokens, finished) = live.answer(request(&[1; 10], 100)).await.unwrap();
+        assert_eq!((tokens.len(), finished.reason), (7, FinishReason::Length));
+        assert_eq!(tokens, answer_to(&[1; 10], 7));
+        assert_eq!(finished.usage.cached_tokens, Some(cached));
+        live.idle().await;
+    }
 }
 
 #[tokio::test]
