@@ -6,7 +6,7 @@ use crate::sequence::SequenceId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
     /// Too many sequences wait already.
-    #[error("{waiting} sequences wait already, which is the limit")]
+    #[error("{waiting} sequences wait already, and no more may")]
     QueueFull {
         /// How many wait.
         waiting: usize,

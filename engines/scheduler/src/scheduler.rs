@@ -29,7 +29,7 @@ pub struct Limits {
     pub max_num_seqs: usize,
     /// Tokens of all sequences in one step, at least `max_num_seqs`.
     pub max_num_batched_tokens: usize,
-    /// Sequences that wait, at least 1.
+    /// Sequences that wait, at least 1, beside as many as there are free places among those that run.
     pub max_waiting: usize,
 }
 
@@ -252,7 +252,6 @@ impl Scheduler {
     }
 
     fn enqueue(&mut self, new: NewSequence, receipt: Receipt) -> Result<(), AddError> {
-        let waiting = self.waiting.len();
         if self.held.contains_key(&new.id) || self.ranks.contains_key(&new.id) {
             return Err(AddError::DuplicateId(new.id));
         }
@@ -273,7 +272,8 @@ impl Scheduler {
                 step_tokens,
             });
         }
-        if waiting >= self.limits.max_waiting {
+        if self.is_full() {
+            let waiting = self.waiting.len();
             return Err(AddError::QueueFull { waiting });
         }
         self.arrivals += 1;
@@ -282,6 +282,13 @@ impl Scheduler {
         let sequence = Sequence::new(new, receipt, &self.pool);
         self.waiting.insert(rank, sequence);
         Ok(())
+    }
+
+    /// Whether as many wait as may, so that no other is taken.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let places = self.limits.max_num_seqs.saturating_sub(self.running.len());
+        self.waiting.len() >= self.limits.max_waiting.saturating_add(places)
     }
 
     /// Takes a sequence out, wherever it is, and frees its blocks at once. Whether it was here.

@@ -49,6 +49,8 @@ pub(crate) struct Core {
     outlets: Outlets,
     freed: FreedSequences,
     last_id: u64,
+    /// Whether readers were looked at, and no sign has come since that one left.
+    has_looked: bool,
     buffers: blocks::Buffers,
     /// A KV block that the scheduler does not have, for [`Core::ask_model`].
     spare_block: usize,
@@ -90,6 +92,7 @@ impl Core {
             outlets,
             freed,
             last_id: 0,
+            has_looked: false,
             buffers: blocks::Buffers::default(),
             spare_block,
         }
@@ -104,7 +107,11 @@ impl Core {
                 Then::Wait => {
                     self.publish_state();
                     match commands.blocking_recv() {
-                        Some(command) => self.obey(command),
+                        Some(command) => match self.obey(command) {
+                            // Those that came together begin together.
+                            Then::GoOn => self.take_commands(&mut commands),
+                            then @ (Then::Wait | Then::End) => then,
+                        },
                         None => Then::End,
                     }
                 }
@@ -115,6 +122,8 @@ impl Core {
                     self.scheduler.free_held(id);
                 }
                 self.look_at_readers();
+                // A sign may have found no room among the commands.
+                self.has_looked = false;
                 then = self.step();
             }
         }

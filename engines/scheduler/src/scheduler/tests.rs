@@ -305,17 +305,21 @@ fn what_cannot_be_queued_is_refused() {
         add_with(&mut scheduler, 1, 0, 0),
         Err(AddError::EmptyPrompt)
     );
-    for id in 1..=4 {
+    // Four wait, and there is a place for another.
+    for id in 1..=5 {
         add(&mut scheduler, id, 1);
     }
     assert_eq!(
         add_with(&mut scheduler, 1, 1, 0),
         Err(AddError::DuplicateId(SequenceId(1)))
     );
-    assert_eq!(
-        add_with(&mut scheduler, 5, 1, 0),
-        Err(AddError::QueueFull { waiting: 4 })
-    );
+    let refused = |waiting| Err(AddError::QueueFull { waiting });
+    assert_eq!(add_with(&mut scheduler, 6, 1, 0), refused(5));
+    run(&mut scheduler);
+    assert_eq!(add_with(&mut scheduler, 6, 1, 0), refused(4));
+    scheduler.cancel(SequenceId(1));
+    add(&mut scheduler, 6, 1);
+    assert!(scheduler.is_full());
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Core {
     pub(super) fn obey(&mut self, command: Command) -> Then {
         match command {
             Command::Add(arrival) => self.add(*arrival),
-            Command::Look => {}
+            Command::Look => self.has_looked = false,
             Command::Received(id) => drop(self.scheduler.received(id)),
             Command::Read { id, bytes, reply } => {
                 let (scheduler, forward) = (&self.scheduler, &*self.forward);
@@ -93,6 +93,10 @@ impl Core {
     }
 
     fn add(&mut self, arrival: Arrival) {
+        if self.scheduler.is_full() && !std::mem::replace(&mut self.has_looked, true) {
+            // Some may have left while they waited.
+            self.look_at_readers();
+        }
         self.last_id += 1;
         let id = SequenceId(self.last_id);
         let Arrival {

@@ -111,10 +111,25 @@ async fn a_full_queue_refuses() {
             }
         }
     }
-    assert!(
-        (5..=6).contains(&refused),
-        "two wait, and one may run: {refused} of 8 were refused"
-    );
+    assert_eq!(refused, 5, "of eight: two wait, and one runs");
+}
+
+#[tokio::test]
+async fn those_that_left_while_they_waited_keep_nobody_out() {
+    let mut fake = few(40, 1);
+    fake.limits.max_waiting = 2;
+    let switches = Arc::clone(&fake.switches);
+    let live = Live::start(fake).await;
+    let send = || live.send(request(&[1], 3)).now_or_never().unwrap().unwrap();
+    let stayed = {
+        let _held = switches.gate.lock();
+        let runs = send();
+        drop([send(), send()]);
+        [runs, send(), send()]
+    };
+    for outputs in stayed {
+        assert_eq!(read(outputs).await.unwrap().0, answer_to(&[1], 3));
+    }
 }
 
 #[tokio::test]
