@@ -1,5 +1,6 @@
 //! [`RealLoader`]: files to a model on its device, with its KV cache and its grammars.
 
+mod process;
 mod speculation;
 
 use std::path::PathBuf;
@@ -14,13 +15,13 @@ use genset_scheduler::Limits;
 use serde::Deserialize;
 use serde_json::Value;
 
+pub(crate) use self::process::{set_activation_bits, set_isa, set_threads};
 use self::speculation::OpenSpeculation;
 use super::adapters::{AdapterLimits, Adapters};
 use super::capabilities;
 use super::forward::{Forward, ForwardError};
 use super::thread::{Loaded, Loader};
-use crate::args::{ActivationBits, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice};
-use crate::cores::Cores;
+use crate::args::{CandleArgs, DeviceChoice, DtypeChoice};
 use crate::error::LoadError;
 use crate::load::{
     AdapterReader, KvCacheOptions, LoadProgress, ModelFile, OpenModel, WeightOptions,
@@ -30,7 +31,7 @@ use crate::load::{
 use crate::model::graphs::Graphs;
 use crate::model::{
     KvCache, KvCacheSpec, KvLayout, Matrix, Model, ModelConfig, SlowMatrix, StepBatch, WeightType,
-    Weights, gpu, linear, simd,
+    Weights, gpu,
 };
 
 /// Loads a checkout folder or a GGUF file.
@@ -109,69 +110,6 @@ impl RealLoader {
             max_waiting: wide(self.args.max_waiting),
         }
     }
-}
-
-/// How many threads, where `--threads` says nothing.
-const RAYONS_VARIABLE: &str = "RAYON_NUM_THREADS";
-
-/// Bounds the threads of this process; the first engine's choice holds for all.
-pub(crate) fn set_threads(threads: Option<usize>) -> Result<(), EngineError> {
-    if threads == Some(0) {
-        return Err(EngineError::invalid_argument(
-            "--threads",
-            "must be at least 1",
-        ));
-    }
-    let cores = Cores::of_machine();
-    // Rayon reads its variable where nobody gives it a number.
-    let is_rayons = threads.is_none() && std::env::var_os(RAYONS_VARIABLE).is_some();
-    let wanted = if is_rayons {
-        0
-    } else {
-        threads.unwrap_or(cores.threads())
-    };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(wanted);
-    match (threads, pool.build_global().is_ok()) {
-        (Some(_), true) => tracing::info!("the CPU computes with {wanted} threads: --threads"),
-        (None, true) if is_rayons => tracing::info!(
-            "the CPU computes with {} threads: {RAYONS_VARIABLE}",
-            rayon::current_num_threads()
-        ),
-        (None, true) => tracing::info!("the CPU computes with {cores}"),
-        (Some(threads), false) => tracing::warn!(
-            threads,
-            "this process has its threads already; --threads has no effect"
-        ),
-        (None, false) => {}
-    }
-    Ok(())
-}
-
-/// Bounds the instructions of this process; the first engine's choice holds for all.
-pub(crate) fn set_isa(choice: IsaChoice) -> Result<(), EngineError> {
-    let chosen =
-        simd::choose(choice).map_err(|problem| EngineError::invalid_argument("--isa", problem))?;
-    if !chosen {
-        tracing::warn!(isa = %choice, "this process computes with other instructions already; --isa has no effect");
-    }
-    Ok(())
-}
-
-/// Says how exactly the inputs of quantized products are kept in this process; the first engine's choice holds for all.
-pub(crate) fn set_activation_bits(bits: ActivationBits, is_cpu: bool) -> Result<(), EngineError> {
-    let refused = |problem| Err(EngineError::invalid_argument("--activation-bits", problem));
-    if bits != ActivationBits::default() && !is_cpu {
-        return refused("a GPU multiplies without rounding to so many bits; leave the flag out");
-    }
-    if bits != ActivationBits::default() && simd::quantized_kernels().is_none() {
-        return refused(
-            "this processor has neither AVX2 nor NEON, which it needs; leave the flag out",
-        );
-    }
-    if !linear::choose_activation_bits(bits) {
-        tracing::warn!(%bits, "this process computes with other activations already; --activation-bits has no effect");
-    }
-    Ok(())
 }
 
 impl Loader for RealLoader {
@@ -638,13 +576,5 @@ mod tests {
         let whole = r#"{"eos_token": {"content": "<s>", "special": true}}"#;
         assert_eq!(ids(&[("tokenizer_config.json", whole)]), [7]);
         assert!(ids(&[]).is_empty());
-    }
-
-    #[test]
-    fn a_gpu_refuses_bits_that_only_the_cpu_has() {
-        let error = set_activation_bits(ActivationBits::Sixteen, false).unwrap_err();
-        assert_eq!(error.at().map(|at| at.name()), Some("--activation-bits"));
-        assert!(error.message().contains("a GPU"), "{error}");
-        set_activation_bits(ActivationBits::Eight, false).unwrap();
     }
 }
