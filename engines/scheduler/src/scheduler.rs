@@ -33,6 +33,33 @@ pub struct Limits {
     pub max_waiting: usize,
 }
 
+impl Limits {
+    /// Whether a scheduler can keep them: for those who make one late, behind something that takes long.
+    ///
+    /// # Errors
+    /// A limit is zero, or a step has no room for a token of each running sequence.
+    pub fn check(&self) -> Result<(), LimitsError> {
+        let Self {
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_waiting,
+        } = *self;
+        if max_num_seqs == 0 {
+            return Err(LimitsError::Zero("max_num_seqs"));
+        }
+        if max_waiting == 0 {
+            return Err(LimitsError::Zero("max_waiting"));
+        }
+        if max_num_batched_tokens < max_num_seqs {
+            return Err(LimitsError::BudgetTooSmall {
+                max_num_batched_tokens,
+                max_num_seqs,
+            });
+        }
+        Ok(())
+    }
+}
+
 /// One step's work. Without rows there is nothing to compute; plan again if it is not [empty](Step::is_empty).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Step {
@@ -181,29 +208,13 @@ impl Scheduler {
     /// A scheduler without sequences, over `num_blocks` KV blocks of `block_size` tokens.
     ///
     /// # Errors
-    /// A limit or size is zero, or a step has no room for a token of each running sequence.
+    /// As [`Limits::check`], and where a size is zero.
     pub fn try_new(
         limits: Limits,
         num_blocks: usize,
         block_size: usize,
     ) -> Result<Self, LimitsError> {
-        let Limits {
-            max_num_seqs,
-            max_num_batched_tokens,
-            max_waiting,
-        } = limits;
-        if max_num_seqs == 0 {
-            return Err(LimitsError::Zero("max_num_seqs"));
-        }
-        if max_waiting == 0 {
-            return Err(LimitsError::Zero("max_waiting"));
-        }
-        if max_num_batched_tokens < max_num_seqs {
-            return Err(LimitsError::BudgetTooSmall {
-                max_num_batched_tokens,
-                max_num_seqs,
-            });
-        }
+        limits.check()?;
         Ok(Self {
             limits,
             is_chunking: true,

@@ -1,5 +1,6 @@
 //! [`RealLoader`]: files to a model on its device, with its KV cache and its grammars.
 
+mod limits;
 mod process;
 mod speculation;
 
@@ -15,6 +16,7 @@ use genset_scheduler::Limits;
 use serde::Deserialize;
 use serde_json::Value;
 
+use self::limits::limits;
 pub(crate) use self::process::{set_activation_bits, set_isa, set_threads};
 use self::speculation::OpenSpeculation;
 use super::adapters::{AdapterLimits, Adapters};
@@ -95,21 +97,6 @@ impl RealLoader {
             model_config,
         }
     }
-
-    /// What one step and the queue may hold.
-    fn limits(&self, is_cpu: bool) -> Limits {
-        let (seqs, tokens) = if is_cpu { (32, 512) } else { (256, 4096) };
-        let max_num_seqs = self.args.max_num_seqs.map_or(seqs, wide);
-        Limits {
-            max_num_seqs,
-            // A larger number of sequences takes a larger step with it, unless both are given.
-            max_num_batched_tokens: self
-                .args
-                .max_num_batched_tokens
-                .map_or(tokens.max(max_num_seqs), wide),
-            max_waiting: wide(self.args.max_waiting),
-        }
-    }
 }
 
 impl Loader for RealLoader {
@@ -137,7 +124,7 @@ impl Loader for RealLoader {
             dtype,
             quantization: self.args.quantize,
         };
-        let limits = self.limits(device.is_cpu());
+        let limits = limits(&self.args, device.is_cpu())?;
         let model_config = self.model_config.as_deref();
         let speculation = speculation
             .map(|settings| OpenSpeculation::open(settings, &open, model_config, start.role))

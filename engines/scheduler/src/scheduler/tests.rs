@@ -332,6 +332,8 @@ fn limits_that_cannot_work_are_refused() {
     ] {
         assert!(Scheduler::try_new(bad, blocks, size).is_err());
     }
+    assert_eq!(limits(0, 4).check(), Err(LimitsError::Zero("max_num_seqs")));
+    assert!(limits(4, 3).check().is_err() && limits(4, 4).check().is_ok());
 }
 
 #[test]
