@@ -242,6 +242,30 @@ async fn held_blocks_are_freed_however_their_request_ends() {
     decode.until_free().await;
 }
 
+/// The prefill instance may be gone by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_whose_blocks_are_here_depends_on_nobody() {
+    let carrier = LocalKvCarrier::default();
+    let prefill = Live::start(Role::Prefill, 1, &carrier, args()).await;
+    let decode = Live::start(Role::Decode, 2, &carrier, args()).await;
+    // Two full blocks and the last token.
+    let asked = request(33);
+    let mut answers = Vec::new();
+    for (id, is_gone) in [("a", false), ("b", true)] {
+        let (_, transfer) = prefill.prefill(&asked, id).await;
+        if is_gone {
+            let deadline = Duration::from_millis(1);
+            let ctx = DrainContext { deadline };
+            prefill.engine.drain(ctx).await.unwrap();
+            prefill.engine.cleanup().await.unwrap();
+        }
+        let mut second = asked.clone();
+        second.transfer = Some(transfer);
+        answers.push(decode.answer(second, id).await.unwrap().tokens);
+    }
+    assert_eq!(answers[0], answers[1]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn many_at_once_share_the_cache_and_leave_nothing() {
     let carrier = LocalKvCarrier::default();

@@ -190,6 +190,14 @@ impl Transfers {
         }
         let (blocks, _) = Blocks::read(&transfer.data)?;
         let wanted = bytes_of(&blocks.layout, blocks.prompt_tokens, place.cached_blocks);
+        if wanted.is_empty() {
+            tell(&commands, Command::Received(place.id)).await;
+            // The other side lets go of what it holds, where it is still there.
+            if let Ok(mut pieces) = self.door.fetch(&transfer, ctx).await {
+                drop(pieces.next().await);
+            }
+            return Ok(());
+        }
         let mut pieces = self.door.fetch(&transfer, ctx).await?;
         let mut next = wanted.start;
         let mut under_way = VecDeque::new();
