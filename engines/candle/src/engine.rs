@@ -43,7 +43,7 @@ use self::readers::Readers;
 use self::real::RealLoader;
 use self::sequence::{Active, Arrival};
 use self::thread::{EngineThread, Loader, Serving};
-use self::transfer::PrefillLeg;
+use self::transfer::{PrefillLeg, Receives};
 use crate::CandleArgs;
 
 /// The most log probabilities a request may ask for.
@@ -252,7 +252,7 @@ impl Running {
         let (receives, place) = match &source {
             Some(_) => {
                 let (sender, receiver) = oneshot::channel();
-                (Some(sender), Some(receiver))
+                (Some(Receives::Expected(sender)), Some(receiver))
             }
             None => (None, None),
         };

@@ -10,11 +10,12 @@ use futures_util::StreamExt;
 use genset_backend_common::output::{Finished, TokenLogprob};
 use genset_backend_common::{
     CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, GuidedDecoding, LLMEngine,
-    Output, RequestContext, Role, StartContext, TokenId,
+    Output, RequestContext, Role, StartContext, TokenId, async_trait,
     handles::{Load, LoadPublisher},
-    transfer::{LocalKvCarrier, TransferParams},
+    transfer::{KvBytes, KvCarrier, KvTransfers, LocalKvCarrier, TransferParams},
 };
 use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};
+use tokio::sync::Notify;
 
 const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
 
@@ -35,11 +36,15 @@ struct Live {
 
 impl Live {
     async fn start(role: Role, id: u64, carrier: &LocalKvCarrier, args: CandleArgs) -> Self {
+        Self::start_with(role, carrier.join(id), args).await
+    }
+
+    async fn start_with(role: Role, kv_transfers: KvTransfers, args: CandleArgs) -> Self {
         let engine = CandleEngine::from_args(&args, Path::new(TINY_CHAT));
         let ctx = StartContext {
             role,
-            kv_transfers: carrier.join(id),
-            ..StartContext::detached(id)
+            kv_transfers,
+            ..StartContext::detached(1)
         };
         let load = ctx.load.clone();
         engine.start(ctx).await.unwrap();
@@ -239,6 +244,59 @@ async fn held_blocks_are_freed_however_their_request_ends() {
     second.transfer = Some(lost);
     let error = decode.answer(second, "c").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StreamIncomplete, "{error}");
+    decode.until_free().await;
+}
+
+/// Fetches nothing, and fails when it is told to.
+#[derive(Debug, Default)]
+struct StuckCarrier {
+    is_asked: Notify,
+    fails: Notify,
+}
+
+#[async_trait]
+impl KvCarrier for StuckCarrier {
+    async fn fetch(
+        &self,
+        _transfer: &TransferParams,
+        _ctx: RequestContext,
+    ) -> Result<KvBytes, EngineError> {
+        self.is_asked.notify_one();
+        self.fails.notified().await;
+        Err(KvTransfers::lost("as a test has it"))
+    }
+}
+
+/// One that loses its place while its blocks come computes its prompt itself, so they may be lost.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_ends_with_the_place_it_is_for() {
+    // 16 blocks of 16 tokens.
+    let few = CandleArgs {
+        kv_cache_memory: Some(ByteSize(512 << 10)),
+        ..args()
+    };
+    let carrier = LocalKvCarrier::default();
+    let whole = Live::start(Role::Aggregated, 1, &carrier, args()).await;
+    let prefill = Live::start(Role::Prefill, 2, &carrier, args()).await;
+    let stuck = Arc::new(StuckCarrier::default());
+    let door = KvTransfers::new(3);
+    door.connect(stuck.clone(), None);
+    let decode = Arc::new(Live::start_with(Role::Decode, door, few).await);
+    let expected = whole.answer(request(100), "whole").await.unwrap();
+    let (_, transfer) = prefill.prefill(&request(100), "yields").await;
+    let mut yields = request(100);
+    yields.transfer = Some(transfer);
+    let mut yielding = tokio::task::JoinSet::new();
+    let decoding = decode.clone();
+    yielding.spawn(async move { decoding.answer(yields, "yields").await });
+    stuck.is_asked.notified().await;
+    let mut urgent = request(180);
+    urgent.priority = 1;
+    urgent.transfer = Some(TransferParams::none());
+    decode.answer(urgent, "urgent").await.unwrap();
+    stuck.fails.notify_one();
+    let answer = yielding.join_next().await.unwrap().unwrap().unwrap();
+    assert_eq!(answer.tokens, expected.tokens);
     decode.until_free().await;
 }
 

@@ -13,7 +13,7 @@ use genset_scheduler::{
     FreedSequences, Outcome, Outgrown, Report, Scheduled, Scheduler, SequenceId,
 };
 use rayon::prelude::*;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 pub(crate) use self::commands::{Command, too_long_for_cache};
@@ -25,7 +25,7 @@ use super::metrics::{Metrics, StepFigures, load};
 use super::readers::Readers;
 use super::sequence::{Active, Choosing, Next, Unchosen};
 use super::speculation::Speculation;
-use super::transfer::Place;
+use super::transfer::{Place, Receives};
 use crate::model::{SequenceRows, StepBatch};
 
 /// Where the engine thread publishes.
@@ -156,6 +156,7 @@ impl Core {
         }
         let mut step = self.scheduler.plan();
         self.publish_events();
+        self.end_receiving(&step.preempted);
         self.begin_receiving(&step.receiving);
         self.end_outgrown(&step.outgrown);
         if step.rows.is_empty() {
@@ -197,14 +198,28 @@ impl Core {
             let Some(sequence) = self.scheduler.sequence(*id) else {
                 continue;
             };
-            let place = Place {
-                id: *id,
-                cached_blocks: sequence.computed_tokens() / block_size,
+            let cached_blocks = sequence.computed_tokens() / block_size;
+            let Some(active) = self.requests.get_mut(id) else {
+                continue;
             };
-            let active = self.requests.get_mut(id);
-            if let Some(receives) = active.and_then(|active| active.receives.take()) {
+            if let Some(Receives::Expected(told)) = active.receives.take() {
+                let (place, lost) = oneshot::channel();
+                active.receives = Some(Receives::Running { _place: place });
                 // One whose reader has left goes before the next step.
-                drop(receives.send(place));
+                drop(told.send(Place {
+                    id: *id,
+                    cached_blocks,
+                    lost,
+                }));
+            }
+        }
+    }
+
+    /// What comes for those that lost their blocks has no place any more.
+    fn end_receiving(&mut self, preempted: &[SequenceId]) {
+        for id in preempted {
+            if let Some(active) = self.requests.get_mut(id) {
+                active.receives = None;
             }
         }
     }

@@ -10,12 +10,11 @@ use genset_backend_common::{EngineError, StopConditions, TokenId};
 use genset_sampling::guided::Guide;
 use genset_sampling::{Sampled, Sampler, TokenMask};
 use genset_scheduler::{FreedSequences, Outcome, SequenceId};
-use tokio::sync::oneshot;
 
 use super::adapters::LoadedAdapter;
 use super::forward::Fetched;
 use super::mailbox::Outlet;
-use super::transfer::{Place, PrefillLeg};
+use super::transfer::{PrefillLeg, Receives};
 
 /// A request in the engine.
 #[derive(Debug)]
@@ -28,8 +27,8 @@ pub(crate) struct Active {
     pub(crate) max_tokens: u32,
     /// On a prefill instance.
     pub(crate) prefill: Option<Box<PrefillLeg>>,
-    /// On a decode instance: told once there is a place for its blocks.
-    pub(crate) receives: Option<oneshot::Sender<Place>>,
+    /// On a decode instance; `None` where its blocks do not come, or no more.
+    pub(crate) receives: Option<Receives>,
     /// What became of its drafts.
     pub(crate) predictions: PredictionTokens,
 }

@@ -6,10 +6,13 @@
 //! memory, and no more.
 
 use std::collections::VecDeque;
+use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::{Either, select};
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{
     EngineError, GenerateRequest, RequestContext, RequestField, Role, async_trait,
@@ -51,11 +54,7 @@ impl Blocks {
 
 /// The places of the bytes that are wanted of a prompt: those of all tokens but the last, which is computed for its logits, and
 /// not those of the blocks that are there already.
-fn bytes_of(
-    layout: &KvLayout,
-    prompt_tokens: usize,
-    cached_blocks: usize,
-) -> std::ops::Range<usize> {
+fn bytes_of(layout: &KvLayout, prompt_tokens: usize, cached_blocks: usize) -> Range<usize> {
     let block = layout.block_bytes();
     let end = prompt_tokens.saturating_sub(1).div_ceil(layout.block_size);
     cached_blocks.min(end) * block..end * block
@@ -173,7 +172,7 @@ impl Transfers {
         Some(self.door.params(data))
     }
 
-    /// Fetches the blocks of a sequence once it has a place for them.
+    /// Fetches the blocks of a sequence once it has a place for them, and for as long.
     pub(crate) async fn fetch(
         self,
         mut transfer: TransferParams,
@@ -185,20 +184,42 @@ impl Transfers {
         let Ok(place) = place.await else {
             return Ok(());
         };
+        let Place {
+            id,
+            cached_blocks,
+            lost,
+        } = place;
         if let Value::Object(data) = &mut transfer.data {
-            data.insert("cached_blocks".into(), place.cached_blocks.into());
+            data.insert("cached_blocks".into(), cached_blocks.into());
         }
         let (blocks, _) = Blocks::read(&transfer.data)?;
-        let wanted = bytes_of(&blocks.layout, blocks.prompt_tokens, place.cached_blocks);
+        let wanted = bytes_of(&blocks.layout, blocks.prompt_tokens, cached_blocks);
         if wanted.is_empty() {
-            tell(&commands, Command::Received(place.id)).await;
+            tell(&commands, Command::Received(id)).await;
             // The other side lets go of what it holds, where it is still there.
             if let Ok(mut pieces) = self.door.fetch(&transfer, ctx).await {
                 drop(pieces.next().await);
             }
             return Ok(());
         }
-        let mut pieces = self.door.fetch(&transfer, ctx).await?;
+        let received = pin!(self.receive(&transfer, id, wanted, &commands, ctx));
+        match select(lost, received).await {
+            // The sequence has ended, or computes its prompt itself.
+            Either::Left(_) => Ok(()),
+            Either::Right((received, _)) => received,
+        }
+    }
+
+    /// Has the bytes at `wanted` written into the blocks of a sequence.
+    async fn receive(
+        &self,
+        transfer: &TransferParams,
+        id: SequenceId,
+        wanted: Range<usize>,
+        commands: &mpsc::WeakSender<Command>,
+        ctx: RequestContext,
+    ) -> Result<(), EngineError> {
+        let mut pieces = self.door.fetch(transfer, ctx).await?;
         let mut next = wanted.start;
         let mut under_way = VecDeque::new();
         while let Some(piece) = pieces.next().await {
@@ -208,13 +229,13 @@ impl Transfers {
             }
             let (done, is_done) = oneshot::channel();
             let write = Command::Write {
-                id: place.id,
+                id,
                 start: next,
                 done,
                 bytes: bytes.clone(),
             };
             next += bytes.len();
-            if !tell(&commands, write).await {
+            if !tell(commands, write).await {
                 return Ok(());
             }
             under_way.push_back((next, is_done));
@@ -229,7 +250,7 @@ impl Transfers {
         if next != wanted.end {
             return Err(KvTransfers::lost("some are missing"));
         }
-        tell(&commands, Command::Received(place.id)).await;
+        tell(commands, Command::Received(id)).await;
         Ok(())
     }
 }
@@ -248,6 +269,17 @@ pub(crate) struct Place {
     pub(crate) id: SequenceId,
     /// Blocks whose content is there already.
     pub(crate) cached_blocks: usize,
+    /// Closed once the sequence has the place no more.
+    pub(crate) lost: oneshot::Receiver<()>,
+}
+
+/// How far the blocks of a request of a decode instance are.
+#[derive(Debug)]
+pub(crate) enum Receives {
+    /// Told once there is a place for them.
+    Expected(oneshot::Sender<Place>),
+    /// They come, until this is dropped.
+    Running { _place: oneshot::Sender<()> },
 }
 
 /// What a request of a prefill instance needs for its end.
@@ -331,8 +363,7 @@ impl KvSource for Source {
             .ok_or_else(|| KvTransfers::lost("they are held no more"))?;
         // Whoever asks knows what it has, and nothing else about what is held here.
         let prompt_tokens = held.value().prompt_tokens;
-        let std::ops::Range { start, end } =
-            bytes_of(&self.layout, prompt_tokens, blocks.cached_blocks);
+        let Range { start, end } = bytes_of(&self.layout, prompt_tokens, blocks.cached_blocks);
         let sending = Sending {
             held,
             commands: self.commands.clone(),
