@@ -8,9 +8,10 @@ use genset_scheduler::{BlockId, Scheduler, SequenceId};
 use parking_lot::Mutex;
 
 use super::forward::Forward;
+use super::transfer::PIECES_AHEAD;
 
-/// Buffers that are kept: a piece that is written to a socket, one ahead of it, and those of another transfer.
-const KEPT_BUFFERS: usize = 4;
+/// Buffers that are kept: a piece that is written to a socket, those ahead of it, and one of another transfer.
+const KEPT_BUFFERS: usize = PIECES_AHEAD + 2;
 
 /// Buffers of pieces that were sent, for the next ones: the system takes longer to give memory for a piece than its copy takes.
 #[derive(Debug, Default)]

@@ -5,6 +5,7 @@ mod commands;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 use genset_backend_common::kv::KvEventPublisher;
 use genset_backend_common::output::{Finish, TokenChunk};
@@ -51,6 +52,10 @@ pub(crate) struct Core {
     last_id: u64,
     /// Whether readers were looked at, and no sign has come since that one left.
     has_looked: bool,
+    /// Whether bytes of KV blocks were read or written since the last step.
+    has_moved: bool,
+    /// How long the last step took.
+    step_time: Duration,
     buffers: blocks::Buffers,
     /// A KV block that the scheduler does not have, for [`Core::ask_model`].
     spare_block: usize,
@@ -93,6 +98,8 @@ impl Core {
             freed,
             last_id: 0,
             has_looked: false,
+            has_moved: false,
+            step_time: Duration::ZERO,
             buffers: blocks::Buffers::default(),
             spare_block,
         }
@@ -117,6 +124,9 @@ impl Core {
                 }
                 Then::GoOn => self.take_commands(&mut commands),
             };
+            if matches!(then, Then::GoOn) {
+                then = self.move_more(&mut commands);
+            }
             if matches!(then, Then::GoOn) {
                 for id in self.freed.take() {
                     self.scheduler.free_held(id);
@@ -176,8 +186,9 @@ impl Core {
             Ok(logits) => {
                 let generated_tokens = self.finish_step(&step.rows, choosing, logits);
                 let (sequences, tokens) = (batch.sequences.len(), batch.tokens.len());
+                self.step_time = began.elapsed();
                 let figures = StepFigures {
-                    step: began.elapsed(),
+                    step: self.step_time,
                     forward,
                     sequences,
                     tokens,

@@ -1,9 +1,9 @@
 //! [`Transfers`]: prefill and decode apart. KV blocks leave a prefill instance as bytes, and get into the cache of a decode
 //! instance as the same bytes, so it goes on as if it had computed them.
 //!
-//! The bytes of a sequence are those of its blocks one after another. Whoever fetches them asks the engine thread for one
-//! [piece](PIECE_BYTES) after another, with one ahead, and the other side has as many written at once: so many bytes are in
-//! memory, and no more.
+//! The bytes of a sequence are those of its blocks one after another. The engine thread gives them out and takes them in between its
+//! steps, in [pieces](PIECE_BYTES). A transfer asks for [several](PIECES_AHEAD) ahead, so that a step that takes long does not hold it
+//! up, and the other side has [some](PIECES_WRITTEN) written at once: so many bytes are in memory, and no more.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -21,13 +21,26 @@ use genset_backend_common::{
 use genset_scheduler::{HeldSequence, SequenceId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::core::Command;
 use crate::model::KvLayout;
 
-/// Bytes that are taken out of the cache, or put into it, between two steps.
+/// Bytes that are taken out of the cache, or put into it, at once.
 const PIECE_BYTES: usize = 1 << 20;
+
+/// Pieces that a transfer asks for ahead of those that are sent; fewer where many are under way.
+pub(super) const PIECES_AHEAD: usize = 16;
+
+/// Pieces that a transfer asks for ahead, however many are under way.
+const LEAST_AHEAD: usize = 2;
+
+/// Pieces that all transfers may ask for beyond the least.
+const ALL_AHEAD: usize = 64;
+
+/// Pieces that a transfer has written at once.
+const PIECES_WRITTEN: usize = 4;
 
 /// What names held blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -111,6 +124,7 @@ impl Transfers {
             holds,
             layout,
             commands,
+            ahead: Arc::new(Semaphore::new(ALL_AHEAD)),
         }));
     }
 
@@ -240,7 +254,7 @@ impl Transfers {
             }
             under_way.push_back((next, is_done));
             while let Some((end, before)) = under_way.front_mut()
-                && next - *end >= PIECE_BYTES
+                && next - *end >= PIECES_WRITTEN * PIECE_BYTES
             {
                 // The thread ends answers, also those whose blocks it takes no more.
                 let _ = before.await;
@@ -295,6 +309,8 @@ struct Source {
     holds: KvHolds<HeldPrompt>,
     layout: KvLayout,
     commands: mpsc::WeakSender<Command>,
+    /// Room for pieces of all transfers.
+    ahead: Arc<Semaphore>,
 }
 
 /// A transfer under way.
@@ -305,41 +321,61 @@ struct Sending {
     /// The place of the next piece that is asked for.
     next: usize,
     end: usize,
-    /// The piece that was asked for.
-    ahead: Option<oneshot::Receiver<Bytes>>,
+    /// The pieces that were asked for, in order.
+    asked: VecDeque<Asked>,
+    ahead: Arc<Semaphore>,
+}
+
+/// A piece that was asked for.
+struct Asked {
+    bytes: oneshot::Receiver<Bytes>,
+    /// Its room, where it is beyond the least.
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 impl Sending {
-    /// Asks for the next piece; `None` where there is no more.
-    async fn ask(&mut self) -> Result<Option<oneshot::Receiver<Bytes>>, EngineError> {
-        if self.next == self.end {
-            return Ok(None);
+    /// Asks for as many pieces as there is room for.
+    async fn ask_ahead(&mut self) -> Result<(), EngineError> {
+        while self.next < self.end && self.asked.len() < PIECES_AHEAD {
+            let room = if self.asked.len() < LEAST_AHEAD {
+                None
+            } else {
+                match Arc::clone(&self.ahead).try_acquire_owned() {
+                    Ok(room) => Some(room),
+                    Err(_) => break,
+                }
+            };
+            let commands = self.commands.upgrade().ok_or_else(gone)?;
+            let place = if self.asked.is_empty() {
+                commands.reserve().await.map_err(|_| gone())?
+            } else {
+                // What was asked for is not to wait for the rest.
+                match commands.try_reserve() {
+                    Ok(place) => place,
+                    Err(TrySendError::Full(())) => break,
+                    Err(TrySendError::Closed(())) => return Err(gone()),
+                }
+            };
+            let end = self.end.min(self.next + PIECE_BYTES);
+            let (reply, bytes) = oneshot::channel();
+            place.send(Command::Read {
+                id: self.held.value().sequence.id(),
+                bytes: self.next..end,
+                reply,
+            });
+            self.next = end;
+            self.asked.push_back(Asked { bytes, _room: room });
         }
-        let end = self.end.min(self.next + PIECE_BYTES);
-        let (reply, piece) = oneshot::channel();
-        let read = Command::Read {
-            id: self.held.value().sequence.id(),
-            bytes: self.next..end,
-            reply,
-        };
-        self.next = end;
-        if !tell(&self.commands, read).await {
-            return Err(gone());
-        }
-        Ok(Some(piece))
+        Ok(())
     }
 
     async fn piece(mut self) -> Option<(Result<Bytes, EngineError>, Option<Self>)> {
         let piece = async {
-            let piece = match self.ahead.take() {
-                Some(ahead) => Some(ahead),
-                None => self.ask().await?,
-            };
-            let Some(piece) = piece else {
-                return Ok(None);
-            };
-            self.ahead = self.ask().await?;
-            piece.await.map(Some).map_err(|_| gone())
+            self.ask_ahead().await?;
+            match self.asked.pop_front() {
+                Some(asked) => asked.bytes.await.map(Some).map_err(|_| gone()),
+                None => Ok(None),
+            }
         };
         match piece.await {
             Ok(Some(piece)) => Some((Ok(piece), Some(self))),
@@ -369,7 +405,8 @@ impl KvSource for Source {
             commands: self.commands.clone(),
             next: start,
             end,
-            ahead: None,
+            asked: VecDeque::new(),
+            ahead: Arc::clone(&self.ahead),
         };
         let pieces = stream::unfold(Some(sending), |sending| async { sending?.piece().await });
         Ok(Box::pin(pieces))
@@ -381,3 +418,6 @@ impl KvSource for Source {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,16 @@
 //! [`Command`]: what the engine thread is told between its steps, and how it obeys.
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use bytes::Bytes;
 use genset_backend_common::{EngineError, ErrorKind, RequestField};
 use genset_scheduler::{AddError, NewSequence, SequenceId};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::super::blocks;
 use super::super::sequence::Arrival;
@@ -14,6 +18,9 @@ use super::{Core, Then};
 
 /// How long a client refused for a full queue should wait.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Between two steps bytes of KV blocks are waited for as long as the step took, divided by this.
+const MOVING_PART: u32 = 16;
 
 /// What the engine thread is told.
 #[derive(Debug)]
@@ -60,12 +67,29 @@ impl Core {
         }
     }
 
+    /// Goes on to obey for a small part of a step's time where bytes of KV blocks were moved: who moves them has more as soon as these
+    /// are there, and would else wait for all of the next step.
+    pub(super) fn move_more(&mut self, commands: &mut mpsc::Receiver<Command>) -> Then {
+        if !std::mem::take(&mut self.has_moved) {
+            return Then::GoOn;
+        }
+        let until = Instant::now() + self.step_time / MOVING_PART;
+        while let Some(command) = next_until(commands, until) {
+            if let Then::End = self.obey(command) {
+                return Then::End;
+            }
+        }
+        self.has_moved = false;
+        Then::GoOn
+    }
+
     pub(super) fn obey(&mut self, command: Command) -> Then {
         match command {
             Command::Add(arrival) => self.add(*arrival),
             Command::Look => self.has_looked = false,
             Command::Received(id) => drop(self.scheduler.received(id)),
             Command::Read { id, bytes, reply } => {
+                self.has_moved = true;
                 let (scheduler, forward) = (&self.scheduler, &*self.forward);
                 if let Some(bytes) = blocks::read(scheduler, forward, &self.buffers, id, bytes) {
                     // Who asked may have left.
@@ -78,6 +102,7 @@ impl Core {
                 bytes,
                 done,
             } => {
+                self.has_moved = true;
                 blocks::write(&self.scheduler, &mut *self.forward, id, start, &bytes);
                 let _ = done.send(());
             }
@@ -132,6 +157,31 @@ impl Core {
     }
 }
 
+/// The next command; `None` where none comes in time, or none will.
+fn next_until(commands: &mut mpsc::Receiver<Command>, until: Instant) -> Option<Command> {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut cx = Context::from_waker(&waker);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return None;
+        }
+        match commands.poll_recv(&mut cx) {
+            Poll::Ready(command) => return command,
+            Poll::Pending => thread::park_timeout(left),
+        }
+    }
+}
+
+/// Wakes a thread that is parked.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
 fn refused(refusal: AddError) -> EngineError {
     let message = refusal.to_string();
     match refusal {
@@ -158,4 +208,25 @@ pub(crate) fn too_long_for_cache(prompt_tokens: usize, capacity_tokens: usize) -
          shorten the prompt, or give the worker a larger --kv-cache-memory"
     );
     EngineError::new(ErrorKind::ContextLengthExceeded, message).with_at(RequestField::Prompt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_waited_for_and_not_taken_too_late() {
+        let (sender, mut commands) = mpsc::channel(1);
+        let later = Instant::now() + Duration::from_secs(60);
+        thread::scope(|scope| {
+            scope.spawn(|| sender.blocking_send(Command::Look).unwrap());
+            let next = next_until(&mut commands, later);
+            assert!(matches!(next, Some(Command::Look)), "{next:?}");
+        });
+        sender.try_send(Command::Look).unwrap();
+        assert!(next_until(&mut commands, Instant::now()).is_none());
+        assert!(commands.try_recv().is_ok());
+        drop(sender);
+        assert!(next_until(&mut commands, later).is_none());
+    }
 }

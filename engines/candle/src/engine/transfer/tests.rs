@@ -1,0 +1,93 @@
+//! What a transfer asks of the engine thread.
+
+use futures_util::FutureExt;
+use genset_scheduler::FreedSequences;
+
+use super::*;
+
+/// Blocks of a piece each.
+fn layout() -> KvLayout {
+    KvLayout {
+        arrangement: "none".into(),
+        dtype: "f16".into(),
+        num_layers: 1,
+        num_kv_heads: 1,
+        head_dim: PIECE_BYTES / 16,
+        block_size: 4,
+        number_bytes: 2,
+    }
+}
+
+/// A transfer of 40 pieces, where all have so much room ahead.
+async fn sending(commands: &mpsc::Sender<Command>, ahead: usize) -> KvBytes {
+    let layout = layout();
+    assert_eq!(layout.block_bytes(), PIECE_BYTES);
+    let prompt_tokens = 40 * layout.block_size + 1;
+    let holds = KvHolds::new(Duration::from_secs(60));
+    let sequence = FreedSequences::new(|| {}).holding(SequenceId(1));
+    let held = HeldPrompt {
+        sequence,
+        prompt_tokens,
+    };
+    let blocks = Blocks {
+        hold: format!("{:016x}", holds.hold("r", held)),
+        prompt_tokens,
+        layout: layout.clone(),
+        cached_blocks: 0,
+    };
+    let source = Source {
+        holds,
+        layout,
+        commands: commands.downgrade(),
+        ahead: Arc::new(Semaphore::new(ahead)),
+    };
+    let data = serde_json::to_value(blocks).unwrap();
+    let ctx = RequestContext::new("r");
+    source.fetch(data, ctx).await.unwrap()
+}
+
+/// The pieces that were asked for since the last call: where they begin, and who waits for them.
+fn asked(commands: &mut mpsc::Receiver<Command>) -> VecDeque<(usize, oneshot::Sender<Bytes>)> {
+    let mut asked = VecDeque::new();
+    while let Ok(command) = commands.try_recv() {
+        if let Command::Read { bytes, reply, .. } = command {
+            asked.push_back((bytes.start, reply));
+        }
+    }
+    asked
+}
+
+#[tokio::test]
+async fn several_pieces_are_asked_for_ahead() {
+    let (sender, mut commands) = mpsc::channel(64);
+    let mut pieces = sending(&sender, ALL_AHEAD).await;
+    assert!(pieces.next().now_or_never().is_none());
+    let mut first = asked(&mut commands);
+    let places: Vec<usize> = first.iter().map(|(place, _)| *place).collect();
+    let expected: Vec<usize> = (0..PIECES_AHEAD).map(|it| it * PIECE_BYTES).collect();
+    assert_eq!(places, expected);
+    // Each that is sent has another asked for.
+    let (_, reply) = first.pop_front().unwrap();
+    reply.send(Bytes::from_static(b"piece")).unwrap();
+    assert_eq!(pieces.next().await.unwrap().unwrap(), &b"piece"[..]);
+    assert!(pieces.next().now_or_never().is_none());
+    let places: Vec<usize> = (asked(&mut commands).iter())
+        .map(|(place, _)| *place)
+        .collect();
+    assert_eq!(places, [PIECES_AHEAD * PIECE_BYTES]);
+}
+
+/// Neither other transfers nor a full queue keep one from going on.
+#[tokio::test]
+async fn fewer_are_asked_for_where_there_is_no_room() {
+    let (sender, mut commands) = mpsc::channel(64);
+    let mut pieces = sending(&sender, 3).await;
+    assert!(pieces.next().now_or_never().is_none());
+    assert_eq!(asked(&mut commands).len(), LEAST_AHEAD + 3);
+    let (sender, mut commands) = mpsc::channel(1);
+    let mut pieces = sending(&sender, ALL_AHEAD).await;
+    assert!(pieces.next().now_or_never().is_none());
+    let (_, reply) = asked(&mut commands).pop_front().unwrap();
+    reply.send(Bytes::from_static(b"piece")).unwrap();
+    assert!(pieces.next().await.unwrap().is_ok());
+}
