@@ -24,6 +24,7 @@ mod disaggregating;
 pub mod index;
 mod kv;
 mod migrating;
+mod patience;
 mod queueing;
 mod route;
 mod sync;

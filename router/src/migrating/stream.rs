@@ -17,10 +17,8 @@ use super::MigrationConfig;
 use super::budget::Budget;
 use super::metrics::ModelMetrics;
 use super::resume::{GoesOn, Kept, Stuck, resume, without_seam};
+use crate::patience::Patience;
 use crate::route::{Holder, Route, Routed};
-
-/// Pauses between two looks for an instance when none is left, doubling from the first to the last.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(400));
 
 type Item = Result<Output, EngineError>;
 type Moving = Pin<Box<dyn Future<Output = Result<Routed, EngineError>> + Send>>;
@@ -292,13 +290,7 @@ impl Search {
     /// Asks the instances that did not lose the request. When none of them takes it, it waits, and asks the others as well: one
     /// that is the only one may be back, or was only cut off.
     async fn run(self) -> Result<Routed, EngineError> {
-        let now = Instant::now();
-        let until = now + self.parts.config.wait;
-        let until = self
-            .ctx
-            .deadline()
-            .map_or(until, |deadline| deadline.min(until));
-        let mut pause = PAUSES.0;
+        let mut patience = Patience::new(self.parts.config.wait, &self.ctx);
         let mut left_out = &self.left[..];
         loop {
             let asked = self
@@ -309,17 +301,9 @@ impl Search {
                 Err(error) if error.may_go_elsewhere() => error,
                 decided => return decided,
             };
-            let now = Instant::now();
-            if !self.waits || now >= until || self.ctx.is_cancelled() {
+            if !self.waits || !patience.pause(&self.ctx).await {
                 return Err(error);
             }
-            let wakes = until.min(now + pause);
-            tokio::select! {
-                biased;
-                () = self.ctx.cancelled() => return Err(error),
-                () = tokio::time::sleep_until(wakes) => {}
-            }
-            pause = (pause * 2).min(PAUSES.1);
             left_out = if left_out.is_empty() { &self.left } else { &[] };
         }
     }
