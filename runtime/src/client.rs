@@ -357,18 +357,22 @@ impl GenerateClient {
 pub enum Holder {
     /// The instance that took it.
     One(InstanceId),
-    /// The id of the instance that has it at the moment, kept up to date by whoever hands it on.
+    /// The id of the instance that has it at the moment, or [`Holder::NOBODY`], kept up to date by whoever hands it on.
     Now(Arc<AtomicU64>),
 }
 
 impl Holder {
-    /// The instance that has the request at the moment.
+    /// What [`Holder::Now`] holds while no instance has the request; no instance has this id.
+    pub const NOBODY: u64 = 0;
+
+    /// The instance that has the request at the moment; `None` while no instance has it.
     #[must_use]
-    pub fn id(&self) -> InstanceId {
-        match self {
-            Self::One(id) => *id,
-            Self::Now(id) => InstanceId(id.load(Ordering::Relaxed)),
-        }
+    pub fn id(&self) -> Option<InstanceId> {
+        let id = match self {
+            Self::One(id) => id.0,
+            Self::Now(id) => id.load(Ordering::Relaxed),
+        };
+        (id != Self::NOBODY).then_some(InstanceId(id))
     }
 }
 

@@ -92,7 +92,7 @@ impl TwoLegs {
         passes_first: bool,
         left_out: &[InstanceId],
     ) -> Routed {
-        self.now.store(prefill.holder.id().0, Ordering::Relaxed);
+        self.holds(&prefill.holder);
         self.stage = Stage::Prefill(prefill.outputs);
         self.passes_first = passes_first;
         self.left_out = left_out.to_vec();
@@ -101,6 +101,11 @@ impl TwoLegs {
             holder,
             outputs: OutputStream::from_raw(Box::pin(self)),
         }
+    }
+
+    /// Tells those above who has the request.
+    fn holds(&self, holder: &Holder) {
+        self.now.store(id_of(holder), Ordering::Relaxed);
     }
 
     /// Takes tokens of the prefill leg; the item to pass on, if any.
@@ -186,7 +191,7 @@ impl TwoLegs {
     }
 
     fn begin_decode(&mut self, routed: Routed) {
-        self.now.store(routed.holder.id().0, Ordering::Relaxed);
+        self.holds(&routed.holder);
         let again = match self.passes_first {
             true => self.first.token_ids.len(),
             false => 0,
@@ -331,7 +336,7 @@ impl TwoLegs {
             return Poll::Ready(Some(None));
         };
         let item = ready!(Pin::new(&mut decode.outputs).poll_next(cx));
-        self.now.store(decode.holder.id().0, Ordering::Relaxed);
+        self.now.store(id_of(&decode.holder), Ordering::Relaxed);
         if std::mem::take(&mut decode.is_fetching) && matches!(item, Some(Ok(Output::Tokens(_)))) {
             self.held = None;
             self.parts.metrics.handed_over_in(self.since.elapsed());
@@ -381,6 +386,11 @@ impl Drop for TwoLegs {
             self.parts.release(&transfer);
         }
     }
+}
+
+/// As those above read it.
+fn id_of(holder: &Holder) -> u64 {
+    holder.id().map_or(Holder::NOBODY, |instance| instance.0)
 }
 
 /// Whether a refusal is not about the request itself.

@@ -283,7 +283,7 @@ impl Selecting {
             |_: &mut GenerateRequest, candidates: &[Candidate]| self.fall_back(asked, candidates);
         let routed = (self.client).route_by(&mut choose, request, ctx, left_out);
         let routed = routed.await?;
-        self.serves(asked, any_rank(routed.holder.id()));
+        self.took(asked, &routed);
         Ok(routed)
     }
 
@@ -296,6 +296,13 @@ impl Selecting {
             favourite: key.and_then(|key| self.affinity.last(key)),
             rank: request.data_parallel_rank,
             explanation: ctx.explanation().cloned(),
+        }
+    }
+
+    /// Remembers that the key is served by an instance that chooses the rank.
+    fn took(&self, asked: &Asked, routed: &Routed) {
+        if let Some(instance) = routed.holder.id() {
+            self.serves(asked, any_rank(instance));
         }
     }
 
@@ -398,7 +405,7 @@ impl Route for Selecting {
         self.keep(lookup);
         let routed = routed?;
         let Some(sequence) = sequence else {
-            self.serves(&asked, any_rank(routed.holder.id()));
+            self.took(&asked, &routed);
             return Ok(routed);
         };
         self.serves(&asked, sequence.place);

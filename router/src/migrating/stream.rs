@@ -101,10 +101,15 @@ impl MigratingStream {
     }
 
     /// After the instance `from` failed: the terminal, or `None` where the request moves.
-    fn leave(&mut self, from: InstanceId, cause: EngineError) -> Option<Item> {
+    fn leave(&mut self, from: Option<InstanceId>, cause: EngineError) -> Option<Item> {
         if !cause.policy().is_migratable || self.ctx.is_cancelled() {
             return Some(Err(cause));
         }
+        // A layer below waited for an instance, in vain.
+        let Some(from) = from else {
+            self.parts.metrics.failed(Stuck::NoInstance);
+            return Some(Err(cause));
+        };
         if self.moves >= self.parts.limit {
             return Some(Err(self.lost(Stuck::Limit, &cause)));
         }
@@ -154,7 +159,7 @@ impl MigratingStream {
         self.parts.metrics.moved(cause.kind(), since.elapsed());
         tracing::info!(
             request_id = self.ctx.id(),
-            to = %routed.holder.id(),
+            to = routed.holder.id().map(tracing::field::display),
             "the request goes on"
         );
         self.source = Source::At(routed.holder, routed.outputs);

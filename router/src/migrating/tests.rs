@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::error::Error as _;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -43,6 +44,8 @@ enum Leg {
     Text,
     /// Is silent for good.
     Hangs,
+    /// Gives so many tokens, and then no instance took it on.
+    HandsToNobody(u32),
 }
 
 /// What an instance was asked.
@@ -120,6 +123,11 @@ impl Fleet {
                     .chain([Err(disconnected(kind))])
                     .collect()
             }
+            Leg::HandsToNobody(count) => {
+                let nobody = Err(disconnected(ErrorKind::Unavailable));
+                let count = usize::try_from(count).unwrap();
+                tokens.take(count).chain([nobody]).collect()
+            }
             Leg::Finishes => tokens
                 .chain([Ok(Output::Finished(Box::new(finished)))])
                 .collect(),
@@ -168,8 +176,18 @@ impl Route for Fleet {
             asked.len()
         };
         let leg = leg.unwrap_or(Leg::Refuses(ErrorKind::Unavailable));
+        let holder = match leg {
+            Leg::HandsToNobody(_) => Holder::Now(Arc::new(AtomicU64::new(Holder::NOBODY))),
+            Leg::Fails(..)
+            | Leg::Finishes
+            | Leg::LosesTerminal
+            | Leg::Refuses(_)
+            | Leg::LacksAdapter
+            | Leg::Text
+            | Leg::Hangs => Holder::One(InstanceId(u64::try_from(count).unwrap())),
+        };
         Ok(Routed {
-            holder: Holder::One(InstanceId(u64::try_from(count).unwrap())),
+            holder,
             outputs: Self::play(&request, leg)?,
         })
     }
@@ -365,6 +383,15 @@ async fn a_move_is_counted_where_the_request_came_from() {
     let outputs = site.migrating.generate(request(), ctx.sibling(0)).await;
     read(outputs.unwrap()).await.end.unwrap();
     assert_eq!(ctx.moves(), 2);
+}
+
+#[tokio::test]
+async fn what_a_layer_below_found_nobody_for_moves_no_more() {
+    let site = site([Leg::HandsToNobody(1), Leg::Finishes]);
+    let read = site.ask(request()).await;
+    assert_eq!(kind_of(&read), ErrorKind::Unavailable);
+    assert_eq!((read.tokens.len(), site.fleet.asked().len()), (1, 1));
+    assert_eq!(site.failures("no_instance"), "1");
 }
 
 #[tokio::test]
