@@ -57,15 +57,8 @@ pub async fn connect(
     let below: Arc<dyn Route> = if model.card.capabilities.can_be_apart() {
         let pools = Pools::follow(directory, model, config, selection, timeout).await?;
         let blocks = KvBlocksClient::new(directory.runtime());
-        let apart = config.disaggregation;
-        let card = &model.card;
-        Arc::new(Disaggregating::new(
-            pools,
-            card,
-            apart,
-            Some(blocks),
-            &layers.legs,
-        ))
+        let (card, legs) = (&model.card, &layers.legs);
+        Arc::new(Disaggregating::new(pools, card, config, Some(blocks), legs))
     } else {
         let role = model.whole_role();
         pool_route(directory, model, role, config, selection, timeout).await?

@@ -9,8 +9,10 @@
 //!   it, or decode instances are told to compute the prompt themselves.
 //! - Both legs choose the first token, the second one to go on from it. So a request that leaves its seed to chance gets one; where
 //!   it may have none, the second leg's token is the one that counts.
+//! - A request whose prompt is computed waits where no instance goes on with it, as one that moves does.
 //! - Blocks that nobody will fetch are released: the request was cancelled, its client left, or no decode instance took it.
 
+mod handing;
 mod metrics;
 mod pools;
 mod stream;
@@ -32,6 +34,7 @@ pub use self::metrics::Legs;
 use self::metrics::{ModelLegs, Whole};
 pub(crate) use self::pools::{PoolSet, Pools};
 use self::stream::TwoLegs;
+use crate::config::RouterConfig;
 use crate::route::{Route, Routed};
 
 /// When requests are served in two legs.
@@ -53,6 +56,8 @@ pub(crate) struct Disaggregating {
 struct Parts {
     pools: Pools,
     config: DisaggregationConfig,
+    /// How long a request waits between its legs.
+    wait: Duration,
     context_length_tokens: u32,
     /// Whether a seed decides what is chosen by chance.
     has_seeds: bool,
@@ -67,13 +72,14 @@ impl Disaggregating {
     pub(crate) fn new(
         pools: Pools,
         card: &ModelCard,
-        config: DisaggregationConfig,
+        config: &RouterConfig,
         blocks: Option<KvBlocksClient>,
         legs: &Legs,
     ) -> Self {
         let parts = Parts {
             pools,
-            config,
+            config: config.disaggregation,
+            wait: config.migration.wait,
             context_length_tokens: card.context_length_tokens,
             has_seeds: card.capabilities.sampling.contains(&SamplingOption::Seed),
             resumes_exactly: card.capabilities.resume,
@@ -115,7 +121,7 @@ impl Parts {
         Ok(Apart { prefill, decode })
     }
 
-    /// Serves the request in one leg.
+    /// Serves the request in one leg, and counts it.
     async fn whole(
         &self,
         why: Whole,
@@ -124,6 +130,17 @@ impl Parts {
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
         self.metrics.whole(why);
+        self.ask_whole(why, request, ctx, left_out).await
+    }
+
+    /// Asks instances to serve the request in one leg.
+    async fn ask_whole(
+        &self,
+        why: Whole,
+        request: GenerateRequest,
+        ctx: RequestContext,
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
         let pools = self.pools.now();
         let aggregated = pools.aggregated.clone().map(|pool| (pool, None));
         let computing = Some(TransferParams::none());

@@ -9,18 +9,19 @@ use futures_core::Stream;
 use genset_backend_common::output::{Finished, TokenChunk};
 use genset_backend_common::{
     CancelReason, EngineError, Finish, FinishReason, GenerateRequest, Output, OutputStream,
-    RequestContext, RequestField, TokenId,
+    RequestContext, TokenId,
     transfer::{KvTransfers, TransferParams},
 };
 use genset_runtime::InstanceId;
 use tokio::time::Instant;
 
 use super::Parts;
-use super::metrics::{Leg, Whole};
+use super::handing::{Handing, Taken, Untaken};
+use super::metrics::Leg;
 use crate::route::{Holder, Route, Routed};
 
 type Item = Result<Output, EngineError>;
-type Handing = Pin<Box<dyn Future<Output = Result<Routed, EngineError>> + Send>>;
+type Handed = Pin<Box<dyn Future<Output = Result<Taken, Untaken>> + Send>>;
 
 /// An answer in two legs.
 pub(super) struct TwoLegs {
@@ -47,7 +48,7 @@ pub(super) struct TwoLegs {
 enum Stage {
     Prefill(OutputStream),
     /// The first token has gone; the terminal of the prefill leg is what comes next.
-    Handing(Handing, Pin<Box<dyn Future<Output = ()> + Send>>),
+    Handing(Handed, Pin<Box<dyn Future<Output = ()> + Send>>),
     Decode(Decode),
     Ended,
 }
@@ -155,42 +156,31 @@ impl TwoLegs {
         self.request.max_tokens(self.parts.context_length_tokens)
     }
 
-    /// Begins the decode leg.
+    /// Looks for an instance for the decode leg.
     fn hand_over(&mut self, transfer: TransferParams) {
         self.since = Instant::now();
         self.held = Some(transfer.clone());
-        let decode = Arc::clone(&self.decode);
-        let (ctx, left_out) = (self.ctx.clone(), self.left_out.clone());
-        let mut request = self.request.clone();
-        request.transfer = Some(transfer);
-        self.hand_to(async move { decode.route(request, ctx, &left_out).await });
-    }
-
-    /// No decode instance takes the blocks: another instance answers all of it.
-    fn stay_whole(&mut self, refusal: EngineError) {
-        tracing::warn!(request_id = self.ctx.id(), error = %refusal, "no decode instance took the request over");
-        if let Some(transfer) = self.held.take() {
-            self.parts.release(&transfer);
-        }
-        let parts = Arc::clone(&self.parts);
-        let (request, ctx) = (self.request.clone(), self.ctx.clone());
-        let left_out = self.left_out.clone();
-        self.hand_to(async move {
-            let whole = parts.whole(Whole::DecodeRefused, request, ctx, &left_out);
-            // The client is not at fault for what the instances disagree about.
-            whole.await.map_err(|_| KvTransfers::lost(refusal))
-        });
-    }
-
-    fn hand_to(
-        &mut self,
-        taken: impl Future<Output = Result<Routed, EngineError>> + Send + 'static,
-    ) {
+        let handing = Handing {
+            parts: Arc::clone(&self.parts),
+            decode: Arc::clone(&self.decode),
+            request: self.request.clone(),
+            ctx: self.ctx.clone(),
+            left_out: self.left_out.clone(),
+        };
         let cancelled = Box::pin(self.ctx.cancelled_owned());
-        self.stage = Stage::Handing(Box::pin(taken), cancelled);
+        self.stage = Stage::Handing(Box::pin(handing.run(transfer)), cancelled);
     }
 
-    fn begin_decode(&mut self, routed: Routed) {
+    fn begin_decode(&mut self, taken: Taken) {
+        let routed = match taken {
+            Taken::Blocks(routed) => routed,
+            Taken::Whole(routed) => {
+                if let Some(transfer) = self.held.take() {
+                    self.parts.release(&transfer);
+                }
+                routed
+            }
+        };
         self.holds(&routed.holder);
         let again = match self.passes_first {
             true => self.first.token_ids.len(),
@@ -312,16 +302,19 @@ impl TwoLegs {
         };
         if let Poll::Ready(handed) = handing.as_mut().poll(cx) {
             return Poll::Ready(match handed {
-                Ok(routed) => {
-                    self.begin_decode(routed);
+                Ok(taken) => {
+                    self.begin_decode(taken);
                     None
                 }
                 Err(_) if self.ctx.is_cancelled() => Some(self.cancelled()),
-                Err(refusal) if self.held.is_some() && is_about_transfer(&refusal) => {
-                    self.stay_whole(refusal);
-                    None
-                }
-                Err(error) => {
+                Err(untaken) => {
+                    let error = match untaken {
+                        Untaken::Refused(error) => error,
+                        Untaken::Nobody(error) => {
+                            self.now.store(Holder::NOBODY, Ordering::Relaxed);
+                            error
+                        }
+                    };
                     self.parts.metrics.failed(Leg::Decode, error.kind());
                     Some(self.end(Err(error)))
                 }
@@ -391,9 +384,4 @@ impl Drop for TwoLegs {
 /// As those above read it.
 fn id_of(holder: &Holder) -> u64 {
     holder.id().map_or(Holder::NOBODY, |instance| instance.0)
-}
-
-/// Whether a refusal is not about the request itself.
-fn is_about_transfer(error: &EngineError) -> bool {
-    error.may_go_elsewhere() || error.at() == Some(&RequestField::Transfer.into())
 }

@@ -1,5 +1,7 @@
 //! Requests in two legs, over pools that do as they are told.
 
+mod waiting;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +24,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
 use super::{Disaggregating, DisaggregationConfig, Legs, PoolSet, Pools};
+use crate::config::RouterConfig;
 use crate::migrating::{Migrating, MigrationConfig, Migrations};
 use crate::route::{Holder, Route, Routed};
 
@@ -205,17 +208,41 @@ fn site_with(
     has_seeds: bool,
     blocks: Option<KvBlocksClient>,
 ) -> Site {
+    let config = config(threshold, Duration::ZERO);
+    site_configured(fakes, &config, has_seeds, blocks)
+}
+
+/// Requests that wait so long between their legs.
+fn config(threshold: u32, wait: Duration) -> RouterConfig {
+    RouterConfig {
+        disaggregation: DisaggregationConfig {
+            prefill_threshold_tokens: threshold,
+        },
+        migration: MigrationConfig {
+            wait,
+            ..MigrationConfig::default()
+        },
+        ..RouterConfig::default()
+    }
+}
+
+fn site_configured(
+    fakes: Fakes<'_>,
+    config: &RouterConfig,
+    has_seeds: bool,
+    blocks: Option<KvBlocksClient>,
+) -> Site {
     let mut can = Capabilities::tokens().with_resume();
     if has_seeds {
         can.sampling.insert(SamplingOption::Seed);
     }
-    site_declaring(can, fakes, threshold, blocks)
+    site_declaring(can, fakes, config, blocks)
 }
 
 fn site_declaring(
     can: Capabilities,
     [aggregated, prefill, decode]: Fakes<'_>,
-    threshold: u32,
+    config: &RouterConfig,
     blocks: Option<KvBlocksClient>,
 ) -> Site {
     let way = |pool: Option<&Arc<Fake>>| pool.map(|pool| Arc::clone(pool) as Arc<dyn Route>);
@@ -229,9 +256,6 @@ fn site_declaring(
         .with_sampling([SamplingOption::Temperature]);
     let card = ModelCard::from_config(&EngineConfig::new("m", CONTEXT).with_capabilities(can));
     let registry = MetricsRegistry::default();
-    let config = DisaggregationConfig {
-        prefill_threshold_tokens: threshold,
-    };
     let legs = Legs::register(&registry);
     let layer = Disaggregating::new(pools, &card, config, blocks, &legs);
     Site {
@@ -575,7 +599,7 @@ async fn what_goes_on_as_from_a_longer_prompt_gets_no_seed() {
     let as_prompt = |prefill: &Arc<Fake>, decode: &Arc<Fake>| {
         let can = Capabilities::tokens().with_sampling([SamplingOption::Seed]);
         let fakes = [None, Some(prefill), Some(decode)];
-        site_declaring(can.with_resume_as_prompt(), fakes, 0, None)
+        site_declaring(can.with_resume_as_prompt(), fakes, &config(0, Duration::ZERO), None)
     };
     let mut resumed = request();
     resumed.resumed_tokens = 1;
@@ -651,8 +675,8 @@ async fn a_cancel_between_the_legs_ends_the_answer() {
         });
         let site = site(&prefill, &prefill);
         let legs = Legs::register(&MetricsRegistry::default());
-        let config = DisaggregationConfig::default();
-        let layer = Disaggregating::new(pools, &site.card, config, None, &legs);
+        let config = config(0, Duration::ZERO);
+        let layer = Disaggregating::new(pools, &site.card, &config, None, &legs);
         let ctx = RequestContext::new("r");
         let outputs = layer.generate(request(), ctx.clone()).await.unwrap();
         let cancel = async {

@@ -1,0 +1,113 @@
+//! Requests whose prompt is computed, and which no instance goes on with at once.
+
+use tokio::time::Instant;
+
+use super::*;
+
+const REFUSES: Does = Does::Refuses(ErrorKind::Overloaded);
+const WAIT: Duration = Duration::from_secs(60);
+
+/// Both layers, over a prefill and a decode pool.
+struct Stack {
+    site: Site,
+    migrating: Migrating,
+    ctx: RequestContext,
+}
+
+impl Stack {
+    fn of(fakes: Fakes<'_>) -> Self {
+        let config = config(0, WAIT);
+        let site = site_configured(fakes, &config, true, None);
+        let migrations = Migrations::register(&site.registry, config.migration);
+        Self {
+            migrating: Migrating::new(site.layer.clone(), &site.card, migrations),
+            site,
+            ctx: RequestContext::new("r"),
+        }
+    }
+
+    async fn ask(&self) -> Read {
+        let outputs = self.migrating.generate(request(), self.ctx.clone()).await;
+        read(outputs.unwrap()).await
+    }
+
+    fn counts(&self, sample: &str) -> bool {
+        self.site.registry.encode().contains(sample)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_decode_pool_that_is_full_for_a_while_costs_no_move() {
+    // Refused with the blocks last, and refused all of it last.
+    for refusals in [8, 9] {
+        let prefill = Fake::new(0, [Does::Prefills]);
+        let refused = std::iter::repeat_n(REFUSES, refusals);
+        let decode = Fake::new(10, refused.chain([Does::Answers]));
+        let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
+        let read = stack.ask().await;
+        assert_eq!(read.tokens, expected(12));
+        assert_eq!(read.end.unwrap().usage.completion_tokens, 12);
+        assert_eq!((prefill.count(), stack.ctx.moves()), (1, 0));
+        let last = decode.asked().pop().unwrap().transfer.unwrap();
+        assert_eq!(last.is_none(), refusals == 9);
+        assert_eq!(stack.site.whole("decode_refused"), refusals == 9);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_only_decode_instance_may_be_away_for_a_while() {
+    let prefill = Fake::new(0, [Does::Prefills; 2]);
+    let lost = Does::Dies(3, ErrorKind::Disconnected);
+    let away = std::iter::repeat_n(Does::Refuses(ErrorKind::Unavailable), 30);
+    let does = [lost].into_iter().chain(away).chain([Does::Answers]);
+    let decode = Fake::new(10, does);
+    let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
+    let read = stack.ask().await;
+    assert_eq!(read.tokens, expected(12));
+    assert_eq!((prefill.count(), stack.ctx.moves()), (2, 1));
+    // The one that lost it is asked too, but never first.
+    let asked = decode.asked.lock();
+    let left_out: Vec<_> = asked.iter().map(|(_, left_out)| left_out.len()).collect();
+    assert_eq!(left_out[..5], [0, 1, 1, 0, 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_no_decode_instance_takes_in_time_ends_and_names_no_instance() {
+    let prefill = Fake::new(0, [Does::Prefills; 4]);
+    let decode = Fake::new(10, []);
+    let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
+    let since = Instant::now();
+    let read = stack.ask().await;
+    assert_eq!(since.elapsed(), WAIT);
+    assert_eq!(read.tokens, expected(1));
+    let error = read.end.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    assert!(error.message().contains("within 60 s"), "{error}");
+    assert!(error.details().retry_after.is_some());
+    assert_eq!((prefill.count(), stack.ctx.moves()), (1, 0));
+    let failure = "genset_migration_failures_total{model=\"m\",reason=\"no_instance\"} 1";
+    assert!(stack.counts(failure));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_for_a_decode_instance_ends_with_the_deadline() {
+    let prefill = Fake::new(0, [Does::Prefills; 4]);
+    let decode = Fake::new(10, []);
+    let mut stack = Stack::of([None, Some(&prefill), Some(&decode)]);
+    let deadline = Instant::now() + Duration::from_secs(2);
+    stack.ctx = stack.ctx.with_deadline(deadline);
+    let read = stack.ask().await;
+    assert_eq!(Instant::now(), deadline);
+    assert_eq!(read.end.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+}
+
+#[tokio::test(start_paused = true)]
+async fn blocks_that_nobody_can_read_are_offered_once() {
+    let prefill = Fake::new(0, [Does::Prefills]);
+    let decode = Fake::new(10, [Does::RefusesBlocks, REFUSES, REFUSES, Does::Answers]);
+    let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
+    assert_eq!(stack.ask().await.tokens, expected(12));
+    let offered = decode.asked().into_iter().map(|request| request.transfer);
+    let offered = offered.filter(|transfer| transfer.as_ref().is_some_and(|it| !it.is_none()));
+    assert_eq!((offered.count(), prefill.count()), (1, 1));
+}
