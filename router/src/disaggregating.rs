@@ -29,6 +29,7 @@ use genset_backend_common::{
     config::SamplingOption, transfer::TransferParams,
 };
 use genset_runtime::{InstanceId, KvBlocksClient};
+use tokio::time::Instant;
 
 pub use self::metrics::Legs;
 use self::metrics::{ModelLegs, Whole};
@@ -209,6 +210,8 @@ impl Route for Disaggregating {
             Err(why) => return parts.whole(why, request, ctx, left_out).await,
         };
         let is_settled = parts.settle_chance(&mut request);
+        // Over the wire an instance takes a request with its first item: by then the prompt is computed.
+        let since = Instant::now();
         let begun = apart
             .prefill
             .route(request.clone(), ctx.clone(), left_out)
@@ -216,7 +219,7 @@ impl Route for Disaggregating {
         match begun {
             Ok(routed) => {
                 parts.metrics.apart();
-                let legs = TwoLegs::new(Arc::clone(parts), apart.decode, request, ctx);
+                let legs = TwoLegs::new(Arc::clone(parts), apart.decode, request, ctx, since);
                 Ok(legs.begin(routed, is_settled, left_out))
             }
             Err(error) if error.may_go_elsewhere() && !ctx.is_cancelled() => {

@@ -31,6 +31,7 @@ pub(super) struct TwoLegs {
     ctx: RequestContext,
     left_out: Vec<InstanceId>,
     stage: Stage,
+    /// When the present leg was looked for.
     since: Instant,
     /// Who has the request, for those above.
     now: Arc<AtomicU64>,
@@ -64,11 +65,13 @@ struct Decode {
 }
 
 impl TwoLegs {
+    /// An answer of which `since` is when a prefill instance was looked for.
     pub(super) fn new(
         parts: Arc<Parts>,
         decode: Arc<dyn Route>,
         request: GenerateRequest,
         ctx: RequestContext,
+        since: Instant,
     ) -> Self {
         Self {
             parts,
@@ -77,7 +80,7 @@ impl TwoLegs {
             ctx,
             left_out: Vec::new(),
             stage: Stage::Ended,
-            since: Instant::now(),
+            since,
             now: Arc::default(),
             first: TokenChunk::default(),
             passes_first: true,

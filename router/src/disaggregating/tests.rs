@@ -635,6 +635,56 @@ async fn legs_that_disagree_are_an_error() {
     assert_eq!(read.end.unwrap_err().kind(), ErrorKind::StreamIncomplete);
 }
 
+/// A pool whose instances take requests as over the wire: with their first item, which is a second away.
+struct Distant(Arc<Fake>);
+
+#[async_trait]
+impl Generate for Distant {
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        Ok(self.route(request, ctx, &[]).await?.outputs)
+    }
+}
+
+#[async_trait]
+impl Route for Distant {
+    async fn route(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+        left_out: &[InstanceId],
+    ) -> Result<Routed, EngineError> {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        self.0.route(request, ctx, left_out).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_leg_is_timed_from_when_an_instance_is_asked() {
+    let prefill = Fake::new(0, [Does::Prefills]);
+    let decode = Fake::new(10, [Does::Answers]);
+    let site = site(&prefill, &decode);
+    let pools = Pools::fixed(PoolSet {
+        aggregated: None,
+        prefill: Some(Arc::new(Distant(prefill))),
+        decode: Some(Arc::new(Distant(decode))),
+    });
+    let registry = MetricsRegistry::default();
+    let legs = Legs::register(&registry);
+    let config = config(0, Duration::ZERO);
+    let layer = Disaggregating::new(pools, &site.card, &config, None, &legs);
+    let outputs = layer.generate(request(), RequestContext::new("r")).await;
+    assert_eq!(read(outputs.unwrap()).await.tokens, expected(12));
+    let text = registry.encode();
+    for leg in ["prefill", "handover"] {
+        let sum = format!("genset_disaggregated_{leg}_seconds_sum 1.0");
+        assert!(text.contains(&sum), "{text}");
+    }
+}
+
 /// A pool that takes for ever to take a request.
 struct Stuck;
 
