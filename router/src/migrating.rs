@@ -2,7 +2,8 @@
 //! or leaves, the request goes on at another one, from where it was.
 //!
 //! It stands above the layers that choose an instance and below whoever makes text of tokens, neither of which notices. It is
-//! for what fails *after* an instance took the request; what refuses it before is tried elsewhere by the layer below.
+//! for what fails *after* an instance took the request; what refuses it before is tried elsewhere by the layer below. Where that
+//! knows of no instance that is there, the request waits here for one.
 //!
 //! - `resume` is pure: what is kept, and the request that goes on from it.
 //! - `budget` bounds the memory of all that is kept.
@@ -30,7 +31,7 @@ use genset_runtime::{in_seconds, positive_seconds};
 use self::budget::Budget;
 use self::metrics::{MigrationMetrics, ModelMetrics};
 use self::resume::Kept;
-use self::stream::{MigratingStream, Parts};
+use self::stream::{MigratingStream, Parts, await_instance, is_away};
 use crate::route::Route;
 
 /// How requests move, for every model.
@@ -125,11 +126,14 @@ impl Generate for Migrating {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let kept = Kept::of(&request, &self.parts.capabilities, &self.parts.budget);
-        let routed = self
-            .parts
-            .below
-            .route(request.clone(), ctx.clone(), &[])
-            .await?;
+        let below = &self.parts.below;
+        let routed = match below.route(request.clone(), ctx.clone(), &[]).await {
+            Err(refusal) if is_away(refusal.kind()) && !ctx.is_cancelled() => {
+                let waiting = await_instance(&self.parts, request.clone(), &ctx, refusal);
+                waiting.await?
+            }
+            decided => decided?,
+        };
         let stream = MigratingStream::new(Arc::clone(&self.parts), request, ctx, kept, routed);
         Ok(OutputStream::from_raw(Box::pin(stream)))
     }

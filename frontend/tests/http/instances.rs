@@ -48,7 +48,9 @@ async fn ask(site: &Site) -> (u16, String) {
 #[tokio::test]
 async fn requests_take_turns_and_pass_by_a_refusal() {
     let [one, two] = one_and_two();
-    let site = Site::start(one.clone()).await;
+    let mut waits_little = config();
+    waits_little.router.migration.wait = Duration::from_millis(1);
+    let site = Site::with(waits_little, one.clone()).await;
     let metrics = MetricsRegistry::default();
     let second = start_worker(&site.runtime, 2, two.clone(), worker_config(), metrics).await;
     for _ in 0..10 {

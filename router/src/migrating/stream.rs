@@ -143,9 +143,10 @@ impl MigratingStream {
             ctx,
             left: self.left.clone(),
             waits,
+            may_lose: None,
         };
         self.source = Source::Moving(Move {
-            moving: Box::pin(search.run()),
+            moving: Box::pin(search.run(None)),
             waits,
             cause,
             since: Instant::now(),
@@ -281,6 +282,42 @@ fn is_gone(kind: ErrorKind) -> bool {
     )
 }
 
+/// Whether an error says that no instance is there, and not that those that are have no room.
+pub(super) fn is_away(kind: ErrorKind) -> bool {
+    is_gone(kind) || kind == ErrorKind::Unavailable
+}
+
+/// Waits for an instance for a request of which the layer below has just said that none is there. Its answer has not begun.
+///
+/// # Errors
+/// What the last instance refused it with; why it was cancelled, or that its deadline has passed.
+pub(super) async fn await_instance(
+    parts: &Arc<Parts>,
+    request: GenerateRequest,
+    ctx: &RequestContext,
+    refusal: EngineError,
+) -> Result<Routed, EngineError> {
+    tracing::info!(request_id = ctx.id(), model = request.model, error = %refusal, "the request waits for an instance");
+    let search = Search {
+        parts: Arc::clone(parts),
+        request,
+        // The instance that was cut off may still have it under its own id.
+        ctx: ctx.sibling(0),
+        left: Vec::new(),
+        waits: true,
+        may_lose: Some(parts.limit),
+    };
+    let found = search.run(Some(refusal)).await;
+    found.map_err(|last| {
+        let is_late = ctx.time_left() == Some(Duration::ZERO);
+        let over = is_late.then_some(CancelReason::Deadline);
+        match ctx.cancel_reason().or(over) {
+            Some(reason) => reason.to_error().with_request_id(ctx.id()),
+            None => last,
+        }
+    })
+}
+
 /// The search for an instance that takes a request over.
 struct Search {
     parts: Arc<Parts>,
@@ -289,23 +326,35 @@ struct Search {
     left: Vec<InstanceId>,
     /// Whether it waits for one: the answer has begun, or the instance is gone and another may take its place.
     waits: bool,
+    /// How often an instance may be lost that was asked; as often as it takes where it is `None`.
+    may_lose: Option<u32>,
 }
 
 impl Search {
     /// Asks the instances that did not lose the request. When none of them takes it, it waits, and asks the others as well: one
-    /// that is the only one may be back, or was only cut off.
-    async fn run(self) -> Result<Routed, EngineError> {
+    /// that is the only one may be back, or was only cut off. It begins with the wait where all were asked and one `refused`.
+    async fn run(self, mut refused: Option<EngineError>) -> Result<Routed, EngineError> {
+        let mut may_lose = self.may_lose;
         let mut patience = Patience::new(self.parts.config.wait, &self.ctx);
         let mut left_out = &self.left[..];
         loop {
-            let asked = self
-                .parts
-                .below
-                .route(self.request.clone(), self.ctx.clone(), left_out);
-            let error = match self.before_deadline(asked).await {
+            let answer = match refused.take() {
+                Some(refusal) => Err(refusal),
+                None => self.ask(left_out).await,
+            };
+            let error = match answer {
                 Err(error) if error.may_go_elsewhere() => error,
                 decided => return decided,
             };
+            // A request that brings down whoever takes it is kept from those that come after.
+            if let Some(left) = &mut may_lose
+                && error.kind() == ErrorKind::Disconnected
+            {
+                match left.checked_sub(1) {
+                    Some(fewer) => *left = fewer,
+                    None => return Err(error),
+                }
+            }
             if !self.waits || !patience.pause(&self.ctx).await {
                 return Err(error);
             }
@@ -313,10 +362,9 @@ impl Search {
         }
     }
 
-    async fn before_deadline(
-        &self,
-        asked: impl Future<Output = Result<Routed, EngineError>>,
-    ) -> Result<Routed, EngineError> {
+    async fn ask(&self, left_out: &[InstanceId]) -> Result<Routed, EngineError> {
+        let (request, ctx) = (self.request.clone(), self.ctx.clone());
+        let asked = self.parts.below.route(request, ctx, left_out);
         let over = async {
             match self.ctx.deadline() {
                 Some(deadline) => tokio::time::sleep_until(deadline).await,

@@ -1,5 +1,7 @@
 //! Requests that move, over a fake fleet whose model is a function of prompt and position.
 
+mod waiting;
+
 use std::collections::VecDeque;
 use std::error::Error as _;
 use std::sync::Arc;
