@@ -45,7 +45,8 @@ impl Lag {
         }
     }
 
-    /// Compares what instances told that they have published with what was taken in, which `taken` says; now and then.
+    /// Compares what instances told that they have published with what was taken in, which `taken` says; now and then. These may
+    /// be some of all: a request asks about its candidates.
     pub(super) fn look(
         &self,
         published: impl Iterator<Item = (InstanceId, u64)>,
@@ -58,8 +59,8 @@ impl Lag {
             return;
         }
         state.looked = Some(now);
-        let mut late = BTreeMap::new();
         for (instance, published) in published {
+            let known = state.late.remove(&instance);
             // One whose snapshot is not in yet has nothing in the index to be distrusted.
             let Some(taken) = taken(instance) else {
                 continue;
@@ -68,7 +69,6 @@ impl Lag {
             if missing == 0 {
                 continue;
             }
-            let known = state.late.remove(&instance);
             let known = known.filter(|known| taken < known.published);
             let (published, since) =
                 known.map_or((published, now), |late| (late.published, late.since));
@@ -77,9 +77,10 @@ impl Lag {
                 since,
                 missing,
             };
-            late.insert(instance, entry);
+            state.late.insert(instance, entry);
         }
-        state.late = late;
+        // Those that have gone.
+        state.late.retain(|instance, _| taken(*instance).is_some());
         self.publish(&state, now);
     }
 
@@ -160,5 +161,33 @@ mod tests {
         look(30, 10);
         assert!(shows("20", "0.0"), "{}", registry.encode());
         assert!(lag.distrusted().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_no_candidate_of_a_request_is_late_all_the_same() {
+        let registry = MetricsRegistry::default();
+        let metrics = RouterMetrics::register(&registry, RouterMode::Kv);
+        let lag = Lag::new(Duration::from_secs(5), metrics.of("m"));
+        let (late, other) = (InstanceId(1), InstanceId(2));
+        let taken = |_: InstanceId| Some(4_u64);
+        lag.look([(late, 10), (other, 4)].into_iter(), taken);
+        for _ in 0..60 {
+            tokio::time::advance(Duration::from_millis(100)).await;
+            lag.look([(other, 4)].into_iter(), taken);
+        }
+        assert_eq!(lag.distrusted(), [late]);
+        lag.look([(late, 10)].into_iter(), taken);
+        assert_eq!(lag.distrusted(), [late]);
+        // One that has gone is late no more.
+        tokio::time::advance(Duration::from_millis(100)).await;
+        lag.look([(other, 4)].into_iter(), |instance| {
+            (instance == other).then_some(4)
+        });
+        assert!(lag.distrusted().is_empty());
+        assert!(
+            registry
+                .encode()
+                .contains("genset_router_lag_events{model=\"m\"} 0\n")
+        );
     }
 }
