@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::component::{Endpoint, Runtime};
 use crate::discovery::InstanceRecord;
-use crate::instances::{InFlightGuard, Instance, Instances};
+use crate::instances::{InFlightGuard, Instance, Instances, Wanted};
 use crate::load::{follow_loads, for_each_instance};
 use crate::names::InstanceId;
 use crate::plane::{self, Payload, RequestPlane, ResponseStream};
@@ -135,17 +135,18 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         request: Req,
         ctx: RequestContext,
     ) -> Result<ResponseStream<Resp>, EngineError> {
-        let instance = self.choose(&[], None, |candidates| selector.select(candidates))?;
+        let any = Wanted::default();
+        let instance = self.choose(&[], any, |candidates| selector.select(candidates))?;
         self.call_instance(&instance, request, ctx).await
     }
 
     fn choose(
         &self,
         tried: &[InstanceId],
-        adapter: Option<&str>,
+        wanted: Wanted<'_>,
         choose: impl FnOnce(&[Candidate]) -> Option<usize>,
     ) -> Result<Arc<Instance>, EngineError> {
-        let (live, candidates) = self.instances.candidates(tried, adapter);
+        let (live, candidates) = self.instances.candidates(tried, wanted);
         let chosen = if live.is_empty() {
             None
         } else {
@@ -154,7 +155,7 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         chosen
             .and_then(|index| live.get(index))
             .cloned()
-            .ok_or_else(|| self.none_available(adapter))
+            .ok_or_else(|| self.none_available(wanted.adapter))
     }
 
     fn none_available(&self, adapter: Option<&str>) -> EngineError {
@@ -169,20 +170,21 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         EngineError::new(ErrorKind::Unavailable, message).with_retry_after(Duration::from_secs(1))
     }
 
-    /// Waits until there is an instance for the adapter that is none of `tried`; false when none came in time, or the request was
+    /// Waits until there is an instance as it is wanted that is none of `tried`; false when none came in time, or the request was
     /// cancelled.
     async fn other_than(
         &self,
         tried: &[InstanceId],
-        adapter: Option<&str>,
+        wanted: Wanted<'_>,
         until: Instant,
         ctx: &RequestContext,
     ) -> bool {
         let mut instances = self.instances.subscribe();
-        let is_another = |(id, instance): (&InstanceId, &Arc<Instance>)| {
-            !tried.contains(id) && instance.has_adapter(adapter)
-        };
-        let another = instances.wait_for(|map| map.iter().any(is_another));
+        let another = instances.wait_for(|map| {
+            let is_wanted = wanted.among(map);
+            map.iter()
+                .any(|(id, instance)| !tried.contains(id) && is_wanted(instance))
+        });
         tokio::select! {
             biased;
             () = ctx.cancelled() => false,
@@ -326,7 +328,8 @@ impl GenerateClient {
     /// The requests of each live instance, by id: those of this client, and those of others by what it told last.
     #[must_use]
     pub fn loads(&self) -> Vec<(InstanceId, usize)> {
-        let (_, candidates) = self.client.instances.candidates(&[], None);
+        let any = Wanted::default();
+        let (_, candidates) = self.client.instances.candidates(&[], any);
         candidates
             .iter()
             .map(|candidate| (candidate.instance, candidate.load))
@@ -445,8 +448,13 @@ impl GenerateClient {
         let mut last_error: Option<EngineError> = None;
         let mut wait_until = None;
         let adapter = request.adapter.clone();
+        // As the client named it: who chooses may name one of the chosen instance.
+        let wanted = Wanted {
+            adapter: adapter.as_deref(),
+            rank: request.data_parallel_rank,
+        };
         loop {
-            let chosen = (self.client).choose(&tried, adapter.as_deref(), |candidates| {
+            let chosen = (self.client).choose(&tried, wanted, |candidates| {
                 choose(&mut request, candidates)
             });
             let instance = match chosen {
@@ -454,7 +462,7 @@ impl GenerateClient {
                 Err(none_left) => {
                     let error = last_error.take().unwrap_or(none_left);
                     let until = *wait_until.get_or_insert_with(|| Instant::now() + SUCCESSOR_TIME);
-                    let another = (self.client).other_than(&tried, adapter.as_deref(), until, &ctx);
+                    let another = (self.client).other_than(&tried, wanted, until, &ctx);
                     if is_gone(error.kind()) && another.await {
                         continue;
                     }

@@ -127,6 +127,31 @@ pub(crate) type Accepts = Arc<dyn Fn(&InstanceRecord) -> bool + Send + Sync>;
 
 type InstanceMap = Arc<BTreeMap<InstanceId, Arc<Instance>>>;
 
+/// What a request asks of the instance that it goes to.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Wanted<'a> {
+    /// The adapter that it names.
+    pub(crate) adapter: Option<&'a str>,
+    /// The data-parallel rank that it names.
+    pub(crate) rank: Option<u32>,
+}
+
+impl Wanted<'_> {
+    /// Whether it may go to an instance that is one of `all`. A rank that none of them has is for one of them to refuse.
+    pub(crate) fn among(
+        self,
+        all: &BTreeMap<InstanceId, Arc<Instance>>,
+    ) -> impl Fn(&Instance) -> bool {
+        let fits = move |instance: &Instance, rank: Option<u32>| {
+            instance.has_adapter(self.adapter)
+                && rank.is_none_or(|rank| rank < instance.record.ranks())
+        };
+        let is_there = self.rank.is_some() && all.values().any(|known| fits(known, self.rank));
+        let rank = self.rank.filter(|_| is_there);
+        move |instance| fits(instance, rank)
+    }
+}
+
 /// The live instances; clones share. The map is replaced as a whole, so readers hold no lock.
 #[derive(Clone)]
 pub(crate) struct Instances {
@@ -224,17 +249,18 @@ impl Instances {
         self.map.subscribe()
     }
 
-    /// The instances a request may go to that names this adapter or none, less those in `tried`, those marked down and those whose process is known to be
+    /// The instances a request may go to that wants this, less those in `tried`, those marked down and those whose process is known to be
     /// gone. When none is left so, all are tried: a wrong mark must not make an outage.
     pub(crate) fn candidates(
         &self,
         tried: &[InstanceId],
-        adapter: Option<&str>,
+        wanted: Wanted<'_>,
     ) -> (Vec<Arc<Instance>>, Vec<Candidate>) {
         let map = self.all();
+        let is_wanted = wanted.among(&map);
         let untried: Vec<_> = map
             .values()
-            .filter(|instance| instance.has_adapter(adapter))
+            .filter(|instance| is_wanted(instance))
             .filter(|instance| !tried.contains(&instance.record.instance))
             .cloned()
             .collect();
@@ -302,7 +328,7 @@ mod tests {
         for change in [snapshot, Change::Put] {
             let plane = Arc::new(MemoryPlane::new());
             let instances = Instances::new(Arc::new(|_| true), Records::default(), plane);
-            let load = || instances.candidates(&[], None).1[0].load;
+            let load = || instances.candidates(&[], Wanted::default()).1[0].load;
             instances.apply(Change::Snapshot(vec![entry("here", 10)]));
             let request = instances.get(InstanceId(1)).unwrap().enter();
             instances.apply(change(entry("here", 20)));

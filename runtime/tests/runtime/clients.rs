@@ -7,8 +7,8 @@ use futures_util::StreamExt;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::RequestLimits;
 use genset_backend_common::{
-    CancelReason, EngineError, ErrorKind, Finish, GenerateRequest, Output, RequestContext,
-    RequestField,
+    CancelReason, EngineConfig, EngineError, ErrorKind, Finish, GenerateRequest, ModelCard, Output,
+    RequestContext, RequestField,
 };
 use genset_runtime::discovery::{Address, Discovery, InstanceRecord, Lease};
 use genset_runtime::selection::RoundRobin;
@@ -194,6 +194,45 @@ async fn a_routed_request_says_who_answers_and_leaves_out_whom_it_was_told_to() 
     let nobody = [InstanceId(1), InstanceId(2)];
     let error = soon(client.route(request(1), ctx(), &nobody)).await;
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Unavailable);
+}
+
+/// The second instance is one of two ranks.
+async fn two_ranks(client: &GenerateClient, servings: &[genset_runtime::Serving; 2]) {
+    let mut card = ModelCard::from_config(&EngineConfig::new("sample", 64));
+    card.data_parallel_size = 2;
+    servings[1].list(Some(card)).await.unwrap();
+    until(|| client.instances().iter().any(|record| record.ranks() == 2)).await;
+}
+
+#[tokio::test]
+async fn a_rank_that_is_named_goes_to_instances_that_have_it() {
+    let (runtime, _) = runtime();
+    let (one, two) = (finishing(), finishing());
+    let (client, servings) = client_of(&runtime, [&one, &two]).await;
+    two_ranks(&client, &servings).await;
+    // Where no instance has it, one says so.
+    for (rank, calls) in [(1, (0, 4)), (0, (2, 6)), (2, (4, 8))] {
+        for _ in 0..4 {
+            let mut named = request(1);
+            named.data_parallel_rank = Some(rank);
+            finish(soon(client.generate(named, ctx())).await.unwrap())
+                .await
+                .unwrap();
+        }
+        assert_eq!((one.calls(), two.calls()), calls, "{rank}");
+    }
+}
+
+#[tokio::test]
+async fn a_rank_whose_instances_are_full_goes_to_no_other() {
+    let (runtime, _) = runtime();
+    let (one, full) = (finishing(), refusing(ErrorKind::Overloaded));
+    let (client, servings) = client_of(&runtime, [&one, &full]).await;
+    two_ranks(&client, &servings).await;
+    let mut named = request(1);
+    named.data_parallel_rank = Some(1);
+    let error = soon(client.generate(named, ctx())).await.unwrap_err();
+    assert_eq!((error.kind(), one.calls()), (ErrorKind::Overloaded, 0));
 }
 
 #[tokio::test]
