@@ -71,6 +71,15 @@ impl Member {
     fn active_blocks(&self) -> u64 {
         self.own_blocks.saturating_add(self.prompts.len() as u64)
     }
+
+    /// How many of these leading blocks of a prompt its sequences have. Whoever has a block has all before it.
+    fn shared_blocks(&self, blocks: &[BlockHash]) -> u64 {
+        if self.prompts.is_empty() {
+            return 0;
+        }
+        let shared = blocks.partition_point(|block| self.prompts.contains_key(block));
+        u64::try_from(shared).unwrap_or(u64::MAX)
+    }
 }
 
 /// What is known of a place when a request is to be placed.
@@ -80,6 +89,8 @@ pub(super) struct Standing {
     pub(super) overlap_blocks: u32,
     /// Blocks of this router's sequences there.
     pub(super) active_blocks: u64,
+    /// Leading blocks of the request that are among those.
+    pub(super) shared_blocks: u64,
     /// Tokens of theirs that are to be prefilled.
     pub(super) prefill_tokens: u64,
 }
@@ -220,6 +231,7 @@ impl Fleet {
                 Standing {
                     overlap_blocks: overlap.map_or(0, |(_, blocks)| *blocks),
                     active_blocks: member.map_or(0, |member| member.active_blocks()),
+                    shared_blocks: member.map_or(0, |it| it.shared_blocks(&request.blocks)),
                     prefill_tokens: member.map_or(0, |member| member.prefill_tokens),
                 }
             })

@@ -352,10 +352,11 @@ fn work(request: &Request, standing: &Standing, others: f64) -> Work {
     let block_size = f64::from(request.block_size);
     let waiting = as_f64(standing.prefill_tokens) / block_size;
     let ours = as_f64(standing.active_blocks);
+    let new = (request.prompt_blocks()).saturating_sub(standing.shared_blocks);
     Work {
         prefill_blocks: waiting + f64::from(request.prompt_tokens) / block_size,
         overlap_blocks: standing.overlap_blocks,
-        active_blocks: ours + others + as_f64(request.prompt_blocks()),
+        active_blocks: ours + others + as_f64(new),
     }
 }
 

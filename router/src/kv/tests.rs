@@ -1,5 +1,7 @@
 //! The whole layer, in one process: workers that are a few handlers, and real discovery, plane and clients.
 
+mod counts;
+
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;

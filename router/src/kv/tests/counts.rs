@@ -1,0 +1,41 @@
+//! What the router counts of its own requests, and for how long.
+
+use super::*;
+
+impl Router {
+    /// Begins a request, and says how it was routed.
+    async fn explained(&self, request: GenerateRequest) -> (OutputStream, serde_json::Value) {
+        let explanation = Explanation::default();
+        let ctx = RequestContext::new("r").with_explanation(explanation.clone());
+        let outputs = self.generate.generate(request, ctx).await.unwrap();
+        (outputs, explanation.decisions().remove(0))
+    }
+}
+
+fn request(tokens: Vec<TokenId>) -> GenerateRequest {
+    GenerateRequest::from_tokens("m", tokens)
+}
+
+/// A prompt of 22 blocks and a half, of which the first 20 are those of `prompt(1, 320)`.
+fn longer() -> Vec<TokenId> {
+    let mut longer = prompt(1, 320);
+    longer.extend(prompt(2, 40));
+    longer
+}
+
+#[tokio::test(start_paused = true)]
+async fn blocks_that_a_request_shares_with_those_that_run_count_once() {
+    let site = Site::new(true);
+    let worker = site.worker(1, vec![]).await;
+    worker.fake.may_answer.send_replace(None);
+    let router = site.router(KvConfig::default()).await;
+    router
+        .until("genset_router_snapshots_total", "", |count| count == 1.0)
+        .await;
+    let running = router.begin(&prompt(1, 320)).await;
+    let (outputs, decision) = router.explained(request(longer())).await;
+    assert_eq!(decision["candidates"][0]["active_blocks"], 23.0);
+    drop((running, outputs));
+    let (_, decision) = router.explained(request(longer())).await;
+    assert_eq!(decision["candidates"][0]["active_blocks"], 23.0);
+}
