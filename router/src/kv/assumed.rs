@@ -72,15 +72,16 @@ impl Assumed {
         while self.routed_blocks > self.max_blocks && self.forget_oldest(index) {}
     }
 
+    /// Whether there is something to forget.
+    pub(super) fn is_due(&self, now: Instant) -> bool {
+        let oldest = self.routed.front();
+        oldest.is_some_and(|oldest| oldest.until <= now)
+    }
+
     /// Forgets what is older than the time it is assumed for.
     pub(super) fn expire(&mut self, index: &mut IndexWriter) {
         let now = Instant::now();
-        while self
-            .routed
-            .front()
-            .is_some_and(|oldest| oldest.until <= now)
-            && self.forget_oldest(index)
-        {}
+        while self.is_due(now) && self.forget_oldest(index) {}
     }
 
     /// A target has gone, and the index with it.

@@ -232,6 +232,25 @@ impl Selecting {
         places.unzip()
     }
 
+    /// What is known of the blocks; what was assumed too long ago is not.
+    fn look_up(&self, request: &Request) -> Lookup {
+        self.expire();
+        let mut lookup = self.lookups.lock().pop().unwrap_or_default();
+        self.indexed.reader.find(&request.blocks, &mut lookup);
+        lookup
+    }
+
+    /// Forgets what is assumed no longer.
+    fn expire(&self) {
+        let Some(assumed) = &self.assumed else { return };
+        let mut assumed = assumed.lock();
+        if assumed.is_due(Instant::now()) {
+            assumed.expire(&mut self.indexed.writer.lock());
+            drop(assumed);
+            self.metrics.index_holds(self.indexed.reader.held_blocks());
+        }
+    }
+
     /// Keeps a lookup's memory for the next.
     fn keep(&self, lookup: Lookup) {
         let mut lookups = self.lookups.lock();
@@ -325,7 +344,6 @@ impl Selecting {
             return;
         };
         let index = &mut self.indexed.writer.lock();
-        assumed.expire(index);
         assumed.routed(index, target, &request.blocks);
         self.metrics.index_holds(self.indexed.reader.held_blocks());
     }
@@ -378,8 +396,7 @@ impl Route for Selecting {
         let Some(read) = self.read(&request) else {
             return self.route_by_load(&asked, request, ctx, left_out).await;
         };
-        let mut lookup = self.lookups.lock().pop().unwrap_or_default();
-        self.indexed.reader.find(&read.blocks, &mut lookup);
+        let lookup = self.look_up(&read);
         let mut sequence = None;
         let mut is_first = true;
         let mut choose = |request: &mut GenerateRequest, candidates: &[Candidate]| {
@@ -428,8 +445,7 @@ impl Route for Selecting {
         let Some(read) = self.read(request) else {
             return 0;
         };
-        let mut lookup = self.lookups.lock().pop().unwrap_or_default();
-        self.indexed.reader.find(&read.blocks, &mut lookup);
+        let lookup = self.look_up(&read);
         let overlaps = lookup.overlaps().iter().map(|overlap| overlap.blocks);
         let most = overlaps.max().unwrap_or(0);
         self.keep(lookup);

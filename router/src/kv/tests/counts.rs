@@ -39,3 +39,25 @@ async fn blocks_that_a_request_shares_with_those_that_run_count_once() {
     let (_, decision) = router.explained(request(longer())).await;
     assert_eq!(decision["candidates"][0]["active_blocks"], 23.0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_was_assumed_before_a_pause_is_not_gone_by() {
+    let site = Site::new(false);
+    let _worker = site.worker(1, vec![]).await;
+    let kv = KvConfig {
+        use_events: false,
+        ..KvConfig::default()
+    };
+    let router = site.router(kv).await;
+    // Others get a turn: the worker becomes known.
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    router.ask(&prompt(1, 320)).await;
+    let overlap = async |after: Duration| {
+        tokio::time::advance(after).await;
+        let (outputs, decision) = router.explained(request(longer())).await;
+        read(outputs).await;
+        decision["candidates"][0]["overlap_blocks"].as_u64()
+    };
+    assert_eq!(overlap(Duration::from_secs(119)).await, Some(20));
+    assert_eq!(overlap(Duration::from_secs(121)).await, Some(0));
+}
