@@ -311,6 +311,13 @@ impl GenerateClient {
         self.client.instances()
     }
 
+    /// Whether the instance `id` is live and may be asked under the adapter, where one is named.
+    #[must_use]
+    pub fn may_take(&self, id: InstanceId, adapter: Option<&str>) -> bool {
+        let instance = self.client.instances.get(id);
+        instance.is_some_and(|instance| instance.has_adapter(adapter))
+    }
+
     /// Keeps a task for every live instance, and drops it when the instance goes; all of them with what is returned. They run
     /// where no request can keep them waiting, so they must neither block nor do a request's work.
     pub fn for_each_instance<F>(

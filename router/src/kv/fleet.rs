@@ -201,27 +201,33 @@ impl Fleet {
         self.state.lock().free.push(target);
     }
 
+    /// The most leading blocks of a prompt that one of the places has cached whose instance `counts`.
+    pub(super) fn most_cached(
+        &self,
+        overlaps: &[Overlap],
+        counts: impl Fn(InstanceId) -> bool,
+    ) -> u32 {
+        let state = self.state.lock();
+        let cached = cached(&state, overlaps);
+        let cached = cached.filter(|(place, _)| counts(place.instance));
+        cached.map(|(_, blocks)| blocks).max().unwrap_or(0)
+    }
+
     /// Where each of `places` stands, which are sorted; and places a request at the one that `choose` chooses, before anybody
-    /// else can look.
+    /// else can look. What that changes of a standing counts.
     pub(super) fn place(
         self: &Arc<Self>,
         places: &[Place],
         overlaps: &[Overlap],
         request: &Request,
-        choose: impl FnOnce(&[Standing]) -> Option<usize>,
+        choose: impl FnOnce(&mut [Standing]) -> Option<usize>,
     ) -> Option<(usize, Sequence)> {
         let mut state = self.state.lock();
-        let mut cached: Vec<(Place, u32)> = overlaps
-            .iter()
-            .filter_map(|overlap| {
-                let owner = state.owners.get(usize::try_from(overlap.target).ok()?)?;
-                Some(((*owner)?, overlap.blocks))
-            })
-            .collect();
+        let mut cached: Vec<(Place, u32)> = cached(&state, overlaps).collect();
         cached.sort_unstable();
         let mut members = state.members.iter().peekable();
         let mut cached = cached.into_iter().peekable();
-        let standings: Vec<Standing> = places
+        let mut standings: Vec<Standing> = places
             .iter()
             .map(|place| {
                 while members.next_if(|member| member.place < *place).is_some() {}
@@ -236,7 +242,7 @@ impl Fleet {
                 }
             })
             .collect();
-        let index = choose(&standings)?;
+        let index = choose(&mut standings)?;
         let (place, standing) = (*places.get(index)?, standings.get(index)?);
         let sequence = self.enter(&mut state, place, *standing, request);
         Some((index, sequence))
@@ -268,6 +274,14 @@ impl Fleet {
             overlap_blocks: standing.overlap_blocks,
         }
     }
+}
+
+/// The places that have leading blocks of a prompt, and how many; targets that stand for nobody are left out.
+fn cached(state: &State, overlaps: &[Overlap]) -> impl Iterator<Item = (Place, u32)> {
+    overlaps.iter().filter_map(move |overlap| {
+        let owner = state.owners.get(usize::try_from(overlap.target).ok()?)?;
+        Some(((*owner)?, overlap.blocks))
+    })
 }
 
 fn set_owner(state: &mut State, target: Target, owner: Option<Place>) {
@@ -345,5 +359,35 @@ impl Drop for Sequence {
         if member.target.is_none() && member.active_blocks() == 0 {
             state.members.retain(|member| member.place != self.place);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(instance: u64) -> Place {
+        Place {
+            instance: InstanceId(instance),
+            rank: 0,
+        }
+    }
+
+    #[test]
+    fn only_what_counted_places_have_is_the_most_that_is_cached() {
+        let fleet = Fleet::default();
+        let targets = [1, 2, 3].map(|instance| {
+            let target = fleet.new_target();
+            fleet.set_target(place(instance), target);
+            target
+        });
+        let overlap = |(target, blocks)| Overlap { target, blocks };
+        let overlaps: Vec<Overlap> = targets.into_iter().zip([10, 20, 30]).map(overlap).collect();
+        let most = |left_out: u64| fleet.most_cached(&overlaps, |id| id != InstanceId(left_out));
+        assert_eq!([most(0), most(3)], [30, 20]);
+        // What it had is still in the index, and nobody's.
+        fleet.remove(place(3));
+        assert_eq!([most(0), most(2)], [20, 10]);
+        assert_eq!(fleet.most_cached(&[], |_| true), 0);
     }
 }

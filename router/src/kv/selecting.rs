@@ -157,23 +157,24 @@ impl Selecting {
         let favourite = places.iter().position(|p| Some(*p) == asked.favourite);
         let distrusted = self.distrusted(candidates);
         let mut weighed = Weighed::default();
-        let choose = |standings: &[Standing]| {
+        let choose = |standings: &mut [Standing]| {
+            for (place, standing) in places.iter().zip(standings.iter_mut()) {
+                if distrusted.contains(&place.instance) {
+                    standing.overlap_blocks = 0;
+                }
+            }
             let mut ours = vec![0; candidates.len()];
-            for (owner, standing) in owners.iter().zip(standings) {
+            for (owner, standing) in owners.iter().zip(standings.iter()) {
                 if let Some(blocks) = ours.get_mut(*owner) {
                     *blocks += standing.active_blocks;
                 }
             }
-            let works = owners.iter().zip(standings);
+            let works = owners.iter().zip(standings.iter());
             let works = works.filter_map(|(owner, standing)| {
                 let candidate = candidates.get(*owner)?;
                 let others = others(candidate, *ours.get(*owner)?, mean_blocks);
                 let others = others / f64::from(self.ranks(candidate));
-                let mut work = work(request, standing, others);
-                if distrusted.contains(&candidate.instance) {
-                    work.overlap_blocks = 0;
-                }
-                Some(work)
+                Some(work(request, standing, others))
             });
             let works = works.collect();
             let KvConfig {
@@ -446,8 +447,14 @@ impl Route for Selecting {
             return 0;
         };
         let lookup = self.look_up(&read);
-        let overlaps = lookup.overlaps().iter().map(|overlap| overlap.blocks);
-        let most = overlaps.max().unwrap_or(0);
+        let distrusted = match &self.feed {
+            Some(_) => self.indexed.lag.distrusted(),
+            None => Vec::new(),
+        };
+        let adapter = request.adapter.as_deref();
+        let most = (self.indexed.fleet).most_cached(lookup.overlaps(), |instance| {
+            !distrusted.contains(&instance) && self.client.may_take(instance, adapter)
+        });
         self.keep(lookup);
         most.saturating_mul(read.block_size)
     }

@@ -61,3 +61,36 @@ async fn what_was_assumed_before_a_pause_is_not_gone_by() {
     assert_eq!(overlap(Duration::from_secs(119)).await, Some(20));
     assert_eq!(overlap(Duration::from_secs(121)).await, Some(0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_a_worker_whose_events_are_late_has_is_to_be_prefilled() {
+    let site = Site::new(true);
+    let worker = site.worker(1, vec![]).await;
+    let router = site.router(KvConfig::default()).await;
+    router
+        .until("genset_router_snapshots_total", "", |count| count == 1.0)
+        .await;
+    router.ask(&prompt(1, 320)).await;
+    router.until(BLOCKS, "", |blocks| blocks == 20.0).await;
+    worker.load(Load {
+        kv_events: 1000,
+        ..Load::default()
+    });
+    for seed in 100..1000 {
+        router.ask(&prompt(seed, 16)).await;
+        if router.metric("genset_router_lag_events", "") > 0.0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(60)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    worker.fake.may_answer.send_replace(None);
+    let mut running = Vec::new();
+    // Each has 22.5 blocks, and none of them is prefilled yet.
+    for prefill in [22.5, 45.0] {
+        let (outputs, decision) = router.explained(request(longer())).await;
+        assert_eq!(decision["candidates"][0]["overlap_blocks"], 0);
+        assert_eq!(decision["candidates"][0]["prefill_blocks"], prefill);
+        running.push(outputs);
+    }
+}
