@@ -141,7 +141,8 @@ impl LauncherEngine {
         #[cfg(feature = "kv-events")]
         for follower in &kv_followers {
             declared.capabilities.kv_events = true;
-            declared.capabilities.kv_ranks = kv_followers.len() > 1;
+            // Of one rank, too: workers of a model may differ in their ranks, and in nothing else that they declare.
+            declared.capabilities.kv_ranks = true;
             let following = follower.clone().run(Arc::clone(&server));
             self.supervision.tasks().spawn(following);
         }

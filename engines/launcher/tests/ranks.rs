@@ -101,6 +101,23 @@ async fn a_rank_that_is_named_serves_and_tells_of_its_cache() {
     assert_eq!(blocks(&kv_events), []);
 }
 
+/// Workers serve a model together where what they declare differs in their ranks alone.
+#[tokio::test]
+async fn servers_of_one_and_of_two_ranks_declare_the_same_abilities() {
+    let mut declared = Vec::new();
+    for ranks in ["1", "2"] {
+        let mut config = config("vllm", &["-dp", ranks]);
+        config.kv_block_size = Some(BLOCK_SIZE);
+        let engine = LauncherEngine::new(config);
+        let told = engine.start(StartContext::detached(1)).await.unwrap();
+        assert!(told.capabilities.kv_events);
+        declared.push(told);
+        engine.cleanup().await.unwrap();
+    }
+    assert_eq!(declared[0].data_parallel_size, 1);
+    assert_eq!(declared[0].capabilities, declared[1].capabilities);
+}
+
 #[tokio::test]
 async fn a_request_that_names_none_is_the_servers_to_place() {
     let mut reports = Reports::listen().await;
