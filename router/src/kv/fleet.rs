@@ -44,6 +44,8 @@ type Counts = HashMap<BlockHash, u32, BuildHasherDefault<AsIs>>;
 #[derive(Debug)]
 struct Member {
     place: Place,
+    /// Tells it from one that was at the place before and went.
+    generation: u64,
     /// Which holder of blocks it is; `None` until its first snapshot.
     target: Option<Target>,
     /// The number of its last event that is in the index.
@@ -57,9 +59,10 @@ struct Member {
 }
 
 impl Member {
-    fn new(place: Place) -> Self {
+    fn new(place: Place, generation: u64) -> Self {
         Self {
             place,
+            generation,
             target: None,
             last_event: 0,
             prompts: Counts::default(),
@@ -105,6 +108,8 @@ pub(super) struct Fleet {
 struct State {
     /// Sorted by place.
     members: Vec<Member>,
+    /// How many members there have been.
+    generations: u64,
     /// The place of each target, by target.
     owners: Vec<Option<Place>>,
     free: Vec<Target>,
@@ -118,7 +123,9 @@ impl State {
         let index = match found {
             Ok(index) => index,
             Err(index) => {
-                self.members.insert(index, Member::new(place));
+                self.generations += 1;
+                let member = Member::new(place, self.generations);
+                self.members.insert(index, member);
                 index
             }
         };
@@ -130,6 +137,12 @@ impl State {
             .members
             .binary_search_by_key(&place, |member| member.place);
         found.ok().and_then(|index| self.members.get_mut(index))
+    }
+
+    /// The member that counts a sequence. One that has gone took its counts along, and another of the same id begins with none.
+    fn counting(&mut self, place: Place, generation: u64) -> Option<&mut Member> {
+        let member = self.known(place);
+        member.filter(|member| member.generation == generation)
     }
 }
 
@@ -268,6 +281,7 @@ impl Fleet {
         Sequence {
             fleet: Arc::clone(self),
             place,
+            generation: member.generation,
             blocks: Arc::clone(&request.blocks),
             own_blocks,
             prefill_tokens,
@@ -314,6 +328,8 @@ impl Request {
 pub(super) struct Sequence {
     fleet: Arc<Fleet>,
     pub(super) place: Place,
+    /// The member that counts it.
+    generation: u64,
     blocks: Arc<[BlockHash]>,
     own_blocks: u64,
     prefill_tokens: u64,
@@ -325,7 +341,8 @@ impl Sequence {
     /// Its prompt is prefilled.
     pub(super) fn prefilled(&mut self) {
         let tokens = std::mem::take(&mut self.prefill_tokens);
-        if let Some(member) = self.fleet.state.lock().known(self.place) {
+        let mut state = self.fleet.state.lock();
+        if let Some(member) = state.counting(self.place, self.generation) {
             member.prefill_tokens = member.prefill_tokens.saturating_sub(tokens);
         }
     }
@@ -333,7 +350,8 @@ impl Sequence {
     /// It has so many blocks more.
     pub(super) fn grow(&mut self, blocks: u64) {
         self.own_blocks += blocks;
-        if let Some(member) = self.fleet.state.lock().known(self.place) {
+        let mut state = self.fleet.state.lock();
+        if let Some(member) = state.counting(self.place, self.generation) {
             member.own_blocks += blocks;
         }
     }
@@ -342,8 +360,7 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         let mut state = self.fleet.state.lock();
-        // A place that has gone took its counts along, and one of the same id begins with none.
-        let Some(member) = state.known(self.place) else {
+        let Some(member) = state.counting(self.place, self.generation) else {
             return;
         };
         member.prefill_tokens = member.prefill_tokens.saturating_sub(self.prefill_tokens);
@@ -389,5 +406,47 @@ mod tests {
         fleet.remove(place(3));
         assert_eq!([most(0), most(2)], [20, 10]);
         assert_eq!(fleet.most_cached(&[], |_| true), 0);
+    }
+
+    #[test]
+    fn a_sequence_of_before_takes_nothing_from_a_place_that_came_back() {
+        let fleet = Arc::new(Fleet::default());
+        let request = Request {
+            prompt_tokens: 40,
+            block_size: 16,
+            blocks: [BlockHash(1), BlockHash(2)].into(),
+        };
+        let places = [place(1)];
+        let standing = || {
+            let mut seen = Standing::default();
+            let look = |standings: &mut [Standing]| {
+                seen = standings[0];
+                None
+            };
+            assert!(fleet.place(&places, &[], &request, look).is_none());
+            seen
+        };
+        let begin = || {
+            let (_, sequence) = fleet.place(&places, &[], &request, |_| Some(0)).unwrap();
+            sequence
+        };
+        fleet.set_target(place(1), fleet.new_target());
+        let mut before = begin();
+        fleet.remove(place(1));
+        fleet.set_target(place(1), fleet.new_target());
+        assert_eq!(standing(), Standing::default());
+        let mut now = begin();
+        let counts = standing();
+        assert_eq!((counts.active_blocks, counts.prefill_tokens), (3, 40));
+        before.prefilled();
+        before.grow(5);
+        drop(before);
+        assert_eq!(standing(), counts);
+        now.prefilled();
+        now.grow(1);
+        let grown = standing();
+        assert_eq!((grown.active_blocks, grown.prefill_tokens), (4, 0));
+        drop(now);
+        assert_eq!(standing(), Standing::default());
     }
 }
