@@ -1,5 +1,7 @@
 //! The metrics of KV-aware selection.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -8,6 +10,7 @@ use genset_backend_common::prometheus::metrics::counter::Counter;
 use genset_backend_common::prometheus::metrics::family::Family;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::prometheus::metrics::histogram::Histogram;
+use parking_lot::Mutex;
 
 use crate::config::RouterMode;
 
@@ -29,6 +32,8 @@ pub struct RouterMetrics {
     lag_s: Family<Label, Gauge<f64, AtomicU64>>,
     snapshots: Family<Label, Counter>,
     odd_events: Family<Labels, Counter>,
+    /// How many show the gauges of each model: a model that is connected anew may do so before the one of before has gone.
+    shown: Arc<Mutex<HashMap<String, usize>>>,
 }
 
 impl RouterMetrics {
@@ -51,14 +56,18 @@ impl RouterMetrics {
             lag_s: registry.create("genset_router_lag_seconds", "For how long the latest of them has been missed"),
             snapshots: registry.create("genset_router_snapshots", "Snapshots of workers' prefix caches that were taken in"),
             odd_events: registry.create("genset_router_odd_events", "KV events that were lost or made no sense, by reason"),
+            shown: Arc::default(),
         }
     }
 
     /// The same, for one model.
     pub(super) fn of(&self, model: &str) -> ModelMetrics {
+        *self.shown.lock().entry(model.to_owned()).or_default() += 1;
         ModelMetrics {
-            all: self.clone(),
-            model: model.to_owned(),
+            shown: Arc::new(Shown {
+                all: self.clone(),
+                model: model.to_owned(),
+            }),
         }
     }
 }
@@ -87,45 +96,76 @@ impl Reason {
     }
 }
 
-/// The metrics of one model.
+/// The metrics of one model. Clones share, and its gauges go with the last of them.
 #[derive(Debug, Clone)]
 pub(super) struct ModelMetrics {
+    shown: Arc<Shown>,
+}
+
+/// That a model is there.
+#[derive(Debug)]
+struct Shown {
     all: RouterMetrics,
     model: String,
 }
 
+impl Drop for Shown {
+    fn drop(&mut self) {
+        let mut shown = self.all.shown.lock();
+        let Some(count) = shown.get_mut(&self.model) else {
+            return;
+        };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        shown.remove(&self.model);
+        let label = [("model", self.model.clone())];
+        self.all.index_blocks.remove(&label);
+        self.all.lag_events.remove(&label);
+        self.all.lag_s.remove(&label);
+    }
+}
+
 impl ModelMetrics {
+    fn all(&self) -> &RouterMetrics {
+        &self.shown.all
+    }
+
     fn label(&self) -> Label {
-        [("model", self.model.clone())]
+        [("model", self.shown.model.clone())]
     }
 
     /// The pool's name.
     pub(super) fn pool(&self) -> &str {
-        &self.model
+        &self.shown.model
     }
 
     pub(super) fn decided_in(&self, seconds: f64) {
-        self.all.decision_s.observe(seconds);
+        self.all().decision_s.observe(seconds);
     }
 
     pub(super) fn chosen(&self, reason: Reason) {
         let reason = reason.name().to_owned();
-        let labels = [("model", self.model.clone()), ("reason", reason)];
-        self.all.choices.get_or_create(&labels).inc();
+        let labels = [("model", self.shown.model.clone()), ("reason", reason)];
+        self.all().choices.get_or_create(&labels).inc();
     }
 
     pub(super) fn ended(&self, predicted: u64, actual: u64) {
         let label = self.label();
-        self.all
+        self.all()
             .predicted_tokens
             .get_or_create(&label)
             .inc_by(predicted);
-        self.all.actual_tokens.get_or_create(&label).inc_by(actual);
+        self.all()
+            .actual_tokens
+            .get_or_create(&label)
+            .inc_by(actual);
     }
 
     pub(super) fn index_holds(&self, blocks: u64) {
         let blocks = i64::try_from(blocks).unwrap_or(i64::MAX);
-        self.all
+        self.all()
             .index_blocks
             .get_or_create(&self.label())
             .set(blocks);
@@ -134,16 +174,52 @@ impl ModelMetrics {
     pub(super) fn lag(&self, events: u64, age: Duration) {
         let label = self.label();
         let events = i64::try_from(events).unwrap_or(i64::MAX);
-        self.all.lag_events.get_or_create(&label).set(events);
-        self.all.lag_s.get_or_create(&label).set(age.as_secs_f64());
+        self.all().lag_events.get_or_create(&label).set(events);
+        self.all()
+            .lag_s
+            .get_or_create(&label)
+            .set(age.as_secs_f64());
     }
 
     pub(super) fn snapshot(&self) {
-        self.all.snapshots.get_or_create(&self.label()).inc();
+        self.all().snapshots.get_or_create(&self.label()).inc();
     }
 
     pub(super) fn odd(&self, reason: &str) {
-        let labels = [("model", self.model.clone()), ("reason", reason.to_owned())];
-        self.all.odd_events.get_or_create(&labels).inc();
+        let labels = [
+            ("model", self.shown.model.clone()),
+            ("reason", reason.to_owned()),
+        ];
+        self.all().odd_events.get_or_create(&labels).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gauges_of_a_model_go_with_the_last_that_shows_them() {
+        let registry = MetricsRegistry::default();
+        let metrics = RouterMetrics::register(&registry, RouterMode::Kv);
+        let shows = |gauge: &str| {
+            let sample = format!("genset_router_{gauge}{{model=\"m\"}}");
+            registry.encode().contains(&sample)
+        };
+        let all = ["index_blocks", "lag_events", "lag_seconds"];
+        let before = metrics.of("m");
+        before.index_holds(3);
+        before.lag(1, Duration::ZERO);
+        before.snapshot();
+        // Connected anew.
+        let now = metrics.of("m");
+        let clone = now.clone();
+        drop(before);
+        drop(now);
+        assert!(all.iter().all(|gauge| shows(gauge)));
+        drop(clone);
+        assert!(!all.iter().any(|gauge| shows(gauge)));
+        // What was counted stays.
+        assert!(shows("snapshots_total"));
     }
 }

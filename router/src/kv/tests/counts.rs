@@ -94,3 +94,16 @@ async fn what_a_worker_whose_events_are_late_has_is_to_be_prefilled() {
         running.push(outputs);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_gauges_of_a_model_go_with_it() {
+    let site = Site::new(true);
+    let _worker = site.worker(1, vec![]).await;
+    let router = site.router(KvConfig::default()).await;
+    router.ask(&prompt(1, 160)).await;
+    router.until(BLOCKS, "", |blocks| blocks == 10.0).await;
+    let Router { generate, .. } = router;
+    drop(generate);
+    let is_gone = || !site.runtime.metrics().encode().contains("index_blocks{");
+    eventually(is_gone, "the gauge is gone").await;
+}
