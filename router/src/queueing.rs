@@ -218,7 +218,7 @@ impl Queue {
     /// An answer whose end frees a place.
     fn freeing(self: &Arc<Self>, routed: Routed) -> Routed {
         let outputs = Freeing {
-            outputs: routed.outputs,
+            outputs: Some(routed.outputs),
             queue: Arc::clone(self),
         };
         Routed {
@@ -351,7 +351,8 @@ impl Drop for Ticket {
 
 /// An answer. Its end is told to the queue.
 struct Freeing {
-    outputs: OutputStream,
+    /// `None` once it is dropped.
+    outputs: Option<OutputStream>,
     queue: Arc<Queue>,
 }
 
@@ -359,12 +360,17 @@ impl Stream for Freeing {
     type Item = Result<Output, EngineError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Pin::new(&mut self.outputs).poll_next(cx)
+        match &mut self.outputs {
+            Some(outputs) => Pin::new(outputs).poll_next(cx),
+            None => Poll::Ready(None),
+        }
     }
 }
 
 impl Drop for Freeing {
     fn drop(&mut self) {
+        // The place is free before anybody is told.
+        self.outputs = None;
         self.queue.waiting.lock().wake_first();
     }
 }

@@ -1,6 +1,7 @@
 //! The queue above instances that are a number of places.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Wake, Waker};
 
 use futures_util::FutureExt;
 use genset_backend_common::MetricsRegistry;
@@ -179,6 +180,39 @@ async fn requests_wait_for_a_place_and_get_it_in_order() {
         "{metrics}"
     );
     assert!(metrics.contains("genset_router_waiting_requests{model=\"m\"} 0"));
+}
+
+/// Sees how many places are free when it is woken.
+struct Looks {
+    places: Arc<Places>,
+    free: AtomicUsize,
+}
+
+impl Wake for Looks {
+    fn wake(self: Arc<Self>) {
+        let free = self.places.free.load(Ordering::Relaxed);
+        self.free.store(free, Ordering::Relaxed);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_is_free_before_the_first_is_woken() {
+    let site = Site::new(1, 10);
+    let running = site.ask("first").await.await.unwrap().unwrap();
+    let request = GenerateRequest::from_tokens("m", vec![1]);
+    let mut second = site
+        .queueing
+        .generate(request, RequestContext::new("second"));
+    let looks = Arc::new(Looks {
+        places: Arc::clone(&site.places),
+        free: AtomicUsize::new(usize::MAX),
+    });
+    let waker = Waker::from(Arc::clone(&looks));
+    let mut cx = Context::from_waker(&waker);
+    assert!(second.as_mut().poll(&mut cx).is_pending());
+    drop(running);
+    assert_eq!(looks.free.load(Ordering::Relaxed), 1);
+    assert!(second.as_mut().poll(&mut cx).is_ready());
 }
 
 #[tokio::test(start_paused = true)]
