@@ -1,8 +1,11 @@
 //! The handles an engine is given at start: metrics, load, progress and health. Each is cheap to clone, never waits,
 //! and works (leading nowhere) without a Worker.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
@@ -37,7 +40,12 @@ pub struct MetricsRegistry {
     registry: Arc<Mutex<Registry>>,
     /// What only those who run the process may see.
     private: Arc<Mutex<Registry>>,
+    /// The labelled registries that are shown with this one, for as long as somebody has them.
+    parts: Arc<Mutex<Vec<Part>>>,
 }
+
+/// A labelled registry as the one knows it that shows it: what everybody may see, and the rest.
+type Part = (Weak<Mutex<Registry>>, Weak<Mutex<Registry>>);
 
 impl MetricsRegistry {
     /// Registers a metric under its full name. `help` is a sentence without its full stop.
@@ -92,29 +100,116 @@ impl MetricsRegistry {
         self.private.lock().register_collector(Box::new(collector));
     }
 
+    /// A registry whose metrics are shown with this one's, each with one label more, until the last clone of it is dropped: for a
+    /// process with several workers, or one after the other. Only a registry without a label shows others.
+    ///
+    /// # Examples
+    /// ```
+    /// use genset_backend_common::MetricsRegistry;
+    /// use genset_backend_common::prometheus::metrics::gauge::Gauge;
+    ///
+    /// let process = MetricsRegistry::default();
+    /// let worker = process.labelled("worker", "first");
+    /// let _running: Gauge = worker.create("running", "Requests being served");
+    /// assert!(process.encode().contains(r#"running{worker="first"} 0"#));
+    /// drop(worker);
+    /// assert_eq!(process.encode(), "# EOF\n");
+    /// ```
+    #[must_use]
+    pub fn labelled(&self, name: &str, value: &str) -> Self {
+        let registry = || {
+            let label = (Cow::Owned(name.to_owned()), Cow::Owned(value.to_owned()));
+            Arc::new(Mutex::new(Registry::with_labels(std::iter::once(label))))
+        };
+        let part = Self {
+            registry: registry(),
+            private: registry(),
+            parts: Arc::default(),
+        };
+        let mut parts = self.parts.lock();
+        parts.retain(|(registry, _)| registry.strong_count() > 0);
+        parts.push((
+            Arc::downgrade(&part.registry),
+            Arc::downgrade(&part.private),
+        ));
+        part
+    }
+
     /// Every metric in the OpenMetrics text format, for those who run the process.
     #[must_use]
     pub fn encode(&self) -> String {
-        Self::text(&[&self.registry, &self.private])
+        let parts = self.parts();
+        let parts: Vec<_> = parts
+            .iter()
+            .flat_map(|(registry, private)| [&**registry, &**private])
+            .collect();
+        Self::text(&[&self.registry, &self.private], &parts)
     }
 
     /// As [`encode`](Self::encode), without the private ones: for everybody.
     #[must_use]
     pub fn encode_public(&self) -> String {
-        Self::text(&[&self.registry])
+        let parts = self.parts();
+        let parts: Vec<_> = parts.iter().map(|(registry, _)| &**registry).collect();
+        Self::text(&[&self.registry], &parts)
     }
 
-    fn text(registries: &[&Mutex<Registry>]) -> String {
-        let mut text = String::new();
-        let encoded = registries
+    /// The labelled registries that somebody has.
+    fn parts(&self) -> Vec<(Arc<Mutex<Registry>>, Arc<Mutex<Registry>>)> {
+        let parts = self.parts.lock();
+        let live = parts
             .iter()
+            .filter_map(|(registry, private)| Some((registry.upgrade()?, private.upgrade()?)));
+        live.collect()
+    }
+
+    fn text(own: &[&Mutex<Registry>], parts: &[&Mutex<Registry>]) -> String {
+        let mut text = String::new();
+        let encoded = own
+            .iter()
+            .chain(parts)
             .try_for_each(|registry| encode_registry(&mut text, &registry.lock()));
+        if !parts.is_empty() {
+            text = families_together(&text);
+        }
         if encoded.and_then(|()| encode_eof(&mut text)).is_err() {
             // Writing to a String fails only if a metric's own encoder does.
             tracing::error!("a metric could not be encoded; /metrics is cut short");
         }
         text
     }
+}
+
+/// The lines of a metric of several registries, in one place: the format wants them together, under one head. Where two do not agree
+/// about its type, the first counts.
+fn families_together(text: &str) -> String {
+    let mut families: Vec<Vec<&str>> = Vec::new();
+    for line in text.split_inclusive('\n') {
+        match families.last_mut() {
+            Some(family) if !line.starts_with("# HELP ") => family.push(line),
+            Some(_) | None => families.push(vec![line]),
+        }
+    }
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    let mut together: Vec<Vec<&str>> = Vec::with_capacity(families.len());
+    for family in families {
+        let head = family.first().copied().unwrap_or_default();
+        let name = head.split(' ').nth(2).unwrap_or_default();
+        match places.entry(name) {
+            Entry::Vacant(place) => {
+                place.insert(together.len());
+                together.push(family);
+            }
+            Entry::Occupied(place) => {
+                let first = &mut together[*place.get()];
+                // The line after the head is the type.
+                if first.get(1) == family.get(1) {
+                    first.extend(family.into_iter().filter(|line| !line.starts_with('#')));
+                }
+            }
+        }
+    }
+    together.concat().concat()
 }
 
 impl fmt::Debug for MetricsRegistry {
@@ -307,6 +402,7 @@ impl HealthReporter {
 mod tests {
     use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
     use prometheus_client::metrics::MetricType;
+    use prometheus_client::metrics::counter::Counter;
     use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 
     use super::*;
@@ -330,6 +426,63 @@ mod tests {
         assert!(all.contains("shown 1\n") && all.contains("private 1\n"));
         assert!(public.contains("shown 1\n") && !public.contains("private"));
         assert!(all.ends_with("# EOF\n") && all.matches("# EOF").count() == 1);
+    }
+
+    #[test]
+    fn metrics_of_several_parts_stand_together_until_their_part_is_dropped() {
+        let process = MetricsRegistry::default();
+        let links: Gauge = process.create("links", "Connections");
+        links.set(1);
+        let [first, second] = ["a.b.c", "a.b.d"].map(|name| process.labelled("worker", name));
+        let running = [&first, &second].map(|part| part.create::<Gauge>("running", "Requests"));
+        for (gauge, value) in running.iter().zip([2, 3]) {
+            gauge.set(value);
+        }
+        first.register_collector(One("shown"));
+        second.register_private_collector(One("private"));
+        let expected = [
+            "# HELP links Connections.",
+            "# TYPE links gauge",
+            "links 1",
+            "# HELP running Requests.",
+            "# TYPE running gauge",
+            r#"running{worker="a.b.c"} 2"#,
+            r#"running{worker="a.b.d"} 3"#,
+            "# HELP shown One.",
+            "# TYPE shown gauge",
+            r#"shown{worker="a.b.c"} 1"#,
+            "# HELP private One.",
+            "# TYPE private gauge",
+            r#"private{worker="a.b.d"} 1"#,
+            "# EOF",
+        ];
+        let text = process.encode();
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+        assert!(!process.encode_public().contains("private"));
+        drop(second);
+        let text = process.encode();
+        assert!(text.contains("a.b.c") && !text.contains("a.b.d"), "{text}");
+        // What counts in it may live on; it is shown no more.
+        drop(first);
+        running[0].set(4);
+        assert_eq!(process.encode().lines().count(), 4);
+    }
+
+    #[test]
+    fn of_parts_that_disagree_about_a_type_the_first_counts() {
+        let process = MetricsRegistry::default();
+        let [first, second] = ["a", "b"].map(|name| process.labelled("worker", name));
+        let _gauge: Gauge = first.create("odd", "Odd");
+        let _counter: Counter = second.create("odd", "Odd");
+        let text = process.encode();
+        let lines: Vec<&str> = text.lines().collect();
+        let expected = [
+            "# HELP odd Odd.",
+            "# TYPE odd gauge",
+            r#"odd{worker="a"} 0"#,
+            "# EOF",
+        ];
+        assert_eq!(lines, expected);
     }
 
     #[test]
