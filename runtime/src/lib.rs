@@ -53,6 +53,8 @@ pub use network_args::{
 pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};
 pub use remote::{RemoteConfig, RemoteEngine};
 pub use selection::SelectionMode;
+#[cfg(feature = "cli")]
+pub use status::StatusArgs;
 pub use status::{
     ControlDoor, Health, HealthSource, METRICS_CONTENT_TYPE, Readiness, StatusServer,
 };

@@ -414,7 +414,7 @@ impl NetworkArgs {
     ///
     /// # Errors
     /// `InvalidArgument`, naming the flag.
-    pub(crate) fn control_secret(&self) -> Result<Option<WireSecret>, EngineError> {
+    pub fn control_secret(&self) -> Result<Option<WireSecret>, EngineError> {
         let file = self.control_secret_file.as_deref();
         secret_of("--control-secret-file", file)
     }

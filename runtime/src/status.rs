@@ -1,6 +1,8 @@
 //! The status server of a process: `/live`, `/ready`, `/health`, `/metrics` and, of a worker, `/control`, on a port and, where the runtime has one, a
 //! thread of its own, so that it answers while everything else is saturated.
 
+#[cfg(feature = "cli")]
+mod args;
 mod control;
 mod health;
 
@@ -17,6 +19,8 @@ use axum::serve::ListenerExt;
 use genset_backend_common::MetricsRegistry;
 use tokio::net::TcpListener;
 
+#[cfg(feature = "cli")]
+pub use args::StatusArgs;
 pub use control::ControlDoor;
 pub use health::{Health, HealthSource};
 

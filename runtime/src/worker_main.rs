@@ -2,7 +2,6 @@
 //! it is the only place that touches the environment.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -27,7 +26,7 @@ use crate::model_folder::ModelFolder;
 use crate::names::{EndpointName, InstanceId};
 use crate::network_args::{NetworkArgs, Reach, in_seconds, seconds};
 use crate::registrar::RuntimeRegistrar;
-use crate::status::{ControlDoor, HealthSource, StatusServer};
+use crate::status::{ControlDoor, HealthSource, StatusArgs, StatusServer};
 
 /// The exit code of a usage or configuration error.
 const USAGE_ERROR: u8 = 2;
@@ -93,12 +92,9 @@ pub struct WorkerArgs {
     /// Silence after which the engine is probed, in seconds; 0 to probe only at start
     #[arg(long, default_value = limit_in_seconds(WorkerConfig::default().canary.interval), value_name = "SECONDS", value_parser = seconds)]
     pub canary_interval: Duration,
-    /// Address of /live, /ready, /health, /metrics and /control
-    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
-    pub status_host: IpAddr,
-    /// Port of /live, /ready, /health, /metrics and /control [default: none; 0 for any free one]
-    #[arg(long, env = "GENSET_STATUS_PORT")]
-    pub status_port: Option<u16>,
+    /// Where operators look
+    #[command(flatten)]
+    pub status: StatusArgs,
     /// How it meets other processes
     #[command(flatten)]
     pub network: NetworkArgs,
@@ -205,7 +201,7 @@ impl WorkerArgs {
     ) -> Result<Option<StatusServer>, EngineError> {
         let health = HealthSource::worker(handle.status(), name.clone());
         let door = ControlDoor::new(handle.control(), self.network.control_secret()?);
-        self.bind_status(runtime, health, Some(door)).await
+        self.status.listen(runtime, health, Some(door)).await
     }
 
     /// As [`Self::status_server`], for a process whose readiness is another.
@@ -217,28 +213,7 @@ impl WorkerArgs {
         runtime: &Runtime,
         health: impl Into<HealthSource>,
     ) -> Result<Option<StatusServer>, EngineError> {
-        self.bind_status(runtime, health.into(), None).await
-    }
-
-    async fn bind_status(
-        &self,
-        runtime: &Runtime,
-        health: HealthSource,
-        control: Option<ControlDoor>,
-    ) -> Result<Option<StatusServer>, EngineError> {
-        let Some(port) = self.status_port else {
-            return Ok(None);
-        };
-        let address = SocketAddr::new(self.status_host, port);
-        let bound = StatusServer::listen(address, runtime, health, control).await;
-        let server = bound.map_err(|error| {
-            EngineError::invalid_argument(
-                "--status-host, --status-port",
-                format!("cannot listen on {address}: {error}"),
-            )
-        })?;
-        tracing::info!("status on http://{}", server.address());
-        Ok(Some(server))
+        self.status.listen(runtime, health.into(), None).await
     }
 }
 

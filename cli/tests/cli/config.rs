@@ -52,6 +52,20 @@ async fn flags_win_over_environment_over_file_over_defaults() {
 }
 
 #[tokio::test]
+async fn containers_say_by_their_environment_where_their_status_port_is() {
+    let environment = [
+        ("GENSET_STATUS_HOST", "0.0.0.0"),
+        ("GENSET_STATUS_PORT", "9090"),
+    ];
+    let shown = settings(&[], &environment).await;
+    assert_setting(&shown, "status-host", "0.0.0.0", "environment");
+    assert_setting(&shown, "status-port", 9090, "environment");
+    let shown = settings(&["--status-port=0"], &[]).await;
+    assert_setting(&shown, "status-host", "127.0.0.1", "default");
+    assert_setting(&shown, "status-port", 0, "flag");
+}
+
+#[tokio::test]
 async fn a_list_takes_the_place_of_the_one_in_the_file() {
     let file = file("allowed-hosts = \"*\"\nendpoint-types = \"chat,completions\"\n");
     let path = file.path().to_str().unwrap();

@@ -50,16 +50,22 @@ impl Health {
 pub struct HealthSource(Arc<dyn Fn() -> Health + Send + Sync>);
 
 impl HealthSource {
+    /// The health that `now` gives, which is called for each question and must not wait.
+    #[must_use]
+    pub fn new(now: impl Fn() -> Health + Send + Sync + 'static) -> Self {
+        Self(Arc::new(now))
+    }
+
     /// The health of a worker that serves under `endpoint`.
     #[must_use]
     pub fn worker(status: watch::Receiver<WorkerStatus>, endpoint: EndpointName) -> Self {
-        Self(Arc::new(move || {
+        Self::new(move || {
             let status = status.borrow().clone();
             Health {
                 is_ready: status.is_ready(),
                 worker: Some((status, endpoint.clone())),
             }
-        }))
+        })
     }
 
     /// The present health.
@@ -71,10 +77,10 @@ impl HealthSource {
 
 impl From<Readiness> for HealthSource {
     fn from(is_ready: Readiness) -> Self {
-        Self(Arc::new(move || Health {
+        Self::new(move || Health {
             is_ready: is_ready(),
             worker: None,
-        }))
+        })
     }
 }
 
@@ -147,6 +153,11 @@ mod tests {
             "failed_canaries": 1,
         });
         assert_eq!(health.to_json(), expected);
+        let both = HealthSource::new(|| Health {
+            is_ready: true,
+            worker: None,
+        });
+        assert_eq!(both.now().to_json(), json!({"status": "ready"}));
         let lost = HealthSource::from(Arc::new(|| false) as Readiness).now();
         assert_eq!(lost.to_json(), json!({"status": "not ready"}));
     }
