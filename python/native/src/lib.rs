@@ -15,6 +15,7 @@ mod inbox;
 mod model;
 mod node;
 mod served;
+mod status;
 
 use pyo3::prelude::*;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use genset_backend_common::worker::{Report, RequestLimits, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, Role,
+    EngineConfig, EngineError, ErrorKind, MetricsRegistry, Role,
     card::{Artifact, EndpointType},
     error::At,
 };
@@ -155,11 +155,17 @@ fn read_template(path: &PathBuf) -> Result<Vec<u8>, EngineError> {
     std::fs::read(path).map_err(|error| problem(error.to_string()))
 }
 
+/// The label by which the metrics of several models in one process differ.
+const ENDPOINT_LABEL: &str = "genset_endpoint";
+
 /// A model that is served.
 #[derive(Debug)]
 pub(crate) struct ServedModel {
+    pub(crate) name: EndpointName,
     pub(crate) worker: WorkerHandle,
     pub(crate) engine: Arc<HandlerEngine>,
+    /// Its metrics, which are shown for as long as it is served.
+    _metrics: MetricsRegistry,
 }
 
 /// Starts the Worker of a model; it probes the handler and lists it by itself.
@@ -182,10 +188,18 @@ pub(crate) async fn serve(
     })?;
     let config = spec.worker_config(artifacts?)?;
     let engine = HandlerEngine::new(handler, hooks, spec.engine);
-    let registrar = Arc::new(RuntimeRegistrar::new(runtime.clone(), name));
-    let metrics = runtime.metrics().clone();
-    let worker = Worker::new(spec.worker_id, engine.clone(), config, registrar, metrics).spawn();
-    Ok(ServedModel { worker, engine })
+    let registrar = Arc::new(RuntimeRegistrar::new(runtime.clone(), name.clone()));
+    let metrics = runtime
+        .metrics()
+        .labelled(ENDPOINT_LABEL, &name.to_string());
+    let (id, shown) = (spec.worker_id, metrics.clone());
+    let worker = Worker::new(id, engine.clone(), config, registrar, metrics).spawn();
+    Ok(ServedModel {
+        name,
+        worker,
+        engine,
+        _metrics: shown,
+    })
 }
 
 /// What a Worker that is no more says: its exit code, or the error that ended it.

@@ -9,7 +9,8 @@ use clap::Parser;
 use genset_backend_common::EngineError;
 use genset_runtime::plane::{Encoded, Handler};
 use genset_runtime::{
-    EndpointName, InstanceId, Logging, NetworkArgs, Reach, Runtime, Serving, init_logging,
+    EndpointName, InstanceId, Logging, NetworkArgs, Reach, Runtime, Serving, StatusArgs,
+    init_logging,
 };
 use genset_wire::decode_payload;
 use parking_lot::Mutex;
@@ -24,6 +25,7 @@ use crate::engine::Published;
 use crate::inbox::{Event, Inbox};
 use crate::model::{self, ModelSpec};
 use crate::served::{EarlyStops, Reservation, Served, ServedByNumber};
+use crate::status::StatusPort;
 
 /// Threads for the network. Engines compute elsewhere, and these never run Python.
 const THREADS: usize = 2;
@@ -53,6 +55,14 @@ pub(crate) fn end_logging(py: Python<'_>) {
 struct Flags {
     #[command(flatten)]
     network: NetworkArgs,
+    #[command(flatten)]
+    status: StatusArgs,
+}
+
+/// A runtime, and what it was made by.
+struct Connected {
+    runtime: Runtime,
+    flags: Flags,
 }
 
 /// A Python program in the fleet.
@@ -62,8 +72,9 @@ pub(crate) struct Node {
     handle: tokio::runtime::Handle,
     tasks: TaskTracker,
     inbox: Inbox,
-    runtime: Arc<OnceLock<Runtime>>,
+    connected: Arc<OnceLock<Connected>>,
     served: ServedByNumber,
+    status: Arc<tokio::sync::Mutex<StatusPort>>,
 }
 
 #[pymethods]
@@ -83,8 +94,9 @@ impl Node {
             threads: Mutex::new(Some(threads)),
             tasks: TaskTracker::new(),
             inbox,
-            runtime: Arc::default(),
+            connected: Arc::default(),
             served: Arc::default(),
+            status: Arc::default(),
         })
     }
 
@@ -107,22 +119,42 @@ impl Node {
             .try_for_each(|(call, item)| call.send(item.as_bytes()))
     }
 
-    /// Joins the fleet, as operation `op`, as `flags` and the environment say; alone in this process where `is_static`.
+    /// Joins the fleet, as operation `op`, as `flags` and the environment say; alone in this process where `is_static`. It gives the
+    /// status port that they name, `None` where they name none.
     fn connect(&self, op: u64, flags: Vec<String>, is_static: bool) -> PyResult<()> {
         let flags = Flags::try_parse_from(flags).map_err(|error| {
             let text = error.to_string();
             PyValueError::new_err(text.trim_start_matches("error: ").trim().to_owned())
         })?;
-        let runtime = Arc::clone(&self.runtime);
+        let connected = Arc::clone(&self.connected);
         self.operation(op, async move {
-            let made = if is_static {
+            let runtime = if is_static {
                 Runtime::in_process()
             } else {
                 flags.network.runtime(Reach::OtherProcesses).await?
             };
+            let named = flags.status.status_port.map(u64::from);
             // A second connect would leave the first one's connections; Python calls it once.
-            drop(runtime.set(made));
-            Ok(None)
+            drop(connected.set(Connected { runtime, flags }));
+            Ok(named)
+        });
+        Ok(())
+    }
+
+    /// Opens the status port as operation `op`, which gives the port: `None` where neither a flag nor the environment names one. An
+    /// open one stays as it is.
+    fn open_status(&self, op: u64) -> PyResult<()> {
+        self.connected()?;
+        let connected = Arc::clone(&self.connected);
+        let (status, served) = (Arc::clone(&self.status), Arc::clone(&self.served));
+        self.operation(op, async move {
+            let Some(Connected { runtime, flags }) = connected.get() else {
+                return Ok(None);
+            };
+            let mut status = status.lock().await;
+            status
+                .open(&flags.status, &flags.network, runtime, &served)
+                .await
         });
         Ok(())
     }
@@ -288,11 +320,11 @@ impl Node {
 
     /// Leaves the fleet, as operation `op`: responses under way are written first, within a limit.
     fn shutdown(&self, op: u64) {
-        let runtime = Arc::clone(&self.runtime);
+        let connected = Arc::clone(&self.connected);
         let served = Arc::clone(&self.served);
         self.operation(op, async move {
             served.lock().clear();
-            if let Some(runtime) = runtime.get() {
+            if let Some(Connected { runtime, .. }) = connected.get() {
                 runtime.shutdown().await;
             }
             Ok(None)
@@ -309,8 +341,9 @@ impl Node {
 
 impl Node {
     fn connected(&self) -> PyResult<&Runtime> {
-        self.runtime
+        self.connected
             .get()
+            .map(|connected| &connected.runtime)
             .ok_or_else(|| PyRuntimeError::new_err("the runtime is not connected"))
     }
 

@@ -23,11 +23,31 @@ pub(crate) enum Served {
     Beginning(EarlyStops),
     Endpoint {
         serving: Arc<Serving>,
-        /// Lists it again when discovery loses it.
+        /// Lists it again when discovery loses it; `None` once it is taken off the list.
         relist: Option<AbortOnDropHandle<()>>,
         is_draining: Arc<AtomicBool>,
     },
     Model(Arc<ServedModel>),
+}
+
+impl Served {
+    /// Whether it wants requests: it was listed, and is not on its way off the list. As of any worker, an outage of discovery
+    /// changes nothing about it.
+    pub(crate) fn is_ready(&self) -> bool {
+        match self {
+            Self::Beginning(_) => false,
+            Self::Endpoint { relist, .. } => relist.is_some(),
+            Self::Model(model) => model.worker.status().borrow().is_ready(),
+        }
+    }
+
+    /// The model that is served, if it is one.
+    pub(crate) fn model(&self) -> Option<&Arc<ServedModel>> {
+        match self {
+            Self::Model(model) => Some(model),
+            Self::Beginning(_) | Self::Endpoint { .. } => None,
+        }
+    }
 }
 
 /// Operations that stop what has not begun to be served. They are done when this is dropped.

@@ -62,12 +62,14 @@ _runtimes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Runtime] = weakr
 class Runtime:
     """This process in the fleet: of one event loop. `connect` makes it, `shutdown` ends it."""
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: Bridge, has_status: bool = False) -> None:
         self._bridge = bridge
+        self._has_status = has_status
         self._services: list[Service] = []
         self._ending: asyncio.Task[None] | None = None
         self._models: dict[str, Model] = {}
         self._servers: set[asyncio.Task[Any]] = set()
+        self._status: asyncio.Future[int | None] | None = None
         self.worker_id: int = bridge.node.new_instance_id()
         """The id under which this process's endpoints are listed, below 2^53."""
 
@@ -75,21 +77,39 @@ class Runtime:
     async def connect(cls, static: bool = False, **options: Any) -> Runtime:
         """Joins the fleet that the environment names (`GENSET_DISCOVERY_BACKEND`, `ETCD_ENDPOINTS`, ...).
 
-        `options` win over it; they are the flags of `genset run --help` about the network, with `_` for `-`:
-        `discovery_backend="etcd"`. With `static` it joins none: what is served is found in this process alone.
+        `options` win over it; they are the flags of `genset run --help` about the network and the status port, with `_` for `-`:
+        `discovery_backend="etcd"`. With `static` it joins none: what is served is found in this process alone. The port of
+        `status_port` is open from now on, that of `GENSET_STATUS_PORT` from when something is served.
 
-        Raises ValueError for an option that does not exist, `Unavailable` when a server cannot be reached.
+        Raises ValueError for an option that does not exist, `Unavailable` when a server cannot be reached, `InvalidArgument` when
+        the status port cannot be listened on.
         """
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
         bridge = Bridge()
         try:
-            await bridge.operation(lambda op: bridge.node.connect(op, flags, static))
+            named = await bridge.operation(lambda op: bridge.node.connect(op, flags, static))
+            runtime = cls(bridge, has_status=named is not None)
+            if options.get("status_port") is not None:
+                await runtime.open_status()
         except BaseException:
             bridge.close()
             raise
-        runtime = cls(bridge)
         _runtimes[bridge.loop] = runtime
         return runtime
+
+    async def open_status(self) -> int | None:
+        """Opens the status port (`/live`, `/ready`, `/health`, `/metrics`, `/control`) and gives it; None where neither `status_port` nor
+        `GENSET_STATUS_PORT` names one.
+
+        The process is ready while it serves something, and all of it is listed. `worker` calls this at its start, and whatever is
+        served first does. So a script that only calls takes no port from the process whose environment it has.
+
+        Raises `InvalidArgument`, naming the address, when it cannot be listened on.
+        """
+        if self._status is None:
+            self._status = self._bridge.operation(self._bridge.node.open_status)
+        # Several may wait for it.
+        return await asyncio.shield(self._status)
 
     def namespace(self, name: str) -> Namespace:
         """A namespace: a pipeline, usually a model. ValueError when `name` is no name."""
@@ -107,6 +127,10 @@ class Runtime:
         """Serves until the shutdown. `Endpoint.serve_endpoint` and `genset.sdk` make services."""
         if self.is_draining:
             raise EngineShutdown("the runtime is shutting down")
+        if self._has_status:
+            await self.open_status()
+            if self.is_draining:
+                return
         if any(other.name == service.name for other in self._services):
             raise InvalidArgument(f"{service.name} is served by this process already; give the second one another name")
         self.note_server()
@@ -336,8 +360,8 @@ def worker(static: bool = False, **options: Any) -> Callable[[Main[Result]], Cal
 def worker(static: bool | Main[Any] = False, **options: Any) -> Any:
     """Makes `async def main(runtime, ...)` a program: `asyncio.run(main())`.
 
-    It sets up the log, joins the fleet (`options` as for `Runtime.connect`; with `static` none) and calls the function with the
-    runtime. SIGTERM or SIGINT drains: endpoints leave the list, their requests end, and the function's `serve_endpoint` return. A
+    It sets up the log, joins the fleet (`options` as for `Runtime.connect`; with `static` none), opens the status port where
+    `GENSET_STATUS_PORT` or `status_port` names one, and calls the function with the runtime. SIGTERM or SIGINT drains: endpoints leave the list, their requests end, and the function's `serve_endpoint` return. A
     second signal ends at once. What the function does after its `serve_endpoint` has 30 s. Whatever else it waits for is cancelled
     when the drain is over.
     """
@@ -359,6 +383,11 @@ async def serve_until_signalled(main: Main[Result], static: bool = False, **opti
     """What `worker` does with a function: sets up the log, joins the fleet and runs it until a signal."""
     start_logging()
     runtime = await Runtime.connect(static, **options)
+    try:
+        await runtime.open_status()
+    except BaseException:
+        await runtime.shutdown()
+        raise
     return cast("Result | None", await _run(runtime, main(runtime)))
 
 
