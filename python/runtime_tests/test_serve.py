@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import LONG_S, Program, run, until
 from test_llm import ask, frontend
+from test_status import until_status
 
 from genset import deploy, serve
 from genset._service import parse_bytes
@@ -236,6 +237,32 @@ def test_names_of_several_services_are_refused(
     assert errors(graph("names_taken", "Http", "Other")) == [
         "error: the service First and the frontend for HTTP are both called http: give one another name with @service(name=...)"
     ]
+
+
+def test_each_process_has_a_status_port_of_its_own(
+    in_graph: None, monkeypatch: pytest.MonkeyPatch, start_genset: Callable[..., Program], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shown(*arguments: str) -> list[str]:
+        assert serve.main(["graph:Frontend", "--dry-run", *arguments]) == 0
+        return re.findall(r"status port (\d+)", capsys.readouterr().out)
+
+    assert shown() == []
+    assert shown("--status-port", "9090") == ["9090", "9091", "9092", "9093"]
+    monkeypatch.setenv("GENSET_STATUS_PORT", "9190")
+    assert shown() == ["9190", "9191", "9192", "9193"]
+    assert serve.main(["graph:Frontend", "--dry-run", "--status-port=65533"]) == 2
+    assert "--status-port 65533: each of the 4 processes" in capsys.readouterr().err
+
+    graph = start_genset("serve", "graph:Frontend", "-f", "config.json", "--status-port=0")
+    ports = {int(graph.wait_for("status on http://127.0.0.1:").rsplit(":", 1)[1]) for _ in range(4)}
+    assert len(ports) == 4
+
+    async def main() -> None:
+        for port in ports:
+            await until_status(port, 200)
+
+    run(main())
+    assert graph.stop() == 0
 
 
 def test_devices_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ CONFIG_VARIABLE = "GENSET_SERVICE_CONFIG"
 """JSON with a service's configuration, in its process."""
 LEASH_VARIABLE = "GENSET_SERVICE_LEASH_FD"
 """Names a pipe that ends with `genset serve`, in the process of a service."""
+STATUS_VARIABLE = "GENSET_STATUS_PORT"
+"""The status port, in the process of a service."""
+MAX_PORT = (1 << 16) - 1
 MAX_DEATHS = 5
 FIRST_PAUSE_S = 0.5
 LONG_LIFE_S = 60.0
@@ -122,9 +126,11 @@ def check_names(names: Sequence[tuple[ServiceSpec, str]], taken: Mapping[str, st
             raise UsageError(f"{mine} and {other} are both called {name}: give one another name with @service(name=...)")
 
 
-def plan(spec: ServiceSpec, told: Mapping[str, Mapping[str, Any]], target: str) -> list[Process]:
+def plan(
+    spec: ServiceSpec, told: Mapping[str, Mapping[str, Any]], target: str, status_port: int | None = None
+) -> list[Process]:
     """The processes, those that others depend on first, each with its devices; `UsageError` where there are too few, or names are not of
-    one service alone."""
+    one service alone. The first has the status port `status_port`, the others have those after it; any free ones for 0."""
     check_names([(each, each.name) for each in spec.graph()], {})
     devices = _devices()
     wanted = sum(int(float(each.resources.get("gpu", "0"))) * each.workers for each in spec.graph())
@@ -133,6 +139,7 @@ def plan(spec: ServiceSpec, told: Mapping[str, Mapping[str, Any]], target: str) 
             f"the services want {wanted} GPUs, and this machine offers {len(devices)}; "
             "lower their resources or workers, or set CUDA_VISIBLE_DEVICES"
         )
+    ports = _status_ports(status_port, sum(each.workers for each in spec.graph()))
     processes = []
     for each in spec.graph():
         gpus = int(float(each.resources.get("gpu", "0")))
@@ -141,10 +148,21 @@ def plan(spec: ServiceSpec, told: Mapping[str, Mapping[str, Any]], target: str) 
             environment = {
                 CONFIG_VARIABLE: json.dumps(told.get(each.name, {})),
                 "CUDA_VISIBLE_DEVICES": ",".join(mine),
+                **next(ports),
             }
             title = each.name if each.workers == 1 else f"{each.name}.{worker}"
             processes.append(Process(each, title, environment))
     return processes
+
+
+def _status_ports(first: int | None, count: int) -> Iterator[dict[str, str]]:
+    """What each of `count` processes is told of its status port. No two have the same, which only one could open."""
+    if first is None:
+        return itertools.repeat({}, count)
+    last = first + count - 1 if first else 0
+    if not 0 <= first <= last <= MAX_PORT:
+        raise UsageError(f"--status-port {first}: each of the {count} processes needs one from there on, and the last there is is {MAX_PORT}")
+    return ({STATUS_VARIABLE: str(first + place if first else 0)} for place in range(count))
 
 
 def _devices() -> list[str]:
@@ -314,19 +332,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="genset serve", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("target", metavar="MODULE:CLASS")
     parser.add_argument("-f", "--file", metavar="FILE", help="YAML or JSON: names of services to their settings")
+    parser.add_argument(
+        "--status-port",
+        metavar="PORT",
+        type=int,
+        default=os.environ.get(STATUS_VARIABLE) or None,
+        help="of the first process, for probes and metrics; the others get those after it, and 0 stands for any free ones\n"
+        "(default: GENSET_STATUS_PORT; none without it)",
+    )
     parser.add_argument("--dry-run", action="store_true", help="show what would be started, and end")
     parsed, settings = parser.parse_known_args(arguments)
     try:
         spec = load(parsed.target)
         told = configuration(parsed.file, settings, [each.name for each in spec.graph()])
-        processes = plan(spec, told, parsed.target)
+        processes = plan(spec, told, parsed.target, parsed.status_port)
     except (UsageError, json.JSONDecodeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for process in processes:
         given = process.environment["CUDA_VISIBLE_DEVICES"]
         at = f"{process.spec.namespace}.{process.spec.name}.{{{','.join(process.spec.endpoints)}}}"
-        _say(f"{process.title}: {at}" + (f", GPUs {given}" if given else ""))
+        port = process.environment.get(STATUS_VARIABLE)
+        _say(f"{process.title}: {at}" + (f", GPUs {given}" if given else "") + (f", status port {port}" if port else ""))
     if parsed.dry_run:
         return 0
     return asyncio.run(Supervisor(parsed.target, processes).run())
