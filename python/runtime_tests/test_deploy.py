@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 import urllib.request
@@ -23,6 +24,7 @@ import pytest
 import yaml
 from conftest import LONG_S, Program, run
 from test_serve import GRAPH
+from test_status import until_status
 
 from genset import deploy
 from genset.runtime import FINISH_S, GRACE_S
@@ -58,6 +60,18 @@ def test_both_manifests_say_the_same(in_graph: None, tmp_path: Path) -> None:
             seconds = spec["template"]["spec"]["terminationGracePeriodSeconds"]
             assert service["stop_grace_period"] == f"{seconds}s", name
             assert seconds > GRACE_S + FINISH_S, name
+    for name in set(services) - {"etcd"}:
+        (container,) = deployments[name]["template"]["spec"]["containers"]
+        ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+        given = services[name]["environment"]
+        assert (given["GENSET_STATUS_HOST"], given["GENSET_STATUS_PORT"]) == ("0.0.0.0", str(ports["status"])), name
+        paths = {}
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert ports[container[probe]["httpGet"]["port"]] == ports["status"], name
+            paths[probe] = container[probe]["httpGet"]["path"]
+        assert paths == {"startupProbe": "/live", "livenessProbe": "/live", "readinessProbe": "/ready"}, name
+        asked = services[name]["healthcheck"]["test"]
+        assert asked[0] == "CMD" and f"http://127.0.0.1:{ports['status']}/ready" in asked[-1], name
     assert services["backend"]["deploy"]["replicas"] == 2
     assert services["backend"]["command"][-2:] == ["graph:Frontend", "Backend"]
     exposed = {each["metadata"]["name"] for each in manifests if each["kind"] == "Service"}
@@ -99,7 +113,14 @@ class Containers:
             (f"--http-port={deploy.HTTP_PORT}", "--http-port=0"),
         ]:
             text = text.replace(there, here)
-        return "0" if text == str(deploy.WIRE_PORT) else text
+        return "0" if text in (str(deploy.WIRE_PORT), str(deploy.STATUS_PORT)) else text
+
+    def check(self, name: str, status_port: int) -> int:
+        """What a service's health check says of one of its containers: an exit code."""
+        _, *command = self._services[name]["healthcheck"]["test"]
+        command[0] = sys.executable
+        command[-1] = command[-1].replace(str(deploy.STATUS_PORT), str(status_port))
+        return subprocess.run(command, capture_output=True, check=False).returncode
 
     def wait_for_etcd(self) -> None:
         end = time.monotonic() + LONG_S
@@ -110,6 +131,11 @@ class Containers:
             except OSError:
                 assert time.monotonic() < end and self.running["etcd"][0].process.poll() is None
                 time.sleep(0.05)
+
+
+def status_port(program: Program) -> int:
+    """The port that a program says its status is on."""
+    return int(program.wait_for("status on http://0.0.0.0:").rsplit(":", 1)[1])
 
 
 def free_port() -> int:
@@ -136,11 +162,16 @@ def test_what_is_deployed_serves_loses_a_member_and_drains(containers: Container
     containers.start("etcd")
     containers.wait_for_etcd()
     (http,) = containers.start("http")
-    line = http.wait_for("http://")
+    status = {"http": [status_port(http)]}
+    line = next((line for line in http.lines if "http://" in line and "status on" not in line), None) or http.wait_for("http://")
     port = re.search(r"http://[\w.]+:(\d+)", line)
     assert port is not None, line
+    # There is no model yet.
+    assert containers.check("http", status["http"][0]) != 0
     for name in ("prefill", "backend", "frontend"):
-        for program in containers.start(name):
+        started = containers.start(name)
+        status[name] = [status_port(program) for program in started]
+        for program in started:
             program.wait_for("served by" if name != "frontend" else "serves the model deployed")
 
     async def main() -> None:
@@ -153,6 +184,10 @@ def test_what_is_deployed_serves_loses_a_member_and_drains(containers: Container
 
         while "deployed" not in [each.id async for each in client.models.list()]:
             await asyncio.sleep(0.05)
+        for name, ports in status.items():
+            for each in ports:
+                await until_status(each, 200)
+                assert await asyncio.to_thread(containers.check, name, each) == 0
         assert [await say() for _ in range(3)] == ["three two one"] * 3
         first, _ = containers.running["backend"]
         first.stop(signal.SIGKILL)

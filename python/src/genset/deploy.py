@@ -15,11 +15,12 @@ from typing import Any
 
 from genset.runtime import KILL_S
 from genset.sdk import ServiceSpec
-from genset.serve import CONFIG_VARIABLE, UsageError, check_names, configuration, load
+from genset.serve import CONFIG_VARIABLE, STATUS_VARIABLE, UsageError, check_names, configuration, load
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
 HTTP_PORT = 8000
 WIRE_PORT = 7480
+STATUS_PORT = 9090
 GRACE_S = int(KILL_S)
 """Longer than a service's drain may take, with what comes after it."""
 
@@ -64,7 +65,7 @@ class _Deployed:
         # What is deployed has names in lower case.
         self.name = spec.name.lower().replace("_", "-")
         self.command = ["python", "-u", "-m", "genset._service", target, spec.name]
-        self.environment = {**FLEET, **LISTENING, CONFIG_VARIABLE: json.dumps(told)}
+        self.environment = {**FLEET, **LISTENING, **STATUS, CONFIG_VARIABLE: json.dumps(told)}
 
     @property
     def gpus(self) -> int:
@@ -75,12 +76,23 @@ BESIDE = {"etcd": "etcd itself", "http": "the frontend for HTTP"}
 """What stands beside the services, by its name."""
 FLEET = {"GENSET_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": "http://etcd:2379"}
 LISTENING = {"GENSET_WIRE_HOST": "0.0.0.0", "GENSET_WIRE_PORT": str(WIRE_PORT)}
+STATUS = {"GENSET_STATUS_HOST": "0.0.0.0", STATUS_VARIABLE: str(STATUS_PORT)}
 HTTP_COMMAND = ["genset", "run", "in=http", "out=dyn", "--http-host=0.0.0.0", f"--http-port={HTTP_PORT}"]
 ETCD_COMMAND = [
     "/usr/local/bin/etcd",
     "--listen-client-urls=http://0.0.0.0:2379",
     "--advertise-client-urls=http://etcd:2379",
 ]
+START_S = 1800
+"""How long a service may take until it answers: it imports its modules first."""
+PERIOD_S, TIMEOUT_S = 5, 5
+STATUS_OF_CONTAINER = {"name": "status", "containerPort": STATUS_PORT}
+HEALTHCHECK = {
+    "test": ["CMD", "python", "-c", f"import urllib.request as r; r.urlopen('http://127.0.0.1:{STATUS_PORT}/ready')"],
+    "interval": f"{PERIOD_S}s",
+    "timeout": f"{TIMEOUT_S}s",
+    "start_period": f"{START_S}s",
+}
 
 
 def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
@@ -90,7 +102,8 @@ def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
         "http": {
             "image": image,
             "command": HTTP_COMMAND,
-            "environment": FLEET,
+            "environment": {**FLEET, **STATUS},
+            "healthcheck": HEALTHCHECK,
             "ports": [f"127.0.0.1:{HTTP_PORT}:{HTTP_PORT}"],
             "depends_on": ["etcd"],
             "stop_grace_period": f"{GRACE_S}s",
@@ -109,6 +122,7 @@ def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
             "entrypoint": ["/bin/sh", "-c", 'GENSET_ADVERTISE_HOST=$$(hostname -i) exec "$$0" "$$@"'],
             "command": each.command,
             "environment": {key: value.replace("$", "$$") for key, value in each.environment.items()},
+            "healthcheck": HEALTHCHECK,
             "depends_on": ["etcd"],
             "stop_grace_period": f"{GRACE_S}s",
             "restart": "on-failure",
@@ -124,11 +138,19 @@ def _compose_bytes(memory: str | None) -> str | None:
 
 def kubernetes(services: Sequence[_Deployed], image: str | None) -> list[dict[str, Any]]:
     """The manifests, for `kubectl apply -f`."""
+    http = {
+        "name": "http",
+        "image": image,
+        "command": HTTP_COMMAND,
+        "env": _env({**FLEET, **STATUS}),
+        "ports": [{"name": "http", "containerPort": HTTP_PORT}, STATUS_OF_CONTAINER],
+        **_probes(),
+    }
     documents = [
         _kubernetes_service("etcd", 2379),
         _deployment("etcd", {"name": "etcd", "image": ETCD_IMAGE, "command": ETCD_COMMAND}),
         _kubernetes_service("http", HTTP_PORT),
-        _deployment("http", {"name": "http", "image": image, "command": HTTP_COMMAND, "env": _env(FLEET)}),
+        _deployment("http", http),
     ]
     for each in services:
         limits = {key: value for key, value in each.spec.resources.items() if key != "gpu"}
@@ -140,11 +162,26 @@ def kubernetes(services: Sequence[_Deployed], image: str | None) -> list[dict[st
             "image": each.image,
             "command": each.command,
             "env": [*_env(each.environment), own_address],
-            "ports": [{"name": "wire", "containerPort": WIRE_PORT}],
+            "ports": [{"name": "wire", "containerPort": WIRE_PORT}, STATUS_OF_CONTAINER],
+            **_probes(),
             "resources": {"requests": limits, "limits": limits},
         }
         documents.append(_deployment(each.name, container, each.spec.workers))
     return documents
+
+
+def _probes() -> dict[str, Any]:
+    """What is asked of the status port. It answers while a program's event loop is busy, and not yet while its modules are imported."""
+
+    def asks(path: str, failures: int) -> dict[str, Any]:
+        get = {"path": path, "port": "status"}
+        return {"httpGet": get, "periodSeconds": PERIOD_S, "timeoutSeconds": TIMEOUT_S, "failureThreshold": failures}
+
+    return {
+        "startupProbe": asks("/live", START_S // PERIOD_S),
+        "livenessProbe": asks("/live", 3),
+        "readinessProbe": asks("/ready", 1),
+    }
 
 
 def _env(values: Mapping[str, str]) -> list[dict[str, str]]:
