@@ -24,6 +24,7 @@ pub mod output;
 pub mod ports;
 pub mod recent;
 pub mod request;
+pub mod series;
 mod state;
 pub mod transfer;
 pub mod worker;

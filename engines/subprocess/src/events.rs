@@ -1,7 +1,5 @@
 //! What the process publishes beside its answers: metrics, KV events, load, and that it can go on no more.
 
-mod metrics;
-
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::sync::Arc;
@@ -11,22 +9,21 @@ use genset_backend_common::kv::{KvEventData, KvEventPublisher};
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, HealthReporter, StartContext,
     handles::{Load, LoadPublisher},
+    series::{MetricSample, PublishedMetrics},
 };
 use genset_wire::{PayloadError, decode_payload};
-use parking_lot::Mutex;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use crate::call::Call;
 use crate::failure::ChildFailure;
 use crate::link::Link;
-use metrics::{Families, Published, Sample};
 
 /// One item of the endpoint `events`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Event {
-    Metrics(Vec<Sample>),
+    Metrics(Vec<MetricSample>),
     Kv(KvEventData),
     KvRank { rank: u32, data: KvEventData },
     Load(Load),
@@ -39,7 +36,7 @@ pub(crate) struct Sinks {
     kv_events: KvEventPublisher,
     load: LoadPublisher,
     health: HealthReporter,
-    metrics: Arc<Mutex<Families>>,
+    metrics: PublishedMetrics,
     /// Whether it was said that events of a rank are dropped.
     has_odd_rank: Arc<AtomicBool>,
     /// Whether another process takes the place of one that is dead.
@@ -48,14 +45,11 @@ pub(crate) struct Sinks {
 
 impl Sinks {
     pub(crate) fn new(ctx: &StartContext, is_mended: bool) -> Self {
-        let metrics = Arc::default();
-        let collector = Published::new(&metrics);
-        ctx.metrics.register_collector(collector);
         Self {
             kv_events: ctx.kv_events.clone(),
             load: ctx.load.clone(),
             health: ctx.health.clone(),
-            metrics,
+            metrics: PublishedMetrics::register(&ctx.metrics),
             has_odd_rank: Arc::default(),
             is_mended,
         }
@@ -74,7 +68,7 @@ impl Sinks {
     pub(crate) fn forget(&self) {
         self.kv_events.publish(KvEventData::Cleared);
         self.load.publish(Load::default());
-        *self.metrics.lock() = Families::default();
+        self.metrics.clear();
     }
 
     /// Publishes what the call answers until it ends.
@@ -126,7 +120,7 @@ impl Sinks {
 
     fn publish(&self, event: Event) {
         match event {
-            Event::Metrics(samples) => self.metrics.lock().extend(samples),
+            Event::Metrics(samples) => self.metrics.publish(samples),
             Event::Kv(data) => {
                 self.kv_events.publish(data);
             }

@@ -1,15 +1,17 @@
-//! The series that the process publishes, as the worker's `/metrics` shows them.
+//! [`PublishedMetrics`]: series that an engine publishes as data, as the worker's `/metrics` shows them: of an engine in a process of its
+//! own, or in another language in this one. An engine in Rust registers its metrics in its [`MetricsRegistry`].
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use genset_backend_common::MetricsRegistry;
-use genset_backend_common::prometheus::collector::Collector;
-use genset_backend_common::prometheus::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
-use genset_backend_common::prometheus::metrics::MetricType;
 use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use serde::Deserialize;
+
+use crate::handles::MetricsRegistry;
 
 /// Series that one process may publish; what comes beyond is dropped with a warning.
 const MAX_SERIES: usize = 4096;
@@ -22,8 +24,8 @@ const OVER_LIMIT: &str = "this series is dropped, and so are others to come that
                           the labels and the help of each";
 
 /// What one series is now.
-#[derive(Debug, Deserialize)]
-pub(super) struct Sample {
+#[derive(Debug, Clone, Deserialize)]
+pub struct MetricSample {
     name: String,
     #[serde(default)]
     help: String,
@@ -49,7 +51,7 @@ enum SampleKind {
     Histogram,
 }
 
-impl Sample {
+impl MetricSample {
     /// What Prometheus would not take.
     fn problem(&self) -> Option<&'static str> {
         if !is_metric_name(&self.name) || !self.labels.keys().all(|name| is_label_name(name)) {
@@ -111,9 +113,39 @@ impl Value {
     }
 }
 
+/// The metrics that an engine publishes: of every series the last value counts. At most 4096 series are kept, each with 4 KiB of name,
+/// labels and help at most; what is beyond, or what Prometheus would not take, is dropped with a warning. Clones share.
+#[derive(Debug, Clone, Default)]
+pub struct PublishedMetrics(Arc<Mutex<Families>>);
+
+impl PublishedMetrics {
+    /// None yet, shown by `registry`.
+    #[must_use]
+    pub fn register(registry: &MetricsRegistry) -> Self {
+        let metrics = Self::default();
+        metrics.register_in(registry);
+        metrics
+    }
+
+    /// Has `registry` show them, what was published before included.
+    pub fn register_in(&self, registry: &MetricsRegistry) {
+        registry.register_collector(self.clone());
+    }
+
+    /// Sets series to these values.
+    pub fn publish(&self, samples: Vec<MetricSample>) {
+        self.0.lock().extend(samples);
+    }
+
+    /// Forgets all of them: who published them is gone.
+    pub fn clear(&self) {
+        *self.0.lock() = Families::default();
+    }
+}
+
 /// The last value of every series, by the metric's name.
 #[derive(Debug, Default)]
-pub(super) struct Families {
+struct Families {
     by_name: BTreeMap<String, Family>,
     series: usize,
     /// Whether it was said that series over a limit are dropped.
@@ -128,7 +160,7 @@ struct Family {
 }
 
 impl Families {
-    pub(super) fn extend(&mut self, samples: Vec<Sample>) {
+    fn extend(&mut self, samples: Vec<MetricSample>) {
         for sample in samples {
             let name = sample.name.clone();
             if let Err(problem) = self.set(sample) {
@@ -137,7 +169,7 @@ impl Families {
         }
     }
 
-    fn set(&mut self, sample: Sample) -> Result<(), &'static str> {
+    fn set(&mut self, sample: MetricSample) -> Result<(), &'static str> {
         if let Some(problem) = sample.problem() {
             return Err(problem);
         }
@@ -194,17 +226,7 @@ fn is_name(name: &str, also: fn(char) -> bool) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || also(c))
 }
 
-/// The values as the registry reads them.
-#[derive(Debug)]
-pub(super) struct Published(Arc<Mutex<Families>>);
-
-impl Published {
-    pub(super) fn new(families: &Arc<Mutex<Families>>) -> Self {
-        Self(Arc::clone(families))
-    }
-}
-
-impl Collector for Published {
+impl Collector for PublishedMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for (name, family) in &self.0.lock().by_name {
             let (kind, name) = match family.kind {
@@ -232,18 +254,15 @@ impl Collector for Published {
 
 #[cfg(test)]
 mod tests {
-    use genset_wire::{decode_payload, encode_payload};
     use serde_json::json;
 
     use super::*;
 
     /// What `/metrics` shows of samples.
     fn shown(samples: &[serde_json::Value]) -> String {
-        let families = Arc::default();
         let registry = MetricsRegistry::default();
-        registry.register_collector(Published::new(&families));
-        let samples = decode_payload(&encode_payload(&samples).unwrap()).unwrap();
-        families.lock().extend(samples);
+        let metrics = PublishedMetrics::register(&registry);
+        metrics.publish(serde_json::from_value(samples.into()).unwrap());
         registry.encode()
     }
 
@@ -279,29 +298,16 @@ mod tests {
         assert_eq!(lines, expected);
     }
 
-    /// As MessagePack, since JSON knows no infinity.
     fn shown_histogram(bounds: &[f64]) -> String {
-        let buckets: Vec<(f64, u64)> = bounds.iter().map(|bound| (*bound, 2)).collect();
-        #[derive(serde::Serialize)]
-        struct Wire<'a> {
-            name: &'a str,
-            kind: &'a str,
-            labels: BTreeMap<&'a str, &'a str>,
-            buckets: Vec<(f64, u64)>,
-            sum: f64,
-        }
-        let wire = Wire {
-            name: "my_step_seconds",
-            kind: "histogram",
-            labels: BTreeMap::from([("rank", "1")]),
-            buckets,
+        let sample = MetricSample {
+            kind: SampleKind::Histogram,
+            labels: BTreeMap::from([("rank".to_owned(), "1".to_owned())]),
+            buckets: bounds.iter().map(|bound| (*bound, 2)).collect(),
             sum: 4.5,
+            ..gauge("my_step_seconds", "")
         };
-        let families: Arc<Mutex<Families>> = Arc::default();
         let registry = MetricsRegistry::default();
-        registry.register_collector(Published::new(&families));
-        let samples = decode_payload(&encode_payload(&vec![wire]).unwrap()).unwrap();
-        families.lock().extend(samples);
+        PublishedMetrics::register(&registry).publish(vec![sample]);
         registry.encode()
     }
 
@@ -341,8 +347,8 @@ mod tests {
         assert_eq!(lines.count(), MAX_SERIES);
     }
 
-    fn gauge(name: &str, help: &str) -> Sample {
-        Sample {
+    fn gauge(name: &str, help: &str) -> MetricSample {
+        MetricSample {
             name: name.to_owned(),
             help: help.to_owned(),
             kind: SampleKind::Gauge,
@@ -388,10 +394,9 @@ mod tests {
 
     #[test]
     fn a_histogram_of_more_observations_than_can_be_counted_is_dropped() {
-        let families: Arc<Mutex<Families>> = Arc::default();
         let registry = MetricsRegistry::default();
-        registry.register_collector(Published::new(&families));
-        let histogram = |name, first| Sample {
+        let metrics = PublishedMetrics::register(&registry);
+        let histogram = |name, first| MetricSample {
             kind: SampleKind::Histogram,
             buckets: vec![(1.0, first), (f64::INFINITY, 1)],
             ..gauge(name, "H")
@@ -400,7 +405,7 @@ mod tests {
             histogram("my_many", u64::MAX - 1),
             histogram("my_more", u64::MAX),
         ];
-        families.lock().extend(samples);
+        metrics.publish(samples);
         let text = registry.encode();
         let count = format!("my_many_count {}\n", u64::MAX);
         assert!(text.contains(&count), "{text}");
