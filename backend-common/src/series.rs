@@ -13,6 +13,10 @@ use serde::Deserialize;
 
 use crate::handles::MetricsRegistry;
 
+/// The label that tells the metrics of several workers in one process apart. No engine publishes a series with one of its own: it would
+/// have the label twice, and all of `/metrics` would be refused.
+pub const ENDPOINT_LABEL: &str = "genset_endpoint";
+
 /// Series that one process may publish; what comes beyond is dropped with a warning.
 const MAX_SERIES: usize = 4096;
 /// Buckets that a histogram may have.
@@ -56,6 +60,9 @@ impl MetricSample {
     fn problem(&self) -> Option<&'static str> {
         if !is_metric_name(&self.name) || !self.labels.keys().all(|name| is_label_name(name)) {
             return Some("a metric whose name or labels Prometheus does not take");
+        }
+        if self.labels.contains_key(ENDPOINT_LABEL) {
+            return Some("a metric with the label genset_endpoint, which the worker sets");
         }
         if self.kind != SampleKind::Histogram {
             return None;
@@ -276,11 +283,13 @@ mod tests {
             sample("my_queue", "counter", 9.0),
             sample("no name", "gauge", 1.0),
             json!({"name": "bare", "kind": "gauge", "value": 4.0}),
+            json!({"name": "forged", "kind": "gauge", "labels": {ENDPOINT_LABEL: "a.b.c"}}),
         ]);
         assert!(text.contains("my_queue{rank=\"0\"} 3.0"), "{text}");
         assert!(text.contains("my_steps_total{rank=\"0\"} 7.0"), "{text}");
         assert!(text.contains("bare 4.0"), "{text}");
         assert!(!text.contains("no name"), "{text}");
+        assert!(!text.contains("forged"), "{text}");
     }
 
     #[test]

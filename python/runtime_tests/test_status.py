@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 from conftest import Program, run, until
 from test_llm import MODEL, letters
-from test_worker import CONFIG, Controlled
+from test_worker import CONFIG, Controlled, Engine
 
-from genset import exceptions
+from genset import EngineConfig, exceptions
 from genset.backend import Worker
-from genset.llm import ModelType, register_llm
+from genset.llm import MetricsPublisher, ModelType, register_llm
+from genset.metrics import Metrics
 from genset.runtime import Runtime
+from genset.types import Metric
 
 
 def request(port: int, path: str, body: str | None = None) -> tuple[int, str]:
@@ -155,6 +157,96 @@ def test_each_model_has_its_metrics_for_as_long_as_it_is_served() -> None:
             assert "py.one.generate" in await shown()
             await runtime.shutdown()
             await first
+
+    run(main())
+
+
+class Counting(Engine):
+    """Publishes metrics, some before it is listed, and some that are none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = Metrics()
+        self.steps = self.metrics.counter("my_steps_total", "Steps\nof the scheduler", rank=0)
+        self.step_s = self.metrics.histogram("my_step_seconds", "Time of a step", [0.1])
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        gauge: Metric = {"name": "my_slots", "kind": "gauge", "value": 1.0}
+        self.worker.publish_metrics([gauge])
+        gauge["value"] = 8.0
+        self.worker.publish_metrics([gauge])
+        gauge["value"] = 9.0
+        # What is none spoils nothing beside it.
+        self.worker.publish_metrics([{"name": "my_odd", "kind": "speed"}])
+        return await super().start(worker_id)
+
+
+def test_metrics_that_an_engine_publishes_are_shown_and_bounded() -> None:
+    engine = Counting()
+
+    async def main() -> None:
+        async with await Runtime.connect(status_port=0) as runtime:
+            port = await runtime.open_status()
+            assert port
+            running = asyncio.ensure_future(Worker(engine, CONFIG, runtime=runtime).run())
+            await until_status(port, 200, running)
+            own = 'genset_endpoint="py.backend.generate"'
+
+            async def shown() -> str:
+                return (await get(port, "/metrics"))[1]
+
+            while "my_slots" not in (text := await shown()):
+                await asyncio.sleep(0.02)
+            assert f"my_slots{{{own}}} 8.0" in text and "my_odd" not in text
+            engine.steps.add(3)
+            engine.step_s.observe(0.05)
+            await asyncio.to_thread(engine.worker.publish_metrics, engine.metrics.samples())
+            text = await shown()
+            assert f'my_steps_total{{{own},rank="0"}} 3.0' in text
+            assert f"my_step_seconds_count{{{own}}} 1" in text
+            assert "# HELP my_steps Steps\\nof the scheduler" in text
+            hostile: list[Metric] = [
+                {"name": "no name", "kind": "gauge", "value": 1.0},
+                {"name": "forged", "kind": "gauge", "value": 1.0, "labels": {"genset_endpoint": "other"}},
+                {"name": "said", "kind": "gauge", "value": 1.0, "labels": {"text": 'a"} 1\nforged 1\n# EOF\n'}},
+                {"name": "long", "kind": "gauge", "value": 1.0, "help": "x" * 5000},
+            ]
+            engine.worker.publish_metrics(hostile)
+            many: list[Metric] = [
+                {"name": "many", "kind": "gauge", "value": 1.0, "labels": {"number": str(number)}} for number in range(5000)
+            ]
+            engine.worker.publish_metrics(many)
+            lines = (await shown()).splitlines()
+            starts = ("no name", "forged", "long")
+            assert not [line for line in lines if line.startswith(starts)]
+            assert lines.count("# EOF") == 1 and lines[-1] == "# EOF"
+            assert 4000 < len([line for line in lines if line.startswith("many{")]) < 4096
+            with pytest.raises(ValueError, match="name"):
+                engine.worker.publish_metrics([{"kind": "gauge"}])
+            await runtime.shutdown()
+            await running
+            # There is nobody to publish for.
+            engine.worker.publish_metrics(engine.metrics.samples())
+
+    run(main())
+
+
+def test_the_metrics_of_a_registered_model_are_shown() -> None:
+    async def main() -> None:
+        async with await Runtime.connect(status_port=0) as runtime:
+            port = await runtime.open_status()
+            assert port
+            endpoint = runtime.endpoint("py.one.generate")
+            with pytest.raises(exceptions.InvalidArgument, match="call register_llm first"):
+                MetricsPublisher(endpoint).publish([])
+            serving = await serve_model(runtime, "one")
+            await until_status(port, 200, serving)
+            metrics = Metrics()
+            metrics.gauge("my_queue", "Requests that wait").set(2)
+            MetricsPublisher(endpoint).publish(metrics.samples())
+            assert 'my_queue{genset_endpoint="py.one.generate"} 2' in (await get(port, "/metrics"))[1]
+            await runtime.shutdown()
+            await serving
 
     run(main())
 

@@ -16,6 +16,7 @@ use genset_backend_common::{
     controls::{ControlReply, ControlRequest},
     error::At,
     handles::Load,
+    series::{MetricSample, PublishedMetrics},
 };
 use genset_wire::{decode_payload, encode_payload};
 use parking_lot::Mutex;
@@ -38,6 +39,8 @@ pub(crate) enum Published {
     },
     /// How busy it is.
     Load(Load),
+    /// What some of its series are now.
+    Metrics(Vec<MetricSample>),
     /// That it can go on no more.
     Dead {
         /// Why.
@@ -52,6 +55,7 @@ pub(crate) struct HandlerEngine {
     /// Answers what is asked beside requests, where Python has an engine's other methods too.
     hooks: Option<CallHandler>,
     config: EngineConfig,
+    metrics: PublishedMetrics,
     start: Mutex<Option<StartContext>>,
 }
 
@@ -69,12 +73,12 @@ impl HandlerEngine {
         hooks: Option<CallHandler>,
         config: EngineConfig,
     ) -> Arc<Self> {
-        let start = Mutex::default();
         Arc::new(Self {
             handler,
             hooks,
             config,
-            start,
+            metrics: PublishedMetrics::default(),
+            start: Mutex::default(),
         })
     }
 
@@ -104,6 +108,7 @@ impl HandlerEngine {
                 None => tracing::debug!(rank, "KV events of a rank that was not declared"),
             },
             Published::Load(load) => start.load.publish(load),
+            Published::Metrics(samples) => self.metrics.publish(samples),
             Published::Dead { reason } => start.health.report_dead(reason),
         }
     }
@@ -117,6 +122,7 @@ impl LLMEngine for HandlerEngine {
                 drop(ctx.kv_events.of_rank(rank));
             }
         }
+        self.metrics.register_in(&ctx.metrics);
         *self.start.lock() = Some(ctx);
         Ok(self.config.clone())
     }

@@ -10,6 +10,7 @@ use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, MetricsRegistry, Role,
     card::{Artifact, EndpointType},
     error::At,
+    series::ENDPOINT_LABEL,
 };
 use genset_runtime::{EndpointName, ModelFolder, Runtime, RuntimeRegistrar};
 use serde::Deserialize;
@@ -154,9 +155,6 @@ fn read_template(path: &PathBuf) -> Result<Vec<u8>, EngineError> {
     }
     std::fs::read(path).map_err(|error| problem(error.to_string()))
 }
-
-/// The label by which the metrics of several models in one process differ.
-const ENDPOINT_LABEL: &str = "genset_endpoint";
 
 /// A model that is served.
 #[derive(Debug)]

@@ -24,9 +24,9 @@ from genset._handler import Answering, Codec, Encoder, Handler, Plain
 from genset.engine import USUAL_SAMPLING, Context
 from genset.exceptions import EngineError, EngineShutdown, Internal, InvalidArgument
 from genset.runtime import Endpoint, Service
-from genset.types import GenerateChunk, GenerateRequest, Load
+from genset.types import GenerateChunk, GenerateRequest, Load, Metric
 
-__all__ = ["KvEventPublisher", "LoadPublisher", "ModelType", "register_llm"]
+__all__ = ["KvEventPublisher", "LoadPublisher", "MetricsPublisher", "ModelType", "register_llm"]
 
 logger = logging.getLogger(__name__)
 
@@ -271,9 +271,12 @@ class ModelService(Service):
         codec: Codec,
         hooks: Handler | None = None,
         on_stop: Callable[[Context], None] | None = None,
+        on_served: Callable[[], None] | None = None,
     ) -> None:
-        """`hooks` answers what the worker asks beside requests; `on_stop` is told of requests that nobody wants any more."""
+        """`hooks` answers what the worker asks beside requests; `on_stop` is told of requests that nobody wants any more, and
+        `on_served` that the model is listed: from then on what is published arrives."""
         super().__init__(endpoint)
+        self._on_served = on_served
         self._answering = Answering(self.bridge, self.name, handler, codec, on_stop)
         self._hooks = None if hooks is None else Answering(self.bridge, self.name, hooks, Plain(self.name))
         self._hooks_number = None if hooks is None else self.bridge.number()
@@ -290,6 +293,8 @@ class ModelService(Service):
         try:
             await self._begin(lambda op: node.serve_model(op, end, number, spec))
             logger.info("%s: serves the model %s", self.name, self._spec["engine"]["model"])
+            if self._on_served is not None:
+                self._on_served()
             await asyncio.wait([self._ended])
             await self._answering.idle(IDLE_S)
             # What it ended with, where that was an error.
@@ -373,3 +378,12 @@ class LoadPublisher(_Publisher):
     def publish(self, load: Load) -> None:
         """The load is this now; what is absent is 0."""
         self._publish({"load": dict(load)})
+
+
+class MetricsPublisher(_Publisher):
+    """Shows metrics of the model's own in this process's `/metrics`, on the status port."""
+
+    def publish(self, samples: Sequence[Metric]) -> None:
+        """Sets series, such as `genset.metrics.Metrics.samples()`; the last value of each counts. A series is dropped with a warning where
+        Prometheus does not take its name, and beyond 4096 series and 4 KiB of name, labels and help."""
+        self._publish({"metrics": list(samples)})

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from genset import _model_files
 from genset._declared import completed
-from genset._frames import pack
+from genset._frames import pack, unpack
 from genset.engine import Context, Event, LLMEngine, WorkerConfig, WorkerHandle, control_reply
-from genset.exceptions import InvalidArgument, Unsupported
+from genset.exceptions import EngineShutdown, InvalidArgument, Unsupported
 from genset.llm import ModelService, Tokens, model_spec
 from genset.runtime import GRACE_S, Runtime, serve_until_signalled
+from genset.types import Metric
 
 logger = logging.getLogger(__name__)
+
+_SERIES_KEPT = 4096
+"""As many as a worker shows."""
 
 
 class Worker:
@@ -23,8 +30,8 @@ class Worker:
         await Worker(engine, WorkerConfig(model_name="m", model_path="models/tiny-chat")).run()
 
     An engine that computes for long on the event loop holds up the whole program: `genset.backend.run` gives it a process of its own.
-    What needs that too: a `BatchEngine`'s shared steps (here each request takes its own), and published metrics. Without `runtime` the worker joins the fleet that its config names, and SIGTERM or SIGINT drain it; with one,
-    both are the program's to do.
+    What needs that too: a `BatchEngine`'s shared steps (here each request takes its own). Without `runtime` the worker joins the fleet that its config names, and SIGTERM or SIGINT drain it; with one,
+    both are the program's to do. Its metrics and those that the engine publishes are on the status port, where `GENSET_STATUS_PORT` names one.
     """
 
     def __init__(self, engine: LLMEngine, config: WorkerConfig, *, runtime: Runtime | None = None, grace: float = GRACE_S) -> None:
@@ -36,7 +43,7 @@ class Worker:
         self._grace_s = grace
         self._service: ModelService | None = None
         self._aborting: set[asyncio.Task[None]] = set()
-        self._has_warned = False
+        self._early = _EarlyMetrics()
 
     async def run(self) -> None:
         """Starts the engine and serves it until the runtime shuts down; the engine is cleaned up when it returns, or raises.
@@ -54,6 +61,7 @@ class Worker:
     async def _serve(self, runtime: Runtime) -> None:
         engine, config = self.engine, self.config
         endpoint = runtime.namespace(config.namespace).component(config.component).endpoint(config.endpoint)
+        self._early = _EarlyMetrics()
         engine.worker = WorkerHandle(self._publish, self._progress, config.role)
         try:
             path = config.model_path or config.model_name
@@ -78,7 +86,13 @@ class Worker:
                 worker_id=runtime.worker_id,
             )
             self._service = ModelService(
-                endpoint, engine.generate, spec, Tokens(endpoint.name), hooks=self._hook, on_stop=self._on_stop
+                endpoint,
+                engine.generate,
+                spec,
+                Tokens(endpoint.name),
+                hooks=self._hook,
+                on_stop=self._on_stop,
+                on_served=lambda: self._early.end(self._publish_now),
             )
             await runtime.serve(self._service)
         finally:
@@ -109,15 +123,47 @@ class Worker:
 
     def _publish(self, event: Event) -> None:
         packed = pack(event)  # What cannot be packed is the caller's error.
-        if "metrics" in event:
-            self._warn_of_metrics()
-        elif self._service is not None:
-            self._service.publish(packed)
+        if "metrics" not in event or not self._early.keep(event["metrics"]):
+            self._publish_now(packed)
 
-    def _warn_of_metrics(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning("metrics of an engine inside a program are not published; run it with genset.backend.run for that")
+    def _publish_now(self, packed: bytes) -> None:
+        service = self._service
+        if service is not None:
+            # Without a worker it leads nowhere, and the caller may be a thread that does nothing else.
+            with contextlib.suppress(EngineShutdown):
+                service.publish(packed)
 
     def _progress(self, stage: str, fraction: float | None) -> None:
         logger.info("%s%s", stage, "" if fraction is None else f" ({fraction:.0%})")
+
+
+class _EarlyMetrics:
+    """What an engine publishes before its worker is listed, which may be once for all: of each series the last value. Any thread may
+    call."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, bytes] | None = {}
+        self._lock = threading.Lock()
+
+    def keep(self, samples: Iterable[Metric]) -> bool:
+        """Keeps samples, unless it has ended."""
+        with self._lock:
+            if self._kept is None:
+                return False
+            for sample in samples:
+                key = pack([sample.get("name"), sample.get("labels")])
+                # More the worker does not take either.
+                if key in self._kept or len(self._kept) < _SERIES_KEPT:
+                    # Now: it is the caller's own, and may change.
+                    self._kept[key] = pack(sample)
+            return True
+
+    def end(self, publish: Callable[[bytes], None]) -> None:
+        """Publishes what was kept. Nothing is kept from now on."""
+        with self._lock:
+            kept, self._kept = self._kept, None
+            for sample in (kept or {}).values():
+                try:
+                    publish(pack({"metrics": [unpack(sample)]}))
+                except ValueError as error:
+                    logger.warning("a metric that was published at the start is none, and is dropped: %s", error)
