@@ -377,6 +377,59 @@ async fn the_image_is_built_with_the_default_features_and_starts_what_it_can() {
     assert_ne!(line("USER "), "0", "the image does not run as root");
 }
 
+/// What Python has between `NAME = ` and the end of the line, as JSON has it too.
+fn of_python(source: &str, name: &str) -> Value {
+    let prefix = format!("{name} = ");
+    let found = source.lines().find_map(|line| line.strip_prefix(&prefix));
+    let text = found.unwrap_or_else(|| panic!("no {name}"));
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+#[tokio::test]
+async fn the_image_for_python_has_the_wheel_and_what_genset_deploy_starts() {
+    let text = std::fs::read_to_string(repository("deploy/Dockerfile.python")).unwrap();
+    let line = |prefix: &str| {
+        let found = text.lines().find_map(|line| line.strip_prefix(prefix));
+        found.unwrap_or_else(|| panic!("no {prefix}"))
+    };
+    // Where `cargo xtask wheel` puts it, and the one thing that is sent to be built.
+    let copied = line("COPY ").split(' ').next().unwrap();
+    assert_eq!(copied, "dist/genset-*.whl");
+    let ignored = repository("deploy/Dockerfile.python.dockerignore");
+    let ignored = std::fs::read_to_string(ignored).unwrap();
+    assert!(ignored.lines().any(|line| line == format!("!{copied}")));
+    let package = std::fs::read_to_string(repository("python/pyproject.toml")).unwrap();
+    let package: toml::Table = package.parse().unwrap();
+    let (_, extras) = line("RUN ").split_once("$wheel[").unwrap();
+    for extra in extras.split(']').next().unwrap().split(',') {
+        let known = &package["project"]["optional-dependencies"];
+        assert!(known.get(extra).is_some(), "no extra {extra}");
+    }
+    let python = line("FROM python:").split('-').next().unwrap();
+    let classifier = format!("Programming Language :: Python :: {python}");
+    let classifiers = package["project"]["classifiers"].as_array().unwrap();
+    assert!(
+        classifiers
+            .iter()
+            .any(|known| known.as_str() == Some(classifier.as_str()))
+    );
+    // The manifests name the program that they start.
+    assert!(!text.lines().any(|line| line.starts_with("ENTRYPOINT")));
+    let deploy = std::fs::read_to_string(repository("python/src/genset/deploy.py")).unwrap();
+    let ports = ["HTTP_PORT", "WIRE_PORT", "STATUS_PORT"];
+    let ports = ports.map(|name| of_python(&deploy, name).to_string());
+    assert_eq!(line("EXPOSE "), ports.join(" "));
+    let mut started = words(&serde_json::from_str(line("CMD ")).unwrap());
+    assert_eq!(started.remove(0), "genset");
+    let start = Start {
+        words: started,
+        environment: BTreeMap::new(),
+    };
+    let settings = start.settings().await;
+    assert_eq!(setting(&settings, "http-port").to_string(), ports[0]);
+    assert_ne!(line("USER "), "0", "the image does not run as root");
+}
+
 /// Our metrics in a query, by their documented names.
 fn metrics_in(query: &str) -> Vec<String> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
