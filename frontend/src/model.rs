@@ -268,6 +268,7 @@ pub struct Models {
     failures: Arc<watch::Sender<Failures>>,
     live: watch::Receiver<LiveMap>,
     lingering: Lingering,
+    layers: Layers,
     work: WorkThreads,
     tasks: TaskTracker,
     shutdown: CancellationToken,
@@ -286,6 +287,7 @@ impl Models {
             failures: Arc::default(),
             live: directory.subscribe(),
             lingering: Lingering::new(config.model_linger),
+            layers: Layers::register(runtime.metrics(), config.router.clone()),
             work: WorkThreads::new(config.work_threads),
             tasks: TaskTracker::new(),
             shutdown: CancellationToken::new(),
@@ -304,7 +306,7 @@ impl Models {
             map: Arc::clone(&models.map),
             failures: Arc::clone(&models.failures),
             lingering: models.lingering.clone(),
-            layers: Layers::register(runtime.metrics(), config.router.clone()),
+            layers: models.layers.clone(),
             timeout: config.model_timeout,
             parsers: config.parsers.clone(),
             max_running_choices: config.max_running_choices,
@@ -438,6 +440,11 @@ impl Models {
                 Err(failure.map_or_else(over, Failure::into_error))
             }
         }
+    }
+
+    /// From now on no answer waits for an instance to take it over: this process ends, and who waited gets the error at once.
+    pub fn expect_nobody(&self) {
+        self.layers.expect_nobody();
     }
 
     /// Ends the following and waits for it.

@@ -36,6 +36,11 @@ impl Layers {
             config,
         }
     }
+
+    /// From now on no request of any model waits for an instance to take it over: this process ends.
+    pub fn expect_nobody(&self) {
+        self.migrations.expect_nobody();
+    }
 }
 
 /// The way to the instances of a model, once there is at least one that ends answers.

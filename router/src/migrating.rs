@@ -27,6 +27,7 @@ use genset_backend_common::{
 };
 #[cfg(feature = "cli")]
 use genset_runtime::{in_seconds, positive_seconds};
+use tokio_util::sync::CancellationToken;
 
 use self::budget::Budget;
 use self::metrics::{MigrationMetrics, ModelMetrics};
@@ -67,6 +68,8 @@ pub struct Migrations {
     config: MigrationConfig,
     budget: Arc<Budget>,
     metrics: MigrationMetrics,
+    /// Nobody who could take a request over comes any more.
+    nobody_comes: CancellationToken,
 }
 
 impl Migrations {
@@ -78,7 +81,13 @@ impl Migrations {
             config,
             budget: Arc::new(Budget::new(config.max_kept_bytes, metrics.kept_bytes())),
             metrics,
+            nobody_comes: CancellationToken::new(),
         }
+    }
+
+    /// From now on no request waits for an instance: this process ends, so nobody would take it over in time.
+    pub fn expect_nobody(&self) {
+        self.nobody_comes.cancel();
     }
 }
 
@@ -103,6 +112,7 @@ impl Migrating {
             config: migrations.config,
             metrics: ModelMetrics::new(migrations.metrics, &card.name),
             budget: migrations.budget,
+            nobody_comes: migrations.nobody_comes,
         };
         Self {
             parts: Arc::new(parts),

@@ -1,13 +1,16 @@
 //! The OpenAI server, with a worker beside it or for the workers of other processes.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::EngineError;
-use genset_backend_common::worker::{Report, WorkerHandle};
+use genset_backend_common::worker::{Report, State, WorkerHandle};
 use genset_frontend::FrontendServer;
+use genset_frontend::model::Models;
 use genset_runtime::{Readiness, Signals, StatusServer};
 use rustix::process::{Resource, getrlimit, setrlimit};
+use tokio::sync::watch;
 
 use super::{CUT_SHORT, FAILED, Node, NotReady, ready, tell};
 use crate::args::{EngineKind, RunConfig};
@@ -35,7 +38,12 @@ pub(super) async fn run_with_worker(
         .worker
         .status_server(&node.runtime, &worker, &node.config.name);
     let _status = status.await?;
-    Ok(serve(&node.config, worker, signals, server).await)
+    let (states, models) = (worker.states(), server.models().clone());
+    tokio::select! {
+        biased;
+        never = tell_of_the_end(states, &models) => match never {},
+        code = serve(&node.config, worker, signals, server) => Ok(code),
+    }
 }
 
 /// A server for the workers that discovery lists.
@@ -92,6 +100,23 @@ async fn status(node: &Node, server: &FrontendServer) -> Result<Option<StatusSer
     let is_ready: Readiness = Arc::new(move || !models.all().is_empty());
     let args = &node.config.worker;
     args.status_server_with(&node.runtime, is_ready).await
+}
+
+/// Lets no answer wait for another instance once the worker cleans up: this process ends with it, and its connections are cut
+/// before anybody would come.
+async fn tell_of_the_end(mut states: watch::Receiver<State>, models: &Models) -> Infallible {
+    let is_over = |state: &State| match state {
+        State::CleaningUp { .. } | State::Stopped(_) => true,
+        State::Created
+        | State::Starting
+        | State::Registering(_)
+        | State::Serving(_)
+        | State::Suspended(_)
+        | State::Draining { .. } => false,
+    };
+    drop(states.wait_for(is_over).await);
+    models.expect_nobody();
+    std::future::pending().await
 }
 
 async fn serve(

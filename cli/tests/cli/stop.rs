@@ -60,7 +60,8 @@ async fn sigterm_finishes_fifty_open_streams() {
 
 #[tokio::test]
 async fn the_grace_deadline_ends_streams_with_a_retryable_error() {
-    let words = ["out=sample", "--token-delay-ms", "30", "--grace", "0.3"];
+    let mut words = vec!["out=sample", "--token-delay-ms", "30"];
+    words.extend(["--grace", "0.3", "--migration-wait", "100"]);
     let mut server = Server::start(&words).await;
     let streams = open_streams(&server, 5, 10_000).await;
     server.signal(Signal::TERM);
@@ -76,7 +77,9 @@ async fn the_grace_deadline_ends_streams_with_a_retryable_error() {
 
 #[tokio::test]
 async fn a_second_signal_ends_streams_at_once() {
-    let words = ["out=sample", "--token-delay-ms", "30", "--grace", "100000"];
+    // Nobody in this process could take them over, so they do not wait for it.
+    let mut words = vec!["out=sample", "--token-delay-ms", "30"];
+    words.extend(["--grace", "100000", "--migration-wait", "100"]);
     for second in [Signal::TERM, Signal::INT] {
         let mut server = Server::start(&words).await;
         let streams = open_streams(&server, 2, 10_000).await;

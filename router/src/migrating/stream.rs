@@ -12,6 +12,7 @@ use genset_backend_common::{
 };
 use genset_runtime::InstanceId;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::MigrationConfig;
 use super::budget::Budget;
@@ -33,6 +34,7 @@ pub(super) struct Parts {
     pub(super) config: MigrationConfig,
     pub(super) metrics: ModelMetrics,
     pub(super) budget: Arc<Budget>,
+    pub(super) nobody_comes: CancellationToken,
 }
 
 /// An answer that outlives its instances.
@@ -181,7 +183,9 @@ impl MigratingStream {
                     .to_error()
                     .with_request_id(self.ctx.id()))
             }
-            None if last.may_go_elsewhere() && !waits => {
+            None if last.may_go_elsewhere()
+                && (!waits || self.parts.nobody_comes.is_cancelled()) =>
+            {
                 self.parts.metrics.failed(Stuck::NoInstance);
                 Err(cause.clone())
             }
@@ -355,7 +359,13 @@ impl Search {
                     None => return Err(error),
                 }
             }
-            if !self.waits || !patience.pause(&self.ctx).await {
+            let goes_on = self.waits
+                && tokio::select! {
+                    biased;
+                    () = self.parts.nobody_comes.cancelled() => false,
+                    goes_on = patience.pause(&self.ctx) => goes_on,
+                };
+            if !goes_on {
                 return Err(error);
             }
             left_out = if left_out.is_empty() { &self.left } else { &[] };
@@ -375,6 +385,8 @@ impl Search {
             biased;
             () = self.ctx.cancelled() => Err(self.ctx.cancel_reason().unwrap_or(CancelReason::Client).to_error()),
             asked = asked => asked,
+            // The layers below wait for another instance for a moment, too.
+            () = self.parts.nobody_comes.cancelled() => Err(CancelReason::Shutdown.to_error()),
             () = over => Err(CancelReason::Deadline.to_error()),
         }
     }

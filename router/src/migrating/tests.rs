@@ -623,6 +623,20 @@ async fn a_request_that_is_cancelled_moves_no_more() {
     assert_eq!(site.fleet.asked().len(), 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn where_nobody_comes_any_more_the_wait_ends_with_what_was_wrong() {
+    let site = site([lost_after(5)]);
+    let since = Instant::now();
+    let ask = site.ask(request());
+    let ends = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        site.migrating.parts.nobody_comes.cancel();
+    };
+    let (read, ()) = tokio::join!(ask, ends);
+    assert_eq!(since.elapsed(), Duration::from_secs(1));
+    assert_eq!(read.end.unwrap_err().message(), "the worker is lost");
+}
+
 #[tokio::test]
 async fn a_refusal_by_another_kind_ends_it() {
     let site = site([lost_after(5), Leg::Refuses(ErrorKind::InvalidArgument)]);
