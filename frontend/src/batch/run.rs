@@ -24,7 +24,8 @@ use super::pauses::Pauses;
 use super::places::{OwnersPlaces, Places};
 use super::records::{BatchRecord, BatchStatus, now};
 use super::request::{Attempt, OutputLine, ask_once, unasked_line};
-use super::store::BatchStore;
+use super::store::{BatchStore, not_written};
+use crate::error::ApiError;
 use crate::http::LocalFrontend;
 use crate::keys::ApiKeys;
 use crate::model::Models;
@@ -193,9 +194,23 @@ impl Batches {
         &self.store
     }
 
-    /// Answers a new batch in the background.
-    pub(crate) fn start(&self, id: String) {
-        self.spawn(id, false);
+    /// Keeps a new batch, and answers it in the background.
+    ///
+    /// # Errors
+    /// As [`BatchStore::add_batch`].
+    ///
+    /// # Cancel safety
+    /// What is being kept is kept and answered when the future is dropped.
+    pub(crate) async fn add(&self, record: BatchRecord) -> Result<(), ApiError> {
+        let batches = self.clone();
+        let added = self.with_store(move |store| {
+            let id = record.id.clone();
+            store.add_batch(record)?;
+            // Here: who asked for it may have left, and nobody else begins it before the next start.
+            batches.spawn(id, false);
+            Ok::<(), ApiError>(())
+        });
+        added.await.map_err(|error| not_written(&error))?
     }
 
     fn spawn(&self, id: String, goes_on: bool) {

@@ -109,10 +109,7 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         let request = call.parse(|body, _| BatchRequest::parse(body)).await?;
         let record = request.record(&call.caller);
         let json = record.to_json().to_string();
-        let id = record.id.clone();
-        let added = batches.with_store(move |store| store.add_batch(record));
-        added.await.map_err(|error| not_written(&error))??;
-        batches.start(id);
+        batches.add(record).await?;
         Ok(Reply::Json(json))
     }
     .boxed()
@@ -174,5 +171,76 @@ pub(super) async fn cancel(
     match cancelled.await {
         Ok(batch) => json_response(&batch.to_json()),
         Err(error) => error.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use genset_runtime::Runtime;
+    use tokio_util::sync::CancellationToken;
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::batch::records::{FileRecord, Purpose};
+    use crate::batch::run::{Batches, Stops};
+    use crate::batch::store::BatchStore;
+    use crate::config::{BatchConfig, FrontendConfig};
+    use crate::http::LocalFrontend;
+    use crate::model::Models;
+
+    /// Batches in `folder`, with an input that is empty.
+    fn batches_in(folder: &std::path::Path) -> Batches {
+        let store = BatchStore::open(folder.to_owned(), BatchConfig::default()).unwrap();
+        let input = FileRecord {
+            id: "file-0".into(),
+            owner: None,
+            bytes: 0,
+            created_at: 0,
+            expires_at: u64::MAX,
+            filename: "in.jsonl".into(),
+            purpose: Purpose::Batch,
+        };
+        let content = store.new_content().unwrap();
+        store.add_output(input, content).unwrap();
+        let runtime = Runtime::in_process();
+        let config = FrontendConfig::default();
+        let models = Models::follow(&runtime, &config);
+        let never = CancellationToken::new();
+        let config = Arc::new(config);
+        let app = App::new(&runtime, models.clone(), config, None, never.clone());
+        let asked = (LocalFrontend::within(app), models);
+        let stops = Stops {
+            tasks: TaskTracker::new(),
+            draining: never.clone(),
+            aborting: never,
+        };
+        Batches::new(store, asked, Duration::ZERO, None, stops)
+    }
+
+    #[tokio::test]
+    async fn a_batch_whose_client_leaves_while_it_is_kept_is_answered() {
+        let folder = tempfile::tempdir().unwrap();
+        let batches = batches_in(folder.path());
+        let request = BatchRequest {
+            endpoint: BATCH_URLS[0].into(),
+            input_file_id: "file-0".into(),
+            metadata: None,
+            output_seconds: None,
+        };
+        let record = request.record(&Caller::default());
+        let id = record.id.clone();
+        // Asked once and dropped, as of a client that has left.
+        drop(batches.add(record).now_or_never());
+        let status = || Some(batches.store().batch(&id, None)?.status);
+        let ended = async {
+            while !status().is_some_and(BatchStatus::is_end) {
+                tokio::task::yield_now().await;
+            }
+        };
+        let patience = Duration::from_secs(60);
+        tokio::time::timeout(patience, ended).await.unwrap();
     }
 }
