@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use genset_backend_common::inbox::Inbox;
@@ -13,7 +14,6 @@ use genset_wire::{
 };
 use parking_lot::Mutex;
 use serde::Serialize;
-use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::batch::Batch;
@@ -32,7 +32,8 @@ pub(crate) type CallInbox = Inbox<Bytes, Result<(), EngineError>>;
 pub(crate) struct Link {
     pub(crate) outbox: Outbox,
     streams: Mutex<Streams>,
-    heard: Mutex<Instant>,
+    /// Whether anything was heard since somebody looked.
+    heard: AtomicBool,
     trouble: Mutex<Option<ChildFailure>>,
     troubled: CancellationToken,
     /// Cancelled when nothing more will come.
@@ -55,7 +56,7 @@ impl Link {
         Self {
             outbox: Outbox::new(ROOM_BYTES, MIN_FRAME_BYTES as usize, &memory),
             streams: Mutex::default(),
-            heard: Mutex::new(Instant::now()),
+            heard: AtomicBool::new(false),
             trouble: Mutex::default(),
             troubled: CancellationToken::new(),
             closed: CancellationToken::new(),
@@ -169,13 +170,13 @@ impl Link {
         }
     }
 
-    /// How long nothing was heard.
-    pub(crate) fn silent_for(&self) -> Duration {
-        self.heard.lock().elapsed()
+    /// Whether anything was heard since this was asked last.
+    pub(crate) fn was_heard(&self) -> bool {
+        self.heard.swap(false, Ordering::Relaxed)
     }
 
     pub(crate) fn hear(&self) {
-        *self.heard.lock() = Instant::now();
+        self.heard.store(true, Ordering::Relaxed);
     }
 
     /// Notes what is wrong with the process; the first counts.

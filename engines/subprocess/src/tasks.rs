@@ -118,18 +118,50 @@ pub(crate) async fn write(link: &Link, mut socket: OwnedWriteHalf, supervision: 
 }
 
 /// Asks now and then whether the process is there; returns when nothing at all was heard for too long.
+///
+/// Time is counted in ticks, and a tick that comes late does not count: after this process was suspended, or while it gets no
+/// processor, its child gets as long as ever.
 pub(crate) async fn watch(link: &Link, config: &SubprocessConfig) -> ChildFailure {
-    link.hear();
-    let mut ticks = tokio::time::interval(config.heartbeat_interval);
+    let interval = config.heartbeat_interval;
+    let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // At once, and no time has passed.
+    ticks.tick().await;
+    let mut silent_for = Duration::ZERO;
     loop {
-        ticks.tick().await;
-        let silent_for = link.silent_for();
+        link.ping();
+        let due = ticks.tick().await;
+        if link.was_heard() {
+            silent_for = Duration::ZERO;
+        } else if due.elapsed() < interval / 2 {
+            silent_for += interval;
+        }
         if silent_for >= config.heartbeat_timeout {
-            let silent_for =
-                Duration::from_millis(u64::try_from(silent_for.as_millis()).unwrap_or(u64::MAX));
             return ChildFailure::Hung { silent_for };
         }
-        link.ping();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_in_which_this_process_stood_still_is_no_silence() {
+        let (link, config) = (Link::new(), SubprocessConfig::new("engine"));
+        let mut watch = pin!(watch(&link, &config));
+        assert!(watch.as_mut().now_or_never().is_none());
+        // As between SIGSTOP and SIGCONT.
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        assert!(watch.as_mut().now_or_never().is_none());
+        let goes_on = Instant::now();
+        let failure = watch.await;
+        assert!(matches!(failure, ChildFailure::Hung { .. }), "{failure}");
+        assert_eq!(goes_on.elapsed(), config.heartbeat_timeout);
     }
 }
