@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use genset_backend_common::{EngineError, MetricsRegistry};
 use parking_lot::Mutex;
@@ -14,6 +15,9 @@ use crate::instances::{Accepts, Instances};
 use crate::names::{EndpointName, InstanceId, NameError};
 use crate::plane::{ErasedHandler, Handler, MemoryPlane, Payload, RequestPlane, Served};
 use crate::vital::VitalRuntime;
+
+/// How long a shutdown waits for tasks that were told to end; one that blocks its thread cannot be ended by anybody.
+const TASK_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Discovery, request plane, metrics and tasks of one process. Clones share.
 ///
@@ -191,21 +195,33 @@ impl Runtime {
     }
 
     /// Ends every task of the runtime and its request plane, and waits for them. Responses under way are written to their
-    /// end first, within a limit.
+    /// end first, within a limit. Nor is a task waited for long that an engine blocks.
     ///
     /// # Cancel safety
     /// The tasks end also when the future is dropped.
     pub async fn shutdown(&self) {
         self.shared.shutdown.cancel();
         self.shared.plane.shutdown().await;
-        self.shared.tasks.close();
-        self.shared.tasks.wait().await;
+        until_ended(&self.shared.tasks, "runtime").await;
     }
 
     /// Tasks of the runtime that are alive.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.shared.tasks.len()
+    }
+}
+
+/// Waits until all tasks, which were told to end, are at their end, unless they block their threads.
+pub(crate) async fn until_ended(tasks: &TaskTracker, whose: &'static str) {
+    tasks.close();
+    let ended = tokio::time::timeout(TASK_END_TIMEOUT, tasks.wait()).await;
+    if ended.is_err() {
+        tracing::error!(
+            tasks = tasks.len(),
+            whose,
+            "tasks block their threads and cannot be ended"
+        );
     }
 }
 
@@ -427,5 +443,21 @@ impl std::fmt::Debug for Serving {
             .field("endpoint", &self.endpoint.name)
             .field("instance", &self.instance)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_cannot_be_ended_keeps_no_shutdown() {
+        let runtime = Runtime::in_process();
+        let blocked = runtime.shared.tasks.token();
+        runtime.shutdown().await;
+        assert_eq!(runtime.tasks(), 1);
+        drop(blocked);
+        runtime.shutdown().await;
+        assert_eq!(runtime.tasks(), 0);
     }
 }

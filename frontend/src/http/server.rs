@@ -19,6 +19,9 @@ use crate::config::FrontendConfig;
 use crate::keys::ApiKeys;
 use crate::model::Models;
 
+/// How long a shutdown waits for tasks that were told to end; one that blocks its thread cannot be ended by anybody.
+const TASK_END_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The OpenAI-compatible server. It serves whatever models live workers of its runtime serve.
 ///
 /// # Examples
@@ -137,7 +140,7 @@ impl FrontendServer {
     }
 
     /// Closes the listener, lets open connections finish their requests for `grace`, drops the rest, and waits until no task
-    /// of the server is alive. Says whether nothing had to be dropped.
+    /// of the server is alive, unless an engine blocks it. Says whether nothing had to be dropped.
     ///
     /// # Cancel safety
     /// The server is closing, but may have live tasks, when the future is dropped; call it again.
@@ -152,7 +155,13 @@ impl FrontendServer {
                 "connections dropped: the time to finish is over"
             );
             self.aborting.cancel();
-            self.tasks.wait().await;
+            let dropped = tokio::time::timeout(TASK_END_TIMEOUT, self.tasks.wait());
+            if dropped.await.is_err() {
+                tracing::error!(
+                    tasks = self.tasks.len(),
+                    "tasks of the server block their threads and cannot be ended"
+                );
+            }
         }
         self.models.shutdown().await;
         finished
@@ -173,6 +182,19 @@ fn warning_of(config: &FrontendConfig, address: SocketAddr) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_cannot_be_ended_keeps_no_shutdown() {
+        let config = FrontendConfig {
+            address: "127.0.0.1:0".parse().unwrap(),
+            ..FrontendConfig::default()
+        };
+        let server = FrontendServer::bind(&Runtime::in_process(), config).await;
+        let server = server.unwrap();
+        let _blocked = server.tasks.token();
+        assert!(!server.shutdown(Duration::ZERO).await);
+        assert_eq!(server.tasks.len(), 1);
+    }
 
     #[test]
     fn only_who_others_can_ask_without_a_key_is_warned_and_told_how_to_make_one() {

@@ -55,6 +55,7 @@ use self::peers::Peers;
 use self::server::Server;
 use self::transport::{Io, Transport};
 use super::{ErasedHandler, RequestPlane, ResponseStream, Served};
+use crate::component::until_ended;
 use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};
 use crate::vital::VitalRuntime;
@@ -278,8 +279,7 @@ impl RequestPlane for WirePlane {
     async fn shutdown(&self) {
         self.shared.server.finish().await;
         self.shared.common.shutdown.cancel();
-        self.shared.common.tasks.close();
-        self.shared.common.tasks.wait().await;
+        until_ended(&self.shared.common.tasks, "request plane").await;
     }
 }
 
