@@ -28,7 +28,7 @@ use connect::Connect;
 use exchange::{Answer, Target};
 pub use hosts::HostPattern;
 
-/// Images that are fetched at once, of all requests; more wait.
+/// Images that are fetched at once, of all requests; more wait. A lookup of a name that nobody waits for any more counts, too.
 const FETCHES_AT_ONCE: usize = 64;
 
 /// Fetches images. Clones share.
@@ -39,7 +39,7 @@ pub(crate) struct Fetcher(Arc<Shared>);
 struct Shared {
     config: MediaConfig,
     connect: Connect,
-    places: Semaphore,
+    places: Arc<Semaphore>,
 }
 
 impl Fetcher {
@@ -51,7 +51,7 @@ impl Fetcher {
         Self(Arc::new(Shared {
             config: config.clone(),
             connect,
-            places: Semaphore::new(FETCHES_AT_ONCE),
+            places: Arc::new(Semaphore::new(FETCHES_AT_ONCE)),
         }))
     }
 
@@ -123,7 +123,9 @@ impl Fetcher {
         if config.hosts.is_empty() {
             return Err(Problem::NoHosts.into());
         }
-        let _place = places.acquire().await;
+        // Nobody closes the semaphore.
+        let place = Arc::clone(places).acquire_owned().await;
+        let place = Arc::new(place.map_err(|_closed| Problem::Unreachable)?);
         let mut target = Target::parse(url)?;
         for _ in 0..=config.max_redirects {
             if !config
@@ -133,7 +135,7 @@ impl Fetcher {
             {
                 return Err(Problem::OtherHost(target.host().to_owned()).into());
             }
-            let stream = connect.connect(&target).await?;
+            let stream = connect.connect(&target, &place).await?;
             match exchange::ask(stream, &target, max_bytes, memory).await? {
                 Answer::Content(content) => return Ok(content),
                 Answer::Elsewhere(location) => target = target.follow(&location)?,

@@ -3,11 +3,12 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
+use std::sync::Arc;
 
-use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::address::is_public;
 use super::exchange::Target;
@@ -16,8 +17,8 @@ use super::{Failed, Problem};
 /// The most addresses of a host that are tried.
 const MAX_ADDRESSES: usize = 4;
 
-/// The addresses of a name.
-type Resolve = fn(&str, u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>>;
+/// The addresses of a name, on a thread that may wait for them.
+type Resolve = fn(&str, u16) -> io::Result<Vec<SocketAddr>>;
 
 /// How hosts are reached.
 #[derive(Clone)]
@@ -42,10 +43,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 impl Connect {
     /// To public addresses alone, as this machine resolves names.
     pub(super) fn to_public() -> Self {
-        let resolve: Resolve = |host, port| {
-            let host = host.to_owned();
-            Box::pin(async move { Ok(lookup_host((host, port)).await?.collect()) })
-        };
+        let resolve: Resolve = |host, port| Ok((host, port).to_socket_addrs()?.collect());
         Self::new(resolve, is_public)
     }
 
@@ -60,9 +58,12 @@ impl Connect {
 
     /// # Errors
     /// Why the host is not reached.
-    pub(super) async fn connect(&self, target: &Target) -> Result<Box<dyn Stream>, Failed> {
-        let addresses = (self.resolve)(target.host(), target.port()).await;
-        let addresses = addresses.map_err(|_| Problem::Unreachable)?;
+    pub(super) async fn connect(
+        &self,
+        target: &Target,
+        place: &Arc<OwnedSemaphorePermit>,
+    ) -> Result<Box<dyn Stream>, Failed> {
+        let addresses = self.addresses(target, Arc::clone(place)).await?;
         // A name with one address inside is no name to follow, whatever the others are.
         if addresses
             .iter()
@@ -76,6 +77,24 @@ impl Connect {
             }
         }
         Err(Problem::Unreachable.into())
+    }
+
+    /// The addresses of the target's host. The lookup keeps the `place` to its own end: nothing ends it, and when nobody waits for
+    /// it any more it still has its thread.
+    async fn addresses(
+        &self,
+        target: &Target,
+        place: Arc<OwnedSemaphorePermit>,
+    ) -> Result<Vec<SocketAddr>, Problem> {
+        let (resolve, host, port) = (self.resolve, target.host().to_owned(), target.port());
+        let found = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            resolve(&host, port)
+        });
+        match found.await {
+            Ok(Ok(addresses)) => Ok(addresses),
+            Ok(Err(_)) | Err(_) => Err(Problem::Unreachable),
+        }
     }
 
     #[cfg(feature = "tls")]

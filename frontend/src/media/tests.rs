@@ -1,8 +1,9 @@
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs as _};
+use std::sync::Barrier;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::FutureExt as _;
 use genset_backend_common::request::PartPlace;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -13,8 +14,17 @@ use crate::budget::MemoryBudget;
 
 const GIF: &[u8] = b"GIF89a\x01\0\x01\0\0\0\0,";
 
-fn here(_host: &str, port: u16) -> BoxFuture<'static, io::Result<Vec<SocketAddr>>> {
-    Box::pin(async move { Ok(vec![(Ipv4Addr::LOCALHOST, port).into()]) })
+fn here(_host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    Ok((Ipv4Addr::LOCALHOST, port).to_socket_addrs()?.collect())
+}
+
+/// Lets a lookup end.
+static LOOKUP: Barrier = Barrier::new(2);
+
+/// A lookup that takes until it is let end.
+fn slow(_host: &str, _port: u16) -> io::Result<Vec<SocketAddr>> {
+    LOOKUP.wait();
+    Err(io::ErrorKind::NotFound.into())
 }
 
 /// A server that answers each path in its own way.
@@ -153,6 +163,21 @@ async fn what_is_not_fetched_is_refused_by_its_place() {
     let asked = fetch(&allowed, address::is_public, &at("cat")).await;
     let error = asked.fetched.unwrap_err();
     assert!(error.to_string().contains("no public address"), "{error}");
+}
+
+#[tokio::test]
+async fn a_lookup_has_its_place_until_it_ends_though_nobody_waits() {
+    let fetcher = Fetcher::with(&config(&["images.test:80"]), Connect::new(slow, |_| true));
+    let mut memory = MemoryBudget::new(1 << 20).share();
+    let fetched = fetcher.fetch("http://images.test:80/cat", 100, &mut memory);
+    assert!(fetched.now_or_never().is_none());
+    let places = &fetcher.0.places;
+    let free = places.available_permits();
+    LOOKUP.wait();
+    assert_eq!(free, FETCHES_AT_ONCE - 1);
+    while places.available_permits() < FETCHES_AT_ONCE {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[test]
