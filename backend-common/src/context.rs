@@ -188,6 +188,13 @@ impl RequestContext {
         }
     }
 
+    /// Gives it another id, such as to a [`child`](Self::child) of what ends several requests together.
+    #[must_use]
+    pub fn with_id(mut self, id: impl Into<String>) -> Self {
+        Arc::make_mut(&mut self.meta).id = id.into();
+        self
+    }
+
     /// Sets the instant after which the answer is of no use. A later deadline than the present one changes nothing.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Instant) -> Self {
@@ -432,6 +439,17 @@ mod tests {
         root.cancel(CancelReason::Client);
         child.cancel(CancelReason::Deadline);
         assert_eq!(child.cancel_reason(), Some(CancelReason::Shutdown));
+    }
+
+    #[test]
+    fn what_ends_several_requests_ends_each_under_its_own_id() {
+        let all = RequestContext::new("all");
+        let requests = ["a", "b"].map(|id| all.child().with_id(id));
+        assert_eq!(requests.each_ref().map(RequestContext::id), ["a", "b"]);
+        requests[0].cancel(CancelReason::Client);
+        assert!(!all.is_cancelled() && !requests[1].is_cancelled());
+        all.cancel(CancelReason::Shutdown);
+        assert_eq!(requests[1].cancel_reason(), Some(CancelReason::Shutdown));
     }
 
     #[test]
