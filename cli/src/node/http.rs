@@ -57,12 +57,20 @@ pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, E
     let name = signals.next().await;
     tracing::info!("{name}: draining; a second signal stops at once");
     server.drain();
-    let grace = node.config.worker.grace;
-    let has_finished = tokio::select! {
-        has_finished = server.shutdown(grace) => has_finished,
-        _ = signals.next() => server.shutdown(Duration::ZERO).await,
+    let is_over = async {
+        tokio::select! {
+            () = tokio::time::sleep(node.config.worker.grace) => {}
+            _ = signals.next() => {}
+        }
     };
-    Ok(if has_finished { 0 } else { CUT_SHORT })
+    tokio::select! {
+        biased;
+        _ = server.shutdown(Duration::MAX) => return Ok(0),
+        () = is_over => {}
+    }
+    server.cut_short();
+    server.shutdown(CONNECTION_GRACE).await;
+    Ok(CUT_SHORT)
 }
 
 /// Every connection takes a file descriptor: lets the process have as many as the system allows it.

@@ -57,6 +57,7 @@ macro_rules! fleet_cases {
                 a_rolling_restart_fails_nothing,
                 a_draining_frontend_finishes_its_streams,
                 a_second_signal_ends_streams_with_an_error,
+                a_second_signal_to_a_frontend_ends_streams_with_an_error,
                 a_frozen_worker_is_left_out_and_comes_back,
                 a_worker_frozen_past_its_lease_comes_back,
                 traffic_outlives_discovery_that_is_gone,

@@ -26,7 +26,6 @@ use super::replies::{whole_response, with_ignored};
 use super::request_body::{HeldBody, read_body};
 use super::request_id::request_id;
 use crate::answer::Answer;
-use crate::config::FrontendConfig;
 use crate::error::{ApiError, Param, shown};
 use crate::json::JsonBody;
 use crate::model::ServedModel;
@@ -78,9 +77,13 @@ impl Call {
     /// Waits for a place among the requests to `model`. What its engine is told of the request.
     ///
     /// # Errors
-    /// What [`RequestGuard::enter`] refuses with.
+    /// What [`RequestGuard::enter`] refuses with; a 503 when the server cuts what is under way short.
     pub(super) async fn admit(&mut self, model: &ServedModel) -> Result<RequestContext, ApiError> {
-        self.guard.enter(model, self.ctx.deadline()).await?;
+        tokio::select! {
+            biased;
+            () = self.ctx.cancelled() => return Err(ApiError::draining()),
+            entered = self.guard.enter(model, self.ctx.deadline()) => entered?,
+        }
         Ok(self.ctx.clone())
     }
 
@@ -184,7 +187,7 @@ pub(super) async fn answer(
     let mut call = Call {
         body: HeldBody::empty(guard.memory().another()),
         guard,
-        ctx: context(&app.config, &request_id, &headers),
+        ctx: context(&app, &request_id, &headers),
         request_id,
         caller,
         app,
@@ -269,11 +272,12 @@ fn deadline_of(headers: &HeaderMap) -> Result<Option<Instant>, ApiError> {
 }
 
 /// What the engine is told of a request: a unique id and its trace.
-fn context(config: &FrontendConfig, request_id: &str, headers: &HeaderMap) -> RequestContext {
+fn context(app: &App, request_id: &str, headers: &HeaderMap) -> RequestContext {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     // The client's id may come twice; ids are unique among the requests in flight.
-    let mut ctx = RequestContext::new(format!("{request_id}.{:08x}", rand::random::<u32>()));
-    let key = config.affinity_header.as_ref();
+    let id = format!("{request_id}.{:08x}", rand::random::<u32>());
+    let mut ctx = app.all_requests.child().with_id(id);
+    let key = app.config.affinity_header.as_ref();
     if let Some(key) = key.and_then(|name| text(name.as_str())) {
         ctx = ctx.with_affinity(key);
     }

@@ -9,7 +9,7 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
-use genset_backend_common::MetricsRegistry;
+use genset_backend_common::{MetricsRegistry, RequestContext};
 use genset_runtime::{METRICS_CONTENT_TYPE, Runtime};
 use http::{HeaderMap, Method, StatusCode, Uri, header};
 use serde_json::json;
@@ -64,6 +64,8 @@ pub(super) struct AppState {
     /// `None` where no files are kept.
     pub(super) batches: Option<Batches>,
     pub(super) draining: CancellationToken,
+    /// Every request is a child of it.
+    pub(super) all_requests: RequestContext,
 }
 
 impl App {
@@ -87,6 +89,7 @@ impl App {
             keys,
             batches: None,
             draining,
+            all_requests: RequestContext::new("all"),
         }))
     }
 

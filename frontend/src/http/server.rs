@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use genset_backend_common::{CancelReason, RequestContext};
 use genset_runtime::Runtime;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -47,6 +48,8 @@ pub struct FrontendServer {
     draining: CancellationToken,
     closing: CancellationToken,
     aborting: CancellationToken,
+    /// What every request is a child of.
+    all_requests: RequestContext,
 }
 
 impl FrontendServer {
@@ -76,22 +79,23 @@ impl FrontendServer {
         }
         let models = Models::follow(runtime, &config);
         let config = Arc::new(config);
-        let server = Self {
-            address,
-            models: models.clone(),
-            tasks: TaskTracker::new(),
-            draining: CancellationToken::new(),
-            closing: CancellationToken::new(),
-            aborting: CancellationToken::new(),
-        };
-        let draining = server.draining.clone();
+        let draining = CancellationToken::new();
         let mut app = App::new(
             runtime,
             models.clone(),
             Arc::clone(&config),
             keys.clone(),
-            draining,
+            draining.clone(),
         );
+        let server = Self {
+            address,
+            models: models.clone(),
+            tasks: TaskTracker::new(),
+            draining,
+            closing: CancellationToken::new(),
+            aborting: CancellationToken::new(),
+            all_requests: app.all_requests.clone(),
+        };
         if let Some(store) = store {
             let stops = Stops {
                 tasks: server.tasks.clone(),
@@ -137,6 +141,13 @@ impl FrontendServer {
     /// From now on `/health` says 503 and new requests are refused with a 503; those under way go on.
     pub fn drain(&self) {
         self.draining.cancel();
+    }
+
+    /// Ends every request under way, now: a stream with an error event, another with a 503, both of which say to send it again. As
+    /// [`drain`](Self::drain), it refuses new ones.
+    pub fn cut_short(&self) {
+        self.draining.cancel();
+        self.all_requests.cancel(CancelReason::Shutdown);
     }
 
     /// Closes the listener, lets open connections finish their requests for `grace`, drops the rest, and waits until no task

@@ -122,6 +122,34 @@ async fn shutdown_drops_what_outlasts_its_grace() {
     site.close().await;
 }
 
+#[tokio::test]
+async fn what_is_cut_short_ends_with_an_error_that_says_so() {
+    let engine = Script::silent(100);
+    let site = Site::start(engine.clone()).await;
+    let mut streamed = site.connect().await;
+    let body = chat("Hello", json!({"stream": true})).to_string();
+    streamed.send(post(CHAT, body)).await;
+    streamed.head("POST").await.expect("a head");
+    streamed.event().await.expect("the role");
+    let mut whole = site.connect().await;
+    let body = chat("Hello", json!({})).to_string();
+    whole.send(post(CHAT, body)).await;
+    eventually("both run", || engine.active() == 2).await;
+
+    site.server.cut_short();
+    let mut last = None;
+    while let Some(event) = soon(streamed.event()).await {
+        last = Some(event);
+    }
+    let last = last.expect("an error event");
+    assert!(last.contains("send it again"), "{last}");
+    let whole = whole.response().await;
+    assert_eq!(whole.status, 503);
+    assert!(whole.text().contains("send it again"), "{}", whole.text());
+    assert!(soon(site.server.shutdown(Duration::from_secs(60))).await);
+    site.close().await;
+}
+
 /// Once, twice, and before anything happened.
 #[tokio::test]
 async fn shutdown_may_be_repeated() {

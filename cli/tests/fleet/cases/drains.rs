@@ -3,9 +3,10 @@
 use rustix::process::Signal;
 
 use crate::answers::End;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, LOOK_AGAIN};
 use crate::load::{Hammer, ends, streams};
 use crate::meeting::Meeting;
+use crate::support::soon;
 
 /// Clients that ask all the time.
 const CLIENTS: usize = 8;
@@ -48,6 +49,28 @@ pub(crate) async fn a_draining_frontend_finishes_its_streams<M: Meeting>(fleet: 
     for end in ends {
         assert!(matches!(end, End::Done(100)), "{end:?}");
     }
+    worker.until_running(0.0).await;
+}
+
+pub(crate) async fn a_second_signal_to_a_frontend_ends_streams_with_an_error<M: Meeting>(
+    fleet: Fleet<M>,
+) {
+    let worker = fleet.worker(&["--token-delay-ms=20"]).await;
+    let mut frontend = fleet.frontend_of(&[&worker]).await;
+    let begun = streams(&frontend, 10, 1_000_000).await;
+    frontend.signal(Signal::TERM);
+    soon(async {
+        while !frontend.log().contains("draining") {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    })
+    .await;
+    frontend.signal(Signal::TERM);
+    for end in ends(begun).await {
+        assert!(matches!(end, End::Error(_)), "{end:?}");
+    }
+    // Work was cut short.
+    assert_eq!(frontend.exit_code().await, Some(3));
     worker.until_running(0.0).await;
 }
 
