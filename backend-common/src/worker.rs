@@ -157,6 +157,15 @@ impl WorkerHandle {
         self.stops.send_modify(|stops| *stops += 1);
     }
 
+    /// Asks the worker to stop, unless it was asked or stops already. It hurries nothing; that is what a second
+    /// [`stop`](Self::stop) is for.
+    pub fn stop_once(&self) {
+        if self.goes_on() {
+            self.stops
+                .send_if_modified(|stops| std::mem::replace(stops, (*stops).max(1)) == 0);
+        }
+    }
+
     /// Where the worker is in its life.
     #[must_use]
     pub fn state(&self) -> State {
@@ -223,16 +232,12 @@ impl WorkerHandle {
         })
     }
 
-    /// Stops the worker, unless it stops already, and waits until no task of its is alive. It hurries nothing; that is
-    /// what a second [`stop`](Self::stop) is for.
+    /// Stops the worker as [`stop_once`](Self::stop_once) does, and waits until no task of its is alive.
     ///
     /// # Cancel safety
     /// The worker goes on stopping when the future is dropped.
     pub async fn shutdown(self) -> Report {
-        if self.goes_on() {
-            self.stops
-                .send_if_modified(|stops| std::mem::replace(stops, (*stops).max(1)) == 0);
-        }
+        self.stop_once();
         self.join().await
     }
 

@@ -96,6 +96,20 @@ impl Node {
     }
 }
 
+/// Stops the worker, unless it stops already, and waits for it. A signal makes every deadline now.
+async fn shut_down(worker: &WorkerHandle, signals: &mut Signals) -> Report {
+    worker.stop_once();
+    loop {
+        tokio::select! {
+            report = worker.join() => return report,
+            name = signals.next() => {
+                tracing::info!("{name}: stopping at once");
+                worker.stop();
+            }
+        }
+    }
+}
+
 /// Says how the worker ended, when not well; returns the exit code.
 fn tell(report: &Report) -> u8 {
     let code = exit_code(report);

@@ -12,7 +12,7 @@ use genset_runtime::{Readiness, Signals, StatusServer};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::watch;
 
-use super::{CUT_SHORT, FAILED, Node, NotReady, ready, tell};
+use super::{CUT_SHORT, FAILED, Node, NotReady, ready, shut_down, tell};
 use crate::args::{EngineKind, RunConfig};
 use crate::input;
 
@@ -138,7 +138,8 @@ async fn serve(
             Ok(model) => input::print(&input::banner(config, &server, &model)),
             Err(NotReady::Stopped(report)) => return end(report, &server).await,
             Err(NotReady::Unservable(error)) => {
-                let code = end(worker.shutdown().await, &server).await;
+                let report = shut_down(&worker, &mut signals).await;
+                let code = end(report, &server).await;
                 input::complain(error);
                 return code.max(FAILED);
             }

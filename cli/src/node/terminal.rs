@@ -6,7 +6,9 @@ use genset_backend_common::EngineError;
 use genset_frontend::model::{Models, ServedModel};
 use genset_runtime::Signals;
 
-use super::{CUT_SHORT, FAILED, Node, NotReady, PROGRESS_AFTER, ready, tell, unservable};
+use super::{
+    CUT_SHORT, FAILED, Node, NotReady, PROGRESS_AFTER, ready, shut_down, tell, unservable,
+};
 use crate::args::{EngineKind, InputKind};
 use crate::input::{self, Ending};
 
@@ -34,7 +36,7 @@ pub(super) async fn run_with_worker(
         },
         _ = signals.next() => Ok(Ending::Signalled),
     };
-    let report = worker.shutdown().await;
+    let report = shut_down(&worker, &mut signals).await;
     models.shutdown().await;
     let code = tell(&report);
     Ok(code_of(node, ended, code))

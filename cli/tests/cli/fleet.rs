@@ -26,7 +26,8 @@ impl Fleet {
         Self { folder }
     }
 
-    fn command(&self, words: &[&str], environment: Environment<'_>) -> Command {
+    /// A command of the binary, with the fleet's discovery.
+    pub(crate) fn command(&self, words: &[&str], environment: Environment<'_>) -> Command {
         let mut command = genset(words);
         command
             .arg("--discovery-path")

@@ -4,8 +4,9 @@ use std::process::Stdio;
 
 use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::process::Child;
+use tokio::process::{Child, ChildStderr};
 
+use crate::fleet::Fleet;
 use crate::support::{Ended, genset, run_with, send_signal, soon};
 
 async fn ask(words: &[&str], input: &[u8]) -> Ended {
@@ -58,19 +59,23 @@ fn open_ended(words: &[&str]) -> Child {
     command.spawn().unwrap()
 }
 
-#[tokio::test]
-async fn a_signal_before_the_question_ends_the_wait_with_code_3() {
-    let mut child = open_ended(&[]);
-    let _open = child.stdin.take();
-    let mut log = BufReader::new(child.stderr.take().unwrap());
+async fn until_log(log: &mut BufReader<ChildStderr>, text: &str) {
     let mut line = String::new();
-    while !line.contains("model ready") {
+    while !line.contains(text) {
         line.clear();
         assert!(
             soon(log.read_line(&mut line)).await.unwrap() > 0,
             "the log ended"
         );
     }
+}
+
+#[tokio::test]
+async fn a_signal_before_the_question_ends_the_wait_with_code_3() {
+    let mut child = open_ended(&[]);
+    let _open = child.stdin.take();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    until_log(&mut log, "model ready").await;
     send_signal(&child, Signal::TERM);
     assert_eq!(soon(child.wait()).await.unwrap().code(), Some(3));
 }
@@ -88,4 +93,23 @@ async fn an_answer_that_a_signal_cuts_short_ends_with_code_3() {
         send_signal(&child, signal);
         assert_eq!(soon(child.wait()).await.unwrap().code(), Some(3));
     }
+}
+
+#[tokio::test]
+async fn a_second_signal_cuts_short_what_others_ask() {
+    let fleet = Fleet::new();
+    let mut words = vec!["run", "in=stdin", "out=sample", "--token-delay-ms=30"];
+    words.extend(["--grace=100000", "--discovery-backend=file"]);
+    let mut command = fleet.command(&words, &[("GENSET_LOG", "info")]);
+    command.stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let _open = child.stdin.take();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let frontend = fleet.frontend(&[]).await;
+    let mut stream = frontend.stream(10_000).await;
+    stream.first_piece().await;
+    send_signal(&child, Signal::TERM);
+    until_log(&mut log, "finishing requests").await;
+    send_signal(&child, Signal::TERM);
+    assert_eq!(soon(child.wait()).await.unwrap().code(), Some(3));
 }
