@@ -146,6 +146,15 @@ fn history_file() -> Option<PathBuf> {
     Some(state.or_else(from_home)?.join("genset").join("history"))
 }
 
+/// Gives the terminal back as it was, also where the chat ends at the prompt.
+struct GivenBack;
+
+impl Drop for GivenBack {
+    fn drop(&mut self) {
+        let _ = crossterm::terminal::disable_raw_mode();
+    }
+}
+
 pub(super) async fn run(
     mut chat: Chat,
     models: &Models,
@@ -160,13 +169,13 @@ pub(super) async fn run(
     let mut lines = Lines::start().map_err(|error| {
         EngineError::internal(format!("the line editor cannot be started: {error}"))
     })?;
+    let _given_back = GivenBack;
     let mut has_dropped = false;
     loop {
         let line = tokio::select! {
             biased;
             signal = signals.next() => {
-                // At the prompt Ctrl-C is a key, so a signal comes from outside: the terminal is given back as it was.
-                let _ = crossterm::terminal::disable_raw_mode();
+                // At the prompt Ctrl-C is a key, so a signal comes from outside.
                 tracing::info!("{signal}: leaving");
                 return Ok(Ending::Signalled);
             }

@@ -90,12 +90,9 @@ impl Shown {
         }
     }
 
-    /// Shows the rest, and ends all styles.
-    pub(super) fn end(mut self) {
-        if self.screen == Screen::Colored {
-            self.markdown.finish(&mut self.out);
-        }
-        self.flush();
+    /// Shows the rest, and ends all styles, as its drop does.
+    pub(super) fn end(self) {
+        drop(self);
     }
 
     fn content(&mut self, text: &str) {
@@ -132,6 +129,15 @@ impl Shown {
     }
 }
 
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if self.screen == Screen::Colored {
+            self.markdown.finish(&mut self.out);
+        }
+        self.flush();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -139,7 +145,7 @@ mod tests {
     fn shown(screen: Screen, deltas: &[Delta<'_>]) -> String {
         let mut shown = Shown::on(screen);
         deltas.iter().for_each(|delta| shown.take(*delta));
-        shown.out
+        std::mem::take(&mut shown.out)
     }
 
     const ANSWER: [Delta<'_>; 6] = [

@@ -30,7 +30,11 @@ pub(super) async fn run_with_worker(
     let models = Models::follow(&node.runtime, &node.config.frontend);
     let ended = tokio::select! {
         ready = ready(&worker, &models) => match ready {
-            Ok(model) => run_input(node, &models, model, &mut signals).await,
+            Ok(model) => tokio::select! {
+                biased;
+                ended = run_input(node, &models, model, &mut signals) => ended,
+                _ = worker.stopped() => Ok(without_engine(node)),
+            },
             Err(NotReady::Stopped(report)) => return Ok(tell(&report)),
             Err(NotReady::Unservable(error)) => Err(error),
         },
@@ -66,6 +70,19 @@ async fn run_input(
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
     input::run_terminal(&node.runtime, &node.config, models, model, signals).await
+}
+
+/// Ends the input, which nobody answers any more. How the worker ended says the rest.
+fn without_engine(node: &Node) -> Ending {
+    match node.config.input {
+        InputKind::Batch(_) => input::note(
+            "the engine has ended; the same command goes on with the prompts that have no answer",
+        ),
+        // Behind what there is of an answer, or the prompt.
+        InputKind::Text => input::print("\n"),
+        InputKind::Stdin | InputKind::Http | InputKind::Dyn(_) => {}
+    }
+    Ending::Done
 }
 
 /// The model of `--model-name`, or the first that is ready; says that it is being waited for when that takes long.

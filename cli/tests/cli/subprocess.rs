@@ -1,5 +1,6 @@
 //! `out=cmd:COMMAND`: engines in a process of their own, here the sample of the Python package.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -124,6 +125,41 @@ async fn an_engine_that_was_killed_is_started_again_when_asked() {
     };
     soon(is_back).await;
     server.stop().await;
+}
+
+#[tokio::test]
+async fn a_terminal_input_ends_with_its_engine() {
+    let (sample, _) = python_engine("sample_engine.py");
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::write(at("prompts.jsonl"), "{\"text\": \"Hello\"}\n").unwrap();
+    let output = format!(
+        "out=cmd:sh -c \"echo $$ > '{}'; exec {sample} --token-delay-ms 100000\"",
+        at("pid")
+    );
+    let batch = format!("in=batch:{}", at("prompts.jsonl"));
+    for input in ["in=stdin", &batch] {
+        let log = || std::fs::read_to_string(at("log")).unwrap();
+        let mut command = with_python(&["run", input, &output]);
+        command.arg(tiny_chat()).env("GENSET_LOG", "info");
+        command.stdin(Stdio::piped()).stdout(Stdio::null());
+        command.stderr(std::fs::File::create(at("log")).unwrap());
+        let mut child = command.spawn().unwrap();
+        // The question never comes, and the batch's one is never answered.
+        let _open = child.stdin.take();
+        soon(async {
+            while !log().contains("model ready") {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+        let pid = std::fs::read_to_string(at("pid")).unwrap();
+        let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
+        kill_process(pid, Signal::KILL).unwrap();
+        let code = soon(child.wait()).await.unwrap().code();
+        assert_eq!(code, Some(1), "{}", log());
+        assert!(log().contains("SIGKILL"), "{}", log());
+    }
 }
 
 #[tokio::test]
