@@ -15,6 +15,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use genset_backend_common::{EngineError, card::EndpointType};
+use genset_frontend::batch::SeenModels;
 use genset_frontend::model::{Models, ServedModel};
 use genset_frontend::{FrontendServer, LocalFrontend};
 use genset_runtime::{Runtime, Signals};
@@ -197,6 +198,7 @@ pub(crate) async fn run_terminal(
                 asker,
                 is_chosen: refuse_to_choose(config, models),
                 routes,
+                seen: SeenModels::new(models.clone()),
             };
             batch::run(path, config.batch_concurrency.get(), &asked, signals).await
         }

@@ -12,9 +12,11 @@ mod places;
 pub(crate) mod records;
 mod request;
 pub(crate) mod run;
+mod seen;
 pub(crate) mod store;
 
 pub use input::{BatchInput, InputError, LineAt};
 pub use notes::{BatchNotes, NotesError, write_whole};
 pub use pauses::Pauses;
 pub use request::{BATCH_URLS, BadLine, BatchLine, OutputLine, answer_line};
+pub use seen::SeenModels;

@@ -16,7 +16,7 @@ use std::path::Path;
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{CancelReason, EngineError, RequestContext};
 use genset_frontend::LocalFrontend;
-use genset_frontend::batch::{BatchNotes, Pauses, answer_line, write_whole};
+use genset_frontend::batch::{BatchNotes, Pauses, SeenModels, answer_line, write_whole};
 use genset_runtime::Signals;
 use serde_json::{Map, Value};
 use tokio::time::Instant;
@@ -39,6 +39,8 @@ pub(super) struct Asked {
     pub(super) is_chosen: Result<(), EngineError>,
     /// Who answers requests, which name their model.
     pub(super) routes: LocalFrontend,
+    /// The models that were there.
+    pub(super) seen: SeenModels,
 }
 
 /// Answers every prompt at `path`, `concurrency` at a time. What a prompt failed with stands in its line.
@@ -125,7 +127,7 @@ pub(super) async fn run(
         format!("{failed} of {total} prompts have no answer; their lines in {shown} say why");
     if for_later > 0 {
         problem += &format!(
-            "; no worker had room for {for_later} of them: the same command asks these again"
+            "; no worker was there with room for {for_later} of them: the same command asks these again"
         );
     }
     Err(EngineError::internal(problem))
@@ -174,8 +176,9 @@ async fn line_of(
     let (text, answered) = match prompt {
         Prompt::Request(line) => {
             let id = format!("batch_req_{}", index + 1);
-            let line = answer_line(&asked.routes, id, &line, Pauses::new()).await;
-            return Line::try_new(&line, line.status().is_some_and(is_full_or_away));
+            let (routes, seen) = (&asked.routes, &asked.seen);
+            let line = answer_line(routes, seen, id, &line, Pauses::new()).await;
+            return Line::try_new(&line, line.is_for_later());
         }
         Prompt::Bad(error) => (String::new(), Err(error)),
         Prompt::Question(text, fields) => {

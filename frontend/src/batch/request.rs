@@ -12,6 +12,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::pauses::Pauses;
+use super::seen::SeenModels;
 use crate::error::ApiError;
 use crate::http::{LocalAnswer, LocalFrontend};
 
@@ -164,6 +165,8 @@ pub struct OutputLine {
     custom_id: Value,
     response: Option<LineAnswer>,
     error: Option<LineProblem>,
+    #[serde(skip)]
+    is_for_later: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -192,6 +195,12 @@ impl OutputLine {
         let response = self.response.as_ref();
         response.map(|response| response.status_code)
     }
+
+    /// Whether another run may have an answer: to the end every worker was full or away.
+    #[must_use]
+    pub fn is_for_later(&self) -> bool {
+        self.is_for_later
+    }
 }
 
 /// Writes JSON as it is, but for the ends of its lines.
@@ -206,25 +215,33 @@ fn on_one_line<S: Serializer>(json: &Bytes, serializer: S) -> Result<S::Ok, S::E
     json.serialize(serializer)
 }
 
-/// The line of the output for a request. `id` names the request among all. It is asked again while every worker is full or away, as `pauses` say.
+/// The line of the output for a request. `id` names the request among all. It is asked again while every worker is full or away, as
+/// `pauses` say; also where its model is one of `seen` and not served any more.
 ///
 /// # Cancel safety
 /// The request is cancelled when the future is dropped.
 pub async fn answer_line(
     routes: &LocalFrontend,
+    seen: &SeenModels,
     id: String,
     line: &BatchLine,
     mut pauses: Pauses,
 ) -> OutputLine {
+    let model = line.model().unwrap_or_default();
     loop {
-        match ask_once(routes, id.clone(), line).await {
-            Attempt::Ended(answered) | Attempt::NoModel(answered) => return answered,
-            // A batch has time.
-            Attempt::Full(answered, retry_after) => {
-                if !pauses.wait(retry_after).await {
-                    return answered;
-                }
-            }
+        seen.look(&model);
+        // A batch has time.
+        let (answered, retry_after) = match ask_once(routes, id.clone(), line).await {
+            Attempt::Ended(answered) => return answered,
+            Attempt::NoModel(answered) if !seen.has(&model) => return answered,
+            Attempt::NoModel(answered) => (answered, None),
+            Attempt::Full(answered, retry_after) => (answered, retry_after),
+        };
+        if !pauses.wait(retry_after).await {
+            return OutputLine {
+                is_for_later: true,
+                ..answered
+            };
         }
     }
 }
@@ -271,6 +288,7 @@ pub(super) async fn ask_once(routes: &LocalFrontend, id: String, line: &BatchLin
             body,
         }),
         error: None,
+        is_for_later: false,
     };
     match (status, code) {
         (429 | 503, _) => Attempt::Full(line, retry_after),
@@ -292,14 +310,19 @@ pub(crate) fn unasked_line(
         custom_id,
         response: None,
         error: Some(LineProblem { code, message }),
+        is_for_later: false,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use genset_runtime::Runtime;
     use serde_json::json;
+    use tokio::time::Instant;
 
     use super::*;
+    use crate::config::FrontendConfig;
+    use crate::model::Models;
 
     fn answered(body: &'static str) -> OutputLine {
         OutputLine {
@@ -311,6 +334,7 @@ mod tests {
                 body: body.into(),
             }),
             error: None,
+            is_for_later: false,
         }
     }
 
@@ -334,5 +358,24 @@ mod tests {
         let expected = json!({"id": "1", "custom_id": null, "response": null, "error": error});
         assert_eq!(serde_json::to_value(&line).unwrap(), expected);
         assert!(!line.is_answer());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_model_that_was_there_is_asked_for_again_and_then_left_for_later() {
+        let (runtime, config) = (Runtime::in_process(), FrontendConfig::default());
+        let models = Models::follow(&runtime, &config);
+        let routes = LocalFrontend::new(&runtime, models.clone(), config);
+        let seen = SeenModels::new(models);
+        let body = json!({"model": "m", "prompt": "Hello"});
+        let line = json!({"custom_id": "a", "url": "/v1/completions", "body": body});
+        let line = BatchLine::parse(line.to_string().as_bytes()).unwrap();
+        let answer = || answer_line(&routes, &seen, "1".into(), &line, Pauses::new());
+        let answered = answer().await;
+        assert_eq!(answered.status(), Some(404));
+        assert!(!answered.is_for_later());
+        seen.insert("m");
+        let (begun, answered) = (Instant::now(), answer().await);
+        assert_eq!(answered.status(), Some(404));
+        assert!(answered.is_for_later() && !begun.elapsed().is_zero());
     }
 }

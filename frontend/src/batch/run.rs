@@ -4,7 +4,7 @@
 //! answers and of errors. It may be stopped anywhere: the next start of the server goes on from what was noted. What fails for
 //! want of the disk is tried again.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +24,7 @@ use super::pauses::Pauses;
 use super::places::{OwnersPlaces, Places};
 use super::records::{BatchRecord, BatchStatus, now};
 use super::request::{Attempt, OutputLine, ask_once, unasked_line};
+use super::seen::SeenModels;
 use super::store::{BatchStore, not_written};
 use crate::error::ApiError;
 use crate::http::LocalFrontend;
@@ -113,22 +114,13 @@ struct BatchRun<'a> {
 struct AwaitedModels {
     /// Until then any.
     any_until: Instant,
-    /// Those that were there since the batch began, by the names that its requests have for them: their workers may be away for
-    /// longer than a model lingers.
-    seen: Mutex<HashSet<String>>,
+    /// Those that were there since the batch began.
+    seen: SeenModels,
 }
 
 impl AwaitedModels {
-    /// Notes whether a model is there, or was a moment ago.
-    fn look(&self, models: &Models, name: &str) {
-        let is_there = || models.get(name).is_some() || models.expected_until(name).is_some();
-        if !self.seen.lock().contains(name) && is_there() {
-            self.seen.lock().insert(name.to_owned());
-        }
-    }
-
     fn has(&self, name: &str) -> bool {
-        Instant::now() < self.any_until || self.seen.lock().contains(name)
+        Instant::now() < self.any_until || self.seen.has(name)
     }
 }
 
@@ -309,7 +301,7 @@ impl Batches {
             places: self.places.of(record.owner.as_deref()),
             awaited: AwaitedModels {
                 any_until,
-                seen: Mutex::default(),
+                seen: SeenModels::new(self.models.clone()),
             },
         };
         let unanswered = batch.lock().unanswered();
@@ -367,7 +359,7 @@ impl Batches {
     fn take_askable(&self, awaited: &AwaitedModels, awaiting: &mut AwaitingLines) -> Vec<usize> {
         let mut askable = Vec::new();
         awaiting.retain(|model, lines| {
-            awaited.look(&self.models, model);
+            awaited.seen.look(model);
             let is_awaited = self.models.get(model).is_none() && awaited.has(model);
             if !is_awaited {
                 askable.append(lines);
@@ -435,7 +427,7 @@ impl Batches {
             return Some(Ok(Attempt::Ended(unasked)));
         };
         let model = model.unwrap_or_default();
-        awaited.look(&self.models, &model);
+        awaited.seen.look(&model);
         Some(match ask_once(&routes, id, &line).await {
             Attempt::NoModel(_) if awaited.has(&model) => Err(model),
             other @ (Attempt::Ended(_) | Attempt::NoModel(_) | Attempt::Full(..)) => Ok(other),
