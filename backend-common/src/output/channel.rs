@@ -1,12 +1,13 @@
 //! [`channel`]: an engine thread writes, an [`OutputStream`] reads.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 
 use futures_core::Stream;
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::{Finish, Output, OutputStream, TokenChunk};
 use crate::context::RequestContext;
@@ -118,13 +119,20 @@ impl TokenSink {
     /// # Cancel safety
     /// If another branch wins, the tokens were not sent.
     pub async fn send(&self, chunk: TokenChunk) -> Result<(), SendError> {
-        if self.is_closed() {
-            return Err(SendError);
+        let chunk = match self.try_send(chunk) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Closed) => return Err(SendError),
+            Err(TrySendError::Full(chunk)) => chunk,
+        };
+        // A reader that does not read does not close the channel either.
+        tokio::select! {
+            biased;
+            () = self.ctx.cancelled() => Err(SendError),
+            room = self.items.reserve() => {
+                room.map_err(|_| SendError)?.send(Output::Tokens(chunk));
+                Ok(())
+            }
         }
-        self.items
-            .send(Output::Tokens(chunk))
-            .await
-            .map_err(|_| SendError)
     }
 
     /// Sends tokens if there is room; never waits. For engine threads, once a step.
@@ -156,9 +164,11 @@ impl TokenSink {
         if self.is_closed() {
             return Err(SendError);
         }
-        self.items
-            .blocking_send(Output::Tokens(chunk))
-            .map_err(|_| SendError)
+        if !self.is_full() {
+            let sent = self.items.blocking_send(Output::Tokens(chunk));
+            return sent.map_err(|_| SendError);
+        }
+        block_on(self.send(chunk))
     }
 
     /// Ends the sequence. Never waits.
@@ -212,6 +222,34 @@ impl TokenSink {
     #[must_use]
     pub fn context(&self) -> &RequestContext {
         &self.ctx
+    }
+}
+
+/// Waits on a thread that is no async one.
+///
+/// # Panics
+/// On an async thread, which it would block.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    // It is there already: only the panic is wanted.
+    let (ready, is_ready) = oneshot::channel();
+    let _ = ready.send(());
+    let _ = is_ready.blocking_recv();
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return value;
+        }
+        std::thread::park();
+    }
+}
+
+/// Wakes a thread that is parked.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 

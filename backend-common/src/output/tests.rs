@@ -21,6 +21,35 @@ fn finished(item: Option<&Result<Output, EngineError>>) -> &Finished {
 }
 
 #[tokio::test]
+async fn a_writer_that_waits_is_told_that_its_request_was_cancelled() {
+    let ctx = RequestContext::new("r");
+    let (sink, _outputs) = channel_with_capacity(ctx.clone(), 1);
+    sink.send(1.into()).await.unwrap();
+    let mut waits = std::pin::pin!(sink.send(2.into()));
+    assert_eq!(waits.as_mut().now_or_never(), None);
+    ctx.cancel(CancelReason::Client);
+    assert_eq!(waits.await, Err(SendError));
+}
+
+#[test]
+fn a_thread_that_waits_is_told_that_its_request_was_cancelled() {
+    let ctx = RequestContext::new("r");
+    let (sink, mut outputs) = channel_with_capacity(ctx.clone(), 1);
+    sink.blocking_send(1.into()).unwrap();
+    let (begins, has_begun) = std::sync::mpsc::sync_channel(0);
+    let thread = std::thread::spawn(move || {
+        begins.send(()).unwrap();
+        (sink.blocking_send(2.into()), sink.blocking_send(3.into()))
+    });
+    has_begun.recv().unwrap();
+    let first = outputs.next().now_or_never().flatten();
+    assert!(matches!(first, Some(Ok(Output::Tokens(_)))), "{first:?}");
+    ctx.cancel(CancelReason::Client);
+    let (_, last) = thread.join().unwrap();
+    assert_eq!(last, Err(SendError));
+}
+
+#[tokio::test]
 async fn items_after_the_terminal_are_dropped_and_named() {
     let terminal = Output::Finished(Box::new(Finish::stop().into_finished(1, 0)));
     let items = vec![Ok(Output::from(1)), Ok(terminal), Ok(Output::from(2))];
