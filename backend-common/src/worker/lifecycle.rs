@@ -272,9 +272,11 @@ fn starting(event: Event) -> (State, Vec<Effect>) {
 
 fn registering(at: Registering, event: Event) -> (State, Vec<Effect>) {
     let unwind = |cause| match at {
-        // Never listed: nothing to take off the list, nobody in flight but a canary.
+        // Not listed: nothing to take off the list, nobody in flight but a canary, and who heard of it before it was down.
         Registering::Serving | Registering::Probing => {
-            clean_up(cause, false, vec![Effect::Interrupt, Effect::CloseDoor])
+            let mut effects = vec![Effect::Interrupt];
+            effects.extend(close_door(cause));
+            clean_up(cause, false, effects)
         }
         // The listing may have reached discovery although its answer did not reach us.
         Registering::Listing => unlist(cause, vec![Effect::Interrupt]),
@@ -294,7 +296,11 @@ fn registering(at: Registering, event: Event) -> (State, Vec<Effect>) {
         }
         (Registering::Probing, Event::EngineDown) => (
             State::Suspended(Suspended::Waiting),
-            vec![Effect::Interrupt, Effect::CloseDoor],
+            vec![
+                Effect::Interrupt,
+                Effect::CloseDoor,
+                Effect::AbortInFlight(CancelReason::EngineDead),
+            ],
         ),
         (Registering::Listing, Event::EngineDown) => suspend(),
         (_, Event::EngineDied) => unwind(StopCause::EngineDied),
@@ -311,13 +317,7 @@ fn serving(listing: Listing, event: Event) -> (State, Vec<Effect>) {
         (Listing::Relisting, Event::Listed) => (State::Serving(Listing::Listed), vec![]),
         (_, Event::EngineDown) => suspend(),
         (_, Event::Stop) => unlist(StopCause::Requested, vec![Effect::Interrupt]),
-        (_, Event::EngineDied) => unlist(
-            StopCause::EngineDied,
-            vec![
-                Effect::Interrupt,
-                Effect::AbortInFlight(CancelReason::EngineDead),
-            ],
-        ),
+        (_, Event::EngineDied) => unlist(StopCause::EngineDied, vec![Effect::Interrupt]),
         _ => (State::Serving(listing), vec![]),
     }
 }
@@ -396,6 +396,15 @@ fn draining(step: Draining, cause: StopCause, forced: bool, event: Event) -> (St
             forced,
             vec![Effect::AbortInFlight(CancelReason::EngineDead)],
         ),
+        // It is not waited for: whoever is at it goes on elsewhere.
+        (
+            Draining::Unlisting | Draining::Finishing | Draining::EngineDraining,
+            Event::EngineDown,
+        ) => stay(
+            cause,
+            forced,
+            vec![Effect::AbortInFlight(CancelReason::EngineDead)],
+        ),
         _ => stay(cause, forced, vec![]),
     }
 }
@@ -422,7 +431,8 @@ fn cleaning_up(cause: StopCause, forced: bool, event: Event) -> (State, Vec<Effe
 }
 
 fn unlist(cause: StopCause, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
-    effects.extend([Effect::CloseDoor, Effect::Unlist]);
+    effects.extend(close_door(cause));
+    effects.push(Effect::Unlist);
     (
         State::Draining {
             step: Draining::Unlisting,
@@ -433,12 +443,26 @@ fn unlist(cause: StopCause, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
     )
 }
 
+/// Lets no request in any more. Where the engine is dead, those at it end then, so that none comes in behind.
+fn close_door(cause: StopCause) -> Vec<Effect> {
+    match cause {
+        StopCause::EngineDied => vec![
+            Effect::CloseDoor,
+            Effect::AbortInFlight(CancelReason::EngineDead),
+        ],
+        StopCause::Requested
+        | StopCause::StartFailed(_)
+        | StopCause::RegistrationFailed
+        | StopCause::CanaryFailed => vec![Effect::CloseDoor],
+    }
+}
+
 /// Nobody is sent to an engine that is down, and who waits for it goes on elsewhere.
 fn suspend() -> (State, Vec<Effect>) {
     let effects = vec![
         Effect::Interrupt,
-        Effect::AbortInFlight(CancelReason::EngineDead),
         Effect::CloseDoor,
+        Effect::AbortInFlight(CancelReason::EngineDead),
         Effect::Unlist,
     ];
     (State::Suspended(Suspended::Unlisting), effects)

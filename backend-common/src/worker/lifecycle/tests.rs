@@ -370,8 +370,8 @@ fn an_engine_that_comes_up_again_is_probed_before_it_is_listed() {
     assert_eq!(state, State::Serving(Listing::Listed));
     let expected = [
         Effect::Interrupt,
-        Effect::AbortInFlight(CancelReason::EngineDead),
         Effect::CloseDoor,
+        Effect::AbortInFlight(CancelReason::EngineDead),
         Effect::Unlist,
         Effect::OpenDoor,
         Effect::Probe,
@@ -380,14 +380,39 @@ fn an_engine_that_comes_up_again_is_probed_before_it_is_listed() {
     assert_eq!(all, expected);
 }
 
+/// Whoever came in between would stay at an engine that is gone.
 #[test]
-fn a_dead_engine_ends_every_request_before_anything_else_is_waited_for() {
-    let (_, effects) = step(State::Serving(Listing::Listed), Event::EngineDied);
-    let abort = effects
-        .iter()
-        .position(|e| *e == Effect::AbortInFlight(CancelReason::EngineDead));
-    let unlist = effects.iter().position(|e| *e == Effect::Unlist);
-    assert!(abort.is_some() && abort < unlist);
+fn requests_at_an_engine_that_is_gone_end_behind_the_closed_door_before_anything_is_waited_for() {
+    let probing = State::Registering(Registering::Probing);
+    let listing = State::Registering(Registering::Listing);
+    for state in [probing, listing, State::Serving(Listing::Listed)] {
+        for event in [Event::EngineDied, Event::EngineDown] {
+            let (_, effects) = step(state, event);
+            let expected = [
+                Effect::Interrupt,
+                Effect::CloseDoor,
+                Effect::AbortInFlight(CancelReason::EngineDead),
+            ];
+            assert_eq!(effects[..3], expected, "{state:?} on {event:?}");
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_is_down_while_it_drains_is_not_waited_for() {
+    for at in [
+        Draining::Unlisting,
+        Draining::Finishing,
+        Draining::EngineDraining,
+    ] {
+        let state = State::Draining {
+            step: at,
+            cause: StopCause::Requested,
+            forced: false,
+        };
+        let abort = Effect::AbortInFlight(CancelReason::EngineDead);
+        assert_eq!(step(state, Event::EngineDown), (state, vec![abort]));
+    }
 }
 
 #[test]
