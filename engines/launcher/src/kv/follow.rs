@@ -79,8 +79,7 @@ impl KvFollower {
         let mut events = SubSocket::new();
         events.connect(&self.source.events(self.rank)).await?;
         events.subscribe("").await?;
-        let mut replay = DealerSocket::new();
-        replay.connect(&self.source.replay(self.rank)).await?;
+        let mut replay = self.replay_socket().await?;
         let dialect = self.source.dialect;
         let mut reader = Reader::new(dialect, self.rank, self.block_size, self.total_blocks);
         self.catch_up(&mut replay, &mut reader).await?;
@@ -98,6 +97,13 @@ impl KvFollower {
         }
     }
 
+    /// What the server is asked through for batches that were missed.
+    async fn replay_socket(&self) -> Result<DealerSocket, FollowError> {
+        let mut replay = DealerSocket::new();
+        replay.connect(&self.source.replay(self.rank)).await?;
+        Ok(replay)
+    }
+
     /// Reads what was missed, as far as the server still has it.
     async fn catch_up(
         &self,
@@ -110,6 +116,8 @@ impl KvFollower {
         loop {
             let Ok(message) = timeout(REPLAY_TIMEOUT, replay.recv()).await else {
                 tracing::debug!("the server gave no KV events again in time");
+                // What it gives later would be taken for the answer to the next question, and so on for ever.
+                *replay = self.replay_socket().await?;
                 return Ok(());
             };
             let (number, payload) = parts(message?, 1)?;

@@ -381,6 +381,38 @@ async fn next(changes: &mut KvEventSubscription) -> KvEventData {
     timeout(LONG, changes.next()).await.unwrap().unwrap().data
 }
 
+/// Follows the only rank of a server.
+fn followed(source: Arc<KvSource>) -> (KvEventSubscription, Arc<Server>, TaskTracker) {
+    let follower = KvFollower {
+        source,
+        rank: 0,
+        publisher: KvEventPublisher::new(),
+        block_size: SIZE,
+        total_blocks: None,
+    };
+    let changes = follower.publisher.subscribe();
+    let tasks = TaskTracker::new();
+    let key = ApiKey::random();
+    let server = Arc::new(Server::new(Dialect::Vllm, 1, &key, tasks.clone()));
+    tasks.spawn(follower.run(Arc::clone(&server)));
+    (changes, server, tasks)
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_too_late_is_none_to_the_next_question() {
+    let source = KvSource::for_server(&config(None), Dialect::Vllm);
+    let source = source.unwrap().unwrap();
+    let mut publisher = Publisher::bind(&source, 0).await;
+    let (_changes, server, _tasks) = followed(source);
+    let mut askers = Vec::new();
+    for _ in 0..2 {
+        let asked = timeout(LONG, publisher.replay.recv()).await;
+        askers.push(asked.unwrap().unwrap().into_vec()[0].clone());
+    }
+    assert_ne!(askers[0], askers[1]);
+    server.fail(EngineError::engine_shutdown("it is over"));
+}
+
 #[tokio::test]
 async fn what_was_missed_is_asked_for_and_the_end_of_the_server_clears_its_cache() {
     let source = KvSource::for_server(&config(None), Dialect::Vllm)
@@ -392,22 +424,7 @@ async fn what_was_missed_is_asked_for_and_the_end_of_the_server_clears_its_cache
     publisher
         .publish(batch(&[stored(&[FIRST], None, &tokens(300, 32))]), true)
         .await;
-    let follower = KvFollower {
-        source,
-        rank: 0,
-        publisher: KvEventPublisher::new(),
-        block_size: SIZE,
-        total_blocks: None,
-    };
-    let mut changes = follower.publisher.subscribe();
-    let tasks = TaskTracker::new();
-    let server = Arc::new(Server::new(
-        Dialect::Vllm,
-        1,
-        &ApiKey::random(),
-        tasks.clone(),
-    ));
-    tasks.spawn(follower.run(Arc::clone(&server)));
+    let (mut changes, server, tasks) = followed(source);
 
     // What came before anybody listened.
     timeout(LONG, publisher.answer()).await.unwrap();
