@@ -93,6 +93,7 @@ impl Worker {
     #[must_use = "a worker is stopped through its handle"]
     pub fn spawn(self) -> WorkerHandle {
         let tasks = TaskTracker::new();
+        let calls = operations::EngineCalls::new(tasks.clone(), operations::Deadlines::default());
         let (stops, stops_seen) = watch::channel(0);
         let (states, state) = watch::channel(State::Created);
         let (reports, report) = watch::channel(None);
@@ -102,11 +103,11 @@ impl Worker {
             adapters: adapters.clone(),
             engine: Arc::downgrade(&self.engine),
             state: state.clone(),
-            tasks: tasks.clone(),
+            calls: calls.clone(),
         };
         let board = status::StatusBoard::new(self.start.worker_id);
         let status = board.subscribe();
-        let shell = shell::Shell::new(self, tasks.clone(), states, board, stops_seen, adapters);
+        let shell = shell::Shell::new(self, calls, states, board, stops_seen, adapters);
         tasks.spawn(async move {
             reports.send_replace(Some(shell.run().await));
         });

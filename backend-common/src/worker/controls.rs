@@ -6,23 +6,23 @@ use std::sync::{Arc, Weak};
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use tokio::sync::watch;
-use tokio_util::task::TaskTracker;
 
 use super::adapter::panic_text;
 use super::adapters::AdapterBoard;
 use super::lifecycle::State;
+use super::operations::EngineCalls;
 use crate::controls::{Adapter, ControlReply, ControlRequest, missing};
 use crate::engine::LLMEngine;
 use crate::error::{EngineError, ErrorKind};
 use crate::ports::Control;
 
 /// The engine's controls, or their absence, with panics contained. What was begun is ended and published, also when the caller
-/// leaves.
+/// leaves, unless the engine is to clean up before.
 #[derive(Clone)]
 pub(super) struct ControlAdapter {
     pub(super) engine: Arc<dyn LLMEngine>,
     pub(super) adapters: AdapterBoard,
-    pub(super) tasks: TaskTracker,
+    pub(super) calls: EngineCalls,
 }
 
 #[async_trait]
@@ -31,20 +31,29 @@ impl Control for ControlAdapter {
         let op = request.op();
         tracing::info!(op, "administrative request");
         let asked = self.clone();
-        let performed = self.tasks.spawn(async move {
+        let performed = self.calls.beside(async move {
             AssertUnwindSafe(asked.perform(request))
                 .catch_unwind()
                 .await
         });
         match performed.await {
-            Ok(Ok(reply)) => reply,
-            Ok(Err(panic)) => {
+            Ok(Some(Ok(reply))) => reply,
+            Ok(Some(Err(panic))) => {
                 tracing::error!(
                     op,
                     panic = panic_text(&*panic),
                     "the engine panicked in an administrative request"
                 );
                 Err(EngineError::internal(format!("the engine failed in {op}")))
+            }
+            Ok(None) => {
+                tracing::warn!(
+                    op,
+                    "an administrative request was given up: the worker stops"
+                );
+                Err(EngineError::engine_shutdown(format!(
+                    "the worker stops, and {op} was given up"
+                )))
             }
             Err(_) => Err(EngineError::internal(format!(
                 "the runtime ended during {op}"
@@ -100,7 +109,7 @@ pub(super) struct HandleControl {
     pub(super) engine: Weak<dyn LLMEngine>,
     pub(super) state: watch::Receiver<State>,
     pub(super) adapters: AdapterBoard,
-    pub(super) tasks: TaskTracker,
+    pub(super) calls: EngineCalls,
 }
 
 impl HandleControl {
@@ -131,7 +140,7 @@ impl Control for HandleControl {
         let control = ControlAdapter {
             engine,
             adapters: self.adapters.clone(),
-            tasks: self.tasks.clone(),
+            calls: self.calls.clone(),
         };
         control.control(request).await
     }

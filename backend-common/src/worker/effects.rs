@@ -104,7 +104,7 @@ impl Effects {
             control: Arc::new(ControlAdapter {
                 engine: Arc::clone(&self.engine),
                 adapters: self.adapters.clone(),
-                tasks: self.tasks.clone(),
+                calls: self.calls.clone(),
             }),
             kv_events: self.start.kv_events.clone(),
             kv_transfers: self.start.kv_transfers.clone(),

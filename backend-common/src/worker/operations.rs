@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
@@ -62,10 +63,12 @@ pub(super) struct Failure {
 /// Clones share.
 #[derive(Debug, Clone)]
 pub(super) struct EngineCalls {
-    tasks: TaskTracker,
-    deadlines: Deadlines,
+    pub(super) tasks: TaskTracker,
+    pub(super) deadlines: Deadlines,
     /// The calls that have not returned and were not dropped yet.
     alive: TaskTracker,
+    /// No administrative request goes on.
+    settling: CancellationToken,
     has_called: Arc<AtomicBool>,
 }
 
@@ -75,6 +78,7 @@ impl EngineCalls {
             tasks,
             deadlines,
             alive: TaskTracker::new(),
+            settling: CancellationToken::new(),
             has_called: Arc::default(),
         }
     }
@@ -84,9 +88,27 @@ impl EngineCalls {
         self.has_called.load(Ordering::Acquire)
     }
 
-    /// Waits until every call has returned or was dropped, which for one that was given up is a moment later: its task
-    /// drops it, not the operation that waited.
+    /// Performs an administrative request beside the calls, on a task of its own. `None` where it was given up, for the engine is
+    /// to clean up.
+    pub(super) fn beside<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = T> + Send + 'static,
+    ) -> JoinHandle<Option<T>> {
+        let settling = self.settling.clone();
+        let request = async move {
+            tokio::select! {
+                biased;
+                () = settling.cancelled() => None,
+                performed = request => Some(performed),
+            }
+        };
+        self.tasks.spawn(self.alive.track_future(request))
+    }
+
+    /// Gives administrative requests up, and waits until every call has returned or was dropped, which for one that was given up
+    /// is a moment later: its task drops it, not the operation that waited.
     pub(super) async fn settled(&self) {
+        self.settling.cancel();
         self.alive.close();
         let settled = self.deadlines.bound(CALL_END_TIMEOUT, self.alive.wait());
         if settled.await.is_none() {

@@ -7,14 +7,13 @@ use std::future::pending;
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tokio_util::task::TaskTracker;
 
 use super::adapters::AdapterBoard;
 use super::effects::{Answer, Effects, Operation, Reachable, Started};
 use super::in_flight::InFlight;
 use super::lifecycle::{Effect, Event, Listing, State, step};
 use super::model_server::ModelServerMetrics;
-use super::operations::{Deadlines, EngineCalls};
+use super::operations::EngineCalls;
 use super::signals::{Signal, Signals};
 use super::status::StatusBoard;
 use super::telemetry::Telemetry;
@@ -56,7 +55,7 @@ pub(super) struct Shell {
 impl Shell {
     pub(super) fn new(
         worker: Worker,
-        tasks: TaskTracker,
+        calls: EngineCalls,
         states: watch::Sender<State>,
         board: StatusBoard,
         stops: watch::Receiver<u32>,
@@ -66,19 +65,18 @@ impl Shell {
         let model_server = ModelServerMetrics::new(&telemetry, worker.start.load.subscribe());
         model_server.register(&worker.start.metrics);
         board.register(&worker.start.metrics);
-        let deadlines = Deadlines::default();
         let signals = Signals::new(stops, worker.start.health.clone());
         let effects = Effects {
             engine: worker.engine,
             config: worker.config,
             registrar: worker.registrar,
             start: worker.start,
-            calls: EngineCalls::new(tasks.clone(), deadlines.clone()),
-            tasks,
+            tasks: calls.tasks.clone(),
             telemetry,
             in_flight: InFlight::default(),
             adapters,
-            deadlines,
+            deadlines: calls.deadlines.clone(),
+            calls,
         };
         Self {
             effects,

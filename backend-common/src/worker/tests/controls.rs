@@ -137,6 +137,16 @@ impl EngineControls for Broken {
     }
 }
 
+/// An engine that never wakes.
+struct Asleep;
+
+#[async_trait]
+impl EngineControls for Asleep {
+    async fn wake(&self) -> Result<(), EngineError> {
+        std::future::pending().await
+    }
+}
+
 fn with_controls(controls: impl EngineControls + 'static) -> Arc<World> {
     let world = World::new();
     assert!(world.controls.set(Box::new(controls)).is_ok());
@@ -200,6 +210,17 @@ async fn the_handle_asks_an_engine_that_serves_and_no_other() {
     let late = control.control(ControlRequest::Wake).await.unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Unavailable);
     assert_eq!(noting.0.lock().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_under_way_is_given_up_before_the_engine_cleans_up() {
+    let world = with_controls(Asleep);
+    let handle = serving(&world, config()).await;
+    for control in [handle.control(), world.offer().control] {
+        let (asked, handle) = (control.control(ControlRequest::Wake), &handle);
+        let (given_up, ()) = tokio::join!(asked, stop_cleanly(handle));
+        assert_eq!(given_up.unwrap_err().kind(), ErrorKind::EngineShutdown);
+    }
 }
 
 #[tokio::test(start_paused = true)]
