@@ -89,7 +89,8 @@ impl App {
             keys,
             batches: None,
             draining,
-            all_requests: RequestContext::new("all"),
+            // Without an id, of which every request would make a copy first.
+            all_requests: RequestContext::new(""),
         }))
     }
 
