@@ -175,6 +175,20 @@ async fn open_arrivals_and_traces_go_to_several_servers() {
 }
 
 #[tokio::test]
+async fn a_turn_that_would_come_too_late_is_neither_waited_for_nor_measured() {
+    let server = Server::start(&["out=echo_full", "--token-echo-delay-ms=0"]).await;
+    let url = format!("http://{}", server.address);
+    // Who converses thinks for ten seconds, on average.
+    let load = ["--load=chat", "--rate=20", "--duration=1", "--warm-up=0"];
+    let ended = bench(&[&[url.as_str(), "--json"][..], &load].concat()).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let row = row(&ended);
+    assert!(row["requests"].as_u64().unwrap() > 5, "{row}");
+    assert!(row["duration_s"].as_f64().unwrap() < 8.0, "{row}");
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_server_that_dies_midway_is_told_and_what_was_measured_is_shown() {
     let folder = tempfile::tempdir().unwrap();
     let (mut server, url) = mocker(folder.path()).await;

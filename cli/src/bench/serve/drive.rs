@@ -62,7 +62,7 @@ pub(super) struct Plan {
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) tally: Tally,
-    /// From the first request to the end of the last answer.
+    /// From the first request to the end of the last answer; all of it where there was no answer.
     pub(super) took: Duration,
     /// Ctrl-C came before the end.
     pub(super) is_cut: bool,
@@ -120,8 +120,8 @@ pub(super) async fn drive(
     };
     driver.stop.cancel();
     driver.tasks.wait().await;
-    let took = began.elapsed();
     let tally = std::mem::take(&mut *driver.tally());
+    let took = tally.took().unwrap_or_else(|| began.elapsed());
     Ok(Measured {
         tally,
         took,
@@ -264,11 +264,10 @@ impl Driver {
         mut due: Option<Instant>,
     ) {
         loop {
-            self.tally().requests += 1;
+            self.tally().asked(Instant::now());
             let path = self.target.path();
             let asking = self.target.client.stream(path, ready.body);
             let Some(answer) = self.stop.run_until_cancelled(asking).await else {
-                self.tally().requests -= 1;
                 return;
             };
             let answer = match answer {
@@ -298,8 +297,12 @@ impl Driver {
             ready = next;
             due = None;
             if self.thinks {
-                let until = answer.ended + after;
-                self.stop.run_until_cancelled(sleep_until(until)).await;
+                let at = answer.ended + after;
+                // A turn that would come too late is not waited for.
+                if self.until.is_some_and(|until| at >= until) {
+                    return;
+                }
+                self.stop.run_until_cancelled(sleep_until(at)).await;
             }
             if self.is_over() {
                 return;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use genset_simulate::Quantiles;
+use tokio::time::Instant;
 
 use super::client::{Answer, Failure, FailureKind};
 
@@ -32,11 +33,20 @@ pub(super) struct Lost {
     pub(super) problem: String,
 }
 
+/// The time in which requests were answered.
+#[derive(Debug, Clone, Copy, Default)]
+struct Span {
+    /// When the first request was made.
+    began: Option<Instant>,
+    /// When the last answer ended.
+    ended: Option<Instant>,
+}
+
 /// What came of the requests so far.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     slo: Slo,
-    pub(super) requests: u64,
+    span: Span,
     pub(super) answered: u64,
     pub(super) lost: BTreeMap<FailureKind, Lost>,
     /// Answers that kept the SLO.
@@ -73,6 +83,17 @@ impl Tally {
         }
     }
 
+    /// Notes that a request is made.
+    pub(super) fn asked(&mut self, now: Instant) {
+        self.span.began.get_or_insert(now);
+    }
+
+    /// From the first request to the end of the last answer, where there is one.
+    pub(super) fn took(&self) -> Option<Duration> {
+        let Span { began, ended } = self.span;
+        Some(ended?.saturating_duration_since(began?))
+    }
+
     pub(super) fn lost(&mut self, failure: Failure) {
         let lost = self.lost.entry(failure.kind).or_default();
         if lost.count == 0 {
@@ -83,6 +104,7 @@ impl Tally {
 
     pub(super) fn answered(&mut self, asked: Asked, answer: &Answer) {
         self.answered += 1;
+        self.span.ended = self.span.ended.max(Some(answer.ended));
         // Counts that a server chose: what is too much to add stays the largest number.
         let add = |sum: &mut u64, count: u64| *sum = sum.saturating_add(count);
         add(&mut self.asked_prompt_tokens, asked.prompt_tokens);
@@ -134,8 +156,6 @@ impl Tally {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::Instant;
-
     use super::*;
 
     fn answer(first_ms: u64, gaps_ms: &[u64]) -> Answer {
@@ -204,6 +224,25 @@ mod tests {
         }
         assert_eq!((tally.prompt_tokens, tally.completion_tokens), (most, most));
         assert_eq!(tally.cached_tokens, Some(most));
+    }
+
+    #[test]
+    fn the_time_is_that_from_the_first_request_to_the_end_of_the_last_answer() {
+        let mut tally = Tally::new(Slo::default());
+        assert_eq!(tally.took(), None);
+        let began = Instant::now();
+        tally.asked(began);
+        tally.asked(began + Duration::from_millis(30));
+        assert_eq!(tally.took(), None, "there is no answer");
+        // The one that was asked last need not end last.
+        for ended_ms in [90, 70] {
+            let mut answer = answer(1, &[]);
+            answer.sent = began;
+            answer.pieces.clear();
+            answer.ended = began + Duration::from_millis(ended_ms);
+            tally.answered(ASKED, &answer);
+        }
+        assert_eq!(tally.took(), Some(Duration::from_millis(90)));
     }
 
     #[test]
