@@ -290,7 +290,8 @@ pub(crate) enum Command {
 /// Prints help, or clap's error, and exits when there is nothing to run.
 ///
 /// # Errors
-/// `InvalidArgument` or `Unsupported`, naming the word, the flag, or the file and its key.
+/// `InvalidArgument` or `Unsupported`, naming the word, the flag, or the file and its key; `Unavailable` where a model is to be fetched
+/// from a hub that is away.
 pub(crate) fn parse() -> Result<Command, EngineError> {
     let given = shorthand::with_run(&command(), std::env::args_os().collect());
     let matches = grammar_of_layer().get_matches_from(&given);

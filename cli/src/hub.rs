@@ -6,7 +6,7 @@ mod shown;
 
 use std::path::{Path, PathBuf};
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, ErrorKind};
 use genset_engine_launcher::ServerKind;
 use genset_hub::{Fetched, Hub, HubError, HubSettings, ModelRef, Needs};
 use genset_runtime::WorkerArgs;
@@ -60,7 +60,7 @@ pub(crate) fn is_asked(worker: &WorkerArgs, model_config: Option<&Path>) -> bool
 /// Puts the paths of what was fetched in place of names of the hub, and names the served model after its repository.
 ///
 /// # Errors
-/// `InvalidArgument`, saying what to do.
+/// `InvalidArgument`, saying what to do, or `Unavailable`: the hub is away, and the model is not here.
 pub(crate) fn bring(
     output: &OutputKind,
     worker: &mut WorkerArgs,
@@ -84,7 +84,7 @@ pub(crate) fn bring(
 /// Where the engine of `out=candle` finds a model: at `path`, or fetched where that is a name of the hub.
 ///
 /// # Errors
-/// `InvalidArgument`, saying what to do.
+/// As [`bring`].
 pub(crate) fn of_candle(path: &Path) -> Result<PathBuf, EngineError> {
     match named(path) {
         Some(model) => Ok(fetch("MODEL", &model, Needs::WeightsOrGguf)?.path),
@@ -104,7 +104,10 @@ fn fetch(at: &'static str, model: &ModelRef, needs: Needs) -> Result<Fetched, En
     let shown = Shown::new(model);
     let fetched = runtime.block_on(hub.fetch(model, needs, &shown));
     shown.finish();
-    let fetched = fetched.map_err(|error| bad(&error))?;
+    let fetched = fetched.map_err(|error| match error.is_passing() {
+        true => EngineError::new(ErrorKind::Unavailable, error.to_string()).with_at(at),
+        false => bad(&error),
+    })?;
     if let Some(error) = &fetched.stale {
         note(format_args!(
             "warning: {error}; the copy of {model} that is here is used"

@@ -20,6 +20,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use args::Command;
+use genset_backend_common::{EngineError, ErrorKind};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -27,13 +28,13 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// The exit code of a usage or configuration error.
 const USAGE_ERROR: u8 = 2;
 
+/// The exit code of what may go well later, so that a supervisor tries again.
+const FAILED: u8 = 1;
+
 fn main() -> ExitCode {
     let command = match args::parse() {
         Ok(command) => command,
-        Err(error) => {
-            input::complain(error);
-            return ExitCode::from(USAGE_ERROR);
-        }
+        Err(error) => return failed(&error),
     };
     match command {
         Command::Print(text) => {
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
         Command::Conform(command) => coded(conform::perform(*command)),
         Command::Bench(command) => coded(bench::perform(&command)),
         Command::Simulate(args) => coded(simulate::perform(&args)),
-        Command::Pull(args) => coded(hub::pull(&args)),
+        Command::Pull(args) => hub::pull(&args).map_or_else(|error| failed(&error), ExitCode::from),
         Command::List(args) => coded(hub::list(&args)),
         Command::Doctor(args) => coded(doctor::perform(&args)),
         Command::Tune(args) => coded(tune::perform(&args)),
@@ -67,7 +68,7 @@ fn main() -> ExitCode {
 }
 
 /// The exit code of a command that says how it went, or why it could not.
-fn coded(outcome: Result<u8, genset_backend_common::EngineError>) -> ExitCode {
+fn coded(outcome: Result<u8, EngineError>) -> ExitCode {
     match outcome {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
@@ -75,6 +76,16 @@ fn coded(outcome: Result<u8, genset_backend_common::EngineError>) -> ExitCode {
             ExitCode::from(USAGE_ERROR)
         }
     }
+}
+
+/// Says why nothing was begun, and whether it is for what was asked.
+fn failed(error: &EngineError) -> ExitCode {
+    input::complain(error);
+    let is_usage = matches!(
+        error.kind(),
+        ErrorKind::InvalidArgument | ErrorKind::Unsupported
+    );
+    ExitCode::from(if is_usage { USAGE_ERROR } else { FAILED })
 }
 
 fn run(config: args::RunConfig) -> ExitCode {

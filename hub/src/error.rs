@@ -137,6 +137,12 @@ pub enum HubError {
 }
 
 impl HubError {
+    /// Whether the same may go well later, without anything being mended here: the hub is away, or wants fewer requests.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::TooMany { .. })
+    }
+
     pub(crate) fn bad_reference(text: &str) -> Self {
         Self::BadReference {
             text: text.chars().take(200).collect(),

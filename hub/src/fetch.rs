@@ -84,7 +84,7 @@ impl Hub {
         let client = HubClient::try_new(&self.settings)?;
         let snapshot = match self.snapshot(&client, model, progress).await {
             Ok(snapshot) => snapshot,
-            Err(error @ (HubError::Unreachable { .. } | HubError::TooMany { .. })) => {
+            Err(error) if error.is_passing() => {
                 return match self.present(model, needs) {
                     Some(fetched) => Ok(Fetched {
                         stale: Some(error),

@@ -40,7 +40,7 @@ pub(crate) struct RmArgs {
 /// Fetches a model, and prints where it lies.
 ///
 /// # Errors
-/// `InvalidArgument`, saying what to do.
+/// `InvalidArgument`, saying what to do, or `Unavailable`: the hub is away, and the model is not here.
 pub(crate) fn pull(args: &PullArgs) -> Result<u8, EngineError> {
     let model: ModelRef = args.model.parse().map_err(bad)?;
     let needs = match args.config_only {

@@ -87,18 +87,24 @@ async fn what_is_not_there_is_told_with_the_next_step() {
         missing.code == Some(2) && missing.stderr.contains("org/tiny"),
         "{missing:?}"
     );
-    let mut unreachable = genset(&["pull", "org/other"]);
-    unreachable
-        .env("HF_HUB_CACHE", cache.path())
-        .env("HF_ENDPOINT", "http://127.0.0.1:9");
-    let unreachable = run_with(unreachable, b"").await;
-    assert_eq!(unreachable.code, Some(2), "{unreachable:?}");
-    assert!(
+    // A hub that is away comes back: a supervisor tries again.
+    for words in [
+        &["pull", "org/other"][..],
+        &["run", "in=stdin", "out=sample", "org/other"],
+    ] {
+        let mut unreachable = genset(words);
         unreachable
-            .stderr
-            .contains("http://127.0.0.1:9 cannot be reached"),
-        "{unreachable:?}"
-    );
+            .env("HF_HUB_CACHE", cache.path())
+            .env("HF_ENDPOINT", "http://127.0.0.1:9");
+        let unreachable = run_with(unreachable, b"").await;
+        assert_eq!(unreachable.code, Some(1), "{unreachable:?}");
+        assert!(
+            unreachable
+                .stderr
+                .contains("http://127.0.0.1:9 cannot be reached"),
+            "{unreachable:?}"
+        );
+    }
     // Nobody is asked for what is only shown.
     let shown = ended(&["run", "org/other", "--print-config"], &cache).await;
     assert!(
