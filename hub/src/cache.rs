@@ -3,6 +3,7 @@
 //! of all files of a commit, a line each, as the hub told them.
 
 use std::fs;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -84,6 +85,14 @@ impl Cache {
             return Ok(());
         }
         let path = self.folder(repo).join("refs").join(revision);
+        if fs::read_to_string(&path).is_ok_and(|known| known.trim() == commit) {
+            // Its time tells when it was asked for. Not every cache lets it be changed.
+            let file = fs::File::options().write(true).open(&path);
+            if let Err(error) = file.and_then(|file| file.set_modified(SystemTime::now())) {
+                tracing::debug!(%error, path = %path.display(), "the last use of a model is not noted");
+            }
+            return Ok(());
+        }
         write_whole(&path, commit.as_bytes()).map_err(HubError::disk(&path))
     }
 
@@ -261,7 +270,7 @@ pub(crate) fn is_commit(text: &str) -> bool {
 /// Writes a file so that nobody sees a part of it, also after a power cut.
 fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     replace(path, |fresh| {
-        let mut file = fs::File::create(fresh)?;
+        let mut file = fs::File::create_new(fresh)?;
         file.write_all(content)?;
         file.sync_all()
     })
@@ -273,13 +282,59 @@ fn replace(path: &Path, make: impl Fn(&Path) -> io::Result<()>) -> io::Result<()
         fs::create_dir_all(folder)?;
     }
     let mut fresh = path.as_os_str().to_owned();
-    fresh.push(format!(".{}.new", std::process::id()));
+    fresh.push(format!(".{}.new", unique()));
     let fresh = PathBuf::from(fresh);
-    // Of a process of the same number that was killed.
-    match fs::remove_file(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
+    let made = make(&fresh).and_then(|()| fs::rename(&fresh, path));
+    if made.is_err() {
+        // Nobody else knows its name.
+        drop(fs::remove_file(&fresh));
     }
-    make(&fresh)?;
-    fs::rename(&fresh, path)
+    made
+}
+
+/// A part of a name that nobody else takes. The number of a process is none: containers that share a cache all have 1.
+fn unique() -> String {
+    format!("{:016x}", RandomState::new().build_hasher().finish())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+    #[test]
+    fn processes_of_one_number_do_not_take_what_the_others_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, repo) = (Cache::new(folder.path()), "org/model".parse().unwrap());
+        std::thread::scope(|scope| {
+            for writer in 0..4 {
+                let (cache, repo) = (&cache, &repo);
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        let hash = format!("{writer}-{round}");
+                        cache.link(repo, COMMIT, "config.json", &hash).unwrap();
+                    }
+                });
+            }
+        });
+        let names = fs::read_dir(cache.snapshot(&repo, COMMIT)).unwrap();
+        assert_eq!(names.count(), 1, "nothing is left of those in between");
+    }
+
+    #[test]
+    fn a_revision_that_is_the_same_commit_is_not_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, repo) = (Cache::new(folder.path()), "org/model".parse().unwrap());
+        cache.set_commit(&repo, "main", COMMIT).unwrap();
+        let path = cache.folder(&repo).join("refs/main");
+        let file = fs::File::options().write(true).open(&path).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        cache.set_commit(&repo, "main", COMMIT).unwrap();
+        let used = file.metadata().unwrap().modified().unwrap();
+        assert!(
+            used > SystemTime::UNIX_EPOCH,
+            "it is the same file, and its use is noted"
+        );
+    }
 }
