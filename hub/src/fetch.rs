@@ -110,8 +110,11 @@ impl Hub {
             .collect();
         self.bring(&client, model, &snapshot.commit, &files, progress)
             .await?;
-        self.cache
-            .set_commit(&model.repo, model.revision(), &snapshot.commit)?;
+        // A cache that may only be read has all of it, all the same.
+        let noted = (self.cache).set_commit(&model.repo, model.revision(), &snapshot.commit);
+        if let Err(error) = noted {
+            tracing::debug!(%error, "which commit a revision is is not kept");
+        }
         Ok(self.fetched(model, snapshot.commit, &choice))
     }
 

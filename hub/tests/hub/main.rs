@@ -388,6 +388,20 @@ async fn what_is_there_does_without_the_hub() {
     assert!(stale.stale.is_some() && stale.path == fetched.path);
 }
 
+#[tokio::test]
+async fn a_whole_model_in_a_cache_that_cannot_be_written_does_with_the_hub_too() {
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    let fetched = fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    // As no user can write, not even the one who may write everywhere: there are files in place of folders.
+    let repo = cache.path().join("models--org--model");
+    for name in ["refs", ".files"] {
+        fs::remove_dir_all(repo.join(name)).unwrap();
+        fs::write(repo.join(name), "").unwrap();
+    }
+    let again = fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    assert_eq!(again.path, fetched.path);
+}
+
 /// Begins to fetch a model of [`SHARDED`] by its commit, and ends when its configuration and its first shard are there, and
 /// nothing else.
 async fn stopped_midway(hub: &FakeHub, cache: &TempDir) {
