@@ -110,7 +110,8 @@ fn fetch(at: &'static str, model: &ModelRef, needs: Needs) -> Result<Fetched, En
     })?;
     if let Some(error) = &fetched.stale {
         note(format_args!(
-            "warning: {error}; the copy of {model} that is here is used"
+            "warning: {error}; the copy of {model} that is here is used, commit {}",
+            fetched.commit
         ));
     }
     Ok(fetched)

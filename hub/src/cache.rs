@@ -74,6 +74,31 @@ impl Cache {
         (is_commit(commit) && self.snapshot(repo, commit).is_dir()).then(|| commit.to_owned())
     }
 
+    /// The commits that have files here, the newest first, but for those that another revision is.
+    pub(crate) fn commits_besides(&self, repo: &RepoId, revision: &str) -> Vec<String> {
+        let folder = self.folder(repo);
+        let own = folder.join("refs").join(revision);
+        let others: Vec<String> = files_below(&folder.join("refs"))
+            .into_iter()
+            .filter(|path| *path != own)
+            .filter_map(|path| fs::read_to_string(path).ok())
+            .map(|commit| commit.trim().to_owned())
+            .collect();
+        let snapshots = fs::read_dir(folder.join("snapshots"));
+        let mut found: Vec<(Option<SystemTime>, String)> = snapshots
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| {
+                let commit = entry.file_name().into_string().ok()?;
+                let written = entry.metadata().and_then(|about| about.modified());
+                (is_commit(&commit) && !others.contains(&commit)).then_some((written.ok(), commit))
+            })
+            .collect();
+        found.sort_by(|one, other| other.cmp(one));
+        found.into_iter().map(|(_, commit)| commit).collect()
+    }
+
     /// Notes which commit a revision is, and that it was asked for.
     pub(crate) fn set_commit(
         &self,
@@ -256,6 +281,21 @@ impl Cache {
             Ok(()) | Err(_) => Ok(Some(bytes)),
         }
     }
+}
+
+/// The files of a folder and of the folders in it.
+fn files_below(folder: &Path) -> Vec<PathBuf> {
+    let (mut found, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(entry.path()),
+                Ok(_) => found.push(entry.path()),
+                Err(_) => {}
+            }
+        }
+    }
+    found
 }
 
 fn folder_name(repo: &RepoId) -> String {

@@ -40,7 +40,7 @@ pub struct Fetched {
     pub path: PathBuf,
     /// The commit that they are of.
     pub commit: String,
-    /// Why the hub was not asked whether there is a newer one, where it should have been.
+    /// Why it may not be the newest one, where it should have been: the hub was not asked, or not all of the newest came.
     pub stale: Option<HubError>,
 }
 
@@ -59,7 +59,7 @@ impl Hub {
     }
 
     /// Brings what `needs` says of a model into the cache, as far as it is not there. Where the hub cannot be reached, what is
-    /// there from before does, if it is whole.
+    /// there from before does, if it is whole: the commit that the revision was last, or an older one.
     ///
     /// # Errors
     /// Why it is not there, and what to do: see [`HubError`].
@@ -82,19 +82,27 @@ impl Hub {
             });
         }
         let client = HubClient::try_new(&self.settings)?;
-        let snapshot = match self.snapshot(&client, model, progress).await {
-            Ok(snapshot) => snapshot,
-            Err(error) if error.is_passing() => {
-                return match self.present(model, needs) {
-                    Some(fetched) => Ok(Fetched {
-                        stale: Some(error),
-                        ..fetched
-                    }),
-                    None => Err(error),
-                };
-            }
-            Err(error) => return Err(error),
-        };
+        match self.newest(&client, model, needs, progress).await {
+            Err(error) if error.is_passing() => match self.in_its_place(model, needs) {
+                Some(fetched) => Ok(Fetched {
+                    stale: Some(error),
+                    ..fetched
+                }),
+                None => Err(error),
+            },
+            fetched => fetched,
+        }
+    }
+
+    /// What the hub has now.
+    async fn newest(
+        &self,
+        client: &HubClient,
+        model: &ModelRef,
+        needs: Needs,
+        progress: &dyn Progress,
+    ) -> Result<Fetched, HubError> {
+        let snapshot = self.snapshot(client, model, progress).await?;
         let paths: Vec<&str> = { snapshot.files.iter() }
             .map(|file| file.path.as_str())
             .collect();
@@ -108,7 +116,7 @@ impl Hub {
             .filter(|file| wanted.contains(file.path.as_str()))
             .cloned()
             .collect();
-        self.bring(&client, model, &snapshot.commit, &files, progress)
+        self.bring(client, model, &snapshot.commit, &files, progress)
             .await?;
         // A cache that may only be read has all of it, all the same.
         let noted = (self.cache).set_commit(&model.repo, model.revision(), &snapshot.commit);
@@ -136,10 +144,29 @@ impl Hub {
     fn known_commit(&self, model: &ModelRef, needs: Needs) -> Option<Fetched> {
         let revision = model.revision.as_deref().filter(|text| is_commit(text))?;
         let commit = self.cache.commit(&model.repo, revision)?;
+        self.whole(model, needs, commit)
+    }
+
+    /// A commit, where the list of its files is here, and all that is needed of them.
+    fn whole(&self, model: &ModelRef, needs: Needs, commit: String) -> Option<Fetched> {
         let choice = self.listed(model, needs, &commit)?;
         let files = self.cache.files(&model.repo, &commit);
         let is_whole = choice.files.iter().all(|file| files.contains(file));
         is_whole.then(|| self.fetched(model, commit, &choice))
+    }
+
+    /// What does while the hub is away: the commit that the revision was last, or, where of that one not all is here, the one
+    /// before it.
+    fn in_its_place(&self, model: &ModelRef, needs: Needs) -> Option<Fetched> {
+        self.present(model, needs).or_else(|| {
+            if is_commit(model.revision()) {
+                return None;
+            }
+            let before = self.cache.commits_besides(&model.repo, model.revision());
+            before
+                .into_iter()
+                .find_map(|commit| self.whole(model, needs, commit))
+        })
     }
 
     /// What is needed of a commit, where the list of its files is here.

@@ -402,6 +402,44 @@ async fn a_whole_model_in_a_cache_that_cannot_be_written_does_with_the_hub_too()
     assert_eq!(again.path, fetched.path);
 }
 
+#[tokio::test]
+async fn an_older_commit_that_is_whole_does_while_the_newest_cannot_come() {
+    const OLDER: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+    let (hub, cache) = (FakeHub::start(FILES).await, folder());
+    fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    let repo = cache.path().join("models--org--model");
+    for folder in ["snapshots", ".files"] {
+        let folder = repo.join(folder);
+        fs::rename(folder.join(COMMIT), folder.join(OLDER)).unwrap();
+    }
+    fs::write(repo.join("refs/main"), OLDER).unwrap();
+    let newer = ("model.safetensors".to_owned(), (vec![8; 1000], true));
+    hub.shared.lock().files.extend([newer]);
+
+    // The list comes, the files do not.
+    hub.fail("model.safetensors", &[Fault::Status(503, "", None); 8]);
+    let kept = fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    assert_eq!((kept.commit.as_str(), kept.stale.is_some()), (OLDER, true));
+    // Not all of the newest was asked for, and now nothing comes.
+    fetch(&hub, &cache, Needs::Config).await.unwrap();
+    assert_eq!(fs::read_to_string(repo.join("refs/main")).unwrap(), COMMIT);
+    let unreachable = [Fault::Status(503, "", None); 3];
+    hub.fail("api", &unreachable);
+    let kept = fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    assert_eq!((kept.commit.as_str(), kept.stale.is_some()), (OLDER, true));
+
+    // Never another commit than the one that was named, or what another revision is.
+    let online = settings(&hub, cache.path());
+    hub.fail("api", &unreachable);
+    let named = format!("org/model@{COMMIT}");
+    let error = with_settings(online, &named, Needs::Weights).await;
+    assert!(error.unwrap_err().is_passing());
+    fs::write(repo.join("refs/v1"), OLDER).unwrap();
+    hub.fail("api", &unreachable);
+    let error = fetch(&hub, &cache, Needs::Weights).await.unwrap_err();
+    assert!(error.is_passing(), "{error}");
+}
+
 /// Begins to fetch a model of [`SHARDED`] by its commit, and ends when its configuration and its first shard are there, and
 /// nothing else.
 async fn stopped_midway(hub: &FakeHub, cache: &TempDir) {
