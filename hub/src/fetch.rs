@@ -23,6 +23,9 @@ const SPARE_BYTES: u64 = 64 << 20;
 /// Attempts to learn what a repository has.
 const LIST_ATTEMPTS: u32 = 3;
 
+/// Weights in one file.
+const SINGLE: &str = "model.safetensors";
+
 /// The longest list of shards that is read, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
@@ -329,5 +332,8 @@ fn shards(folder: &Path, choice: &Choice) -> BTreeSet<String> {
         .map(|index| index.weight_map.into_values())
         .into_iter()
         .flatten();
-    shards.filter(|shard| is_safe_path(shard)).collect()
+    let named: BTreeSet<String> = shards.filter(|shard| is_safe_path(shard)).collect();
+    // As the engines do: a model that was saved anew in one file may lie beside its old list.
+    let is_old = choice.files.iter().any(|file| file == SINGLE) && !named.contains(SINGLE);
+    if is_old { BTreeSet::new() } else { named }
 }

@@ -526,6 +526,22 @@ async fn a_commit_that_another_tool_fetched_is_asked_for_once() {
 }
 
 #[tokio::test]
+async fn a_model_in_one_file_is_whole_beside_an_old_list_of_shards() {
+    let (_, index) = SHARDED[3];
+    let files = [FILES, &[("model.safetensors.index.json", index)]].concat();
+    let (hub, cache) = (FakeHub::start(&files).await, folder());
+    fetch(&hub, &cache, Needs::Weights).await.unwrap();
+    // Other tools leave no list of the files.
+    fs::remove_dir_all(cache.path().join("models--org--model/.files")).unwrap();
+    let offline = HubSettings {
+        is_offline: true,
+        ..settings(&hub, cache.path())
+    };
+    let fetched = with_settings(offline, "org/model", Needs::Weights).await;
+    assert!(fetched.is_ok(), "{fetched:?}");
+}
+
+#[tokio::test]
 async fn lengths_without_end_find_no_room() {
     let (hub, cache) = (FakeHub::start(FILES).await, folder());
     for path in ["tokenizer.json", "model.safetensors"] {
