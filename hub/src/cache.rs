@@ -2,6 +2,7 @@
 //! them at `snapshots/COMMIT/PATH`, and `refs/REVISION`, which holds a commit. `.files/COMMIT` is this crate's own: the paths
 //! of all files of a commit, a line each, as the hub told them.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, Write as _};
@@ -10,6 +11,9 @@ use std::time::SystemTime;
 
 use crate::error::HubError;
 use crate::reference::RepoId;
+
+/// In front of the name of a folder that is being deleted; behind it stand `-` and a part of [`unique`].
+const DELETING: &str = ".deleting-";
 
 /// A folder with models.
 #[derive(Debug, Clone)]
@@ -22,9 +26,9 @@ pub struct Cache {
 pub struct CachedModel {
     /// The repository.
     pub repo: RepoId,
-    /// What it takes on the disk, in bytes, with what is left of downloads that were cut short.
+    /// What it takes on the disk, in bytes, with what is left of downloads and deletions that were cut short.
     pub bytes: u64,
-    /// Whether a download was cut short.
+    /// Whether a download or its deletion was cut short.
     pub is_partial: bool,
     /// When it was last read or written, as far as the disk notes it.
     pub last_used: Option<SystemTime>,
@@ -201,16 +205,14 @@ impl Cache {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(HubError::disk(&self.root)(error)),
         };
-        let mut models: Vec<CachedModel> = entries
+        let repos: BTreeSet<RepoId> = entries
             .flatten()
             .filter_map(|entry| {
                 let name = entry.file_name().into_string().ok()?;
-                let (owner, name) = name.strip_prefix("models--")?.split_once("--")?;
-                Some(self.describe(format!("{owner}/{name}").parse().ok()?))
+                repo_of(being_deleted(&name).unwrap_or(&name))
             })
             .collect();
-        models.sort_by(|one, other| one.repo.cmp(&other.repo));
-        Ok(models)
+        Ok(repos.into_iter().map(|repo| self.describe(repo)).collect())
     }
 
     fn describe(&self, repo: RepoId) -> CachedModel {
@@ -241,6 +243,12 @@ impl Cache {
             let used = [about.accessed().ok(), about.modified().ok()];
             model.last_used = used.into_iter().flatten().chain(model.last_used).max();
         }
+        for left in self.being_deleted(&model.repo) {
+            let files = files_below(&left).into_iter();
+            let sizes = files.filter_map(|file| fs::symlink_metadata(file).ok());
+            model.bytes += sizes.map(|about| about.len()).sum::<u64>();
+            model.is_partial |= !path.is_dir();
+        }
         for snapshot in entries("snapshots") {
             let Ok(commit) = snapshot.file_name().into_string() else {
                 continue;
@@ -255,6 +263,21 @@ impl Cache {
         model
     }
 
+    /// The folders that are left of deletions that were cut short.
+    fn being_deleted(&self, repo: &RepoId) -> Vec<PathBuf> {
+        let name = folder_name(repo);
+        fs::read_dir(&self.root)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter(|entry| {
+                let found = entry.file_name();
+                found.to_str().and_then(being_deleted) == Some(name.as_str())
+            })
+            .map(|entry| entry.path())
+            .collect()
+    }
+
     /// Deletes a model, and says how many bytes that frees; `None` where it is not there. A process that has its files open
     /// keeps them until it ends.
     ///
@@ -262,18 +285,28 @@ impl Cache {
     /// `Disk` when something cannot be deleted.
     pub fn remove(&self, repo: &RepoId) -> Result<Option<u64>, HubError> {
         let folder = self.folder(repo);
-        if !folder.is_dir() {
+        // What a deletion left that was cut short goes, too.
+        let mut doomed = self.being_deleted(repo);
+        if !folder.is_dir() && doomed.is_empty() {
             return Ok(None);
         }
         let bytes = self.describe(repo.clone()).bytes;
-        // First out of the way, in one step: nobody finds half of it.
-        let doomed = self.root.join(format!(
-            ".deleting-{}-{}",
-            folder_name(repo),
-            std::process::id()
-        ));
-        fs::rename(&folder, &doomed).map_err(HubError::disk(&folder))?;
-        fs::remove_dir_all(&doomed).map_err(HubError::disk(&doomed))?;
+        if folder.is_dir() {
+            // First out of the way, in one step: nobody finds half of it.
+            let name = format!("{DELETING}{}-{}", folder_name(repo), unique());
+            let path = self.root.join(name);
+            fs::rename(&folder, &path).map_err(HubError::disk(&folder))?;
+            doomed.push(path);
+        }
+        for path in doomed {
+            match fs::remove_dir_all(&path) {
+                // Another process may delete it, too.
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(HubError::disk(&path)(error));
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
         match fs::remove_dir_all(self.root.join(".locks").join(folder_name(repo))) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(HubError::disk(&self.root)(error))
@@ -300,6 +333,19 @@ fn files_below(folder: &Path) -> Vec<PathBuf> {
 
 fn folder_name(repo: &RepoId) -> String {
     format!("models--{}--{}", repo.owner(), repo.name())
+}
+
+/// The model that a folder of this name is of.
+fn repo_of(folder_name: &str) -> Option<RepoId> {
+    let (owner, name) = folder_name.strip_prefix("models--")?.split_once("--")?;
+    format!("{owner}/{name}").parse().ok()
+}
+
+/// The name that a folder had before it was to be deleted.
+fn being_deleted(name: &str) -> Option<&str> {
+    let (folder_name, unique) = name.strip_prefix(DELETING)?.rsplit_once('-')?;
+    let is_ours = !unique.is_empty() && unique.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_ours.then_some(folder_name)
 }
 
 /// Whether it is the hash of a commit.
@@ -360,6 +406,32 @@ mod tests {
         });
         let names = fs::read_dir(cache.snapshot(&repo, COMMIT)).unwrap();
         assert_eq!(names.count(), 1, "nothing is left of those in between");
+    }
+
+    #[test]
+    fn a_deletion_that_was_cut_short_is_seen_and_finished() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, repo) = (Cache::new(folder.path()), "org/model".parse().unwrap());
+        let leave = |name: &str| {
+            let blobs = folder.path().join(name).join("blobs");
+            fs::create_dir_all(&blobs).unwrap();
+            fs::write(blobs.join("x"), [7; 1000]).unwrap();
+        };
+        // One by an older version, and one of another model.
+        leave(".deleting-models--org--model-1");
+        leave(".deleting-models--org--model-2-1");
+        let listed = cache.list().unwrap();
+        let names: Vec<String> = listed.iter().map(|model| model.repo.to_string()).collect();
+        assert_eq!(names, ["org/model", "org/model-2"]);
+        assert!(listed.iter().all(|model| model.is_partial));
+        assert_eq!(cache.remove(&repo).unwrap(), Some(1000));
+        assert_eq!(cache.remove(&repo).unwrap(), None);
+        // With what is there again.
+        leave("models--org--model");
+        leave(".deleting-models--org--model-00ff");
+        assert_eq!(cache.remove(&repo).unwrap(), Some(2000));
+        let listed = cache.list().unwrap();
+        assert_eq!(listed.len(), 1, "the other one's: {listed:?}");
     }
 
     #[test]
