@@ -15,6 +15,7 @@ mod python;
 mod results;
 mod simulate;
 mod tune;
+mod urls;
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -4,6 +4,7 @@ use clap::{Arg, Args, Command};
 
 use super::SubjectArgs;
 use crate::args::quoted;
+use crate::urls::without_password;
 
 /// How a command line begins that does `what` with the subject of this process's own.
 pub(super) fn replay_line(what: &str) -> String {
@@ -17,9 +18,9 @@ fn line_of(what: &str, words: impl Iterator<Item = String>) -> String {
     let mut words = words.peekable();
     while let Some(word) = words.next() {
         let name = word.strip_prefix("--").unwrap_or_default();
-        let (name, has_value) = match name.split_once('=') {
-            Some((name, _)) => (name, true),
-            None => (name, false),
+        let (name, value) = match name.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (name, None),
         };
         let mut known = subject.get_arguments();
         // A secret is in no report.
@@ -27,10 +28,19 @@ fn line_of(what: &str, words: impl Iterator<Item = String>) -> String {
         let Some(arg) = known.find(is_kept) else {
             continue;
         };
-        let mut kept = vec![word.clone()];
-        if arg.get_action().takes_values() && !has_value {
+        // A server's URL may have one in it.
+        let shown = |value: &str| match arg.get_id().as_str() {
+            "url" => without_password(value),
+            _ => value.to_owned(),
+        };
+        let mut kept = match value {
+            Some(value) => vec![format!("--{name}={}", shown(value))],
+            None => vec![word.clone()],
+        };
+        if arg.get_action().takes_values() && value.is_none() {
             // A flag whose value may be left out is followed by the next flag, or by nothing.
-            kept.extend(words.next_if(|next| !next.starts_with("--")));
+            let next = words.next_if(|next| !next.starts_with("--"));
+            kept.extend(next.map(|value| shown(&value)));
         }
         for word in kept {
             line.push(' ');
@@ -72,6 +82,18 @@ mod tests {
         assert_eq!(
             line(&words),
             "genset conform replay --endpoint=dyn://a.b.c --discovery-shared --discovery-path '/srv/a b'"
+        );
+    }
+
+    #[test]
+    fn no_secret_is_kept() {
+        assert_eq!(
+            line(&["--url", "http://user:secret@host/v1", "--api-key=secret"]),
+            "genset conform replay --url http://host/v1"
+        );
+        assert_eq!(
+            line(&["--url=user:secret@host:8000"]),
+            "genset conform replay --url=http://host:8000"
         );
     }
 

@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use super::SubjectArgs;
 use super::run::BoxFactory;
 use crate::bench::serve::client::Lines;
+use crate::urls::without_password;
 
 /// The context of a server that does not tell: what the kit asks of it fits.
 const DEFAULT_CONTEXT: u32 = 2048;
@@ -146,11 +147,16 @@ impl Server {
             .no_proxy()
             .connect_timeout(CONNECT_TIMEOUT)
             .build()
-            .map_err(|error| self.unusable(&error))
+            .map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: reqwest::Error) -> EngineError {
+        self.unusable(&error.without_url())
     }
 
     fn unusable(&self, problem: &dyn std::fmt::Display) -> EngineError {
-        EngineError::invalid_argument("--url", format!("{}: {problem}", self.base))
+        let shown = without_password(&self.base);
+        EngineError::invalid_argument("--url", format!("{shown}: {problem}"))
     }
 
     fn with_key(&self, request: reqwest::RequestBuilder) -> reqwest::RequestBuilder {
@@ -164,14 +170,11 @@ impl Server {
     async fn meet(&self) -> Result<(String, Option<u32>), EngineError> {
         let http = self.client()?;
         let asked = self.with_key(http.get(format!("{}/v1/models", self.base)));
-        let answer = asked.send().await.map_err(|error| self.unusable(&error))?;
+        let answer = asked.send().await.map_err(|error| self.failed(error))?;
         let answer = answered(answer)
             .await
             .map_err(|error| self.unusable(&error))?;
-        let body = answer
-            .bytes()
-            .await
-            .map_err(|error| self.unusable(&error))?;
+        let body = answer.bytes().await.map_err(|error| self.failed(error))?;
         let models: Models =
             serde_json::from_slice(&body).map_err(|error| self.unusable(&error))?;
         let model = self.choose(models.data)?;
@@ -543,6 +546,17 @@ mod tests {
         let start = engine.start(StartContext::detached(1));
         let config = runtime.unwrap().block_on(start).unwrap();
         assert_eq!(config.max_num_seqs, Some(1));
+    }
+
+    #[test]
+    fn a_password_in_the_url_is_not_told() {
+        let server = Server {
+            base: base_of("user:secret@host:8000/v1"),
+            key: None,
+            model: None,
+        };
+        let told = server.unusable(&"no").to_string();
+        assert_eq!(told, "--url: http://host:8000: no");
     }
 
     #[test]

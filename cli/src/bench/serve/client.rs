@@ -15,6 +15,8 @@ use reqwest::{RequestBuilder, Response};
 use serde::Deserialize;
 use tokio::time::Instant;
 
+use crate::urls::without_password;
+
 /// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -161,7 +163,7 @@ impl Client {
             .map_err(|error| bad(format!("{given:?} cannot be asked: {}", causes(&error))))?;
         Ok(Self {
             http,
-            shown: without_password(&base, parsed),
+            shown: without_password(&base),
             base,
             key,
         })
@@ -233,17 +235,6 @@ impl Client {
         let problem = error_text(response).await;
         Err(Failure { kind, problem })
     }
-}
-
-/// What may be shown of `base`, which was parsed as `url`.
-fn without_password(base: &str, mut url: reqwest::Url) -> String {
-    if url.username().is_empty() && url.password().is_none() {
-        return base.to_owned();
-    }
-    // URLs of HTTP have a host, and those are never refused.
-    let _ = url.set_username("");
-    let _ = url.set_password(None);
-    url.as_str().trim_end_matches('/').to_owned()
 }
 
 /// Reads a stream of events up to its end, so that the connection can be used again.
