@@ -87,7 +87,7 @@ pub enum SequenceFailure {
     /// The text to replay is no sequence.
     #[error("this is no sequence of operations: {0}")]
     Parse(#[from] ParseSequenceError),
-    /// The regressions file cannot be read or written.
+    /// The regressions file cannot be read.
     #[error("the regressions file {}: {problem}", path.display())]
     Regressions {
         /// Which file.
@@ -121,6 +121,8 @@ pub struct Violated {
     pub seed: Option<u64>,
     /// The command that replays it; empty where none was told.
     pub replay: String,
+    /// Why it is not in the regressions file, where it should have been added.
+    pub unkept: Option<String>,
 }
 
 impl Violated {
@@ -148,6 +150,9 @@ impl fmt::Display for Violated {
         if !self.replay.is_empty() {
             writeln!(f, "  replay:   {}", self.replay)?;
         }
+        if let Some(problem) = &self.unkept {
+            writeln!(f, "  not kept: {problem}")?;
+        }
         write!(
             f,
             "  in Rust:  replay_sequence(\"{}\", factory)",
@@ -159,7 +164,8 @@ impl fmt::Display for Violated {
 /// Tries the sequences of the regressions file, and then random ones. Blocks the calling thread.
 ///
 /// # Errors
-/// The first sequence that breaks the contract, shrunk; or a regressions file that cannot be used.
+/// The first sequence that breaks the contract, shrunk; or a regressions file that cannot be read. One that cannot be written hides no
+/// violation: [`Violated::unkept`] tells of it.
 ///
 /// # Examples
 /// ```
@@ -189,16 +195,16 @@ pub(crate) fn run_sequences_of(
     for sequence in &regressions {
         bench
             .perform(sequence)
-            .map_err(|broken| bench.failure(*broken, None))?;
+            .map_err(|broken| bench.failure(*broken, None, None))?;
     }
     let seed = options.seed.unwrap_or_else(random_seed);
     if let Err(broken) = bench.explore(options, seed) {
-        if let Some(path) = &options.regressions {
+        let unkept = options.regressions.as_ref().and_then(|path| {
             let why = format!("seed {seed}: {}", broken.violation);
-            regressions::append(path, &broken.sequence, &why)
-                .map_err(|error| unusable(path, &error))?;
-        }
-        return Err(bench.failure(*broken, Some(seed)));
+            let error = regressions::append(path, &broken.sequence, &why).err()?;
+            Some(unusable(path, &error).to_string())
+        });
+        return Err(bench.failure(*broken, Some(seed), unkept));
     }
     Ok(SequenceReport {
         seed,
@@ -228,7 +234,7 @@ pub fn replay_sequence_with(
     let bench = Bench::new(Arc::new(factory), options.replay.clone());
     bench
         .perform(&sequence)
-        .map_err(|broken| bench.failure(*broken, None))
+        .map_err(|broken| bench.failure(*broken, None, None))
 }
 
 fn unusable(path: &Path, error: &dyn fmt::Display) -> SequenceFailure {
@@ -381,7 +387,12 @@ impl Bench {
         }
     }
 
-    fn failure(&self, broken: Broken, seed: Option<u64>) -> SequenceFailure {
+    fn failure(
+        &self,
+        broken: Broken,
+        seed: Option<u64>,
+        unkept: Option<String>,
+    ) -> SequenceFailure {
         let replay = match self.replay.as_str() {
             "" => String::new(),
             begin => format!("{begin} --sequence '{}'", broken.sequence),
@@ -392,6 +403,7 @@ impl Bench {
             operation: broken.operation,
             seed,
             replay,
+            unkept,
         }))
     }
 }

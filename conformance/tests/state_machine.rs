@@ -271,3 +271,16 @@ fn regressions_are_kept_and_tried_first() {
     let failure = run_sequences(sample(), &options).unwrap_err().to_string();
     assert!(failure.contains("line 3: operation 1: `stop`"), "{failure}");
 }
+
+#[test]
+fn a_violation_is_told_where_it_cannot_be_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = SequenceOptions {
+        regressions: Some(folder.path().join("none/sequences.txt")),
+        ..options()
+    };
+    let found = violated(run_sequences(mutant("second-drain-waits"), &options).unwrap_err());
+    let problem = found.unkept.as_deref().unwrap();
+    assert!(problem.contains("none/sequences.txt: "), "{problem}");
+    assert!(found.to_string().contains("\n  not kept: "), "{found}");
+}

@@ -312,6 +312,9 @@ pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineErr
 
 /// Runs random sequences of operations.
 pub(super) fn sequences(args: &SequencesArgs) -> Result<u8, EngineError> {
+    if let Some(path) = &args.regressions {
+        results::check("--regressions", path)?;
+    }
     let options = SequenceOptions {
         cases: args.cases,
         seed: args.seed,

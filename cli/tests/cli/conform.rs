@@ -102,8 +102,12 @@ async fn a_run_reports_to_people_and_to_programs() {
 
 #[tokio::test]
 async fn a_file_that_cannot_be_written_is_named_before_any_check() {
-    for flag in ["--json", "--junit"] {
-        let words = ["run", "--engine=sample", flag, "/no/such/folder/report"];
+    for (command, flag) in [
+        ("run", "--json"),
+        ("run", "--junit"),
+        ("sequences", "--regressions"),
+    ] {
+        let words = [command, "--engine=sample", flag, "/no/such/folder/report"];
         let ran = conform(&words).await;
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{ran:?}");
         let expected = format!("error: {flag}: /no/such/folder/report cannot be written");
