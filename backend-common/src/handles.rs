@@ -141,7 +141,7 @@ impl MetricsRegistry {
         let parts = self.parts();
         let parts: Vec<_> = parts
             .iter()
-            .flat_map(|(registry, private)| [&**registry, &**private])
+            .flat_map(|[registry, private]| [&**registry, &**private])
             .collect();
         Self::text(&[&self.registry, &self.private], &parts)
     }
@@ -150,16 +150,16 @@ impl MetricsRegistry {
     #[must_use]
     pub fn encode_public(&self) -> String {
         let parts = self.parts();
-        let parts: Vec<_> = parts.iter().map(|(registry, _)| &**registry).collect();
+        let parts: Vec<_> = parts.iter().map(|[registry, _]| &**registry).collect();
         Self::text(&[&self.registry], &parts)
     }
 
     /// The labelled registries that somebody has.
-    fn parts(&self) -> Vec<(Arc<Mutex<Registry>>, Arc<Mutex<Registry>>)> {
+    fn parts(&self) -> Vec<[Arc<Mutex<Registry>>; 2]> {
         let parts = self.parts.lock();
         let live = parts
             .iter()
-            .filter_map(|(registry, private)| Some((registry.upgrade()?, private.upgrade()?)));
+            .filter_map(|(registry, private)| Some([registry.upgrade()?, private.upgrade()?]));
         live.collect()
     }
 
