@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+pub(crate) mod controls;
 mod guided;
 mod llama;
 mod sglang;

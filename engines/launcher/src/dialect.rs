@@ -243,4 +243,14 @@ impl Dialect {
             Self::LlamaCppPython => "/openapi.json",
         }
     }
+
+    /// What answers 200 of a server that lives, and has nothing generated: SGLang's own health is the answer to a request.
+    pub(crate) fn resting_health_path(self) -> &'static str {
+        match self {
+            Self::Sglang => "/server_info",
+            Self::Vllm | Self::Trtllm | Self::LlamaServer | Self::LlamaCppPython => {
+                self.health_path()
+            }
+        }
+    }
 }

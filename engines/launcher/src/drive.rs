@@ -17,6 +17,7 @@ use tokio::time::{sleep, timeout};
 use crate::apart::{Apart, Leg};
 use crate::api::{Api, Call, End, Step, error_of, unreadable};
 use crate::cut::Cut;
+use crate::gate::Pass;
 use crate::http::{Answer, HttpError};
 use crate::load::Counted;
 use crate::room::Room;
@@ -58,6 +59,8 @@ struct Progress {
 pub(crate) struct Drive {
     pub(crate) api: Arc<dyn Api>,
     pub(crate) server: Arc<Server>,
+    /// That it may be on its way.
+    pub(crate) pass: Pass,
     pub(crate) request: GenerateRequest,
     pub(crate) call: Call,
     pub(crate) leg: Leg,
@@ -81,6 +84,7 @@ impl Drive {
         let finish = tokio::select! {
             biased;
             failure = server.ended() => Err(failure),
+            stopped = self.pass.ended() => Err(stopped),
             finish = self.exchange_until_there_is_room(&out, &mut progress) => finish,
         };
         let error = match finish {

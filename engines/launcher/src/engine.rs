@@ -6,10 +6,11 @@ use std::sync::Arc;
 use genset_backend_common::{
     DrainContext, EngineConfig, EngineControls, EngineError, EngineState, GenerateRequest,
     GuidedDecoding, LLMEngine, OutputStream, RequestContext, Role, StartContext, async_trait,
-    controls::Adapter,
+    controls::{Adapter, SleepLevel},
 };
 use genset_backend_common::{RequestField, output};
 use genset_process::{Supervised, Supervision};
+use serde_json::Value;
 use tokio::time::timeout;
 
 use crate::apart::{Apart, Leg};
@@ -17,6 +18,7 @@ use crate::api::{self, Api, Facts};
 use crate::bounds::bounded;
 use crate::command::{Plan, asked_context};
 use crate::config::{LauncherConfig, ServerInput};
+use crate::controls::Controls;
 use crate::dialect::Dialect;
 use crate::drive::Drive;
 use crate::failure::ServerFailure;
@@ -72,6 +74,7 @@ struct Running {
     room: Option<Room>,
     apart: Apart,
     load: Arc<ServerLoad>,
+    controls: Controls,
 }
 
 impl LauncherEngine {
@@ -159,6 +162,9 @@ impl LauncherEngine {
             });
         }
         load.started(&declared);
+        let told = declared.capabilities.kv_events;
+        let told = told.then(|| ctx.kv_events.clone());
+        let controls = Controls::new(config, dialect, ctx.role).with_kv_events(told);
         let running = Running {
             server: supervised,
             api,
@@ -169,6 +175,7 @@ impl LauncherEngine {
             room: self.room(dialect, facts),
             apart,
             load,
+            controls,
         };
         Ok((running, declared))
     }
@@ -315,9 +322,48 @@ fn trace_headers(ctx: &RequestContext) -> Vec<(&'static str, String)> {
     headers
 }
 
+impl LauncherEngine {
+    /// The controls, and the server that serves now.
+    fn operated(&self) -> Result<(Arc<Running>, Arc<Server>), EngineError> {
+        let running = self.running.get()?;
+        let server = running.server.session()?;
+        Ok((running, server))
+    }
+}
+
 /// What is asked of the server beside generation: its adapters are those that it was started with, before and after a restart.
 #[async_trait]
 impl EngineControls for LauncherEngine {
+    async fn sleep(&self, level: SleepLevel) -> Result<(), EngineError> {
+        let (running, server) = self.operated()?;
+        running.controls.sleep(&server, level).await
+    }
+
+    async fn wake(&self) -> Result<(), EngineError> {
+        let (running, server) = self.operated()?;
+        running.controls.wake(&server).await
+    }
+
+    async fn clear_prefix_cache(&self) -> Result<(), EngineError> {
+        let (running, server) = self.operated()?;
+        running.controls.clear_prefix_cache(&server).await
+    }
+
+    async fn update_weights(&self, source: Value) -> Result<(), EngineError> {
+        let (running, server) = self.operated()?;
+        running.controls.update_weights(&server, source).await
+    }
+
+    async fn start_profile(&self) -> Result<(), EngineError> {
+        let (running, server) = self.operated()?;
+        running.controls.start_profile(&server).await
+    }
+
+    async fn stop_profile(&self) -> Result<String, EngineError> {
+        let (running, server) = self.operated()?;
+        running.controls.stop_profile(&server).await
+    }
+
     async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
         Ok(self.running.get()?.adapters.clone())
     }
@@ -349,6 +395,7 @@ impl LLMEngine for LauncherEngine {
         running.ranks.check(request.data_parallel_rank)?;
         running.check_adapter(request.adapter.as_deref())?;
         let server = running.server.session()?;
+        let pass = server.gate.enter()?;
         let request = bounded(request, running.vocab_size)?;
         let max_tokens = running.max_tokens(&request);
         let leg = running.apart.leg(&request, max_tokens)?;
@@ -361,6 +408,7 @@ impl LLMEngine for LauncherEngine {
         let drive = Drive {
             api: Arc::clone(&running.api),
             server,
+            pass,
             request,
             call,
             leg,

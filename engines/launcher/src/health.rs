@@ -9,6 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::dialect::Dialect;
 use crate::failure::ServerFailure;
 use crate::http::Client;
+use crate::server::Server;
 
 /// How often a server that starts is asked.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -17,9 +18,9 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Letters of a line that are shown as progress.
 const STAGE_CHARS: usize = 160;
 
-/// Whether the server says that it is healthy.
-pub(crate) async fn is_healthy(client: &Client, dialect: Dialect) -> bool {
-    let asked = timeout(ASK_TIMEOUT, client.status(dialect.health_path())).await;
+/// Whether the server says that it is healthy, at this path.
+pub(crate) async fn is_healthy(client: &Client, path: &str) -> bool {
+    let asked = timeout(ASK_TIMEOUT, client.status(path)).await;
     matches!(asked, Ok(Ok(status)) if status.is_success())
 }
 
@@ -32,7 +33,7 @@ pub(crate) async fn awaited(
 ) {
     let title = dialect.kind().title();
     let mut told = None;
-    while !is_healthy(client, dialect).await {
+    while !is_healthy(client, dialect.health_path()).await {
         let line = tail.last();
         if line.is_some() && line != told {
             let shown: String = line
@@ -48,16 +49,11 @@ pub(crate) async fn awaited(
 }
 
 /// Watches a server that serves; returns once it has not been healthy for `limit`.
-pub(crate) async fn watched(
-    client: &Client,
-    dialect: Dialect,
-    interval: Duration,
-    limit: Duration,
-) -> ServerFailure {
+pub(crate) async fn watched(server: &Server, interval: Duration, limit: Duration) -> ServerFailure {
     let mut last = Instant::now();
     loop {
         sleep(interval).await;
-        if is_healthy(client, dialect).await {
+        if server.is_healthy().await {
             last = Instant::now();
         } else if last.elapsed() >= limit {
             return ServerFailure::Hung { silent_for: limit };

@@ -115,9 +115,8 @@ impl Program for Launch {
 
     async fn watch(&self, server: &Server) -> ServerFailure {
         let (interval, limit) = (self.config.health_interval, self.config.health_timeout);
-        let dialect = self.plan.dialect;
         let failure = tokio::select! {
-            failure = health::watched(&server.client, dialect, interval, limit) => failure,
+            failure = health::watched(server, interval, limit) => failure,
             never = self.load.follow(&server.client) => match never {},
         };
         self.at_once(server, failure)

@@ -16,6 +16,7 @@ mod args;
 mod bounds;
 mod command;
 mod config;
+mod controls;
 mod cut;
 mod dialect;
 mod drive;
@@ -25,6 +26,7 @@ mod extra;
 mod failure;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod gate;
 mod health;
 mod http;
 mod key;

@@ -1,14 +1,17 @@
 //! [`Server`]: a server that serves, as its requests see it.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind};
+use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::controls::Operated;
 use crate::dialect::Dialect;
+use crate::gate::Gate;
 use crate::health::is_healthy;
 use crate::http::Client;
 use crate::key::ApiKey;
@@ -20,6 +23,10 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) client: Client,
+    /// What requests pass.
+    pub(crate) gate: Arc<Gate>,
+    /// What operators asked of it; held while it is asked for more.
+    pub(crate) operated: Mutex<Operated>,
     dialect: Dialect,
     over: CancellationToken,
     failure: OnceLock<EngineError>,
@@ -30,6 +37,8 @@ impl Server {
         let over = CancellationToken::new();
         Self {
             client: Client::new(port, key, tasks, over.clone()),
+            gate: Arc::new(Gate::new()),
+            operated: Mutex::default(),
             dialect,
             over,
             failure: OnceLock::new(),
@@ -47,13 +56,24 @@ impl Server {
         self.over.is_cancelled()
     }
 
+    /// Whether it says that it is healthy. One that may sleep is asked where that makes it generate nothing.
+    pub(crate) async fn is_healthy(&self) -> bool {
+        let _asking = self.gate.asking().await;
+        let path = if self.gate.is_closed() {
+            self.dialect.resting_health_path()
+        } else {
+            self.dialect.health_path()
+        };
+        is_healthy(&self.client, path).await
+    }
+
     /// What a fault of the server's is to the request that met it: its own, or, where the server is no longer healthy, the end
     /// of the server. One whose inside died says so before it ends.
     pub(crate) async fn judged(&self, error: EngineError) -> EngineError {
         if error.kind() != ErrorKind::Internal {
             return error;
         }
-        let healthy = timeout(HEALTH_TIMEOUT, is_healthy(&self.client, self.dialect));
+        let healthy = timeout(HEALTH_TIMEOUT, self.is_healthy());
         tokio::select! {
             biased;
             failure = self.ended() => failure,

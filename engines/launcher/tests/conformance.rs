@@ -14,7 +14,7 @@ mod vllm {
     use genset_conformance::{Scenario, suite};
     use genset_engine_launcher::LauncherEngine;
 
-    suite!(|_: &Scenario| LauncherEngine::new(crate::support::config(
+    suite!(|_: &Scenario| LauncherEngine::new(crate::support::operated(
         "vllm",
         &["--block-size=32"]
     )));
@@ -36,7 +36,7 @@ mod sglang {
     use genset_engine_launcher::LauncherEngine;
 
     suite!(|_: &Scenario| {
-        let mut config = crate::support::config("sglang", &[]);
+        let mut config = crate::support::operated("sglang", &[]);
         config.kv_block_size = NonZeroU32::new(16);
         LauncherEngine::new(config)
     });

@@ -12,6 +12,7 @@ import sys
 import time
 
 from completions import Completions
+from controls import SglangControls, VllmControls
 from kv import Rank
 from llama import Llama, LlamaCppPython
 from model import Refused
@@ -101,6 +102,7 @@ class Stand:
                 if self.args.fault == "hang" and self.requests > 0:
                     await asyncio.Event().wait()
                 is_up = is_up and not self.is_dead_inside
+                await self.api.controls.health()
                 return respond(writer, 200 if is_up else 503, {"status": "ok" if is_up else "loading"})
             if self.key and headers.get("authorization") != f"bearer {self.key}":
                 raise Refused(401, {"error": {"message": "Invalid API Key", "type": "authentication_error", "code": 401}})
@@ -110,6 +112,10 @@ class Stand:
                     text = LOAD_FAULTS[self.args.fault]
                     return respond(writer, 200, text or await asyncio.Event().wait())
                 return respond(writer, 200, self.api.get(path))
+            answer = await self.api.controls.post(path, json.loads(body or b"{}"))
+            if answer is not None:
+                self.say("control", {"path": path, "body": json.loads(body or b"null")})
+                return respond(writer, 200, answer)
             known = self.api.path
             if path not in ([known] if isinstance(known, str) else known):
                 raise Refused(404, {"detail": "Not Found"})
@@ -213,6 +219,10 @@ def main():
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--metrics", action="store_true")
     parser.add_argument("--enable-metrics", action="store_true")
+    parser.add_argument("--enable-sleep-mode", action="store_true")
+    parser.add_argument("--profiler-config", default="{}")
+    parser.add_argument("--enable-memory-saver", action="store_true")
+    parser.add_argument("--enable-weights-cpu-backup", action="store_true")
     args, _ = parser.parse_known_args()
     for step in range(3):
         print(f"INFO: loading shard {step + 1} of 3", file=sys.stderr, flush=True)
@@ -226,7 +236,11 @@ def main():
         "llama": lambda: Llama(args.context, args.say, args.metrics),
         "llama_cpp.server": lambda: LlamaCppPython(args.context),
     }
-    asyncio.run(Stand(args, apis[args.api]()).run())
+    api = apis[args.api]()
+    controls = {"vllm": VllmControls, "sglang": SglangControls}.get(args.api)
+    if controls:
+        api.controls = controls(args, api)
+    asyncio.run(Stand(args, api).run())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """What the APIs of all servers have."""
 
+from controls import Controls
 from model import Refused
+
 
 class Api:
     health = "/health"
+    controls = Controls()
 
     def __init__(self, context):
         self.context = context

@@ -64,6 +64,9 @@ class Completions(Api):
     def get(self, path):
         if path == "/metrics" and self.is_vllm:
             return self.metrics()
+        told = self.controls.get(path)
+        if told is not None:
+            return told
         models = super().get(path)
         if not self.is_vllm:
             del models["data"][0]["max_model_len"]
@@ -120,6 +123,7 @@ class Completions(Api):
             await rank.scheduled.enter(len(prompt))
         while reason is None:
             await pace()
+            await self.controls.awake()
             if rank:
                 rank.blocks.store(prompt + generated, salt)
                 rank.scheduled.hold(len(prompt) + len(generated))

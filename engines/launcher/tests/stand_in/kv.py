@@ -14,6 +14,8 @@ class Blocks:
 
     def __init__(self, rank, size, config):
         self.rank, self.size, self.known, self.sent = rank, size, set(), []
+        # Told with the next event.
+        self.is_cleared = False
         self.sockets = []
         if self.is_on(config):
             paths = [self.path(config[name]) for name in ("endpoint", "replay_endpoint")]
@@ -37,7 +39,13 @@ class Blocks:
             self.sockets[1].send(writer, [b"", b"", number.to_bytes(8, "big"), payload])
         self.sockets[1].send(writer, [b"", b"", b"\xff" * 8, b""])
 
+    def clear(self):
+        self.known.clear()
+        self.is_cleared = True
+
     def publish(self, events):
+        if self.is_cleared:
+            events, self.is_cleared = [{"type": "AllBlocksCleared"}, *events], False
         payload = pack([time.time(), events, self.rank])
         for writer in self.sockets[0].peers if self.sockets else ():
             self.sockets[0].send(writer, [b"", len(self.sent).to_bytes(8, "big"), payload])

@@ -73,7 +73,7 @@ class Sglang(Api):
         if path == "/v1/loads?include=core":
             return {"version": "0.5.23", "loads": [self.load(rank) for rank in range(self.rank_count)]}
         if path == "/server_info":
-            ranks = {"dp_size": self.rank_count, "attn_dp_size": 1}
+            ranks = {"dp_size": self.rank_count, "attn_dp_size": 1, **self.controls.options}
             return {**ranks, "page_size": self.size, "max_total_num_tokens": TOKENS, "max_req_input_len": self.context - 6, "version": "0.5.23"}
         return super().get(path)
 
@@ -119,6 +119,7 @@ class Sglang(Api):
         blocks.store(prompt, salt)
         stop_ids = [] if params.get("ignore_eos") else [*params.get("stop_token_ids", []), OWN_EOS]
         guide = Guide(guided_text(params.get("regex"), params.get("json_schema")))
+        await self.controls.awake()
         await self.scheduled[rank].enter(len(prompt))
         while reason is None:
             await pace()

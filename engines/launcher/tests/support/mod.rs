@@ -38,6 +38,25 @@ pub fn config(api: &str, flags: &[&str]) -> LauncherConfig {
     config
 }
 
+/// The config of a vLLM or an SGLang that is started with all that operators' requests need.
+pub fn operated(api: &str, flags: &[&str]) -> LauncherConfig {
+    const VLLM: [&str; 3] = [
+        "--enable-sleep-mode",
+        "--profiler-config",
+        r#"{"profiler": "torch", "torch_profiler_dir": "/profiles"}"#,
+    ];
+    const SGLANG: [&str; 2] = ["--enable-memory-saver", "--enable-weights-cpu-backup"];
+    let needed: &[&str] = match api {
+        "vllm" => &VLLM,
+        "sglang" => &SGLANG,
+        other => panic!("nothing can be asked of {other}"),
+    };
+    let mut config = config(api, &[needed, flags].concat());
+    let variable = "VLLM_SERVER_DEV_MODE".to_owned();
+    config.env.insert(variable, "1".to_owned());
+    config
+}
+
 /// What a stand-in reports while it runs.
 pub struct Reports {
     listener: TcpListener,

@@ -1,0 +1,317 @@
+//! What an operator asks of a vLLM or an SGLang, as their HTTP APIs have it: one call each, bounded in time and in the bytes of its
+//! answer. When to ask, and whether, is for [`Controls`](crate::controls::Controls).
+//!
+//! # Source
+//! vLLM 0.32.0: `vllm/entrypoints/serve/dev/{sleep,cache}/api_router.py`, `serve/profile/api_router.py`, `v1/engine/core.py`. The
+//! routes of `dev` are there with `VLLM_SERVER_DEV_MODE=1`, and its key guards none of them (`serve/middleware/authenticate.py`).
+//! SGLang 0.5.23: `sglang/srt/entrypoints/http_server.py`, `managers/scheduler_components/weight_updater.py`. What its scheduler
+//! asserts ends it: it must be idle when memory is released, and what is resumed must be released.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use genset_backend_common::{EngineError, ErrorKind};
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::error_of;
+use crate::http::HttpError;
+use crate::server::Server;
+
+/// How long a call may take that moves nothing large.
+const QUICK: Duration = Duration::from_secs(60);
+
+/// The largest answer that is read, in bytes.
+const MAX_ANSWER_BYTES: usize = 64 << 10;
+
+/// Why something was not done.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    /// The server refused it, and nothing has changed.
+    Refused(EngineError),
+    /// Nobody knows whether it was done.
+    Lost(EngineError),
+}
+
+impl From<Failed> for EngineError {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Refused(error) | Failed::Lost(error) => error,
+        }
+    }
+}
+
+impl Failed {
+    /// Whether the server has no such route.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Refused(error) if error.kind() == ErrorKind::NotFound)
+    }
+}
+
+/// Sends an operator's request, and reads the answer.
+async fn ask(
+    server: &Server,
+    path: &str,
+    body: impl Into<Bytes>,
+    limit: Duration,
+) -> Result<Bytes, Failed> {
+    let exchange = async {
+        let answer = server.client.post(path, body, &[]).await?;
+        let status = answer.status;
+        let body = answer.body.read_up_to(MAX_ANSWER_BYTES).await?;
+        Ok::<_, HttpError>((status, Bytes::from(body)))
+    };
+    let asked = tokio::select! {
+        biased;
+        failure = server.ended() => return Err(Failed::Lost(failure)),
+        asked = timeout(limit, exchange) => asked,
+    };
+    match asked {
+        Ok(Ok((status, body))) if status.is_success() => Ok(body),
+        Ok(Ok((status, body))) => {
+            let text = || Value::from(String::from_utf8_lossy(&body).trim());
+            let said = serde_json::from_slice(&body).unwrap_or_else(|_| text());
+            Err(Failed::Refused(error_of(Some(status.as_u16()), &said)))
+        }
+        Ok(Err(error)) => {
+            let message = format!("the server was asked for {path}, and then {error}");
+            let lost = EngineError::new(ErrorKind::Disconnected, message);
+            Err(Failed::Lost(lost.with_source(error)))
+        }
+        Err(_) => {
+            let limit = limit.as_secs_f64();
+            let message = format!("the server did not answer {path} within {limit} s");
+            Err(Failed::Lost(EngineError::new(
+                ErrorKind::DeadlineExceeded,
+                message,
+            )))
+        }
+    }
+}
+
+/// vLLM's routes.
+pub(crate) mod vllm {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use genset_backend_common::{EngineError, ErrorKind, controls::SleepLevel};
+    use serde::Deserialize;
+    use tokio::time::timeout;
+
+    use super::{Failed, QUICK, ask};
+    use crate::server::Server;
+
+    /// Whether it has the routes for sleep.
+    ///
+    /// # Errors
+    /// `Unavailable` when it does not answer.
+    pub(crate) async fn has_sleep(server: &Server) -> Result<bool, EngineError> {
+        match timeout(QUICK, server.client.status("/is_sleeping")).await {
+            Ok(Ok(status)) => Ok(status.is_success()),
+            Ok(Err(_)) | Err(_) => {
+                let message = "the server does not say whether it can sleep";
+                Err(EngineError::new(ErrorKind::Unavailable, message))
+            }
+        }
+    }
+
+    /// Sleeps. Its level 1 keeps the weights in the host's memory, and wakes with them; behind its level 2 somebody else would have to
+    /// load them.
+    pub(crate) async fn sleep(
+        server: &Server,
+        level: SleepLevel,
+        limit: Duration,
+    ) -> Result<(), Failed> {
+        match level {
+            SleepLevel::Weights => ask(server, "/sleep?level=1", Bytes::new(), limit).await?,
+            SleepLevel::KvCache => {
+                ask(server, "/sleep?level=0", Bytes::new(), limit).await?;
+                // Newer versions have it, and want the pause that level 0 is.
+                let path = "/release_kv_cache_memory";
+                ask(server, path, Bytes::new(), limit).await?
+            }
+        };
+        Ok(())
+    }
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(default)]
+    struct Woken {
+        status: Option<String>,
+    }
+
+    /// Wakes, or goes on after a sleep that came to nothing.
+    pub(crate) async fn wake(server: &Server, limit: Duration) -> Result<(), Failed> {
+        let answer = ask(server, "/wake_up", Bytes::new(), limit).await?;
+        // Older versions say nothing.
+        let woken: Woken = serde_json::from_slice(&answer).unwrap_or_default();
+        match woken.status.as_deref() {
+            Some("sleeping") => {
+                let message = "the server says that it still sleeps";
+                let error = EngineError::new(ErrorKind::Unavailable, message);
+                Err(Failed::Refused(error))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    #[derive(Debug, Default, Deserialize)]
+    #[serde(default)]
+    struct Reset {
+        success: Option<bool>,
+    }
+
+    /// Clears the prefix cache. Blocks of running requests are not cleared by the first call, which says so; the second has those
+    /// requests computed again.
+    pub(crate) async fn clear(server: &Server) -> Result<(), Failed> {
+        let path = "/reset_prefix_cache";
+        for query in ["", "?reset_running_requests=true"] {
+            let path = format!("{path}{query}");
+            let answer = ask(server, &path, Bytes::new(), QUICK).await?;
+            // Older versions say nothing.
+            let reset: Reset = serde_json::from_slice(&answer).unwrap_or_default();
+            if reset.success != Some(false) {
+                return Ok(());
+            }
+        }
+        let message = "requests under way hold KV blocks; ask again";
+        let error = EngineError::new(ErrorKind::Unavailable, message);
+        Err(Failed::Refused(error))
+    }
+
+    pub(crate) async fn start_profile(server: &Server) -> Result<(), Failed> {
+        ask(server, "/start_profile", Bytes::new(), QUICK)
+            .await
+            .map(drop)
+    }
+}
+
+/// SGLang's routes.
+pub(crate) mod sglang {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use genset_backend_common::{EngineError, ErrorKind, controls::SleepLevel};
+    use serde::Deserialize;
+    use serde_json::{Value, json};
+    use tokio::time::{Instant, timeout};
+
+    use super::{Failed, QUICK, ask};
+    use crate::server::Server;
+
+    /// How long a server without requests may take to be idle: it may still have some that were cancelled.
+    const IDLE: Duration = Duration::from_secs(30);
+    /// The pause between two questions whether it is.
+    const IDLE_PAUSE: Duration = Duration::from_millis(100);
+
+    /// What it was started with.
+    #[derive(Debug, Clone, Copy, Default, Deserialize)]
+    #[serde(default)]
+    pub(crate) struct Started {
+        pub(crate) enable_memory_saver: bool,
+        pub(crate) enable_weights_cpu_backup: bool,
+    }
+
+    /// What it says of its start.
+    ///
+    /// # Errors
+    /// `Unavailable` when it does not answer.
+    pub(crate) async fn started(server: &Server) -> Result<Started, EngineError> {
+        match timeout(QUICK, server.client.get("/server_info")).await {
+            Ok(Ok(started)) => Ok(started),
+            Ok(Err(_)) | Err(_) => {
+                let message = "the server does not say what it was started with";
+                Err(EngineError::new(ErrorKind::Unavailable, message))
+            }
+        }
+    }
+
+    /// Waits until it computes nothing, and clears its prefix cache. Newer versions wait by themselves.
+    pub(crate) async fn idle(server: &Server) -> Result<(), EngineError> {
+        let deadline = Instant::now() + IDLE;
+        loop {
+            let path = "/flush_cache?timeout=5";
+            match ask(server, path, Bytes::new(), QUICK).await {
+                Ok(_) => return Ok(()),
+                Err(Failed::Refused(error)) if Instant::now() >= deadline => {
+                    return Err(busy(&error));
+                }
+                Err(Failed::Refused(_)) => tokio::time::sleep(IDLE_PAUSE).await,
+                Err(Failed::Lost(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// Clears its prefix cache, if it is idle within seconds.
+    pub(crate) async fn clear(server: &Server) -> Result<(), EngineError> {
+        match ask(server, "/flush_cache?timeout=5", Bytes::new(), QUICK).await {
+            Ok(_) => Ok(()),
+            Err(Failed::Refused(error)) => Err(busy(&error)),
+            Err(Failed::Lost(error)) => Err(error),
+        }
+    }
+
+    fn busy(error: &EngineError) -> EngineError {
+        let message = format!(
+            "SGLang does this only while no request runs; ask again ({})",
+            error.message()
+        );
+        EngineError::new(ErrorKind::Unavailable, message)
+    }
+
+    /// What is released for a level, behind another.
+    fn tags(level: SleepLevel, behind: Option<SleepLevel>) -> &'static [&'static str] {
+        match (level, behind) {
+            (SleepLevel::KvCache, _) => &["kv_cache"],
+            (SleepLevel::Weights, None) => &["kv_cache", "weights"],
+            (SleepLevel::Weights, Some(_)) => &["weights"],
+        }
+    }
+
+    /// Releases the memory of an idle server; of one that sleeps, what it still has.
+    pub(crate) async fn sleep(
+        server: &Server,
+        level: SleepLevel,
+        behind: Option<SleepLevel>,
+        limit: Duration,
+    ) -> Result<(), Failed> {
+        let body = json!({"tags": tags(level, behind)}).to_string();
+        ask(server, "/release_memory_occupation", body, limit)
+            .await
+            .map(drop)
+    }
+
+    /// Resumes what was released for a level.
+    pub(crate) async fn wake(
+        server: &Server,
+        level: SleepLevel,
+        limit: Duration,
+    ) -> Result<(), Failed> {
+        let body = json!({"tags": tags(level, None)}).to_string();
+        ask(server, "/resume_memory_occupation", body, limit)
+            .await
+            .map(drop)
+    }
+
+    /// Exchanges the weights of an idle server.
+    pub(crate) async fn update_weights(
+        server: &Server,
+        source: &Value,
+        limit: Duration,
+    ) -> Result<(), Failed> {
+        let path = "/update_weights_from_disk";
+        ask(server, path, source.to_string(), limit).await.map(drop)
+    }
+
+    pub(crate) async fn start_profile(server: &Server, folder: &str) -> Result<(), Failed> {
+        let body = json!({"output_dir": folder}).to_string();
+        ask(server, "/start_profile", body, QUICK).await.map(drop)
+    }
+}
+
+/// Ends a profile of either; writing it takes a while.
+pub(crate) async fn stop_profile(server: &Server, limit: Duration) -> Result<(), Failed> {
+    ask(server, "/stop_profile", Bytes::new(), limit)
+        .await
+        .map(drop)
+}

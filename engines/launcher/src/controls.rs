@@ -1,0 +1,378 @@
+//! [`Controls`]: what an operator may ask of a server beside generation, when it may be done, and what is missing where it may not.
+//! How a server is asked is [`api::controls`](crate::api::controls); the engine hands its own controls on to this.
+//!
+//! A server that sleeps takes requests and answers none of them, or ends at the first. So the [`Gate`](crate::gate::Gate) is closed
+//! before it sleeps and until it is awake.
+
+use std::time::Duration;
+
+use genset_backend_common::kv::{KvEventData, KvEventPublisher};
+use genset_backend_common::{EngineError, ErrorKind, Role, controls::SleepLevel, error::At};
+use serde_json::{Value, json};
+
+use crate::api::controls::{Failed, sglang, stop_profile, vllm};
+use crate::config::LauncherConfig;
+use crate::dialect::Dialect;
+use crate::ranks::said;
+use crate::server::Server;
+
+/// How long requests under way may go on before the server sleeps, or its weights are exchanged.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// What requests are told meanwhile.
+const ASLEEP: &str = "the engine sleeps; send the request elsewhere, or have an operator wake it";
+const EXCHANGED: &str = "the engine's weights are being exchanged; send the request again";
+
+/// What vLLM's routes for developers need. Genset does not set it: they are there for everybody on the machine, with or without the
+/// server's key, and `/collective_rpc` among them calls what it is told to.
+const DEV_MODE: &str = "VLLM_SERVER_DEV_MODE=1 in the worker's environment";
+
+/// How older versions of vLLM are told where profiles go.
+const VLLM_PROFILES: &str = "VLLM_TORCH_PROFILER_DIR";
+/// How SGLang is told.
+const SGLANG_PROFILES: &str = "SGLANG_TORCH_PROFILER_DIR";
+
+/// What can be asked of the servers of one engine.
+#[derive(Debug)]
+pub(crate) struct Controls {
+    dialect: Dialect,
+    role: Role,
+    /// Whether a vLLM was started with what it needs to free memory.
+    has_sleep_mode: bool,
+    /// Where profiles are written; `None` where there are none.
+    profiles: Option<String>,
+    /// How long it may take what moves weights or writes a profile.
+    slow: Duration,
+    /// Whom to tell that the prefix cache is gone.
+    kv_events: Option<KvEventPublisher>,
+}
+
+/// What was asked of one server. It ends with the server: the next one is awake.
+#[derive(Debug, Default)]
+pub(crate) struct Operated {
+    /// How deep it sleeps, or may sleep: where nobody knows, it is to be woken.
+    sleeps: Option<SleepLevel>,
+    is_profiling: bool,
+}
+
+impl Controls {
+    /// Those of a server that is started by this config.
+    pub(crate) fn new(config: &LauncherConfig, dialect: Dialect, role: Role) -> Self {
+        Self {
+            dialect,
+            role,
+            has_sleep_mode: said(config, &["--enable-sleep-mode"]).is_some(),
+            profiles: match dialect {
+                Dialect::Vllm => vllm_profiles(config),
+                Dialect::Sglang => {
+                    Some(variable(config, SGLANG_PROFILES).unwrap_or_else(|| "/tmp".to_owned()))
+                }
+                Dialect::Trtllm | Dialect::LlamaServer | Dialect::LlamaCppPython => None,
+            },
+            slow: config.start_timeout,
+            kv_events: None,
+        }
+    }
+
+    /// Tells `publisher` when the prefix cache is cleared. vLLM itself tells it only with its next request.
+    pub(crate) fn with_kv_events(mut self, publisher: Option<KvEventPublisher>) -> Self {
+        self.kv_events = publisher;
+        self
+    }
+
+    /// Frees the memory of the server. Requests under way have some time to end, and then end with an error that may move.
+    pub(crate) async fn sleep(
+        &self,
+        server: &Server,
+        level: SleepLevel,
+    ) -> Result<(), EngineError> {
+        let mut operated = server.operated.lock().await;
+        let known = self.check_sleep(server, level).await?;
+        let before = operated.sleeps;
+        match (before, level) {
+            (Some(SleepLevel::Weights), _) | (Some(SleepLevel::KvCache), SleepLevel::KvCache) => {
+                return Ok(());
+            }
+            (Some(SleepLevel::KvCache), SleepLevel::Weights) => {}
+            (None, SleepLevel::KvCache | SleepLevel::Weights) => {
+                self.stop(server, ASLEEP).await?;
+            }
+        }
+        // Whatever comes of it, waking is now more than nothing.
+        operated.sleeps = Some(level);
+        let slept = match known {
+            Known::Vllm => vllm::sleep(server, level, self.slow).await,
+            Known::Sglang => sglang::sleep(server, level, before, self.slow).await,
+        };
+        let refused = match slept {
+            Ok(()) => {
+                self.cleared();
+                return Ok(());
+            }
+            Err(Failed::Lost(error)) => return Err(error),
+            Err(refused @ Failed::Refused(_)) => refused,
+        };
+        if before.is_some() {
+            operated.sleeps = before;
+        } else if self.is_still_awake(server, known).await {
+            operated.sleeps = None;
+            server.gate.open();
+        }
+        if refused.is_missing() {
+            return Err(unsupported(
+                "sleep of level kv_cache needs a newer vLLM, such as 0.32; ask for level weights",
+            ));
+        }
+        Err(refused.into())
+    }
+
+    /// Whether a server that refused to sleep serves as before. A vLLM may have done a part of it.
+    async fn is_still_awake(&self, server: &Server, known: Known) -> bool {
+        match known {
+            Known::Vllm => vllm::wake(server, self.slow).await.is_ok(),
+            Known::Sglang => true,
+        }
+    }
+
+    /// Takes back what sleep freed, and lets requests in.
+    pub(crate) async fn wake(&self, server: &Server) -> Result<(), EngineError> {
+        let mut operated = server.operated.lock().await;
+        let asleep = operated.sleeps;
+        let known = self.check_sleep(server, asleep.unwrap_or_default()).await?;
+        if let Some(level) = asleep {
+            match known {
+                Known::Vllm => vllm::wake(server, self.slow).await?,
+                Known::Sglang => sglang::wake(server, level, self.slow).await?,
+            }
+            operated.sleeps = None;
+        }
+        server.gate.open();
+        Ok(())
+    }
+
+    /// Drops every KV block that can be reused.
+    pub(crate) async fn clear_prefix_cache(&self, server: &Server) -> Result<(), EngineError> {
+        let op = "clear_prefix_cache";
+        let operated = server.operated.lock().await;
+        let known = self.known(op)?;
+        // The cache of one that sleeps is gone.
+        if operated.sleeps.is_none() {
+            match known {
+                Known::Sglang => sglang::clear(server).await?,
+                Known::Vllm => match vllm::clear(server).await {
+                    Err(failed) if failed.is_missing() => {
+                        return Err(unsupported(format!("{op} needs {DEV_MODE}")));
+                    }
+                    cleared => cleared?,
+                },
+            }
+        }
+        self.cleared();
+        Ok(())
+    }
+
+    /// Exchanges the weights for those that `source` names: a folder, or what SGLang takes.
+    pub(crate) async fn update_weights(
+        &self,
+        server: &Server,
+        source: Value,
+    ) -> Result<(), EngineError> {
+        let operated = server.operated.lock().await;
+        match self.known("update_weights")? {
+            Known::Vllm => {
+                return Err(unsupported(
+                    "vLLM's weights are those of its start; start a worker with the new ones and end this one",
+                ));
+            }
+            Known::Sglang => {}
+        }
+        let source = match source {
+            Value::String(folder) => json!({"model_path": folder}),
+            Value::Object(fields) if fields.get("model_path").is_some_and(Value::is_string) => {
+                Value::Object(fields)
+            }
+            Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::Array(_)
+            | Value::Object(_) => {
+                let problem = "must be a folder, or an object with model_path";
+                return Err(EngineError::invalid_argument(At::other("source"), problem));
+            }
+        };
+        if operated.sleeps.is_some() {
+            let message = "the engine sleeps; wake it first";
+            return Err(EngineError::new(ErrorKind::Unavailable, message));
+        }
+        self.stop(server, EXCHANGED).await?;
+        let updated = sglang::update_weights(server, &source, self.slow).await;
+        server.gate.open();
+        updated?;
+        self.cleared();
+        Ok(())
+    }
+
+    /// Begins to record a profile.
+    pub(crate) async fn start_profile(&self, server: &Server) -> Result<(), EngineError> {
+        let mut operated = server.operated.lock().await;
+        let (known, folder) = self.check_profile("start_profile")?;
+        if operated.is_profiling {
+            let problem = "a profile is being recorded; ask for stop_profile first";
+            return Err(EngineError::invalid_argument(At::other("op"), problem));
+        }
+        operated.is_profiling = true;
+        let started = match known {
+            Known::Vllm => vllm::start_profile(server).await,
+            Known::Sglang => sglang::start_profile(server, folder).await,
+        };
+        match started {
+            Err(failed @ Failed::Refused(_)) => {
+                operated.is_profiling = false;
+                Err(failed.into())
+            }
+            started => Ok(started?),
+        }
+    }
+
+    /// Ends the profile, and says where it is.
+    pub(crate) async fn stop_profile(&self, server: &Server) -> Result<String, EngineError> {
+        let mut operated = server.operated.lock().await;
+        let (_, folder) = self.check_profile("stop_profile")?;
+        if !operated.is_profiling {
+            let problem = "no profile is being recorded; ask for start_profile first";
+            return Err(EngineError::invalid_argument(At::other("op"), problem));
+        }
+        let stopped = stop_profile(server, self.slow).await;
+        operated.is_profiling = matches!(stopped, Err(Failed::Lost(_)));
+        stopped?;
+        Ok(folder.to_owned())
+    }
+
+    /// Lets no request in, and waits until the server has none. The gate is closed when this is `Ok`, and open otherwise.
+    async fn stop(&self, server: &Server, why: &'static str) -> Result<(), EngineError> {
+        server.gate.close(why, GRACE).await;
+        // vLLM ends by itself what is left.
+        if self.dialect == Dialect::Sglang
+            && let Err(error) = sglang::idle(server).await
+        {
+            server.gate.open();
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn cleared(&self) {
+        if let Some(publisher) = &self.kv_events {
+            publisher.publish(KvEventData::Cleared);
+        }
+    }
+
+    fn known(&self, op: &str) -> Result<Known, EngineError> {
+        match self.dialect {
+            Dialect::Vllm => Ok(Known::Vllm),
+            Dialect::Sglang => Ok(Known::Sglang),
+            Dialect::Trtllm | Dialect::LlamaServer | Dialect::LlamaCppPython => {
+                let title = self.dialect.kind().title();
+                Err(unsupported(format!("{op} is not asked of {title}")))
+            }
+        }
+    }
+
+    /// # Errors
+    /// `Unsupported`, which says what the server is to be started with.
+    async fn check_sleep(&self, server: &Server, level: SleepLevel) -> Result<Known, EngineError> {
+        let known = self.known("sleep")?;
+        if self.role != Role::Aggregated {
+            return Err(unsupported(
+                "sleep is for instances of role aggregated: of the others, servers elsewhere fetch KV blocks",
+            ));
+        }
+        match known {
+            Known::Vllm if !self.has_sleep_mode => Err(unsupported(format!(
+                "sleep needs enable-sleep-mode among the extra arguments, and {DEV_MODE}"
+            ))),
+            Known::Vllm => match vllm::has_sleep(server).await? {
+                true => Ok(known),
+                false => Err(unsupported(format!("sleep needs {DEV_MODE}"))),
+            },
+            Known::Sglang => {
+                let started = sglang::started(server).await?;
+                if !started.enable_memory_saver {
+                    return Err(unsupported(
+                        "sleep needs enable-memory-saver among the extra arguments",
+                    ));
+                }
+                match level {
+                    SleepLevel::Weights if !started.enable_weights_cpu_backup => Err(unsupported(
+                        "sleep of level weights needs enable-weights-cpu-backup among the extra arguments, or SGLang wakes without \
+                             them",
+                    )),
+                    SleepLevel::Weights | SleepLevel::KvCache => Ok(known),
+                }
+            }
+        }
+    }
+
+    /// Where profiles are written.
+    ///
+    /// # Errors
+    /// As [`check_sleep`](Self::check_sleep).
+    fn check_profile(&self, op: &str) -> Result<(Known, &str), EngineError> {
+        let known = self.known(op)?;
+        let folder = self.profiles.as_deref().ok_or_else(|| {
+            let example = json!({"profiler": "torch", "torch_profiler_dir": "/tmp/profiles"});
+            unsupported(format!(
+                "{op} needs profiler-config among the extra arguments, such as {example}"
+            ))
+        })?;
+        Ok((known, folder))
+    }
+}
+
+/// A server that has controls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    Vllm,
+    Sglang,
+}
+
+fn unsupported(problem: impl std::fmt::Display) -> EngineError {
+    EngineError::unsupported(At::other("op"), problem)
+}
+
+/// A variable of the server's environment.
+fn variable(config: &LauncherConfig, name: &str) -> Option<String> {
+    let own = config.env.get(name).cloned();
+    own.or_else(|| {
+        let is_inherited = config.inherited_env.has(name);
+        is_inherited.then(|| std::env::var(name).ok()).flatten()
+    })
+    .filter(|value| !value.is_empty())
+}
+
+/// Where a vLLM writes profiles, if it has routes for them: in an object, or in settings whose names have a dot.
+fn vllm_profiles(config: &LauncherConfig) -> Option<String> {
+    let whole = said(config, &["--profiler-config"]);
+    let whole = whole.and_then(|(_, text)| serde_json::from_str::<Value>(&text).ok());
+    let field = |name: &str| {
+        let inside = whole.as_ref().and_then(|whole| whole.get(name)?.as_str());
+        let dotted = format!("--profiler-config.{}", name.replace('_', "-"));
+        let dotted = || Some(said(config, &[dotted.as_str()])?.1);
+        inside.map(str::to_owned).or_else(dotted)
+    };
+    let Some(profiler) = field("profiler") else {
+        return variable(config, VLLM_PROFILES);
+    };
+    let folder = field("torch_profiler_dir").or_else(|| field("proton_profiler_dir"));
+    match folder {
+        Some(folder) if folder.contains("://") => Some(folder),
+        Some(folder) => {
+            let path = std::path::absolute(&folder);
+            Some(path.map_or(folder, |path| path.display().to_string()))
+        }
+        None => Some(format!("where vLLM's {profiler} profiler writes")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+//! [`Gate`]: whether requests may go to a server, and how many are on their way there. It closes while the server sleeps or its
+//! weights are exchanged, and is open otherwise. Who closes it is [`Controls`](crate::controls::Controls).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::{EngineError, ErrorKind};
+use parking_lot::Mutex;
+use tokio::sync::{RwLock, RwLockReadGuard, watch};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// How long requests that are told to leave may take. One whose client reads nothing does not hear of it.
+const LEAVING: Duration = Duration::from_secs(5);
+
+/// What requests pass on their way to a server.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    inside: watch::Sender<Inside>,
+    /// Ends the requests that have passed since the gate was opened.
+    leave: Mutex<CancellationToken>,
+    /// Held to be read by who asks for the server's health.
+    asking: RwLock<()>,
+}
+
+#[derive(Debug, Default)]
+struct Inside {
+    /// Why nobody may pass.
+    closed: Option<&'static str>,
+    requests: usize,
+}
+
+/// A request that has passed, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    gate: Arc<Gate>,
+    leave: CancellationToken,
+}
+
+impl Gate {
+    pub(crate) fn new() -> Self {
+        Self {
+            inside: watch::channel(Inside::default()).0,
+            leave: Mutex::default(),
+            asking: RwLock::new(()),
+        }
+    }
+
+    /// Lets a request pass.
+    ///
+    /// # Errors
+    /// `Overloaded` while the gate is closed: the request may go elsewhere or come again, and to the Worker, which probes with
+    /// requests, the engine is alive.
+    pub(crate) fn enter(self: &Arc<Self>) -> Result<Pass, EngineError> {
+        let mut closed = None;
+        self.inside.send_modify(|inside| {
+            closed = inside.closed;
+            inside.requests += usize::from(closed.is_none());
+        });
+        match closed {
+            Some(why) => Err(EngineError::new(ErrorKind::Overloaded, why)),
+            None => Ok(Pass {
+                gate: Arc::clone(self),
+                leave: self.leave.lock().clone(),
+            }),
+        }
+    }
+
+    /// Lets nobody pass, and waits until the requests that have passed are done. Those that are not within `grace` are ended.
+    ///
+    /// # Cancel safety
+    /// The gate stays closed.
+    pub(crate) async fn close(&self, why: &'static str, grace: Duration) {
+        self.inside.send_modify(|inside| inside.closed = Some(why));
+        // A question about the server's health that is under way may be a request, too.
+        drop(self.asking.write().await);
+        if timeout(grace, self.emptied()).await.is_err() {
+            self.leave.lock().cancel();
+            drop(timeout(LEAVING, self.emptied()).await);
+        }
+    }
+
+    pub(crate) fn open(&self) {
+        *self.leave.lock() = CancellationToken::new();
+        self.inside.send_modify(|inside| inside.closed = None);
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.inside.borrow().closed.is_some()
+    }
+
+    /// To be held while the server is asked for its health: the gate is not closed in the middle of it.
+    pub(crate) async fn asking(&self) -> RwLockReadGuard<'_, ()> {
+        self.asking.read().await
+    }
+
+    async fn emptied(&self) {
+        let mut inside = self.inside.subscribe();
+        drop(inside.wait_for(|inside| inside.requests == 0).await);
+    }
+}
+
+impl Pass {
+    /// Waits until the request has to leave; returns why.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub(crate) async fn ended(&self) -> EngineError {
+        self.leave.cancelled().await;
+        let message = "the operator had the server stop before the answer was whole";
+        EngineError::new(ErrorKind::Unavailable, message)
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.gate
+            .inside
+            .send_modify(|inside| inside.requests = inside.requests.saturating_sub(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_secs(30);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_closed_gate_waits_for_those_inside_and_then_ends_them() {
+        let gate = Arc::new(Gate::new());
+        let (quick, slow) = (gate.enter().unwrap(), gate.enter().unwrap());
+        let begun = tokio::time::Instant::now();
+        let leaves = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            assert!(gate.is_closed());
+            let refused = gate.enter().unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Overloaded);
+            assert_eq!(refused.message(), "it sleeps");
+            drop(quick);
+            let ended = slow.ended().await;
+            assert!(ended.policy().is_migratable);
+            assert_eq!(begun.elapsed(), GRACE);
+            drop(slow);
+        };
+        tokio::join!(gate.close("it sleeps", GRACE), leaves);
+        assert_eq!(begun.elapsed(), GRACE);
+
+        gate.open();
+        let pass = gate.enter().unwrap();
+        let ended = timeout(Duration::from_secs(1), pass.ended()).await;
+        assert!(ended.is_err(), "who comes later is not ended");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_empty_gate_closes_at_once_and_one_that_nobody_leaves_a_little_later() {
+        let gate = Arc::new(Gate::new());
+        let begun = tokio::time::Instant::now();
+        gate.close("it sleeps", GRACE).await;
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        gate.open();
+        let _stays = gate.enter().unwrap();
+        gate.close("it sleeps", GRACE).await;
+        assert_eq!(begun.elapsed(), GRACE + LEAVING);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_about_health_is_answered_before_the_gate_is_closed() {
+        let gate = Gate::new();
+        let asking = gate.asking().await;
+        let close = gate.close("it sleeps", GRACE);
+        tokio::pin!(close);
+        let early = timeout(Duration::from_secs(1), &mut close).await;
+        assert!(early.is_err());
+        drop(asking);
+        close.await;
+    }
+}

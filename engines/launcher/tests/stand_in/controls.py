@@ -1,0 +1,157 @@
+"""What operators ask of a server: the routes of vLLM 0.32.0 and SGLang 0.5.23, which are there with what they need."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+
+from model import Refused
+
+
+class Controls:
+    """Of a server that has none."""
+
+    async def health(self):
+        pass
+
+    def get(self, path):
+        return None
+
+    async def post(self, path, body):
+        return None
+
+    async def awake(self):
+        """Waits until requests are computed."""
+
+
+def die(why):
+    """What an assertion in the scheduler does."""
+    print(f"AssertionError: {why}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def failed(status, message):
+    return Refused(status, {"error": {"message": message, "type": "InternalServerError", "param": None, "code": status}})
+
+
+class VllmControls(Controls):
+    def __init__(self, args, api):
+        self.api, self.asleep, self.is_profiling = api, set(), False
+        self.has_memory, self.fault = args.enable_sleep_mode, args.fault
+        self.profiler = json.loads(args.profiler_config).get("profiler")
+        self.is_dev = os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
+        self.runs = asyncio.Event()
+        self.runs.set()
+
+    async def awake(self):
+        await self.runs.wait()
+
+    def get(self, path):
+        return {"is_sleeping": not self.runs.is_set()} if self.is_dev and path == "/is_sleeping" else None
+
+    async def post(self, path, body):
+        if path in ("/start_profile", "/stop_profile") and self.profiler:
+            self.is_profiling = path == "/start_profile"
+            return ""
+        return self.dev(*path.partition("?")[::2]) if self.is_dev else None
+
+    def dev(self, path, query):
+        if path == "/sleep":
+            # Its engine tells nobody whose memory it could free.
+            self.runs.clear()
+            if query != "level=0":
+                if self.fault == "sleep-fails":
+                    raise failed(500, "CUDA error")
+                self.reset()
+                self.asleep |= {"weights", "kv_cache"} if self.has_memory else set()
+            return {"status": "sleeping", "level": int(query[-1])}
+        if path == "/release_kv_cache_memory" and self.fault != "old":
+            if self.runs.is_set() or self.asleep:
+                raise failed(500, "release_kv_cache_memory() requires a completed pause first")
+            self.reset()
+            self.asleep.add("kv_cache")
+            return {"status": "kv_cache_released"}
+        if path == "/wake_up":
+            if self.fault == "wake-fails":
+                self.fault = None
+                raise failed(500, "CUDA out of memory")
+            self.asleep.clear()
+            self.runs.set()
+            return {"status": "awake", "tags": None}
+        if path == "/reset_prefix_cache":
+            is_held = any(rank.scheduled.running for rank in self.api.ranks)
+            if is_held and query != "reset_running_requests=true":
+                return {"success": False}
+            self.reset()
+            return {"success": True}
+        return None
+
+    def reset(self):
+        """Its event comes with the next request's."""
+        for rank in self.api.ranks:
+            rank.blocks.clear()
+
+
+class SglangControls(Controls):
+    def __init__(self, args, api):
+        self.api, self.released, self.is_profiling = api, set(), False
+        self.options = {name: getattr(args, name) for name in ("enable_memory_saver", "enable_weights_cpu_backup")}
+
+    async def health(self):
+        """A request of one token."""
+        await self.awake()
+
+    async def awake(self):
+        if self.released:
+            die("an illegal memory access was encountered")
+
+    def is_idle(self):
+        return not any(scheduled.running or scheduled.waiting for scheduled in self.api.scheduled)
+
+    def flush(self):
+        for blocks in self.api.ranks:
+            blocks.clear()
+
+    async def post(self, path, body):
+        path, _, query = path.partition("?")
+        if path == "/flush_cache":
+            until = time.monotonic() + float(query.removeprefix("timeout=") or 0)
+            while not self.is_idle():
+                if time.monotonic() >= until:
+                    raise Refused(400, "Timed out waiting for idle state.")
+                await asyncio.sleep(0.01)
+            self.flush()
+            return "Cache flushed.\n"
+        if path == "/release_memory_occupation":
+            if not self.is_idle():
+                die("release_memory_occupation should be called only when server is idle.")
+            self.released |= set(body["tags"])
+            if "kv_cache" in body["tags"]:
+                self.flush()
+            return "null"
+        if path == "/resume_memory_occupation":
+            for tag in body["tags"]:
+                if tag not in self.released:
+                    die(f"KeyError: {tag}")
+                self.released.remove(tag)
+            return "null"
+        if path == "/update_weights_from_disk":
+            return self.update(body["model_path"])
+        if path in ("/start_profile", "/stop_profile"):
+            begins = path == "/start_profile"
+            if begins == self.is_profiling:
+                raise Refused(500, "Internal Server Error")
+            self.is_profiling = begins
+            return "Start profiling.\n" if begins else "Stop profiling. This will take some time.\n"
+        return None
+
+    def update(self, folder):
+        if not os.path.isdir(folder):
+            message = f"Failed to get weights iterator: {folder} is not a local folder."
+            raise Refused(400, {"success": False, "message": message, "num_paused_requests": 0})
+        if not self.is_idle():
+            message = "Weights were updated, but the cache was not flushed because requests are still running or queued."
+            raise Refused(400, {"success": False, "message": message, "num_paused_requests": 0})
+        self.flush()
+        return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
