@@ -165,6 +165,9 @@ pub enum ControlReply {
 pub trait EngineControls: Send + Sync {
     /// Frees device memory until [`wake`](Self::wake). A request that comes meanwhile waits for that, or is refused with an
     /// error that clients send again. Sleeping twice is sleeping once.
+    ///
+    /// The Worker goes on to list the instance, for whoever is to wake it finds it there, and to send it canaries. Refuse with
+    /// `Overloaded`: of an engine whose canaries end in any other error, or in none, it takes that it is dead.
     async fn sleep(&self, _level: SleepLevel) -> Result<(), EngineError> {
         Err(missing("sleep"))
     }

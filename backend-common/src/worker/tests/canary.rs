@@ -80,6 +80,18 @@ async fn an_engine_that_fails_every_canary_is_dead_however_it_fails() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_engine_that_says_it_takes_no_requests_now_is_alive() {
+    let world = World::new();
+    let handle = serving(&world, watched()).await;
+    world.answer_with(|_, _| Err(EngineError::new(ErrorKind::Overloaded, "it sleeps")));
+    tokio::time::sleep((INTERVAL + TIMEOUT) * 9).await;
+    assert!(handle.status().borrow().is_ready());
+    assert!(world.count(Probe) > 1 + 3);
+    world.answer_with(|request, ctx| Ok(counting(request, ctx)));
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_that_time_out_on_a_silent_engine_are_no_sign_of_life() {
     let world = World::new();
     let mut config = watched();
