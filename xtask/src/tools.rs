@@ -35,6 +35,7 @@ pub(crate) fn installed(repo: &Repo, tool: &Tool) -> anyhow::Result<PathBuf> {
     install
         // It runs for a second: to optimize it would take longer.
         .args(["install", name, "--quiet", "--locked", "--debug"])
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .args(["--version", version, "--root"])
         .arg(&tools);
     run_command(&mut install)?;

@@ -77,6 +77,8 @@ fn args() -> CandleArgs {
         kv_cache_memory: Some(ByteSize(8 << 20)),
         max_num_seqs: Some(16),
         max_num_batched_tokens: Some(256),
+        // A second one would wait by spinning: the model is small.
+        threads: Some(1),
         ..CandleArgs::default()
     }
 }

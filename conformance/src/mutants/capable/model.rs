@@ -89,7 +89,8 @@ impl Sequence {
 /// Every token with its probability, best first. Masked tokens have the logit minus infinity.
 fn ranked(logits: &[f32], temperature: f32) -> Vec<(TokenId, f32)> {
     let mut ranked: Vec<(TokenId, f32)> = (0..).zip(logits.iter().copied()).collect();
-    ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
+    // Equal ones in the order of their tokens.
+    ranked.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let best = ranked.first().map_or(0.0, |first| first.1);
     for (_, logit) in &mut ranked {
         *logit = ((*logit - best) / temperature).exp();
