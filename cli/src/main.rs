@@ -13,6 +13,7 @@ mod layers;
 mod node;
 mod python;
 mod results;
+mod signals;
 mod simulate;
 mod tune;
 mod urls;
@@ -33,6 +34,7 @@ const USAGE_ERROR: u8 = 2;
 const FAILED: u8 = 1;
 
 fn main() -> ExitCode {
+    signals::end_process_1();
     let command = match args::parse() {
         Ok(command) => command,
         Err(error) => return failed(&error),

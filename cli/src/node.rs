@@ -31,6 +31,7 @@ pub(crate) async fn run(config: RunConfig) -> Result<u8, EngineError> {
     let signals = Signals::install().map_err(|error| {
         EngineError::internal(format!("signals cannot be handled: {error}")).with_source(error)
     })?;
+    crate::signals::take_both();
     let runtime = config.worker.network.runtime(reach(&config)).await?;
     let node = Node {
         config,

@@ -147,6 +147,7 @@ pub(super) async fn load_of(
 
 /// Draws what is seen, again and again, on a screen that is given back at the end.
 async fn watch(fleet: &mut Fleet, interval: Duration) -> Result<(), EngineError> {
+    crate::signals::take_interrupt();
     let mut out = std::io::stdout();
     execute!(out, terminal::EnterAlternateScreen, cursor::Hide).map_err(unwritable)?;
     let shown = tokio::select! {

@@ -1,8 +1,10 @@
 //! Signals: a drain finishes what is under way, a deadline or a second signal cuts it short, and the exit code says which.
 
 use std::net::TcpListener;
+use std::process::Stdio;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::Command;
 use tokio::task::JoinSet;
 
 use crate::support::{Exchange, Server, done_events, events_of, finish_reason, soon};
@@ -109,4 +111,51 @@ async fn a_client_that_leaves_does_not_hold_the_drain_up() {
     drop(open_streams(&server, 3, 10_000).await);
     server.signal(Signal::TERM);
     assert_eq!(server.exit_code().await, Some(0), "{}", server.log());
+}
+
+/// A command that begins with the process 1 of a namespace of its own, as a container does.
+fn as_process_1(program: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command
+        .args(["--user", "--map-root-user", "--pid", "--fork"])
+        .args(["--kill-child", program])
+        .env_clear()
+        .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true);
+    command
+}
+
+#[tokio::test]
+async fn a_signal_ends_process_1_while_it_fetches_a_model() {
+    let tried = as_process_1("true").status().await;
+    if !tried.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: no namespaces can be made here");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    // It takes the request and never answers.
+    let hub = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", hub.local_addr().unwrap());
+    for (words, signal, code) in [
+        (&["pull", "org/model"][..], Signal::TERM, 143),
+        (&["run", "in=http", "org/model"], Signal::INT, 130),
+    ] {
+        let mut command = as_process_1(env!("CARGO_BIN_EXE_genset"));
+        command
+            .args(words)
+            .env("HF_HUB_CACHE", folder.path())
+            .env("HF_ENDPOINT", &endpoint);
+        let mut outer = command.spawn().unwrap();
+        let _asked = soon(hub.accept()).await.unwrap();
+        let id = outer.id().unwrap();
+        let children = format!("/proc/{id}/task/{id}/children");
+        let children = std::fs::read_to_string(children).unwrap();
+        let inner = children.trim().parse().ok().and_then(Pid::from_raw);
+        kill_process(inner.unwrap(), signal).unwrap();
+        let ended = soon(outer.wait()).await.unwrap();
+        assert_eq!(ended.code(), Some(code), "{words:?}");
+    }
 }

@@ -17,6 +17,7 @@ use super::prompts::Said;
 use super::tally::{Asked, Slo, Tally};
 use super::target::Target;
 use crate::bench::progress::Progress;
+use crate::signals::take_interrupt;
 
 /// A command that takes longer says how far it is.
 const PROGRESS_AFTER: Duration = Duration::from_secs(2);
@@ -88,6 +89,7 @@ pub(super) async fn drive(
     plan: &Plan,
     label: Option<&'static str>,
 ) -> Result<Measured, EngineError> {
+    take_interrupt();
     let began = Instant::now();
     let driver = Arc::new(Driver {
         target: Arc::clone(target),
