@@ -39,6 +39,7 @@ const STARTS: u64 = 1 << 32;
 pub(crate) struct Observed {
     engine: MockerEngine,
     kv_events: Mutex<Option<KvEventPublisher>>,
+    role: Role,
     moved: Arc<AtomicU64>,
 }
 
@@ -70,7 +71,8 @@ impl LLMEngine for Shared {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        if request.resumed_tokens > 0 {
+        // One that moves begins anew with a prefill, where that is apart, and counts where it is answered.
+        if request.resumed_tokens > 0 && self.0.role != Role::Prefill {
             self.0.moved.fetch_add(1, Ordering::Relaxed);
         }
         self.0.engine.generate(request, ctx).await
@@ -188,6 +190,7 @@ impl Fleet {
         let observed = Arc::new(Observed {
             engine: self.engine.fresh(),
             kv_events: Mutex::new(None),
+            role,
             moved: Arc::clone(&self.moved),
         });
         let id = 1 + u64::try_from(worker).unwrap_or(0) + starts * STARTS;

@@ -107,6 +107,34 @@ fn fleets_with_prefill_and_decode_apart_are_compared() {
     assert_eq!(simulate(&compared).unwrap().json(), report.json());
 }
 
+/// Requests of 600 tokens, so many milliseconds after the first, whose answers of 2000 tokens take more than ten seconds.
+fn long_answers(at_ms: &[u64]) -> Load {
+    let line = |at: &u64| {
+        format!(
+            r#"{{"timestamp": {at}, "input_length": 600, "output_length": 2000, "hash_ids": [1, {at}]}}"#
+        )
+    };
+    let lines: Vec<String> = at_ms.iter().map(line).collect();
+    Load::read_trace(&lines.join("\n"), 100).unwrap()
+}
+
+#[test]
+fn a_request_that_moves_counts_once_with_prefill_and_decode_apart() {
+    let script = r#"[{"at_s": 5, "worker": 1, "do": "crash"}]"#;
+    let troubled = Plan {
+        workers: 3,
+        prefill_workers: vec![1],
+        load: long_answers(&[0, 500]),
+        faults: Fault::read_script(script, 3, 1).unwrap(),
+        ..plan(&["round-robin"])
+    };
+    let report = simulate(&troubled).unwrap();
+    // Each of the two that answer has one of the requests.
+    let row = row(&report, "round-robin 1+2");
+    assert_eq!((row.requests, row.lost_requests()), (2, 0), "{report}");
+    assert_eq!(row.moved, 1, "{report}");
+}
+
 /// A worker that is started again drains first. The next fault comes at its time all the same.
 #[test]
 fn faults_of_others_do_not_wait_for_a_worker_that_drains() {
