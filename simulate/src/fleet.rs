@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use genset_backend_common::kv::KvEventPublisher;
 use genset_backend_common::output::OutputStream;
 use genset_backend_common::worker::{
-    CanaryConfig, RequestLimits, Worker, WorkerConfig, WorkerHandle,
+    CanaryConfig, RequestLimits, State, Worker, WorkerConfig, WorkerHandle,
 };
 use genset_backend_common::{
     DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine,
@@ -22,8 +22,6 @@ use genset_runtime::{
     EndpointName, InstanceId, LiveModel, ModelDirectory, Runtime, RuntimeRegistrar,
 };
 use parking_lot::Mutex;
-
-use crate::faults::Action;
 
 /// The model that every worker serves.
 pub(crate) const MODEL: &str = "mocker";
@@ -100,7 +98,23 @@ impl LLMEngine for Shared {
 struct Seat {
     starts: u64,
     observed: Arc<Observed>,
-    handle: WorkerHandle,
+    handle: Arc<WorkerHandle>,
+    /// Whether it was told to stop: a second time would cut its requests short.
+    was_told: bool,
+}
+
+impl Seat {
+    /// Tells it to stop, unless it was told or stops by itself.
+    fn stop(&mut self) {
+        let stops = matches!(
+            self.handle.state(),
+            State::Draining { .. } | State::CleaningUp { .. } | State::Stopped(_)
+        );
+        if !stops && !self.was_told {
+            self.handle.stop();
+        }
+        self.was_told = true;
+    }
 }
 
 /// What processes share: how they find and how they reach each other.
@@ -206,7 +220,8 @@ impl Fleet {
         let seat = Seat {
             starts,
             observed,
-            handle,
+            handle: Arc::new(handle),
+            was_told: false,
         };
         self.seats.lock().insert(worker, seat);
         Ok(())
@@ -220,27 +235,39 @@ impl Fleet {
         }
     }
 
-    /// Does to a worker what a fault says.
-    pub(crate) async fn suffer(&self, worker: usize, action: Action) {
-        match action {
-            Action::Crash => {
-                if let Some(seat) = self.seats.lock().get(&worker) {
-                    seat.observed.engine.crash("the fault script says so");
-                }
-            }
-            Action::Stop => {
-                if let Some(seat) = self.seats.lock().get(&worker) {
-                    seat.handle.stop();
-                }
-            }
-            Action::Start => {
-                let ended = self.seats.lock().remove(&worker);
-                let Some(seat) = ended else { return };
-                // One that still serves is stopped first.
-                seat.handle.shutdown().await;
-                // Its name was one when it started first.
-                drop(self.start_worker(worker, seat.starts + 1));
-            }
+    /// A worker's engine fails.
+    pub(crate) fn crash(&self, worker: usize) {
+        if let Some(seat) = self.seats.lock().get(&worker) {
+            seat.observed.engine.crash("the fault script says so");
+        }
+    }
+
+    /// A worker is told to stop.
+    pub(crate) fn stop_worker(&self, worker: usize) {
+        if let Some(seat) = self.seats.lock().get_mut(&worker) {
+            seat.handle.stop();
+            seat.was_told = true;
+        }
+    }
+
+    /// Another takes a worker's place. One that still serves is stopped first, and stays where faults find it until it has ended.
+    pub(crate) async fn start_again(&self, worker: usize) {
+        let (handle, starts) = {
+            let mut seats = self.seats.lock();
+            let Some(seat) = seats.get_mut(&worker) else {
+                return;
+            };
+            seat.stop();
+            (Arc::clone(&seat.handle), seat.starts)
+        };
+        handle.join().await;
+        // It may have been told to start twice meanwhile.
+        let is_next = (self.seats.lock())
+            .get(&worker)
+            .is_some_and(|seat| seat.starts == starts);
+        if is_next {
+            // Its name was one when it started first.
+            drop(self.start_worker(worker, starts + 1));
         }
     }
 
@@ -259,7 +286,10 @@ impl Fleet {
     /// Stops every worker.
     pub(crate) async fn stop(&self) {
         let seats = std::mem::take(&mut *self.seats.lock());
-        let stopped = seats.into_values().map(|seat| seat.handle.shutdown());
+        let stopped = seats.into_values().map(|mut seat| async move {
+            seat.stop();
+            seat.handle.join().await;
+        });
         join_all(stopped).await;
         self.runtime.shutdown().await;
     }

@@ -193,9 +193,10 @@ async fn inflict(fleet: Arc<Fleet>, driver: Arc<Driver>, faults: Vec<Fault>) {
         match fault.what {
             What::Worker(worker, Action::Start) => {
                 let fleet = Arc::clone(&fleet);
-                starts.spawn(async move { fleet.suffer(worker, Action::Start).await });
+                starts.spawn(async move { fleet.start_again(worker).await });
             }
-            What::Worker(worker, action) => fleet.suffer(worker, action).await,
+            What::Worker(worker, Action::Crash) => fleet.crash(worker),
+            What::Worker(worker, Action::Stop) => fleet.stop_worker(worker),
             What::FrontendRestart(frontend) => driver.frontends.restart(frontend).await,
         }
     }

@@ -159,6 +159,29 @@ fn faults_of_others_do_not_wait_for_a_worker_that_drains() {
     assert!((20.0..23.0).contains(&at_s), "{at_s}");
 }
 
+/// A worker that is started again is there while it drains, and what it suffers then, it suffers.
+#[test]
+fn a_worker_that_drains_to_start_again_may_still_crash() {
+    let serve = |faults: &str| {
+        let troubled = Plan {
+            workers: 2,
+            load: long_answers(&[0, 500]),
+            faults: Fault::read_script(faults, 2, 1).unwrap(),
+            ..plan(&["round-robin"])
+        };
+        let report = simulate(&troubled).unwrap();
+        let row = row(&report, "round-robin");
+        assert_eq!((row.requests, row.lost_requests()), (2, 0), "{report}");
+        row.moved
+    };
+    let start = r#"{"at_s": 2, "worker": 0, "do": "start"}"#;
+    assert_eq!(serve(&format!("[{start}]")), 0, "it drains");
+    let again = r#"{"at_s": 3, "worker": 0, "do": "start"}"#;
+    assert_eq!(serve(&format!("[{start}, {again}]")), 0, "it drains once");
+    let crash = r#"{"at_s": 4, "worker": 0, "do": "crash"}"#;
+    assert_eq!(serve(&format!("[{start}, {crash}]")), 1);
+}
+
 #[test]
 fn a_plot_shows_a_worker_dying() {
     let script = r#"[
