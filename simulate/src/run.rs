@@ -186,7 +186,7 @@ async fn run(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, Engine
 }
 
 async fn inflict(fleet: Arc<Fleet>, driver: Arc<Driver>, faults: Vec<Fault>) {
-    // A worker that is started again may drain for long; what happens to others does not wait for it.
+    // A worker that is started again may drain for long, and a frontend looks for one; what happens to others does not wait for it.
     let mut starts = JoinSet::new();
     for fault in faults {
         tokio::time::sleep_until(driver.began + fault.at).await;
@@ -197,7 +197,10 @@ async fn inflict(fleet: Arc<Fleet>, driver: Arc<Driver>, faults: Vec<Fault>) {
             }
             What::Worker(worker, Action::Crash) => fleet.crash(worker),
             What::Worker(worker, Action::Stop) => fleet.stop_worker(worker),
-            What::FrontendRestart(frontend) => driver.frontends.restart(frontend).await,
+            What::FrontendRestart(frontend) => {
+                let driver = Arc::clone(&driver);
+                starts.spawn(async move { driver.frontends.restart(frontend).await });
+            }
         }
     }
     while starts.join_next().await.is_some() {}

@@ -182,6 +182,30 @@ fn a_worker_that_drains_to_start_again_may_still_crash() {
     assert_eq!(serve(&format!("[{start}, {crash}]")), 1);
 }
 
+/// While there is no worker, a frontend that starts looks for one, for a second.
+#[test]
+fn faults_of_others_do_not_wait_for_a_frontend_that_finds_no_worker() {
+    let script = r#"[
+        {"at_s": 5, "worker": 0, "do": "crash"},
+        {"at_s": 5.05, "frontend": 0, "do": "restart"},
+        {"at_s": 5.06, "frontend": 0, "do": "restart"},
+        {"at_s": 5.07, "frontend": 0, "do": "restart"},
+        {"at_s": 5.1, "worker": 0, "do": "start"}
+    ]"#;
+    let troubled = Plan {
+        workers: 1,
+        load: long_answers(&[0]),
+        faults: Fault::read_script(script, 1, 1).unwrap(),
+        ..plan(&["round-robin"])
+    };
+    let report = simulate(&troubled).unwrap();
+    let row = row(&report, "round-robin");
+    assert!(row.moved > 0 && row.lost_requests() == 0, "{report}");
+    let pauses = row.over_time.iter().map(|moment| moment.longest_pause_ms);
+    let longest = pauses.fold(0.0, f64::max);
+    assert!(longest < 2000.0, "{longest}");
+}
+
 #[test]
 fn a_plot_shows_a_worker_dying() {
     let script = r#"[
