@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,47 +16,121 @@ use crate::hub;
 
 const AREA: &str = "Files";
 
-/// The rights of everybody but the owner.
-const OTHERS: u32 = 0o077;
+/// The rights of the group, and those of everybody else.
+const GROUP: u32 = 0o070;
+const WORLD: u32 = 0o007;
+
+/// What a file with a secret holds.
+#[derive(Debug, Clone, Copy)]
+enum Content {
+    /// Random bytes, which anybody may choose.
+    Random,
+    /// What somebody else made, in words.
+    Given(&'static str),
+}
 
 pub(super) async fn look(args: &DoctorArgs) -> Vec<Finding> {
-    let network = &args.network;
+    use Content::{Given, Random};
+    let (http, network) = (&args.http, &args.network);
     let secrets = [
-        ("--http-tls-key", &args.http.http_tls_key),
-        ("--wire-secret-file", &network.wire_secret_file),
-        ("--control-secret-file", &network.control_secret_file),
-        ("--etcd-password-file", &network.etcd_password_file),
-        ("--etcd-key", &network.etcd_key),
-        ("--nats-creds", &network.nats_creds),
+        (
+            "--http-tls-key",
+            Given("the private key of the server's certificate"),
+            &http.http_tls_key,
+        ),
+        ("--wire-secret-file", Random, &network.wire_secret_file),
+        (
+            "--control-secret-file",
+            Random,
+            &network.control_secret_file,
+        ),
+        (
+            "--etcd-password-file",
+            Given("the password of etcd's user"),
+            &network.etcd_password_file,
+        ),
+        (
+            "--etcd-key",
+            Given("the private key of --etcd-cert"),
+            &network.etcd_key,
+        ),
+        (
+            "--nats-creds",
+            Given("the credentials that nsc made"),
+            &network.nats_creds,
+        ),
     ];
     let given = secrets
-        .iter()
-        .filter_map(|(flag, path)| Some((*flag, path.as_deref()?)));
-    let mut findings: Vec<Finding> = given.map(|(flag, path)| secret(flag, path)).collect();
+        .into_iter()
+        .filter_map(|(flag, content, path)| Some((flag, content, path.as_deref()?)));
+    let mut findings: Vec<Finding> = given
+        .map(|(flag, content, path)| secret(flag, content, path))
+        .collect();
     findings.extend(server(args).await);
     findings.push(models());
     findings
 }
 
-fn secret(flag: &str, path: &Path) -> Finding {
+fn secret(flag: &str, content: Content, path: &Path) -> Finding {
     let shown = path.display();
-    match fs::metadata(path).and_then(|about| fs::read(path).map(|content| (about, content))) {
+    match fs::metadata(path).and_then(|about| fs::read(path).map(|bytes| (about, bytes))) {
         Err(error) => Finding::problem(
             AREA,
             format!("{flag}: {shown}: {error}"),
             format!("make it, or name another with {flag}"),
         ),
-        Ok((_, content)) if content.is_empty() => Finding::problem(
-            AREA,
-            format!("{flag}: {shown} is empty"),
-            format!("openssl rand -base64 32 > {shown}"),
-        ),
-        Ok((about, _)) if about.permissions().mode() & OTHERS != 0 => Finding::warning(
-            AREA,
-            format!("{flag}: others can read {shown}"),
-            format!("chmod 600 {shown}"),
-        ),
-        Ok(_) => Finding::ok(AREA, format!("{flag}: {shown}")),
+        Ok((_, bytes)) if bytes.is_empty() => {
+            let mend = match content {
+                Content::Random => format!("openssl rand -base64 32 > {shown}"),
+                Content::Given(what) => {
+                    format!("put {what} there, or name another file with {flag}")
+                }
+            };
+            Finding::problem(AREA, format!("{flag}: {shown} is empty"), mend)
+        }
+        Ok((about, _)) => match too_open(about.permissions().mode(), Owner::of(&about)) {
+            Some(mend) => Finding::warning(
+                AREA,
+                format!("{flag}: others can read {shown}"),
+                mend.replace("FILE", &shown.to_string()),
+            ),
+            None => Finding::ok(AREA, format!("{flag}: {shown}")),
+        },
+    }
+}
+
+/// Whose a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// This user's and its group's.
+    User,
+    /// This user's, and of a group that somebody chose.
+    UserWithGroup,
+    /// Another user's, who lets this one read it.
+    Other,
+}
+
+impl Owner {
+    fn of(about: &fs::Metadata) -> Self {
+        if about.uid() != rustix::process::geteuid().as_raw() {
+            Self::Other
+        } else if about.gid() == rustix::process::getegid().as_raw() {
+            Self::User
+        } else {
+            Self::UserWithGroup
+        }
+    }
+}
+
+/// What closes a FILE with these rights, where more can read it than are meant to. A group that was chosen is one that is meant to, and
+/// what takes away its rights may take them from the server.
+fn too_open(mode: u32, owner: Owner) -> Option<&'static str> {
+    let is_open_to = |rights| mode & rights != 0;
+    match owner {
+        Owner::User => is_open_to(GROUP | WORLD).then_some("chmod 600 FILE"),
+        Owner::UserWithGroup => is_open_to(WORLD).then_some("chmod o= FILE"),
+        Owner::Other => is_open_to(WORLD)
+            .then_some("its owner: chmod o= FILE, once this user is in a group that can read it"),
     }
 }
 
@@ -122,5 +196,37 @@ fn models() -> Finding {
                 "genset pull {first}, with :QUANTIZATION, @REVISION or /FILE if it was written so; or genset rm {first}"
             ),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_empty_is_filled_with_what_belongs_there() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mend = |content| secret("--x", content, file.path()).mend.unwrap();
+        assert!(mend(Content::Random).starts_with("openssl rand -base64 32 > /"));
+        assert_eq!(
+            mend(Content::Given("the key")),
+            "put the key there, or name another file with --x"
+        );
+    }
+
+    #[test]
+    fn a_file_is_closed_to_those_alone_who_are_not_meant_to_read_it() {
+        for (mode, owner, expected) in [
+            (0o100_600, Owner::User, None),
+            (0o100_640, Owner::User, Some("chmod 600 FILE")),
+            (0o100_644, Owner::User, Some("chmod 600 FILE")),
+            (0o100_440, Owner::UserWithGroup, None),
+            (0o100_444, Owner::UserWithGroup, Some("chmod o= FILE")),
+            (0o100_440, Owner::Other, None),
+        ] {
+            assert_eq!(too_open(mode, owner), expected, "{mode:o} {owner:?}");
+        }
+        let mend = too_open(0o100_644, Owner::Other).unwrap();
+        assert!(mend.contains("this user is in a group"), "{mend}");
     }
 }
