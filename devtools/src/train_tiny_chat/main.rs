@@ -99,6 +99,8 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     let encoder = Encoder::read(&cli.model)?;
     let output = cli.output.as_ref().unwrap_or(&cli.model);
     if !cli.check {
+        // Before an hour's work.
+        make_writable(output)?;
         let plan = Plan {
             epochs: cli.epochs,
             seed: cli.seed,
@@ -118,6 +120,15 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     let checked = check(&cli.model, output, &encoder);
     ask_held_out(&cli.model, output, &encoder)?;
     checked
+}
+
+/// Makes the folder, and sees that files can be written there. What it writes for that goes again.
+fn make_writable(folder: &Path) -> anyhow::Result<()> {
+    let probe = folder.join(".train-tiny-chat");
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&probe, ""))
+        .and_then(|()| fs::remove_file(&probe))
+        .with_context(|| format!("cannot write into {}", folder.display()))
 }
 
 /// Writes both files.
@@ -206,6 +217,17 @@ mod tests {
     #[test]
     fn command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_folder_for_the_weights_is_made_or_named_before_the_training() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("not/there");
+        make_writable(&output).unwrap();
+        assert_eq!(fs::read_dir(&output).unwrap().count(), 0);
+        fs::write(output.join("file"), "").unwrap();
+        let error = make_writable(&output.join("file")).unwrap_err().to_string();
+        assert!(error.starts_with("cannot write into /"), "{error}");
     }
 
     #[test]
