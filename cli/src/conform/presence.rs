@@ -13,6 +13,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 /// The pause between two questions to a worker that is away.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
+/// How long an answer may take at least, also of a worker that may not be away at all.
+const ANSWER_TIME: Duration = Duration::from_secs(5);
+
 /// As good as for ever: a century. A clock cannot tell all times that a flag may say.
 const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -35,14 +38,15 @@ impl Presence {
         };
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| format!("no async runtime to ask on: {error}"))?;
-        runtime.block_on(self.wait(worker))
+        runtime.block_on(self.wait(async || ask(&worker()).await))
     }
 
-    async fn wait(&self, worker: &dyn Fn() -> RemoteEngine) -> Result<(), String> {
+    async fn wait(&self, asks: impl AsyncFn() -> Result<(), EngineError>) -> Result<(), String> {
         let end = end(self.limit);
         let mut last = "it does not answer".to_owned();
         loop {
-            match timeout_at(end, ask(&worker())).await {
+            let until = end.max(Instant::now() + ANSWER_TIME);
+            match timeout_at(until, asks()).await {
                 Ok(Ok(())) => return Ok(()),
                 Ok(Err(error)) => last = error.message().to_owned(),
                 Err(_) => {}
@@ -86,6 +90,22 @@ async fn ask(worker: &RemoteEngine) -> Result<(), EngineError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_may_not_be_away_has_time_to_answer() {
+        let presence = Presence {
+            worker: None,
+            limit: Duration::ZERO,
+        };
+        let answers = async || {
+            tokio::task::yield_now().await;
+            Ok::<(), EngineError>(())
+        };
+        assert_eq!(presence.wait(answers).await, Ok(()));
+        let is_away = async || Err::<(), _>(EngineError::internal("no connection"));
+        let gone = presence.wait(is_away).await.unwrap_err();
+        assert_eq!(gone, "the worker is gone for 0 s (no connection)");
+    }
 
     #[test]
     fn a_limit_may_be_any_number_of_seconds() {
