@@ -132,6 +132,7 @@ fn as_process_1(program: &str) -> Command {
 async fn a_signal_ends_process_1_while_it_fetches_a_model() {
     let tried = as_process_1("true").status().await;
     if !tried.is_ok_and(|status| status.success()) {
+        assert!(std::env::var_os("CI").is_none(), "no namespaces here");
         eprintln!("skipped: no namespaces can be made here");
         return;
     }
