@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+import json
+import urllib.error
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pydantic.dataclasses
 import pytest
-from conftest import run
+from conftest import Program, run
 from pydantic import BaseModel
+from test_llm import ask, frontend
 
 from genset import exceptions, sdk
 from genset._checks import checker
 from genset.dynamo.sdk import DYNAMO_IMAGE, dynamo_endpoint
 from genset.dynamo.sdk import service as dynamo_service
+from genset.llm import ModelType, register_llm
 from genset.runtime import Runtime, get_runtime
-from genset.sdk import ServiceSpec, depends, endpoint, on_shutdown, on_start, service
+from genset.sdk import ServiceSpec, depends, endpoint, endpoint_of, on_shutdown, on_start, service
 
 
 class Text(BaseModel):
@@ -229,6 +234,72 @@ class Size:
 @dataclasses.dataclass
 class Box:
     sizes: list[Size]
+
+
+class Message(BaseModel):
+    role: str
+    content: str
+
+
+class ChatRequest(BaseModel):
+    model: str
+    messages: list[Message]
+
+
+@service(namespace="demo")
+class Chatter:
+    @on_start
+    async def register(self) -> None:
+        await register_llm(ModelType.Chat, endpoint_of(self, "chat"), "chatter")
+
+    @endpoint()
+    async def chat(self, request: ChatRequest) -> AsyncIterator[str]:
+        yield f"{request.model} heard {request.messages[-1].content}"
+
+
+@contextlib.asynccontextmanager
+async def offered(address: str, cls: type, name: str) -> AsyncIterator[None]:
+    """Serves a class whose model the frontend knows."""
+    async with await Runtime.connect() as runtime:
+        serving = asyncio.ensure_future(sdk.serve(cls, runtime))
+
+        def is_listed() -> bool:
+            if serving.done():
+                serving.result()
+            return name in [each["id"] for each in ask(address, "/v1/models")["data"]]
+
+        while not await asyncio.to_thread(is_listed):
+            await asyncio.sleep(0.05)
+        yield
+        await runtime.shutdown()
+        await serving
+
+
+def refused(address: str, body: Any) -> tuple[int, Any]:
+    """The status and the error of a chat that is refused."""
+    with pytest.raises(urllib.error.HTTPError) as error:
+        ask(address, "/v1/chat/completions", body)
+    with error.value as response:
+        return response.status, json.loads(response.read())["error"]
+
+
+def test_a_body_is_of_the_type_that_a_model_s_method_names(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+
+    def asks() -> None:
+        body: dict[str, Any] = {"model": "chatter", "messages": [{"role": "user", "content": "hello"}], "of_mine": 1}
+        answer = ask(address, "/v1/chat/completions", body)
+        assert answer["choices"][0]["message"]["content"] == "chatter heard hello"
+        body["messages"] = [{"role": "user", "content": [{"type": "text", "text": "parts"}]}]
+        status, error = refused(address, body)
+        assert (status, error["param"]) == (400, "messages.0.content"), error
+        assert "should be a valid string" in error["message"]
+
+    async def main() -> None:
+        async with offered(address, Chatter, "chatter"):
+            await asyncio.to_thread(asks)
+
+    run(main())
 
 
 def test_a_dataclass_of_pydantic_s_is_checked_by_pydantic() -> None:

@@ -70,6 +70,23 @@ class Plain:
         return []
 
 
+class Checked:
+    """Requests of another codec, made values of the type that a handler names."""
+
+    def __init__(self, codec: Codec, check: Callable[[Any], Any]) -> None:
+        self._codec = codec
+        self._check = check
+
+    def request(self, payload: bytes) -> tuple[Any, Encoder]:
+        value, encoder = self._codec.request(payload)
+        return self._check(value), encoder
+
+
+def checked(codec: Codec, check: Callable[[Any], Any] | None) -> Codec:
+    """The codec, with its requests checked where there is a check."""
+    return codec if check is None else Checked(codec, check)
+
+
 def takes_context(handler: Handler, endpoint: str) -> bool:
     """Whether a handler takes the context beside the request; an error where it can be given neither."""
     if not callable(handler):

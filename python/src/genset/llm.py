@@ -20,10 +20,10 @@ from genset._convert import Answer, kv_event, request_from_wire
 from genset._declared import warn_of_sampling
 from genset._frames import pack, unpack
 from genset._bodies import Bodies
-from genset._handler import Answering, Codec, Encoder, Handler, Plain
+from genset._handler import Answering, Codec, Encoder, Handler, Plain, checked
 from genset.engine import USUAL_SAMPLING, Context
 from genset.exceptions import EngineError, EngineShutdown, Internal, InvalidArgument
-from genset.runtime import Endpoint, Service
+from genset.runtime import Check, Endpoint, Service
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
 
 __all__ = ["KvEventPublisher", "LoadPublisher", "MetricsPublisher", "ModelType", "register_llm"]
@@ -210,9 +210,11 @@ class _Registered:
         self.number: int | None = None
         """Of its service, once it is served."""
 
-    def service(self, endpoint: Endpoint, handler: Handler, max_requests: int, grace_s: float) -> Service:
+    def service(
+        self, endpoint: Endpoint, handler: Handler, max_requests: int, grace_s: float, check: Check | None = None
+    ) -> Service:
         spec = {**self._spec, "grace_s": grace_s, "max_running": min(max_requests, self._spec["max_running"])}
-        service = ModelService(endpoint, handler, spec, self._codec)
+        service = ModelService(endpoint, handler, spec, checked(self._codec, check))
         self.number = service.number
         return service
 

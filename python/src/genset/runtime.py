@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar, cast, overload
 
 from genset._bridge import Bridge, load_native
 from genset._client import Client, ResponseStream
-from genset._handler import Answering, Codec, Handler, Plain
+from genset._handler import Answering, Codec, Handler, Plain, checked
 from genset._values import Record
 from genset.engine import Context
 from genset.exceptions import EngineShutdown, InvalidArgument
@@ -48,12 +48,16 @@ KILL_S = GRACE_S + FINISH_S + 15.0
 
 Result = TypeVar("Result")
 Main = Callable[..., Coroutine[Any, Any, Result]]
+Check = Callable[[Any], Any]
+"""Makes plain data a value of a type, or raises `InvalidArgument`: what `genset._checks.checker` gives."""
 
 class Model(Protocol):
     """What `genset.llm.register_llm` leaves for the endpoint of a model."""
 
-    def service(self, endpoint: Endpoint, handler: Handler, max_requests: int, grace_s: float) -> Service:
-        """Serves the model."""
+    def service(
+        self, endpoint: Endpoint, handler: Handler, max_requests: int, grace_s: float, check: Check | None = None
+    ) -> Service:
+        """Serves the model; `check` makes its requests what the handler takes."""
 
 
 _runtimes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Runtime] = weakref.WeakKeyDictionary()
@@ -269,11 +273,11 @@ class Endpoint:
             logger.warning("%s: metrics_labels have no effect, series have the labels of the model", self.name)
         await self.runtime.serve(self._service(handler, max_requests, grace if graceful_shutdown else 0.0))
 
-    def _service(self, handler: Handler, max_requests: int, grace_s: float) -> Service:
+    def _service(self, handler: Handler, max_requests: int, grace_s: float, check: Check | None = None) -> Service:
         model = self.runtime._models.get(self.name)
         if model is not None:
-            return model.service(self, handler, max_requests, grace_s)
-        return EndpointService(self, handler, Plain(self.name), max_requests, grace_s)
+            return model.service(self, handler, max_requests, grace_s, check)
+        return EndpointService(self, handler, checked(Plain(self.name), check), max_requests, grace_s)
 
 
 class Service:

@@ -33,10 +33,9 @@ from typing import Any, TypeVar
 
 from genset._checks import checker, hints_of
 from genset._client import Client, ResponseStream
-from genset._handler import Encoder, Plain
 from genset._values import decode
 from genset.exceptions import Internal, InvalidArgument
-from genset.runtime import GRACE_S, Endpoint, EndpointService, Runtime, get_runtime, worker
+from genset.runtime import GRACE_S, Endpoint, Runtime, get_runtime, worker
 
 __all__ = [
     "IMAGE",
@@ -57,6 +56,8 @@ IMAGE: str = os.environ.get("GENSET_IMAGE") or os.environ.get("DYNAMO_IMAGE") or
 """The container image that services are deployed with, unless they name one: from `GENSET_IMAGE`, else `DYNAMO_IMAGE`."""
 
 DEFAULT_NAMESPACE = "genset"
+MAX_REQUESTS = 4096
+"""The most requests of an endpoint at once."""
 _SPEC = "__genset_service__"
 _ENDPOINT = "__genset_endpoint__"
 _HOOK = "__genset_hook__"
@@ -268,18 +269,6 @@ def _read(check: Callable[[Any], Any], payload: bytes, endpoint: str) -> Any:
         raise Internal(f"{endpoint} answered what it does not say it gives: {error}") from None
 
 
-class _Checked:
-    """Requests checked against the type that a method names."""
-
-    def __init__(self, name: str, check: Callable[[Any], Any] | None) -> None:
-        self._name = name
-        self._check = check
-
-    def request(self, payload: bytes) -> tuple[Any, Encoder]:
-        value, encoder = Plain(self._name).request(payload)
-        return (value if self._check is None else self._check(value)), encoder
-
-
 def endpoint_of(instance: object, name: str) -> Endpoint:
     """The endpoint of a service that is served, by its name: for `register_llm` in `on_start`, which makes it a model's."""
     spec = ServiceSpec.of(type(instance))
@@ -327,11 +316,9 @@ async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S) -> None:
 async def _serve_one(instance: object, spec: ServiceSpec, name: str, runtime: Runtime, grace: float) -> None:
     at = runtime.namespace(spec.namespace).component(spec.name).endpoint(name)
     method = spec.endpoints[name]
-    if at.name in runtime._models:
-        await at.serve_endpoint(getattr(instance, method), grace=grace)
-        return
-    codec = _Checked(at.name, checker(_request_type(getattr(spec.cls, method))))
-    await runtime.serve(EndpointService(at, getattr(instance, method), codec, 4096, grace))
+    # Of a model too: its requests are bodies, which fit the type or not.
+    check = checker(_request_type(getattr(spec.cls, method)))
+    await runtime.serve(at._service(getattr(instance, method), MAX_REQUESTS, grace, check))
 
 
 async def _call_hooks(instance: object, when: str) -> None:
