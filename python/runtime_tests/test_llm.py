@@ -189,6 +189,23 @@ def test_a_model_that_cannot_be_served_says_why() -> None:
     run(main())
 
 
+def test_a_model_that_the_hub_has_not_is_told_in_the_words_of_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            endpoint = runtime.endpoint("py.backend.generate")
+            for name in ("Some/Model", "hf://Some/Model@v1", "hf://Some/Model/m.gguf"):
+                with pytest.raises(exceptions.InvalidArgument, match="HF_HUB_OFFLINE") as refused:
+                    await register_llm(ModelType.Backend, endpoint, name)
+                assert refused.value.field == "model_path"
+            # Bodies need no files, and nobody is asked for them.
+            await register_llm(ModelType.Chat, endpoint, "Some/Model")
+
+    run(main())
+
+
 def test_a_model_that_is_cancelled_while_it_begins_is_not_listed() -> None:
     async def main() -> None:
         async with await Runtime.connect() as runtime, await Runtime.connect() as other:

@@ -12,7 +12,7 @@ import pytest
 from genset import EngineConfig, GenerateRequest, WorkerConfig, exceptions, frontend
 from genset._convert import Answer, request_from_wire, request_to_wire
 from genset._declared import completed
-from genset._model_files import UNBOUNDED_TOKENS, context_length
+from genset._model_files import UNBOUNDED_TOKENS, HubName, context_length, find, is_gguf, name_of
 from genset._frames import Decoder, Kind, ProtocolError, encode, encode_batch, pack, unpack_request
 from genset.engine import USUAL_SAMPLING
 from genset.backend import BINARY_VARIABLE, engine_command, find_binary, worker_command
@@ -172,6 +172,63 @@ def test_the_context_of_a_model_of_the_hub_is_in_its_cache(tmp_path: Path, monke
     (repository / "snapshots/abc").mkdir(parents=True)
     (repository / "snapshots/abc/config.json").write_text('{"max_position_embeddings": 4096}')
     assert [context_length(name) for name in ("Some/Model", "hf://Some/Model", "Some/Other")] == [4096, 4096, None]
+
+
+def test_models_of_the_hub_are_named_as_on_the_command_line() -> None:
+    for text, expected in [
+        ("Qwen/Qwen3-0.6B", ("Qwen/Qwen3-0.6B", "main", None, None)),
+        ("hf://a/b@v1.0", ("a/b", "v1.0", None, None)),
+        ("a/b:Q4_K_M", ("a/b", "main", None, "Q4_K_M")),
+        ("hf://a/b@main/UD/c.GGUF", ("a/b", "main", "UD/c.GGUF", None)),
+    ]:
+        assert HubName.parse(text) == expected
+    for text in ("a", "/a/b", "a/b/c", "a/b/../c.gguf", "a/b@", "./a/b.gguf", ""):
+        assert HubName.parse(text) is None, text
+    names = ["Qwen/Qwen3-0.6B@v1", "hf://a/b-GGUF:Q8_0", "hf://a/b@main/UD/c.GGUF", "./no/folder/"]
+    assert [name_of(name) for name in names] == ["Qwen3-0.6B", "b-GGUF", "c", "folder"]
+    assert [is_gguf(name) for name in names] == [False, True, True, False]
+
+
+def test_revisions_and_files_of_the_hub_are_found_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv(BINARY_VARIABLE, "no such program")
+    folder = tmp_path / "models--Some--Model/snapshots/abc"
+    (tmp_path / "models--Some--Model/refs").mkdir(parents=True)
+    (tmp_path / "models--Some--Model/refs/v1").write_text("abc")
+    (folder / "UD").mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "UD/m.gguf"):
+        (folder / name).write_text("{}")
+    for name in ("Some/Model@v1", "hf://Some/Model@abc"):
+        assert find(name) == str(folder)
+    assert find("hf://Some/Model@v1/UD/m.gguf") == str(folder / "UD/m.gguf")
+    for name in ("Some/Model", "Some/Model@v1/other.gguf", "Some/Model@v1:Q8_0"):
+        with pytest.raises(exceptions.InvalidArgument, match="`genset pull`, which would fetch it, cannot be run: GENSET_BIN=no such"):
+            find(name)
+        with pytest.raises(exceptions.InvalidArgument, match="is not in the cache of the Hub$"):
+            find(name, may_fetch=False)
+
+
+def test_what_the_cache_lacks_is_pulled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    binary = tmp_path / "genset"
+    binary.write_text('#!/bin/sh\necho "$*" >> "$0.asked"\necho "fetching it" >&2\necho /the/snapshot\n')
+    binary.chmod(0o755)
+    monkeypatch.setenv(BINARY_VARIABLE, str(binary))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    for name in ("Some/Model@v1", "hf://Some/Model/m.gguf"):
+        assert find(name) == "/the/snapshot"
+    assert (tmp_path / "genset.asked").read_text() == "pull --config-only Some/Model@v1\npull hf://Some/Model/m.gguf\n"
+    assert capfd.readouterr().err == "fetching it\n" * 2
+    binary.write_text("#!/bin/sh\necho 'error: MODEL: there is no Some/Model;' >&2\necho 'look elsewhere' >&2\nexit 2\n")
+    with pytest.raises(exceptions.InvalidArgument) as refused:
+        find("Some/Model")
+    assert refused.value.field == "model_path"
+    assert str(refused.value).endswith("not to be had from the Hub: there is no Some/Model;\nlook elsewhere")
+    assert capfd.readouterr().err == ""
+    binary.write_text("#!/bin/sh\nexit 7\n")
+    with pytest.raises(exceptions.InvalidArgument, match="`genset pull` ended with exit code 7"):
+        find("Some/Model")
 
 
 def test_what_an_engine_leaves_open_is_filled_in_with_warnings(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,25 +1,83 @@
-"""Where the files of a model are: a folder, or what a download left in the cache of the Hugging Face Hub."""
+"""Where the files of a model are: a folder, or what a download left in the cache of the Hugging Face Hub. `genset pull` downloads."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import subprocess
+import sys
+from typing import NamedTuple
 
 from genset.exceptions import InvalidArgument
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-FILES = ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"]
+FILES = ["config.json", "tokenizer.json", "tokenizer_config.json"]
 """What a frontend needs of a model."""
-
 
 UNBOUNDED_TOKENS = 1 << 30
 """The context of a model of which nothing says how long it is: longer than any prompt."""
 
+_HUB_NAME = re.compile(
+    r"(?:hf://)?(?P<repo>[A-Z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>(?!.*\.\.).+\.gguf)|:(?P<quantization>[\w.-]+))?",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+class HubName(NamedTuple):
+    """A model of the Hub: `ORG/NAME`, `ORG/NAME@REVISION`, `ORG/NAME:QUANTIZATION`, `ORG/NAME/FILE.gguf`, with `hf://` before it or not."""
+
+    repo: str
+    revision: str
+    """A branch, tag or commit."""
+    file: str | None
+    quantization: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> HubName | None:
+        """None for what is no such name."""
+        found = _HUB_NAME.fullmatch(text)
+        return found and cls(found["repo"], found["revision"] or "main", found["file"], found["quantization"])
+
+    @property
+    def names_gguf(self) -> bool:
+        """Whether it is a GGUF file."""
+        return self.file is not None or self.quantization is not None
+
+    def snapshot(self) -> str | None:
+        """Where the cache has the revision, whole or not."""
+        repository = os.path.join(_cache(), "models--" + self.repo.replace("/", "--"))
+        try:
+            with open(os.path.join(repository, "refs", self.revision)) as reference:
+                commit = reference.read().strip()
+        except OSError:
+            # A commit is its own.
+            commit = self.revision
+        folder = os.path.join(repository, "snapshots", commit)
+        return folder if os.path.isdir(folder) else None
+
+    def cached(self) -> str | None:
+        """The folder or file in the cache, where all that is needed of it is there."""
+        folder = self.snapshot()
+        # Which file a quantization is, the list of the repository's files says.
+        if folder is None or self.quantization is not None:
+            return None
+        if self.file is not None:
+            file = os.path.join(folder, self.file)
+            return file if os.path.isfile(file) else None
+        return folder if all(os.path.isfile(os.path.join(folder, name)) for name in FILES) else None
+
+
+def _cache() -> str:
+    """Where the Hub's tools keep their files."""
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    home = os.environ.get("HF_HOME") or os.path.join(caches, "huggingface")
+    return os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
+
 
 def context_length(model_path: str) -> int | None:
     """What `config.json` of a model says, in its folder or in the cache of the Hub; None where it says nothing, or there is none."""
-    folder = model_path if os.path.isdir(model_path) else _snapshot(model_path.removeprefix("hf://"))
+    name = None if os.path.isdir(model_path) else HubName.parse(model_path)
+    folder = model_path if name is None else name.snapshot()
     try:
         with open(os.path.join(folder or model_path, "config.json")) as file:
             length = json.load(file).get("max_position_embeddings")
@@ -30,61 +88,72 @@ def context_length(model_path: str) -> int | None:
 
 def name_of(model_path: str) -> str:
     """The name clients use where none is given: of the repository, the folder or the GGUF file."""
-    path = model_path.removeprefix("hf://")
-    name = os.path.basename(os.path.realpath(path) if os.path.exists(path) else path.rstrip("/"))
-    return name.removesuffix(".gguf")
+    hub_name = None if os.path.exists(model_path) else HubName.parse(model_path)
+    if hub_name is not None:
+        name = os.path.basename(hub_name.file or hub_name.repo)
+    else:
+        name = os.path.basename(os.path.realpath(model_path) if os.path.exists(model_path) else model_path.rstrip("/"))
+    return name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
 
 
 def is_gguf(model_path: str) -> bool:
-    """Whether it is a GGUF file."""
-    return model_path.lower().endswith(".gguf") and os.path.isfile(model_path)
+    """Whether it is a GGUF file, here or of the Hub."""
+    if os.path.exists(model_path):
+        return _is_gguf_file(model_path)
+    name = HubName.parse(model_path)
+    return name is not None and name.names_gguf
 
 
-def find(model_path: str) -> str:
-    """The folder with the model's tokenizer and template, or the GGUF file that they are in. May download them, so it is not for an
-    event loop's thread.
+def _is_gguf_file(path: str) -> bool:
+    return path.lower().endswith(".gguf") and os.path.isfile(path)
+
+
+def find(model_path: str, *, may_fetch: bool = True) -> str:
+    """The folder with the model's tokenizer and template, or the GGUF file that they are in. Unless `may_fetch` says no, what the Hub's
+    cache lacks is downloaded, so it is not for an event loop's thread.
 
     Raises `InvalidArgument` where there is none, saying what to do.
     """
     if os.path.isdir(model_path):
         return model_path
     if os.path.isfile(model_path):
-        if is_gguf(model_path):
+        if _is_gguf_file(model_path):
             return model_path
         raise InvalidArgument(f"{model_path} is a file; give the folder of a model, or a GGUF file", field="model_path")
-    hub_id = model_path.removeprefix("hf://")
-    if not _HUB_ID.fullmatch(hub_id):
+    name = HubName.parse(model_path)
+    if name is None:
         raise InvalidArgument(f"{model_path} is neither a folder, a GGUF file nor a name like Qwen/Qwen3-0.6B", field="model_path")
-    return _cached(hub_id) or _downloaded(hub_id)
+    found = name.cached()
+    if found is None and not may_fetch:
+        raise InvalidArgument(f"{model_path} is not in the cache of the Hub", field="model_path")
+    return found or _fetched(model_path, name)
 
 
-def _cached(hub_id: str) -> str | None:
-    folder = _snapshot(hub_id)
-    is_whole = folder is not None and all(os.path.isfile(os.path.join(folder, name)) for name in FILES[:3])
-    return folder if is_whole else None
+def _fetched(model_path: str, name: HubName) -> str:
+    """What `genset pull` brought: of a folder no weights, and of a GGUF file all, for its tokenizer is in it."""
+    # It imports this module.
+    from genset.backend.run import find_binary
 
-
-def _snapshot(hub_id: str) -> str | None:
-    """Where the cache of the Hub has a repository, whole or not."""
-    if not _HUB_ID.fullmatch(hub_id):
-        return None
-    home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
-    cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
-    repository = os.path.join(cache, "models--" + hub_id.replace("/", "--"))
     try:
-        with open(os.path.join(repository, "refs", "main")) as reference:
-            return os.path.join(repository, "snapshots", reference.read().strip())
-    except OSError:
-        return None
-
-
-def _downloaded(hub_id: str) -> str:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
+        command = [find_binary(), "pull", *([] if name.names_gguf else ["--config-only"]), model_path]
+    except SystemExit as absent:
         raise InvalidArgument(
-            f"{hub_id} is not in the cache of the Hub, and huggingface_hub is not installed: "
-            "`pip install huggingface_hub`, or download the model and give its folder",
+            f"{model_path} is not in the cache of the Hub, and `genset pull`, which would fetch it, cannot be run: {absent}",
             field="model_path",
         ) from None
-    return str(snapshot_download(hub_id, allow_patterns=FILES))
+    problem: list[str] = []
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stderr:
+            # How far it is, until it says why it ends.
+            if problem or line.startswith("error: "):
+                problem.append(line)
+            else:
+                print(line, end="", file=sys.stderr, flush=True)
+        path = process.stdout.read().strip()
+    if process.returncode != 0 or not path:
+        said = "".join(problem).strip().removeprefix("error: ").removeprefix("MODEL: ")
+        said = said or f"`genset pull` ended with exit code {process.returncode}"
+        raise InvalidArgument(f"{model_path} is no folder or file here, and not to be had from the Hub: {said}", field="model_path")
+    return path

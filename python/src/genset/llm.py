@@ -75,8 +75,9 @@ async def register_llm(
 ) -> None:
     """Says that `endpoint` serves a model. To be called before its `serve_endpoint`.
 
-    `model_path` is the folder of a model, a GGUF file, or the name of a model in the Hugging Face Hub (`hf://` before it or not): its
-    tokenizer and template are published. `model_name` is the name clients use; without it the folder's or the file's. `context_length` is the most tokens
+    `model_path` is the folder of a model, a GGUF file, or the name of a model in the Hugging Face Hub (`ORG/NAME`, `ORG/NAME@REVISION`,
+    `ORG/NAME:QUANTIZATION`, `ORG/NAME/FILE.gguf`; `hf://` before it or not): its tokenizer and template are published. What the Hub's
+    cache lacks is fetched as by `genset pull --config-only`, a GGUF file whole; for bodies, which need no files, nothing is. `model_name` is the name clients use; without it the folder's or the file's. `context_length` is the most tokens
     of prompt and answer; without it that of the model's files, and where they have none requests of any length are let through.
     `migration_limit` is how often a request may go on at another instance, from the tokens it has. `user_data` is published as
     it is. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
@@ -170,7 +171,7 @@ def model_spec(
 def _find(model_path: str, has_bodies: bool) -> str | None:
     """Where the model's files are; a handler that reads bodies does without, where it only says what the model is called."""
     try:
-        return _model_files.find(model_path)
+        return _model_files.find(model_path, may_fetch=not has_bodies)
     except InvalidArgument:
         if has_bodies:
             return None
