@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from pathlib import Path
 from typing import Any
@@ -161,6 +162,21 @@ def test_the_context_of_a_model_is_in_its_files(tmp_path: Path) -> None:
     assert context_length(str(tmp_path)) is None
     for text, expected in [('{"max_position_embeddings": 2048}', 2048), ("[]", None), ("{", None), ("{}", None)]:
         (tmp_path / "config.json").write_text(text)
+        assert context_length(str(tmp_path)) == expected
+
+
+def test_the_context_of_a_model_of_more_than_text_is_its_language_model_s(tmp_path: Path) -> None:
+    language = {"max_position_embeddings": 2048}
+    cases: list[tuple[Any, int | None]] = [
+        ({"text_config": language}, 2048),
+        ({"llm_config": language, "vision_config": {"max_position_embeddings": 1}}, 2048),
+        ({"language_config": language, "max_position_embeddings": 4096}, 4096),
+        ({"thinker_config": {"text_config": language}}, 2048),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, 131_072),
+        ({"text_config": None, "model_type": []}, None),
+    ]
+    for config, expected in cases:
+        (tmp_path / "config.json").write_text(json.dumps(config))
         assert context_length(str(tmp_path)) == expected
 
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use genset_backend_common::card::{Artifact, MAX_ARTIFACT_BYTES};
-use serde::Deserialize;
+use serde_json::Value;
 
 /// Files a frontend needs, and whether a model can do without.
 const FILES: [(&str, bool); 6] = [
@@ -24,9 +24,9 @@ pub struct ModelFolder {
     pub name: String,
     /// The files, ready to publish.
     pub artifacts: Vec<Artifact>,
-    /// `max_position_embeddings` of `config.json`.
+    /// `max_position_embeddings` of `config.json`, or of the language model in it.
     pub context_length_tokens: Option<u32>,
-    /// `vocab_size` of `config.json`.
+    /// `vocab_size` of `config.json`, or of the language model in it.
     pub vocab_size: Option<u32>,
 }
 
@@ -82,11 +82,36 @@ fn required() -> String {
     names.join(", ")
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Config {
-    max_position_embeddings: Option<u32>,
-    vocab_size: Option<u32>,
+/// Where the configs of models of more than text have that of their language model.
+const LANGUAGE_MODELS: [&str; 4] = [
+    "text_config",
+    "llm_config",
+    "language_config",
+    "thinker_config",
+];
+
+/// A number of a config: its own, or of the language model in it.
+fn number(config: &Value, name: &str) -> Option<u32> {
+    let own = config.get(name).and_then(Value::as_u64);
+    own.and_then(|own| u32::try_from(own).ok())
+        .or_else(|| {
+            LANGUAGE_MODELS
+                .iter()
+                .find_map(|part| number(config.get(part)?, name))
+        })
+        .or_else(|| usual(config, name))
+}
+
+/// What the configs of a kind of model leave out.
+///
+/// # Source
+/// The defaults of `transformers`: `Gemma3TextConfig`.
+fn usual(config: &Value, name: &str) -> Option<u32> {
+    match (config.get("model_type")?.as_str()?, name) {
+        ("gemma3_text", "max_position_embeddings") => Some(131_072),
+        ("gemma3_text", "vocab_size") => Some(262_208),
+        _ => None,
+    }
 }
 
 impl ModelFolder {
@@ -142,9 +167,9 @@ impl ModelFolder {
                 source,
             };
             if file == "config.json" {
-                let config: Config = serde_json::from_slice(&content).map_err(not_json)?;
-                folder.context_length_tokens = config.max_position_embeddings;
-                folder.vocab_size = config.vocab_size;
+                let config: Value = serde_json::from_slice(&content).map_err(not_json)?;
+                folder.context_length_tokens = number(&config, "max_position_embeddings");
+                folder.vocab_size = number(&config, "vocab_size");
             } else if file.ends_with(".json") {
                 serde_json::from_slice::<serde::de::IgnoredAny>(&content).map_err(not_json)?;
             }
@@ -210,19 +235,43 @@ mod tests {
         );
     }
 
-    #[test]
-    fn facts_come_from_the_config() {
-        let config = r#"{"max_position_embeddings": 2048, "vocab_size": 7}"#;
+    /// What a folder with this config says of its context and vocabulary.
+    fn facts(config: &str) -> (Option<u32>, Option<u32>) {
         let dir = folder(&[
             ("config.json", config),
             ("tokenizer.json", "{}"),
             ("tokenizer_config.json", "{}"),
         ]);
         let model = ModelFolder::load(dir.path()).unwrap();
-        assert_eq!(
-            (model.context_length_tokens, model.vocab_size),
-            (Some(2048), Some(7))
-        );
         assert_eq!(model.artifacts.len(), 3);
+        (model.context_length_tokens, model.vocab_size)
+    }
+
+    #[test]
+    fn facts_come_from_the_config() {
+        let config = r#"{"max_position_embeddings": 2048, "vocab_size": 7}"#;
+        assert_eq!(facts(config), (Some(2048), Some(7)));
+        for config in ["{}", "[]", r#"{"vocab_size": "many"}"#] {
+            assert_eq!(facts(config), (None, None), "{config}");
+        }
+    }
+
+    #[test]
+    fn a_model_of_more_than_text_has_the_facts_of_its_language_model() {
+        let language = r#"{"max_position_embeddings": 2048, "vocab_size": 7}"#;
+        for part in ["text_config", "llm_config", "language_config"] {
+            let config =
+                format!(r#"{{"vision_config": {{"vocab_size": 1}}, "{part}": {language}}}"#);
+            assert_eq!(facts(&config), (Some(2048), Some(7)), "{part}");
+            // What stands above counts first.
+            let config = format!(r#"{{"vocab_size": 9, "{part}": {language}}}"#);
+            assert_eq!(facts(&config), (Some(2048), Some(9)), "{part}");
+            let nothing = format!(r#"{{"{part}": null}}"#);
+            assert_eq!(facts(&nothing), (None, None), "{part}");
+        }
+        let deep = format!(r#"{{"thinker_config": {{"text_config": {language}}}}}"#);
+        assert_eq!(facts(&deep), (Some(2048), Some(7)));
+        let gemma = r#"{"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}"#;
+        assert_eq!(facts(gemma), (Some(131_072), Some(262_208)));
     }
 }

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from genset.exceptions import InvalidArgument
 
@@ -16,6 +16,12 @@ FILES = ["config.json", "tokenizer.json", "tokenizer_config.json"]
 
 UNBOUNDED_TOKENS = 1 << 30
 """The context of a model of which nothing says how long it is: longer than any prompt."""
+
+_LANGUAGE_MODELS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Where the configs of models of more than text have that of their language model."""
+
+_USUAL_CONTEXTS = {"gemma3_text": 131_072}
+"""What the configs of a kind of model leave out, by `model_type`: the defaults of transformers."""
 
 _HUB_NAME = re.compile(
     r"(?:hf://)?(?P<repo>[A-Z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>(?!.*\.\.).+\.gguf)|:(?P<quantization>[\w.-]+))?",
@@ -80,10 +86,24 @@ def context_length(model_path: str) -> int | None:
     folder = model_path if name is None else name.snapshot()
     try:
         with open(os.path.join(folder or model_path, "config.json")) as file:
-            length = json.load(file).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
+            return _context_in(json.load(file))
+    except (OSError, ValueError, RecursionError):
         return None
-    return length if isinstance(length, int) and length > 0 else None
+
+
+def _context_in(config: Any) -> int | None:
+    """The context of a config, or of the language model in it."""
+    if not isinstance(config, dict):
+        return None
+    length = config.get("max_position_embeddings")
+    if isinstance(length, int) and length > 0:
+        return length
+    for part in _LANGUAGE_MODELS:
+        found = _context_in(config.get(part))
+        if found is not None:
+            return found
+    kind = config.get("model_type")
+    return _USUAL_CONTEXTS.get(kind) if isinstance(kind, str) else None
 
 
 def name_of(model_path: str) -> str:
