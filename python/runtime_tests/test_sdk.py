@@ -18,7 +18,7 @@ from test_llm import ask, frontend
 
 from genset import exceptions, sdk
 from genset._checks import checker
-from genset.dynamo.sdk import DYNAMO_IMAGE, dynamo_endpoint
+from genset.dynamo.sdk import DYNAMO_IMAGE, async_on_start, dynamo_endpoint
 from genset.dynamo.sdk import service as dynamo_service
 from genset.llm import ModelType, register_llm
 from genset.runtime import Runtime, get_runtime
@@ -273,6 +273,49 @@ async def offered(address: str, cls: type, name: str) -> AsyncIterator[None]:
         yield
         await runtime.shutdown()
         await serving
+
+
+@dynamo_service(dynamo={"enabled": True, "namespace": "other"})
+class Offered:
+    @async_on_start
+    async def prepare(self) -> None:
+        self.end = "!"
+
+    @dynamo_endpoint(name="my_chat_completions_endpoint", model="offered", context_length=100)
+    async def generate(self, request: ChatRequest) -> AsyncIterator[str]:
+        yield f"{request.messages[-1].content}{self.end}"
+
+    @dynamo_endpoint()
+    async def plain(self, request: Any) -> Any:
+        return request
+
+
+def test_a_method_is_offered_over_http_by_its_decorator(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+
+    def asks() -> None:
+        answer = ask(address, "/v1/chat/completions", {"model": "offered", "messages": [{"role": "user", "content": "hello"}]})
+        assert answer["choices"][0]["message"]["content"] == "hello!"
+        assert ask(address, "/v1/models/offered")["max_model_len"] == 100
+
+    async def main() -> None:
+        async with offered(address, Offered, "offered"), await Runtime.connect() as caller:
+            await asyncio.to_thread(asks)
+            assert await (await caller.endpoint("other.Offered.plain").client()).generate([7]) == [7]
+
+    run(main())
+
+
+def test_what_is_offered_is_checked_where_it_stands() -> None:
+    (offer,) = ServiceSpec.of(Offered).models.values()
+    assert (offer.name, offer.kind, offer.options) == ("offered", ModelType.Chat, {"context_length": 100, "migration_limit": 0})
+    assert ServiceSpec.of(Chatter).models == {}
+    with pytest.raises(TypeError, match=r"endpoint\(sampling=...\) is about a model: give its name"):
+        endpoint(sampling=("seed",))
+    with pytest.raises(TypeError, match="know no sampler"):
+        endpoint(model="m", sampler=1)
+    with pytest.raises(TypeError, match="give model_path too"):
+        endpoint(model="m", model_type=ModelType.Backend)
 
 
 def refused(address: str, body: Any) -> tuple[int, Any]:

@@ -17,7 +17,7 @@
                 yield answer
 
 `genset serve module:Twice` starts both, each in a process of its own. A request whose method names a pydantic model or a dataclass is
-checked against it; answers may be such values too.
+checked against it; answers may be such values too. `@endpoint(model="name")` offers a method over HTTP.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from genset._checks import checker, hints_of
 from genset._client import Client, ResponseStream
 from genset._values import decode
 from genset.exceptions import Internal, InvalidArgument
+from genset.llm import ModelType, register_llm
 from genset.runtime import GRACE_S, Endpoint, Runtime, get_runtime, worker
 
 __all__ = [
     "IMAGE",
+    "ModelOffer",
     "ServiceSpec",
     "config",
     "depends",
@@ -60,10 +62,22 @@ MAX_REQUESTS = 4096
 """The most requests of an endpoint at once."""
 _SPEC = "__genset_service__"
 _ENDPOINT = "__genset_endpoint__"
+_MODEL = "__genset_model__"
 _HOOK = "__genset_hook__"
 
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelOffer:
+    """A model that an endpoint serves, as `endpoint` was told of it: what `register_llm` gets."""
+
+    name: str
+    kind: ModelType
+    path: str
+    """Empty where it needs no files."""
+    options: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +97,8 @@ class ServiceSpec:
     """Names of endpoints to those of methods."""
     dependencies: Mapping[str, type]
     """Names of attributes to the classes of `depends`."""
+    models: Mapping[str, ModelOffer] = dataclasses.field(default_factory=dict)
+    """Names of endpoints to the models that they serve."""
 
     @staticmethod
     def of(cls: type) -> ServiceSpec:
@@ -143,6 +159,7 @@ def service(
             image=image or IMAGE,
             endpoints={each.__dict__[_ENDPOINT]: method for method, each in _members(cls, _ENDPOINT)},
             dependencies={key: value.of for key, value in _attributes(cls) if isinstance(value, depends)},
+            models={each.__dict__[_ENDPOINT]: each.__dict__[_MODEL] for _, each in _members(cls, _MODEL)},
         )
         setattr(cls, _SPEC, spec)
         return cls
@@ -150,16 +167,53 @@ def service(
     return decorate
 
 
-def endpoint(name: str | None = None) -> Callable[[Function], Function]:
-    """Makes a method an endpoint: an async generator, a coroutine, a generator or a function of a request."""
+_BODIES = ModelType.Chat | ModelType.Completion
+_GIVEN = {"model_type", "endpoint", "model_path", "model_name"}
+_OPTIONS = [option for option in inspect.signature(register_llm).parameters if option not in _GIVEN]
+
+
+def endpoint(
+    name: str | None = None,
+    *,
+    model: str | None = None,
+    model_type: ModelType | None = None,
+    model_path: str | None = None,
+    **options: Any,
+) -> Callable[[Function], Function]:
+    """Makes a method an endpoint: an async generator, a coroutine, a generator or a function of a request.
+
+    With `model` the method serves a model of that name, which frontends offer over HTTP. It gets what the `ModelType` says: without one
+    that is `ModelType.Chat`, the body of a chat. `model_path` and `options` are those of `register_llm`; a handler of bodies needs no
+    files.
+
+    Raises TypeError for arguments that do not go together.
+    """
     if callable(name):
         raise TypeError("write @endpoint(), with brackets")
+    offer = _offer(model, model_type, model_path, options)
 
     def decorate(method: Function) -> Function:
         method.__dict__[_ENDPOINT] = name or method.__name__
+        if offer is not None:
+            method.__dict__[_MODEL] = offer
         return method
 
     return decorate
+
+
+def _offer(model: str | None, model_type: ModelType | None, path: str | None, options: dict[str, Any]) -> ModelOffer | None:
+    unknown = [option for option in options if option not in _OPTIONS]
+    if unknown:
+        raise TypeError(f"@endpoint(...) and register_llm know no {', '.join(unknown)}")
+    if not model:
+        given = [*options, *(["model_type"] if model_type is not None else []), *(["model_path"] if path is not None else [])]
+        if given:
+            raise TypeError(f"@endpoint({given[0]}=...) is about a model: give its name, @endpoint(model=...)")
+        return None
+    kind = ModelType.Chat if model_type is None else model_type
+    if path is None and not kind & _BODIES:
+        raise TypeError(f"@endpoint(model={model!r}, model_type={kind!r}) needs the model's tokenizer: give model_path too")
+    return ModelOffer(model, kind, path or "", options)
 
 
 def on_start(method: Function) -> Function:
@@ -270,7 +324,8 @@ def _read(check: Callable[[Any], Any], payload: bytes, endpoint: str) -> Any:
 
 
 def endpoint_of(instance: object, name: str) -> Endpoint:
-    """The endpoint of a service that is served, by its name: for `register_llm` in `on_start`, which makes it a model's."""
+    """The endpoint of a service that is served, by its name: for `register_llm` in `on_start`, where `@endpoint(model=...)`
+    cannot know the model yet."""
     spec = ServiceSpec.of(type(instance))
     if name not in spec.endpoints:
         raise ValueError(f"{spec.name} has no endpoint {name!r}, but {', '.join(spec.endpoints)}")
@@ -298,6 +353,8 @@ async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S) -> None:
         raise TypeError(f"{spec.name} has no endpoint: decorate a method with @endpoint()")
     instance = cls()
     instance.__dict__[_RUNTIME] = runtime
+    for name, model in spec.models.items():
+        await register_llm(model.kind, endpoint_of(instance, name), model.path, model.name, **model.options)
     await _call_hooks(instance, "start")
     runtime.note_server()
     serving = [asyncio.ensure_future(_serve_one(instance, spec, name, runtime, grace)) for name in spec.endpoints]

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+from genset import sdk
 from genset.dynamo import absent
 from genset.sdk import IMAGE as DYNAMO_IMAGE
 from genset.sdk import depends, get_runtime, service
-from genset.sdk import endpoint as dynamo_endpoint
 from genset.sdk import on_shutdown as async_on_shutdown
 from genset.sdk import on_start as async_on_start
 
 __all__ = ["DYNAMO_IMAGE", "async_on_shutdown", "async_on_start", "depends", "dynamo_endpoint", "get_runtime", "service"]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def dynamo_endpoint(name: str | None = None, *, model: str | None = None, **options: Any) -> Callable[[Function], Function]:
+    """As `genset.sdk.endpoint`; an answer of a model does not move to another instance unless `migration_limit` says so."""
+    if model is not None:
+        options.setdefault("migration_limit", 0)
+    return sdk.endpoint(name, model=model, **options)
+
+
 _INSTEAD = {
-    "api": "run `genset run in=http out=dyn` for HTTP; a model is offered by genset.dynamo.llm.register_llm",
+    "api": "run `genset run in=http out=dyn` for HTTP; a method is offered by dynamo_endpoint(model=...)",
     "dynamo_context": "use genset.runtime.get_runtime()",
     "endpoint": "use dynamo_endpoint",
-    "dynamo_api": "run `genset run in=http out=dyn` for HTTP",
+    "dynamo_api": "run `genset run in=http out=dyn` for HTTP; a method is offered by dynamo_endpoint(model=...)",
     "ServiceConfig": "use genset.sdk.config()",
 }
 
