@@ -58,6 +58,8 @@ pub use state_machine::{
     replay_sequence, replay_sequence_with, run_sequences,
 };
 pub use subject::{ChildCommand, Detokenize, Factory, Probe, Scenario, Subject, Supervise};
+#[doc(hidden)]
+pub use suite::Acquainted;
 pub use suite::assert_check;
 pub use transcript::{Transcript, TranscriptEvent};
 pub use trial::{Live, Trial};

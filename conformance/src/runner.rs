@@ -70,6 +70,13 @@ pub(crate) struct Acquaintance {
     pub(crate) engine: EngineReport,
 }
 
+impl Acquaintance {
+    /// Whether the engine started. Of one that did not, nothing is known.
+    pub(crate) fn has_started(&self) -> bool {
+        self.engine.capabilities.is_some()
+    }
+}
+
 /// Runs every core and strict check that applies. Blocks the calling thread.
 #[must_use]
 pub fn run_conformance(factory: impl Factory) -> Report {
@@ -130,11 +137,20 @@ pub fn run_conformance_while(
 pub fn run_check(check: &Check, factory: impl Factory) -> CheckReport {
     let factory: Arc<dyn Factory> = Arc::new(factory);
     let known = acquaint(&factory);
+    run_known(check, &factory, &known)
+}
+
+/// [`run_check`] on an engine that is known already.
+pub(crate) fn run_known(
+    check: &Check,
+    factory: &Arc<dyn Factory>,
+    known: &Acquaintance,
+) -> CheckReport {
     let options = Options {
         level: Level::Soak,
         ..Options::default()
     };
-    run_one(check, &factory, &known, &options, &mut BTreeMap::new())
+    run_one(check, factory, known, &options, &mut BTreeMap::new())
 }
 
 /// A breach of a rule of the reader: the first check that saw it, and what it saw.

@@ -1,22 +1,52 @@
 //! [`suite!`](crate::suite): one test a check.
 
+use std::sync::{Arc, OnceLock};
+
 use crate::checks::find;
 use crate::report::Verdict;
-use crate::runner::run_check;
+use crate::runner::{Acquaintance, acquaint, run_known};
 use crate::subject::Factory;
+
+/// What the tests of one [`suite!`](crate::suite) know of their engine: the first look at it is for all of them.
+#[doc(hidden)]
+#[derive(Debug, Default)]
+pub struct Acquainted(OnceLock<Acquaintance>);
+
+impl Acquainted {
+    /// Nothing is known yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(OnceLock::new())
+    }
+
+    /// Tests that begin together may each look. An engine that did not start is looked at again by the next test: else one bad
+    /// start would skip the checks of all that the engine declares.
+    fn with(&self, factory: &Arc<dyn Factory>) -> Acquaintance {
+        if let Some(known) = self.0.get() {
+            return known.clone();
+        }
+        let known = acquaint(factory);
+        if known.has_started() {
+            self.0.get_or_init(|| known).clone()
+        } else {
+            known
+        }
+    }
+}
 
 /// Runs the check `id` and panics if it fails: the body of each test that [`suite!`](crate::suite) writes.
 ///
 /// # Panics
 /// When the check fails, with what it breaks and what was seen; when no check has the id.
-pub fn assert_check(id: &str, factory: impl Factory) {
+pub fn assert_check(id: &str, acquainted: &Acquainted, factory: impl Factory) {
     let check = find(id);
     assert!(
         check.is_some(),
         "the suite names {id:?}, which is no check of this kit"
     );
     let Some(check) = check else { return };
-    let report = run_check(check, factory);
+    let factory: Arc<dyn Factory> = Arc::new(factory);
+    let report = run_known(check, &factory, &acquainted.with(&factory));
     if let Verdict::Fail { reason } = &report.verdict {
         let (title, breaks, clause) = (check.title, check.breaks, check.clause);
         let fails = if report.is_precondition {
@@ -77,11 +107,14 @@ macro_rules! suite {
 #[macro_export]
 macro_rules! __suite_test {
     ($factory:expr, $($id:ident)*) => {
+        #[cfg(test)]
+        static ACQUAINTED: $crate::Acquainted = $crate::Acquainted::new();
+
         $(
             #[test]
             #[allow(non_snake_case, reason = "tests are named by the checks' ids")]
             fn $id() {
-                $crate::assert_check(stringify!($id), $factory);
+                $crate::assert_check(stringify!($id), &ACQUAINTED, $factory);
             }
         )*
     };
