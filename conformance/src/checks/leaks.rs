@@ -10,9 +10,11 @@ use crate::check::{CheckResult, Stop, fail, skip};
 
 /// Cycles that must all leave something of the same kind behind.
 const CYCLES: usize = 3;
-/// How often, and how far apart in real time, what is left is looked at again before it counts as left for good.
-const LOOKS: usize = 50;
-const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+/// For how long in real time what is left is looked at again before it counts as left for good.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// The first pause between two looks. Each further one is twice as long, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(160);
 
 /// What the process holds: by its identity, which no other thing has, its kind, which a leak of the next cycle shares.
 type Holdings = BTreeMap<String, String>;
@@ -22,15 +24,14 @@ pub(super) async fn leaves_nothing<F>(what: &str, cycle: impl Fn() -> F) -> Chec
 where
     F: Future<Output = CheckResult>,
 {
-    if holdings().is_none() {
-        skip!(
-            NoProbe,
-            "what a process holds is read from /proc, which this system does not have"
-        );
-    }
     let mut left: Vec<Holdings> = Vec::new();
     for _ in 0..CYCLES {
-        let before = holdings().unwrap_or_default();
+        let Some(before) = new_holdings(&Holdings::new()) else {
+            skip!(
+                NoProbe,
+                "what a process holds is read from /proc, which this system does not have"
+            );
+        };
         cycle().await?;
         left.push(still_new(&before).await);
         if common_kinds(&left).is_empty() {
@@ -43,18 +44,20 @@ where
 
 /// What is new since `before` and does not go away.
 async fn still_new(before: &Holdings) -> Holdings {
-    let mut new = Holdings::new();
-    for look in 0..LOOKS {
-        let mut now = holdings().unwrap_or_default();
-        now.retain(|held, _| !before.contains_key(held) && (look == 0 || new.contains_key(held)));
+    let mut new = new_holdings(before).unwrap_or_default();
+    let mut pause = FIRST_PAUSE;
+    let mut left = PATIENCE;
+    while !new.is_empty() && !left.is_zero() {
+        pause = pause.min(left);
+        // Tasks need the runtime's clock to end, threads the real one.
+        tokio::time::sleep(pause).await;
+        real_pause(pause);
+        left -= pause;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        let mut now = new_holdings(before).unwrap_or_default();
+        now.retain(|held, _| new.contains_key(held));
         // The last look names the kinds: a thread has its maker's name until it runs.
         new = now;
-        if new.is_empty() {
-            break;
-        }
-        // Tasks need the runtime's clock to end, threads the real one.
-        tokio::time::sleep(BETWEEN_LOOKS).await;
-        real_pause(BETWEEN_LOOKS);
     }
     new
 }
@@ -73,19 +76,21 @@ fn common_kinds(left: &[Holdings]) -> BTreeSet<&str> {
         .unwrap_or_default()
 }
 
-/// What the process holds now; `None` where that cannot be seen.
-fn holdings() -> Option<Holdings> {
+/// What the process holds now and did not `before`; `None` where that cannot be seen.
+fn new_holdings(before: &Holdings) -> Option<Holdings> {
     let mut held = Holdings::new();
     for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
         let read = |file: &str| std::fs::read_to_string(task.path().join(file)).unwrap_or_default();
-        let id = task.file_name();
-        let name = read("comm");
-        held.insert(
-            format!("thread {}", id.display()),
-            format!("a thread named {}", name.trim()),
-        );
+        let thread = format!("thread {}", task.file_name().display());
+        if !before.contains_key(&thread) {
+            held.insert(thread, format!("a thread named {}", read("comm").trim()));
+        }
+        // Those of an old thread too: it may have a new child.
         for child in read("children").split_whitespace() {
-            held.insert(format!("child {child}"), "a child process".into());
+            let child = format!("child {child}");
+            if !before.contains_key(&child) {
+                held.insert(child, "a child process".into());
+            }
         }
     }
     for file in std::fs::read_dir("/proc/self/fd").ok()?.flatten() {
@@ -93,13 +98,10 @@ fn holdings() -> Option<Holdings> {
             continue;
         };
         let target = target.to_string_lossy();
+        let open = format!("file {} {target}", file.file_name().display());
         // The look itself opens a folder, which is closed by now.
-        if !target.starts_with("/proc/") {
-            let number = file.file_name();
-            held.insert(
-                format!("file {} {target}", number.display()),
-                format!("open {}", kind_of(&target)),
-            );
+        if !target.starts_with("/proc/") && !before.contains_key(&open) {
+            held.insert(open, format!("open {}", kind_of(&target)));
         }
     }
     Some(held)
@@ -128,7 +130,7 @@ pub(super) async fn tasks_end(
 ) -> Result<(), Stop> {
     let wait = async {
         while tasks() > before {
-            tokio::time::sleep(BETWEEN_LOOKS).await;
+            tokio::time::sleep(FIRST_PAUSE).await;
         }
     };
     trial
