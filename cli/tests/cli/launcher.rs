@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 
 use crate::fleet::Fleet;
-use crate::support::{Server, genset, run_with, soon, tiny_chat};
+use crate::support::{PYTHON_CACHE, Server, genset, run_with, soon, tiny_chat};
 
 /// The flag that starts the stand-in for `api`.
 pub(crate) fn stand_in(api: &str) -> String {
@@ -17,7 +17,10 @@ pub(crate) fn stand_in(api: &str) -> String {
     ]
     .iter()
     .collect();
-    format!("--server-cmd=python3 -B '{}' {api}", script.display())
+    format!(
+        "--server-cmd=python3 {PYTHON_CACHE} '{}' {api}",
+        script.display()
+    )
 }
 
 /// The binary where it finds a shell and an interpreter.

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::process::Command;
 
-use crate::support::{Server, genset, python_engine, run_with, soon, tiny_chat};
+use crate::support::{PYTHON_CACHE, Server, genset, python_engine, run_with, soon, tiny_chat};
 
 fn with_python(words: &[&str]) -> Command {
     let (_, environment) = python_engine("sample_engine.py");
@@ -71,9 +71,9 @@ run(Ids)
     let line = "{\"text\": \"Hello\", \"max_tokens\": 3}\n";
     std::fs::write(&prompts, line.repeat(16)).unwrap();
     let (sample, [(name, package)]) = python_engine("sample_engine.py");
-    let python = sample.split(" -B ").next().unwrap();
+    let python = sample.split(PYTHON_CACHE).next().unwrap();
     let output = format!(
-        "out=cmd:{python} -B '{}' --token-delay-ms 50",
+        "out=cmd:{python} {PYTHON_CACHE} '{}' --token-delay-ms 50",
         engine.display()
     );
     let input = format!("in=batch:{}", prompts.display());

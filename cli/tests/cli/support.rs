@@ -40,6 +40,14 @@ fn repository(path: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "..", path].iter().collect()
 }
 
+/// The flag of Python that keeps what it compiled, and not beside its sources. It is for an environment without
+/// `PYTHONDONTWRITEBYTECODE`: with that, even the standard library would be compiled at every start.
+pub(crate) const PYTHON_CACHE: &str = concat!(
+    "-X 'pycache_prefix=",
+    env!("CARGO_TARGET_TMPDIR"),
+    "/pycache'"
+);
+
 /// The command of an engine of `python/`, and what its environment needs. `cargo xtask python-package-test` installs the
 /// interpreter.
 pub(crate) fn python_engine(script: &str) -> (String, [(&'static str, PathBuf); 1]) {
@@ -51,7 +59,11 @@ pub(crate) fn python_engine(script: &str) -> (String, [(&'static str, PathBuf); 
         python.display()
     );
     let script = repository("python").join(script);
-    let command = format!("'{}' -B '{}'", python.display(), script.display());
+    let command = format!(
+        "'{}' {PYTHON_CACHE} '{}'",
+        python.display(),
+        script.display()
+    );
     (command, [("PYTHONPATH", repository("python/src"))])
 }
 

@@ -8,7 +8,7 @@ use crate::cases::{HANDED_OVER, until_all_take_part};
 use crate::fleet::{Fleet, LOOK_AGAIN, PEER_TIMEOUT, metric, until_all_answer, until_listed};
 use crate::load::{same_text, streams};
 use crate::meeting::{Directory, Meeting as _};
-use crate::support::{genset, soon, tiny_chat};
+use crate::support::{PYTHON_CACHE, genset, soon, tiny_chat};
 use crate::worker::Worker;
 
 const TOKENS: u64 = 20;
@@ -28,7 +28,7 @@ async fn worker(fleet: &Fleet<Directory>, role: &str, fault: &str) -> Worker {
     .iter()
     .collect();
     let server = format!(
-        "--server-cmd=python3 -B '{}' vllm {fault}",
+        "--server-cmd=python3 {PYTHON_CACHE} '{}' vllm {fault}",
         script.display()
     );
     let mut command: Command = genset(&["run", "in=dyn", "out=vllm", "--status-port=0"]);

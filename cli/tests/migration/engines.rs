@@ -87,6 +87,7 @@ pub(crate) fn python_batching() -> Fleet {
 fn child(script: &str) -> Fleet {
     let (command, environment) = python_engine(script);
     let config = SubprocessConfig::try_from_command_line(&command).unwrap();
+    let config = config.with_env("PYTHONDONTWRITEBYTECODE", "");
     let config = environment.iter().fold(config, |config, (name, value)| {
         config.with_env(*name, value.display().to_string())
     });

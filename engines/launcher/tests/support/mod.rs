@@ -12,6 +12,9 @@ use tokio::time::timeout;
 /// Catches a hang; nothing is measured by it.
 pub const LONG: Duration = Duration::from_secs(120);
 
+/// For `-X`: where Python keeps what it compiled, which is not beside its sources.
+const PYTHON_CACHE: &str = concat!("pycache_prefix=", env!("CARGO_TARGET_TMPDIR"), "/pycache");
+
 /// An engine's config on the stand-in for `api`, with flags of the stand-in's own.
 pub fn config(api: &str, flags: &[&str]) -> LauncherConfig {
     let kind = match api {
@@ -28,11 +31,14 @@ pub fn config(api: &str, flags: &[&str]) -> LauncherConfig {
         },
     };
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in");
-    let command = ["python3", "-B", script, api]
+    let command = ["python3", "-X", PYTHON_CACHE, script, api]
         .into_iter()
         .chain(flags.iter().copied());
     let mut config = LauncherConfig::new(kind, "/models/stand-in", input);
     config.command = Some(command.map(str::to_owned).collect());
+    // One that keeps nothing would compile even the standard library at every start.
+    let keeps_nothing = "PYTHONDONTWRITEBYTECODE".to_owned();
+    config.env.insert(keeps_nothing, String::new());
     config.model_context_length_tokens = Some(256);
     config.start_timeout = LONG;
     config

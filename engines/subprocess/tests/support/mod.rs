@@ -49,9 +49,15 @@ fn has_msgpack(python: &Path) -> bool {
     silent.status().is_ok_and(|status| status.success())
 }
 
+/// For `-X`: where Python keeps what it compiled, which is not beside its sources.
+const PYTHON_CACHE: &str = concat!("pycache_prefix=", env!("CARGO_TARGET_TMPDIR"), "/pycache");
+
 /// The Python program at `path`, with the package in its path.
 pub fn program(path: &Path) -> SubprocessConfig {
     SubprocessConfig::new(python())
-        .with_args(["-B".to_owned(), path.display().to_string()])
+        .with_args(["-X", PYTHON_CACHE])
+        .with_args([path.display().to_string()])
+        // One that keeps nothing would compile even the standard library at every start.
+        .with_env("PYTHONDONTWRITEBYTECODE", "")
         .with_env("PYTHONPATH", package().join("src").display().to_string())
 }
