@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tokio::process::Child;
 
-use crate::support::{Ended, Server, genset, run, send_signal, soon};
+use crate::support::{BETWEEN_SCRAPES, Ended, Server, genset, run, send_signal, soon};
 
 /// A mocker that takes 20 ms for a prompt and 2 ms for a token, and what its server is called.
 async fn mocker(folder: &Path) -> (Server, String) {
@@ -49,7 +49,7 @@ async fn under_way(server: &Server, url: &str, words: &[&str]) -> Child {
             if given.is_some_and(|tokens| tokens > 300.0) {
                 return;
             }
-            tokio::task::yield_now().await;
+            tokio::time::sleep(BETWEEN_SCRAPES).await;
         }
     })
     .await;

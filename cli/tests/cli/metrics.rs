@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use crate::fleet::Fleet;
-use crate::support::{Response, Server, soon};
+use crate::support::{BETWEEN_SCRAPES, Response, Server, soon};
 
 /// Documented metrics that no process of this test can show, and why.
 const NOT_SHOWN_HERE: [(&str, &str); 20] = [
@@ -139,7 +139,7 @@ async fn processes_have_the_metrics_that_are_documented_and_no_other() {
     let not_refused = "genset_wire_refused_total{reason=\"not_our_protocol\"} 0\n";
     soon(async {
         while worker.get("/metrics").await.body.contains(not_refused) {
-            tokio::task::yield_now().await;
+            tokio::time::sleep(BETWEEN_SCRAPES).await;
         }
     })
     .await;
@@ -185,7 +185,7 @@ async fn shown_with(
     soon(async {
         while !shown.contains_key(awaited) {
             shown.extend(scraped(&scrape().await.body));
-            tokio::task::yield_now().await;
+            tokio::time::sleep(BETWEEN_SCRAPES).await;
         }
     })
     .await;

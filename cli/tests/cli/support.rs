@@ -15,6 +15,9 @@ use tokio::process::{Child, ChildStdout, Command};
 /// After this long a test has failed: nothing here takes a tenth of it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Between two looks at metrics of which something is awaited: a look is work for the machine that all tests share.
+pub(crate) const BETWEEN_SCRAPES: Duration = Duration::from_millis(20);
+
 /// Waits for something that must come.
 pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what)
