@@ -25,11 +25,19 @@ pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
         .expect("it never came")
 }
 
-/// Lets other tasks run until something holds.
+/// Lets other tasks run until something holds. Beyond its first turns it pauses between them, which a paused clock sees:
+/// where only tasks are waited for, it does not come to that.
 pub(crate) async fn until(holds: impl Fn() -> bool) {
+    const TURNS_AT_ONCE: u32 = 100;
     soon(async {
+        let mut turns = 0;
         while !holds() {
-            tokio::task::yield_now().await;
+            if turns < TURNS_AT_ONCE {
+                turns += 1;
+                tokio::task::yield_now().await;
+            } else {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
         }
     })
     .await;
