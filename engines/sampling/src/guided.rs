@@ -48,6 +48,7 @@ mod error;
 mod factory;
 mod guide;
 mod limits;
+mod schema;
 mod vocabulary;
 
 pub use error::{GuideError, VocabularyError};

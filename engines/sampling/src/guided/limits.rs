@@ -15,6 +15,10 @@ pub struct GuideLimits {
     pub expression_bytes: usize,
     /// Levels of nesting: of a schema's objects and arrays, or of brackets in an expression or a grammar.
     pub depth: usize,
+    /// Objects in a schema, wherever they stand: a reference makes a schema of any.
+    pub objects: usize,
+    /// References of a schema to different places. Each can lead as deep as the schema is nested.
+    pub references: usize,
     /// Texts of a choice.
     pub choices: usize,
     /// Rules and terminals of a grammar.
@@ -37,6 +41,8 @@ impl Default for GuideLimits {
             source_bytes: 256 << 10,
             expression_bytes: 32 << 10,
             depth: 64,
+            objects: 8192,
+            references: 1024,
             choices: 4096,
             rules: 2000,
             grammar_symbols: 200_000,

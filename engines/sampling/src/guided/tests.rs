@@ -466,6 +466,17 @@ fn exploding_grammars_are_bounded() {
         definitions.insert(format!("d{levels}"), json!({"type": "string"}));
         json!({"$ref": "#/$defs/d0", "$defs": definitions})
     };
+    // 18,660 schemas deep, though none is nested deeper than 62 levels.
+    let deep_references = || {
+        let mut definitions = serde_json::Map::new();
+        for at in 0..622 {
+            let next = json!({"$ref": format!("#/$defs/d{}", at + 1)});
+            let nested = (0..30).fold(next, |inner, _| json!({"anyOf": [inner]}));
+            definitions.insert(format!("d{at}"), nested);
+        }
+        definitions.insert("d622".into(), json!({"type": "null"}));
+        json!({"$ref": "#/$defs/d0", "$defs": definitions})
+    };
     let chain: String = (0..1900)
         .map(|at| format!("r{at}: r{}\n", at + 1))
         .collect();
@@ -476,6 +487,7 @@ fn exploding_grammars_are_bounded() {
         GuidedDecoding::Regex(r"(.*a.*b.*c.*d.*e.*f){9}(\w{50,999}|\d{40,998}){5,500}".into()),
         GuidedDecoding::JsonSchema(references(5000)),
         GuidedDecoding::JsonSchema(doubling(40)),
+        GuidedDecoding::JsonSchema(deep_references()),
         GuidedDecoding::JsonSchema(
             json!({"type": "array", "minItems": 4_000_000, "items": {"type": "array", "minItems": 4_000_000}}),
         ),
