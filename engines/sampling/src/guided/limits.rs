@@ -19,6 +19,8 @@ pub struct GuideLimits {
     pub objects: usize,
     /// References of a schema to different places. Each can lead as deep as the schema is nested.
     pub references: usize,
+    /// What a schema becomes once its parts are merged: schemas, properties, names and values; a few hundred bytes each.
+    pub expansion: usize,
     /// Texts of a choice.
     pub choices: usize,
     /// Rules and terminals of a grammar.
@@ -43,6 +45,7 @@ impl Default for GuideLimits {
             depth: 64,
             objects: 8192,
             references: 1024,
+            expansion: 250_000,
             choices: 4096,
             rules: 2000,
             grammar_symbols: 200_000,

@@ -1,5 +1,7 @@
 //! What a JSON schema may cost, counted before llguidance sees it. Not whether it is one: that llguidance says.
 
+mod expansion;
+
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
@@ -7,10 +9,13 @@ use serde_json::{Map, Value};
 use super::compile::check_bytes;
 use super::limits::GuideLimits;
 
+/// Recursive as deep as references lead: it runs on a large stack.
+///
 /// # Errors
 /// The limit that `schema` is over.
 pub(super) fn check(limits: &GuideLimits, schema: &Value) -> Result<(), String> {
-    check_size(limits, schema)
+    check_size(limits, schema)?;
+    expansion::check(limits, schema)
 }
 
 /// Nesting and size, without recursion: this is what keeps everything after it from running deep.

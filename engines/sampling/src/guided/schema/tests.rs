@@ -1,10 +1,21 @@
+use std::thread;
+
 use serde_json::{Value, json};
 
 use super::super::limits::GuideLimits;
-use super::check;
+
+/// On a stack as the compiler's.
+fn check(schema: &Value) -> Result<(), String> {
+    thread::scope(|scope| {
+        let checked = thread::Builder::new()
+            .stack_size(256 << 20)
+            .spawn_scoped(scope, || super::check(&GuideLimits::default(), schema));
+        checked.unwrap().join().unwrap()
+    })
+}
 
 fn refusal(schema: &Value) -> String {
-    check(&GuideLimits::default(), schema).expect_err("over a limit")
+    check(schema).expect_err("over a limit")
 }
 
 /// `count` definitions, each of which `definition` makes of the reference to the next.
@@ -25,6 +36,54 @@ fn what_references_make_deep_is_counted() {
     assert!(refusal(&chain(1500, |next| next)).contains("1024 different references"));
 }
 
+/// Small as they are, llguidance would make gigabytes of them.
+#[test]
+fn what_merged_parts_become_is_counted() {
+    let names = |count: usize| (0..count).map(|at| format!("p{at}")).collect::<Vec<_>>();
+    let properties: serde_json::Map<String, Value> = names(2000)
+        .into_iter()
+        .map(|name| (name, json!(true)))
+        .collect();
+    let options = vec![json!({"type": "object"}); 6900];
+    let twice = |next: Value| {
+        let mut typed = next;
+        typed["type"] = json!("object");
+        json!({"properties": {"a": typed, "b": typed}})
+    };
+    // The same where the parts that meet are properties of the same name.
+    let twice_within = |next: Value| {
+        let both = json!({"properties": {"a": next, "b": next}});
+        let object = json!({"type": "object"});
+        json!({"allOf": [both, {"properties": {"a": object, "b": object}}]})
+    };
+    let nested = |inner: Value| json!({"properties": {"a": inner}});
+    let cases = [
+        json!({"allOf": [{"type": "object", "required": names(2000)}, {"anyOf": options}]}),
+        json!({"allOf": [nested(json!({"required": names(2000)})), nested(json!({"anyOf": options}))]}),
+        json!({"enum": names(4000), "pattern": "a".repeat(30_000)}),
+        json!({"allOf": [{"properties": properties}, {"additionalProperties": {"enum": names(4000)}}]}),
+        json!({"oneOf": vec![json!({"type": "object"}); 4000]}),
+        chain(30, twice),
+        chain(30, twice_within),
+        chain(
+            1000,
+            |next| json!({"items": {"$ref": next["$ref"], "type": "array"}}),
+        ),
+    ];
+    for schema in &cases {
+        let refusal = refusal(schema);
+        let start: String = schema.to_string().chars().take(200).collect();
+        assert!(refusal.contains("multiply"), "{start}: {refusal}");
+    }
+    let counted = |keyword: &str| {
+        let object = json!({"properties": properties, "additionalProperties": false});
+        json!({"allOf": [object, {keyword: 1}]})
+    };
+    assert!(refusal(&counted("minProperties")).contains("optional properties"));
+    assert!(refusal(&counted("maxProperties")).contains("optional properties"));
+    assert!(refusal(&json!({"$ref": "#/$defs/none"})).contains("nothing"));
+}
+
 #[test]
 fn schemas_of_practice_are_within() {
     let property = |at: usize| json!({"type": "string", "description": format!("the {at}th")});
@@ -33,10 +92,31 @@ fn schemas_of_practice_are_within() {
         .collect();
     let names: Vec<&String> = properties.keys().collect();
     let schema = json!({"type": "object", "required": names, "properties": properties, "additionalProperties": false});
-    assert_eq!(check(&GuideLimits::default(), &schema), Ok(()));
+    assert_eq!(check(&schema), Ok(()));
     let small = chain(
         500,
         |next| json!({"type": "object", "properties": {"next": next}}),
     );
-    assert_eq!(check(&GuideLimits::default(), &small), Ok(()));
+    let address = json!({"type": "object", "properties": {"street": {"type": "string"}, "next": {"$ref": "#/$defs/person"}}});
+    let person = json!({"allOf": [
+        {"$ref": "#/$defs/address"},
+        {"type": "object", "properties": {
+            "name": {"type": ["string", "null"]},
+            "friends": {"type": "array", "items": {"$ref": "#/$defs/person"}},
+        }, "required": ["name"], "minProperties": 1},
+    ]});
+    let recursive =
+        json!({"$ref": "#/$defs/person", "$defs": {"address": address, "person": person}});
+    let names: Vec<String> = (0..4000).map(|at| format!("value {at}")).collect();
+    let values = json!({"type": "string", "enum": names, "description": "one of many"});
+    let tools: Vec<Value> = (0..128)
+        .map(|at| {
+            let named = json!({"type": "object", "properties": {"name": {"const": format!("tool {at}")}, "arguments": recursive["$defs"]["address"]}});
+            json!({"anyOf": [named, {"type": "null"}], "title": "a tool"})
+        })
+        .collect();
+    let calls = json!({"type": "array", "items": {"anyOf": tools}, "$defs": recursive["$defs"]});
+    for schema in [&small, &recursive, &values, &calls] {
+        assert_eq!(check(schema), Ok(()));
+    }
 }

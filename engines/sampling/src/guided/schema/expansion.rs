@@ -1,0 +1,509 @@
+//! What a schema becomes once llguidance has merged its parts, counted in a sketch of the same.
+//!
+//! llguidance makes one schema of what stands beside each other (`allOf`, `anyOf`, `enum`, a `$ref` with neighbours, the keywords
+//! themselves): options are copied for options, and a reference becomes a copy of what it names. So thirty definitions of two
+//! lines can become 2^30 properties. Here the same is done with what counts alone, until a budget is used up.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem;
+
+use serde_json::{Map, Value};
+
+use super::super::limits::GuideLimits;
+
+/// How deep merged parts may contain merged parts; llguidance stops there too.
+const MERGED_LEVELS: usize = 128;
+/// Optional properties beside a `minProperties` or `maxProperties`: llguidance writes the object once for each of them.
+const COUNTED_PROPERTIES: usize = 64;
+/// Bytes of a pattern that count as one.
+const PATTERN_BYTES: usize = 16;
+/// Pairs of `oneOf` that are compared in the time of one.
+const COMPARED_PAIRS: usize = 16;
+
+/// Keywords of the schema itself, in which it is one object of llguidance.
+const OWN: [&str; 18] = [
+    "type",
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "items",
+    "prefixItems",
+    "additionalItems",
+    "minItems",
+    "maxItems",
+    "pattern",
+    "format",
+    "minLength",
+    "maxLength",
+    "minimum",
+    "maximum",
+];
+
+/// Types that a value may be of, a bit each.
+type Kinds = u8;
+const NULL: Kinds = 1;
+const BOOLEAN: Kinds = 2;
+const NUMBER: Kinds = 4;
+const STRING: Kinds = 8;
+const ARRAY: Kinds = 16;
+const OBJECT: Kinds = 32;
+const ALL: Kinds = 63;
+
+/// Counts what `schema` becomes.
+///
+/// # Errors
+/// For more than the limits allow, and for references that lead nowhere, which llguidance refuses too.
+pub(super) fn check(limits: &GuideLimits, schema: &Value) -> Result<(), String> {
+    let mut expansion = Expansion {
+        limits,
+        root: schema,
+        left: limits.expansion,
+        definitions: HashMap::new(),
+    };
+    expansion.shape(schema)?;
+    Ok(())
+}
+
+struct Expansion<'a> {
+    limits: &'a GuideLimits,
+    root: &'a Value,
+    /// What may still be made.
+    left: usize,
+    /// By their reference; `None` while one is made.
+    definitions: HashMap<&'a str, Option<Shape<'a>>>,
+}
+
+/// What counts of a schema.
+#[derive(Clone)]
+enum Shape<'a> {
+    Any,
+    Never,
+    Reference(&'a str),
+    Options(Vec<Shape<'a>>),
+    Plain(Box<Plain<'a>>),
+}
+
+/// The schema of values of some types: what counts of arrays and of objects is here together.
+#[derive(Clone, Default)]
+struct Plain<'a> {
+    kinds: Kinds,
+    /// What is copied with it beside what follows.
+    weight: usize,
+    properties: BTreeMap<&'a str, Shape<'a>>,
+    patterns: BTreeMap<&'a str, Shape<'a>>,
+    additional: Option<Shape<'a>>,
+    required: BTreeSet<&'a str>,
+    prefix: Vec<Shape<'a>>,
+    items: Option<Shape<'a>>,
+    /// Has a `minProperties` or `maxProperties`.
+    is_counted: bool,
+}
+
+impl Shape<'_> {
+    /// What a copy costs.
+    fn size(&self) -> usize {
+        match self {
+            Shape::Any | Shape::Never | Shape::Reference(_) => 1,
+            Shape::Options(options) => 1 + options.iter().map(Shape::size).sum::<usize>(),
+            Shape::Plain(plain) => plain.size(),
+        }
+    }
+}
+
+impl Plain<'_> {
+    fn size(&self) -> usize {
+        let parts = (self.properties.values())
+            .chain(self.patterns.values())
+            .chain(&self.additional)
+            .chain(&self.prefix)
+            .chain(&self.items);
+        1 + self.weight + self.required.len() + parts.map(Shape::size).sum::<usize>()
+    }
+}
+
+impl<'a> Expansion<'a> {
+    fn charge(&mut self, made: usize) -> Result<(), String> {
+        self.left = self.left.checked_sub(made).ok_or_else(|| {
+            format!(
+                "the schema's parts multiply to more than {}: allOf, anyOf, oneOf, enum and $ref copy what stands beside them",
+                self.limits.expansion
+            )
+        })?;
+        Ok(())
+    }
+
+    fn copy(&mut self, shape: &Shape<'a>) -> Result<Shape<'a>, String> {
+        self.charge(shape.size())?;
+        Ok(shape.clone())
+    }
+
+    fn shape(&mut self, schema: &'a Value) -> Result<Shape<'a>, String> {
+        self.charge(1)?;
+        let entries = match schema {
+            Value::Object(entries) => entries,
+            Value::Bool(false) => return Ok(Shape::Never),
+            // `true`, and what is no schema, as llguidance will say.
+            Value::Bool(true)
+            | Value::Null
+            | Value::Number(_)
+            | Value::String(_)
+            | Value::Array(_) => return Ok(Shape::Any),
+        };
+        let mut shape = Shape::Any;
+        for (keyword, value) in entries {
+            shape = self.applied(shape, keyword, value)?;
+        }
+        if OWN.iter().any(|keyword| entries.contains_key(*keyword)) {
+            let own = self.own(entries)?;
+            shape = self.merge(shape, own, 0)?;
+        }
+        Ok(shape)
+    }
+
+    /// `shape` with a keyword that brings a schema of its own; as it is for others.
+    fn applied(
+        &mut self,
+        shape: Shape<'a>,
+        keyword: &str,
+        value: &'a Value,
+    ) -> Result<Shape<'a>, String> {
+        let part = match (keyword, value) {
+            ("const", value) => self.constant(value)?,
+            ("enum", Value::Array(values)) => {
+                let options = values.iter().map(|value| self.constant(value));
+                Shape::Options(options.collect::<Result<Vec<_>, String>>()?)
+            }
+            ("anyOf", Value::Array(schemas)) => Shape::Options(self.shapes(schemas)?),
+            ("oneOf", Value::Array(schemas)) => {
+                self.charge(schemas.len().saturating_mul(schemas.len()) / COMPARED_PAIRS)?;
+                Shape::Options(self.shapes(schemas)?)
+            }
+            ("allOf", Value::Array(schemas)) => {
+                let mut all = shape;
+                for schema in schemas {
+                    let part = self.shape(schema)?;
+                    all = self.merge(all, part, 0)?;
+                }
+                return Ok(all);
+            }
+            ("$ref", Value::String(reference)) => {
+                self.define(reference)?;
+                Shape::Reference(reference)
+            }
+            _ => return Ok(shape),
+        };
+        self.merge(shape, part, 0)
+    }
+
+    fn shapes(&mut self, schemas: &'a [Value]) -> Result<Vec<Shape<'a>>, String> {
+        schemas.iter().map(|schema| self.shape(schema)).collect()
+    }
+
+    /// The value that is meant, and nothing else.
+    fn constant(&mut self, value: &'a Value) -> Result<Shape<'a>, String> {
+        let kinds = match value {
+            Value::Null => NULL,
+            Value::Bool(_) => BOOLEAN,
+            Value::Number(_) => NUMBER,
+            Value::String(_) => STRING,
+            Value::Array(_) => ARRAY,
+            Value::Object(_) => OBJECT,
+        };
+        let weight = values(value);
+        self.charge(1 + weight)?;
+        Ok(Shape::Plain(Box::new(Plain {
+            kinds,
+            weight,
+            ..Plain::default()
+        })))
+    }
+
+    /// What the keywords in [`OWN`] say.
+    fn own(&mut self, entries: &'a Map<String, Value>) -> Result<Shape<'a>, String> {
+        let items = entries.get("items");
+        let (listed, items) = match items {
+            Some(Value::Array(_)) => (items, entries.get("additionalItems")),
+            items => (entries.get("prefixItems"), items),
+        };
+        let pattern = entries.get("pattern").and_then(Value::as_str);
+        let required = entries.get("required").and_then(Value::as_array);
+        let is_given = |keyword: &str| entries.get(keyword).is_some_and(|value| *value != 0);
+        let mut plain = Plain {
+            kinds: entries.get("type").map_or(ALL, kinds),
+            weight: pattern.map_or(0, str::len) / PATTERN_BYTES,
+            properties: self.named(entries.get("properties"))?,
+            patterns: self.named(entries.get("patternProperties"))?,
+            additional: self.optional(entries.get("additionalProperties"))?,
+            required: required
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_str)
+                .collect(),
+            prefix: self.shapes(
+                listed
+                    .and_then(Value::as_array)
+                    .map_or(&[][..], Vec::as_slice),
+            )?,
+            items: self.optional(items)?,
+            is_counted: is_given("minProperties") || entries.contains_key("maxProperties"),
+        };
+        // Each property is merged with the pattern that its name matches, whichever that is.
+        let largest = plain.patterns.values().map(Shape::size).max().unwrap_or(0);
+        plain.weight += largest.saturating_mul(plain.properties.len());
+        self.charge(plain.weight + plain.required.len())?;
+        Self::whole(plain)
+    }
+
+    fn named(
+        &mut self,
+        schemas: Option<&'a Value>,
+    ) -> Result<BTreeMap<&'a str, Shape<'a>>, String> {
+        let schemas = schemas.and_then(Value::as_object).into_iter().flatten();
+        schemas
+            .map(|(name, schema)| Ok((name.as_str(), self.shape(schema)?)))
+            .collect()
+    }
+
+    fn optional(&mut self, schema: Option<&'a Value>) -> Result<Option<Shape<'a>>, String> {
+        schema.map(|schema| self.shape(schema)).transpose()
+    }
+
+    /// Both at once, as `Schema::intersect` of llguidance makes it.
+    fn merge(
+        &mut self,
+        first: Shape<'a>,
+        second: Shape<'a>,
+        level: usize,
+    ) -> Result<Shape<'a>, String> {
+        self.charge(1)?;
+        if level > MERGED_LEVELS {
+            return Err("the schema's parts contain each other too deeply".into());
+        }
+        match (first, second) {
+            (Shape::Any, shape) | (shape, Shape::Any) => Ok(shape),
+            (Shape::Never, _) | (_, Shape::Never) => Ok(Shape::Never),
+            (Shape::Reference(reference), shape) | (shape, Shape::Reference(reference)) => {
+                let named = self.named_by(reference)?;
+                self.merge(named, shape, level + 2)
+            }
+            (Shape::Options(options), shape) | (shape, Shape::Options(options)) => {
+                let mut merged = Vec::with_capacity(options.len());
+                for option in options {
+                    let copy = self.copy(&shape)?;
+                    match self.merge(option, copy, level + 1)? {
+                        Shape::Never => {}
+                        Shape::Options(nested) => merged.extend(nested),
+                        one @ (Shape::Any | Shape::Reference(_) | Shape::Plain(_)) => {
+                            merged.push(one);
+                        }
+                    }
+                }
+                Ok(Shape::Options(merged))
+            }
+            (Shape::Plain(first), Shape::Plain(second)) => self.both(*first, *second, level),
+        }
+    }
+
+    fn both(
+        &mut self,
+        mut first: Plain<'a>,
+        mut second: Plain<'a>,
+        level: usize,
+    ) -> Result<Shape<'a>, String> {
+        let kinds = first.kinds & second.kinds;
+        if kinds == 0 {
+            return Ok(Shape::Never);
+        }
+        let mut properties = BTreeMap::new();
+        for (name, shape) in mem::take(&mut first.properties) {
+            let other = self.property(&second, name)?;
+            properties.insert(name, self.merge(shape, other, level + 1)?);
+        }
+        for (name, shape) in mem::take(&mut second.properties) {
+            if properties.contains_key(name) {
+                continue;
+            }
+            let other = self.property(&first, name)?;
+            properties.insert(name, self.merge(other, shape, level + 1)?);
+        }
+        let mut patterns = BTreeMap::new();
+        for (name, shape) in mem::take(&mut first.patterns) {
+            let other = (second.patterns.remove(name)).or_else(|| second.additional.clone());
+            patterns.insert(name, self.merged_with(shape, other, level)?);
+        }
+        for (name, shape) in mem::take(&mut second.patterns) {
+            let other = first.additional.clone();
+            patterns.insert(name, self.merged_with(shape, other, level)?);
+        }
+        let length = first.prefix.len().max(second.prefix.len());
+        self.fill(&mut first, length)?;
+        self.fill(&mut second, length)?;
+        let mut prefix = Vec::with_capacity(length);
+        for (shape, other) in first.prefix.into_iter().zip(second.prefix) {
+            prefix.push(self.merge(shape, other, level + 1)?);
+        }
+        first.required.append(&mut second.required);
+        let merged = Plain {
+            kinds,
+            weight: first.weight + second.weight,
+            properties,
+            patterns,
+            additional: self.either(first.additional, second.additional, level)?,
+            required: first.required,
+            prefix,
+            items: self.either(first.items, second.items, level)?,
+            is_counted: first.is_counted || second.is_counted,
+        };
+        Self::whole(merged)
+    }
+
+    /// What `plain` says of a property of that name.
+    fn property(&mut self, plain: &Plain<'a>, name: &str) -> Result<Shape<'a>, String> {
+        if let Some(shape) = plain.properties.get(name) {
+            return self.copy(shape);
+        }
+        // Whichever pattern it matches.
+        let shapes = plain.patterns.values().chain(&plain.additional);
+        match shapes.max_by_key(|shape| shape.size()) {
+            Some(shape) => self.copy(shape),
+            None => Ok(Shape::Any),
+        }
+    }
+
+    fn merged_with(
+        &mut self,
+        shape: Shape<'a>,
+        other: Option<Shape<'a>>,
+        level: usize,
+    ) -> Result<Shape<'a>, String> {
+        match other {
+            Some(other) => {
+                self.charge(other.size())?;
+                self.merge(shape, other, level + 1)
+            }
+            None => Ok(shape),
+        }
+    }
+
+    fn either(
+        &mut self,
+        first: Option<Shape<'a>>,
+        second: Option<Shape<'a>>,
+        level: usize,
+    ) -> Result<Option<Shape<'a>>, String> {
+        match (first, second) {
+            (Some(first), Some(second)) => self.merge(first, second, level + 1).map(Some),
+            (first, second) => Ok(first.or(second)),
+        }
+    }
+
+    /// As many schemas of first items as the other part has.
+    fn fill(&mut self, plain: &mut Plain<'a>, length: usize) -> Result<(), String> {
+        while plain.prefix.len() < length {
+            let item = match &plain.items {
+                Some(items) => self.copy(items)?,
+                None => Shape::Any,
+            };
+            plain.prefix.push(item);
+        }
+        Ok(())
+    }
+
+    /// A schema as it is kept, once what it is made of is known.
+    fn whole(mut plain: Plain<'a>) -> Result<Shape<'a>, String> {
+        if plain.kinds & ARRAY == 0 {
+            (plain.prefix, plain.items) = (Vec::new(), None);
+        }
+        if plain.kinds & OBJECT == 0 {
+            plain.properties.clear();
+            plain.patterns.clear();
+            plain.required.clear();
+            plain.additional = None;
+        }
+        let is_optional = |name: &&&str| !plain.required.contains(**name);
+        if plain.is_counted
+            && plain.properties.keys().filter(is_optional).count() > COUNTED_PROPERTIES
+        {
+            return Err(format!(
+                "minProperties and maxProperties go with at most {COUNTED_PROPERTIES} optional properties"
+            ));
+        }
+        Ok(Shape::Plain(Box::new(plain)))
+    }
+
+    fn define(&mut self, reference: &'a str) -> Result<(), String> {
+        if self.definitions.contains_key(reference) {
+            return Ok(());
+        }
+        self.definitions.insert(reference, None);
+        let schema = find(self.root, reference).ok_or_else(|| {
+            let start: String = reference.chars().take(100).collect();
+            format!("$ref leads to nothing within the schema: {start}")
+        })?;
+        let shape = self.shape(schema)?;
+        self.definitions.insert(reference, Some(shape));
+        Ok(())
+    }
+
+    /// A copy of what a reference names; anything where that contains itself, which llguidance refuses.
+    fn named_by(&mut self, reference: &'a str) -> Result<Shape<'a>, String> {
+        self.define(reference)?;
+        let shape = self.definitions.get(reference).and_then(Option::as_ref);
+        let size = shape.map_or(1, Shape::size);
+        self.charge(size)?;
+        let shape = self.definitions.get(reference).cloned().flatten();
+        Ok(shape.unwrap_or(Shape::Any))
+    }
+}
+
+/// Where `#/...` leads, with llguidance's eyes: no escapes, and numbers as Rust reads them.
+fn find<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
+    if reference == "#" || reference == "#/" {
+        return Some(root);
+    }
+    let mut at = root;
+    for segment in reference.strip_prefix("#/")?.split('/') {
+        at = if at.is_array() {
+            at.get(segment.parse::<usize>().ok()?)?
+        } else {
+            at.get(segment)?
+        };
+    }
+    Some(at)
+}
+
+/// What `type` allows; whatever else it says, llguidance refuses.
+fn kinds(types: &Value) -> Kinds {
+    let kind = |name: &Value| match name.as_str() {
+        Some("null") => NULL,
+        Some("boolean") => BOOLEAN,
+        Some("number" | "integer") => NUMBER,
+        Some("string") => STRING,
+        Some("array") => ARRAY,
+        Some("object") => OBJECT,
+        _ => ALL,
+    };
+    match types.as_array() {
+        Some(names) => names.iter().map(kind).fold(0, |all, kind| all | kind),
+        None => kind(types),
+    }
+}
+
+/// Values in `value`, itself not counted.
+fn values(value: &Value) -> usize {
+    let (mut count, mut open) = (0, vec![value]);
+    while let Some(value) = open.pop() {
+        let before = open.len();
+        if let Some(items) = value.as_array() {
+            open.extend(items);
+        }
+        if let Some(entries) = value.as_object() {
+            open.extend(entries.values());
+        }
+        count += open.len() - before;
+    }
+    count
+}
