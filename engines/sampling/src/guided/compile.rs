@@ -141,6 +141,7 @@ fn lark(limits: &GuideLimits, text: &str) -> Result<TopLevelGrammar, String> {
     if text.matches(':').count() > limits.rules {
         return Err(format!("more than {} rules and terminals", limits.rules));
     }
+    schemas::check_lark(limits, text)?;
     Ok(TopLevelGrammar::from_lark(text.to_owned()))
 }
 

@@ -21,6 +21,10 @@ pub struct GuideLimits {
     pub references: usize,
     /// What a schema becomes once its parts are merged: schemas, properties, names and values; a few hundred bytes each.
     pub expansion: usize,
+    /// Properties of one object of a schema, merged parts together.
+    pub properties: usize,
+    /// Patterns among those (`patternProperties`): whether they exclude each other is asked of each pair.
+    pub patterns: usize,
     /// Texts of a choice.
     pub choices: usize,
     /// Rules and terminals of a grammar.
@@ -46,6 +50,8 @@ impl Default for GuideLimits {
             objects: 8192,
             references: 1024,
             expansion: 250_000,
+            properties: 2048,
+            patterns: 32,
             choices: 4096,
             rules: 2000,
             grammar_symbols: 200_000,

@@ -4,7 +4,7 @@ mod expansion;
 
 use std::collections::HashSet;
 
-use serde_json::{Map, Value};
+use serde_json::{Deserializer, Map, Value};
 
 use super::compile::check_bytes;
 use super::limits::GuideLimits;
@@ -15,7 +15,26 @@ use super::limits::GuideLimits;
 /// The limit that `schema` is over.
 pub(super) fn check(limits: &GuideLimits, schema: &Value) -> Result<(), String> {
     check_size(limits, schema)?;
-    expansion::check(limits, schema)
+    let mut budget = limits.expansion;
+    expansion::check(limits, schema, &mut budget)
+}
+
+/// As [`check`], for the schemas within a grammar in Lark, `%json {...}`, together.
+///
+/// # Errors
+/// The limit that one of them is over, or all together.
+pub(super) fn check_lark(limits: &GuideLimits, text: &str) -> Result<(), String> {
+    let mut budget = limits.expansion;
+    for (at, keyword) in text.match_indices("%json") {
+        // As llguidance reads it. What is no JSON is an error there, or stands in a text or a comment.
+        let rest = &text[at + keyword.len()..];
+        let mut values = Deserializer::from_str(rest).into_iter::<Value>();
+        if let Some(Ok(schema)) = values.next() {
+            check_size(limits, &schema)?;
+            expansion::check(limits, &schema, &mut budget)?;
+        }
+    }
+    Ok(())
 }
 
 /// Nesting and size, without recursion: this is what keeps everything after it from running deep.

@@ -10,6 +10,7 @@ use std::mem;
 use serde_json::{Map, Value};
 
 use super::super::limits::GuideLimits;
+use super::check_count;
 
 /// How deep merged parts may contain merged parts; llguidance stops there too.
 const MERGED_LEVELS: usize = 128;
@@ -19,6 +20,8 @@ const COUNTED_PROPERTIES: usize = 64;
 const PATTERN_BYTES: usize = 16;
 /// Pairs of `oneOf` that are compared in the time of one.
 const COMPARED_PAIRS: usize = 16;
+/// What it costs to see whether two patterns exclude each other.
+const PATTERN_PAIR: usize = 16;
 
 /// Keywords of the schema itself, in which it is one object of llguidance.
 const OWN: [&str; 18] = [
@@ -52,18 +55,23 @@ const ARRAY: Kinds = 16;
 const OBJECT: Kinds = 32;
 const ALL: Kinds = 63;
 
-/// Counts what `schema` becomes.
+/// Counts what `schema` becomes, and takes it from the budget.
 ///
 /// # Errors
 /// For more than the limits allow, and for references that lead nowhere, which llguidance refuses too.
-pub(super) fn check(limits: &GuideLimits, schema: &Value) -> Result<(), String> {
+pub(super) fn check(
+    limits: &GuideLimits,
+    schema: &Value,
+    budget: &mut usize,
+) -> Result<(), String> {
     let mut expansion = Expansion {
         limits,
         root: schema,
-        left: limits.expansion,
+        left: *budget,
         definitions: HashMap::new(),
     };
     expansion.shape(schema)?;
+    *budget = expansion.left;
     Ok(())
 }
 
@@ -254,7 +262,7 @@ impl<'a> Expansion<'a> {
         let largest = plain.patterns.values().map(Shape::size).max().unwrap_or(0);
         plain.weight += largest.saturating_mul(plain.properties.len());
         self.charge(plain.weight + plain.required.len())?;
-        Self::whole(plain)
+        self.whole(plain)
     }
 
     fn named(
@@ -357,7 +365,7 @@ impl<'a> Expansion<'a> {
             items: self.either(first.items, second.items, level)?,
             is_counted: first.is_counted || second.is_counted,
         };
-        Self::whole(merged)
+        self.whole(merged)
     }
 
     /// What `plain` says of a property of that name.
@@ -413,7 +421,7 @@ impl<'a> Expansion<'a> {
     }
 
     /// A schema as it is kept, once what it is made of is known.
-    fn whole(mut plain: Plain<'a>) -> Result<Shape<'a>, String> {
+    fn whole(&mut self, mut plain: Plain<'a>) -> Result<Shape<'a>, String> {
         if plain.kinds & ARRAY == 0 {
             (plain.prefix, plain.items) = (Vec::new(), None);
         }
@@ -423,6 +431,18 @@ impl<'a> Expansion<'a> {
             plain.required.clear();
             plain.additional = None;
         }
+        check_count(
+            "properties in one object",
+            plain.properties.len(),
+            self.limits.properties,
+        )?;
+        let patterns = plain.patterns.len();
+        check_count(
+            "patternProperties in one object",
+            patterns,
+            self.limits.patterns,
+        )?;
+        self.charge(patterns * patterns.saturating_sub(1) / 2 * PATTERN_PAIR)?;
         let is_optional = |name: &&&str| !plain.required.contains(**name);
         if plain.is_counted
             && plain.properties.keys().filter(is_optional).count() > COUNTED_PROPERTIES

@@ -3,6 +3,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::super::limits::GuideLimits;
+use super::check_lark;
 
 /// On a stack as the compiler's.
 fn check(schema: &Value) -> Result<(), String> {
@@ -34,6 +35,42 @@ fn what_references_make_deep_is_counted() {
     let deep = |next| (0..30).fold(next, |inner, _| json!({"anyOf": [inner]}));
     assert!(refusal(&chain(622, deep)).contains("8192 objects"));
     assert!(refusal(&chain(1500, |next| next)).contains("1024 different references"));
+}
+
+/// Asked pair by pair, or all names against each other: seconds and hours within the limit of bytes.
+#[test]
+fn properties_and_patterns_of_an_object_are_counted() {
+    let named = |count: usize, keyword: &str| {
+        let schemas: serde_json::Map<String, Value> = (0..count)
+            .map(|at| (format!("^{at}$"), json!({})))
+            .collect();
+        json!({"type": "object", keyword: schemas})
+    };
+    assert_eq!(check(&named(2048, "properties")), Ok(()));
+    assert_eq!(check(&named(32, "patternProperties")), Ok(()));
+    assert!(refusal(&named(2049, "properties")).contains("2048 properties"));
+    assert!(refusal(&named(33, "patternProperties")).contains("32 patternProperties"));
+    // Together, and again for each option.
+    let other = json!({"patternProperties": {"^a$": {}}});
+    let both = json!({"allOf": [named(32, "patternProperties"), other]});
+    assert!(refusal(&both).contains("32 patternProperties"));
+    let options = vec![json!({"type": "object"}); 100];
+    let again = json!({"allOf": [named(32, "patternProperties"), {"anyOf": options}]});
+    assert!(refusal(&again).contains("multiply"));
+    let lark = |schema: &Value| {
+        let text = format!("start: a b\na: %json {schema}\nb: %json {schema}\n");
+        check_lark(&GuideLimits::default(), &text)
+    };
+    assert_eq!(lark(&named(32, "patternProperties")), Ok(()));
+    assert!(lark(&named(33, "patternProperties")).is_err());
+    let options = vec![json!({"type": "object"}); 20];
+    let half = json!({"allOf": [named(32, "patternProperties"), {"anyOf": options}]});
+    assert_eq!(check(&half), Ok(()));
+    assert!(lark(&half).is_err());
+    assert_eq!(
+        check_lark(&GuideLimits::default(), "start: \"%json\" // %json {"),
+        Ok(())
+    );
 }
 
 /// Small as they are, llguidance would make gigabytes of them.
