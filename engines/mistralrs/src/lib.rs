@@ -24,6 +24,9 @@ use tokio::sync::Semaphore;
 
 use sequence::{Sequence, State};
 
+/// Grammars compiled at once: each may take a second of a core that the model needs too.
+const COMPILING: usize = 2;
+
 /// What the engine is built from, and the flags of its worker.
 #[derive(Debug, Clone, clap::Args)]
 pub struct MistralRsArgs {
@@ -51,6 +54,8 @@ struct Model {
     runner: Arc<MistralRs>,
     /// What grammars are compiled with; `None` for a tokenizer that cannot guide.
     guides: Option<Arc<GuideFactory>>,
+    /// Grammars that may be compiled at once.
+    compiling: Arc<Semaphore>,
     /// Sequences that mistral.rs may have at once.
     places: Arc<Semaphore>,
     /// Logits of a row.
@@ -110,7 +115,12 @@ impl Model {
         let tokens = request.tokens()?;
         let resumed = usize::try_from(request.resumed_tokens).unwrap_or(usize::MAX);
         let resumed = tokens[tokens.len().saturating_sub(resumed)..].to_vec();
+        let permit = Arc::clone(&self.compiling).acquire_owned().await;
+        let permit = permit.map_err(|_| {
+            EngineError::engine_shutdown("the engine has stopped; send the request again")
+        })?;
         let compiled = blocking(move || {
+            let _permit = permit;
             let mut guide = guides.compile(&guided)?;
             for token in resumed {
                 guide.accept(token)?;
@@ -171,6 +181,7 @@ impl LLMEngine for MistralRsEngine {
         // Frees the weights, which takes a moment.
         if let Some(model) = self.model.take() {
             model.places.close();
+            model.compiling.close();
             blocking(move || drop(model)).await?;
         }
         Ok(())

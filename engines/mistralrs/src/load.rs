@@ -14,7 +14,7 @@ use tokio::spawn;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::sequence::asked;
-use crate::{MistralRsArgs, Model};
+use crate::{COMPILING, MistralRsArgs, Model};
 
 /// Blocks for as long as it takes.
 pub(crate) fn load(args: &MistralRsArgs) -> Result<Model, EngineError> {
@@ -69,6 +69,7 @@ pub(crate) fn load(args: &MistralRsArgs) -> Result<Model, EngineError> {
         Ok(Model {
             runner,
             guides: guides.ok().map(Arc::new),
+            compiling: Arc::new(Semaphore::new(COMPILING)),
             places: Arc::new(Semaphore::new(places)),
             vocab_size,
             context_length: u32::try_from(metadata.max_seq_len).unwrap_or(u32::MAX),
