@@ -82,7 +82,7 @@ pub struct TextFiles {
     pub tokenizer: Arc<TextTokenizer>,
     /// Messages to text; `None` when the model has no chat template.
     pub template: Option<ChatTemplate>,
-    /// The same with the fuel of a few milliseconds, to be rendered where it would hold up others.
+    /// The same with the fuel and the room of a few milliseconds, to be rendered where it would hold up others.
     pub quick_template: Option<ChatTemplate>,
     /// The tokens that end a sequence.
     pub eos_token_ids: Shared<Vec<TokenId>>,
@@ -200,7 +200,7 @@ impl TextFiles {
             tokenizer: Arc::new(tokenizer),
             quick_template: template
                 .clone()
-                .map(|template| template.with_fuel(QUICK_FUEL)),
+                .map(|template| template.into_quick(QUICK_FUEL)),
             template,
             eos_token_ids: eos_token_ids.into(),
             matryoshka: matryoshka.unwrap_or_default(),

@@ -81,7 +81,9 @@ impl Job {
         let mut quick = None;
         if bytes < SHORT_WORK_BYTES && !chat.has_media {
             match brief(|| chat.quick_prompt(&model)).await {
-                Err(TemplateError::OutOfFuel { .. }) => bytes = usize::MAX,
+                Err(TemplateError::OutOfFuel { .. } | TemplateError::TooLarge { .. }) => {
+                    bytes = usize::MAX;
+                }
                 rendered => quick = rendered.ok().flatten(),
             }
         }

@@ -186,6 +186,15 @@ impl ChatTemplate {
         self
     }
 
+    /// The same for messages that are short: what does not end after so many instructions, or makes or reads more than short
+    /// messages need, is an error soon.
+    #[must_use]
+    pub(crate) fn into_quick(mut self, instructions: u64) -> Self {
+        self = self.with_fuel(instructions);
+        self.bounds = Bounds::QUICK;
+        self
+    }
+
     /// No text of the template's own takes less than two instructions to be repeated.
     fn effective_fuel(&self) -> u64 {
         let repetitions = self.bounds.made_bytes / self.longest_repeated.max(1);
@@ -285,8 +294,7 @@ impl ChatTemplate {
         let invalid = |error| explain(&error, DEFAULT_FUEL);
         let syntax = self.environment.syntax().clone();
         let bounded = Bounded::try_new(&source, syntax).map_err(invalid)?;
-        self.environment
-            .add_function(bounded.function, bounds::bounded_in);
+        bounds::add_functions(&mut self.environment, &bounded.function);
         self.environment
             .add_template_owned(name, bounded.source)
             .map_err(invalid)?;

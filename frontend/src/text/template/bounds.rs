@@ -1,10 +1,12 @@
 //! What one rendering may make. Fuel bounds how many instructions it takes, but one of them can double a text.
 //!
 //! Whatever a template makes is weighed: what it prints, what filters and methods that can grow a value return, and the values
-//! that `source` leads through [`bounded`]. What only takes parts of its input is not. So memory is bounded whatever the
-//! template does, by [`Bounds::made_bytes`] and one step more.
+//! that `source` leads through [`bounded`]. What only takes parts of its input is counted by what it reads: an instruction may
+//! read all of a large value. So memory and time are bounded whatever the template does, by [`Bounds::made_bytes`] and one step
+//! more.
 
 mod grows;
+mod takes;
 
 use std::cell::Cell;
 
@@ -14,14 +16,17 @@ use minijinja::{
     tests as predicates,
 };
 
+use super::source;
 pub(super) use grows::Grows;
+use takes::Takes;
+pub(super) use takes::{count_method, count_text_method};
 
 /// How many bytes one rendering may make.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
     /// Of one value.
     pub(super) value_bytes: usize,
-    /// In all, kept or not. A text that grows by a message at a time is made anew each time.
+    /// In all, kept or not, and read. A text that grows by a message at a time is made anew each time.
     pub(super) made_bytes: usize,
 }
 
@@ -30,6 +35,12 @@ impl Bounds {
     pub(super) const DEFAULT: Self = Self {
         value_bytes: 64 << 20,
         made_bytes: 1 << 30,
+    };
+
+    /// What is made within a few milliseconds.
+    pub(super) const QUICK: Self = Self {
+        value_bytes: 1 << 20,
+        made_bytes: 1 << 20,
     };
 }
 
@@ -92,36 +103,108 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     for (name, filter) in growing_filters() {
         bound_filter(environment, name, filter);
     }
+    for (name, filter) in reading_filters() {
+        count_filter(environment, name, filter);
+    }
     for name in ["dict", "namespace"] {
         bound_arguments(environment, name);
     }
 }
 
 /// The filters of which something larger than their input may come; `tojson` is in `python`.
-fn growing_filters() -> [(&'static str, Value); 11] {
+fn growing_filters() -> [(&'static str, Value); 18] {
     [
         ("batch", Value::from_function(filters::batch)),
+        ("capitalize", Value::from_function(filters::capitalize)),
         ("chain", Value::from_function(filters::chain)),
+        ("e", Value::from_function(filters::escape)),
+        ("escape", Value::from_function(filters::escape)),
         ("format", Value::from_function(filters::format)),
         ("indent", Value::from_function(filters::indent)),
         ("join", Value::from_function(filters::join)),
+        ("lower", Value::from_function(filters::lower)),
+        ("map", Value::from_function(filters::map)),
         ("pprint", Value::from_function(filters::pprint)),
         ("replace", Value::from_function(filters::replace)),
         ("slice", Value::from_function(filters::slice)),
         ("string", Value::from_function(filters::string)),
         ("sum", Value::from_function(filters::sum)),
+        ("title", Value::from_function(filters::title)),
+        ("upper", Value::from_function(filters::upper)),
         ("zip", Value::from_function(filters::zip)),
     ]
 }
 
-fn bound_filter(environment: &mut Environment<'_>, name: &'static str, filter: Value) {
-    let grows = Grows::of_filter(name);
+/// The other filters that may read all of their input; what is left does not.
+fn reading_filters() -> [(&'static str, Value); 23] {
+    [
+        ("count", Value::from_function(filters::length)),
+        ("dictsort", Value::from_function(filters::dictsort)),
+        ("first", Value::from_function(filters::first)),
+        ("float", Value::from_function(filters::float)),
+        ("groupby", Value::from_function(filters::groupby)),
+        ("int", Value::from_function(filters::int)),
+        ("items", Value::from_function(filters::items)),
+        ("last", Value::from_function(filters::last)),
+        ("length", Value::from_function(filters::length)),
+        ("lines", Value::from_function(filters::lines)),
+        ("list", Value::from_function(filters::list)),
+        ("max", Value::from_function(filters::max)),
+        ("min", Value::from_function(filters::min)),
+        ("reject", Value::from_function(filters::reject)),
+        ("rejectattr", Value::from_function(filters::rejectattr)),
+        ("reverse", Value::from_function(filters::reverse)),
+        ("safe", Value::from_function(filters::safe)),
+        ("select", Value::from_function(filters::select)),
+        ("selectattr", Value::from_function(filters::selectattr)),
+        ("sort", Value::from_function(filters::sort)),
+        ("split", Value::from_function(filters::split)),
+        ("trim", Value::from_function(filters::trim)),
+        ("unique", Value::from_function(filters::unique)),
+    ]
+}
+
+fn count_filter(environment: &mut Environment<'_>, name: &'static str, filter: Value) {
+    let takes = Takes::of_filter(name);
     let filter = move |state: &mut State<'_, '_>, args: Rest<Value>, named: Kwargs| {
-        let args = all(args, named);
-        grows.check(&args)?;
-        bounded(filter.call(state, &args)?)
+        let mut args = all(args, named);
+        takes.count(&args)?;
+        if let (Takes::Part, Some(input)) = (takes, args.first_mut()) {
+            *input = settled(std::mem::take(input))?;
+        }
+        filter.call(state, &args)
     };
     environment.add_filter(name, filter);
+}
+
+fn bound_filter(environment: &mut Environment<'_>, name: &'static str, filter: Value) {
+    let (grows, takes) = (Grows::of_filter(name), Takes::of_filter(name));
+    let filter = move |state: &mut State<'_, '_>, args: Rest<Value>, named: Kwargs| {
+        let args = all(args, named);
+        takes.count(&args)?;
+        grows.check(&args)?;
+        let mut value = filter.call(state, &args)?;
+        if name == "chain" {
+            value = chained(value)?;
+        }
+        bounded(value)
+    };
+    environment.add_filter(name, filter);
+}
+
+/// What `chain` makes asks those it is made of whenever it is read: the same without them, as of lists in [`settled`].
+fn chained(object: Value) -> Result<Value, Error> {
+    count(weigh(&object)?)?;
+    if object.kind() != ValueKind::Map {
+        return Ok(object.try_iter()?.collect());
+    }
+    let keys = object.try_iter()?;
+    let pairs = keys.map(|key| {
+        charge(VALUE_BYTES)?;
+        let value = object.get_item(&key)?;
+        Ok((key, value))
+    });
+    Ok(Value::from_pairs(pairs.collect::<Result<Vec<_>, Error>>()?))
 }
 
 /// Of a function that makes an object of its arguments.
@@ -151,8 +234,46 @@ fn all(args: Rest<Value>, named: Kwargs) -> Vec<Value> {
     args
 }
 
+/// Adds what `source` leads values through.
+pub(super) fn add_functions(environment: &mut Environment<'_>, function: &str) {
+    environment.add_function(function.to_owned(), bounded_in);
+    environment.add_function(format!("{function}{}", source::PART), read);
+    environment.add_function(format!("{function}{}", source::BASE), cut);
+}
+
+/// The value, once what looks into it is counted: a text, or the items of a list that is passed over.
+fn read(value: Value) -> Result<Value, Error> {
+    charge(
+        value
+            .as_str()
+            .map_or_else(|| value.len(), |text| Some(text.len()))
+            .unwrap_or(0),
+    )?;
+    Ok(value)
+}
+
+/// The value, once what a slice of it takes is counted: letters of a text, or the items of a tuple, which are copied.
+fn cut(value: Value) -> Result<Value, Error> {
+    match value.as_str() {
+        Some(text) => charge(text.len().saturating_mul(size_of::<char>()))?,
+        None if value.is_tuple() => charge(part_bytes(&value))?,
+        None => charge(value.len().unwrap_or(0))?,
+    }
+    settled(value)
+}
+
+/// The value, but no list that takes its items from another when it is read. Such a one of such a one, and so on, could lie
+/// deeper than a stack reaches.
+fn settled(value: Value) -> Result<Value, Error> {
+    if value.kind() != ValueKind::Iterable {
+        return Ok(value);
+    }
+    charge(part_bytes(&value))?;
+    Ok(value.try_iter()?.collect())
+}
+
 /// The value, if the template may have made it, and may make it an attribute of these namespaces.
-pub(super) fn bounded_in(value: Value, namespaces: Rest<Value>) -> Result<Value, Error> {
+fn bounded_in(value: Value, namespaces: Rest<Value>) -> Result<Value, Error> {
     let value = bounded(value)?;
     for namespace in namespaces.iter() {
         if holds(&value, namespace, 0)? {
@@ -166,7 +287,7 @@ pub(super) fn bounded_in(value: Value, namespaces: Rest<Value>) -> Result<Value,
 /// The value, if the template may have made it.
 pub(super) fn bounded(value: Value) -> Result<Value, Error> {
     count(weigh(&value)?)?;
-    Ok(value)
+    settled(value)
 }
 
 fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
@@ -177,13 +298,26 @@ fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Resu
 /// Counts bytes that the template is about to make, or has made.
 pub(super) fn count(bytes: usize) -> Result<(), Error> {
     check_value(bytes)?;
+    charge(bytes)
+}
+
+/// Counts bytes that are read, of which nothing so large is made.
+fn charge(bytes: usize) -> Result<(), Error> {
     let mut made = MADE.get();
-    made.bytes += bytes;
+    made.bytes = made.bytes.saturating_add(bytes);
     MADE.set(made);
     if made.bytes > made.bounds.made_bytes {
         return Err(TooLarge::error(made.bounds.made_bytes));
     }
     Ok(())
+}
+
+/// The bytes of a text, or of the items of a list without what is in them.
+fn part_bytes(value: &Value) -> usize {
+    match value.as_str() {
+        Some(text) => text.len(),
+        None => value.len().unwrap_or(0).saturating_mul(VALUE_BYTES),
+    }
 }
 
 /// The bytes of a value and all that is in it, as often as it is in it.

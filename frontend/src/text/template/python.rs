@@ -15,6 +15,9 @@ use serde_json::ser::{Formatter, Serializer};
 
 use super::bounds::{self, Grows, TooLarge};
 
+/// More than any format of a time needs.
+const MAX_FORMAT_BYTES: usize = 1024;
+
 /// An environment without templates.
 pub(super) fn environment() -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
@@ -41,7 +44,10 @@ fn python_method(
 ) -> Result<Value, Error> {
     match value.as_str() {
         Some(text) => text_method(state, text, value, method, args),
-        None => pycompat::unknown_method_callback(state, value, method, args),
+        None => {
+            bounds::count_method(method, value, args)?;
+            pycompat::unknown_method_callback(state, value, method, args)
+        }
     }
 }
 
@@ -52,6 +58,7 @@ fn text_method(
     method: &str,
     args: &[Value],
 ) -> Result<Value, Error> {
+    bounds::count_text_method(method, text, args)?;
     let strip = match method {
         "removeprefix" => str::strip_prefix::<&str>,
         "removesuffix" => str::strip_suffix::<&str>,
@@ -81,6 +88,9 @@ fn raise_exception(message: &Value) -> Result<Value, Error> {
 
 /// The present local time, in a `strftime` format.
 fn strftime_now(format: &str) -> Result<String, Error> {
+    if format.len() > MAX_FORMAT_BYTES {
+        return Err(TooLarge::error(MAX_FORMAT_BYTES));
+    }
     jiff::fmt::strtime::format(format, &jiff::Zoned::now()).map_err(|source| {
         Error::new(ErrorKind::InvalidOperation, "invalid strftime format").with_source(source)
     })

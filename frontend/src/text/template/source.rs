@@ -6,11 +6,55 @@
 use std::ops::Range;
 
 use minijinja::machinery::ast::{
-    BinOp, BinOpKind, CallArg, Expr, ForLoop, Macro, Set, Spanned, Stmt,
+    BinOp, BinOpKind, CallArg, CompareOpKind, Expr, ForLoop, Macro, Set, Spanned, Stmt,
 };
 use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, ErrorKind};
+
+/// What the name of the function ends with that counts what is read of a value, and returns it.
+pub(super) const PART: &str = "_part";
+
+/// How the call of a function opens that bounds all of a value.
+const WHOLE: &str = "(";
+
+/// How the call of the one opens that counts what is read; see [`PART`].
+const READ: &str = "_part(";
+
+/// What the name ends with of the one that counts what a slice reads, and returns what can be cut.
+pub(super) const BASE: &str = "_base";
+
+/// How its call opens.
+const CUT: &str = "_base(";
+
+/// So far into a text it may be looked without being counted.
+const NEAR: usize = 1_000;
+
+/// Tests that do not read all of a text.
+const BRIEF_TESTS: [&str; 22] = [
+    "boolean",
+    "callable",
+    "defined",
+    "divisibleby",
+    "escaped",
+    "even",
+    "false",
+    "filter",
+    "float",
+    "int",
+    "integer",
+    "iterable",
+    "mapping",
+    "none",
+    "number",
+    "odd",
+    "safe",
+    "sameas",
+    "sequence",
+    "string",
+    "true",
+    "undefined",
+];
 
 /// More than any template in use has need for.
 const MAX_TAG_TOKENS: usize = 1_000;
@@ -161,9 +205,42 @@ impl<'t> Found<'t> {
     fn grows(&mut self, span: Span) {
         self.growing.push(Growing {
             range: span.start_offset as usize..span.end_offset as usize,
-            opening: "(",
+            opening: WHOLE,
             closing: ")".to_owned(),
         });
+    }
+
+    /// Counts a value that something reads, unless what it is made by counts it.
+    fn reads(&mut self, expression: &Expr<'_>, opening: &'static str) {
+        match expression {
+            Expr::Var(_) | Expr::GetAttr(_) | Expr::GetItem(_) | Expr::Call(_) | Expr::Slice(_) => {
+                self.growing.push(Growing {
+                    range: range_of(expression),
+                    opening,
+                    closing: ")".to_owned(),
+                });
+            }
+            Expr::IfExpr(it) => {
+                self.reads(&it.true_expr, opening);
+                if let Some(other) = &it.false_expr {
+                    self.reads(other, opening);
+                }
+            }
+            Expr::BinOp(it) if matches!(it.op, BinOpKind::ScAnd | BinOpKind::ScOr) => {
+                self.reads(&it.left, opening);
+                self.reads(&it.right, opening);
+            }
+            Expr::BinOp(_) | Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) => {}
+            Expr::Filter(_) | Expr::Test(_) | Expr::Compare(_) | Expr::UnaryOp(_) => {}
+            Expr::Const(_) => {}
+        }
+    }
+
+    /// Two values are compared up to the end of the shorter one.
+    fn compares(&mut self, left: &Expr<'_>, right: &Expr<'_>) {
+        if is_uncounted(left) && is_uncounted(right) {
+            self.reads(left, WHOLE);
+        }
     }
 
     fn statements(&mut self, statements: &[Stmt<'_>], is_repeated: bool) {
@@ -241,6 +318,7 @@ impl<'t> Found<'t> {
     }
 
     fn for_loop(&mut self, it: &ForLoop<'_>, is_repeated: bool) {
+        self.reads(&it.iter, READ);
         self.own(&it.iter);
         self.all(&it.filter_expr);
         self.statements(&it.body, true);
@@ -282,10 +360,24 @@ impl<'t> Found<'t> {
             Expr::Map(it) => self.made(it.keys.iter().chain(&it.values), it.span()),
             Expr::UnaryOp(it) => self.own(&it.expr),
             Expr::Slice(it) => {
+                self.reads(&it.expr, CUT);
                 self.own(&it.expr);
                 self.all([&it.start, &it.stop, &it.step].into_iter().flatten());
             }
             Expr::Compare(it) => {
+                let mut left = &it.expr;
+                for op in &it.ops {
+                    match op.op {
+                        CompareOpKind::In | CompareOpKind::NotIn => self.reads(&op.expr, WHOLE),
+                        CompareOpKind::Eq
+                        | CompareOpKind::Ne
+                        | CompareOpKind::Lt
+                        | CompareOpKind::Lte
+                        | CompareOpKind::Gt
+                        | CompareOpKind::Gte => self.compares(left, &op.expr),
+                    }
+                    left = &op.expr;
+                }
                 self.own(&it.expr);
                 self.all(it.ops.iter().map(|op| &op.expr));
             }
@@ -301,11 +393,25 @@ impl<'t> Found<'t> {
                 self.arguments(&it.args);
             }
             Expr::Test(it) => {
+                if !BRIEF_TESTS.contains(&it.name) {
+                    self.reads(&it.expr, WHOLE);
+                    for argument in &it.args {
+                        if let CallArg::Pos(argument) = argument {
+                            self.reads(argument, WHOLE);
+                        }
+                    }
+                }
                 self.own(&it.expr);
                 self.arguments(&it.args);
             }
             Expr::GetAttr(it) => self.own(&it.expr),
-            Expr::GetItem(it) => self.all([&it.expr, &it.subscript_expr]),
+            Expr::GetItem(it) => {
+                if !is_near(&it.subscript_expr) {
+                    self.reads(&it.expr, READ);
+                    self.reads(&it.subscript_expr, READ);
+                }
+                self.all([&it.expr, &it.subscript_expr]);
+            }
             Expr::Call(it) => {
                 self.own(&it.expr);
                 self.arguments(&it.args);
@@ -345,6 +451,18 @@ impl<'t> Found<'t> {
                 self.constant(&operation.left);
                 self.constant(&operation.right);
             }
+            match operation.op {
+                BinOpKind::In => self.reads(&operation.right, WHOLE),
+                BinOpKind::Eq
+                | BinOpKind::Ne
+                | BinOpKind::Lt
+                | BinOpKind::Lte
+                | BinOpKind::Gt
+                | BinOpKind::Gte => self.compares(&operation.left, &operation.right),
+                BinOpKind::ScAnd | BinOpKind::ScOr | BinOpKind::Add | BinOpKind::Concat => {}
+                BinOpKind::Sub | BinOpKind::Mul | BinOpKind::Div | BinOpKind::FloorDiv => {}
+                BinOpKind::Rem | BinOpKind::Pow => {}
+            }
             self.expression(&operation.right, inner);
             let Expr::BinOp(left) = &operation.left else {
                 return self.expression(&operation.left, inner);
@@ -358,6 +476,46 @@ impl<'t> Found<'t> {
             self.grows(constant.span());
         }
     }
+}
+
+/// Whether a value may be large that nothing has counted where it is read.
+fn is_uncounted(expression: &Expr<'_>) -> bool {
+    match expression {
+        Expr::Var(_) | Expr::GetAttr(_) | Expr::GetItem(_) | Expr::Call(_) | Expr::Slice(_) => true,
+        Expr::IfExpr(_) => true,
+        Expr::BinOp(it) => matches!(it.op, BinOpKind::ScAnd | BinOpKind::ScOr),
+        Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) | Expr::Const(_) => false,
+        Expr::Filter(_) | Expr::Test(_) | Expr::Compare(_) | Expr::UnaryOp(_) => false,
+    }
+}
+
+/// Whether a subscript is a name of the template's own, or so small a number that it is soon reached in a text.
+fn is_near(subscript: &Expr<'_>) -> bool {
+    let Expr::Const(constant) = subscript else {
+        return false;
+    };
+    let value = &constant.value;
+    value.as_str().is_some() || value.as_usize().is_some_and(|index| index < NEAR)
+}
+
+/// Where an expression stands in the source, with what its attributes are taken of. The parser's spans of those but the first
+/// begin at the dot or bracket.
+fn range_of(expression: &Expr<'_>) -> Range<usize> {
+    let span = expression.span();
+    let (mut start, mut inner) = (span.start_offset, expression);
+    loop {
+        inner = match inner {
+            Expr::GetAttr(it) => &it.expr,
+            Expr::GetItem(it) => &it.expr,
+            Expr::Slice(it) => &it.expr,
+            Expr::Call(it) => &it.expr,
+            Expr::Var(_) | Expr::Const(_) | Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) => break,
+            Expr::UnaryOp(_) | Expr::BinOp(_) | Expr::Compare(_) | Expr::IfExpr(_) => break,
+            Expr::Filter(_) | Expr::Test(_) => break,
+        };
+        start = start.min(inner.span().start_offset);
+    }
+    start as usize..span.end_offset as usize
 }
 
 /// The names of namespaces of which attributes are set.

@@ -10,6 +10,8 @@ use super::{VALUE_BYTES, check_value, max_value_bytes, weigh};
 pub(in crate::text::template) enum Grows {
     /// At most as all arguments together, or as a value is when it is written out.
     Little,
+    /// By what a letter becomes in HTML.
+    ByEscaping,
     /// By a number of items.
     ByCount,
     /// By spaces before each line.
@@ -27,6 +29,7 @@ impl Grows {
     pub(super) fn of_filter(name: &str) -> Self {
         match name {
             "batch" | "slice" => Self::ByCount,
+            "e" | "escape" => Self::ByEscaping,
             "format" => Self::ByWidths,
             "indent" => Self::ByIndent,
             "join" => Self::ByJoining,
@@ -55,6 +58,7 @@ impl Grows {
         let bytes = match self {
             Self::Little => 0,
             Self::ByCount => args.iter().skip(1).map(count_of).sum::<usize>() * VALUE_BYTES,
+            Self::ByEscaping => text_of(args, 0).len().saturating_mul("&quot;".len()),
             Self::ByIndent => indented_bytes(args),
             Self::ByJoining => joined_bytes(args)?,
             Self::ByReplacing => replaced_bytes(args),

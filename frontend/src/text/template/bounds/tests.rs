@@ -178,6 +178,89 @@ fn one_step_does_not_make_too_much() {
     }
 }
 
+/// An instruction that reads a large value is not as cheap as one that adds two numbers.
+#[test]
+fn what_reads_a_large_value_again_and_again_is_bounded() {
+    for again in [
+        "set y = x | reverse",
+        "set y = x | trim",
+        "set y = x | length",
+        "set y = x.strip()",
+        "set y = x.find('b')",
+        "set y = x[::-1]",
+        "set y = x[:1]",
+        "set y = x[-1]",
+        "set y = x[i]",
+        "set y = 'b' in x",
+        "set y = x == z",
+        "set y = x is eq(z)",
+        "set y = x is upper",
+        "set y = {}[x]",
+        "set y = {}.get(x)",
+        "set y = l | sort",
+        "set y = l | select('eq', z) | list",
+        "set y = l.count(z)",
+        "for y in x %}{% break %}{% endfor %}{% set y = 1",
+    ] {
+        let source = format!(
+            "{{% set x = 'a' * 30000 %}}{{% set z = 'a' * 30000 %}}{{% set l = [x, x] %}}\
+             {{% for i in range(9000) %}}{{% {again} %}}{{% endfor %}}"
+        );
+        let limit_bytes = BOUNDS.made_bytes;
+        assert_eq!(
+            outcome(&source),
+            Err(TemplateError::TooLarge { limit_bytes }),
+            "{again}"
+        );
+    }
+}
+
+/// A list takes more than the text whose letters it has.
+#[test]
+fn lists_of_letters_are_refused_before_they_are_made() {
+    for list in [
+        "x | list",
+        "x | sort",
+        "x | unique | list",
+        "x | map('upper') | list",
+        "x | split('a')",
+        "x.split('a')",
+        "(x | replace('a', '\n')) | lines",
+        "(x | replace('a', '\n')).splitlines()",
+    ] {
+        let source = format!("{{% set x = 'a' * 100000 %}}{{% set y = {list} %}}");
+        assert!(is_too_large(&source), "{list}");
+    }
+}
+
+/// Each would read the one before, and that the one before it.
+#[test]
+fn lists_that_read_others_do_not_lie_too_deep() {
+    for again in [
+        "ns.x[:]",
+        "ns.x[::-1]",
+        "ns.x | reverse",
+        "ns.x * 1",
+        "ns.x[:] + []",
+        "ns.x | chain([])",
+        "ns.x[:] | chain([])",
+        "ns.x | zip",
+    ] {
+        let source = format!(
+            "{{% set ns = namespace(x=[1, 2]) %}}{{% for i in range(50000) %}}{{% set ns.x = {again} %}}{{% endfor %}}{{{{ ns.x | length }}}}"
+        );
+        match outcome(&source) {
+            Ok(length) => assert_eq!(length, "2", "{again}"),
+            Err(TemplateError::Render { message, .. }) => {
+                assert!(message.contains("too deep"), "{again}: {message}");
+            }
+            Err(error) => assert!(matches!(error, TemplateError::TooLarge { .. }), "{again}"),
+        }
+    }
+    let objects = "{% set ns = namespace(x={'a': 1}) %}{% for i in range(20000) %}{% set ns.x = ns.x | chain({'b': 2}) %}{% endfor %}{{ ns.x.a }}{{ ns.x.b }}";
+    assert_eq!(outcome(objects).unwrap(), "12");
+}
+
 #[test]
 fn a_number_in_a_format_is_no_width() {
     let source =
@@ -325,7 +408,7 @@ fn both(source: &str) -> (Option<String>, Option<String>) {
     let plain = render(&environment, source);
     let changed = source::Bounded::try_new(source, environment.syntax().clone());
     let bound = changed.ok().and_then(|changed| {
-        environment.add_function(changed.function, bounded_in);
+        add_functions(&mut environment, &changed.function);
         render(&environment, &changed.source)
     });
     (plain, bound)
@@ -365,11 +448,23 @@ fn the_source_is_changed_where_values_grow_and_nowhere_else() {
         ),
         (
             "{{ f(a + b)[c ~ d] }}",
-            "{{ f(_bounded(a + b))[_bounded(c ~ d)] }}",
+            "{{ _bounded_part(f(_bounded(a + b)))[_bounded(c ~ d)] }}",
         ),
         (
             "{% if a == b + c or [1, 2] %}",
             "{% if a == _bounded(b + c) or [1, 2] %}",
+        ),
+        (
+            "{{ a.b[0].c[1:] }}{{ (a).b['k'][-1] }}{{ (a | f)[::-1] }}",
+            "{{ _bounded_base(a.b[0].c)[1:] }}{{ _bounded_part((a).b['k'])[-1] }}{{ (a | f)[::-1] }}",
+        ),
+        (
+            "{{ a in b.c and a == 'b' and a.b == c }}{{ a[b] is none }}",
+            "{{ a in _bounded(b.c) and a == 'b' and _bounded(a.b) == c }}{{ _bounded_part(a)[_bounded_part(b)] is none }}",
+        ),
+        (
+            "{% for x in a if x is in b %}{% endfor %}",
+            "{% for x in _bounded_part(a) if _bounded(x) is in _bounded(b) %}{% endfor %}",
         ),
         (
             "{% set x = [a, [b]] %}",
