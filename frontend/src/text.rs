@@ -13,6 +13,7 @@
 
 mod bounded;
 pub mod detokenize;
+mod growth;
 mod longest;
 mod pair_template;
 mod prefix_cache;

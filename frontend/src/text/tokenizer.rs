@@ -11,10 +11,11 @@ use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use tokenizers::Tokenizer;
+use tokenizers::{NormalizedString, Normalizer, Tokenizer};
 
 use super::bounded::{BoundedEncoder, WHOLE_BYTES};
 use super::detokenize::pieces::{PieceTable, Position};
+use super::growth;
 use super::longest;
 use super::pair_template::PairTemplate;
 use super::prefix_cache::PrefixCache;
@@ -125,6 +126,8 @@ pub struct TextTokenizer {
     longest_token_bytes: Option<usize>,
     /// `None` where texts are given to the library whole.
     bounded: Option<BoundedEncoder>,
+    /// How many times as long its normalizer makes a text at most.
+    growth: usize,
     prefixes: Option<PrefixCache>,
     /// `None` where two texts cannot be put together.
     pairs: Option<PairTemplate>,
@@ -198,6 +201,7 @@ impl TextTokenizer {
 
     fn load(json: &[u8]) -> Result<Self, TokenizerError> {
         let load = |source| TokenizerError::Load { source };
+        growth::check(json)?;
         let mut inner = Tokenizer::from_bytes(json).map_err(load)?;
         inner.with_truncation(None).map_err(load)?;
         inner.with_padding(None);
@@ -214,6 +218,7 @@ impl TextTokenizer {
             );
         }
         Ok(Self {
+            growth: growth::of_normalizer(inner.get_normalizer()),
             inner,
             pieces,
             vocab_size,
@@ -318,8 +323,38 @@ impl TextTokenizer {
                 bytes: text.len(),
                 max_bytes: WHOLE_BYTES,
             }),
-            None => self.encode(text, add_special_tokens),
+            None => {
+                guarded("encode", || self.check_growth(text))?;
+                self.encode(text, add_special_tokens)
+            }
         }
+    }
+
+    /// Refuses a text of which the normalizer makes far more than it was. What becomes of a letter is often longer than it, what
+    /// becomes of a text hardly ever.
+    fn check_growth(&self, text: &str) -> Result<(), TokenizerError> {
+        let max_bytes = growth::most_bytes(text.len());
+        let Some(normalizer) = self.inner.get_normalizer() else {
+            return Ok(());
+        };
+        if text.len().saturating_mul(self.growth) <= max_bytes {
+            return Ok(());
+        }
+        let whole_bytes = growth::whole_bytes(self.growth);
+        if text.len() > whole_bytes {
+            return Err(TokenizerError::TooLong {
+                bytes: text.len(),
+                max_bytes: whole_bytes,
+            });
+        }
+        let mut normalized = NormalizedString::from(text);
+        let done = normalizer.normalize(&mut normalized);
+        done.map_err(|source| TokenizerError::Encode { source })?;
+        let bytes = normalized.get().len();
+        if bytes > max_bytes {
+            return Err(TokenizerError::TooLong { bytes, max_bytes });
+        }
+        Ok(())
     }
 
     /// The most bytes of a text that one token can stand for: a text of more than `n` times as many has more than `n`

@@ -10,6 +10,7 @@ use tokenizers::normalizers::{NormalizerWrapper, Sequence, Strip};
 use tokenizers::{NormalizedString, Normalizer};
 
 use super::{Sizes, boundary_before};
+use crate::text::growth;
 use crate::text::tokenizer::{EncodeLimits, TokenizerError};
 
 /// A normalizer that works on a chunk at a time.
@@ -19,6 +20,8 @@ pub(super) struct ChunkNormalizer {
     rule: Rule,
     /// Whether a text of ASCII stays as it is.
     keeps_ascii: bool,
+    /// How many times as long it makes a text at most.
+    growth: usize,
 }
 
 /// What must hold of the characters on both sides of a cut.
@@ -54,6 +57,7 @@ impl ChunkNormalizer {
             variants: [0, 1, 2, 3].map(variant),
             rule,
             keeps_ascii,
+            growth: growth::of_normalizer(normalizer),
         })
     }
 
@@ -71,7 +75,7 @@ impl ChunkNormalizer {
     /// The normalized text.
     ///
     /// # Errors
-    /// [`TokenizerError::TooLong`] where there is no place to cut, [`TokenizerError::Stopped`], and what the library says.
+    /// [`TokenizerError::TooLong`] where there is no place to cut or it becomes far longer, [`TokenizerError::Stopped`], and what the library says.
     pub(super) fn normalize<'t>(
         &self,
         text: &'t str,
@@ -81,6 +85,11 @@ impl ChunkNormalizer {
         if self.is_none() || (self.keeps_ascii && text.is_ascii()) {
             return Ok(Cow::Borrowed(text));
         }
+        let sizes = Sizes {
+            window: sizes.window.min(growth::window_bytes(self.growth)),
+            whole: sizes.whole.min(growth::whole_bytes(self.growth)),
+        };
+        let max_bytes = growth::most_bytes(text.len());
         let mut normalized = String::with_capacity(text.len());
         let mut rest = text;
         while !rest.is_empty() {
@@ -95,6 +104,12 @@ impl ChunkNormalizer {
                     normalized.push_str(chunk.get());
                 }
                 None => normalized.push_str(chunk),
+            }
+            if normalized.len() > max_bytes {
+                return Err(TokenizerError::TooLong {
+                    bytes: normalized.len(),
+                    max_bytes,
+                });
             }
             rest = later;
         }
