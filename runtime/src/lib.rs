@@ -25,6 +25,7 @@ mod models;
 mod names;
 #[cfg(feature = "cli")]
 mod network_args;
+mod peers;
 pub mod plane;
 mod registrar;
 mod remote;
@@ -50,6 +51,7 @@ pub use network_args::{
     DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind, WireTlsArgs, in_seconds,
     positive_seconds,
 };
+pub use peers::peer_of;
 pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};
 pub use remote::{RemoteConfig, RemoteEngine};
 pub use selection::SelectionMode;

@@ -1,10 +1,11 @@
 //! [`Peers`]: how many connections each peer has, so that one cannot take those of all.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
+use genset_runtime::peer_of;
 use parking_lot::Mutex;
 
 /// The peers that have connections. Clones share.
@@ -32,7 +33,7 @@ impl Peers {
 
     /// A place for a connection from `address`; `None` where its peer has all that it may have.
     pub(super) fn enter(&self, address: IpAddr) -> Option<PeerPlace> {
-        let peer = peer(address);
+        let peer = peer_of(address);
         let mut open = self.open.lock();
         let count = open.entry(peer).or_default();
         if *count >= self.max.get() {
@@ -55,16 +56,6 @@ impl Drop for PeerPlace {
                 open.remove(&self.peer);
             }
         }
-    }
-}
-
-/// An IPv4 address, or the network of an IPv6 one: a peer has 2^64 of those.
-fn peer(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(
-            address.to_bits() & !u128::from(u64::MAX),
-        )),
-        address @ IpAddr::V4(_) => address,
     }
 }
 

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use crate::peers::peer_of;
+
 /// Those there are, the one that came first in front.
 pub(super) struct Strangers {
     limit: usize,
@@ -46,7 +48,7 @@ impl Strangers {
 
     /// Takes a place, another's if need be: of the same address when that has its share.
     pub(super) fn enter(self: &Arc<Self>, peer: &str) -> Stranger {
-        let address = peer.parse().ok().map(|peer: SocketAddr| peer.ip());
+        let address = (peer.parse().ok()).map(|peer: SocketAddr| peer_of(peer.ip()));
         let mut waiting = self.waiting.lock();
         let is_same = |place: &&Place| address.is_some() && place.address == address;
         if waiting.places.iter().filter(is_same).count() >= self.limit_of_address {
@@ -111,5 +113,16 @@ mod tests {
         assert!(first.evicted.is_cancelled() && !same[1].evicted.is_cancelled());
         drop((first, same, third, others));
         assert!(strangers.waiting.lock().places.is_empty());
+    }
+
+    #[test]
+    fn all_addresses_of_a_network_are_one_peer() {
+        let strangers = Strangers::new(4, 2);
+        let other = strangers.enter("[2001:db8:0:1::1]:1");
+        let same: Vec<_> = (1..=3)
+            .map(|host| strangers.enter(&format!("[2001:db8::{host}]:1")))
+            .collect();
+        assert!(same[0].evicted.is_cancelled() && !same[1].evicted.is_cancelled());
+        assert!(!other.evicted.is_cancelled());
     }
 }
