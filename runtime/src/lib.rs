@@ -31,6 +31,7 @@ mod registrar;
 mod remote;
 pub mod selection;
 mod status;
+mod strangers;
 mod telemetry;
 mod vital;
 #[cfg(feature = "cli")]

@@ -23,7 +23,6 @@ mod metrics;
 mod nats;
 mod peers;
 mod server;
-mod strangers;
 mod tcp;
 mod tls;
 mod traffic;

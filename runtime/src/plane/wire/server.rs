@@ -14,11 +14,11 @@ use super::Common;
 use super::callee::{Callee, CalleeSink, Handlers, ServedHandler};
 use super::handshake::{self, Role};
 use super::link::{Ended, Link};
-use super::strangers::{Stranger, Strangers};
 use super::traffic::Traffic;
 use super::transport::{Io, Listener};
 use crate::names::{EndpointName, InstanceId};
 use crate::plane::ErasedHandler;
+use crate::strangers::{Stranger, Strangers};
 
 /// How long callers may take to read the last of their streams when this process ends.
 const FINISH_TIME: Duration = Duration::from_secs(2);

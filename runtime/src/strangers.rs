@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use crate::peers::peer_of;
 
 /// Those there are, the one that came first in front.
-pub(super) struct Strangers {
+pub(crate) struct Strangers {
     limit: usize,
     limit_of_address: usize,
     waiting: Mutex<Waiting>,
@@ -31,14 +31,14 @@ struct Place {
 }
 
 /// One that is being greeted. Dropping it gives its place back.
-pub(super) struct Stranger {
+pub(crate) struct Stranger {
     strangers: Arc<Strangers>,
     number: u64,
     evicted: CancellationToken,
 }
 
 impl Strangers {
-    pub(super) fn new(limit: usize, limit_of_address: usize) -> Arc<Self> {
+    pub(crate) fn new(limit: usize, limit_of_address: usize) -> Arc<Self> {
         Arc::new(Self {
             limit,
             limit_of_address,
@@ -47,7 +47,7 @@ impl Strangers {
     }
 
     /// Takes a place, another's if need be: of the same address when that has its share.
-    pub(super) fn enter(self: &Arc<Self>, peer: &str) -> Stranger {
+    pub(crate) fn enter(self: &Arc<Self>, peer: &str) -> Stranger {
         let address = (peer.parse().ok()).map(|peer: SocketAddr| peer_of(peer.ip()));
         let mut waiting = self.waiting.lock();
         let is_same = |place: &&Place| address.is_some() && place.address == address;
@@ -83,7 +83,7 @@ impl Waiting {
 
 impl Stranger {
     /// What comes of the greeting; `None` when another took the place first.
-    pub(super) async fn until_evicted<T>(&self, greeting: impl Future<Output = T>) -> Option<T> {
+    pub(crate) async fn until_evicted<T>(&self, greeting: impl Future<Output = T>) -> Option<T> {
         self.evicted.run_until_cancelled(greeting).await
     }
 }
