@@ -4,7 +4,9 @@
 #[cfg(feature = "cli")]
 mod args;
 mod control;
+mod exposition;
 mod health;
+mod serve;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,13 +17,12 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use axum::serve::ListenerExt;
-use genset_backend_common::MetricsRegistry;
 use tokio::net::TcpListener;
 
 #[cfg(feature = "cli")]
 pub use args::StatusArgs;
 pub use control::ControlDoor;
+use exposition::Exposition;
 pub use health::{Health, HealthSource};
 
 use crate::component::Runtime;
@@ -42,7 +43,7 @@ pub struct StatusServer {
 
 #[derive(Clone)]
 struct Source {
-    metrics: MetricsRegistry,
+    metrics: Exposition,
     health: HealthSource,
 }
 
@@ -86,13 +87,8 @@ impl StatusServer {
             .await
             .map_err(std::io::Error::other)??;
         let address = listener.local_addr()?;
-        let listener = listener.tap_io(|stream| {
-            if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, "TCP_NODELAY cannot be set; the peer has gone");
-            }
-        });
         let source = Source {
-            metrics: runtime.metrics().clone(),
+            metrics: Exposition::new(runtime.metrics().clone()),
             health,
         };
         let is_local = address.ip().to_canonical().is_loopback();
@@ -103,11 +99,7 @@ impl StatusServer {
         if is_local {
             router = router.layer(from_fn(refuse_other_names));
         }
-        let task = runtime.spawn(async move {
-            if let Err(error) = axum::serve(listener, router).await {
-                tracing::error!(%error, "the status server ended");
-            }
-        });
+        let task = runtime.spawn(serve::serve(listener, router));
         Ok(Self {
             address,
             _task: task,
@@ -164,9 +156,8 @@ async fn health(State(source): State<Source>) -> Response {
 }
 
 async fn metrics(State(source): State<Source>) -> Response {
-    (
-        [(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)],
-        source.metrics.encode(),
-    )
-        .into_response()
+    match source.metrics.text().await {
+        Some(text) => ([(header::CONTENT_TYPE, METRICS_CONTENT_TYPE)], text).into_response(),
+        None => (StatusCode::SERVICE_UNAVAILABLE, "the process ends\n").into_response(),
+    }
 }

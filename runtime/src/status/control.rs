@@ -4,10 +4,11 @@
 //! No page of a browser may: browsers send `Origin` with whatever changes something, and that is refused.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Path, Request, State};
+use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -17,10 +18,14 @@ use genset_backend_common::{EngineError, error::At};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
+use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::controls::{OPERATIONS, perform, request_of};
 use crate::plane::WireSecret;
+
+/// How long a request's body may take.
+const BODY_TIME: Duration = Duration::from_secs(10);
 
 /// What answers `/control`, and who may ask.
 #[derive(Clone)]
@@ -137,7 +142,15 @@ async fn how(Path(op): Path<String>) -> Response {
     (StatusCode::METHOD_NOT_ALLOWED, allow, in_json(&body)).into_response()
 }
 
-async fn ask(State(open): State<Open>, Path(op): Path<String>, body: Bytes) -> Response {
+async fn ask(State(open): State<Open>, Path(op): Path<String>, request: Request) -> Response {
+    let body = match timeout(BODY_TIME, Bytes::from_request(request, &())).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(rejection)) => return rejection.into_response(),
+        Err(_elapsed) => {
+            let message = "the body did not come in time\n";
+            return (StatusCode::REQUEST_TIMEOUT, message).into_response();
+        }
+    };
     let request = match fields_of(&body).and_then(|fields| request_of(&op, fields)) {
         Ok(request) => request,
         Err(error) => return refused(&error),
