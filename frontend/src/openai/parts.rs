@@ -65,7 +65,7 @@ impl Contents {
 
     fn part(&mut self, at: String, place: PartPlace, mut part: Value) -> Result<Value, ApiError> {
         let (bytes, is_remote) = match Part::of(&part) {
-            Ok(Part::Text) => return Ok(part),
+            Ok(Part::Text) => return Ok(json!({"type": "text", "text": part["text"].take()})),
             Ok(medium) => self.count(&at, &medium)?,
             Err(error) => return Err(no_part(at, &part, &error)),
         };
@@ -140,7 +140,8 @@ fn check_medium<'a>(at: &str, part: &Part<'a>) -> Result<Media<'a>, ApiError> {
     Ok(medium)
 }
 
-/// Servers may read more than this of a part, such as the name of a medium that somebody sent before: no more goes to them.
+/// Servers may read more than this of a part, such as the name of a medium that somebody sent before, or a medium in one that is
+/// called text: no more goes to them.
 fn image(at: &str, image: &mut Value) -> Result<Value, ApiError> {
     let mut made = json!({"url": image["url"].take()});
     match image["detail"].take() {
@@ -176,5 +177,26 @@ fn no_part(at: String, part: &Value, error: &MediaError) -> ApiError {
             "expected {\"type\": \"input_audio\", \"input_audio\": {\"data\": ..., \"format\": ...}}",
         ),
         _ => ApiError::invalid(at, "expected {\"type\": \"text\", \"text\": ...}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::FrontendConfig;
+
+    #[test]
+    fn parts_have_nothing_that_was_not_looked_at() {
+        let limits = ParamLimits::from(&FrontendConfig::default());
+        let read = |parts: Vec<Value>| Contents::new(&limits).read("content", 0, parts).unwrap();
+        let url = "https://example.org/a.png";
+        let text =
+            json!({"type": "text", "text": "x", "uuid": "u", "image_url": {"url": "file:///a"}});
+        let image = json!({"type": "image_url", "image_url": {"url": url, "x": 1}, "uuid": "u"});
+        assert_eq!(
+            read(vec![text.clone(), image]),
+            json!([{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": url}}])
+        );
+        assert_eq!(read(vec![text]), json!("x"));
     }
 }
