@@ -101,6 +101,8 @@ pub(super) struct JsonParser {
     held: String,
     /// What of `held` is used up.
     at: usize,
+    /// Bytes after `at`, at the beginning of an answer, that are white space: they are looked at once.
+    blank: usize,
 }
 
 impl JsonParser {
@@ -113,6 +115,7 @@ impl JsonParser {
             content: Prose::content(),
             held: String::new(),
             at: 0,
+            blank: 0,
         }
     }
 
@@ -172,8 +175,10 @@ impl JsonParser {
 
     fn outside(&mut self, is_end: bool, out: &mut Deltas) -> bool {
         if !self.has_begun && self.marks.is_bare {
-            let text = self.rest().trim_start();
+            let text = self.held.get(self.at + self.blank..);
+            let text = text.unwrap_or_default().trim_start();
             if text.is_empty() && !is_end {
+                self.blank = self.held.len() - self.at;
                 return false;
             }
             if text.starts_with('{') {

@@ -39,6 +39,10 @@ pub(super) struct PythonicParser {
     is_bare: bool,
     content: Prose,
     held: String,
+    /// Bytes at the beginning of an answer that need not be looked at again: white space, and the bracket of a list.
+    passed: usize,
+    /// Whether that bracket is among them.
+    has_bracket: bool,
 }
 
 /// Follows one call to its closing parenthesis.
@@ -109,6 +113,8 @@ impl PythonicParser {
             is_bare: false,
             content: Prose::content(),
             held: String::new(),
+            passed: 0,
+            has_bracket: false,
         }
     }
 
@@ -159,13 +165,19 @@ impl PythonicParser {
     }
 
     /// Whether the answer begins with a bracket and a call of a tool there is; `None` while that is open.
-    fn opens_a_call(&self) -> Option<bool> {
-        let text = self.held.trim_start();
-        let inner = match text.chars().next() {
-            None => return None,
-            Some('[') => text[1..].trim_start(),
-            Some(_) => return Some(false),
-        };
+    fn opens_a_call(&mut self) -> Option<bool> {
+        let mut inner = self.held[self.passed..].trim_start();
+        if !self.has_bracket && !inner.is_empty() {
+            match inner.strip_prefix('[') {
+                Some(rest) => inner = rest.trim_start(),
+                None => return Some(false),
+            }
+            self.has_bracket = true;
+        }
+        self.passed = self.held.len() - inner.len();
+        if !self.has_bracket {
+            return None;
+        }
         let name_len = inner.find(|c: char| !c.is_alphanumeric() && !matches!(c, '_' | '.' | '-'));
         match name_len {
             None if inner.is_empty() => None,
