@@ -190,6 +190,15 @@ fn probes_ask_paths_that_exist_on_ports_that_are_declared() {
 }
 
 #[test]
+fn no_pod_may_ask_the_cluster_for_anything() {
+    for workload in of_kind(&["Deployment", "StatefulSet"]) {
+        let name = &workload["metadata"]["name"];
+        let pod = &workload["spec"]["template"]["spec"];
+        assert_eq!(pod["automountServiceAccountToken"], false, "{name}");
+    }
+}
+
+#[test]
 fn services_and_budgets_select_pods_and_ports_that_exist() {
     let workloads = of_kind(&["Deployment", "StatefulSet"]);
     let selected = |selector: &Value| -> &Value {
