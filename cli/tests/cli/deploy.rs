@@ -199,7 +199,7 @@ fn no_pod_may_ask_the_cluster_for_anything() {
 }
 
 #[test]
-fn services_and_budgets_select_pods_and_ports_that_exist() {
+fn services_budgets_and_policies_select_pods_and_ports_that_exist() {
     let workloads = of_kind(&["Deployment", "StatefulSet"]);
     let selected = |selector: &Value| -> &Value {
         let labels = |workload: &&Value| {
@@ -226,6 +226,9 @@ fn services_and_budgets_select_pods_and_ports_that_exist() {
     assert_eq!(budgets.len(), 3);
     for budget in &budgets {
         selected(&budget["spec"]["selector"]["matchLabels"]);
+    }
+    for policy in of_kind(&["NetworkPolicy"]) {
+        selected(&policy["spec"]["podSelector"]["matchLabels"]);
     }
 }
 
