@@ -122,23 +122,22 @@ impl FromStr for EndpointName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        let name = text.strip_prefix("dyn://").unwrap_or(text);
+        // What looks like a URL may be written like one.
+        let name = text
+            .strip_prefix("dyn://")
+            .map_or_else(|| text.to_owned(), |url| url.replace('/', "."));
         let mut given: Vec<&str> = if name.is_empty() {
             Vec::new()
         } else {
             name.split('.').collect()
         };
         if given.len() > DEFAULTS.len() {
-            return Err(NameError::TooManyParts {
-                name: name.to_owned(),
-            });
+            return Err(NameError::TooManyParts { name: name.clone() });
         }
         given.extend(DEFAULTS.into_iter().skip(given.len()));
         match given[..] {
             [namespace, component, endpoint] => Self::try_new(namespace, component, endpoint),
-            _ => Err(NameError::TooManyParts {
-                name: name.to_owned(),
-            }),
+            _ => Err(NameError::TooManyParts { name: name.clone() }),
         }
     }
 }
@@ -196,6 +195,8 @@ mod tests {
             ("dyn://m", "m.backend.generate"),
             ("m.prefill", "m.prefill.generate"),
             ("a.b.c", "a.b.c"),
+            ("dyn://a/b/c", "a.b.c"),
+            ("dyn://a/b", "a.b.generate"),
         ] {
             assert_eq!(text.parse::<EndpointName>().unwrap().to_string(), full);
         }
@@ -203,7 +204,16 @@ mod tests {
 
     #[test]
     fn bad_names_are_refused() {
-        for text in ["a.b.c.d", "a..c", "a b", "é", "a/b", &"x".repeat(64)] {
+        for text in [
+            "a.b.c.d",
+            "a..c",
+            "a b",
+            "é",
+            "a/b",
+            "dyn://a/b/c/d",
+            "dyn://a//c",
+            &"x".repeat(64),
+        ] {
             text.parse::<EndpointName>().unwrap_err();
         }
     }

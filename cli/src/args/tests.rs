@@ -77,6 +77,14 @@ fn words_come_in_any_order_and_have_defaults() {
 fn dyn_names_workers_and_takes_the_flags_for_what_it_leaves_out() {
     let config = parse_words(&["in=dyn://llama", "out=sample"]).unwrap();
     assert_eq!(config.name.to_string(), "llama.backend.generate");
+    for (name, expected) in [
+        ("in=dyn://llama", "llama.prefill.generate"),
+        ("in=dyn://a/b", "a.b.generate"),
+        ("in=dyn://a/b/c", "a.b.c"),
+    ] {
+        let config = parse_words(&[name, "out=sample", "--role=prefill"]).unwrap();
+        assert_eq!(config.name.to_string(), expected);
+    }
     let config = parse_words(&["in=dyn", "out=sample", "--namespace=n"]).unwrap();
     assert_eq!(config.name.to_string(), "n.backend.generate");
     let config = parse_words(&["in=http", "out=dyn"]).unwrap();
@@ -85,6 +93,9 @@ fn dyn_names_workers_and_takes_the_flags_for_what_it_leaves_out() {
     let config = parse_words(&["in=text", "out=dyn://a.b"]).unwrap();
     let endpoint = config.frontend.endpoint.map(|name| name.to_string());
     assert_eq!(endpoint.as_deref(), Some("a.b.generate"));
+    let config = parse_words(&["in=text", "out=dyn://a/b/c"]).unwrap();
+    let endpoint = config.frontend.endpoint.map(|name| name.to_string());
+    assert_eq!(endpoint.as_deref(), Some("a.b.c"));
     for words in [["in=dyn", "out=dyn"], ["out=dyn", "."]] {
         parse_words(&words).unwrap_err();
     }

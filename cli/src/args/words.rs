@@ -41,9 +41,8 @@ impl FromStr for InputKind {
             "text" => Ok(Self::Text),
             "stdin" => Ok(Self::Stdin),
             _ if is_dyn(text) => {
-                let written = text.strip_prefix("dyn://").unwrap_or_default().to_owned();
                 let name = dyn_name("in", text)?;
-                Ok(Self::Dyn(name.map(|_| WorkerName(written))))
+                Ok(Self::Dyn(name.map(|_| WorkerName(text.to_owned()))))
             }
             _ if text.starts_with("batch:") => Ok(Self::Batch(text["batch:".len()..].into())),
             _ => Err(EngineError::invalid_argument(
@@ -65,14 +64,14 @@ fn is_dyn(text: &str) -> bool {
 fn dyn_name(word: &str, text: &str) -> Result<Option<EndpointName>, EngineError> {
     match text.strip_prefix("dyn://") {
         None | Some("") => Ok(None),
-        Some(name) => match name.parse() {
+        Some(_) => match text.parse() {
             Ok(name) => Ok(Some(name)),
             Err(error) => Err(EngineError::invalid_argument(word, error)),
         },
     }
 }
 
-/// The name of a worker as it was written, whose missing parts take defaults.
+/// The name of a worker as it was written, `dyn://NAME`, whose missing parts take defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WorkerName(String);
 
@@ -86,7 +85,8 @@ impl WorkerName {
             .0
             .parse()
             .map_err(|error| EngineError::invalid_argument("in", error))?;
-        if !self.0.contains('.') {
+        let parts = self.0.strip_prefix("dyn://").unwrap_or(&self.0);
+        if !parts.contains(['.', '/']) {
             EndpointName::component_of(role).clone_into(&mut name.component);
         }
         Ok(name)
