@@ -599,7 +599,12 @@ async fn what_goes_on_as_from_a_longer_prompt_gets_no_seed() {
     let as_prompt = |prefill: &Arc<Fake>, decode: &Arc<Fake>| {
         let can = Capabilities::tokens().with_sampling([SamplingOption::Seed]);
         let fakes = [None, Some(prefill), Some(decode)];
-        site_declaring(can.with_resume_as_prompt(), fakes, &config(0, Duration::ZERO), None)
+        site_declaring(
+            can.with_resume_as_prompt(),
+            fakes,
+            &config(0, Duration::ZERO),
+            None,
+        )
     };
     let mut resumed = request();
     resumed.resumed_tokens = 1;
