@@ -240,7 +240,7 @@ mod tests {
             ),
         ] {
             let start: String = value.to_string().chars().take(100).collect();
-            let error = load(part, value).err().expect("too much");
+            let error = load(part, value).expect_err("too much");
             assert!(matches!(error, TokenizerError::Load { .. }), "{start}");
         }
         let long = json!([{"id": 0, "content": "a".repeat(33 << 20), "special": true, "normalized": true,
