@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from genset import EngineConfig, GenerateRequest, WorkerConfig, exceptions, frontend
+from genset import EngineConfig, GenerateRequest, WorkerConfig, exceptions, frontend, sample_main
 from genset._convert import Answer, request_from_wire, request_to_wire
 from genset._declared import completed
 from genset._model_files import UNBOUNDED_TOKENS, HubName, context_length, find, is_gguf, name_of
@@ -156,6 +160,44 @@ def test_run_is_found_where_others_look_for_it() -> None:
     from genset.dynamo.common.backend.run import run as ported
 
     assert same is run and ported is run
+
+
+def test_a_module_of_dynamo_s_that_is_not_here_says_what_to_use(tmp_path: Path) -> None:
+    from genset.dynamo import common, frontend as ported_frontend
+    from genset.dynamo.common.backend import sample_main as ported_sample
+
+    assert common and ported_frontend.main is frontend.main and ported_sample.main is sample_main.main
+    for name, problem in [
+        ("genset.dynamo.vllm", "out=vllm MODEL"),
+        ("genset.dynamo.vllm.main", "out=vllm MODEL"),
+        ("genset.dynamo.planner", "genset top"),
+        ("genset.dynamo.of_tomorrow", "coming-from-dynamo.md"),
+        ("genset.dynamo.common.of_tomorrow", "coming-from-dynamo.md"),
+    ]:
+        with pytest.raises(ModuleNotFoundError, match=f"there is no genset.dynamo.*: .*{problem}"):
+            importlib.import_module(name)
+    with pytest.raises(ModuleNotFoundError, match="^No module named 'genset.of_tomorrow'$"):
+        importlib.import_module("genset.of_tomorrow")
+    with pytest.raises(ImportError, match="genset.dynamo has no vllm: .*out=vllm MODEL"):
+        from genset.dynamo import vllm  # noqa: F401
+    binary = tmp_path / "genset"
+    binary.write_text('#!/bin/sh\necho "$*"\n')
+    binary.chmod(0o755)
+
+    def ends(module: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", module, "--http-port", "1"]
+        environment = {**os.environ, BINARY_VARIABLE: str(binary)}
+        source = Path(frontend.__file__).parents[1]
+        return subprocess.run(words, cwd=source, env=environment, capture_output=True, text=True, check=False)
+
+    absent = ends("genset.dynamo.sglang")
+    assert absent.returncode == 1 and "out=sglang MODEL" in absent.stderr, absent
+    for module, expected in [
+        ("genset.dynamo.frontend", "run in=http out=dyn --http-port 1\n"),
+        ("genset.dynamo.common.backend.sample_main", "run in=dyn://genset out=sample --model-name sample --http-port 1\n"),
+    ]:
+        ran = ends(module)
+        assert ran.stdout == expected, ran.stderr
 
 
 def test_the_context_of_a_model_is_in_its_files(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Logging of a process whose standard error the worker reads: each line begins with its level."""
+"""Logging: of a program of its own, and of a process whose standard error the worker reads, where each line begins with its level."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ class _OneLevelALine(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
         return "\n".join(f"{record.levelname} {line}" for line in text.splitlines())
+
+
+def configure_program() -> None:
+    """Sends the root logger to standard error, unless the program has set one up."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def configure() -> None:

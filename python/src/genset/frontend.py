@@ -26,6 +26,11 @@ def environment(arguments: Sequence[str], given: Mapping[str, str]) -> dict[str,
     return {**default, **given}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Becomes the frontend."""
     words = command(sys.argv[1:])
     os.execve(words[0], words, environment(sys.argv[1:], os.environ))
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar, cast, overload
 
+from genset import _logging
 from genset._bridge import Bridge, load_native
 from genset._client import Client, ResponseStream
 from genset._handler import Answering, Codec, Handler, Plain, checked
@@ -442,4 +443,4 @@ def start_logging() -> None:
     native = load_native()
     native.start_logging(0)
     atexit.register(native.end_logging)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    _logging.configure_program()

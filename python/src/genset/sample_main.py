@@ -22,6 +22,11 @@ def command(arguments: list[str]) -> list[str]:
     return [find_binary(), "run", f"in=dyn://{known.namespace}", "out=sample", "--model-name", known.model_name, *where, *rest]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Becomes the worker."""
     words = command(sys.argv[1:])
     os.execv(words[0], words)
+
+
+if __name__ == "__main__":
+    main()

@@ -4,12 +4,47 @@ import lines. New programs use `genset.runtime`, `genset.llm` and `genset.sdk`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+
+_GUIDE = "docs/guide/coming-from-dynamo.md lists what is there"
+
+_INSTEAD = {
+    "llmctl": "frontends find models by themselves; `genset models` lists them",
+    "mocker": "run `genset run in=dyn://NAMESPACE out=mocker MODEL`",
+    "nixl_connect": "workers move KV blocks by themselves: `genset run --role prefill`, and `decode`",
+    "planner": "there is no planner; `genset top` shows a fleet's load",
+    "router": "frontends route by themselves: `genset run in=http out=dyn --router-mode kv`",
+    "sglang": "run `genset run in=dyn://NAMESPACE out=sglang MODEL`",
+    "trtllm": "run `genset run in=dyn://NAMESPACE out=trtllm MODEL`",
+    "vllm": "run `genset run in=dyn://NAMESPACE out=vllm MODEL`",
+}
+"""Modules that are not here, by the name behind `genset.dynamo.`, with what to do."""
 
 
 def absent(module: str, name: str, known: Mapping[str, str]) -> Exception:
     """The error of a name that is not here; what to do where there is another way."""
     if name.startswith("__"):
         return AttributeError(f"module {module!r} has no attribute {name!r}")
-    instead = known.get(name, "docs/guide/coming-from-dynamo.md lists what is there")
-    return ImportError(f"{module} has no {name}: {instead}")
+    return ImportError(f"{module} has no {name}: {known.get(name, _GUIDE)}")
+
+
+def __getattr__(name: str) -> object:
+    # `from genset.dynamo import vllm` asks here first. What is here is no attribute before it is imported, and no error.
+    if name in _INSTEAD:
+        raise absent(__name__, name, _INSTEAD)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _AbsentModules(MetaPathFinder):
+    """Asked last for a module of this package: it is not here, and the error says what to use."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
+        prefix = f"{__name__}."
+        if fullname.startswith(prefix):
+            instead = _INSTEAD.get(fullname.removeprefix(prefix).split(".")[0], _GUIDE)
+            raise ModuleNotFoundError(f"there is no {fullname}: {instead}", name=fullname)
+
+
+sys.meta_path.append(_AbsentModules())

@@ -6,6 +6,7 @@ from typing import Any
 
 from genset import llm
 from genset.dynamo import absent
+from genset.dynamo.llm import exceptions as exceptions
 from genset.llm import KvEventPublisher, ModelType
 from genset.llm import KvEventPublisher as KvMetricsPublisher
 from genset.llm import LoadPublisher as WorkerMetricsPublisher

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from genset.dynamo import absent
+from genset.dynamo.runtime import logging as logging
 from genset.runtime import Client, Component, Context, Endpoint, Namespace
 from genset.runtime import Runtime as DistributedRuntime
 from genset.runtime import worker as dynamo_worker
