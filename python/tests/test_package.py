@@ -127,6 +127,8 @@ def test_an_engine_declares_where_it_deviates() -> None:
     config = EngineConfig(model="m", context_length=8, deviations=("no_min_tokens",), inputs=("chat",), media=("image",))
     assert config.to_wire()["capabilities"]["deviations"] == ["no_min_tokens"]
     assert config.to_wire()["capabilities"]["media"] == ["image"]
+    # No answer can carry them, so nobody can say so.
+    assert "prompt_logprobs" not in config.to_wire()["capabilities"]
 
 
 def test_every_exception_has_its_own_kind() -> None:

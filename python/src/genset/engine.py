@@ -98,7 +98,6 @@ class EngineConfig:
     """The names of the sampling options that are honoured: a request with another is refused; `()` for none. None where the
     engine does not say: then the usual ones (`USUAL_SAMPLING`) reach it, and the log warns."""
     max_logprobs: int | None = None
-    prompt_logprobs: bool = False
     guided: tuple[str, ...] = ()
     """Of `json_object`, `json_schema`, `regex`, `choice`, `grammar`."""
     priority: bool = False
@@ -141,7 +140,6 @@ class EngineConfig:
                 "media": list(self.media),
                 "sampling": list(USUAL_SAMPLING if self.sampling is None else self.sampling),
                 "max_logprobs": self.max_logprobs,
-                "prompt_logprobs": self.prompt_logprobs,
                 "guided": list(self.guided),
                 "priority": self.priority,
                 "adapters": self.adapters,
