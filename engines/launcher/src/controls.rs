@@ -100,6 +100,7 @@ impl Controls {
         }
         // Whatever comes of it, waking is now more than nothing.
         operated.sleeps = Some(level);
+        let _busy = server.busy.lock().await;
         let slept = match known {
             Known::Vllm => vllm::sleep(server, level, self.slow).await,
             Known::Sglang => sglang::sleep(server, level, before, self.slow).await,
@@ -140,6 +141,7 @@ impl Controls {
         let asleep = operated.sleeps;
         let known = self.check_sleep(server, asleep.unwrap_or_default()).await?;
         if let Some(level) = asleep {
+            let _busy = server.busy.lock().await;
             match known {
                 Known::Vllm => vllm::wake(server, self.slow).await?,
                 Known::Sglang => sglang::wake(server, level, self.slow).await?,
@@ -205,6 +207,7 @@ impl Controls {
             return Err(EngineError::new(ErrorKind::Unavailable, message));
         }
         self.stop(server, EXCHANGED).await?;
+        let _busy = server.busy.lock().await;
         let updated = sglang::update_weights(server, &source, self.slow).await;
         server.gate.open();
         updated?;
@@ -242,6 +245,7 @@ impl Controls {
             let problem = "no profile is being recorded; ask for start_profile first";
             return Err(EngineError::invalid_argument(At::other("op"), problem));
         }
+        let _busy = server.busy.lock().await;
         let stopped = stop_profile(server, self.slow).await;
         operated.is_profiling = matches!(stopped, Err(Failed::Lost(_)));
         stopped?;

@@ -244,7 +244,8 @@ impl Dialect {
         }
     }
 
-    /// What answers 200 of a server that lives, and has nothing generated: SGLang's own health is the answer to a request.
+    /// What answers 200 of a server that lives, and has nothing generated: SGLang's own health is the answer to a request. What is asked
+    /// here of SGLang its scheduler answers, which says nothing while it moves weights.
     pub(crate) fn resting_health_path(self) -> &'static str {
         match self {
             Self::Sglang => "/server_info",

@@ -48,15 +48,42 @@ pub(crate) async fn awaited(
     }
 }
 
-/// Watches a server that serves; returns once it has not been healthy for `limit`.
+/// Watches a server that serves; returns once it has not been healthy for `limit`. Time in which it is busy does not count.
 pub(crate) async fn watched(server: &Server, interval: Duration, limit: Duration) -> ServerFailure {
     let mut last = Instant::now();
     loop {
         sleep(interval).await;
-        if server.is_healthy().await {
+        let was_busy = server.is_busy();
+        if server.is_healthy().await || was_busy || server.is_busy() {
             last = Instant::now();
         } else if last.elapsed() >= limit {
             return ServerFailure::Hung { silent_for: limit };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::key::ApiKey;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_is_busy_may_be_silent() {
+        // It is not there.
+        let server = Server::new(Dialect::Sglang, 1, &ApiKey::random(), TaskTracker::new());
+        let busy = server.busy.lock().await;
+        let limit = Duration::from_secs(60);
+        let mut watched = pin!(watched(&server, Duration::from_secs(5), limit));
+        let early = timeout(Duration::from_secs(1800), &mut watched).await;
+        assert!(early.is_err(), "{early:?}");
+        let done = Instant::now();
+        drop(busy);
+        let failure = watched.await;
+        assert_eq!(failure, ServerFailure::Hung { silent_for: limit });
+        assert!(done.elapsed() >= Duration::from_secs(45));
     }
 }

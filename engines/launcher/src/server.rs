@@ -27,6 +27,8 @@ pub(crate) struct Server {
     pub(crate) gate: Arc<Gate>,
     /// What operators asked of it; held while it is asked for more.
     pub(crate) operated: Mutex<Operated>,
+    /// Held while it does what may take minutes, in which it may say nothing.
+    pub(crate) busy: Mutex<()>,
     dialect: Dialect,
     over: CancellationToken,
     failure: OnceLock<EngineError>,
@@ -39,6 +41,7 @@ impl Server {
             client: Client::new(port, key, tasks, over.clone()),
             gate: Arc::new(Gate::new()),
             operated: Mutex::default(),
+            busy: Mutex::default(),
             dialect,
             over,
             failure: OnceLock::new(),
@@ -54,6 +57,11 @@ impl Server {
     /// Whether it has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.over.is_cancelled()
+    }
+
+    /// Whether it may say nothing for now.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.busy.try_lock().is_err()
     }
 
     /// Whether it says that it is healthy. One that may sleep is asked where that makes it generate nothing.
