@@ -2,7 +2,7 @@
 //! How a server is asked is [`api::controls`](crate::api::controls); the engine hands its own controls on to this.
 //!
 //! A server that sleeps takes requests and answers none of them, or ends at the first. So the [`Gate`](crate::gate::Gate) is closed
-//! before it sleeps and until it is awake.
+//! before it sleeps and until it is awake. One that writes a profile answers nothing, either, and takes no new requests.
 
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ const GRACE: Duration = Duration::from_secs(30);
 /// What requests are told meanwhile.
 const ASLEEP: &str = "the engine sleeps; send the request elsewhere, or have an operator wake it";
 const EXCHANGED: &str = "the engine's weights are being exchanged; send the request again";
+const WRITES: &str = "the engine writes a profile; send the request again";
 
 /// What vLLM's routes for developers need. Genset does not set it: they are there for everybody on the machine, with or without the
 /// server's key, and `/collective_rpc` among them calls what it is told to.
@@ -237,7 +238,7 @@ impl Controls {
         }
     }
 
-    /// Ends the profile, and says where it is.
+    /// Ends the profile, and says where it is. New requests are refused meanwhile; those under way go on after it.
     pub(crate) async fn stop_profile(&self, server: &Server) -> Result<String, EngineError> {
         let mut operated = server.operated.lock().await;
         let (_, folder) = self.check_profile("stop_profile")?;
@@ -246,7 +247,15 @@ impl Controls {
             return Err(EngineError::invalid_argument(At::other("op"), problem));
         }
         let _busy = server.busy.lock().await;
+        // The gate of one that sleeps stays closed.
+        let is_awake = operated.sleeps.is_none();
+        if is_awake {
+            server.gate.refuse(WRITES);
+        }
         let stopped = stop_profile(server, self.slow).await;
+        if is_awake {
+            server.gate.open();
+        }
         operated.is_profiling = matches!(stopped, Err(Failed::Lost(_)));
         stopped?;
         Ok(folder.to_owned())

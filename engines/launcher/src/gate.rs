@@ -1,5 +1,5 @@
 //! [`Gate`]: whether requests may go to a server, and how many are on their way there. It closes while the server sleeps or its
-//! weights are exchanged, and is open otherwise. Who closes it is [`Controls`](crate::controls::Controls).
+//! weights are exchanged, or it writes a profile, and is open otherwise. Who closes it is [`Controls`](crate::controls::Controls).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const LEAVING: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Gate {
     inside: watch::Sender<Inside>,
-    /// Ends the requests that have passed since the gate was opened.
+    /// Ends the requests that have passed and were not ended yet.
     leave: Mutex<CancellationToken>,
     /// Held to be read by who asks for the server's health.
     asking: RwLock<()>,
@@ -66,12 +66,17 @@ impl Gate {
         }
     }
 
+    /// Lets nobody pass. Those that have passed may go on.
+    pub(crate) fn refuse(&self, why: &'static str) {
+        self.inside.send_modify(|inside| inside.closed = Some(why));
+    }
+
     /// Lets nobody pass, and waits until the requests that have passed are done. Those that are not within `grace` are ended.
     ///
     /// # Cancel safety
     /// The gate stays closed.
     pub(crate) async fn close(&self, why: &'static str, grace: Duration) {
-        self.inside.send_modify(|inside| inside.closed = Some(why));
+        self.refuse(why);
         // A question about the server's health that is under way may be a request, too.
         drop(self.asking.write().await);
         if timeout(grace, self.emptied()).await.is_err() {
@@ -81,7 +86,12 @@ impl Gate {
     }
 
     pub(crate) fn open(&self) {
-        *self.leave.lock() = CancellationToken::new();
+        {
+            let mut leave = self.leave.lock();
+            if leave.is_cancelled() {
+                *leave = CancellationToken::new();
+            }
+        }
         self.inside.send_modify(|inside| inside.closed = None);
     }
 
@@ -150,6 +160,24 @@ mod tests {
         let pass = gate.enter().unwrap();
         let ended = timeout(Duration::from_secs(1), pass.ended()).await;
         assert!(ended.is_err(), "who comes later is not ended");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_inside_go_on_where_others_are_refused_and_can_be_ended_later() {
+        let gate = Arc::new(Gate::new());
+        let pass = gate.enter().unwrap();
+        gate.refuse("it writes");
+        let refused = gate.enter().unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Overloaded);
+        let early = timeout(Duration::from_secs(1), pass.ended()).await;
+        assert!(early.is_err());
+        gate.open();
+        drop(gate.enter().unwrap());
+        let leaves = async {
+            drop(pass.ended().await);
+            drop(pass);
+        };
+        tokio::join!(gate.close("it sleeps", GRACE), leaves);
     }
 
     #[tokio::test(start_paused = true)]

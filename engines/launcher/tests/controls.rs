@@ -302,3 +302,24 @@ async fn a_profile_is_begun_once_and_ended_once() {
         engine.cleanup().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn requests_under_way_go_on_behind_a_profile_and_new_ones_are_refused_meanwhile() {
+    for api in ["vllm", "sglang"] {
+        let engine = started(operated(api, &["--delay=0.01"])).await;
+        let controls = controls(&engine);
+        controls.start_profile().await.unwrap();
+        let outputs = ask(&engine, 20).await.unwrap();
+        // The profile is asked for before anything is awaited.
+        let (stopped, refused) = tokio::join!(controls.stop_profile(), ask(&engine, 2));
+        stopped.unwrap();
+        let refused = refused.map(drop).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Overloaded, "{api}");
+        assert!(refused.message().contains("a profile"), "{refused}");
+        let (tokens, ended) = read(outputs).await;
+        ended.unwrap();
+        assert_eq!(tokens.len(), 20, "{api}");
+        answer(&engine, 2).await;
+        engine.cleanup().await.unwrap();
+    }
+}
