@@ -9,6 +9,7 @@ use std::time::Duration;
 use genset_backend_common::kv::{KvEventData, KvEventPublisher};
 use genset_backend_common::{EngineError, ErrorKind, Role, controls::SleepLevel, error::At};
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 use crate::api::controls::{Failed, sglang, stop_profile, vllm};
 use crate::config::LauncherConfig;
@@ -18,6 +19,9 @@ use crate::server::Server;
 
 /// How long requests under way may go on before the server sleeps, or its weights are exchanged.
 const GRACE: Duration = Duration::from_secs(30);
+
+/// The pause between two questions whether a server answers again.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// What requests are told meanwhile.
 const ASLEEP: &str = "the engine sleeps; send the request elsewhere, or have an operator wake it";
@@ -174,7 +178,8 @@ impl Controls {
         Ok(())
     }
 
-    /// Exchanges the weights for those that `source` names: a folder, or what SGLang takes.
+    /// Exchanges the weights for those that `source` names: a folder, or what SGLang takes. Where nobody knows whether it was done,
+    /// requests are let in again once the server answers.
     pub(crate) async fn update_weights(
         &self,
         server: &Server,
@@ -208,12 +213,22 @@ impl Controls {
             return Err(EngineError::new(ErrorKind::Unavailable, message));
         }
         self.stop(server, EXCHANGED).await?;
-        let _busy = server.busy.lock().await;
-        let updated = sglang::update_weights(server, &source, self.slow).await;
-        server.gate.open();
-        updated?;
+        // The server has cleared it, whatever comes of the rest.
         self.cleared();
-        Ok(())
+        let _busy = server.busy.lock().await;
+        let begun = Instant::now();
+        let updated = sglang::update_weights(server, &source, self.slow).await;
+        if matches!(updated, Err(Failed::Lost(_))) {
+            // It may still be at it. One that answers nothing in time is for those who watch it.
+            while sglang::idle(server).await.is_err()
+                && !server.is_over()
+                && begun.elapsed() < self.slow
+            {
+                sleep(PAUSE).await;
+            }
+        }
+        server.gate.open();
+        Ok(updated?)
     }
 
     /// Begins to record a profile.

@@ -284,6 +284,20 @@ async fn sglang_exchanges_its_weights_and_says_why_not() {
 }
 
 #[tokio::test]
+async fn a_server_that_does_not_say_what_became_of_its_weights_gets_requests_once_it_answers() {
+    let mut reports = Reports::listen().await;
+    let config = operated("sglang", &[&reports.flag(), "--fault", "update-lost"]);
+    let engine = started(config).await;
+    let folder = env!("CARGO_MANIFEST_DIR");
+    let lost = controls(&engine).update_weights(json!(folder)).await;
+    assert_eq!(lost.unwrap_err().kind(), ErrorKind::Disconnected);
+    let path = "/flush_cache?timeout=5";
+    assert_eq!(asked(&mut reports, 2).await, bare(&[path, path]));
+    answer(&engine, 2).await;
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_profile_is_begun_once_and_ended_once() {
     for (api, place) in [("vllm", "/profiles"), ("sglang", "/sglang-profiles")] {
         let mut config = operated(api, &[]);

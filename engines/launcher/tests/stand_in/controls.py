@@ -96,6 +96,7 @@ class VllmControls(Controls):
 class SglangControls(Controls):
     def __init__(self, args, api):
         self.api, self.released, self.is_profiling = api, set(), False
+        self.fault = args.fault
         self.options = {name: getattr(args, name) for name in ("enable_memory_saver", "enable_weights_cpu_backup")}
 
     async def health(self):
@@ -137,7 +138,10 @@ class SglangControls(Controls):
                 self.released.remove(tag)
             return "null"
         if path == "/update_weights_from_disk":
-            return self.update(body["model_path"])
+            updated = self.update(body["model_path"])
+            if self.fault == "update-lost":
+                raise ConnectionError
+            return updated
         if path in ("/start_profile", "/stop_profile"):
             begins = path == "/start_profile"
             if begins == self.is_profiling:
