@@ -1,3 +1,5 @@
+use std::iter::{empty, once, repeat};
+
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -9,17 +11,20 @@ use crate::key::ApiKey;
 
 /// Catches a hang; nothing is measured by it.
 const LONG: Duration = Duration::from_secs(120);
+/// For what is awaited to be too late.
+const SHORT: Duration = Duration::from_millis(100);
 
-fn load(dialect: Dialect) -> (Arc<ServerLoad>, watch::Receiver<Load>) {
+/// A load that believes what is answered within `bound`, for as long.
+fn load(dialect: Dialect, bound: Duration) -> (Arc<ServerLoad>, watch::Receiver<Load>) {
     let ctx = StartContext::detached(1);
     let published = ctx.load.subscribe();
     let mut load = ServerLoad::new(dialect, &ctx);
     load.pace = Pace {
         pause: Duration::from_millis(5),
         quiet: Duration::from_millis(5),
-        answer: Duration::from_millis(200),
-        stale: Duration::from_millis(100),
-        shown: Duration::from_millis(100),
+        answer: bound,
+        stale: bound,
+        shown: bound,
     };
     (Arc::new(load), published)
 }
@@ -42,7 +47,7 @@ fn figures_of(load: &Load) -> (u32, u32, u64, u64) {
 
 #[test]
 fn requests_are_counted_from_their_start_to_their_end() {
-    let (load, published) = load(Dialect::Trtllm);
+    let (load, published) = load(Dialect::Trtllm, LONG);
     let now = || figures_of(&published.borrow());
     load.started(&declared(None, None));
     let first = load.count();
@@ -58,7 +63,7 @@ fn requests_are_counted_from_their_start_to_their_end() {
 
 #[test]
 fn more_than_a_server_computes_at_once_wait() {
-    let (load, published) = load(Dialect::LlamaServer);
+    let (load, published) = load(Dialect::LlamaServer, LONG);
     load.started(&declared(Some(2), None));
     let all: Vec<_> = (0..5).map(|_| load.count()).collect();
     assert_eq!(figures_of(&published.borrow()), (2, 3, 0, 0));
@@ -67,7 +72,7 @@ fn more_than_a_server_computes_at_once_wait() {
 
 #[test]
 fn what_a_server_says_waits_is_never_more_than_there_is() {
-    let (load, published) = load(Dialect::Vllm);
+    let (load, published) = load(Dialect::Vllm, LONG);
     load.started(&declared(None, Some(8)));
     assert_eq!(figures_of(&published.borrow()), (0, 0, 0, 8));
     let all: Vec<_> = (0..3).map(|_| load.count()).collect();
@@ -83,8 +88,13 @@ fn what_a_server_says_waits_is_never_more_than_there_is() {
 
 /// Follows a server that answers each question with the next of these heads and bodies, and then not at all, until the load is as
 /// wanted.
-async fn follow(dialect: Dialect, answers: Vec<String>, wanted: (u32, u32, u64, u64)) {
-    let (load, mut published) = load(dialect);
+async fn follow(
+    dialect: Dialect,
+    bound: Duration,
+    mut answers: impl Iterator<Item = String>,
+    wanted: (u32, u32, u64, u64),
+) {
+    let (load, mut published) = load(dialect, bound);
     load.started(&declared(None, Some(100)));
     let _requests: Vec<_> = (0..4).map(|_| load.count()).collect();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -93,16 +103,15 @@ async fn follow(dialect: Dialect, answers: Vec<String>, wanted: (u32, u32, u64, 
     let client = Client::new(port, &ApiKey::random(), TaskTracker::new(), over);
     let serve = async {
         let mut open = Vec::new();
-        let mut answers = answers.into_iter();
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut asked = [0; 1024];
             drop(stream.read(&mut asked).await);
-            if let Some(answer) = answers.next() {
+            match answers.next() {
                 // Who has read enough closes the connection.
-                drop(stream.write_all(answer.as_bytes()).await);
+                Some(answer) => drop(stream.write_all(answer.as_bytes()).await),
+                None => open.push(stream),
             }
-            open.push(stream);
         }
     };
     let reached = published.wait_for(|load| figures_of(load) == wanted);
@@ -129,30 +138,33 @@ const SGLANG: &str =
 
 #[tokio::test]
 async fn what_a_server_says_is_published() {
-    follow(Dialect::Vllm, vec![answer(VLLM)], (3, 1, 50, 100)).await;
-    follow(Dialect::Sglang, vec![answer(SGLANG)], (3, 1, 50, 100)).await;
-    let llama = answer("llamacpp:requests_deferred 2\n");
-    follow(Dialect::LlamaServer, vec![llama], (2, 2, 0, 0)).await;
+    let said = (3, 1, 50, 100);
+    follow(Dialect::Vllm, LONG, repeat(answer(VLLM)), said).await;
+    follow(Dialect::Sglang, LONG, repeat(answer(SGLANG)), said).await;
+    let llama = repeat(answer("llamacpp:requests_deferred 2\n"));
+    follow(Dialect::LlamaServer, LONG, llama, (2, 2, 0, 0)).await;
 }
 
 #[tokio::test]
 async fn what_a_server_says_no_more_is_not_known() {
     // It hangs.
-    follow(Dialect::Vllm, vec![answer(VLLM)], (4, 0, 0, 0)).await;
-    follow(Dialect::Sglang, vec![], (4, 0, 0, 0)).await;
+    let nothing = (4, 0, 0, 0);
+    follow(Dialect::Vllm, SHORT, once(answer(VLLM)), nothing).await;
+    follow(Dialect::Sglang, SHORT, empty(), nothing).await;
 }
 
 #[tokio::test]
 async fn what_cannot_be_read_is_not_known_and_is_read_again() {
+    let said = (3, 1, 50, 100);
     let huge = answer(&"vllm:num_requests_waiting 1.0\n".repeat(400_000));
     let broken = "HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\nvllm".to_owned();
     let refused = "HTTP/1.1 501 No\r\ncontent-length: 0\r\n\r\n".to_owned();
     let odd = answer("vllm:num_requests_waiting{ 5\n}}\u{0}\"\n");
     let no_http = "\r\n\r\nvllm:num_requests_waiting 1.0".to_owned();
-    let mut answers = vec![huge, broken, refused, odd, no_http];
-    answers.push(answer(VLLM));
-    follow(Dialect::Vllm, answers, (3, 1, 50, 100)).await;
-    let odd = ["[]", "no metrics", "{\"loads\": 5}", SGLANG];
-    let odd = odd.map(answer).to_vec();
-    follow(Dialect::Sglang, odd, (3, 1, 50, 100)).await;
+    let answers = [huge, broken, refused, odd, no_http].into_iter();
+    let answers = answers.chain(repeat(answer(VLLM)));
+    follow(Dialect::Vllm, LONG, answers, said).await;
+    let odd = ["[]", "no metrics", "{\"loads\": 5}"].map(answer);
+    let answers = odd.into_iter().chain(repeat(answer(SGLANG)));
+    follow(Dialect::Sglang, LONG, answers, said).await;
 }
