@@ -119,8 +119,8 @@ pub(crate) async fn write(link: &Link, mut socket: OwnedWriteHalf, supervision: 
 
 /// Asks now and then whether the process is there; returns when nothing at all was heard for too long.
 ///
-/// Time is counted in ticks, and a tick that comes late does not count: after this process was suspended, or while it gets no
-/// processor, its child gets as long as ever.
+/// Time is counted in ticks, and a tick that comes late does not count: neither does the time in which this process was suspended or
+/// got no processor. Silence from before stays counted until something is heard.
 pub(crate) async fn watch(link: &Link, config: &SubprocessConfig) -> ChildFailure {
     let interval = config.heartbeat_interval;
     let mut ticks = tokio::time::interval(interval);
