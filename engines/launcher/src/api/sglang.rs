@@ -10,7 +10,8 @@ use std::num::NonZeroU32;
 
 use genset_backend_common::output::{TokenLogprob, TopLogprob};
 use genset_backend_common::{
-    Capabilities, EngineError, GenerateRequest, GuidedDecoding, RequestField, TokenId, async_trait,
+    Capabilities, EngineError, ErrorKind, GenerateRequest, GuidedDecoding, RequestField, TokenId,
+    async_trait,
     config::{Deviation, GuidedKind, SamplingOption},
     request::{ChatInput, MediaKind},
 };
@@ -36,6 +37,9 @@ const TOOL_CHOICE: &str = "auto";
 
 /// Tokens of the context that no prompt may have, where the server does not say how long one may be.
 const NOT_FOR_PROMPTS: u32 = 6;
+
+/// The status of a request that it aborts since it has too many, where as that of an answer it says that there is no server.
+const QUEUE_IS_FULL: u16 = 503;
 
 /// The first version that is known to name the salt of blocks in its KV events.
 const TELLS_SALTS: [u32; 3] = [0, 5, 23];
@@ -445,7 +449,15 @@ fn end_of(reason: &FinishReason) -> Result<End, EngineError> {
         other => {
             let message = reason.message.clone().unwrap_or_else(|| other.to_owned());
             match reason.status_code {
-                Some(status) => Err(error_of(Some(status), &json!({"message": message}))),
+                Some(status) => {
+                    let error = error_of(Some(status), &json!({"message": message}));
+                    // Its queue is full: it lives, and says so of this request alone.
+                    Err(if status == QUEUE_IS_FULL {
+                        EngineError::new(ErrorKind::Overloaded, error.message())
+                    } else {
+                        error
+                    })
+                }
                 None => Ok(End::Aborted(message)),
             }
         }

@@ -303,12 +303,17 @@ fn what_servers_complain_of_has_a_kind() {
 
 #[test]
 fn sglang_aborts_have_their_status() {
-    let event = json!({"output_ids": [], "meta_info": {"completion_tokens": 0, "finish_reason": {
-        "type": "abort", "message": "too long", "status_code": 400}}});
-    let error = api(Dialect::Sglang)
-        .reader(&request())
-        .read(event.to_string().as_bytes())
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.message().contains("too long"));
+    for (status, message, kind) in [
+        (400, "too long", ErrorKind::InvalidArgument),
+        (503, "The request queue is full.", ErrorKind::Overloaded),
+    ] {
+        let event = json!({"output_ids": [], "meta_info": {"completion_tokens": 0, "finish_reason": {
+            "type": "abort", "message": message, "status_code": status}}});
+        let error = api(Dialect::Sglang)
+            .reader(&request())
+            .read(event.to_string().as_bytes())
+            .unwrap_err();
+        assert_eq!(error.kind(), kind);
+        assert!(error.message().contains(message));
+    }
 }
