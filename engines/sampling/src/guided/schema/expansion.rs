@@ -231,6 +231,7 @@ impl<'a> Expansion<'a> {
 
     /// What the keywords in [`OWN`] say.
     fn own(&mut self, entries: &'a Map<String, Value>) -> Result<Shape<'a>, String> {
+        check_types(entries.get("type"))?;
         let items = entries.get("items");
         let (listed, items) = match items {
             Some(Value::Array(_)) => (items, entries.get("additionalItems")),
@@ -493,6 +494,19 @@ fn find<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
         };
     }
     Some(at)
+}
+
+/// Refuses types named again: llguidance makes all of the schema for each name.
+fn check_types(types: Option<&Value>) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    let names = types.and_then(Value::as_array).into_iter().flatten();
+    if names
+        .filter_map(Value::as_str)
+        .all(|name| seen.insert(name))
+    {
+        return Ok(());
+    }
+    Err("a `type` of the schema names a type more than once".into())
 }
 
 /// What `type` allows; whatever else it says, llguidance refuses.

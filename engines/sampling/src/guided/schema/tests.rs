@@ -119,6 +119,11 @@ fn what_merged_parts_become_is_counted() {
     assert!(refusal(&counted("minProperties")).contains("optional properties"));
     assert!(refusal(&counted("maxProperties")).contains("optional properties"));
     assert!(refusal(&json!({"$ref": "#/$defs/none"})).contains("nothing"));
+    let typed = |types: Vec<&str>| json!({"type": types, "properties": properties});
+    assert!(refusal(&typed(vec!["object"; 4000])).contains("more than once"));
+    assert!(refusal(&json!({"items": typed(vec!["null", "null"])})).contains("more than once"));
+    let every = "null boolean number integer string array object";
+    assert_eq!(check(&typed(every.split(' ').collect())), Ok(()));
 }
 
 #[test]
