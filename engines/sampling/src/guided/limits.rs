@@ -21,7 +21,8 @@ pub struct GuideLimits {
     pub references: usize,
     /// What a schema becomes once its parts are merged: schemas, properties, names and values; a few hundred bytes each.
     pub expansion: usize,
-    /// Properties of one object of a schema, merged parts together.
+    /// Properties of one object of a schema, merged parts together, and those that are only required; also of an object that is
+    /// a value of `const` or `enum`.
     pub properties: usize,
     /// Patterns among those (`patternProperties`): whether they exclude each other is asked of each pair.
     pub patterns: usize,

@@ -220,7 +220,7 @@ impl<'a> Expansion<'a> {
             Value::Array(_) => ARRAY,
             Value::Object(_) => OBJECT,
         };
-        let weight = values(value);
+        let weight = values(self.limits, value)?;
         self.charge(1 + weight)?;
         Ok(Shape::Plain(Box::new(Plain {
             kinds,
@@ -432,11 +432,10 @@ impl<'a> Expansion<'a> {
             plain.required.clear();
             plain.additional = None;
         }
-        check_count(
-            "properties in one object",
-            plain.properties.len(),
-            self.limits.properties,
-        )?;
+        // llguidance makes properties of what is only required, too.
+        let is_unnamed = |name: &&&str| !plain.properties.contains_key(**name);
+        let unnamed = plain.required.iter().filter(is_unnamed).count();
+        check_properties(self.limits, plain.properties.len() + unnamed)?;
         let patterns = plain.patterns.len();
         check_count(
             "patternProperties in one object",
@@ -526,8 +525,12 @@ fn kinds(types: &Value) -> Kinds {
     }
 }
 
-/// Values in `value`, itself not counted.
-fn values(value: &Value) -> usize {
+fn check_properties(limits: &GuideLimits, count: usize) -> Result<(), String> {
+    check_count("properties in one object", count, limits.properties)
+}
+
+/// Values in `value`, itself not counted. Refuses objects with too many.
+fn values(limits: &GuideLimits, value: &Value) -> Result<usize, String> {
     let (mut count, mut open) = (0, vec![value]);
     while let Some(value) = open.pop() {
         let before = open.len();
@@ -535,9 +538,10 @@ fn values(value: &Value) -> usize {
             open.extend(items);
         }
         if let Some(entries) = value.as_object() {
+            check_properties(limits, entries.len())?;
             open.extend(entries.values());
         }
         count += open.len() - before;
     }
-    count
+    Ok(count)
 }

@@ -50,6 +50,20 @@ fn properties_and_patterns_of_an_object_are_counted() {
     assert_eq!(check(&named(32, "patternProperties")), Ok(()));
     assert!(refusal(&named(2049, "properties")).contains("2048 properties"));
     assert!(refusal(&named(33, "patternProperties")).contains("32 patternProperties"));
+    // The same of names that are only required, and of values that are meant.
+    let names = |count: usize| (0..count).map(|at| format!("p{at}")).collect::<Vec<_>>();
+    let required = |count: usize| json!({"properties": {"p": {}}, "required": names(count)});
+    let value = |count: usize| {
+        let entries: serde_json::Map<String, Value> = (names(count).into_iter())
+            .map(|name| (name, json!(1)))
+            .collect();
+        json!([entries])
+    };
+    assert_eq!(check(&required(2047)), Ok(()));
+    assert!(refusal(&required(2048)).contains("2048 properties"));
+    assert_eq!(check(&json!({"const": value(2048)})), Ok(()));
+    assert!(refusal(&json!({"const": value(2049)})).contains("2048 properties"));
+    assert!(refusal(&json!({"enum": [1, value(2049)]})).contains("2048 properties"));
     // Together, and again for each option.
     let other = json!({"patternProperties": {"^a$": {}}});
     let both = json!({"allOf": [named(32, "patternProperties"), other]});
