@@ -19,7 +19,8 @@ pub struct GuideLimits {
     pub objects: usize,
     /// References of a schema to different places. Each can lead as deep as the schema is nested.
     pub references: usize,
-    /// What a schema becomes once its parts are merged: schemas, properties, names and values; a few hundred bytes each.
+    /// What a schema becomes once its parts are merged: schemas, properties, names and values; a few hundred bytes each. Some
+    /// comparisons of the options of a `oneOf` count as one.
     pub expansion: usize,
     /// Properties of one object of a schema, merged parts together, and those that are only required; also of an object that is
     /// a value of `const` or `enum`.

@@ -18,8 +18,8 @@ const MERGED_LEVELS: usize = 128;
 const COUNTED_PROPERTIES: usize = 64;
 /// Bytes of a pattern that count as one.
 const PATTERN_BYTES: usize = 16;
-/// Pairs of `oneOf` that are compared in the time of one.
-const COMPARED_PAIRS: usize = 16;
+/// Comparisons of `oneOf` in the time of one.
+const COMPARISONS: usize = 8;
 /// What it costs to see whether two patterns exclude each other.
 const PATTERN_PAIR: usize = 16;
 
@@ -90,7 +90,8 @@ enum Shape<'a> {
     Any,
     Never,
     Reference(&'a str),
-    Options(Vec<Shape<'a>>),
+    AnyOf(Vec<Shape<'a>>),
+    OneOf(Vec<Shape<'a>>),
     Plain(Box<Plain<'a>>),
 }
 
@@ -110,18 +111,60 @@ struct Plain<'a> {
     is_counted: bool,
 }
 
-impl Shape<'_> {
+impl<'a> Shape<'a> {
+    /// Those in it that are of the same kind become options of it.
+    fn any_of(options: Vec<Shape<'a>>) -> Self {
+        let options = options.into_iter().flat_map(|option| match option {
+            Shape::AnyOf(nested) => nested,
+            one @ (Shape::Any
+            | Shape::Never
+            | Shape::Reference(_)
+            | Shape::OneOf(_)
+            | Shape::Plain(_)) => vec![one],
+        });
+        Shape::AnyOf(options.collect())
+    }
+
+    /// As [`Shape::any_of`].
+    fn one_of(options: Vec<Shape<'a>>) -> Self {
+        let options = options.into_iter().flat_map(|option| match option {
+            Shape::OneOf(nested) => nested,
+            one @ (Shape::Any
+            | Shape::Never
+            | Shape::Reference(_)
+            | Shape::AnyOf(_)
+            | Shape::Plain(_)) => vec![one],
+        });
+        Shape::OneOf(options.collect())
+    }
+
     /// What a copy costs.
     fn size(&self) -> usize {
         match self {
             Shape::Any | Shape::Never | Shape::Reference(_) => 1,
-            Shape::Options(options) => 1 + options.iter().map(Shape::size).sum::<usize>(),
+            Shape::AnyOf(options) | Shape::OneOf(options) => {
+                1 + options.iter().map(Shape::size).sum::<usize>()
+            }
             Shape::Plain(plain) => plain.size(),
         }
     }
 }
 
-impl Plain<'_> {
+impl<'a> Plain<'a> {
+    /// What may be said of a property of that name.
+    fn said_of(&self, name: &str) -> Vec<&Shape<'a>> {
+        match self.properties.get(name) {
+            Some(shape) => vec![shape],
+            None => self.patterns.values().chain(&self.additional).collect(),
+        }
+    }
+
+    /// What it costs to see which of the patterns a name matches.
+    fn lookup(&self) -> usize {
+        let patterns = self.patterns.keys();
+        patterns.map(|name| 1 + name.len() / PATTERN_BYTES).sum()
+    }
+
     fn size(&self) -> usize {
         let parts = (self.properties.values())
             .chain(self.patterns.values())
@@ -182,13 +225,10 @@ impl<'a> Expansion<'a> {
             ("const", value) => self.constant(value)?,
             ("enum", Value::Array(values)) => {
                 let options = values.iter().map(|value| self.constant(value));
-                Shape::Options(options.collect::<Result<Vec<_>, String>>()?)
+                Shape::AnyOf(options.collect::<Result<Vec<_>, String>>()?)
             }
-            ("anyOf", Value::Array(schemas)) => Shape::Options(self.shapes(schemas)?),
-            ("oneOf", Value::Array(schemas)) => {
-                self.charge(schemas.len().saturating_mul(schemas.len()) / COMPARED_PAIRS)?;
-                Shape::Options(self.shapes(schemas)?)
-            }
+            ("anyOf", Value::Array(schemas)) => Shape::any_of(self.shapes(schemas)?),
+            ("oneOf", Value::Array(schemas)) => Shape::one_of(self.shapes(schemas)?),
             ("allOf", Value::Array(schemas)) => {
                 let mut all = shape;
                 for schema in schemas {
@@ -291,29 +331,57 @@ impl<'a> Expansion<'a> {
         if level > MERGED_LEVELS {
             return Err("the schema's parts contain each other too deeply".into());
         }
-        match (first, second) {
-            (Shape::Any, shape) | (shape, Shape::Any) => Ok(shape),
-            (Shape::Never, _) | (_, Shape::Never) => Ok(Shape::Never),
+        let merged = match (first, second) {
+            (Shape::Any, shape) | (shape, Shape::Any) => shape,
+            (Shape::Never, _) | (_, Shape::Never) => Shape::Never,
             (Shape::Reference(reference), shape) | (shape, Shape::Reference(reference)) => {
                 let named = self.named_by(reference)?;
-                self.merge(named, shape, level + 2)
+                self.merge(named, shape, level + 2)?
             }
-            (Shape::Options(options), shape) | (shape, Shape::Options(options)) => {
-                let mut merged = Vec::with_capacity(options.len());
-                for option in options {
-                    let copy = self.copy(&shape)?;
-                    match self.merge(option, copy, level + 1)? {
-                        Shape::Never => {}
-                        Shape::Options(nested) => merged.extend(nested),
-                        one @ (Shape::Any | Shape::Reference(_) | Shape::Plain(_)) => {
-                            merged.push(one);
-                        }
-                    }
-                }
-                Ok(Shape::Options(merged))
+            (Shape::OneOf(options), shape) | (shape, Shape::OneOf(options)) => {
+                Shape::one_of(self.merge_each(options, &shape, level)?)
             }
-            (Shape::Plain(first), Shape::Plain(second)) => self.both(*first, *second, level),
+            (Shape::AnyOf(options), shape) | (shape, Shape::AnyOf(options)) => {
+                Shape::any_of(self.merge_each(options, &shape, level)?)
+            }
+            (Shape::Plain(first), Shape::Plain(second)) => self.both(*first, *second, level)?,
+        };
+        if let Shape::OneOf(options) = &merged {
+            self.compare(options)?;
         }
+        Ok(merged)
+    }
+
+    /// The options that are left with `shape` beside them.
+    fn merge_each(
+        &mut self,
+        options: Vec<Shape<'a>>,
+        shape: &Shape<'a>,
+        level: usize,
+    ) -> Result<Vec<Shape<'a>>, String> {
+        let mut merged = Vec::with_capacity(options.len());
+        for option in options {
+            let copy = self.copy(shape)?;
+            let option = self.merge(option, copy, level + 1)?;
+            if !matches!(option, Shape::Never) {
+                merged.push(option);
+            }
+        }
+        Ok(merged)
+    }
+
+    /// What it costs to see whether each two of a `oneOf` exclude each other.
+    fn compare(&mut self, options: &[Shape<'a>]) -> Result<(), String> {
+        let all = self.left.saturating_mul(COMPARISONS);
+        let mut left = all;
+        for (at, first) in options.iter().enumerate() {
+            for second in &options[at + 1..] {
+                if compare_two(first, second, &mut left).is_none() {
+                    return self.charge(usize::MAX);
+                }
+            }
+        }
+        self.charge((all - left) / COMPARISONS)
     }
 
     fn both(
@@ -477,6 +545,33 @@ impl<'a> Expansion<'a> {
         let shape = self.definitions.get(reference).cloned().flatten();
         Ok(shape.unwrap_or(Shape::Any))
     }
+}
+
+/// Takes from `left` what it takes to see whether two schemas exclude each other; `None` where that is more.
+fn compare_two(first: &Shape<'_>, second: &Shape<'_>, left: &mut usize) -> Option<()> {
+    *left = left.checked_sub(1)?;
+    match (first, second) {
+        (Shape::AnyOf(options) | Shape::OneOf(options), other)
+        | (other, Shape::AnyOf(options) | Shape::OneOf(options)) => {
+            for option in options {
+                compare_two(option, other, left)?;
+            }
+        }
+        (Shape::Plain(first), Shape::Plain(second)) => {
+            let lookups = 1 + first.lookup() + second.lookup();
+            for name in first.required.union(&second.required) {
+                *left = left.checked_sub(lookups)?;
+                for first in first.said_of(name) {
+                    for second in second.said_of(name) {
+                        compare_two(first, second, left)?;
+                    }
+                }
+            }
+        }
+        (Shape::Any | Shape::Never | Shape::Reference(_), _)
+        | (_, Shape::Any | Shape::Never | Shape::Reference(_)) => {}
+    }
+    Some(())
 }
 
 /// Where `#/...` leads, with llguidance's eyes: no escapes, and numbers as Rust reads them.

@@ -108,12 +108,17 @@ fn what_merged_parts_become_is_counted() {
         json!({"allOf": [both, {"properties": {"a": object, "b": object}}]})
     };
     let nested = |inner: Value| json!({"properties": {"a": inner}});
+    let mut again = vec![json!({}); 1000];
+    again[0] = json!({"oneOf": vec![json!({"type": "object"}); 250]});
     let cases = [
         json!({"allOf": [{"type": "object", "required": names(2000)}, {"anyOf": options}]}),
         json!({"allOf": [nested(json!({"required": names(2000)})), nested(json!({"anyOf": options}))]}),
         json!({"enum": names(4000), "pattern": "a".repeat(30_000)}),
         json!({"allOf": [{"properties": properties}, {"additionalProperties": {"enum": names(4000)}}]}),
         json!({"oneOf": vec![json!({"type": "object"}); 4000]}),
+        // Each two of them are compared by each name, and again with what stands beside them.
+        json!({"allOf": [{"type": "object", "required": names(2000)}, {"oneOf": vec![json!({"type": "object"}); 60]}]}),
+        json!({"allOf": again}),
         chain(30, twice),
         chain(30, twice_within),
         chain(
@@ -172,7 +177,13 @@ fn schemas_of_practice_are_within() {
         })
         .collect();
     let calls = json!({"type": "array", "items": {"anyOf": tools}, "$defs": recursive["$defs"]});
-    for schema in [&small, &recursive, &values, &calls] {
+    let shapes: Vec<Value> = (0..100)
+        .map(|at| json!({"type": "object", "properties": {"kind": {"const": at}, "of": {"type": "array"}}, "required": ["kind", "of", "name"]}))
+        .collect();
+    let one_of =
+        json!({"type": "object", "properties": {"name": {"type": "string"}}, "oneOf": shapes});
+    let nullable = json!({"type": ["string", "null"], "oneOf": [values, {"type": "null"}]});
+    for schema in [&small, &recursive, &values, &calls, &one_of, &nullable] {
         assert_eq!(check(schema), Ok(()));
     }
 }
