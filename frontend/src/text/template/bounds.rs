@@ -238,6 +238,7 @@ fn all(args: Rest<Value>, named: Kwargs) -> Vec<Value> {
 pub(super) fn add_functions(environment: &mut Environment<'_>, function: &str) {
     environment.add_function(function.to_owned(), bounded_in);
     environment.add_function(format!("{function}{}", source::PART), read);
+    environment.add_function(format!("{function}{}", source::ITEM), reach);
     environment.add_function(format!("{function}{}", source::BASE), cut);
 }
 
@@ -250,6 +251,14 @@ fn read(value: Value) -> Result<Value, Error> {
             .unwrap_or(0),
     )?;
     Ok(value)
+}
+
+/// The value, once what it takes to reach an item is counted: lists and objects are not passed over for one.
+fn reach(value: Value) -> Result<Value, Error> {
+    if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) {
+        return Ok(value);
+    }
+    read(value)
 }
 
 /// The value, once what a slice of it takes is counted: letters of a text, or the items of a tuple, which are copied.

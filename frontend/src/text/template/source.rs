@@ -21,6 +21,12 @@ const WHOLE: &str = "(";
 /// How the call of the one opens that counts what is read; see [`PART`].
 const READ: &str = "_part(";
 
+/// What the name ends with of the one that counts what is read to reach one item, and returns the value.
+pub(super) const ITEM: &str = "_item";
+
+/// How its call opens.
+const REACH: &str = "_item(";
+
 /// What the name ends with of the one that counts what a slice reads, and returns what can be cut.
 pub(super) const BASE: &str = "_base";
 
@@ -407,7 +413,7 @@ impl<'t> Found<'t> {
             Expr::GetAttr(it) => self.own(&it.expr),
             Expr::GetItem(it) => {
                 if !is_near(&it.subscript_expr) {
-                    self.reads(&it.expr, READ);
+                    self.reads(&it.expr, REACH);
                     self.reads(&it.subscript_expr, READ);
                 }
                 self.all([&it.expr, &it.subscript_expr]);

@@ -339,6 +339,15 @@ fn a_text_may_grow_by_a_message_at_a_time() {
     assert_eq!(grown.unwrap(), "58890 2000");
 }
 
+/// As templates do that look at the message before.
+#[test]
+fn items_of_a_long_list_may_be_taken_one_by_one() {
+    let source = "{% set l = range(2000) | list %}{% for i in range(2000) %}{% set y = l[i] %}\
+        {% endfor %}{{ l | length }}";
+    let taken = try_render(source, Bounds::QUICK, DEFAULT_FUEL);
+    assert_eq!(taken.unwrap(), "2000");
+}
+
 /// Expressions of all kinds, with brackets where they do and do not matter.
 fn expression() -> impl Strategy<Value = String> {
     let leaf = prop::sample::select(vec![
@@ -448,7 +457,7 @@ fn the_source_is_changed_where_values_grow_and_nowhere_else() {
         ),
         (
             "{{ f(a + b)[c ~ d] }}",
-            "{{ _bounded_part(f(_bounded(a + b)))[_bounded(c ~ d)] }}",
+            "{{ _bounded_item(f(_bounded(a + b)))[_bounded(c ~ d)] }}",
         ),
         (
             "{% if a == b + c or [1, 2] %}",
@@ -456,11 +465,11 @@ fn the_source_is_changed_where_values_grow_and_nowhere_else() {
         ),
         (
             "{{ a.b[0].c[1:] }}{{ (a).b['k'][-1] }}{{ (a | f)[::-1] }}",
-            "{{ _bounded_base(a.b[0].c)[1:] }}{{ _bounded_part((a).b['k'])[-1] }}{{ (a | f)[::-1] }}",
+            "{{ _bounded_base(a.b[0].c)[1:] }}{{ _bounded_item((a).b['k'])[-1] }}{{ (a | f)[::-1] }}",
         ),
         (
             "{{ a in b.c and a == 'b' and a.b == c }}{{ a[b] is none }}",
-            "{{ a in _bounded(b.c) and a == 'b' and _bounded(a.b) == c }}{{ _bounded_part(a)[_bounded_part(b)] is none }}",
+            "{{ a in _bounded(b.c) and a == 'b' and _bounded(a.b) == c }}{{ _bounded_item(a)[_bounded_part(b)] is none }}",
         ),
         (
             "{% for x in a if x is in b %}{% endfor %}",
