@@ -68,15 +68,23 @@ impl Core {
     }
 
     /// Goes on to obey for a small part of a step's time where bytes of KV blocks were moved: who moves them has more as soon as these
-    /// are there, and would else wait for all of the next step.
+    /// are there, and would else wait for all of the next step. What can be computed from now on does not wait for that.
     pub(super) fn move_more(&mut self, commands: &mut mpsc::Receiver<Command>) -> Then {
-        if !std::mem::take(&mut self.has_moved) {
+        if !std::mem::take(&mut self.has_moved) || self.scheduler.is_idle() {
             return Then::GoOn;
         }
         let until = Instant::now() + self.step_time / MOVING_PART;
         while let Some(command) = next_until(commands, until) {
+            let is_newcomer = matches!(command, Command::Add(_) | Command::Received(_));
             if let Then::End = self.obey(command) {
                 return Then::End;
+            }
+            if is_newcomer {
+                // Those that came together begin together.
+                if let Then::End = self.take_commands(commands) {
+                    return Then::End;
+                }
+                break;
             }
         }
         self.has_moved = false;
