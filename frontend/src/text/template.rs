@@ -190,14 +190,13 @@ impl ChatTemplate {
     /// messages need, is an error soon.
     #[must_use]
     pub(crate) fn into_quick(mut self, instructions: u64) -> Self {
-        self = self.with_fuel(instructions);
         self.bounds = Bounds::QUICK;
-        self
+        self.with_fuel(instructions)
     }
 
     /// No text of the template's own takes less than two instructions to be repeated.
     fn effective_fuel(&self) -> u64 {
-        let repetitions = self.bounds.made_bytes / self.longest_repeated.max(1);
+        let repetitions = self.bounds.repeated / self.longest_repeated.max(1);
         self.fuel
             .min(u64::try_from(2 * repetitions).unwrap_or(u64::MAX))
     }

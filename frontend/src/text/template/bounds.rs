@@ -28,6 +28,8 @@ pub(super) struct Bounds {
     pub(super) value_bytes: usize,
     /// In all, kept or not, and read. A text that grows by a message at a time is made anew each time.
     pub(super) made_bytes: usize,
+    /// In bytes too: of the template's own text, as often as it is repeated.
+    pub(super) repeated: usize,
 }
 
 impl Bounds {
@@ -35,12 +37,15 @@ impl Bounds {
     pub(super) const DEFAULT: Self = Self {
         value_bytes: 64 << 20,
         made_bytes: 1 << 30,
+        repeated: 1 << 30,
     };
 
     /// What is made within a few milliseconds.
     pub(super) const QUICK: Self = Self {
         value_bytes: 1 << 20,
         made_bytes: 1 << 20,
+        // Only copied. Macros of some kilobytes are in use.
+        repeated: 8 << 20,
     };
 }
 

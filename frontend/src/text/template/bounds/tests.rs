@@ -13,6 +13,7 @@ use crate::text::template::{
 const BOUNDS: Bounds = Bounds {
     value_bytes: 1 << 20,
     made_bytes: 16 << 20,
+    repeated: 16 << 20,
 };
 
 fn try_render(source: &str, bounds: Bounds, fuel: u64) -> Result<String, TemplateError> {
@@ -310,7 +311,7 @@ fn a_namespace_is_no_attribute_of_itself() {
 #[test]
 fn repeated_text_costs_fuel() {
     let text = "x".repeat(100_000);
-    let limit = u64::try_from(2 * (BOUNDS.made_bytes / text.len())).unwrap();
+    let limit = u64::try_from(2 * (BOUNDS.repeated / text.len())).unwrap();
     for (begin, end) in [
         (
             "{% for a in range(100000) %}{% if false %}",
@@ -327,6 +328,26 @@ fn repeated_text_costs_fuel() {
     // Once is once.
     let once = text.clone() + "{% for a in range(20000) %}{% endfor %}";
     assert_eq!(outcome(&once), Ok(text));
+}
+
+/// What repeats long texts of its own is left to the thread that may take longer.
+#[test]
+fn a_quick_rendering_repeats_little() {
+    let quick = |source: &str| {
+        let template = ChatTemplate::try_new(source, None, None)?.into_quick(50_000);
+        template.render(&TemplateInput {
+            messages: &[],
+            tools: None,
+            add_generation_prompt: true,
+            extra: &Map::new(),
+        })
+    };
+    let text = "x".repeat(5000);
+    let few = format!("{{% macro m() %}}{text}{{% endmacro %}}{{{{ m() }}}}{{{{ m() }}}}");
+    assert_eq!(quick(&few), Ok(text.repeat(2)));
+    let many = format!("{{% for a in range(10000) %}}{text}{{% endfor %}}");
+    let limit = u64::try_from(2 * (Bounds::QUICK.repeated / text.len())).unwrap();
+    assert_eq!(quick(&many), Err(TemplateError::OutOfFuel { limit }));
 }
 
 /// Nothing is refused that conversations of usual length need.
