@@ -7,9 +7,12 @@ use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, MetricsRegistry};
 use genset_runtime::discovery::Address;
-use genset_runtime::plane::{RequestPlane, ResponseStream, TcpConfig, WireConfig, WirePlane};
+use genset_runtime::plane::{
+    RequestPlane, ResponseStream, TcpConfig, WireConfig, WirePlane, WireSecret,
+};
 use genset_wire::{
-    Cancel, Credit, FrameKind, GoAway, GoAwayCode, Hello, WireError, decode_request, encode_payload,
+    Auth, Cancel, Credit, FrameKind, GoAway, GoAwayCode, Hello, WireError, decode_request,
+    encode_payload,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -217,6 +220,46 @@ async fn what_answers_otherwise_than_a_worker_cannot_be_connected_to() {
         }
     }
     trap.others_are_called().await;
+}
+
+/// It says that it has the secret: it sends back the proof it was given, or one of nothing.
+#[tokio::test]
+async fn a_worker_that_does_not_prove_the_secret_is_refused() {
+    let secret = WireSecret::try_new(b"correct horse battery staple").unwrap();
+    let trap = Trap::set(WireConfig {
+        secret: Some(secret),
+        ..deaf()
+    })
+    .await;
+    let claim = Hello {
+        has_secret: true,
+        nonce: vec![7; 32].into(),
+        ..hello()
+    };
+    let zeros = Auth {
+        proof: vec![0; 32].into(),
+    };
+    for reflects in [false, true] {
+        let answer = async {
+            let mut peer = Peer::accept(&trap.listener).await;
+            peer.expect(FrameKind::Hello).await;
+            peer.send(FrameKind::Hello, 0, &claim).await;
+            let theirs = peer.expect(FrameKind::Auth).await;
+            if reflects {
+                peer.send_bytes(&frame(FrameKind::Auth, 0, &theirs.payload))
+                    .await;
+            } else {
+                peer.send(FrameKind::Auth, 0, &zeros).await;
+            }
+            peer.stop_sending().await;
+            peer.told_at_the_end().await
+        };
+        let (response, told) = tokio::join!(trap.call(), answer);
+        let told = told.unwrap();
+        assert_eq!(told.code, GoAwayCode::Unauthorized, "{}", told.reason);
+        let error = error(response);
+        assert_eq!(error.kind(), ErrorKind::CannotConnect, "{error}");
+    }
 }
 
 /// A worker one version ahead: it also speaks ours, says more than we know, and is understood.
