@@ -58,7 +58,10 @@ async fn a_batch_waits_for_its_model() {
     let metrics = Default::default();
     site.worker = start_worker(&site.runtime, 3, echo(), worker_config(), metrics).await;
     let batch = ended(&site, &id, "completed").await;
-    assert_eq!(batch["request_counts"]["total"], 1, "{batch}");
+    assert_eq!(
+        batch["request_counts"],
+        json!({"total": 1, "completed": 1, "failed": 0})
+    );
     site.server.shutdown(Duration::from_secs(30)).await;
     soon(site.worker.shutdown()).await;
     soon(site.runtime.shutdown()).await;
