@@ -284,6 +284,10 @@ async fn connections_over_the_limit_wait_their_turn() {
     assert_eq!(first.response().await.status, 200);
     let mut second = site.connect().await;
     second.send(get("/live")).await;
+    // The first goes on alone: the second is not accepted yet.
+    first.send(get("/live")).await;
+    assert_eq!(first.response().await.status, 200);
+    assert_eq!(site.metric("genset_http_connections"), 1.0);
     drop(first);
     assert_eq!(second.response().await.status, 200);
     drop(second);
