@@ -158,15 +158,12 @@ impl Client {
         self.buffer.is_empty() && !self.fill().await
     }
 
-    /// Reads to the end of the connection and says how many bytes came.
-    pub(crate) async fn drain(&mut self) -> usize {
-        let mut count = self.buffer.len();
+    /// Reads to the end of the connection.
+    pub(crate) async fn drain(&mut self) {
         self.buffer.clear();
         while self.fill().await {
-            count += self.buffer.len();
             self.buffer.clear();
         }
-        count
     }
 
     fn take_through(&mut self, mark: &[u8]) -> Option<Vec<u8>> {
