@@ -652,19 +652,26 @@ async fn what_is_kept_is_bounded_and_given_back() {
         max_kept_bytes: 4 * (3 + 64 + 3),
         ..MigrationConfig::default()
     };
-    let site = site_of(
-        [Leg::Hangs, lost_after(1), Leg::Hangs, Leg::Hangs],
-        &card(3),
-        config,
-    );
+    let legs = [
+        Leg::Hangs,
+        lost_after(1),
+        Leg::Hangs,
+        lost_after(1),
+        Leg::Hangs,
+    ];
+    let site = site_of(legs, &card(3), config);
     let generate = || site.migrating.generate(request(), ctx());
     let one = generate().await.unwrap();
     assert_eq!(site.metric("genset_migration_kept_bytes"), "12");
-    let two = read(generate().await.unwrap());
-    let hanging = tokio::time::timeout(Duration::from_millis(1), two).await;
+    let mut two = Box::pin(read(generate().await.unwrap()));
+    let hanging = tokio::time::timeout(Duration::from_millis(1), &mut two).await;
     // It moved, and the next instance is silent: its 64 tokens and both prompts are the whole room.
     assert!(hanging.is_err());
-    drop(one);
+    assert_eq!(site.metric("genset_migration_kept_bytes"), "280");
+    let three = site.ask(request()).await;
+    assert_eq!(kind_of(&three), ErrorKind::Disconnected);
+    assert_eq!(site.failures("not_kept"), "1");
+    drop((one, two));
     assert_eq!(site.metric("genset_migration_kept_bytes"), "0");
     let first = generate().await.unwrap();
     assert_eq!(site.metric("genset_migration_kept_bytes"), "12");
