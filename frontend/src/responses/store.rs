@@ -195,8 +195,10 @@ mod tests {
             put(&store, &format!("a{index}"), "a", 40_000);
         }
         assert!((0..20).all(|index| store.get(&format!("b{index}"), Some("b")).is_some()));
+        assert!(store.get("a16", Some("a")).is_none());
         assert!(store.get("a19", Some("a")).is_some());
         put(&store, "too large", "a", 100_000);
+        assert!(store.get("too large", Some("a")).is_none());
         assert!(store.get("a19", Some("a")).is_some());
     }
 
