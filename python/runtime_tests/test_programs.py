@@ -19,6 +19,11 @@ from genset.runtime import Runtime
 WIRE_CLIENT = Path(__file__).parents[2] / "examples/python-wire-client"
 
 
+def assert_grace_left(program: Program) -> None:
+    """That the requests of a program that has drained did not take the whole grace."""
+    assert not any("were cut short after" in line for line in program.lines), program.lines
+
+
 def test_sigterm_lets_the_request_under_way_end(start: Callable[..., Program]) -> None:
     counter = start("counter.py")
     counter.wait_for("ready")
@@ -86,6 +91,7 @@ def test_a_second_signal_ends_at_once(start: Callable[..., Program]) -> None:
 
     run(main())
     assert counter.exit_code() == 0
+    assert_grace_left(counter)
 
 
 def test_a_worker_that_is_killed_ends_its_answers_with_an_error(start: Callable[..., Program]) -> None:
@@ -113,6 +119,7 @@ def test_a_caller_that_is_killed_stops_the_handler(start: Callable[..., Program]
     caller.stop(signal.SIGKILL)
     # Its request would keep the worker for the whole grace.
     assert counter.stop() == 0
+    assert_grace_left(counter)
 
 
 def test_ctrl_c_ends_a_script_that_only_calls(start: Callable[..., Program]) -> None:
@@ -123,6 +130,7 @@ def test_ctrl_c_ends_a_script_that_only_calls(start: Callable[..., Program]) -> 
     assert caller.stop(signal.SIGINT) == -signal.SIGINT
     assert "KeyboardInterrupt" in caller.lines[-1]
     assert counter.stop() == 0
+    assert_grace_left(counter)
 
 
 def test_use_after_fork_says_what_to_do(start: Callable[..., Any]) -> None:

@@ -383,7 +383,7 @@ def test_without_grace_requests_are_cut_short() -> None:
             begun.set()
             await asyncio.Event().wait()
 
-        async with served(endless, graceful_shutdown=False) as (worker, client):
+        async with served(endless, graceful_shutdown=False, grace=1e6) as (worker, client):
             answer = asyncio.ensure_future(items(client.random({})))
             await begun.wait()
             await worker.shutdown()
