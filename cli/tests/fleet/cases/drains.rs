@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 
 use crate::answers::End;
-use crate::fleet::{Fleet, LOOK_AGAIN};
+use crate::fleet::{Fleet, LOOK_AGAIN, until_all_answer, until_listed};
 use crate::load::{Hammer, ends, streams};
 use crate::meeting::Meeting;
 use crate::support::soon;
@@ -56,7 +56,10 @@ pub(crate) async fn a_second_signal_to_a_frontend_ends_streams_with_an_error<M: 
     fleet: Fleet<M>,
 ) {
     let worker = fleet.worker(&["--token-delay-ms=20"]).await;
-    let mut frontend = fleet.frontend_of(&[&worker]).await;
+    // The grace alone would not end them in the time of a test.
+    let mut frontend = fleet.frontend(&["--grace=100000"]).await;
+    until_listed(&frontend).await;
+    until_all_answer(&frontend, &[&worker]).await;
     let begun = streams(&frontend, 10, 1_000_000).await;
     frontend.signal(Signal::TERM);
     soon(async {
@@ -75,7 +78,8 @@ pub(crate) async fn a_second_signal_to_a_frontend_ends_streams_with_an_error<M: 
 }
 
 pub(crate) async fn a_second_signal_ends_streams_with_an_error<M: Meeting>(fleet: Fleet<M>) {
-    let [one, two] = fleet.two_workers(&["--token-delay-ms=20"]).await;
+    let words = ["--token-delay-ms=20", "--grace=100000"];
+    let [one, two] = fleet.two_workers(&words).await;
     let frontend = fleet.frontend_of(&[&one, &two]).await;
     let begun = streams(&frontend, 10, 1_000_000).await;
     for worker in [&one, &two] {
