@@ -88,10 +88,14 @@ async fn an_instance_that_is_announced_anew_is_no_longer_left_out() {
     // The only one, though marked down, is tried again: a wrong mark must not make an outage.
     assert_eq!(call(&client, &turns).await, Err(ErrorKind::CannotConnect));
 
+    let other = Answering::new(|_: u8| Ok(vec![2_u8]));
+    let _other = listed(&endpoint, 2, other).await;
     let handler = Answering::new(|number: u8| Ok(vec![number]));
     let _serving = listed(&endpoint, 1, handler).await;
+    until_known(&client, 2).await;
     until(|| client.instances()[0].address.location != "nowhere").await;
-    assert_eq!(call(&client, &turns).await, Ok(1));
+    let calls = [call(&client, &turns).await, call(&client, &turns).await];
+    assert!(calls.contains(&Ok(1)), "{calls:?}");
 }
 
 type Refusals = Arc<Answering<Box<Refusal>>>;
