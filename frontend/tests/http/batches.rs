@@ -390,6 +390,7 @@ async fn what_is_not_answered_in_time_is_an_error() {
         json!({"total": 2, "completed": 0, "failed": 2})
     );
     let errors = content(&site, &batch["error_file_id"]).await;
+    assert_eq!(errors.len(), 2);
     for (line, name) in errors.iter().zip(["a", "b"]) {
         assert_eq!(line["custom_id"], name);
         assert_eq!(line["error"]["code"], "batch_expired", "{line}");
