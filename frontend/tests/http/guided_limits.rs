@@ -8,7 +8,7 @@ use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, GenerateRequest, LLMEngine, RequestContext,
     StartContext, async_trait, config::GuidedKind,
 };
-use genset_sampling::guided::GuideFactory;
+use genset_sampling::guided::{GuideFactory, GuideLimits};
 use serde_json::{Value, json};
 
 use crate::support::{CHAT, COMPLETIONS, CONTEXT, Site, chat, completion, encode, folder};
@@ -17,17 +17,18 @@ use crate::support::{CHAT, COMPLETIONS, CONTEXT, Site, chat, completion, encode,
 const TOKENS: u32 = 24;
 
 /// An engine that follows grammars as the built-in one does, with the first token that each allows.
-struct Follower;
+struct Follower(Arc<GuideFactory>);
 
 fn factory() -> Arc<GuideFactory> {
     static FACTORY: OnceLock<Arc<GuideFactory>> = OnceLock::new();
-    let make = || {
-        let mut artifacts = folder().artifacts.iter();
-        let file = artifacts.find(|artifact| artifact.reference.name == "tokenizer.json");
-        let tokenizer = &file.expect("it has a tokenizer").content;
-        Arc::new(GuideFactory::try_new(tokenizer, 2048, &[2, 0]).expect("a vocabulary"))
-    };
-    Arc::clone(FACTORY.get_or_init(make))
+    Arc::clone(FACTORY.get_or_init(|| Arc::new(new_factory())))
+}
+
+fn new_factory() -> GuideFactory {
+    let mut artifacts = folder().artifacts.iter();
+    let file = artifacts.find(|artifact| artifact.reference.name == "tokenizer.json");
+    let tokenizer = &file.expect("it has a tokenizer").content;
+    GuideFactory::try_new(tokenizer, 2048, &[2, 0]).expect("a vocabulary")
 }
 
 #[async_trait]
@@ -55,7 +56,8 @@ impl LLMEngine for Follower {
                 Ok(Finish::stop())
             }));
         };
-        let compiling = tokio::task::spawn_blocking(move || factory().compile(&guided));
+        let factory = Arc::clone(&self.0);
+        let compiling = tokio::task::spawn_blocking(move || factory.compile(&guided));
         let mut guide = compiling.await.expect("no panic")?;
         Ok(output::stream(ctx, move |out| async move {
             for _ in 0..tokens {
@@ -220,10 +222,36 @@ async fn what_grows_too_complex_ends_its_own_answer() {
     site.close().await;
 }
 
+/// A grammar that needs more for one token than the engine allows is its client's fault, who is told so.
+#[tokio::test]
+async fn what_is_over_the_limit_of_a_token_is_refused() {
+    let limits = GuideLimits {
+        token_lexer_fuel: 5,
+        ..GuideLimits::default()
+    };
+    let site = site_of(Arc::new(new_factory().with_limits(limits))).await;
+    let further = json!({"guided_regex": "[a-z]*(ab|yes|no){3,9}"});
+    let response = site.post(COMPLETIONS, &completion("Hi", further)).await;
+    let (status, _, _, message) = response.refusal();
+    assert_eq!(status, 400, "{message}");
+    assert!(message.contains("too complex"), "{message}");
+    site.is_well().await;
+    site.close().await;
+}
+
 async fn site() -> Site {
+    site_of(factory()).await
+}
+
+async fn site_of(factory: Arc<GuideFactory>) -> Site {
     let worker = genset_backend_common::worker::WorkerConfig {
         tool_parser: Some("hermes".into()),
         ..crate::support::worker_config()
     };
-    Site::with_worker(crate::support::config(), worker, Arc::new(Follower)).await
+    Site::with_worker(
+        crate::support::config(),
+        worker,
+        Arc::new(Follower(factory)),
+    )
+    .await
 }
