@@ -302,8 +302,8 @@ async fn a_start_that_is_dropped_leaves_no_server() {
         pid = reports.next("pid") => pid.as_u64().unwrap(),
         started = engine.start(StartContext::detached(1)) => panic!("{started:?}"),
     };
-    engine.cleanup().await.unwrap();
     is_gone(pid).await;
+    engine.cleanup().await.unwrap();
 }
 
 /// The parent is this test's own binary, run again for the one test below.

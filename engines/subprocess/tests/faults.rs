@@ -344,9 +344,29 @@ async fn what_the_process_started_ends_with_it_and_it_is_reaped() {
 
 #[tokio::test]
 async fn a_start_that_is_dropped_or_overtaken_by_cleanup_leaves_no_process() {
-    let engine = engine("silent_start");
-    let started = tokio::time::timeout(Duration::from_millis(300), start(&engine)).await;
-    assert!(started.is_err());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pid");
+    let silent = config("silent_start").with_args([file.display().to_string()]);
+    let engine = SubprocessEngine::new(silent);
+    let written = async {
+        loop {
+            match std::fs::read_to_string(&file) {
+                Ok(pid) if !pid.is_empty() => return pid,
+                _ => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    let pid = tokio::select! {
+        pid = written => pid,
+        started = start(&engine) => panic!("{started:?}"),
+    };
+    let gone = async {
+        while Path::new("/proc").join(&pid).exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let gone = tokio::time::timeout(Duration::from_secs(60), gone).await;
+    assert!(gone.is_ok(), "the process lives on");
     engine.cleanup().await.unwrap();
 
     let engine = self::engine("silent_start");

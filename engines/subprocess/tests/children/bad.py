@@ -93,6 +93,9 @@ GENERATE = {
 
 def start(stream):
     if FAULT == "silent_start":
+        for file in sys.argv[2:]:
+            with open(file, "w") as pid:
+                pid.write(str(os.getpid()))
         forever()
     if FAULT == "exit_in_start":
         leave(4)
