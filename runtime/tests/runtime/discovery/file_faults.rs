@@ -401,6 +401,8 @@ async fn a_lease_alone_keeps_its_file_fresh_and_removes_it_at_once() {
     let mut follower = Follower::of(&there, "").await;
     let heard = timeout(Duration::from_secs(3), follower.next()).await;
     assert!(heard.is_err(), "{heard:?}");
+    assert!(follower.entries.contains_key("a"));
+    assert_eq!(store.lease_files().len(), 1);
     drop(lease);
     // At once; or, if the thread that keeps it fresh has the file just then, as that thread lets go of it.
     until(async || store.lease_files().is_empty()).await;
