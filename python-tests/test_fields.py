@@ -19,7 +19,7 @@ GUIDE = Path(__file__).parent.parent / "docs" / "guide" / "openai-api.md"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 CHAT = {"model": "tiny-chat", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
-COMPLETION = {"model": "tiny-chat", "prompt": "Hello", "max_tokens": 4}
+COMPLETION = {"model": "tiny-chat", "prompt": "Hello there and you", "max_tokens": 4}
 ROUTES = {
     "chat": ("/v1/chat/completions", CHAT, chat_create_params.CompletionCreateParamsStreaming),
     "completions": ("/v1/completions", COMPLETION, completion_create_params.CompletionCreateParamsStreaming),
@@ -59,7 +59,7 @@ ASKING = {
     "safety_identifier": "a",
     "seed": 7,
     "service_tier": "flex",
-    "stop": ["x"],
+    "stop": ["l"],
     "store": True,
     "stream": True,
     "stream_options": {"include_usage": True, "include_obfuscation": False},
@@ -79,6 +79,55 @@ WITH = {"stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}}
 
 # What a refusal may name instead: the field that asks, where it is refused already.
 NAMED = {"top_logprobs": "logprobs"}
+
+
+def text_of(answer):
+    choice = answer["choices"][0]
+    return choice["message"]["content"] if "message" in choice else choice["text"]
+
+
+def chunks_of(body):
+    """The chunks of a streamed answer."""
+    data = [line.removeprefix("data: ") for line in body.splitlines() if line]
+    assert data.pop() == "[DONE]"
+    return [json.loads(line) for line in data]
+
+
+def has_three_tokens(body, plain):
+    return json.loads(body)["usage"]["completion_tokens"] == 3 < plain["usage"]["completion_tokens"]
+
+
+def has_two_choices(body, plain):
+    return len(json.loads(body)["choices"]) == 2 > len(plain["choices"])
+
+
+def is_cut_before_the_stop(body, plain):
+    text = text_of(json.loads(body))
+    return text_of(plain).startswith(text + "l") and "l" not in text
+
+
+def ends_with_usage(body, plain):
+    last = chunks_of(body)[-1]
+    return last["choices"] == [] and last["usage"]["completion_tokens"] == plain["usage"]["completion_tokens"]
+
+
+# What is seen of each honoured field in the body of an answer, beside the answer without it.
+EFFECTS = {
+    "echo": lambda body, plain: text_of(json.loads(body)) == COMPLETION["prompt"] + text_of(plain),
+    "max_completion_tokens": has_three_tokens,
+    "max_tokens": has_three_tokens,
+    "messages": lambda body, plain: text_of(json.loads(body)) != text_of(plain),
+    "model": lambda body, plain: json.loads(body)["model"] == "tiny-chat",
+    "n": has_two_choices,
+    "prompt": has_two_choices,
+    "stop": is_cut_before_the_stop,
+    "stream": lambda body, plain: len(chunks_of(body)) > 1,
+    "stream_options": ends_with_usage,
+    "tools": lambda body, plain: json.loads(body)["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"],
+}
+
+# These show where a model calls tools, which an echo does not.
+SEEN_IN_CALLS = {"parallel_tool_calls", "tool_choice"}
 
 
 def fields_of(params):
@@ -139,6 +188,8 @@ def test_a_field_of_the_client_has_the_fate_that_is_documented(url, api, field):
     fate = fates[field]
     if fate in ("honoured", "ignored"):
         assert status == 200, body
+        if fate == "honoured" and field not in SEEN_IN_CALLS:
+            assert EFFECTS[field](body, answer(url, api, {})), body
     elif fate == "refused" or status != 200:
         error = json.loads(body)["error"]
         assert (status, error["param"]) == (400, NAMED.get(field, field)), error
@@ -203,9 +254,7 @@ NOT_IN_DELTAS = {f"choices.delta.{name}" for name in ("audio", "content", "funct
 def test_every_chunk_has_every_field(url):
     status, body = ask(url, "chat", {"stream": True, "stream_options": {"include_usage": True}})
     assert status == 200, body
-    data = [line.removeprefix("data: ") for line in body.splitlines() if line]
-    assert data.pop() == "[DONE]"
-    chunks = [json.loads(line) for line in data]
+    chunks = chunks_of(body)
     for chunk in chunks:
         assert set(missing(ChatCompletionChunk, chunk)) <= NOT_IN_CHUNKS | NOT_IN_DELTAS, chunk
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
