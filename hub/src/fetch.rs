@@ -159,13 +159,14 @@ impl Hub {
     }
 
     /// What does while the hub is away: the commit that the revision was last, or, where of that one not all is here, the one
-    /// before it.
+    /// before it. A revision that was never here has none.
     fn in_its_place(&self, model: &ModelRef, needs: Needs) -> Option<Fetched> {
         self.present(model, needs).or_else(|| {
-            if is_commit(model.revision()) {
+            let (repo, revision) = (&model.repo, model.revision());
+            if is_commit(revision) || self.cache.commit(repo, revision).is_none() {
                 return None;
             }
-            let before = self.cache.commits_besides(&model.repo, model.revision());
+            let before = self.cache.commits_besides(repo, revision);
             before
                 .into_iter()
                 .find_map(|commit| self.whole(model, needs, commit))

@@ -434,6 +434,11 @@ async fn an_older_commit_that_is_whole_does_while_the_newest_cannot_come() {
     let named = format!("org/model@{COMMIT}");
     let error = with_settings(online, &named, Needs::Weights).await;
     assert!(error.unwrap_err().is_passing());
+    // Nor any for a revision that was never here.
+    hub.fail("api", &unreachable);
+    let online = settings(&hub, cache.path());
+    let error = with_settings(online, "org/model@v2", Needs::Weights).await;
+    assert!(error.unwrap_err().is_passing());
     fs::write(repo.join("refs/v1"), OLDER).unwrap();
     hub.fail("api", &unreachable);
     let error = fetch(&hub, &cache, Needs::Weights).await.unwrap_err();
