@@ -345,6 +345,46 @@ def test_a_body_is_of_the_type_that_a_model_s_method_names(start_genset: Callabl
     run(main())
 
 
+@dataclasses.dataclass
+class Asked:
+    messages: list[dict[str, Any]]
+    mine: str
+
+
+class Strict(BaseModel, extra="forbid"):
+    messages: list[Message]
+
+
+@service(namespace="demo")
+class OfDataclass:
+    @endpoint(model="of-dataclass")
+    async def generate(self, request: Asked) -> AsyncIterator[str]:
+        yield f"{request.messages[-1]['content']} {request.mine}"
+
+    @endpoint(model="of-strict")
+    async def strict(self, request: Strict) -> AsyncIterator[str]:
+        yield request.messages[-1].content
+
+
+def test_a_type_that_the_canary_does_not_fit_is_served(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+
+    def asks() -> None:
+        body: dict[str, Any] = {"model": "of-dataclass", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        answer = ask(address, "/v1/chat/completions", {**body, "mine": "there"})
+        assert answer["choices"][0]["message"]["content"] == "hello there"
+        status, error = refused(address, body)
+        assert (status, error["param"]) == (400, "mine"), error
+
+    async def main() -> None:
+        async with offered(address, OfDataclass, "of-dataclass"):
+            await asyncio.to_thread(asks)
+            while "of-strict" not in [each["id"] for each in (await asyncio.to_thread(ask, address, "/v1/models"))["data"]]:
+                await asyncio.sleep(0.05)
+
+    run(main())
+
+
 def test_a_dataclass_of_pydantic_s_is_checked_by_pydantic() -> None:
     check = checker(Size)
     assert check is not None

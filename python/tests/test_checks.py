@@ -83,5 +83,15 @@ def test_what_does_not_fit_is_named() -> None:
     assert refused(text="") == "request: text must not be empty"
 
 
+def test_what_there_is_no_field_for_may_be_left_out() -> None:
+    check = checker(Outer, leaves_out=True)
+    assert check is not None
+    assert check({"text": "t", "inner": {"number": 1}, "made": 8, "other": 1}) == Outer("t", Inner(1))
+    with pytest.raises(InvalidArgument, match="inner.other: Inner has no such field"):
+        check({"text": "t", "inner": {"number": 1, "other": 1}})
+    with pytest.raises(InvalidArgument, match="must be a map with the fields of Outer"):
+        check([])
+
+
 def test_other_types_are_not_checked() -> None:
     assert checker(None) is checker(int) is checker(list[int]) is None

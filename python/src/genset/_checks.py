@@ -8,7 +8,7 @@ import functools
 import logging
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from genset.exceptions import InvalidArgument
@@ -40,11 +40,19 @@ def hints_of(annotated: Any) -> dict[str, Any]:
         return {}
 
 
-def checker(of: Any) -> Callable[[Any], Any] | None:
-    """What makes plain data a value of a pydantic model or a dataclass, or raises `InvalidArgument`; None for all else."""
-    if isinstance(of, type) and (hasattr(of, "model_validate") or dataclasses.is_dataclass(of)):
-        return lambda value: _fitted(of, value, "")
-    return None
+def checker(of: Any, leaves_out: bool = False) -> Callable[[Any], Any] | None:
+    """What makes plain data a value of a pydantic model or a dataclass, or raises `InvalidArgument`; None for all else. It `leaves_out`
+    what a dataclass has no fields for, as pydantic models do, or refuses it."""
+    if not isinstance(of, type) or not (hasattr(of, "model_validate") or dataclasses.is_dataclass(of)):
+        return None
+    if leaves_out and dataclasses.is_dataclass(of) and "__pydantic_validator__" not in vars(of):
+        names = {field.name for field in dataclasses.fields(of) if field.init}
+        return lambda value: _fitted(of, _only(names, value), "")
+    return lambda value: _fitted(of, value, "")
+
+
+def _only(names: Container[str], value: Any) -> Any:
+    return {name: item for name, item in value.items() if name in names} if isinstance(value, dict) else value
 
 
 def _fitted(hint: Any, value: Any, at: str) -> Any:

@@ -14,7 +14,7 @@ from genset._frames import pack
 from genset._stream import Stream, as_engine_error
 from genset._values import decode, encode
 from genset.engine import Context
-from genset.exceptions import EngineError, Internal
+from genset.exceptions import EngineError, Internal, InvalidArgument
 
 if TYPE_CHECKING:
     from genset._native import Call
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 1.0
 """How long a stopped request may take to end by itself before it is cancelled where it waits."""
+
+PROBE_HEADER = "genset-probe"
+"""Marks the worker's own requests, its canaries."""
 
 Handler = Callable[..., Any]
 
@@ -73,18 +76,31 @@ class Plain:
 class Checked:
     """Requests of another codec, made values of the type that a handler names."""
 
-    def __init__(self, codec: Codec, check: Callable[[Any], Any]) -> None:
+    def __init__(self, codec: Codec, check: Callable[[Any], Any], is_of_bodies: bool) -> None:
         self._codec = codec
         self._check = check
+        self._is_of_bodies = is_of_bodies
 
     def request(self, payload: bytes) -> tuple[Any, Encoder]:
         value, encoder = self._codec.request(payload)
-        return self._check(value), encoder
+        try:
+            return self._check(value), encoder
+        except InvalidArgument as error:
+            if not self._is_of_bodies:
+                raise
+            return Misfit(error), encoder
 
 
-def checked(codec: Codec, check: Callable[[Any], Any] | None) -> Codec:
+class Misfit:
+    """A body that is not of the type that a handler names."""
+
+    def __init__(self, error: InvalidArgument) -> None:
+        self.error = error
+
+
+def checked(codec: Codec, check: Callable[[Any], Any] | None, is_of_bodies: bool = False) -> Codec:
     """The codec, with its requests checked where there is a check."""
-    return codec if check is None else Checked(codec, check)
+    return codec if check is None else Checked(codec, check, is_of_bodies)
 
 
 def takes_context(handler: Handler, endpoint: str) -> bool:
@@ -176,8 +192,14 @@ class Answering:
     async def _answer(self, answer: Answer) -> None:
         try:
             request, encoder = self._codec.request(answer.call.request)
-            arguments = (request, answer.stream.context) if self._with_context else (request,)
-            await answer.write(self._handler(*arguments), encoder)
+            if isinstance(request, Misfit):
+                if PROBE_HEADER not in answer.call.headers:
+                    raise request.error
+                # The canary cannot know what a handler's type needs. That it came so far is the answer.
+                await answer.write("", encoder)
+            else:
+                arguments = (request, answer.stream.context) if self._with_context else (request,)
+                await answer.write(self._handler(*arguments), encoder)
         except asyncio.CancelledError:
             answer.cut()
         except Exception as error:

@@ -215,7 +215,7 @@ class _Registered:
         self, endpoint: Endpoint, handler: Handler, max_requests: int, grace_s: float, check: Check | None = None
     ) -> Service:
         spec = {**self._spec, "grace_s": grace_s, "max_running": min(max_requests, self._spec["max_running"])}
-        service = ModelService(endpoint, handler, spec, checked(self._codec, check))
+        service = ModelService(endpoint, handler, spec, checked(self._codec, check, isinstance(self._codec, Bodies)))
         self.number = service.number
         return service
 
