@@ -3,7 +3,7 @@
 //!
 //! Each answer is noted in [`BatchNotes`] as it comes, in whatever order. When all have come they are written in the input's order,
 //! and the notes are removed. A run that was interrupted finds its notes and goes on where it stood. So does one in which no worker
-//! had room for some prompts: its notes stay.
+//! had room for some prompts, or that lost its engine: its notes stay.
 
 mod line;
 mod prompts;
@@ -127,7 +127,7 @@ pub(super) async fn run(
         format!("{failed} of {total} prompts have no answer; their lines in {shown} say why");
     if for_later > 0 {
         problem += &format!(
-            "; no worker was there with room for {for_later} of them: the same command asks these again"
+            "; no worker was there to the end with room for {for_later} of them: the same command asks these again"
         );
     }
     Err(EngineError::internal(problem))
@@ -157,11 +157,6 @@ fn unwritable(error: serde_json::Error) -> EngineError {
     EngineError::internal(format!("a line of the output: {error}"))
 }
 
-/// Whether a status says that every worker is full or away.
-fn is_full_or_away(status: u16) -> bool {
-    matches!(status, 429 | 503)
-}
-
 /// The line of the output for a prompt.
 ///
 /// # Errors
@@ -189,7 +184,7 @@ async fn line_of(
     let mut line = Map::new();
     line.insert("text".into(), text.into());
     let failure = answered.as_ref().err();
-    let is_for_later = failure.is_some_and(|error| is_full_or_away(error.policy().http_status));
+    let is_for_later = failure.is_some_and(|error| error.policy().is_migratable);
     match answered {
         Ok(answered) => {
             line.insert("response".into(), answered.text.into());
@@ -205,7 +200,7 @@ async fn line_of(
     Line::try_new(&line, is_for_later)
 }
 
-/// Asks, and asks again while every worker is full or away: a batch has time.
+/// Asks, and asks again while every worker is full or away, or loses the prompt: a batch has time.
 async fn ask_patiently(
     asker: &Asker,
     ctx: &RequestContext,
@@ -217,9 +212,7 @@ async fn ask_patiently(
         let answered = asker.ask(ctx, text, fields).await;
         let wanted = match &answered {
             // As for requests in OpenAI's format.
-            Err(error) if is_full_or_away(error.policy().http_status) => {
-                error.details().retry_after
-            }
+            Err(error) if error.policy().is_migratable => error.details().retry_after,
             Ok(_) | Err(_) => return answered,
         };
         if !pauses.wait(wanted).await {

@@ -160,6 +160,9 @@ async fn a_terminal_input_ends_with_its_engine() {
         let code = soon(child.wait()).await.unwrap().code();
         assert_eq!(code, Some(1), "{}", log());
         assert!(log().contains("SIGKILL"), "{}", log());
+        // The prompt has no answer, not even a bad one: it is left for another run.
+        let output = std::fs::read_to_string(at("output.jsonl"));
+        assert!(output.is_err(), "{output:?}");
     }
 }
 

@@ -196,7 +196,7 @@ impl OutputLine {
         response.map(|response| response.status_code)
     }
 
-    /// Whether another run may have an answer: to the end every worker was full or away.
+    /// Whether another run may have an answer: to the end every worker was full or away, or lost the request.
     #[must_use]
     pub fn is_for_later(&self) -> bool {
         self.is_for_later
@@ -215,8 +215,8 @@ fn on_one_line<S: Serializer>(json: &Bytes, serializer: S) -> Result<S::Ok, S::E
     json.serialize(serializer)
 }
 
-/// The line of the output for a request. `id` names the request among all. It is asked again while every worker is full or away, as
-/// `pauses` say; also where its model is one of `seen` and not served any more.
+/// The line of the output for a request. `id` names the request among all. It is asked again while every worker is full or away, or
+/// loses it, as `pauses` say; also where its model is one of `seen` and not served any more.
 ///
 /// # Cancel safety
 /// The request is cancelled when the future is dropped.
@@ -234,7 +234,7 @@ pub async fn answer_line(
         let (answered, retry_after) = match ask_once(routes, id.clone(), line).await {
             Attempt::Ended(answered) => return answered,
             Attempt::NoModel(answered) if !seen.has(&model) => return answered,
-            Attempt::NoModel(answered) => (answered, None),
+            Attempt::NoModel(answered) | Attempt::Lost(answered) => (answered, None),
             Attempt::Full(answered, retry_after) => (answered, retry_after),
         };
         if !pauses.wait(retry_after).await {
@@ -255,6 +255,8 @@ pub(super) enum Attempt {
     NoModel(OutputLine),
     /// Every worker was full or away, or a quota was used up: the line that says so, and how long the server says to wait.
     Full(OutputLine, Option<Duration>),
+    /// Its worker died, or was cut off: the line that says so. Another one may have it, unless it brings down whoever takes it.
+    Lost(OutputLine),
 }
 
 /// Asks once; otherwise as [`answer_line`].
@@ -292,6 +294,7 @@ pub(super) async fn ask_once(routes: &LocalFrontend, id: String, line: &BatchLin
     };
     match (status, code) {
         (429 | 503, _) => Attempt::Full(line, retry_after),
+        (502, _) => Attempt::Lost(line),
         (_, Some(ApiError::MODEL_NOT_FOUND)) => Attempt::NoModel(line),
         (_, _) => Attempt::Ended(line),
     }

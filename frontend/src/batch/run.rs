@@ -391,7 +391,8 @@ impl Batches {
                         return LineEnd::Unnoted;
                     }
                 }
-                Some(Ok(Attempt::Ended(line) | Attempt::NoModel(line))) => {
+                // Attempts are not counted here: one that brings down its workers would do so for ever.
+                Some(Ok(Attempt::Ended(line) | Attempt::NoModel(line) | Attempt::Lost(line))) => {
                     if self.draining.is_cancelled() && !line.is_answer() {
                         // It may have failed for that alone.
                         return LineEnd::Unnoted;
@@ -430,7 +431,10 @@ impl Batches {
         awaited.seen.look(&model);
         Some(match ask_once(&routes, id, &line).await {
             Attempt::NoModel(_) if awaited.has(&model) => Err(model),
-            other @ (Attempt::Ended(_) | Attempt::NoModel(_) | Attempt::Full(..)) => Ok(other),
+            other @ (Attempt::Ended(_)
+            | Attempt::NoModel(_)
+            | Attempt::Full(..)
+            | Attempt::Lost(_)) => Ok(other),
         })
     }
 

@@ -12,7 +12,7 @@ use serde_json::value::{RawValue, to_raw_value};
 pub(super) struct Line {
     /// What is noted.
     pub(super) json: Box<RawValue>,
-    /// To the end every worker was full or away, so another run may have an answer.
+    /// To the end every worker was full or away, or lost the request, so another run may have an answer.
     pub(super) is_for_later: bool,
 }
 
