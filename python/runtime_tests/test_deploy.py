@@ -26,7 +26,7 @@ from conftest import LONG_S, Program, run
 from test_serve import GRAPH
 from test_status import until_status
 
-from genset import deploy
+from genset import deploy, sdk
 from genset.runtime import FINISH_S, GRACE_S
 
 
@@ -65,17 +65,34 @@ def test_both_manifests_say_the_same(in_graph: None, tmp_path: Path) -> None:
         ports = {each["name"]: each["containerPort"] for each in container["ports"]}
         given = services[name]["environment"]
         assert (given["GENSET_STATUS_HOST"], given["GENSET_STATUS_PORT"]) == ("0.0.0.0", str(ports["status"])), name
-        paths = {}
-        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
-            assert ports[container[probe]["httpGet"]["port"]] == ports["status"], name
-            paths[probe] = container[probe]["httpGet"]["path"]
-        assert paths == {"startupProbe": "/live", "livenessProbe": "/live", "readinessProbe": "/ready"}, name
+        probes = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")}
+        live, ready = {"path": "/live", "port": "status"}, {"path": "/ready", "port": "status"}
+        if name == "http":
+            # What the graph's `on_start` registers is not known here.
+            ready = {"path": "/live", "port": "http"}
+        assert probes == {"startup": live, "liveness": live, "readiness": ready}, name
         asked = services[name]["healthcheck"]["test"]
-        assert asked[0] == "CMD" and f"http://127.0.0.1:{ports['status']}/ready" in asked[-1], name
+        assert asked[0] == "CMD" and f"http://127.0.0.1:{ports[ready['port']]}{ready['path']}" in asked[-1], name
     assert services["backend"]["deploy"]["replicas"] == 2
     assert services["backend"]["command"][-2:] == ["graph:Frontend", "Backend"]
     exposed = {each["metadata"]["name"] for each in manifests if each["kind"] == "Service"}
     assert exposed == {"etcd", "http"}
+
+
+@sdk.service(namespace="demo", image="mine:1")
+class Offers:
+    @sdk.endpoint(model="offered")
+    async def chat(self, body: Any) -> str:
+        return "hello"
+
+
+def test_a_frontend_is_ready_with_the_first_model_of_a_graph_that_offers_one() -> None:
+    services = [deploy._Deployed(sdk.ServiceSpec.of(Offers), "offers:Offers", None, {})]
+    asked = deploy.compose(services, "mine:1")["services"]["http"]["healthcheck"]
+    assert f":{deploy.HTTP_PORT}/ready" in asked["test"][-1] and asked["retries"] == 2
+    (http,) = [each for each in deploy.kubernetes(services, "mine:1") if each["metadata"]["name"] == "http" and each["kind"] == "Deployment"]
+    probe = http["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]
+    assert (probe["httpGet"], probe["failureThreshold"]) == ({"path": "/ready", "port": "http"}, 2)
 
 
 class Containers:
@@ -115,11 +132,11 @@ class Containers:
             text = text.replace(there, here)
         return "0" if text in (str(deploy.WIRE_PORT), str(deploy.STATUS_PORT)) else text
 
-    def check(self, name: str, status_port: int) -> int:
+    def check(self, name: str, port: int) -> int:
         """What a service's health check says of one of its containers: an exit code."""
         _, *command = self._services[name]["healthcheck"]["test"]
         command[0] = sys.executable
-        command[-1] = command[-1].replace(str(deploy.STATUS_PORT), str(status_port))
+        command[-1] = re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", command[-1])
         return subprocess.run(command, capture_output=True, check=False).returncode
 
     def wait_for_etcd(self) -> None:
@@ -166,8 +183,8 @@ def test_what_is_deployed_serves_loses_a_member_and_drains(containers: Container
     line = next((line for line in http.lines if "http://" in line and "status on" not in line), None) or http.wait_for("http://")
     port = re.search(r"http://[\w.]+:(\d+)", line)
     assert port is not None, line
-    # There is no model yet.
-    assert containers.check("http", status["http"][0]) != 0
+    # There need be no model.
+    assert containers.check("http", int(port[1])) == 0
     for name in ("prefill", "backend", "frontend"):
         started = containers.start(name)
         status[name] = [status_port(program) for program in started]
@@ -187,7 +204,8 @@ def test_what_is_deployed_serves_loses_a_member_and_drains(containers: Container
         for name, ports in status.items():
             for each in ports:
                 await until_status(each, 200)
-                assert await asyncio.to_thread(containers.check, name, each) == 0
+                asked = int(port[1]) if name == "http" else each
+                assert await asyncio.to_thread(containers.check, name, asked) == 0
         assert [await say() for _ in range(3)] == ["three two one"] * 3
         first, _ = containers.running["backend"]
         first.stop(signal.SIGKILL)

@@ -87,12 +87,24 @@ START_S = 1800
 """How long a service may take until it answers: it imports its modules first."""
 PERIOD_S, TIMEOUT_S = 5, 5
 STATUS_OF_CONTAINER = {"name": "status", "containerPort": STATUS_PORT}
-HEALTHCHECK = {
-    "test": ["CMD", "python", "-c", f"import urllib.request as r; r.urlopen('http://127.0.0.1:{STATUS_PORT}/ready')"],
-    "interval": f"{PERIOD_S}s",
-    "timeout": f"{TIMEOUT_S}s",
-    "start_period": f"{START_S}s",
-}
+HTTP_FAILURES = 2
+"""How often the frontend may not be ready in a row."""
+
+
+def _ready_path(services: Sequence[_Deployed]) -> str:
+    """What says that the frontend is ready: that there is a model, or, in a graph that offers none, that it runs. Where `on_start` alone
+    registers models, they are not known here."""
+    return "/ready" if any(each.spec.models for each in services) else "/live"
+
+
+def _healthcheck(port: int, path: str, retries: int) -> dict[str, Any]:
+    return {
+        "test": ["CMD", "python", "-c", f"import urllib.request as r; r.urlopen('http://127.0.0.1:{port}{path}')"],
+        "interval": f"{PERIOD_S}s",
+        "timeout": f"{TIMEOUT_S}s",
+        "start_period": f"{START_S}s",
+        "retries": retries,
+    }
 
 
 def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
@@ -103,7 +115,7 @@ def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
             "image": image,
             "command": HTTP_COMMAND,
             "environment": {**FLEET, **STATUS},
-            "healthcheck": HEALTHCHECK,
+            "healthcheck": _healthcheck(HTTP_PORT, _ready_path(services), HTTP_FAILURES),
             "ports": [f"127.0.0.1:{HTTP_PORT}:{HTTP_PORT}"],
             "depends_on": ["etcd"],
             "stop_grace_period": f"{GRACE_S}s",
@@ -122,7 +134,7 @@ def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
             "entrypoint": ["/bin/sh", "-c", 'GENSET_ADVERTISE_HOST=$$(hostname -i) exec "$$0" "$$@"'],
             "command": each.command,
             "environment": {key: value.replace("$", "$$") for key, value in each.environment.items()},
-            "healthcheck": HEALTHCHECK,
+            "healthcheck": _healthcheck(STATUS_PORT, "/ready", 3),
             "depends_on": ["etcd"],
             "stop_grace_period": f"{GRACE_S}s",
             "restart": "on-failure",
@@ -144,7 +156,7 @@ def kubernetes(services: Sequence[_Deployed], image: str | None) -> list[dict[st
         "command": HTTP_COMMAND,
         "env": _env({**FLEET, **STATUS}),
         "ports": [{"name": "http", "containerPort": HTTP_PORT}, STATUS_OF_CONTAINER],
-        **_probes(),
+        **_probes(_asks(_ready_path(services), HTTP_FAILURES, "http")),
     }
     documents = [
         _kubernetes_service("etcd", 2379),
@@ -163,25 +175,26 @@ def kubernetes(services: Sequence[_Deployed], image: str | None) -> list[dict[st
             "command": each.command,
             "env": [*_env(each.environment), own_address],
             "ports": [{"name": "wire", "containerPort": WIRE_PORT}, STATUS_OF_CONTAINER],
-            **_probes(),
+            **_probes(_asks("/ready", 1)),
             "resources": {"requests": limits, "limits": limits},
         }
         documents.append(_deployment(each.name, container, each.spec.workers))
     return documents
 
 
-def _probes() -> dict[str, Any]:
-    """What is asked of the status port. It answers while a program's event loop is busy, and not yet while its modules are imported."""
-
-    def asks(path: str, failures: int) -> dict[str, Any]:
-        get = {"path": path, "port": "status"}
-        return {"httpGet": get, "periodSeconds": PERIOD_S, "timeoutSeconds": TIMEOUT_S, "failureThreshold": failures}
-
+def _probes(readiness: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked of a container: beside its `readiness`, its status port. That answers while a program's event loop is busy, and not
+    yet while its modules are imported."""
     return {
-        "startupProbe": asks("/live", START_S // PERIOD_S),
-        "livenessProbe": asks("/live", 3),
-        "readinessProbe": asks("/ready", 1),
+        "startupProbe": _asks("/live", START_S // PERIOD_S),
+        "livenessProbe": _asks("/live", 3),
+        "readinessProbe": dict(readiness),
     }
+
+
+def _asks(path: str, failures: int, port: str = "status") -> dict[str, Any]:
+    get = {"path": path, "port": port}
+    return {"httpGet": get, "periodSeconds": PERIOD_S, "timeoutSeconds": TIMEOUT_S, "failureThreshold": failures}
 
 
 def _env(values: Mapping[str, str]) -> list[dict[str, str]]:
