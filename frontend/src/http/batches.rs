@@ -237,7 +237,7 @@ mod tests {
         let status = || Some(batches.store().batch(&id, None)?.status);
         let ended = async {
             while !status().is_some_and(BatchStatus::is_end) {
-                tokio::task::yield_now().await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
         let patience = Duration::from_secs(60);
