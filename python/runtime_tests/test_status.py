@@ -263,6 +263,9 @@ def test_a_port_that_is_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
                 await runtime.endpoint("py.text.echo").client()
                 with pytest.raises(exceptions.InvalidArgument, match=f"cannot listen on 127.0.0.1:{port}"):
                     await runtime.endpoint("py.text.echo").serve_endpoint(echo)
+                # Not for ever.
+                taken.close()
+                assert await runtime.open_status() == port
         with pytest.raises(ValueError, match="status-port"):
             await Runtime.connect(status_port=70000)
 

@@ -111,10 +111,12 @@ class Runtime:
 
         Raises `InvalidArgument`, naming the address, when it cannot be listened on.
         """
-        if self._status is None:
-            self._status = self._bridge.operation(self._bridge.node.open_status)
+        status = self._status
+        # What failed may be mended: the address may be free by now.
+        if status is None or (status.done() and (status.cancelled() or status.exception() is not None)):
+            status = self._status = self._bridge.operation(self._bridge.node.open_status)
         # Several may wait for it.
-        return await asyncio.shield(self._status)
+        return await asyncio.shield(status)
 
     def namespace(self, name: str) -> Namespace:
         """A namespace: a pipeline, usually a model. ValueError when `name` is no name."""
