@@ -59,6 +59,8 @@ struct Parts {
     config: DisaggregationConfig,
     /// How long a request waits between its legs.
     wait: Duration,
+    /// How many instances a request may lose between its legs.
+    may_lose: u32,
     context_length_tokens: u32,
     /// Whether a seed decides what is chosen by chance.
     has_seeds: bool,
@@ -81,6 +83,7 @@ impl Disaggregating {
             pools,
             config: config.disaggregation,
             wait: config.migration.wait,
+            may_lose: card.migration_limit,
             context_length_tokens: card.context_length_tokens,
             has_seeds: card.capabilities.sampling.contains(&SamplingOption::Seed),
             resumes_exactly: card.capabilities.resume,

@@ -37,13 +37,14 @@ pub(super) enum Taken {
 pub(super) enum Untaken {
     /// It is about the request, or about its blocks.
     Refused(EngineError),
-    /// No instance took it in time.
+    /// No instance took it in time, or too many were lost with it.
     Nobody(EngineError),
 }
 
 impl Handing {
     /// Asks decode instances to take the blocks, and where none does, any to do all of it; again and again until the wait is over.
     pub(super) async fn run(self, blocks: TransferParams) -> Result<Taken, Untaken> {
+        let mut may_lose = self.parts.may_lose;
         let mut patience = Patience::new(self.parts.wait, &self.ctx);
         let mut left_out = &self.left_out[..];
         let mut unreadable: Option<EngineError> = None;
@@ -61,16 +62,22 @@ impl Handing {
             if !std::mem::replace(&mut is_told, true) {
                 tracing::warn!(request_id = self.ctx.id(), error = %refusal, "no decode instance took the request over");
             }
+            if is_one_too_many(&mut may_lose, &refusal) {
+                return Err(Untaken::Nobody(refusal));
+            }
             let (request, ctx) = (self.request.clone(), self.ctx.clone());
             let why = Whole::DecodeRefused;
-            match self.parts.ask_whole(why, request, ctx, left_out).await {
+            let last = match self.parts.ask_whole(why, request, ctx, left_out).await {
                 Ok(routed) => {
                     self.parts.metrics.whole(why);
                     return Ok(Taken::Whole(routed));
                 }
-                Err(error) if error.may_go_elsewhere() => {}
+                Err(error) if error.may_go_elsewhere() => error,
                 // The client is not at fault for what the instances disagree about.
                 Err(_) => return Err(Untaken::Refused(KvTransfers::lost(refusal))),
+            };
+            if is_one_too_many(&mut may_lose, &last) {
+                return Err(Untaken::Nobody(last));
             }
             if !patience.pause(&self.ctx).await {
                 return Err(Untaken::Nobody(self.in_vain(refusal)));
@@ -116,6 +123,21 @@ impl Handing {
         EngineError::new(ErrorKind::Unavailable, message)
             .with_retry_after(Duration::from_secs(1))
             .with_source(refusal)
+    }
+}
+
+/// Whether a refusal is the loss of one instance more than the request may lose. A request that brings down whoever takes it is so
+/// kept from those that come after.
+fn is_one_too_many(may_lose: &mut u32, refusal: &EngineError) -> bool {
+    if refusal.kind() != ErrorKind::Disconnected {
+        return false;
+    }
+    match may_lose.checked_sub(1) {
+        Some(fewer) => {
+            *may_lose = fewer;
+            false
+        }
+        None => true,
     }
 }
 

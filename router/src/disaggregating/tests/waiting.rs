@@ -90,6 +90,19 @@ async fn a_request_that_no_decode_instance_takes_in_time_ends_and_names_no_insta
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_that_brings_down_whoever_takes_it_over_is_kept_from_others() {
+    let prefill = Fake::new(0, [Does::Prefills; 4]);
+    let lost = Does::Refuses(ErrorKind::Disconnected);
+    let decode = Fake::new(10, std::iter::repeat_n(lost, 30));
+    let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
+    let read = stack.ask().await;
+    assert_eq!(read.tokens, expected(1));
+    assert_eq!(read.end.unwrap_err().kind(), ErrorKind::Disconnected);
+    let limit = usize::try_from(stack.site.card.migration_limit).unwrap();
+    assert_eq!((prefill.count(), decode.count()), (1, limit + 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_wait_for_a_decode_instance_ends_with_the_deadline() {
     let prefill = Fake::new(0, [Does::Prefills; 4]);
     let decode = Fake::new(10, []);
