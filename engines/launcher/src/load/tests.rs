@@ -114,11 +114,15 @@ async fn follow(
             }
         }
     };
-    let reached = published.wait_for(|load| figures_of(load) == wanted);
+    // What is read of the load must be gone before the other side is dropped, which writes it.
+    let reached = async {
+        let reached = published.wait_for(|load| figures_of(load) == wanted);
+        drop(timeout(LONG, reached).await.unwrap().unwrap());
+    };
     tokio::select! {
         _ = load.follow(&client) => {}
         () = serve => {}
-        reached = timeout(LONG, reached) => drop(reached.unwrap().unwrap()),
+        () = reached => {}
     }
     // The server is not followed any more.
     let (running, waiting, ..) = figures_of(&load.known.lock().load());
