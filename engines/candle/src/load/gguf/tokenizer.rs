@@ -167,9 +167,10 @@ impl<'a> Vocabulary<'a> {
         is_phi3 && !PHI3_WITHOUT_SPACE.contains(&token)
     }
 
-    /// Whether `<s>` or its like begins every prompt.
+    /// Whether `<s>` or its like begins every prompt; by default as in llama.cpp's `llama-vocab.cpp`.
     fn adds_bos(&self) -> bool {
-        let by_default = self.model == "llama" || matches!(self.text("pre"), Some("llama-bpe"));
+        let by_default = self.model == "llama"
+            || matches!(self.text("pre"), Some("llama-bpe" | "llama3" | "llama-v3" | "tekken"));
         self.flag("add_bos_token").unwrap_or(by_default)
     }
 

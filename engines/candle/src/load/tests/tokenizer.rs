@@ -251,9 +251,11 @@ fn ways_of_splitting_text_are_kept_apart() {
     for (pre, expected) in [
         ("gpt-2", vec![3]),
         ("llama-bpe", vec![5, 3]),
+        ("llama-v3", vec![5, 3]),
+        ("smaug-bpe", vec![3]),
         ("qwen2", vec![0, 1, 4]),
         ("smollm", vec![0, 1, 4]),
-        ("tekken", vec![0, 1, 4]),
+        ("tekken", vec![5, 0, 1, 4]),
     ] {
         let tokenizer = tokenizer_of(&split(pre).unwrap());
         assert_eq!(ids(&tokenizer, "123", true), expected, "{pre}");
