@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use candle_core::Device;
+use candle_core::{Device, quantized::GgmlDType};
 
 use super::TensorFiles;
 use super::plan::{PlannedTensor, Role};
@@ -103,7 +103,7 @@ fn kept_bytes(model: &dyn TensorFiles, options: &WeightOptions, tensor: &Planned
     let row_len = tensor.shape.last().copied().unwrap_or(1);
     let is_candles = matches!(in_file, WeightType::Candle(_));
     let dtype = if !in_file.is_float() && (is_candles || options.device.is_cpu()) {
-        in_file
+        type_without_kernels(in_file).unwrap_or(in_file)
     } else if options.device.is_cpu() {
         options.quantization.dtype_for(row_len, part).into()
     } else {
@@ -115,6 +115,12 @@ fn kept_bytes(model: &dyn TensorFiles, options: &WeightOptions, tensor: &Planned
     } else {
         plain
     }
+}
+
+/// The type that a matrix is quantized to again where nothing multiplies its own.
+fn type_without_kernels(dtype: WeightType) -> Option<WeightType> {
+    let is_candles = matches!(dtype, WeightType::Candle(_));
+    (!is_candles && quantized_kernels().is_none()).then_some(GgmlDType::Q8_0.into())
 }
 
 /// What a matrix takes on the CPU, in the form that its products read: where kernels are ours that form replaces the

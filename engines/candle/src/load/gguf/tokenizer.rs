@@ -170,7 +170,10 @@ impl<'a> Vocabulary<'a> {
     /// Whether `<s>` or its like begins every prompt; by default as in llama.cpp's `llama-vocab.cpp`.
     fn adds_bos(&self) -> bool {
         let by_default = self.model == "llama"
-            || matches!(self.text("pre"), Some("llama-bpe" | "llama3" | "llama-v3" | "tekken"));
+            || matches!(
+                self.text("pre"),
+                Some("llama-bpe" | "llama3" | "llama-v3" | "tekken")
+            );
         self.flag("add_bos_token").unwrap_or(by_default)
     }
 
