@@ -100,6 +100,7 @@ impl Controls {
             }
             (Some(SleepLevel::KvCache), SleepLevel::Weights) => {}
             (None, SleepLevel::KvCache | SleepLevel::Weights) => {
+                check_level(server, known, level).await?;
                 self.stop(server, ASLEEP).await?;
             }
         }
@@ -123,11 +124,6 @@ impl Controls {
         } else if self.is_still_awake(server, known).await {
             operated.sleeps = None;
             server.gate.open();
-        }
-        if refused.is_missing() {
-            return Err(unsupported(
-                "sleep of level kv_cache needs a newer vLLM, such as 0.32; ask for level weights",
-            ));
         }
         Err(refused.into())
     }
@@ -362,6 +358,19 @@ impl Controls {
 enum Known {
     Vllm,
     Sglang,
+}
+
+/// Whether a server that can sleep, and is awake, can sleep so deep and no deeper.
+async fn check_level(server: &Server, known: Known, level: SleepLevel) -> Result<(), EngineError> {
+    if known == Known::Vllm
+        && level == SleepLevel::KvCache
+        && !vllm::frees_kv_cache(server).await?
+    {
+        return Err(unsupported(
+            "sleep of level kv_cache needs a newer vLLM, such as 0.32; ask for level weights",
+        ));
+    }
+    Ok(())
 }
 
 fn unsupported(problem: impl std::fmt::Display) -> EngineError {

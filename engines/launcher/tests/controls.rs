@@ -10,6 +10,7 @@
 
 mod support;
 
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
@@ -200,20 +201,33 @@ async fn what_sleep_needs_is_named() {
 
 #[tokio::test]
 async fn a_sleep_that_is_refused_leaves_the_server_awake() {
-    // An older vLLM cannot free its KV cache alone.
-    let engine = started(operated("vllm", &["--fault", "old"])).await;
-    let error = refused(controls(&engine).sleep(SleepLevel::KvCache)).await;
-    assert!(error.contains("ask for level weights"), "{error}");
-    answer(&engine, 2).await;
-    controls(&engine).sleep(SleepLevel::Weights).await.unwrap();
-    controls(&engine).wake().await.unwrap();
-    engine.cleanup().await.unwrap();
-
     let engine = started(operated("vllm", &["--fault", "sleep-fails"])).await;
     let error = controls(&engine).sleep(SleepLevel::Weights).await;
     let error = error.unwrap_err();
     assert!(error.message().contains("CUDA error"), "{error}");
     answer(&engine, 2).await;
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_older_vllm_that_cannot_free_its_kv_cache_alone_keeps_its_weights_and_its_requests() {
+    let engine = started(operated("vllm", &["--fault", "old", "--delay=0.02"])).await;
+    let before = answer(&engine, 6).await;
+    let mut reading = pin!(read(ask(&engine, 150).await.unwrap()));
+    let error = tokio::select! {
+        _ = &mut reading => panic!("it waited for the request"),
+        error = refused(controls(&engine).sleep(SleepLevel::KvCache)) => error,
+    };
+    assert!(error.contains("ask for level weights"), "{error}");
+    let (tokens, ended) = reading.await;
+    ended.unwrap();
+    assert_eq!(tokens.len(), 150);
+    assert_eq!(answer(&engine, 6).await, before);
+
+    controls(&engine).wake().await.unwrap();
+    controls(&engine).sleep(SleepLevel::Weights).await.unwrap();
+    controls(&engine).wake().await.unwrap();
+    assert_eq!(answer(&engine, 6).await, before);
     engine.cleanup().await.unwrap();
 }
 

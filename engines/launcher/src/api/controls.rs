@@ -95,11 +95,15 @@ pub(crate) mod vllm {
 
     use bytes::Bytes;
     use genset_backend_common::{EngineError, ErrorKind, controls::SleepLevel};
+    use hyper::StatusCode;
     use serde::Deserialize;
     use tokio::time::timeout;
 
     use super::{Failed, QUICK, ask};
     use crate::server::Server;
+
+    /// Frees the KV cache of a server that is paused, which level 0 of sleep does. Newer versions have it.
+    const RELEASE_KV_CACHE: &str = "/release_kv_cache_memory";
 
     /// Whether it has the routes for sleep.
     ///
@@ -108,11 +112,27 @@ pub(crate) mod vllm {
     pub(crate) async fn has_sleep(server: &Server) -> Result<bool, EngineError> {
         match timeout(QUICK, server.client.status("/is_sleeping")).await {
             Ok(Ok(status)) => Ok(status.is_success()),
-            Ok(Err(_)) | Err(_) => {
-                let message = "the server does not say whether it can sleep";
-                Err(EngineError::new(ErrorKind::Unavailable, message))
-            }
+            Ok(Err(_)) | Err(_) => Err(unsaid()),
         }
+    }
+
+    /// Whether it can free its KV cache alone. One that cannot must not be asked for level 0: in versions before that was a pause, it
+    /// lost the weights.
+    ///
+    /// # Errors
+    /// As [`has_sleep`].
+    pub(crate) async fn frees_kv_cache(server: &Server) -> Result<bool, EngineError> {
+        // Nothing is done by a route that wants another method.
+        match timeout(QUICK, server.client.status(RELEASE_KV_CACHE)).await {
+            Ok(Ok(StatusCode::METHOD_NOT_ALLOWED)) => Ok(true),
+            Ok(Ok(StatusCode::NOT_FOUND)) => Ok(false),
+            Ok(_) | Err(_) => Err(unsaid()),
+        }
+    }
+
+    fn unsaid() -> EngineError {
+        let message = "the server does not say whether it can sleep";
+        EngineError::new(ErrorKind::Unavailable, message)
     }
 
     /// Sleeps. Its level 1 keeps the weights in the host's memory, and wakes with them; behind its level 2 somebody else would have to
@@ -126,9 +146,7 @@ pub(crate) mod vllm {
             SleepLevel::Weights => ask(server, "/sleep?level=1", Bytes::new(), limit).await?,
             SleepLevel::KvCache => {
                 ask(server, "/sleep?level=0", Bytes::new(), limit).await?;
-                // Newer versions have it, and want the pause that level 0 is.
-                let path = "/release_kv_cache_memory";
-                ask(server, path, Bytes::new(), limit).await?
+                ask(server, RELEASE_KV_CACHE, Bytes::new(), limit).await?
             }
         };
         Ok(())

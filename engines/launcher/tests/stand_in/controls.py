@@ -1,4 +1,5 @@
-"""What operators ask of a server: the routes of vLLM 0.32.0 and SGLang 0.5.23, which are there with what they need."""
+"""What operators ask of a server: the routes of vLLM 0.32.0 and SGLang 0.5.23, which are there with what they need. The fault "old" is
+a vLLM of before level 0 of sleep was a pause."""
 
 import asyncio
 import json
@@ -43,11 +44,16 @@ class VllmControls(Controls):
         self.is_dev = os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
         self.runs = asyncio.Event()
         self.runs.set()
+        self.has_weights = True
 
     async def awake(self):
         await self.runs.wait()
+        if not self.has_weights:
+            die("the real one answers garbage")
 
     def get(self, path):
+        if self.is_dev and path == "/release_kv_cache_memory" and self.fault != "old":
+            raise Refused(405, {"detail": "Method Not Allowed"})
         return {"is_sleeping": not self.runs.is_set()} if self.is_dev and path == "/is_sleeping" else None
 
     async def post(self, path, body):
@@ -65,6 +71,9 @@ class VllmControls(Controls):
                     raise failed(500, "CUDA error")
                 self.reset()
                 self.asleep |= {"weights", "kv_cache"} if self.has_memory else set()
+            elif self.fault == "old":
+                self.reset()
+                self.has_weights = False
             return {"status": "sleeping", "level": int(query[-1])}
         if path == "/release_kv_cache_memory" and self.fault != "old":
             if self.runs.is_set() or self.asleep:
