@@ -2,8 +2,9 @@
 //! How a server is asked is [`api::controls`](crate::api::controls); the engine hands its own controls on to this.
 //!
 //! A server that sleeps takes requests and answers none of them, or ends at the first. So the [`Gate`](crate::gate::Gate) is closed
-//! before it sleeps and until it is awake. One that writes a profile answers nothing, either, and takes no new requests.
+//! before it sleeps and until it is awake. One that writes a profile answers nothing, either, and takes no requests meanwhile.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use genset_backend_common::kv::{KvEventData, KvEventPublisher};
@@ -17,7 +18,7 @@ use crate::dialect::Dialect;
 use crate::ranks::said;
 use crate::server::Server;
 
-/// How long requests under way may go on before the server sleeps, or its weights are exchanged.
+/// How long requests under way may go on before the server sleeps, or its weights are exchanged, and wait while it writes a profile.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// The pause between two questions whether a server answers again.
@@ -249,7 +250,8 @@ impl Controls {
         }
     }
 
-    /// Ends the profile, and says where it is. New requests are refused meanwhile; those under way go on after it.
+    /// Ends the profile, and says where it is. New requests are refused meanwhile. Those under way go on after it, or end with an error
+    /// that may move where that takes too long.
     pub(crate) async fn stop_profile(&self, server: &Server) -> Result<String, EngineError> {
         let mut operated = server.operated.lock().await;
         let (_, folder) = self.check_profile("stop_profile")?;
@@ -260,13 +262,17 @@ impl Controls {
         let _busy = server.busy.lock().await;
         // The gate of one that sleeps stays closed.
         let is_awake = operated.sleeps.is_none();
-        if is_awake {
-            server.gate.refuse(WRITES);
-        }
-        let stopped = stop_profile(server, self.slow).await;
-        if is_awake {
+        let mut stopping = pin!(stop_profile(server, self.slow));
+        let stopped = if is_awake {
+            let stopped = tokio::select! {
+                stopped = &mut stopping => stopped,
+                () = server.gate.close(WRITES, GRACE) => stopping.await,
+            };
             server.gate.open();
-        }
+            stopped
+        } else {
+            stopping.await
+        };
         operated.is_profiling = matches!(stopped, Err(Failed::Lost(_)));
         stopped?;
         Ok(folder.to_owned())
@@ -362,9 +368,7 @@ enum Known {
 
 /// Whether a server that can sleep, and is awake, can sleep so deep and no deeper.
 async fn check_level(server: &Server, known: Known, level: SleepLevel) -> Result<(), EngineError> {
-    if known == Known::Vllm
-        && level == SleepLevel::KvCache
-        && !vllm::frees_kv_cache(server).await?
+    if known == Known::Vllm && level == SleepLevel::KvCache && !vllm::frees_kv_cache(server).await?
     {
         return Err(unsupported(
             "sleep of level kv_cache needs a newer vLLM, such as 0.32; ask for level weights",

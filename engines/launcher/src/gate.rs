@@ -67,7 +67,7 @@ impl Gate {
     }
 
     /// Lets nobody pass. Those that have passed may go on.
-    pub(crate) fn refuse(&self, why: &'static str) {
+    fn refuse(&self, why: &'static str) {
         self.inside.send_modify(|inside| inside.closed = Some(why));
     }
 

@@ -98,6 +98,29 @@ async fn a_source_of_weights_is_a_folder_or_names_one() {
     assert!(!server.gate.is_closed());
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_long_for_a_profile_may_move() {
+    // It takes the question, and answers nothing.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = Server::new(Dialect::Sglang, port, &ApiKey::random(), TaskTracker::new());
+    server.operated.lock().await.is_profiling = true;
+    let config = config(ServerKind::Sglang, &["sglang"]);
+    let controls = Controls::new(&config, Dialect::Sglang, Role::Aggregated);
+    let pass = server.gate.enter().unwrap();
+    let begun = Instant::now();
+    let waits = async {
+        let ended = tokio::time::timeout(controls.slow, pass.ended()).await;
+        assert!(ended.unwrap().policy().is_migratable);
+        assert!((GRACE..controls.slow).contains(&begun.elapsed()));
+        assert!(server.gate.is_closed());
+        drop(pass);
+    };
+    let (stopped, ()) = tokio::join!(controls.stop_profile(&server), waits);
+    assert_eq!(stopped.unwrap_err().kind(), ErrorKind::DeadlineExceeded);
+    assert!(!server.gate.is_closed());
+}
+
 #[test]
 fn profiles_are_where_the_arguments_say() {
     let place = |command: &[&str]| vllm_profiles(&config(ServerKind::Vllm, command));
