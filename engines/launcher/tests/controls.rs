@@ -259,6 +259,15 @@ async fn the_prefix_cache_is_cleared_beside_requests() {
     assert_eq!(asked(&mut reports, 1).await, bare(&[path]));
     engine.cleanup().await.unwrap();
 
+    // An older vLLM does not say whether anything was cleared.
+    let flags = [flag.as_str(), "--delay=0.02", "--fault", "old"];
+    let engine = started(operated("vllm", &flags)).await;
+    let mut outputs = ask(&engine, 150).await.unwrap();
+    timeout(LONG, outputs.next()).await.unwrap();
+    controls(&engine).clear_prefix_cache().await.unwrap();
+    assert_eq!(asked(&mut reports, 2).await, bare(&paths));
+    engine.cleanup().await.unwrap();
+
     // SGLang waits until no request runs, for a while.
     let engine = started(operated("sglang", &["--delay=0.01"])).await;
     let outputs = ask(&engine, 30).await.unwrap();

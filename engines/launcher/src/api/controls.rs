@@ -179,22 +179,26 @@ pub(crate) mod vllm {
         success: Option<bool>,
     }
 
-    /// Clears the prefix cache. Blocks of running requests are not cleared by the first call, which says so; the second has those
-    /// requests computed again.
+    /// Clears the prefix cache. While requests run the first call clears nothing and says so, or in older versions says nothing either
+    /// way; the second has those requests computed again.
     pub(crate) async fn clear(server: &Server) -> Result<(), Failed> {
-        let path = "/reset_prefix_cache";
-        for query in ["", "?reset_running_requests=true"] {
-            let path = format!("{path}{query}");
-            let answer = ask(server, &path, Bytes::new(), QUICK).await?;
-            // Older versions say nothing.
-            let reset: Reset = serde_json::from_slice(&answer).unwrap_or_default();
-            if reset.success != Some(false) {
-                return Ok(());
-            }
+        if reset(server, "/reset_prefix_cache").await? == Some(true) {
+            return Ok(());
+        }
+        let again = "/reset_prefix_cache?reset_running_requests=true";
+        if reset(server, again).await? != Some(false) {
+            return Ok(());
         }
         let message = "requests under way hold KV blocks; ask again";
         let error = EngineError::new(ErrorKind::Unavailable, message);
         Err(Failed::Refused(error))
+    }
+
+    /// Whether the prefix cache was cleared, where it says so.
+    async fn reset(server: &Server, path: &str) -> Result<Option<bool>, Failed> {
+        let answer = ask(server, path, Bytes::new(), QUICK).await?;
+        let reset: Reset = serde_json::from_slice(&answer).unwrap_or_default();
+        Ok(reset.success)
     }
 
     pub(crate) async fn start_profile(server: &Server) -> Result<(), Failed> {

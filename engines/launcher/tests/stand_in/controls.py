@@ -1,5 +1,5 @@
 """What operators ask of a server: the routes of vLLM 0.32.0 and SGLang 0.5.23, which are there with what they need. The fault "old" is
-a vLLM of before level 0 of sleep was a pause."""
+a vLLM of before level 0 of sleep was a pause, which does not say whether it cleared its prefix cache."""
 
 import asyncio
 import json
@@ -90,10 +90,10 @@ class VllmControls(Controls):
             return {"status": "awake", "tags": None}
         if path == "/reset_prefix_cache":
             is_held = any(rank.scheduled.running for rank in self.api.ranks)
-            if is_held and query != "reset_running_requests=true":
-                return {"success": False}
-            self.reset()
-            return {"success": True}
+            success = not is_held or query == "reset_running_requests=true"
+            if success:
+                self.reset()
+            return "" if self.fault == "old" else {"success": success}
         return None
 
     def reset(self):
