@@ -279,6 +279,20 @@ async fn the_prefix_cache_is_cleared_beside_requests() {
 }
 
 #[tokio::test]
+async fn blocks_that_are_being_transferred_are_cleared_later() {
+    let flags = ["--delay=0.02", "--fault", "transfers"];
+    let engine = started(operated("vllm", &flags)).await;
+    let mut outputs = ask(&engine, 150).await.unwrap();
+    timeout(LONG, outputs.next()).await.unwrap();
+    let held = controls(&engine).clear_prefix_cache().await.unwrap_err();
+    assert_eq!(held.kind(), ErrorKind::Unavailable, "{held}");
+    assert!(held.message().contains("ask again"), "{held}");
+    read(outputs).await.1.unwrap();
+    controls(&engine).clear_prefix_cache().await.unwrap();
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
 async fn sglang_exchanges_its_weights_and_says_why_not() {
     let mut reports = Reports::listen().await;
     let engine = started(operated("sglang", &[&reports.flag()])).await;

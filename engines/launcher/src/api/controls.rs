@@ -185,13 +185,18 @@ pub(crate) mod vllm {
         if reset(server, "/reset_prefix_cache").await? == Some(true) {
             return Ok(());
         }
-        let again = "/reset_prefix_cache?reset_running_requests=true";
-        if reset(server, again).await? != Some(false) {
-            return Ok(());
-        }
         let message = "requests under way hold KV blocks; ask again";
-        let error = EngineError::new(ErrorKind::Unavailable, message);
-        Err(Failed::Refused(error))
+        let held = EngineError::new(ErrorKind::Unavailable, message);
+        let again = "/reset_prefix_cache?reset_running_requests=true";
+        match reset(server, again).await {
+            Ok(Some(false)) => Err(Failed::Refused(held)),
+            Ok(Some(true) | None) => Ok(()),
+            // Blocks that are being transferred stay, which it takes for a fault.
+            Err(Failed::Refused(error)) if error.kind() == ErrorKind::Internal => {
+                Err(Failed::Refused(held.with_source(error)))
+            }
+            Err(failed) => Err(failed),
+        }
     }
 
     /// Whether the prefix cache was cleared, where it says so.

@@ -91,6 +91,8 @@ class VllmControls(Controls):
         if path == "/reset_prefix_cache":
             is_held = any(rank.scheduled.running for rank in self.api.ranks)
             success = not is_held or query == "reset_running_requests=true"
+            if is_held and success and self.fault == "transfers":
+                raise failed(500, "Failed to reset KV cache even when all the running requests are preempted")
             if success:
                 self.reset()
             return "" if self.fault == "old" else {"success": success}
