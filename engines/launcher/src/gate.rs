@@ -99,6 +99,16 @@ impl Gate {
         self.inside.borrow().closed.is_some()
     }
 
+    /// Waits until it is closed, or until it is open.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub(crate) async fn becomes(&self, is_closed: bool) {
+        let mut inside = self.inside.subscribe();
+        let is_so = inside.wait_for(|inside| inside.closed.is_some() == is_closed);
+        drop(is_so.await);
+    }
+
     /// To be held while the server is asked for its health: the gate is not closed in the middle of it.
     pub(crate) async fn asking(&self) -> RwLockReadGuard<'_, ()> {
         self.asking.read().await

@@ -118,6 +118,7 @@ impl Program for Launch {
         let failure = tokio::select! {
             failure = health::watched(server, interval, limit) => failure,
             never = self.load.follow(&server.client) => match never {},
+            never = self.load.follow_gate(&server.gate) => match never {},
         };
         self.at_once(server, failure)
     }

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::dialect::Dialect;
+use crate::gate::Gate;
 use crate::http::{Client, HttpError};
 use crate::repeated::{Repeated, Source};
 use figures::{Figures, KvBlocks, RankLoads};
@@ -76,6 +77,8 @@ struct Known {
     total_blocks: Option<u64>,
     /// What the server said last, and when.
     figures: Option<(Instant, Figures)>,
+    /// Whether the server takes no requests. Otherwise one that sleeps would look like the emptiest of all.
+    is_closed: bool,
 }
 
 impl Known {
@@ -87,7 +90,11 @@ impl Known {
             .saturating_add(self.held_back)
             .max(too_many)
             .min(self.inside);
-        let blocks = figures.and_then(|figures| figures.blocks);
+        let blocks = if self.is_closed {
+            self.total_blocks.map(KvBlocks::full)
+        } else {
+            figures.and_then(|figures| figures.blocks)
+        };
         Load {
             running_requests: self.inside - waiting,
             waiting_requests: waiting,
@@ -156,6 +163,19 @@ impl ServerLoad {
         }
     }
 
+    /// Follows whether a server takes requests. One that takes none is full.
+    ///
+    /// # Cancel safety
+    /// What was seen last counts until [`follow`](Self::follow) is dropped.
+    pub(crate) async fn follow_gate(&self, gate: &Gate) -> Infallible {
+        loop {
+            for is_closed in [true, false] {
+                gate.becomes(is_closed).await;
+                self.change(|known| known.is_closed = is_closed);
+            }
+        }
+    }
+
     async fn ask(&self, client: &Client) -> Option<Figures> {
         match self.dialect {
             Dialect::Vllm => Figures::of_vllm(&self.metrics(client).await?),
@@ -218,7 +238,10 @@ struct Forgets<'a>(&'a ServerLoad);
 
 impl Drop for Forgets<'_> {
     fn drop(&mut self) {
-        self.0.change(|known| known.figures = None);
+        self.0.change(|known| {
+            known.figures = None;
+            known.is_closed = false;
+        });
         if let Some(repeated) = &self.0.repeated {
             repeated.forget();
         }

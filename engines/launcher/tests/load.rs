@@ -14,6 +14,7 @@ use std::num::NonZeroU32;
 
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
+use genset_backend_common::controls::SleepLevel;
 use genset_backend_common::handles::Load;
 use genset_backend_common::{
     GenerateRequest, LLMEngine, Output, OutputStream, RequestContext, StartContext,
@@ -22,7 +23,7 @@ use genset_engine_launcher::{LauncherConfig, LauncherEngine};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use support::{LONG, Reports, config};
+use support::{LONG, Reports, config, operated};
 
 async fn started(config: LauncherConfig) -> (LauncherEngine, watch::Receiver<Load>) {
     let engine = LauncherEngine::new(config);
@@ -159,6 +160,18 @@ async fn metrics_that_hang_or_cannot_be_read_are_no_load_and_no_fault() {
         goes_on("sglang", fault).await;
     });
     tokio::join!(join_all(each), join_all(sglang));
+}
+
+#[tokio::test]
+async fn a_server_that_sleeps_is_full_until_it_is_awake() {
+    let (engine, mut load) = started(operated("vllm", &[])).await;
+    let controls = engine.controls().unwrap();
+    controls.sleep(SleepLevel::KvCache).await.unwrap();
+    let full = until(&mut load, |load| load.kv_used_blocks > 0).await;
+    assert_eq!(full.kv_used_blocks, full.kv_total_blocks);
+    controls.wake().await.unwrap();
+    until(&mut load, |load| load.kv_used_blocks == 0).await;
+    engine.cleanup().await.unwrap();
 }
 
 #[tokio::test]

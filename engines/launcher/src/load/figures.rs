@@ -29,6 +29,11 @@ pub(crate) struct KvBlocks {
 }
 
 impl KvBlocks {
+    /// All of them in use.
+    pub(crate) fn full(total: u64) -> Self {
+        Self { used: total, total }
+    }
+
     /// A share of all; one that is more than nothing is a block at least.
     fn of_share(share: f64, total: u64) -> Self {
         let all = u32::try_from(total).map_or(f64::from(u32::MAX), f64::from);

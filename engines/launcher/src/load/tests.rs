@@ -86,6 +86,25 @@ fn what_a_server_says_waits_is_never_more_than_there_is() {
     assert_eq!(figures_of(&published.borrow()), (0, 0, 5, 8));
 }
 
+#[tokio::test]
+async fn a_server_that_takes_no_requests_is_full() {
+    let (load, mut published) = load(Dialect::Vllm, LONG);
+    load.started(&declared(None, Some(8)));
+    let gate = Gate::new();
+    let steps = async {
+        gate.close("it sleeps", SHORT).await;
+        let full = published.wait_for(|load| figures_of(load) == (0, 0, 8, 8));
+        drop(timeout(LONG, full).await.unwrap().unwrap());
+        gate.open();
+        let empty = published.wait_for(|load| figures_of(load) == (0, 0, 0, 8));
+        drop(timeout(LONG, empty).await.unwrap().unwrap());
+    };
+    tokio::select! {
+        _ = load.follow_gate(&gate) => {}
+        () = steps => {}
+    }
+}
+
 /// Follows a server that answers each question with the next of these heads and bodies, and then not at all, until the load is as
 /// wanted.
 async fn follow(
