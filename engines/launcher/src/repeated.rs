@@ -27,6 +27,11 @@ const MAX_SAMPLES: usize = 20_000;
 const MAX_LABELS: usize = 128;
 /// What our own metrics begin with, and nobody else's.
 const OURS: &str = "genset_";
+/// What llama-server averages since it was last asked, which is each second: nearly always 0.
+const SINCE_ASKED: [&str; 2] = [
+    "llamacpp:prompt_tokens_seconds",
+    "llamacpp:predicted_tokens_seconds",
+];
 /// The label of metrics that are not named after the server, such as those of its process.
 const SERVER: &str = "server";
 
@@ -266,7 +271,7 @@ impl Families {
     /// A family that is there or can be: no name is of two.
     fn family(&mut self, name: &str, part: Part, about: &About<'_>) -> Option<&mut Family> {
         if !self.by_name.contains_key(name) {
-            if name.starts_with(OURS) {
+            if name.starts_with(OURS) || SINCE_ASKED.contains(&name) {
                 return None;
             }
             let names = names(name, part);

@@ -87,6 +87,23 @@ fn no_name_is_of_two_families_and_none_is_ours() {
 }
 
 #[test]
+fn rates_since_the_last_question_are_left_out() {
+    let metrics = "# TYPE llamacpp:prompt_tokens_seconds gauge\nllamacpp:prompt_tokens_seconds 7\n\
+                   # TYPE llamacpp:predicted_tokens_seconds gauge\nllamacpp:predicted_tokens_seconds 7\n\
+                   # TYPE llamacpp:tokens_predicted_seconds_total counter\nllamacpp:tokens_predicted_seconds_total 7\n";
+    let lines = shown(metrics);
+    let is_of = |name: &str| lines.iter().any(|line| line.contains(name));
+    assert!(
+        is_of("llamacpp:tokens_predicted_seconds_total"),
+        "{lines:?}"
+    );
+    assert!(
+        !is_of("prompt_tokens") && !is_of("predicted_tokens"),
+        "{lines:?}"
+    );
+}
+
+#[test]
 fn hostile_text_leaves_every_line_whole() {
     let metrics = "# HELP vllm:a One\\nbad \r\u{1} line \\\\ two\\\n# TYPE vllm:a gauge\n\
                    vllm:a{x=\"\\n# EOF\\n\",y=\"a\rb\"} 1\nvllm:a{x=\"1\",x=\"2\"} 1\nvllm:a{__name__=\"b\"} 1\n\
