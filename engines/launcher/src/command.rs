@@ -316,7 +316,7 @@ fn leader(flag: LeaderFlag, address: Option<&str>) -> Vec<Setting> {
     }
 }
 
-/// Refuses what the file says and we say too, and what would break what we read.
+/// Refuses what the file says and we say too, what would break what we read, and what would be of no effect.
 fn refuse_conflicts(
     extra: &ExtraArgs,
     flags: &Flags,

@@ -79,7 +79,7 @@ pub(crate) struct Flags {
     pub(crate) key: KeyPlace,
     /// The program's names of what we set ourselves beside host, port and model.
     pub(crate) reserved: &'static [&'static str],
-    /// The program's names of what would break what we read of its answers, each with what to do instead.
+    /// The program's names of what would break what we read of its answers, or would be of no effect, each with what to do instead.
     pub(crate) refused: &'static [(&'static str, &'static str)],
     /// What is said unless the extra arguments say otherwise.
     pub(crate) defaults: &'static [(&'static str, Option<&'static str>)],
@@ -91,6 +91,8 @@ const LLAMA_SPLITS: &str = "llama.cpp splits a model over the GPUs that it sees;
 const ONE_NODE: &str = "it runs on one node";
 const CALLS_STAY: &str = "SGLang would take calls of tools out of the text, where genset looks for them; leave it out, and name the \
                           parser with --tool-parser";
+const NEVER_IDLE: &str = "llama-server would never sleep, for it is asked for its metrics each second and now and then for an \
+                          answer; leave it out";
 
 const VLLM: Flags = Flags {
     words: &["serve"],
@@ -170,7 +172,7 @@ const LLAMA_SERVER: Flags = Flags {
     kv_block_size: Flag::Refused("llama.cpp has no KV blocks"),
     key: KeyPlace::Variable("LLAMA_API_KEY"),
     reserved: &["api-key", "api-key-file"],
-    refused: &[],
+    refused: &[("sleep-idle-seconds", NEVER_IDLE)],
     // Thoughts stay in the text, where our own parsers look for them.
     defaults: &[("reasoning-format", Some("none")), ("metrics", None)],
     extra: ExtraStyle::Dashes,
@@ -182,6 +184,7 @@ const LLAMA_CPP_PYTHON: Flags = Flags {
     defaults: &[("interrupt_requests", Some("false"))],
     // Its settings are fields of pydantic's `BaseSettings`, which reads those that no argument gives from the environment.
     key: KeyPlace::Variable("API_KEY"),
+    refused: &[],
     extra: ExtraStyle::Underscores,
     ..LLAMA_SERVER
 };

@@ -278,6 +278,18 @@ fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
     assert!(line(&vllm, Dialect::Vllm).contains("--tool-call-parser hermes"));
 }
 
+/// Its load is asked each second.
+#[test]
+fn a_sleep_that_would_never_come_is_refused() {
+    let mut config = config(ServerKind::LlamaCpp);
+    let _folder = with_extra(&mut config, "extra.yaml", "sleep-idle-seconds: 600");
+    let error = Plan::new(&config, Dialect::LlamaServer).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    for part in ["sleep-idle-seconds", "would never sleep", "leave it out"] {
+        assert!(error.message().contains(part), "{error}");
+    }
+}
+
 #[test]
 fn a_default_of_ours_gives_way_to_the_file() {
     let mut config = config(ServerKind::Vllm);
