@@ -95,6 +95,18 @@ def test_a_frontend_is_ready_with_the_first_model_of_a_graph_that_offers_one() -
     assert (probe["httpGet"], probe["failureThreshold"]) == ({"path": "/ready", "port": "http"}, 2)
 
 
+def test_parts_of_a_core_are_written_as_each_target_reads_them() -> None:
+    @sdk.service(image="mine:1", resources={"cpu": "1500m"})
+    class Parts:
+        @sdk.endpoint()
+        async def generate(self, request: Any) -> None: ...
+
+    services = [deploy._Deployed(sdk.ServiceSpec.of(Parts), "parts:Parts", None, {})]
+    assert deploy.compose(services, "mine:1")["services"]["parts"]["deploy"]["resources"]["limits"] == {"cpus": "1.5"}
+    container = deploy.kubernetes(services, "mine:1")[-1]["spec"]["template"]["spec"]["containers"][0]
+    assert container["resources"]["limits"] == {"cpu": "1500m"}
+
+
 class Containers:
     """The services of a compose file as processes."""
 

@@ -408,6 +408,9 @@ def test_a_spec_says_what_the_class_has() -> None:
 def test_declarations_that_cannot_work_say_why() -> None:
     with pytest.raises(TypeError, match="knows cpu, memory and gpu, not tpu"):
         service(resources={"tpu": 1})
+    for cpu in ("half", "1k", "-1", "nan", ""):
+        with pytest.raises(ValueError, match=f"cpu: '{cpu}' is no number of cores, such as 2, 0.5 or 500m"):
+            service(resources={"cpu": cpu})
     with pytest.raises(TypeError, match="not image_tag"):
         service(dynamo={"image_tag": "x"})
     with pytest.raises(TypeError, match="decorate the class with @service"):

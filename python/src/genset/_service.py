@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import resource
 import sys
@@ -12,7 +13,7 @@ import sys
 from genset import sdk
 from genset.backend.run import watch_leash
 from genset.runtime import KILL_S, Runtime, worker
-from genset.sdk import ServiceSpec
+from genset.sdk import ServiceSpec, parse_cpu
 from genset.serve import CONFIG_VARIABLE, LEASH_VARIABLE, load
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def limit(spec: ServiceSpec) -> None:
     cores = spec.resources.get("cpu")
     if cores is not None and hasattr(os, "sched_setaffinity"):
         available = sorted(os.sched_getaffinity(0))
-        wanted = max(1, round(float(cores)))
+        wanted = max(1, math.ceil(parse_cpu(cores)))
         if wanted < len(available):
             # By its id, so that services do not all crowd on the first.
             first = os.getpid() % len(available)

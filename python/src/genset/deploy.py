@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from genset.runtime import KILL_S
-from genset.sdk import ServiceSpec
+from genset.sdk import ServiceSpec, parse_cpu
 from genset.serve import CONFIG_VARIABLE, STATUS_VARIABLE, UsageError, check_names, configuration, load
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
@@ -123,7 +123,8 @@ def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
         },
     }
     for each in services:
-        limits = {"cpus": each.spec.resources.get("cpu"), "memory": _compose_bytes(each.spec.resources.get("memory"))}
+        cpu, memory = each.spec.resources.get("cpu"), each.spec.resources.get("memory")
+        limits = {"cpus": None if cpu is None else f"{parse_cpu(cpu):g}", "memory": _compose_bytes(memory)}
         resources: dict[str, Any] = {"limits": {key: value for key, value in limits.items() if value is not None}}
         if each.gpus:
             devices = [{"driver": "nvidia", "count": each.gpus, "capabilities": ["gpu"]}]

@@ -27,6 +27,7 @@ import collections.abc
 import dataclasses
 import inspect
 import os
+import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -89,7 +90,7 @@ class ServiceSpec:
     """The component, by default the class's name."""
     namespace: str
     resources: Mapping[str, str]
-    """Of `cpu` (cores), `memory` (as `20Gi`) and `gpu` (devices), for each worker."""
+    """Of `cpu` (cores, as `2` or `500m`), `memory` (as `20Gi`) and `gpu` (devices), for each worker."""
     workers: int
     """Processes of this service."""
     image: str
@@ -111,6 +112,18 @@ class ServiceSpec:
     def graph(self) -> Iterator[ServiceSpec]:
         """The services this one needs, each before what needs it, and at last this one."""
         yield from _graph(self, set())
+
+
+_CPU = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(m?)")
+
+
+def parse_cpu(text: str) -> float:
+    """`2`, `0.5` or `500m` as cores; ValueError for anything else."""
+    found = _CPU.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no number of cores, such as 2, 0.5 or 500m")
+    number, milli = found.groups()
+    return float(number) / (1000 if milli else 1)
 
 
 def _graph(spec: ServiceSpec, seen: set[type]) -> Iterator[ServiceSpec]:
@@ -148,6 +161,11 @@ def service(
     unknown = set(resources or {}) - {"cpu", "memory", "gpu"}
     if unknown:
         raise TypeError(f"@service(resources=...) knows cpu, memory and gpu, not {', '.join(sorted(unknown))}")
+    if resources and "cpu" in resources:
+        try:
+            parse_cpu(str(resources["cpu"]))
+        except ValueError as error:
+            raise ValueError(f"@service(resources=...): cpu: {error}") from None
 
     def decorate(cls: Class) -> Class:
         spec = ServiceSpec(
