@@ -16,7 +16,7 @@ from test_llm import ask, frontend
 from test_status import until_status
 
 from genset import deploy, serve
-from genset._service import parse_bytes
+from genset._service import limit, parse_bytes
 from genset.backend import find_binary
 from genset.runtime import Runtime
 
@@ -279,3 +279,39 @@ def test_devices_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
     with pytest.raises(serve.UsageError, match="want 4 GPUs, and this machine offers 3"):
         serve.plan(ServiceSpec.of(Large), {}, "x:Large")
+
+
+def test_cores_are_shared_out_and_bind_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    from genset.sdk import ServiceSpec, depends, endpoint, service
+
+    @service(resources={"cpu": "500m"}, workers=2)
+    class Small:
+        @endpoint()
+        async def generate(self, request: object) -> None: ...
+
+    @service(resources={"cpu": 1.5})
+    class Large:
+        small = depends(Small)
+
+        @endpoint()
+        async def generate(self, request: object) -> None: ...
+
+    def planned() -> list[str]:
+        return [each.environment[serve.CORES_VARIABLE] for each in serve.plan(ServiceSpec.of(Large), {}, "x:Large")]
+
+    bound: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound.append(cores))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 3, 5, 7})
+    assert planned() == ["2", "3", "5,7"]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2, 3, 5})
+    assert planned() == ["2", "3", "5,2"]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {2})
+    assert planned() == ["2", "2", "2"]
+
+    # In a container nobody gave it cores.
+    monkeypatch.delenv(serve.CORES_VARIABLE, raising=False)
+    limit(ServiceSpec.of(Large))
+    assert bound == []
+    monkeypatch.setenv(serve.CORES_VARIABLE, "5,7")
+    limit(ServiceSpec.of(Large))
+    assert bound == [{5, 7}]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 import os
 import resource
 import sys
@@ -13,8 +12,8 @@ import sys
 from genset import sdk
 from genset.backend.run import watch_leash
 from genset.runtime import KILL_S, Runtime, worker
-from genset.sdk import ServiceSpec, parse_cpu
-from genset.serve import CONFIG_VARIABLE, LEASH_VARIABLE, load
+from genset.sdk import ServiceSpec
+from genset.serve import CONFIG_VARIABLE, CORES_VARIABLE, LEASH_VARIABLE, load
 
 logger = logging.getLogger(__name__)
 
@@ -30,19 +29,15 @@ def parse_bytes(text: str) -> int:
 
 
 def limit(spec: ServiceSpec) -> None:
-    """Holds this process to its resources, as far as the system knows them: memory of its data, and cores."""
+    """Holds this process to its resources, as far as the system knows them: memory of its data, and the cores that `genset serve` gave it."""
     memory = spec.resources.get("memory")
     if memory is not None:
         most = parse_bytes(memory)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    cores = spec.resources.get("cpu")
-    if cores is not None and hasattr(os, "sched_setaffinity"):
-        available = sorted(os.sched_getaffinity(0))
-        wanted = max(1, math.ceil(parse_cpu(cores)))
-        if wanted < len(available):
-            # By its id, so that services do not all crowd on the first.
-            first = os.getpid() % len(available)
-            os.sched_setaffinity(0, {available[(first + index) % len(available)] for index in range(wanted)})
+    # In a container there are none: it has a limit of its own, and does not know what others use.
+    cores = os.environ.get(CORES_VARIABLE)
+    if cores:
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
 
 
 @worker()

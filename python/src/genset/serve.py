@@ -14,6 +14,7 @@ import dataclasses
 import importlib
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -24,10 +25,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from genset.sdk import ServiceSpec
+from genset.sdk import ServiceSpec, parse_cpu
 
 CONFIG_VARIABLE = "GENSET_SERVICE_CONFIG"
 """JSON with a service's configuration, in its process."""
+CORES_VARIABLE = "GENSET_SERVICE_CORES"
+"""The cores that it is bound to, in the process of a service; empty for all."""
 LEASH_VARIABLE = "GENSET_SERVICE_LEASH_FD"
 """Names a pipe that ends with `genset serve`, in the process of a service."""
 STATUS_VARIABLE = "GENSET_STATUS_PORT"
@@ -129,8 +132,9 @@ def check_names(names: Sequence[tuple[ServiceSpec, str]], taken: Mapping[str, st
 def plan(
     spec: ServiceSpec, told: Mapping[str, Mapping[str, Any]], target: str, status_port: int | None = None
 ) -> list[Process]:
-    """The processes, those that others depend on first, each with its devices; `UsageError` where there are too few, or names are not of
-    one service alone. The first has the status port `status_port`, the others have those after it; any free ones for 0."""
+    """The processes, those that others depend on first, each with its devices and cores; `UsageError` where there are too few devices, or
+    names are not of one service alone. Cores are shared evenly where there are too few. The first has the status port `status_port`, the
+    others have those after it; any free ones for 0."""
     check_names([(each, each.name) for each in spec.graph()], {})
     devices = _devices()
     wanted = sum(int(float(each.resources.get("gpu", "0"))) * each.workers for each in spec.graph())
@@ -140,13 +144,18 @@ def plan(
             "lower their resources or workers, or set CUDA_VISIBLE_DEVICES"
         )
     ports = _status_ports(status_port, sum(each.workers for each in spec.graph()))
+    available = _cores()
+    cores = itertools.cycle(available)
     processes = []
     for each in spec.graph():
         gpus = int(float(each.resources.get("gpu", "0")))
+        cpu = each.resources.get("cpu")
+        bound = 0 if cpu is None else min(max(1, math.ceil(parse_cpu(cpu))), len(available))
         for worker in range(each.workers):
             mine, devices = devices[:gpus], devices[gpus:]
             environment = {
                 CONFIG_VARIABLE: json.dumps(told.get(each.name, {})),
+                CORES_VARIABLE: ",".join(itertools.islice(cores, bound)),
                 "CUDA_VISIBLE_DEVICES": ",".join(mine),
                 **next(ports),
             }
@@ -163,6 +172,11 @@ def _status_ports(first: int | None, count: int) -> Iterator[dict[str, str]]:
     if not 0 <= first <= last <= MAX_PORT:
         raise UsageError(f"--status-port {first}: each of the {count} processes needs one from there on, and the last there is is {MAX_PORT}")
     return ({STATUS_VARIABLE: str(first + place if first else 0)} for place in range(count))
+
+
+def _cores() -> list[str]:
+    """Those that this process may use; none where the system binds no process."""
+    return [str(core) for core in sorted(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
 
 
 def _devices() -> list[str]:
@@ -350,10 +364,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for process in processes:
-        given = process.environment["CUDA_VISIBLE_DEVICES"]
+        given, cores = process.environment["CUDA_VISIBLE_DEVICES"], process.environment[CORES_VARIABLE]
         at = f"{process.spec.namespace}.{process.spec.name}.{{{','.join(process.spec.endpoints)}}}"
         port = process.environment.get(STATUS_VARIABLE)
-        _say(f"{process.title}: {at}" + (f", GPUs {given}" if given else "") + (f", status port {port}" if port else ""))
+        shown = {"GPUs": given, "cores": cores, "status port": port}
+        _say(", ".join([f"{process.title}: {at}", *(f"{what} {value}" for what, value in shown.items() if value)]))
     if parsed.dry_run:
         return 0
     return asyncio.run(Supervisor(parsed.target, processes).run())
