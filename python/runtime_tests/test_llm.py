@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -172,6 +173,8 @@ def test_a_model_that_cannot_be_served_says_why() -> None:
             endpoint = runtime.endpoint("py.backend.generate")
             with pytest.raises(exceptions.InvalidArgument, match="neither a folder, a GGUF file nor a name"):
                 await register_llm(ModelType.Backend, endpoint, "/no/such/folder")
+            with pytest.raises(exceptions.InvalidArgument, match="resume: only answers of tokens"):
+                await register_llm(ModelType.Chat, endpoint, "py", resume=True)
             with pytest.raises(exceptions.InvalidArgument, match="is no ModelType"):
                 await register_llm("backend", endpoint, str(MODEL))  # type: ignore[arg-type]
             await register_llm(ModelType.Backend, endpoint, str(MODEL))
@@ -232,6 +235,44 @@ def test_a_model_whose_files_are_broken_ends_when_cancelled(tmp_path: Path) -> N
             endpoint = runtime.endpoint("py.backend.generate")
             await register_llm(ModelType.Backend, endpoint, str(file))
             await cancel_while_it_begins(endpoint, letters)
+
+    run(main())
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_an_answer_that_has_begun_goes_on_as_the_handler_can(resume: bool, start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+    asked: list[Any] = []
+
+    async def lost_after_two(request: Any) -> AsyncIterator[Any]:
+        wanted = request["stop_conditions"].get("max_tokens") or 1
+        if wanted > 1:
+            asked.append(request)
+        for place in range(1, wanted + 1):
+            if (wanted, place) == (6, 3):
+                raise exceptions.StreamIncomplete("its device is lost")
+            yield {"token_ids": [40 + place]}
+        yield {"token_ids": [], "finish_reason": "length"}
+
+    def goes_on(**options: Any) -> None:
+        asked.clear()
+        body = {"model": "py", "prompt": "one two", "max_tokens": 6, **options}
+        usage = ask(address, "/v1/completions", body)["usage"]
+        first, second = asked
+        assert second["token_ids"] == [*first["token_ids"], 41, 42]
+        assert (second["stop_conditions"]["max_tokens"], second["resumed_tokens"]) == (4, 2)
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(first["token_ids"]), 6)
+
+    async def main() -> None:
+        async with model(address, lost_after_two, resume=resume):
+            await asyncio.to_thread(goes_on)
+            if resume:
+                await asyncio.to_thread(goes_on, seed=7)
+            else:
+                # What a seed draws next a longer prompt does not say.
+                with pytest.raises(urllib.error.HTTPError):
+                    await asyncio.to_thread(goes_on, seed=7)
+                assert len(asked) == 1
 
     run(main())
 

@@ -65,6 +65,7 @@ async def register_llm(
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
     custom_template_path: str | None = None,
+    resume: bool = False,
     kv_events: bool = False,
     kv_ranks: bool = False,
     data_parallel_size: int = 1,
@@ -79,8 +80,10 @@ async def register_llm(
     `ORG/NAME:QUANTIZATION`, `ORG/NAME/FILE.gguf`; `hf://` before it or not): its tokenizer and template are published. What the Hub's
     cache lacks is fetched as by `genset pull --config-only`, a GGUF file whole; for bodies, which need no files, nothing is. `model_name` is the name clients use; without it the folder's or the file's. `context_length` is the most tokens
     of prompt and answer; without it that of the model's files, and where they have none requests of any length are let through.
-    `migration_limit` is how often a request may go on at another instance, from the tokens it has. `user_data` is published as
-    it is. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
+    `migration_limit` is how often a request may go on at another instance, from the tokens it has. To the handler there they are the
+    end of a longer prompt, so requests with a seed, a penalty or a grammar, whose rest that is not, are lost with their instance once
+    their answer has begun. With `resume` these go on too, and the handler takes the last `resumed_tokens` of `token_ids` as generated:
+    seeds draw on behind them, penalties count them, grammars go on from them. `user_data` is published as it is. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
     are let through. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent.
     `data_parallel_size` is the number of ranks, of which a request may name one (`data_parallel_rank`); with `kv_ranks` the
     `KvEventPublisher` is told the rank of each event, and routers choose among the ranks.
@@ -92,6 +95,8 @@ async def register_llm(
         raise InvalidArgument(f"{model_type!r} is no ModelType, such as ModelType.Backend", field="model_type")
     if model_type & ~_BODIES and model_type not in (ModelType.Backend, ModelType.Embedding):
         raise InvalidArgument("only Chat and Completion go together: one handler reads tokens or bodies", field="model_type")
+    if resume and model_type is not ModelType.Backend:
+        raise InvalidArgument("only answers of tokens, of a ModelType.Backend, go on at another instance", field="resume")
     runtime = endpoint.runtime
     if any(service.name == endpoint.name for service in runtime._services):
         raise InvalidArgument(f"{endpoint.name} is served already: call register_llm before serve_endpoint")
@@ -103,6 +108,7 @@ async def register_llm(
     if sampling is None and model_type is ModelType.Backend:
         sampling = USUAL_SAMPLING
         warn_of_sampling("register_llm", name)
+    moves = migration_limit > 0 and model_type is ModelType.Backend
     engine: dict[str, Any] = {
         "model": name,
         "context_length_tokens": context_length or 0,
@@ -120,7 +126,8 @@ async def register_llm(
             "guided": list(guided),
             "kv_events": kv_events,
             "kv_ranks": kv_ranks,
-            "resume": migration_limit > 0 and model_type is ModelType.Backend,
+            "resume": moves and resume,
+            "resume_as_prompt": moves and not resume,
         },
         "canary": _canary(name, model_type) if has_bodies else None,
     }
