@@ -192,6 +192,25 @@ def test_a_model_that_cannot_be_served_says_why() -> None:
     run(main())
 
 
+def test_silence_ends_answers_of_tokens_alone() -> None:
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+
+            async def limit(model_type: ModelType, **options: Any) -> float:
+                endpoint = runtime.endpoint(f"py.backend.generate{len(runtime._models)}")
+                await register_llm(model_type, endpoint, str(MODEL), **options)
+                registered = runtime._models[endpoint.name]
+                return float(registered._spec["idle_timeout_s"])  # type: ignore[attr-defined]
+
+            assert await limit(ModelType.Backend) == 120
+            # One that is not streamed is silent until its end.
+            assert await limit(ModelType.Chat | ModelType.Completion) == await limit(ModelType.Embedding) == 0
+            assert await limit(ModelType.Chat, idle_timeout=5) == 5
+            assert await limit(ModelType.Backend, idle_timeout=0) == 0
+
+    run(main())
+
+
 def test_a_model_that_the_hub_has_not_is_told_in_the_words_of_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -72,7 +72,7 @@ async def register_llm(
     total_kv_blocks: int | None = None,
     max_running_requests: int = 1024,
     max_waiting_requests: int = 4096,
-    idle_timeout: float = 120.0,
+    idle_timeout: float | None = None,
 ) -> None:
     """Says that `endpoint` serves a model. To be called before its `serve_endpoint`.
 
@@ -87,7 +87,9 @@ async def register_llm(
     are let through. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent.
     `data_parallel_size` is the number of ranks, of which a request may name one (`data_parallel_rank`); with `kv_ranks` the
     `KvEventPublisher` is told the rank of each event, and routers choose among the ranks.
-    `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit.
+    `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit; without it 120 for tokens, and none for bodies and
+    embeddings: a body that is not streamed is one item at the end. Then the request's deadline alone ends it, of 600 s unless its client
+    gave another.
 
     Raises `InvalidArgument` or `Unsupported`, naming the argument.
     """
@@ -108,6 +110,8 @@ async def register_llm(
     if sampling is None and model_type is ModelType.Backend:
         sampling = USUAL_SAMPLING
         warn_of_sampling("register_llm", name)
+    if idle_timeout is None:
+        idle_timeout = _SPEC["idle_timeout_s"] if model_type is ModelType.Backend else 0.0
     moves = migration_limit > 0 and model_type is ModelType.Backend
     engine: dict[str, Any] = {
         "model": name,
