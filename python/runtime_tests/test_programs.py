@@ -41,6 +41,27 @@ def test_sigterm_lets_the_request_under_way_end(start: Callable[..., Program]) -
     assert counter.lines[-1] == "left", counter.lines
 
 
+def test_a_drain_without_discovery_lets_the_request_under_way_end(start: Callable[..., Program], fleet: Path) -> None:
+    counter = start("counter.py")
+    counter.wait_for("ready")
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            client = await runtime.endpoint("demo.counter.count").client()
+            stream = client.random({"to": 20, "pause": 0.05})
+            assert (await anext(stream)).number == 0
+            fleet.rename(fleet.with_name("away"))
+            # A directory that is missing would be made again.
+            fleet.touch()
+            counter.process.send_signal(signal.SIGTERM)
+            assert [item.number async for item in stream] == list(range(1, 20))
+
+    run(main())
+    assert counter.exit_code() == 0
+    assert counter.lines[-1] == "left", counter.lines
+    assert any("stays on the list until its lease is over" in line for line in counter.lines), counter.lines
+
+
 @pytest.mark.parametrize("what", ["engine", "service", "function"])
 def test_what_comes_after_a_drain_is_let_end(what: str, start: Callable[..., Program]) -> None:
     program = start("finisher.py", what, str(MODEL))

@@ -32,7 +32,7 @@ from genset._client import Client, ResponseStream
 from genset._handler import Answering, Codec, Handler, Plain, checked
 from genset._values import Record
 from genset.engine import Context
-from genset.exceptions import EngineShutdown, InvalidArgument
+from genset.exceptions import EngineError, EngineShutdown, InvalidArgument
 
 __all__ = ["Client", "Component", "Context", "Endpoint", "Namespace", "Record", "ResponseStream", "Runtime", "get_runtime", "worker"]
 
@@ -332,8 +332,13 @@ class EndpointService(Service):
     async def _end(self) -> None:
         node, number = self.bridge.node, self.number
         try:
-            with contextlib.suppress(EngineShutdown):
+            try:
                 await self.bridge.operation(lambda op: node.stop(op, number))
+            except EngineShutdown:
+                pass
+            except EngineError as error:
+                # Its requests need no discovery, and clients that are connected were told.
+                logger.warning("%s: stays on the list until its lease is over: %s", self.name, error)
             if not await self._answering.idle(self._grace_s):
                 logger.warning("%s: requests were cut short after %g s", self.name, self._grace_s)
         finally:
