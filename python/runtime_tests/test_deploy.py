@@ -107,6 +107,52 @@ def test_parts_of_a_core_are_written_as_each_target_reads_them() -> None:
     assert container["resources"]["limits"] == {"cpu": "1500m"}
 
 
+def test_each_container_of_compose_has_devices_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "devices.py").write_text(
+        "from genset.sdk import depends, endpoint, service\n\n"
+        "@service(workers=2)\nclass Plain:\n    @endpoint()\n    async def generate(self, request): ...\n\n"
+        "@service(resources={'gpu': 2}, workers=2)\nclass Large:\n    plain = depends(Plain)\n\n"
+        "    @endpoint()\n    async def generate(self, request): ...\n\n"
+        "@service(resources={'gpu': 1})\nclass Small:\n    large = depends(Large)\n\n"
+        "    @endpoint()\n    async def generate(self, request): ...\n\n"
+        "@service(name='large-1')\nclass Other:\n    small = depends(Small)\n\n"
+        "    @endpoint()\n    async def generate(self, request): ...\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["devices:Small", "--out", "out", "--image", "mine:1", "--target"]
+    assert deploy.main([*arguments, "compose"]) == deploy.main([*arguments, "kubernetes"]) == 0
+    services = yaml.safe_load((tmp_path / "out/compose.yaml").read_text())["services"]
+    given = {
+        name: (service["deploy"]["replicas"], service["deploy"]["resources"].get("reservations"))
+        for name, service in services.items()
+        if name not in deploy.BESIDE
+    }
+
+    def devices(*ids: str) -> dict[str, Any]:
+        return {"devices": [{"driver": "nvidia", "device_ids": list(ids), "capabilities": ["gpu"]}]}
+
+    assert given == {
+        "plain": (2, None),
+        "large-0": (1, devices("0", "1")),
+        "large-1": (1, devices("2", "3")),
+        "small": (1, devices("4")),
+    }
+    assert services["large-1"]["command"][-1] == "Large"
+    # There each pod gets its own by number.
+    manifests = yaml.safe_load_all((tmp_path / "out/graph.yaml").read_text())
+    (large,) = [each["spec"] for each in manifests if each["kind"] == "Deployment" and each["metadata"]["name"] == "large"]
+    assert large["replicas"] == 2
+    assert large["template"]["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "2"}
+
+    capsys.readouterr()
+    arguments[0] = "devices:Other"
+    assert deploy.main([*arguments, "kubernetes"]) == 0
+    assert deploy.main([*arguments, "compose"]) == 2
+    assert "the service Other and the service Large are both called large-1" in capsys.readouterr().err
+
+
 class Containers:
     """The services of a compose file as processes."""
 

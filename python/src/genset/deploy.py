@@ -7,6 +7,7 @@ files are written to be read and changed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         graph = list(load(parsed.target_class).graph())
         told = configuration(parsed.file, settings, [each.name for each in graph])
         services = [_Deployed(each, parsed.target_class, parsed.image, told.get(each.name, {})) for each in graph]
-        check_names([(each.spec, each.name) for each in services], BESIDE)
+        check_names([(each.spec, name) for each in services for name in each.names(parsed.target)], BESIDE)
     except (UsageError, json.JSONDecodeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -70,6 +71,11 @@ class _Deployed:
     @property
     def gpus(self) -> int:
         return int(float(self.spec.resources.get("gpu", "0")))
+
+    def names(self, target: str) -> list[str]:
+        """What it is called there. In compose all containers of one name have the same devices, so workers with GPUs have names apart."""
+        workers = self.spec.workers
+        return [f"{self.name}-{worker}" for worker in range(workers)] if target == "compose" and self.gpus and workers > 1 else [self.name]
 
 
 BESIDE = {"etcd": "etcd itself", "http": "the frontend for HTTP"}
@@ -122,26 +128,34 @@ def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
             "restart": "on-failure",
         },
     }
+    devices = map(str, itertools.count())
     for each in services:
-        cpu, memory = each.spec.resources.get("cpu"), each.spec.resources.get("memory")
-        limits = {"cpus": None if cpu is None else f"{parse_cpu(cpu):g}", "memory": _compose_bytes(memory)}
-        resources: dict[str, Any] = {"limits": {key: value for key, value in limits.items() if value is not None}}
-        if each.gpus:
-            devices = [{"driver": "nvidia", "count": each.gpus, "capabilities": ["gpu"]}]
-            resources["reservations"] = {"devices": devices}
-        made[each.name] = {
-            "image": each.image,
-            # Each of several containers tells others its own address.
-            "entrypoint": ["/bin/sh", "-c", 'GENSET_ADVERTISE_HOST=$$(hostname -i) exec "$$0" "$$@"'],
-            "command": each.command,
-            "environment": {key: value.replace("$", "$$") for key, value in each.environment.items()},
-            "healthcheck": _healthcheck(STATUS_PORT, "/ready", 3),
-            "depends_on": ["etcd"],
-            "stop_grace_period": f"{GRACE_S}s",
-            "restart": "on-failure",
-            "deploy": {"replicas": each.spec.workers, "resources": resources},
-        }
+        names = each.names("compose")
+        for name in names:
+            # A `count` of them would be the first ones of the machine for every container.
+            mine = list(itertools.islice(devices, each.gpus))
+            made[name] = _compose_service(each, each.spec.workers // len(names), mine)
     return {"services": made}
+
+
+def _compose_service(each: _Deployed, replicas: int, devices: Sequence[str]) -> dict[str, Any]:
+    cpu, memory = each.spec.resources.get("cpu"), each.spec.resources.get("memory")
+    limits = {"cpus": None if cpu is None else f"{parse_cpu(cpu):g}", "memory": _compose_bytes(memory)}
+    resources: dict[str, Any] = {"limits": {key: value for key, value in limits.items() if value is not None}}
+    if devices:
+        resources["reservations"] = {"devices": [{"driver": "nvidia", "device_ids": list(devices), "capabilities": ["gpu"]}]}
+    return {
+        "image": each.image,
+        # Each of several containers tells others its own address.
+        "entrypoint": ["/bin/sh", "-c", 'GENSET_ADVERTISE_HOST=$$(hostname -i) exec "$$0" "$$@"'],
+        "command": each.command,
+        "environment": {key: value.replace("$", "$$") for key, value in each.environment.items()},
+        "healthcheck": _healthcheck(STATUS_PORT, "/ready", 3),
+        "depends_on": ["etcd"],
+        "stop_grace_period": f"{GRACE_S}s",
+        "restart": "on-failure",
+        "deploy": {"replicas": replicas, "resources": resources},
+    }
 
 
 def _compose_bytes(memory: str | None) -> str | None:
