@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -414,6 +416,30 @@ def test_a_request_that_is_cut_short_before_it_begins_ends(monkeypatch: pytest.M
         assert not begun
 
     run(main())
+
+
+def test_a_runtime_that_nobody_shut_down_goes_with_its_loop() -> None:
+    def threads() -> int:
+        names = []
+        for task in Path("/proc/self/task").iterdir():
+            # It may have ended.
+            with contextlib.suppress(OSError):
+                names.append((task / "comm").read_text())
+        return sum(name.startswith("genset-") for name in names)
+
+    async def ask() -> None:
+        runtime = await get_runtime()
+        await runtime.endpoint("demo.text.ask").client()
+
+    before = threads()
+    for _ in range(4):
+        asyncio.run(ask())
+
+    def are_gone() -> bool:
+        gc.collect()
+        return threads() <= before
+
+    run(until(are_gone, "its threads end"))
 
 
 def test_a_static_runtime_meets_nobody_else() -> None:

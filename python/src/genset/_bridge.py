@@ -83,6 +83,10 @@ class Bridge:
         """The requests that wait for answers, for as long as somebody holds those: letting go of one cancels it."""
         self.loop.add_reader(self.node.fd, self._take)
 
+    def hold(self, owner: object) -> None:
+        """Keeps `owner` until it ends this, or the loop is closed. Nothing here refers to it, so with the loop it goes at once."""
+        self.loop.add_reader(self.node.fd, self._take, owner)
+
     def check(self) -> None:
         """Refuses use where it cannot work."""
         if self._pid != _pid:
@@ -144,7 +148,7 @@ class Bridge:
             self.asked.clear()
             self.node.end()
 
-    def _take(self) -> None:
+    def _take(self, _owner: object = None) -> None:
         for kind, number, value, error in self.node.take():
             if kind == _ITEM:
                 told = self.asked.get(number)

@@ -61,7 +61,8 @@ class Model(Protocol):
         """Serves the model; `check` makes its requests what the handler takes."""
 
 
-_runtimes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Runtime] = weakref.WeakKeyDictionary()
+_runtimes: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
+"""The runtime of each event loop, by the loop's id: a runtime holds its loop, so as long as it is here no other loop has that id."""
 
 
 class Runtime:
@@ -99,7 +100,8 @@ class Runtime:
         except BaseException:
             bridge.close()
             raise
-        _runtimes[bridge.loop] = runtime
+        bridge.hold(runtime)
+        _runtimes[id(bridge.loop)] = runtime
         return runtime
 
     async def open_status(self) -> int | None:
@@ -191,7 +193,7 @@ class Runtime:
             await self._bridge.operation(self._bridge.node.shutdown)
         finally:
             self._bridge.close()
-            _runtimes.pop(self._bridge.loop, None)
+            _runtimes.pop(id(self._bridge.loop), None)
 
     async def __aenter__(self) -> Runtime:
         return self
@@ -357,7 +359,7 @@ class EndpointService(Service):
 
 async def get_runtime() -> Runtime:
     """The runtime of this event loop; connects one where there is none yet, as scripts that only call need it."""
-    runtime = _runtimes.get(asyncio.get_running_loop())
+    runtime = _runtimes.get(id(asyncio.get_running_loop()))
     return runtime if runtime is not None and not runtime.is_draining else await Runtime.connect()
 
 
