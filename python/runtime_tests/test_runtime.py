@@ -418,6 +418,23 @@ def test_a_request_that_is_cut_short_before_it_begins_ends(monkeypatch: pytest.M
     run(main())
 
 
+def test_a_loop_has_one_runtime_whoever_asks_first() -> None:
+    async def main() -> None:
+        first, second = await asyncio.gather(get_runtime(), get_runtime())
+        assert first is second
+        # Another one comes and goes beside it.
+        async with await Runtime.connect() as other:
+            assert other is not first
+            assert await get_runtime() is first
+        assert await get_runtime() is first
+        async with await Runtime.connect() as other:
+            await first.shutdown()
+            assert await get_runtime() is not first
+            await (await get_runtime()).shutdown()
+
+    run(main())
+
+
 def test_a_runtime_that_nobody_shut_down_goes_with_its_loop() -> None:
     def threads() -> int:
         names = []

@@ -63,6 +63,8 @@ class Model(Protocol):
 
 _runtimes: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
 """The runtime of each event loop, by the loop's id: a runtime holds its loop, so as long as it is here no other loop has that id."""
+_connecting: weakref.WeakValueDictionary[int, asyncio.Task[Runtime]] = weakref.WeakValueDictionary()
+"""Those that `get_runtime` connects, by the same ids; a task holds its loop too."""
 
 
 class Runtime:
@@ -101,7 +103,8 @@ class Runtime:
             bridge.close()
             raise
         bridge.hold(runtime)
-        _runtimes[id(bridge.loop)] = runtime
+        if _runtimes.setdefault(id(bridge.loop), runtime).is_draining:
+            _runtimes[id(bridge.loop)] = runtime
         return runtime
 
     async def open_status(self) -> int | None:
@@ -193,7 +196,8 @@ class Runtime:
             await self._bridge.operation(self._bridge.node.shutdown)
         finally:
             self._bridge.close()
-            _runtimes.pop(id(self._bridge.loop), None)
+            if _runtimes.get(id(self._bridge.loop)) is self:
+                del _runtimes[id(self._bridge.loop)]
 
     async def __aenter__(self) -> Runtime:
         return self
@@ -358,9 +362,17 @@ class EndpointService(Service):
 
 
 async def get_runtime() -> Runtime:
-    """The runtime of this event loop; connects one where there is none yet, as scripts that only call need it."""
-    runtime = _runtimes.get(id(asyncio.get_running_loop()))
-    return runtime if runtime is not None and not runtime.is_draining else await Runtime.connect()
+    """The runtime of this event loop, the first that was connected of several; connects one where there is none yet, as scripts that only
+    call need it."""
+    loop = asyncio.get_running_loop()
+    runtime = _runtimes.get(id(loop))
+    if runtime is not None and not runtime.is_draining:
+        return runtime
+    connecting = _connecting.get(id(loop))
+    if connecting is None or connecting.done():
+        connecting = _connecting[id(loop)] = loop.create_task(Runtime.connect())
+    # Several may wait for it.
+    return await asyncio.shield(connecting)
 
 
 @overload
