@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use genset_backend_common::ErrorKind;
-use genset_runtime::{DiscoveryBackend, ModelDirectory, NetworkArgs, Reach, RequestPlaneKind};
+use genset_backend_common::{EngineError, ErrorKind};
+use genset_runtime::discovery::all_instances;
+use genset_runtime::{
+    DiscoveryBackend, ModelDirectory, NetworkArgs, Reach, RequestPlaneKind, Runtime,
+};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
@@ -62,22 +65,27 @@ async fn discovery(args: &NetworkArgs) -> Finding {
     let began = Instant::now();
     let runtime = match timeout(PATIENCE, args.runtime(Reach::OtherProcesses)).await {
         Ok(Ok(runtime)) => runtime,
-        Ok(Err(error)) => {
-            let mend = match error.kind() == ErrorKind::InvalidArgument {
-                true => "mend the setting that the line names",
-                false => mend,
-            };
-            return Finding::problem(AREA, format!("{name}: {error}"), mend);
-        }
+        Ok(Err(error)) => return unusable(&name, &error, mend),
         Err(_) => return Finding::problem(AREA, format!("{name} does not answer"), mend),
     };
-    let took = began.elapsed();
-    let directory = ModelDirectory::follow(&runtime);
-    let mut models = directory.subscribe();
-    // Where there are none nothing ever changes.
-    let _changed = timeout(LIST_PATIENCE, models.changed()).await;
-    let names: Vec<String> = models.borrow().keys().cloned().collect();
+    let opened = began.elapsed();
+    let listed = timeout(PATIENCE, runtime.discovery().get(all_instances())).await;
+    let took = match args.discovery_backend {
+        // It is connected to for the first thing that is asked of it.
+        Some(DiscoveryBackend::Etcd) => began.elapsed(),
+        // It answered when it was opened; a listing waits for the signs of life of others.
+        Some(DiscoveryBackend::File | DiscoveryBackend::Memory) | None => opened,
+    };
+    let names = match &listed {
+        Ok(Ok(entries)) if !entries.is_empty() => models_of(&runtime).await,
+        Ok(_) | Err(_) => Vec::new(),
+    };
     runtime.shutdown().await;
+    match listed {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => return unusable(&name, &error, mend),
+        Err(_) => return Finding::problem(AREA, format!("{name} does not answer"), mend),
+    }
     let served = match names.len() {
         0 => "no model is served".into(),
         count => format!("{count} served: {}", names.join(", ")),
@@ -87,6 +95,23 @@ async fn discovery(args: &NetworkArgs) -> Finding {
         true => Finding::warning(AREA, what, "run it nearer, or raise --peer-timeout"),
         false => Finding::ok(AREA, what),
     }
+}
+
+/// What an error of discovery's says of it.
+fn unusable(name: &str, error: &EngineError, mend: &str) -> Finding {
+    let mend = match error.kind() == ErrorKind::InvalidArgument {
+        true => "mend the setting that the line names",
+        false => mend,
+    };
+    Finding::problem(AREA, format!("{name}: {error}"), mend)
+}
+
+/// The models that are served, where something is listed: elsewhere nothing would ever change.
+async fn models_of(runtime: &Runtime) -> Vec<String> {
+    let directory = ModelDirectory::follow(runtime);
+    let mut models = directory.subscribe();
+    let _changed = timeout(LIST_PATIENCE, models.changed()).await;
+    models.borrow().keys().cloned().collect()
 }
 
 /// A NATS server says who it is as soon as somebody connects.

@@ -100,13 +100,17 @@ async fn a_server_that_is_not_there_is_a_problem() {
     let address = silent.local_addr().unwrap();
     drop(silent);
     command.env("NATS_SERVER", format!("nats://{address}"));
+    command.env("ETCD_ENDPOINTS", format!("http://{address}"));
+    let etcd = format!("problem  etcd at http://{address}: ");
     let ended = run_with(command, b"").await;
     assert_eq!(ended.code, Some(1), "{ended:?}");
     for expected in [
         &format!("problem  NATS at {address}"),
+        etcd.as_str(),
+        "-> start etcd, or name its servers",
         "-> start nats-server",
         "keys.toml",
-        "2 problems, ",
+        "3 problems, ",
     ] {
         assert!(
             ended.stdout.contains(expected),
