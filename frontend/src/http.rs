@@ -33,4 +33,4 @@ mod ui;
 mod whole;
 
 pub use local::{LocalAnswer, LocalFrontend};
-pub use server::FrontendServer;
+pub use server::{BindError, FrontendServer};

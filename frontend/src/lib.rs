@@ -30,7 +30,7 @@ mod work;
 pub use budget::{MemoryBudget, MemoryShare};
 pub use config::{AllowedHost, BatchConfig, FrontendConfig, FrontendTls, MediaConfig, Origin};
 pub use error::{ApiError, Param, ParamName};
-pub use http::{FrontendServer, LocalAnswer, LocalFrontend};
+pub use http::{BindError, FrontendServer, LocalAnswer, LocalFrontend};
 pub use json::JsonBody;
 pub use media::HostPattern;
 pub use parsers::{ParserNames, Parsers};

@@ -4,10 +4,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::EngineError;
 use genset_backend_common::worker::{Report, State, WorkerHandle};
-use genset_frontend::FrontendServer;
+use genset_backend_common::{EngineError, ErrorKind};
 use genset_frontend::model::Models;
+use genset_frontend::{BindError, FrontendServer};
 use genset_runtime::{Readiness, Signals, StatusServer};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::watch;
@@ -94,11 +94,14 @@ fn raise_file_limit(max_connections: usize) {
 
 async fn bind(node: &Node) -> Result<FrontendServer, EngineError> {
     let config = &node.config.frontend;
-    let address = config.address;
     raise_file_limit(config.max_connections);
-    FrontendServer::bind(&node.runtime, config.clone()).await.map_err(|error| {
-        let problem = format!("cannot listen on {address}: {error}; choose another with --http-host and --http-port");
-        EngineError::invalid_argument("--http-port", problem)
+    let bound = FrontendServer::bind(&node.runtime, config.clone()).await;
+    bound.map_err(|error| match error {
+        BindError::Address { .. } => {
+            let problem = format!("{error}; choose another with --http-host and --http-port");
+            EngineError::invalid_argument("--http-port", problem)
+        }
+        BindError::Config(error) => EngineError::new(ErrorKind::InvalidArgument, error.to_string()),
     })
 }
 

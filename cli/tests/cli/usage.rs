@@ -109,6 +109,24 @@ async fn a_port_in_use_is_named() {
 }
 
 #[tokio::test]
+async fn what_a_server_cannot_use_is_no_fault_of_its_port() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    for (flag, expected) in [
+        ("--api-keys", "the file of API keys"),
+        ("--batch-folder", "the folder of batches"),
+    ] {
+        let words = ["run", "in=http", "out=sample", "--http-port=0", flag, path];
+        let ended = run(&words).await;
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        let error = ended.stderr.lines().last().unwrap_or_default();
+        let is_named = error.starts_with("error: ") && error.contains(expected);
+        assert!(is_named && error.contains(path), "{error}");
+        assert!(!error.contains("--http-port"), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn a_model_that_cannot_be_loaded_is_named() {
     refused(&["/no/such/folder"], &["MODEL", "/no/such/folder"]).await;
     refused(&["Qwen/Qwen3-0.6B"], &["MODEL", "HF_HOME"]).await;

@@ -1,5 +1,6 @@
 //! [`FrontendServer`]: the whole server, from `bind` to `shutdown`.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,31 @@ use crate::model::Models;
 
 /// How long a shutdown waits for tasks that were told to end; one that blocks its thread cannot be ended by anybody.
 const TASK_END_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}")]
+    Address {
+        /// That of the config.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// Something else that the config names cannot be used; the error says what.
+    #[error(transparent)]
+    Config(#[from] io::Error),
+}
+
+impl From<BindError> for io::Error {
+    fn from(error: BindError) -> Self {
+        let kind = match &error {
+            BindError::Address { source, .. } | BindError::Config(source) => source.kind(),
+        };
+        Self::new(kind, error)
+    }
+}
 
 /// The OpenAI-compatible server. It serves whatever models live workers of its runtime serve.
 ///
@@ -58,21 +84,25 @@ impl FrontendServer {
     /// # Errors
     /// When the address cannot be listened on, or the config names a parser there is none of, a file of keys or a folder of
     /// batches that cannot be used, or a certificate that is none.
-    pub async fn bind(runtime: &Runtime, config: FrontendConfig) -> std::io::Result<Self> {
-        config.parsers.check().map_err(std::io::Error::other)?;
+    pub async fn bind(runtime: &Runtime, config: FrontendConfig) -> Result<Self, BindError> {
+        config.parsers.check().map_err(io::Error::other)?;
         let tls = config.tls.as_ref().map(Tls::try_new).transpose()?;
         let keys = config.api_keys.clone();
         let keys = keys.map(|path| ApiKeys::load(path, runtime.metrics()));
-        let keys = keys.transpose().map_err(std::io::Error::other)?;
+        let keys = keys.transpose().map_err(io::Error::other)?;
         let batches = config.batches.clone();
         let store = match batches.folder.clone() {
             Some(folder) => {
                 let opened = tokio::task::spawn_blocking(move || BatchStore::open(folder, batches));
-                Some(opened.await.map_err(std::io::Error::other)??)
+                Some(opened.await.map_err(io::Error::other)??)
             }
             None => None,
         };
-        let listener = TcpListener::bind(config.address).await?;
+        let listener = TcpListener::bind(config.address).await;
+        let listener = listener.map_err(|source| BindError::Address {
+            address: config.address,
+            source,
+        })?;
         let address = listener.local_addr()?;
         if let Some(warning) = warning_of(&config, address) {
             tracing::warn!("{warning}");
