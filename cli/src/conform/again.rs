@@ -8,7 +8,9 @@ use crate::urls::without_password;
 
 /// How a command line begins that does `what` with the subject of this process's own.
 pub(super) fn replay_line(what: &str) -> String {
-    line_of(what, std::env::args().skip(1))
+    // A file's name may be no text.
+    let words = std::env::args_os().skip(1);
+    line_of(what, words.map(|word| word.to_string_lossy().into_owned()))
 }
 
 /// Keeps those words that say which subject is meant.

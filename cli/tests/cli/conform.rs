@@ -1,5 +1,8 @@
 //! `genset conform`: the kit as a command.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -98,6 +101,17 @@ async fn a_run_reports_to_people_and_to_programs() {
         "{}",
         again.stdout
     );
+}
+
+#[tokio::test]
+async fn a_report_may_have_a_name_that_is_no_text() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join(OsStr::from_bytes(b"\xff.xml"));
+    let mut command = genset(&["conform", "run", "--engine=sample", "--only=ST01"]);
+    command.arg("--junit").arg(&file);
+    let ran = run_with(command, b"").await;
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(file.exists(), "{ran:?}");
 }
 
 #[tokio::test]
