@@ -9,7 +9,9 @@ use std::time::Duration;
 use genset_backend_common::EngineError;
 use genset_backend_common::worker::{Report, Worker, WorkerHandle};
 use genset_frontend::model::{Models, ServedModel};
-use genset_runtime::{InstanceId, Reach, Runtime, RuntimeRegistrar, Signals, exit_code};
+use genset_runtime::{
+    InstanceId, Reach, Readiness, Runtime, RuntimeRegistrar, Signals, StatusServer, exit_code,
+};
 
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
 use crate::{engine, input};
@@ -85,6 +87,17 @@ impl Node {
         let name = self.config.name.clone();
         let args = &self.config.worker;
         Ok(genset_runtime::run_worker(&self.runtime, name, engine, worker, args, signals).await)
+    }
+
+    /// The status server of a process without a worker, when the flags ask for one: ready while there is a model.
+    async fn status_without_worker(
+        &self,
+        models: &Models,
+    ) -> Result<Option<StatusServer>, EngineError> {
+        let models = models.clone();
+        let is_ready: Readiness = Arc::new(move || !models.all().is_empty());
+        let args = &self.config.worker;
+        args.status_server_with(&self.runtime, is_ready).await
     }
 
     /// Starts a worker whose requests come from this process, and from others as the flags say.

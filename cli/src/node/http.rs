@@ -1,14 +1,13 @@
 //! The OpenAI server, with a worker beside it or for the workers of other processes.
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::worker::{Report, State, WorkerHandle};
 use genset_backend_common::{EngineError, ErrorKind};
 use genset_frontend::model::Models;
 use genset_frontend::{BindError, FrontendServer};
-use genset_runtime::{Readiness, Signals, StatusServer};
+use genset_runtime::Signals;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::watch;
 
@@ -52,7 +51,7 @@ pub(super) async fn run_with_worker(
 /// A configuration that cannot run, before anything was started.
 pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, EngineError> {
     let server = bind(node).await?;
-    let _status = status(node, &server).await?;
+    let _status = node.status_without_worker(server.models()).await?;
     input::print(&input::banner_without_model(&node.config, &server));
     let name = signals.next().await;
     tracing::info!("{name}: draining; a second signal stops at once");
@@ -103,14 +102,6 @@ async fn bind(node: &Node) -> Result<FrontendServer, EngineError> {
         }
         BindError::Config(error) => EngineError::new(ErrorKind::InvalidArgument, error.to_string()),
     })
-}
-
-/// The status server of a process without a worker: ready while there is a model.
-async fn status(node: &Node, server: &FrontendServer) -> Result<Option<StatusServer>, EngineError> {
-    let models = server.models().clone();
-    let is_ready: Readiness = Arc::new(move || !models.all().is_empty());
-    let args = &node.config.worker;
-    args.status_server_with(&node.runtime, is_ready).await
 }
 
 /// Lets no answer wait for another instance once the worker cleans up: this process ends with it, and its connections are cut

@@ -106,6 +106,11 @@ async fn a_port_in_use_is_named() {
         &["--status-port", &port],
     )
     .await;
+    let folder = tempfile::tempdir().unwrap();
+    let discovery = folder.path().to_str().unwrap();
+    let words = ["in=stdin", "out=dyn", "--discovery-path", discovery];
+    let words = [&words[..], &["--status-port", &port]].concat();
+    refused(&words, &["--status-port", &port]).await;
 }
 
 #[tokio::test]
