@@ -128,6 +128,8 @@ pub(crate) fn waiting_for_model(name: &str, models: &Models) -> String {
 pub(crate) enum Ending {
     /// Its last line was answered.
     Done,
+    /// As [`Self::Done`], but an answer failed, as was told.
+    Failed,
     /// By a signal.
     Signalled,
 }

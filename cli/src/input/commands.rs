@@ -4,7 +4,6 @@ use genset_frontend::model::Models;
 use serde_json::Value;
 
 use super::chat::Chat;
-use super::print;
 use super::saved::{self, Saved};
 
 const HELP: &str = "\
@@ -58,7 +57,8 @@ pub(super) fn obey(chat: &mut Chat, models: &Models, command: &str) {
         "/load" => load(chat, rest),
         unknown => Ok(format!("{unknown} is no command; /help lists them.\n")),
     };
-    print(&told.unwrap_or_else(|error| format!("error: {error}\n")));
+    let told = told.unwrap_or_else(|error| format!("error: {error}\n"));
+    chat.screen().tell(&told);
 }
 
 fn list_models(chat: &Chat, models: &Models) -> String {

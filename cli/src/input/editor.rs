@@ -160,7 +160,7 @@ pub(super) async fn run(
     models: &Models,
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
-    if std::io::stdin().is_terminal() {
+    if std::io::stdin().is_terminal() && chat.screen() != Screen::Pipe {
         print(&format!(
             "Chat with {}. /help lists the commands, Ctrl-D leaves.\n",
             chat.model_name()
@@ -171,6 +171,7 @@ pub(super) async fn run(
     })?;
     let _given_back = GivenBack;
     let mut has_dropped = false;
+    let mut ending = Ending::Done;
     loop {
         let line = tokio::select! {
             biased;
@@ -189,7 +190,7 @@ pub(super) async fn run(
                 print(&chat.screen().aside("Ctrl-C again leaves.\n"));
                 continue;
             }
-            Line::End => return Ok(Ending::Done),
+            Line::End => return Ok(ending),
             Line::Failed(error) => {
                 return Err(EngineError::internal(format!(
                     "the terminal cannot be read: {error}"
@@ -200,7 +201,7 @@ pub(super) async fn run(
         let text = unfolded(&text);
         let question = match text.as_str() {
             "" => continue,
-            "/exit" => return Ok(Ending::Done),
+            "/exit" => return Ok(ending),
             escaped if escaped.starts_with("//") => escaped.split_at(1).1,
             command if command.starts_with('/') => {
                 obey(&mut chat, models, command);
@@ -208,27 +209,30 @@ pub(super) async fn run(
             }
             question => question,
         };
-        if converse(&mut chat, question, signals).await == Turn::Terminated {
-            return Ok(Ending::Signalled);
+        match converse(&mut chat, question, signals).await {
+            Ok(Turn::Terminated) => return Ok(Ending::Signalled),
+            Ok(Turn::Answered | Turn::Stopped) => {}
+            Err(_) if chat.screen() == Screen::Pipe => ending = Ending::Failed,
+            // Somebody sees it, and may ask again.
+            Err(_) => {}
         }
     }
 }
 
-async fn converse(chat: &mut Chat, question: &str, signals: &mut Signals) -> Turn {
-    match chat.ask(question, signals).await {
-        Ok(Turn::Stopped) => {
-            print("\n[stopped]\n");
-            Turn::Stopped
-        }
-        Ok(turn) => {
-            print("\n");
-            turn
-        }
-        Err(error) => {
-            print(&format!("\nerror: {error}\n"));
-            Turn::Answered
-        }
+/// Asks, and tells how it ended.
+async fn converse(
+    chat: &mut Chat,
+    question: &str,
+    signals: &mut Signals,
+) -> Result<Turn, EngineError> {
+    let asked = chat.ask(question, signals).await;
+    print("\n");
+    match &asked {
+        Ok(Turn::Stopped) => chat.screen().tell("[stopped]\n"),
+        Ok(Turn::Answered | Turn::Terminated) => {}
+        Err(error) => chat.screen().tell(&format!("error: {error}\n")),
     }
+    asked
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::io::IsTerminal;
 use genset_frontend::markup::Delta;
 
 use super::markdown::{Markdown, is_shown};
-use super::print;
+use super::{note, print};
 
 /// Where an answer is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,14 @@ impl Screen {
             Self::Plain
         } else {
             Self::Colored
+        }
+    }
+
+    /// Shows what is no part of an answer.
+    pub(super) fn tell(self, text: &str) {
+        match self {
+            Self::Colored | Self::Plain => print(text),
+            Self::Pipe => note(text.trim_end_matches('\n')),
         }
     }
 

@@ -116,6 +116,7 @@ fn code_of(node: &Node, ended: Result<Ending, EngineError>, code: u8) -> u8 {
     match (ended, &node.config.input) {
         // Questions without their whole answers; a chat, in contrast, is over when somebody says so.
         (Ok(Ending::Signalled), InputKind::Stdin | InputKind::Batch(_)) => code.max(CUT_SHORT),
+        (Ok(Ending::Failed), _) => code.max(FAILED),
         (Ok(Ending::Signalled | Ending::Done), _) => code,
         (Err(error), _) => {
             input::complain(error);

@@ -145,14 +145,32 @@ async fn without_a_terminal_lines_are_read_from_the_pipe() {
     let input = "hello there\n\n/nonsense\n/exit\nnot read\n";
     let ended = run_with(genset(&words), input.as_bytes()).await;
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    let expected = "hello there\n/nonsense is no command; /help lists them.\n";
-    assert_eq!(ended.stdout, expected);
+    assert_eq!(ended.stdout, "hello there\n");
+    let expected = "/nonsense is no command; /help lists them.\n";
+    assert!(ended.stderr.ends_with(expected), "{}", ended.stderr);
 
     let ended = run_with(genset(&words), b"a\nb").await;
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(0), "a\nb\n"));
     let ended = run_with(genset(&words), b"\xff\xfe\n").await;
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("error: "), "{ended:?}");
+}
+
+#[tokio::test]
+async fn an_answer_that_fails_is_not_in_the_pipe_and_makes_the_end_a_failure() {
+    let words = [
+        "run",
+        "in=text",
+        "out=echo_core",
+        "--token-echo-delay-ms=0",
+        "--context-length=200",
+    ];
+    let input = format!("{}\nand now\n", "too much ".repeat(100));
+    let ended = run_with(genset(&words), input.as_bytes()).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("error: "), "{}", ended.stderr);
+    assert!(!ended.stdout.contains("error: "), "{}", ended.stdout);
+    assert!(ended.stdout.contains("and now"), "{}", ended.stdout);
 }
 
 /// Two answers: one with most of what models write, and one with thoughts.
