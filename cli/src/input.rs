@@ -192,7 +192,7 @@ pub(crate) async fn run_terminal(
     match &config.input {
         InputKind::Stdin => {
             refuse_to_choose(config, models)?;
-            stdin::run(Chat::new(asker, Screen::Pipe), signals).await
+            stdin::run(Chat::new(asker, Screen::of_answer()), signals).await
         }
         InputKind::Batch(path) => {
             let routes = LocalFrontend::new(runtime, models.clone(), config.frontend.clone());

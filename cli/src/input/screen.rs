@@ -14,6 +14,8 @@ pub(super) enum Screen {
     Colored,
     /// One that does not, or shall not.
     Plain,
+    /// A terminal that gets the answer's text and nothing else.
+    Bare,
     /// No terminal: the answer's text and nothing else.
     Pipe,
 }
@@ -32,11 +34,24 @@ impl Screen {
         }
     }
 
+    /// As [`Self::of_output`], for the answer's text and nothing else.
+    pub(super) fn of_answer() -> Self {
+        match std::io::stdout().is_terminal() {
+            true => Self::Bare,
+            false => Self::Pipe,
+        }
+    }
+
+    /// Whether it gets the answer's text and nothing else.
+    fn is_of_answer(self) -> bool {
+        matches!(self, Self::Bare | Self::Pipe)
+    }
+
     /// Shows what is no part of an answer.
     pub(super) fn tell(self, text: &str) {
         match self {
             Self::Colored | Self::Plain => print(text),
-            Self::Pipe => note(text.trim_end_matches('\n')),
+            Self::Bare | Self::Pipe => note(text.trim_end_matches('\n')),
         }
     }
 
@@ -44,7 +59,7 @@ impl Screen {
     pub(super) fn aside(self, text: &str) -> String {
         match self {
             Self::Colored => format!("\x1b[2m{text}\x1b[0m"),
-            Self::Plain | Self::Pipe => text.to_owned(),
+            Self::Plain | Self::Bare | Self::Pipe => text.to_owned(),
         }
     }
 }
@@ -104,20 +119,22 @@ impl Shown {
     }
 
     fn content(&mut self, text: &str) {
-        if self.part.is_some_and(|part| part != Part::Content) && self.screen != Screen::Pipe {
+        if self.part.is_some_and(|part| part != Part::Content) {
             self.out.push_str("\n\n");
         }
         self.part = Some(Part::Content);
         match self.screen {
             Screen::Colored => self.markdown.feed(text, &mut self.out),
-            Screen::Plain => self.out.extend(text.chars().filter(|sign| is_shown(*sign))),
+            Screen::Plain | Screen::Bare => {
+                self.out.extend(text.chars().filter(|sign| is_shown(*sign)));
+            }
             Screen::Pipe => self.out.push_str(text),
         }
     }
 
-    /// What is not the answer's text. It is nothing for a pipe.
+    /// What is not the answer's text. It is nothing where that alone is shown.
     fn beside(&mut self, part: Part, word: &str, text: &str) {
-        if self.screen == Screen::Pipe {
+        if self.screen.is_of_answer() {
             return;
         }
         if self.part != Some(part) {
@@ -175,6 +192,11 @@ mod tests {
     #[test]
     fn a_pipe_gets_the_text_alone() {
         assert_eq!(shown(Screen::Pipe, &ANSWER), "I **look**.x\x07");
+    }
+
+    #[test]
+    fn a_terminal_gets_no_control_characters_with_the_text_alone_either() {
+        assert_eq!(shown(Screen::Bare, &ANSWER), "I **look**.x");
     }
 
     #[test]
