@@ -10,7 +10,7 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use genset_backend_common::{EngineError, ErrorKind, RequestContext, Role, handles::Load};
 use genset_runtime::{
-    Client, EndpointName, InstanceId, ModelDirectory, NetworkArgs, Runtime, endpoints,
+    Client, EndpointName, InstanceId, ModelDirectory, NetworkArgs, Runtime, Signals, endpoints,
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -49,7 +49,7 @@ struct Seen {
     load: Option<Load>,
 }
 
-/// Shows the fleet until Ctrl-C, or once.
+/// Shows the fleet until Ctrl-C or SIGTERM, or once.
 ///
 /// # Errors
 /// A network setting is wrong, discovery is away, or the terminal cannot be written to.
@@ -147,12 +147,15 @@ pub(super) async fn load_of(
 
 /// Draws what is seen, again and again, on a screen that is given back at the end.
 async fn watch(fleet: &mut Fleet, interval: Duration) -> Result<(), EngineError> {
-    crate::signals::take_interrupt();
+    let mut signals = Signals::install().map_err(|error| {
+        EngineError::internal(format!("signals cannot be handled: {error}")).with_source(error)
+    })?;
+    crate::signals::take_both();
     let mut out = std::io::stdout();
     execute!(out, terminal::EnterAlternateScreen, cursor::Hide).map_err(unwritable)?;
     let shown = tokio::select! {
         shown = draw_on(fleet, interval) => shown,
-        _ = tokio::signal::ctrl_c() => Ok(()),
+        _ = signals.next() => Ok(()),
     };
     execute!(out, cursor::Show, terminal::LeaveAlternateScreen).map_err(unwritable)?;
     shown

@@ -1,9 +1,11 @@
 //! `genset models`, `genset top` and `genset control`: what operators ask of a fleet that runs.
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::fleet::Fleet;
-use crate::support::tiny_chat;
+use crate::support::{send_signal, tiny_chat};
+use crate::terminal::Terminal;
 
 const ENDPOINT: &str = "dyn://genset.backend.generate";
 
@@ -84,6 +86,22 @@ async fn what_is_asked_of_an_endpoint_reaches_its_workers() {
     assert_eq!(refused[0]["error"]["kind"], "unsupported");
     first.stop().await;
     second.stop().await;
+}
+
+#[tokio::test]
+async fn sigterm_gives_back_the_terminal_that_top_draws_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let discovery = folder.path().join("discovery");
+    let words = ["top", "--discovery-path", discovery.to_str().unwrap()];
+    let mut terminal = Terminal::spawn(&words, &[]);
+    terminal
+        .until(|screen| screen.alternate_screen() && screen.hide_cursor())
+        .await;
+    send_signal(&terminal.child, Signal::TERM);
+    terminal
+        .until(|screen| !screen.alternate_screen() && !screen.hide_cursor())
+        .await;
+    assert_eq!(terminal.exit_code().await, Some(0));
 }
 
 #[tokio::test]

@@ -43,12 +43,16 @@ impl Terminal {
 
     /// Starts `genset run in=text` with another engine, more words and variables.
     pub(crate) fn start_with(out: &str, words: &[&str], variables: &[(&str, &str)]) -> Self {
+        Self::spawn(&[&["run", "in=text", out], words].concat(), variables)
+    }
+
+    /// Starts `genset` with words and variables.
+    pub(crate) fn spawn(words: &[&str], variables: &[(&str, &str)]) -> Self {
         let home = tempfile::tempdir().expect("a home");
         let (pty, program_side) = pty_process::open().expect("a pseudo-terminal");
         pty.resize(Size::new(SIZE.0, SIZE.1)).expect("a size");
         let held = program_side.as_fd().try_clone_to_owned();
         let command = pty_process::Command::new(env!("CARGO_BIN_EXE_genset"))
-            .args(["run", "in=text", out])
             .args(words)
             .env_clear()
             .env("TERM", "xterm-256color")
@@ -88,6 +92,13 @@ impl Terminal {
                 return before;
             }
             assert!(self.read().await, "no {text:?} in {:?}", self.shown);
+        }
+    }
+
+    /// Reads until the screen is as `is_so` says.
+    pub(crate) async fn until(&mut self, is_so: impl Fn(&vt100::Screen) -> bool) {
+        while !is_so(self.screen.screen()) {
+            assert!(self.read().await, "it stayed as it was: {:?}", self.lines());
         }
     }
 
