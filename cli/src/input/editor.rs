@@ -4,6 +4,8 @@
 use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
 
+use crossterm::event::DisableBracketedPaste;
+use crossterm::execute;
 use genset_backend_common::EngineError;
 use genset_frontend::model::Models;
 use genset_runtime::Signals;
@@ -62,6 +64,11 @@ impl Lines {
     }
 }
 
+/// Whether somebody types, and sees what is typed.
+fn has_editor() -> bool {
+    std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+}
+
 enum Source {
     Editor(Box<Reedline>, DefaultPrompt),
     Plain,
@@ -69,7 +76,7 @@ enum Source {
 
 impl Source {
     fn open() -> Self {
-        if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
+        if !has_editor() {
             return Self::Plain;
         }
         // What is pasted comes as one text, its lines and all.
@@ -152,6 +159,9 @@ struct GivenBack;
 impl Drop for GivenBack {
     fn drop(&mut self) {
         let _ = crossterm::terminal::disable_raw_mode();
+        if has_editor() {
+            let _ = execute!(std::io::stdout(), DisableBracketedPaste);
+        }
     }
 }
 
@@ -160,7 +170,7 @@ pub(super) async fn run(
     models: &Models,
     signals: &mut Signals,
 ) -> Result<Ending, EngineError> {
-    if std::io::stdin().is_terminal() && chat.screen() != Screen::Pipe {
+    if has_editor() {
         print(&format!(
             "Chat with {}. /help lists the commands, Ctrl-D leaves.\n",
             chat.model_name()

@@ -116,7 +116,9 @@ async fn sigterm_at_the_prompt_gives_the_terminal_back() {
     let mut terminal = Terminal::start(FAST);
     terminal.expect(PROMPT).await;
     assert!(!terminal.is_cooked(), "the editor takes single keys");
+    terminal.until(vt100::Screen::bracketed_paste).await;
     send_signal(&terminal.child, Signal::TERM);
+    terminal.until(|screen| !screen.bracketed_paste()).await;
     assert_eq!(terminal.exit_code().await, Some(0));
     assert!(terminal.is_cooked());
 }
