@@ -357,6 +357,11 @@ async fn systemd_starts_what_this_binary_takes_and_waits_for_its_end() {
         assert_eq!(value("RestartPreventExitStatus"), "2");
         let directory = format!("/run/{}", value("RuntimeDirectory"));
         assert_eq!(setting(&settings, "discovery-path"), directory);
+        if value("ExecStart").contains("in=dyn") {
+            let cache = value("CacheDirectory");
+            let home = format!("HF_HOME=%C/{cache}/huggingface");
+            assert_eq!(value("Environment"), home, "{}", path.display());
+        }
     }
 }
 
