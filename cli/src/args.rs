@@ -294,7 +294,7 @@ pub(crate) enum Command {
 /// from a hub that is away.
 pub(crate) fn parse() -> Result<Command, EngineError> {
     let given = shorthand::with_run(&command(), std::env::args_os().collect());
-    let matches = grammar_of_layer().get_matches_from(&given);
+    let matches = grammar_of_layer(command()).get_matches_from(&given);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
         CliCommand::Conform { command } => return Ok(Command::Conform(command)),
@@ -327,7 +327,7 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
         CliCommand::Key { name } => return Ok(Command::Key(name)),
         CliCommand::Run(_) => {}
     }
-    let read = read(given)?;
+    let read = read(command(), given)?;
     let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
     let CliCommand::Run(args) = cli.command else {
         return Err(EngineError::internal("clap knows a command that we do not"));
@@ -346,13 +346,15 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     })
 }
 
-/// Reads a file as `genset run --config` does, and checks what would run with nothing else given.
+/// Reads a file as `genset run --config` does, and checks what would run with nothing else given: no variable either, for the
+/// file may be another machine's.
 ///
 /// # Errors
 /// What `genset run` would end with.
 fn check_file(file: &Path) -> Result<String, EngineError> {
     let given = ["genset", "run"].map(OsString::from).into_iter();
-    let read = read(given.chain([flag("config", file)]).collect())?;
+    let given = given.chain([flag("config", file)]).collect();
+    let read = read(without_environment(command()), given)?;
     let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
     if let CliCommand::Run(args) = cli.command {
         check(*args, HubModels::Leave)?;
@@ -370,8 +372,8 @@ struct Read {
     settings: layers::Settings,
 }
 
-fn read(given: Vec<OsString>) -> Result<Read, EngineError> {
-    let (command, layer) = (command(), grammar_of_layer());
+fn read(command: clap::Command, given: Vec<OsString>) -> Result<Read, EngineError> {
+    let layer = grammar_of_layer(command.clone());
     let matches = layer.clone().get_matches_from(&given);
     let Some(run) = matches.subcommand_matches("run") else {
         return Err(EngineError::internal("clap knows a command that we do not"));
@@ -426,9 +428,15 @@ fn command() -> clap::Command {
 }
 
 /// The grammar of what is not the whole yet: what a setting of `run` requires may come from another layer.
-fn grammar_of_layer() -> clap::Command {
+fn grammar_of_layer(whole: clap::Command) -> clap::Command {
     let alone = |arg: clap::Arg| arg.requires(Resettable::<clap::Id>::Reset);
-    command().mut_subcommand("run", |run| run.mut_args(alone))
+    whole.mut_subcommand("run", |run| run.mut_args(alone))
+}
+
+/// The grammar of `run` where no variable sets anything.
+fn without_environment(whole: clap::Command) -> clap::Command {
+    let alone = |arg: clap::Arg| arg.env(Resettable::<clap::builder::OsStr>::Reset);
+    whole.mut_subcommand("run", |run| run.mut_args(alone))
 }
 
 fn put_first(given: &[OsString], flags: Vec<OsString>) -> Vec<OsString> {

@@ -4,7 +4,7 @@ use super::*;
 
 fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
     let words = ["genset", "run"].iter().chain(words);
-    let read = read(words.map(OsString::from).collect())?;
+    let read = read(command(), words.map(OsString::from).collect())?;
     match Cli::from_arg_matches(&read.matches).unwrap().command {
         CliCommand::Run(args) => check(*args, HubModels::Leave),
         CliCommand::Conform { .. }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::run;
+use crate::support::{genset, run, run_with};
 
 #[tokio::test]
 async fn help_is_short_unless_all_is_asked_for() {
@@ -67,6 +67,23 @@ async fn a_file_of_settings_is_checked() {
         assert_eq!(bad.code, Some(2), "{bad:?}");
         assert!(bad.stderr.contains(expected), "{expected}: {bad:?}");
     }
+}
+
+#[tokio::test]
+async fn a_file_of_settings_is_checked_without_the_environment() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("genset.toml");
+    let check = async |content: &str| {
+        fs::write(&file, content).unwrap();
+        let mut command = genset(&["config", "check", file.to_str().unwrap()]);
+        command.env("GENSET_HTTP_PORT", "9");
+        run_with(command, b"").await
+    };
+    let good = check("http-port = 9000\n").await;
+    assert!(good.stdout.contains(": 1 settings"), "{good:?}");
+    let bad = check("http-port = \"x\"\n").await;
+    assert_eq!(bad.code, Some(2), "{bad:?}");
+    assert!(bad.stderr.contains("--http-port"), "{bad:?}");
 }
 
 #[tokio::test]
