@@ -56,7 +56,12 @@ pub struct NetworkArgs {
     )]
     pub etcd_username: Option<String>,
     /// File with the password at etcd
-    #[arg(long, env = "ETCD_PASSWORD_FILE", value_name = "FILE")]
+    #[arg(
+        long,
+        env = "ETCD_PASSWORD_FILE",
+        value_name = "FILE",
+        requires = "etcd_username"
+    )]
     pub etcd_password_file: Option<PathBuf>,
     /// PEM file of the authorities that sign etcd's certificates; makes every endpoint https
     #[arg(long, env = "ETCD_CA", value_name = "FILE")]

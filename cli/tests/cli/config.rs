@@ -95,6 +95,18 @@ async fn what_a_setting_requires_may_come_from_another_layer() {
 }
 
 #[tokio::test]
+async fn a_user_and_a_password_at_etcd_require_each_other() {
+    for (alone, missing) in [
+        ("ETCD_USERNAME", "--etcd-password-file"),
+        ("ETCD_PASSWORD_FILE", "--etcd-username"),
+    ] {
+        let ended = with_environment(&["out=sample"], &[(alone, "x")]).await;
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        assert!(ended.stderr.contains(missing), "{}", ended.stderr);
+    }
+}
+
+#[tokio::test]
 async fn words_are_settings_and_win_over_the_file() {
     let models = crate::support::tiny_chat();
     let model = models.to_str().unwrap();
