@@ -6,7 +6,7 @@ use std::path::Path;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
 use genset_backend_common::EngineError;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 
 use crate::args::{PrintFormat, did_you_mean, flag};
 
@@ -163,13 +163,29 @@ fn source_of(by_hand: &ArgMatches, all: &ArgMatches, arg: &Arg) -> &'static str 
     }
 }
 
-/// A number where it would be written as `text` is, so that nothing of the text is lost; else a string.
+/// A number where a file that has it is read as `text`, so that nothing of the text is lost; else a string.
 fn number_or_text(text: String) -> Value {
-    let integer = text.parse::<i64>().map(Value::from);
-    let number = integer.or_else(|_| text.parse::<f64>().map(Value::from));
-    let number = number.ok().map(|number| (number.to_string(), number));
-    match number {
-        Some((shown, number)) if shown == text => number,
-        _ => text.into(),
+    let integer = text.parse::<i64>().ok();
+    let integer = integer.filter(|number| number.to_string() == text);
+    let float = text.parse::<f64>().ok();
+    let float = float.filter(|number| number.to_string() == text);
+    let number = integer
+        .map(Number::from)
+        .or_else(|| float.and_then(Number::from_f64));
+    number.map_or_else(|| text.into(), Value::Number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_number_would_change_stays_a_text() {
+        for text in ["1.0", "1e16", "1e+16", "007", "+1", "NaN", "inf"] {
+            assert_eq!(number_or_text(text.to_owned()), Value::from(text));
+        }
+        for (text, number) in [("2.5", json!(2.5)), ("-3", json!(-3)), ("0", json!(0))] {
+            assert_eq!(number_or_text(text.to_owned()), number);
+        }
     }
 }
