@@ -79,6 +79,17 @@ def test_both_manifests_say_the_same(in_graph: None, tmp_path: Path) -> None:
     assert exposed == {"etcd", "http"}
 
 
+def test_what_cannot_be_written_is_told_in_one_line(in_graph: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, folder = tmp_path / "file", tmp_path / "folder"
+    file.touch()
+    (folder / "compose.yaml").mkdir(parents=True)
+    for out in (file, folder):
+        assert deploy.main(["graph:Frontend", "--target", "compose", "--out", str(out), "--image", "mine:1"]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith(f"error: {out}: ") and told.count("\n") == 1, told
+    assert [each.name for each in folder.iterdir()] == ["compose.yaml"]
+
+
 @sdk.service(namespace="demo", image="mine:1")
 class Offers:
     @sdk.endpoint(model="offered")

@@ -7,6 +7,7 @@ files are written to be read and changed.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import sys
@@ -27,7 +28,7 @@ GRACE_S = int(KILL_S)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code: 2 for what cannot be deployed."""
+    """The command; returns the exit code: 2 for what cannot be deployed or written."""
     parser = argparse.ArgumentParser(prog="genset deploy", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("target_class", metavar="MODULE:CLASS")
     parser.add_argument("--target", choices=["compose", "kubernetes"], required=True)
@@ -48,9 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         documents, name = [compose(services, image)], "compose.yaml"
     else:
         documents, name = kubernetes(services, image), "graph.yaml"
-    parsed.out.mkdir(parents=True, exist_ok=True)
     path = parsed.out / name
-    path.write_text("---\n".join(to_yaml(document) for document in documents))
+    # What is there stays until the whole is written.
+    part = parsed.out / f".{name}.part"
+    try:
+        parsed.out.mkdir(parents=True, exist_ok=True)
+        part.write_text("---\n".join(to_yaml(document) for document in documents))
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        print(f"error: {parsed.out}: {error.strerror}", file=sys.stderr)
+        return 2
     print(path)
     return 0
 
