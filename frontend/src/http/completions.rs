@@ -7,14 +7,13 @@ use genset_backend_common::{RequestContext, card::EndpointType};
 use super::apis::{Call, Reply, created_now, new_id};
 use super::body::EventBody;
 use super::replies::event_response;
-use super::whole::{self, Asked};
+use super::whole::{self, Asked, Parse};
 use crate::answer::{Completed, TotalUsage};
 use crate::budget::MemoryShare;
 use crate::error::ApiError;
-use crate::json::JsonBody;
 use crate::openai::{
-    Api, ChatRequest, ChunkEncoder, CompletionHead, CompletionRequest, ParamLimits, Streaming,
-    completed_choice, explanation_json, response_json,
+    Api, ChatRequest, ChunkEncoder, CompletionHead, CompletionRequest, Streaming, completed_choice,
+    explanation_json, response_json,
 };
 use crate::pipeline::{Answers, Job, REASONING_EFFORT};
 
@@ -23,12 +22,9 @@ pub(super) const WRITTEN_BYTES: usize = 16;
 
 pub(super) fn chat(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
-        let models = call.app.models.clone();
-        let parse = move |body: JsonBody<'_>, limits: &ParamLimits| {
-            whole::read(body, &models, |body| ChatRequest::parse(body, limits))
-        };
-        let mut request = match call.parse(parse).await? {
-            Asked::Whole(asked) => return whole::answer(call, Api::Chat, asked).await,
+        let parse: Parse<ChatRequest> = |body, limits| ChatRequest::parse(body, limits);
+        let mut request = match whole::ask(call, Api::Chat, parse).await? {
+            Asked::Answered(reply) => return Ok(reply),
             Asked::Known(request) => request,
         };
         let (model, ctx) = call.begin(&mut request.params, EndpointType::Chat).await?;
@@ -41,12 +37,9 @@ pub(super) fn chat(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
 
 pub(super) fn completions(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
-        let models = call.app.models.clone();
-        let parse = move |body: JsonBody<'_>, limits: &ParamLimits| {
-            whole::read(body, &models, |body| CompletionRequest::parse(body, limits))
-        };
-        let mut request = match call.parse(parse).await? {
-            Asked::Whole(asked) => return whole::answer(call, Api::Completions, asked).await,
+        let parse: Parse<CompletionRequest> = |body, limits| CompletionRequest::parse(body, limits);
+        let mut request = match whole::ask(call, Api::Completions, parse).await? {
+            Asked::Answered(reply) => return Ok(reply),
             Asked::Known(request) => request,
         };
         let endpoint = EndpointType::Completions;

@@ -88,6 +88,11 @@ impl HeldBody {
         Ok(request)
     }
 
+    /// Has a body that is to be read again. It is on another account.
+    pub(super) fn put_back(&mut self, body: String) {
+        self.pieces.first = body.into();
+    }
+
     /// Takes the body out.
     pub(super) fn take(&mut self) -> Self {
         let empty = Self::empty(self.share.another()).until(self.deadline);

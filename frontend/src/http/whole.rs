@@ -1,6 +1,7 @@
 //! Chats and completions of models whose engines read the whole body and write the API's own objects: both pass through. The body is
 //! looked at for the model's name and whether it is to be streamed, the answer not at all.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,6 +14,7 @@ use genset_backend_common::{
 };
 use http::StatusCode;
 use http_body::{Body, Frame};
+use serde::Deserialize;
 
 use super::apis::{Call, Reply};
 use super::body::{FRAME_BYTES, next_frame};
@@ -20,51 +22,97 @@ use super::metrics::RequestGuard;
 use super::replies::event_response;
 use crate::error::ApiError;
 use crate::json::JsonBody;
-use crate::model::Models;
-use crate::openai::Api;
+use crate::model::{Models, ServedModel};
+use crate::openai::{Api, ParamLimits};
 
-/// A body, as it is to be answered.
+/// How an API reads a body.
+pub(super) type Parse<T> = fn(JsonBody<'_>, &ParamLimits) -> Result<T, ApiError>;
+
+/// What became of a body.
 pub(super) enum Asked<T> {
-    /// The engine reads it.
-    Whole(Whole),
+    /// The model's engine read it, and answered.
+    Answered(Reply),
     /// It was read here.
     Known(T),
 }
 
-/// A body that passes through.
-pub(super) struct Whole {
+/// A body, as far as it was read.
+enum Read<T> {
+    /// The engine reads it, or nobody serves its model now: only who comes says who reads it.
+    Unread(Whole),
+    Known(T),
+}
+
+/// A body as it came.
+struct Whole {
     model: String,
     is_stream: bool,
     body: String,
     affinity: Option<String>,
 }
 
-/// Reads a body with `parse`, unless the model that it names takes it whole.
+/// The field of a body that names its model.
+#[derive(Deserialize)]
+struct Named<'a> {
+    #[serde(borrow)]
+    model: Cow<'a, str>,
+}
+
+/// Reads a body with `parse`, unless the model that it names takes it whole: then its engine answers. A model that nobody serves now
+/// is waited for first.
 ///
 /// # Errors
-/// What `parse` refuses.
-pub(super) fn read<T>(
+/// What `parse` refuses, and as [`Call::model`] and [`answer`].
+pub(super) async fn ask<T: Send + 'static>(
+    call: &mut Call,
+    api: Api,
+    parse: Parse<T>,
+) -> Result<Asked<T>, ApiError> {
+    let models = call.app.models.clone();
+    let read = move |body: JsonBody<'_>, limits: &ParamLimits| read(body, &models, limits, parse);
+    let whole = match call.parse(read).await? {
+        Read::Known(request) => return Ok(Asked::Known(request)),
+        Read::Unread(whole) => whole,
+    };
+    call.guard.model(&whole.model);
+    call.guard.memory().grow(whole.body.len())?;
+    let endpoint = match api {
+        Api::Chat => EndpointType::Chat,
+        Api::Completions => EndpointType::Completions,
+    };
+    let model = call.model(&whole.model, endpoint).await?;
+    if takes_whole(&model) {
+        return answer(call, api, &model, whole).await.map(Asked::Answered);
+    }
+    call.body.put_back(whole.body);
+    call.parse(parse).await.map(Asked::Known)
+}
+
+fn takes_whole(model: &ServedModel) -> bool {
+    model.card.capabilities.whole_bodies
+}
+
+fn read<T>(
     body: JsonBody<'_>,
     models: &Models,
-    parse: impl FnOnce(JsonBody<'_>) -> Result<T, ApiError>,
-) -> Result<Asked<T>, ApiError> {
-    let takes_whole = |model: &crate::model::ServedModel| model.card.capabilities.whole_bodies;
-    if !models.all().iter().any(|model| takes_whole(model)) {
-        return parse(body).map(Asked::Known);
-    }
+    limits: &ParamLimits,
+    parse: Parse<T>,
+) -> Result<Read<T>, ApiError> {
+    let is_read_here = |name: &str| models.get(name).is_some_and(|model| !takes_whole(&model));
+    // What names none is refused.
+    let named = serde_json::from_slice::<Named<'_>>(body.bytes());
+    let unread = named.ok().filter(|named| !is_read_here(&named.model));
+    let Some(Named { model }) = unread else {
+        return parse(body, limits).map(Read::Known);
+    };
     let fields = body.fields()?;
     let field = |name: &str| {
         let found = fields.iter().find(|(known, _)| known == name);
         found.map(|(_, text)| *text)
     };
-    let model: Option<String> = field("model").and_then(|text| serde_json::from_str(text).ok());
-    let is_taken_whole = |name: &String| models.get(name).is_some_and(|model| takes_whole(&model));
     let text = |name: &str| field(name).and_then(|text| serde_json::from_str(text).ok());
-    let Some(model) = model.filter(is_taken_whole) else {
-        return parse(body).map(Asked::Known);
-    };
-    Ok(Asked::Whole(Whole {
-        model,
+    Ok(Read::Unread(Whole {
+        model: model.into_owned(),
         affinity: text("prompt_cache_key").or_else(|| text("user")),
         is_stream: field("stream").is_some_and(|text| text.trim() == "true"),
         // Its fields were found in it, so it is UTF-8.
@@ -72,20 +120,18 @@ pub(super) fn read<T>(
     }))
 }
 
-/// Passes a body to the model's engine.
+/// Passes a body to the model's engine. Its memory is counted.
 ///
 /// # Errors
-/// What the engine refuses with, before anything was answered; a 503 where there is no memory for the body or the answer.
-pub(super) async fn answer(call: &mut Call, api: Api, asked: Whole) -> Result<Reply, ApiError> {
-    call.guard.model(&asked.model);
-    let endpoint = match api {
-        Api::Chat => EndpointType::Chat,
-        Api::Completions => EndpointType::Completions,
-    };
-    let model = call.model(&asked.model, endpoint).await?;
-    let ctx = call.admit(&model).await?;
+/// What the engine refuses with, before anything was answered; a 503 where there is no memory for the answer.
+async fn answer(
+    call: &mut Call,
+    api: Api,
+    model: &ServedModel,
+    asked: Whole,
+) -> Result<Reply, ApiError> {
+    let ctx = call.admit(model).await?;
     let guard = &mut call.guard;
-    guard.memory().grow(asked.body.len())?;
     let mut request = GenerateRequest::from_text(asked.model, asked.body);
     request.adapter = model.adapter_name();
     request.cache_salt = guard.callers_salt();

@@ -16,6 +16,7 @@ use crate::script::Script;
 use crate::support::{
     CHAT, MODEL, Site, chat, echo, encode, eventually, start_worker, worker_config,
 };
+use crate::whole_bodies::reader;
 
 #[tokio::test]
 async fn a_batch_waits_for_its_model() {
@@ -104,6 +105,30 @@ async fn a_batch_waits_for_a_model_that_is_away_for_longer_than_it_lingers() {
     let batch = ended(&site, &id, "completed").await;
     let counts = json!({"total": 2, "completed": 1, "failed": 1});
     assert_eq!(batch["request_counts"], counts);
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_line_that_only_its_engine_can_read_waits_for_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut config = kept_in(folder.path(), |_| {});
+    config.router.migration.wait = Duration::from_millis(1);
+    let mut site = Site::with(config, reader()).await;
+    soon(site.worker.shutdown()).await;
+    eventually("the model is gone", || {
+        site.server.models().get(MODEL).is_none()
+    })
+    .await;
+    let mut its_own = line("a", "Hello");
+    its_own["body"]["a_field_of_its_own"] = 1.into();
+    let id = begin(&site, &lines(&[its_own])).await;
+    let is_asked = || count_of_chats(&site.runtime, 503) > 0;
+    eventually("the model is asked", is_asked).await;
+    let metrics = Default::default();
+    site.worker = start_worker(&site.runtime, 2, reader(), worker_config(), metrics).await;
+    let batch = ended(&site, &id, "completed").await;
+    let answers = content(&site, &batch["output_file_id"]).await;
+    assert_eq!(answers[0]["response"]["body"]["object"], "its own");
     site.close().await;
 }
 

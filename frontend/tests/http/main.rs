@@ -49,4 +49,5 @@ mod tools;
 mod turns;
 mod unless_called;
 mod web_page;
+mod whole_bodies;
 mod worst_bodies;

@@ -1,0 +1,95 @@
+//! Models whose engines read the bodies of chats and completions themselves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use genset_backend_common::Capabilities;
+use genset_backend_common::output::Finish;
+use serde_json::{Value, json};
+
+use crate::client::{Client, Response, post, soon};
+use crate::script::Script;
+use crate::support::{
+    CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, start_worker,
+    worker_config,
+};
+
+/// An engine that reads bodies itself, and answers each with an object of its own.
+pub(crate) fn reader() -> Arc<Script> {
+    let engine = Script::new(|_, out| async move {
+        out.text(json!({"object": "its own"}).to_string(), 1)
+            .await?;
+        Ok(Finish::stop())
+    });
+    engine.declaring(|can| {
+        *can = Capabilities {
+            whole_bodies: true,
+            ..Capabilities::text()
+        };
+    })
+}
+
+/// The answers to requests that were sent while the model's last worker was away; the next one's engine is `back`.
+async fn asked_while_away(
+    first: Arc<Script>,
+    back: Arc<Script>,
+    requests: &[(&str, Value)],
+) -> Vec<Response> {
+    let mut waits_long = config();
+    waits_long.router.migration.wait = Duration::from_secs(60);
+    let mut site = Site::with(waits_long, first).await;
+    soon(site.worker.shutdown()).await;
+    eventually("the model is gone", || {
+        site.server.models().get(MODEL).is_none()
+    })
+    .await;
+    let mut waiting = Vec::new();
+    for (path, body) in requests {
+        let mut client = Client::connect(site.server.address()).await;
+        client.send(post(path, body.to_string())).await;
+        waiting.push(client);
+    }
+    let in_flight = || site.metric("genset_http_requests_in_flight");
+    let all = requests.iter().map(|_| 1.0).sum::<f64>();
+    eventually("all wait", || in_flight() >= all).await;
+    let metrics = Default::default();
+    site.worker = start_worker(&site.runtime, 2, back, worker_config(), metrics).await;
+    let mut answers = Vec::new();
+    for mut client in waiting {
+        answers.push(soon(client.response()).await);
+    }
+    site.close().await;
+    answers
+}
+
+#[tokio::test]
+async fn a_body_waits_for_the_engine_that_reads_it() {
+    let its_own = json!({"a_field_of_its_own": 1});
+    let requests = [
+        (CHAT, chat("Hello", json!({}))),
+        (CHAT, chat("Hello", its_own.clone())),
+        (COMPLETIONS, completion("Hello", json!({}))),
+        (COMPLETIONS, completion("Hello", its_own)),
+    ];
+    for answer in asked_while_away(reader(), reader(), &requests).await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(answer.json(), json!({"object": "its own"}));
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_waited_is_read_here_where_its_engine_does_not() {
+    let requests = [
+        (CHAT, chat("Hello", json!({}))),
+        (CHAT, chat("Hello", json!({"a_field_of_its_own": 1}))),
+    ];
+    let engine = || Script::tokens(encode("one"));
+    let answers = asked_while_away(engine(), engine(), &requests).await;
+    let [good, unknown] = &answers[..] else {
+        panic!("{answers:?}")
+    };
+    assert_eq!(good.content(), "one");
+    let (status, param, ..) = unknown.refusal();
+    let expected = (400, Some("a_field_of_its_own"));
+    assert_eq!((status, param.as_deref()), expected);
+}
