@@ -155,7 +155,7 @@ impl ApiError {
         }
     }
 
-    /// The 503 of a model whose last worker has gone a moment ago.
+    /// The 503 of a model whose last worker has gone a moment ago, or that is not ready yet.
     #[must_use]
     pub fn model_gone(model: &str) -> Self {
         let model = shown(model);

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod admission;
+mod awaited;
 mod chosen;
 mod embed_prompt;
 mod infill;
@@ -24,7 +25,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use serde::Deserialize;
 use tokio::sync::{Semaphore, watch};
-use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -343,44 +343,6 @@ impl Models {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<ServedModel>> {
         named(&self.map.borrow(), name).cloned()
-    }
-
-    /// Until when a model of this name or alias is expected back that is not ready now and was a moment ago.
-    #[must_use]
-    pub fn expected_until(&self, name: &str) -> Option<Instant> {
-        self.lingering.expected_until(name)
-    }
-
-    /// Waits until the model of this name or alias is there; `None` when it is not by `until`.
-    ///
-    /// # Cancel safety
-    /// Nothing is lost when the future is dropped.
-    pub async fn get_by(&self, name: &str, until: Instant) -> Option<Arc<ServedModel>> {
-        let mut map = self.map.subscribe();
-        let there = map.wait_for(|map| named(map, name).is_some());
-        let map = timeout_at(until, there).await.ok()?.ok()?;
-        named(&map, name).cloned()
-    }
-
-    /// Why a model that workers announce by this name or alias is not served, where it is for want of room.
-    pub(crate) fn refusal(&self, name: &str) -> Option<EngineError> {
-        match self.failure(&self.failures.borrow(), name)? {
-            Failure::NoRoom(refusal) => Some(refusal),
-            Failure::Unprepared(_) => None,
-        }
-    }
-
-    /// What `failures` say of the model that workers announce by this name or alias.
-    fn failure(&self, failures: &Failures, name: &str) -> Option<Failure> {
-        let live = self.live.borrow();
-        let has_alias = |model: &LiveModel| model.card.aliases.iter().any(|alias| alias == name);
-        let own_name = if live.contains_key(name) {
-            name
-        } else {
-            let mut others = live.iter();
-            others.find(|(_, model)| has_alias(model))?.0.as_str()
-        };
-        failures.get(own_name).cloned()
     }
 
     /// The workers of a model, by its name.

@@ -24,10 +24,14 @@ impl SeenModels {
         }
     }
 
-    /// Notes whether a model is there, or was a moment ago.
+    /// Notes whether a model is there, or was a moment ago, or is being prepared.
     pub(super) fn look(&self, name: &str) {
         let models = &self.models;
-        let is_there = || models.get(name).is_some() || models.expected_until(name).is_some();
+        let is_there = || {
+            models.get(name).is_some()
+                || models.expected_until(name).is_some()
+                || models.is_coming(name)
+        };
         if !self.has(name) && is_there() {
             self.names.lock().insert(name.to_owned());
         }

@@ -1,4 +1,4 @@
-//! The model that a request asks for. One whose last worker has gone a moment ago is waited for.
+//! The model that a request asks for. One whose last worker has gone a moment ago is waited for, and one that is being prepared.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use crate::model::ServedModel;
 /// The longest name of a model that is looked for, in bytes.
 const MAX_MODEL_BYTES: usize = 1024;
 
-/// The model of this name or alias, whatever it offers. It is waited for as long as it is expected back, but for no longer than
+/// The model of this name or alias, whatever it offers. It is waited for as long as it is expected, but for no longer than
 /// `--migration-wait`, nor past `deadline`.
 ///
 /// # Errors
-/// A 404 where there is none, a 503 where it is not back in time, and what the model itself is refused with.
+/// A 404 where there is none, a 503 where it is not there in time, and what the model itself is refused with.
 pub(super) async fn find_any_model(
     app: &App,
     name: &str,
@@ -37,14 +37,13 @@ pub(super) async fn find_any_model(
             ..refusal.into()
         });
     }
-    let Some(expected) = models.expected_until(name) else {
-        return Err(ApiError::model_not_found(name));
+    let expected = match (models.is_coming(name), models.expected_until(name)) {
+        (true, _) => None,
+        (false, Some(until)) => Some(until),
+        (false, None) => return Err(ApiError::model_not_found(name)),
     };
     let patience = Instant::now().checked_add(app.config.router.migration.wait);
-    let until = [patience, deadline]
-        .into_iter()
-        .flatten()
-        .fold(expected, Instant::min);
+    let until = [expected, patience, deadline].into_iter().flatten().min();
     tokio::select! {
         biased;
         back = models.get_by(name, until) => back.ok_or_else(|| ApiError::model_gone(name)),

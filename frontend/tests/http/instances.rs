@@ -3,21 +3,17 @@
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use genset_backend_common::output::Finish;
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, GenerateRequest, MetricsRegistry, ModelCard, Output,
-    RequestContext, RequestField, async_trait,
-    card::{Artifact, ArtifactRef, EndpointType},
+    EngineError, ErrorKind, MetricsRegistry, RequestField, card::EndpointType,
 };
 use genset_frontend::{FrontendConfig, FrontendServer};
+use genset_runtime::Runtime;
 use genset_runtime::discovery::MemoryDiscovery;
-use genset_runtime::plane::{Handler, MemoryPlane, ResponseStream};
-use genset_runtime::{ArtifactRequest, EndpointName, InstanceId, Runtime, endpoints};
+use genset_runtime::plane::MemoryPlane;
 use serde_json::json;
 use tokio::sync::Semaphore;
 
@@ -321,33 +317,6 @@ async fn aliases_and_endpoint_types_are_the_cards() {
     site.close().await;
 }
 
-#[tokio::test]
-async fn a_model_that_cannot_be_prepared_is_not_awaited_by_any_of_its_names() {
-    let mut broken = WorkerConfig {
-        aliases: vec!["gpt-4o".into()],
-        ..worker_config()
-    };
-    for artifact in &mut broken.artifacts {
-        if artifact.reference.name == "tokenizer.json" {
-            *artifact = Artifact::new("tokenizer.json", b"{".to_vec());
-        }
-    }
-    let runtime = Runtime::in_process();
-    let metrics = runtime.metrics().clone();
-    let engine = Script::tokens(encode("one"));
-    let worker = start_worker(&runtime, 1, engine, broken, metrics).await;
-    let server = FrontendServer::bind(&runtime, config())
-        .await
-        .expect("a port");
-    for name in [MODEL, "gpt-4o"] {
-        let error = soon(server.models().named(name)).await.unwrap_err();
-        assert!(error.to_string().contains("tokenizer.json"), "{error}");
-    }
-    soon(server.shutdown(Duration::from_secs(30))).await;
-    soon(worker.shutdown()).await;
-    soon(runtime.shutdown()).await;
-}
-
 /// Two models whose workers were given the same endpoint, as `dyn://` defaults make easy.
 #[tokio::test]
 async fn a_request_only_reaches_workers_of_its_model() {
@@ -464,69 +433,6 @@ async fn a_model_beyond_the_most_has_to_wait_for_a_place() {
     assert!(left_out() < 1.0);
     assert_eq!(site.post(COMPLETIONS, &asked).await.content(), "two");
     soon(second.shutdown()).await;
-    site.close().await;
-}
-
-/// A worker that takes requests of no kind now.
-struct Busy(AtomicUsize);
-
-impl Busy {
-    fn refusal(&self) -> EngineError {
-        self.0.fetch_add(1, Ordering::SeqCst);
-        EngineError::new(ErrorKind::Overloaded, "come back later")
-    }
-}
-
-#[async_trait]
-impl Handler<ArtifactRequest, Bytes> for Busy {
-    async fn handle(
-        &self,
-        _request: ArtifactRequest,
-        _ctx: RequestContext,
-    ) -> Result<ResponseStream<Bytes>, EngineError> {
-        Err(self.refusal())
-    }
-}
-
-#[async_trait]
-impl Handler<GenerateRequest, Output> for Busy {
-    async fn handle(
-        &self,
-        _request: GenerateRequest,
-        _ctx: RequestContext,
-    ) -> Result<ResponseStream<Output>, EngineError> {
-        Err(self.refusal())
-    }
-}
-
-/// Only a server that has no place for a model says so.
-#[tokio::test]
-async fn a_worker_too_busy_to_give_its_files_is_no_want_of_room() {
-    let [one, _] = one_and_two();
-    let site = Site::start(one).await;
-    let busy = Arc::new(Busy(AtomicUsize::new(0)));
-    let files: Arc<dyn Handler<ArtifactRequest, Bytes>> = busy.clone();
-    let requests: Arc<dyn Handler<GenerateRequest, Output>> = busy.clone();
-    let (endpoint, id) = (EndpointName::default(), InstanceId(2));
-    let beside = endpoint.sibling(endpoints::ARTIFACTS).unwrap();
-    let files = site.runtime.endpoint(beside).serve_as(id, files).await;
-    let files = files.unwrap();
-    files.list(None).await.unwrap();
-    let mut card = ModelCard::from_config(&EngineConfig::new("busy", 100));
-    card.artifacts.push(ArtifactRef {
-        name: "tokenizer.json".into(),
-        blake3: "0".repeat(64),
-        size: 10,
-    });
-    let listed = site.runtime.endpoint(endpoint).serve_as(id, requests).await;
-    let listed = listed.unwrap();
-    listed.list(Some(card)).await.unwrap();
-    // The second time it is asked, the first failure is known.
-    eventually("it is asked twice", || busy.0.load(Ordering::SeqCst) >= 2).await;
-    let asked = completion("Hello", json!({"model": "busy"}));
-    let (status, .., message) = site.post(COMPLETIONS, &asked).await.refusal();
-    assert_eq!(status, 404, "{message}");
-    drop((files, listed));
     site.close().await;
 }
 

@@ -35,6 +35,7 @@ mod observed;
 mod openapi;
 mod overload;
 mod pages;
+mod preparing;
 mod quotas;
 mod responses;
 mod routing;

@@ -27,7 +27,7 @@ pub(crate) async fn a_frontend_with_another_secret_serves_nothing<M: Meeting>(fl
         .await;
         assert!(!is_listed(refused).await);
         let refusal = ask(refused.address).await.expect_err("it serves nothing");
-        assert!(refusal.starts_with("404 "), "{refusal}");
+        assert!(refusal.starts_with("503 "), "{refusal}");
     }
     assert!(worker.log().contains("secret"), "{}", worker.log());
     drop((right, wrong));

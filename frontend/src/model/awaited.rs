@@ -1,0 +1,64 @@
+//! Models that are not ready now: which are waited for, and why others are not.
+
+use std::sync::Arc;
+
+use genset_backend_common::EngineError;
+use genset_runtime::LiveModel;
+use tokio::time::{Instant, timeout_at};
+
+use super::{Failure, Failures, LiveMap, Models, ServedModel, named};
+
+impl Models {
+    /// Until when a model of this name or alias is expected back that is not ready now and was a moment ago.
+    #[must_use]
+    pub fn expected_until(&self, name: &str) -> Option<Instant> {
+        self.lingering.expected_until(name)
+    }
+
+    /// Whether workers announce a model of this name or alias, or with an adapter of this name, and it is ready or will be: its files and
+    /// its settings are not known to be at fault.
+    #[must_use]
+    pub fn is_coming(&self, name: &str) -> bool {
+        let failure = self.failure(&self.failures.borrow(), name);
+        let announced = announced_as(&self.live.borrow(), name).is_some_and(LiveModel::is_servable);
+        announced && !failure.as_ref().is_some_and(Failure::is_lasting)
+    }
+
+    /// Waits until the model of this name or alias is there; `None` when it is not by `until`, where there is such a time.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn get_by(&self, name: &str, until: Option<Instant>) -> Option<Arc<ServedModel>> {
+        let mut map = self.map.subscribe();
+        let there = map.wait_for(|map| named(map, name).is_some());
+        let map = match until {
+            Some(until) => timeout_at(until, there).await.ok()?,
+            None => there.await,
+        };
+        let map = map.ok()?;
+        named(&map, name).cloned()
+    }
+
+    /// Why a model that workers announce by this name or alias is not served, where it is for want of room.
+    pub(crate) fn refusal(&self, name: &str) -> Option<EngineError> {
+        match self.failure(&self.failures.borrow(), name)? {
+            Failure::NoRoom(refusal) => Some(refusal),
+            Failure::Unprepared(_) => None,
+        }
+    }
+
+    /// What `failures` say of the model that workers announce by this name or alias.
+    pub(super) fn failure(&self, failures: &Failures, name: &str) -> Option<Failure> {
+        let live = self.live.borrow();
+        failures.get(&announced_as(&live, name)?.card.name).cloned()
+    }
+}
+
+/// The model that workers announce by this name or alias, or with an adapter of this name.
+fn announced_as<'a>(live: &'a LiveMap, name: &str) -> Option<&'a LiveModel> {
+    let is_so = |model: &&LiveModel| {
+        let is_alias = model.card.aliases.iter().any(|alias| alias == name);
+        is_alias || model.adapters.contains_key(name)
+    };
+    live.get(name).or_else(|| live.values().find(is_so))
+}

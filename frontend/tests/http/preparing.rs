@@ -1,0 +1,134 @@
+//! Models that are being prepared, and those that cannot be.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use genset_backend_common::worker::WorkerConfig;
+use genset_backend_common::{
+    EngineError, ErrorKind, GenerateRequest, MetricsRegistry, ModelCard, Output, RequestContext,
+    async_trait, card::Artifact,
+};
+use genset_frontend::FrontendServer;
+use genset_runtime::plane::{Handler, ResponseStream};
+use genset_runtime::{ArtifactRequest, EndpointName, InstanceId, Runtime, endpoints};
+use serde_json::json;
+
+use crate::client::{Client, post, request, soon};
+use crate::script::Script;
+use crate::support::{
+    COMPLETIONS, MODEL, Site, completion, config, encode, eventually, start_worker, worker_config,
+};
+
+#[tokio::test]
+async fn a_model_that_cannot_be_prepared_is_not_awaited_by_any_of_its_names() {
+    let mut broken = WorkerConfig {
+        aliases: vec!["gpt-4o".into()],
+        ..worker_config()
+    };
+    for artifact in &mut broken.artifacts {
+        if artifact.reference.name == "tokenizer.json" {
+            *artifact = Artifact::new("tokenizer.json", b"{".to_vec());
+        }
+    }
+    let runtime = Runtime::in_process();
+    let metrics = runtime.metrics().clone();
+    let engine = Script::tokens(encode("one"));
+    let worker = start_worker(&runtime, 1, engine, broken, metrics).await;
+    let server = FrontendServer::bind(&runtime, config())
+        .await
+        .expect("a port");
+    for name in [MODEL, "gpt-4o"] {
+        let error = soon(server.models().named(name)).await.unwrap_err();
+        assert!(error.to_string().contains("tokenizer.json"), "{error}");
+        let asked = completion("Hello", json!({"model": name})).to_string();
+        let mut client = Client::connect(server.address()).await;
+        client.send(post(COMPLETIONS, asked)).await;
+        let (status, _, code, _) = client.response().await.refusal();
+        assert_eq!((status, code.as_deref()), (404, Some("model_not_found")));
+    }
+    soon(server.shutdown(Duration::from_secs(30))).await;
+    soon(worker.shutdown()).await;
+    soon(runtime.shutdown()).await;
+}
+
+/// A worker that takes requests of no kind now.
+struct Busy(AtomicUsize);
+
+impl Busy {
+    fn refusal(&self) -> EngineError {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        EngineError::new(ErrorKind::Overloaded, "come back later")
+    }
+}
+
+#[async_trait]
+impl Handler<ArtifactRequest, Bytes> for Busy {
+    async fn handle(
+        &self,
+        _request: ArtifactRequest,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError> {
+        Err(self.refusal())
+    }
+}
+
+#[async_trait]
+impl Handler<GenerateRequest, Output> for Busy {
+    async fn handle(
+        &self,
+        _request: GenerateRequest,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Output>, EngineError> {
+        Err(self.refusal())
+    }
+}
+
+/// Only a server that has no place for a model says so, and only one that knows of none calls it unknown.
+#[tokio::test]
+async fn a_model_is_waited_for_whose_worker_is_too_busy_to_give_its_files() {
+    let mut waits_long = config();
+    waits_long.router.migration.wait = Duration::from_secs(60);
+    let site = Site::with(waits_long, Script::tokens(encode("one"))).await;
+    let busy = Arc::new(Busy(AtomicUsize::new(0)));
+    let files: Arc<dyn Handler<ArtifactRequest, Bytes>> = busy.clone();
+    let requests: Arc<dyn Handler<GenerateRequest, Output>> = busy.clone();
+    let (endpoint, id) = (EndpointName::default(), InstanceId(2));
+    let beside = endpoint.sibling(endpoints::ARTIFACTS).unwrap();
+    let files = site.runtime.endpoint(beside).serve_as(id, files).await;
+    let files = files.unwrap();
+    files.list(None).await.unwrap();
+    let known = site.server.models().get(MODEL).expect("it is served");
+    let card = ModelCard {
+        name: "busy".into(),
+        ..known.card.clone()
+    };
+    let listed = site.runtime.endpoint(endpoint).serve_as(id, requests).await;
+    let listed = listed.unwrap();
+    listed.list(Some(card)).await.unwrap();
+    // The second time it is asked, the first failure is known.
+    eventually("it is asked twice", || busy.0.load(Ordering::SeqCst) >= 2).await;
+    let asked = completion("Hello", json!({"model": "busy"})).to_string();
+    let hurried = request("POST", COMPLETIONS, "x-request-timeout: 0.05\r\n", &asked);
+    let refused = site.send(hurried).await;
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    let (status, _, code, message) = refused.refusal();
+    assert_eq!((status, code), (503, None), "{message}");
+    assert!(message.contains("No worker serves"), "{message}");
+
+    let mut waiting = site.connect().await;
+    waiting.send(post(COMPLETIONS, &asked)).await;
+    // Another worker of the model has time.
+    let second = WorkerConfig {
+        model_name: Some("busy".into()),
+        ..worker_config()
+    };
+    let engine = Script::tokens(encode("two"));
+    let metrics = MetricsRegistry::default();
+    let second = start_worker(&site.runtime, 3, engine, second, metrics).await;
+    assert_eq!(soon(waiting.response()).await.content(), "two");
+    drop((files, listed));
+    soon(second.shutdown()).await;
+    site.close().await;
+}
