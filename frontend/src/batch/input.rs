@@ -164,6 +164,16 @@ impl BatchInput {
     }
 }
 
+#[cfg(test)]
+impl BatchInput {
+    /// From now on its lines are read from what `open` gives.
+    pub(super) fn read_from(&mut self, open: impl Fn() -> File) {
+        for file in &mut self.files {
+            file.reader = BufReader::new(open());
+        }
+    }
+}
+
 impl InputFile {
     /// The next line with its end; nothing at the end of the file.
     fn read_line(&mut self, line: usize) -> Result<Vec<u8>, InputError> {

@@ -42,7 +42,7 @@ impl OpenBatch {
     /// # Errors
     /// When the input is at fault, or the disk.
     pub(super) fn open(store: &BatchStore, record: &BatchRecord) -> Result<Self, Unopened> {
-        let input = checked(store, record).map_err(Unopened::Refused)?;
+        let input = checked(store, record)?;
         let disk = |error: &dyn std::error::Error| Unopened::Disk(error.to_string());
         let (path, lines) = (store.notes(&record.id), input.count());
         // Each line names its model.
@@ -69,6 +69,12 @@ impl OpenBatch {
             notes,
             counts,
         })
+    }
+
+    /// From now on its lines are read from what `open` gives.
+    #[cfg(test)]
+    pub(super) fn read_from(&mut self, open: impl Fn() -> std::fs::File) {
+        self.input.read_from(open);
     }
 
     /// The lines that have no answer yet.
@@ -189,16 +195,19 @@ fn is_answer(line: &str) -> bool {
 /// One line of the input.
 ///
 /// # Errors
-/// When it cannot be read, in words.
-pub(super) fn line_of(batch: &Mutex<OpenBatch>, index: usize) -> Result<BatchLine, String> {
+/// When it cannot be read: `Unreadable` where the disk is at fault.
+pub(super) fn line_of(batch: &Mutex<OpenBatch>, index: usize) -> Result<BatchLine, InputError> {
     let mut batch = batch.lock();
-    let (_, bytes) = batch.input.read(index).map_err(|error| error.to_string())?;
+    let (_, bytes) = batch.input.read(index)?;
     drop(batch);
-    BatchLine::parse(&bytes).map_err(|error| error.to_string())
+    BatchLine::parse(&bytes).map_err(|error| InputError::Line {
+        at: format!("request {}", index + 1),
+        problem: error.to_string(),
+    })
 }
 
 /// The input, each line of which is a request to the batch's endpoint under a name of its own.
-fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Vec<LineError>> {
+fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Unopened> {
     let max_requests = store.config().max_requests;
     let mut errors = Vec::new();
     let mut names = HashSet::new();
@@ -239,13 +248,16 @@ fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Vec<L
             errors.push(whole("invalid_file", message));
         }
         Err(InputError::Line { .. }) => {}
-        Err(error @ InputError::Unreadable { .. }) => {
-            tracing::error!(%error, batch = record.id, "the input of a batch cannot be read");
+        Err(ref error @ InputError::Unreadable { ref source, .. }) => {
+            if source.kind() != io::ErrorKind::NotFound {
+                return Err(Unopened::Disk(error.to_string()));
+            }
+            tracing::error!(%error, batch = record.id, "the input of a batch is gone");
             errors.push(whole("unreadable", "The file cannot be read.".into()));
         }
     }
     errors.truncate(MAX_ERRORS);
-    Err(errors)
+    Err(Unopened::Refused(errors))
 }
 
 /// What is wrong with a line: code, field and sentence.
@@ -285,6 +297,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::batch::store::tests::record;
+    use crate::config::BatchConfig;
+
+    #[test]
+    fn an_input_is_at_fault_where_it_is_gone_and_the_disk_where_it_cannot_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = BatchStore::open(folder.path().to_owned(), BatchConfig::default()).unwrap();
+        let record = record("batch_0", "a");
+        let gone = OpenBatch::open(&store, &record).unwrap_err();
+        assert!(matches!(gone, Unopened::Refused(_)), "{gone:?}");
+        // Nobody can read a folder as a file.
+        std::fs::create_dir(store.content(&record.input_file_id)).unwrap();
+        let unreadable = OpenBatch::open(&store, &record).unwrap_err();
+        assert!(matches!(unreadable, Unopened::Disk(_)), "{unreadable:?}");
+    }
 
     #[test]
     fn a_name_that_occurs_twice_is_found() {

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::input::InputError;
 use super::notes::NotesError;
 use super::open::{OpenBatch, Unopened, line_of};
 use super::pauses::Pauses;
@@ -411,15 +412,22 @@ impl Batches {
     /// awaited.
     async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<Result<Attempt, String>> {
         let (record, awaited) = (run.record, &run.awaited);
-        let reading = Arc::clone(run.batch);
-        let read = move || line_of(&reading, index).map(|line| (line.model(), line));
-        let read = tokio::task::spawn_blocking(read).await;
         let id = format!("batch_req_{}_{}", record.stem(), index + 1);
-        let (model, line) = match read.ok()? {
-            Ok(read) => read,
-            Err(problem) => {
-                let unasked = unasked_line(id, Value::Null, "unreadable", &problem);
-                return Some(Ok(Attempt::Ended(unasked)));
+        let (model, line) = loop {
+            let reading = Arc::clone(run.batch);
+            let read = move || line_of(&reading, index).map(|line| (line.model(), line));
+            match tokio::task::spawn_blocking(read).await.ok()? {
+                Ok(read) => break read,
+                Err(error @ InputError::Unreadable { .. }) => {
+                    self.pause(&record.id, &error.to_string())
+                        .await
+                        .then_some(())?;
+                }
+                Err(error @ InputError::Line { .. }) => {
+                    let problem = error.to_string();
+                    let unasked = unasked_line(id, Value::Null, "unreadable", &problem);
+                    return Some(Ok(Attempt::Ended(unasked)));
+                }
             }
         };
         let Some(routes) = self.routes_of(record) else {
@@ -549,3 +557,6 @@ impl Batches {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

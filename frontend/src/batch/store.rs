@@ -602,4 +602,4 @@ fn remove_others(folder: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<()
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

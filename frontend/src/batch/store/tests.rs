@@ -3,7 +3,7 @@
 use super::*;
 use crate::batch::records::BatchTimes;
 
-fn record(id: &str, owner: &str) -> BatchRecord {
+pub(crate) fn record(id: &str, owner: &str) -> BatchRecord {
     BatchRecord {
         id: id.into(),
         owner: Some(owner.into()),

@@ -1,0 +1,74 @@
+//! Runs whose disk or whose models are away.
+
+use std::fs::File;
+use std::path::Path;
+
+use genset_runtime::Runtime;
+use tokio::time::timeout;
+
+use super::*;
+use crate::batch::store::tests::record;
+use crate::config::{BatchConfig, FrontendConfig};
+
+/// A batch of one request, whose model nobody serves.
+struct Site {
+    _runtime: Runtime,
+    batches: Batches,
+    record: BatchRecord,
+    batch: Arc<Mutex<OpenBatch>>,
+}
+
+impl Site {
+    fn new(folder: &Path) -> Self {
+        let (runtime, config) = (Runtime::in_process(), FrontendConfig::default());
+        let models = Models::follow(&runtime, &config);
+        let routes = LocalFrontend::new(&runtime, models.clone(), config);
+        let store = BatchStore::open(folder.to_owned(), BatchConfig::default()).unwrap();
+        let record = BatchRecord {
+            owner: None,
+            ..record("batch_0", "nobody")
+        };
+        let line =
+            r#"{"custom_id":"a","url":"/v1/completions","body":{"model":"m","prompt":"Hello"}}"#;
+        std::fs::write(store.content(&record.input_file_id), line).unwrap();
+        let batch = OpenBatch::open(&store, &record).unwrap();
+        let stops = Stops {
+            tasks: TaskTracker::new(),
+            draining: CancellationToken::new(),
+            aborting: CancellationToken::new(),
+        };
+        Self {
+            batches: Batches::new(store, (routes, models), Duration::ZERO, None, stops),
+            _runtime: runtime,
+            record,
+            batch: Arc::new(Mutex::new(batch)),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_is_read_again_until_the_disk_gives_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let site = Site::new(folder.path());
+    let run = BatchRun {
+        record: &site.record,
+        batch: &site.batch,
+        places: site.batches.places.of(None),
+        awaited: AwaitedModels {
+            any_until: Instant::now(),
+            seen: SeenModels::new(site.batches.models.clone()),
+        },
+    };
+    // Nobody can read a folder as a file.
+    let unreadable = || File::open(folder.path()).unwrap();
+    site.batch.lock().read_from(unreadable);
+    let attempt = site.batches.attempt(&run, 0);
+    let attempted = timeout(4 * DISK_PAUSE, attempt).await;
+    assert!(attempted.is_err(), "{attempted:?}");
+    let input = site.batches.store.content(&site.record.input_file_id);
+    let readable = || File::open(&input).unwrap();
+    site.batch.lock().read_from(readable);
+    let attempted = site.batches.attempt(&run, 0).await;
+    let is_asked = matches!(attempted, Some(Ok(Attempt::NoModel(_))));
+    assert!(is_asked, "{attempted:?}");
+}
