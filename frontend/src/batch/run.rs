@@ -281,6 +281,10 @@ impl Batches {
         cancelled: CancellationToken,
         goes_on: bool,
     ) -> End {
+        let unanswered = batch.lock().unanswered();
+        if unanswered.is_empty() {
+            return End::Answered;
+        }
         let left = Duration::from_secs(record.times.expires_at.saturating_sub(now()));
         if left.is_zero() {
             return End::Expired;
@@ -305,7 +309,6 @@ impl Batches {
                 seen: SeenModels::new(self.models.clone()),
             },
         };
-        let unanswered = batch.lock().unanswered();
         tokio::select! {
             biased;
             () = cancelled.cancelled() => End::Cancelled,

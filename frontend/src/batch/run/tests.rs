@@ -72,3 +72,18 @@ async fn a_line_is_read_again_until_the_disk_gives_it() {
     let is_asked = matches!(attempted, Some(Ok(Attempt::NoModel(_))));
     assert!(is_asked, "{attempted:?}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_answered_neither_waits_for_a_model_nor_expires() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut site = Site::new(folder.path());
+    let line = unasked_line("1".into(), "a".into(), "unreadable", "It is.");
+    site.batch.lock().note(0, &line).unwrap();
+    for expires_at in [site.record.times.expires_at, 0] {
+        site.record.times.expires_at = expires_at;
+        let cancelled = CancellationToken::new();
+        let batches = &site.batches;
+        let end = batches.answer(&site.record, &site.batch, cancelled, true);
+        assert_eq!(end.await, End::Answered);
+    }
+}
