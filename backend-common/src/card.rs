@@ -32,44 +32,19 @@ pub const MAX_ARTIFACTS: usize = 16;
 /// The most bytes of all artifacts of a model: what a frontend holds while it prepares the model.
 pub const MAX_ARTIFACTS_BYTES: u64 = 128 << 20;
 
-/// An API a model answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum EndpointType {
-    /// `/v1/chat/completions`.
-    Chat,
-    /// `/v1/completions`.
-    Completions,
-    /// `/v1/embeddings`.
-    Embeddings,
-    /// `/v1/rerank` and `/v1/score`.
-    Scores,
-}
-
-impl EndpointType {
-    /// Every type.
-    pub const ALL: [Self; 4] = [
-        Self::Chat,
-        Self::Completions,
-        Self::Embeddings,
-        Self::Scores,
-    ];
-
-    /// The name in flags and on the wire.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Chat => "chat",
-            Self::Completions => "completions",
-            Self::Embeddings => "embeddings",
-            Self::Scores => "scores",
-        }
-    }
-}
-
-impl fmt::Display for EndpointType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+crate::named! {
+    /// An API a model answers.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum EndpointType {
+        /// `/v1/chat/completions`.
+        Chat = "chat",
+        /// `/v1/completions`.
+        Completions = "completions",
+        /// `/v1/embeddings`.
+        Embeddings = "embeddings",
+        /// `/v1/rerank` and `/v1/score`.
+        Scores = "scores",
     }
 }
 

@@ -12,7 +12,6 @@ use crate::output::OutputStream;
 use crate::request::GenerateRequest;
 use crate::transfer::KvTransfers;
 
-use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -87,40 +86,21 @@ pub trait LLMEngine: Send + Sync + 'static {
     }
 }
 
-/// The part an instance plays in serving a sequence.
-#[derive(
-    Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Prefill and decode in one instance.
-    #[default]
-    Aggregated,
-    /// Prefill only: one token, and transfer parameters in the terminal. What ends with its first token has none.
-    Prefill,
-    /// Decode only: takes the transfer parameters of a prefill instance, and answers all of it, the first token included.
-    /// Where they say that [nobody holds blocks](crate::transfer::TransferParams::none), it computes the prompt itself.
-    Decode,
-}
-
-impl Role {
-    /// Every role.
-    pub const ALL: [Self; 3] = [Self::Aggregated, Self::Prefill, Self::Decode];
-
-    /// The name in flags, in cards and in metrics.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Aggregated => "aggregated",
-            Self::Prefill => "prefill",
-            Self::Decode => "decode",
-        }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+crate::named! {
+    /// The part an instance plays in serving a sequence.
+    #[derive(
+        Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+    )]
+    #[serde(rename_all = "snake_case")]
+    pub enum Role {
+        /// Prefill and decode in one instance.
+        #[default]
+        Aggregated = "aggregated",
+        /// Prefill only: one token, and transfer parameters in the terminal. What ends with its first token has none.
+        Prefill = "prefill",
+        /// Decode only: takes the transfer parameters of a prefill instance, and answers all of it, the first token included.
+        /// Where they say that [nobody holds blocks](crate::transfer::TransferParams::none), it computes the prompt itself.
+        Decode = "decode",
     }
 }
 

@@ -16,36 +16,38 @@ use serde::{Deserialize, Serialize};
 
 pub use at::{At, RequestField};
 
-/// What went wrong, from a closed set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ErrorKind {
-    /// A value in the request is malformed or out of its range.
-    InvalidArgument,
-    /// Prompt and output together do not fit the model's context.
-    ContextLengthExceeded,
-    /// The request asks for an ability the engine does not declare.
-    Unsupported,
-    /// The model, adapter or endpoint does not exist.
-    NotFound,
-    /// A limit on running or queued requests is reached.
-    Overloaded,
-    /// No instance can serve the request now.
-    Unavailable,
-    /// The engine is not started, is draining, or has stopped.
-    EngineShutdown,
-    /// The instance could not be reached at all; it has not seen the request.
-    CannotConnect,
-    /// The connection to the instance, or the instance itself, was lost while it worked.
-    Disconnected,
-    /// A stream ended without its terminal item.
-    StreamIncomplete,
-    /// The request's deadline, or its idle limit, passed.
-    DeadlineExceeded,
-    /// The client cancelled or left.
-    Cancelled,
-    /// A fault of ours or of the engine's: a bug to name.
-    Internal,
+crate::named! {
+    /// What went wrong, from a closed set.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum ErrorKind {
+        /// A value in the request is malformed or out of its range.
+        InvalidArgument = "invalid_argument",
+        /// Prompt and output together do not fit the model's context.
+        ContextLengthExceeded = "context_length_exceeded",
+        /// The request asks for an ability the engine does not declare.
+        Unsupported = "unsupported",
+        /// The model, adapter or endpoint does not exist.
+        NotFound = "not_found",
+        /// A limit on running or queued requests is reached.
+        Overloaded = "overloaded",
+        /// No instance can serve the request now.
+        Unavailable = "unavailable",
+        /// The engine is not started, is draining, or has stopped.
+        EngineShutdown = "engine_shutdown",
+        /// The instance could not be reached at all; it has not seen the request.
+        CannotConnect = "cannot_connect",
+        /// The connection to the instance, or the instance itself, was lost while it worked.
+        Disconnected = "disconnected",
+        /// A stream ended without its terminal item.
+        StreamIncomplete = "stream_incomplete",
+        /// The request's deadline, or its idle limit, passed.
+        DeadlineExceeded = "deadline_exceeded",
+        /// The client cancelled or left.
+        Cancelled = "cancelled",
+        /// A fault of ours or of the engine's: a bug to name.
+        Internal = "internal",
+    }
 }
 
 /// What an [`ErrorKind`] means to a client and to a router.
@@ -60,23 +62,6 @@ pub struct ErrorPolicy {
 }
 
 impl ErrorKind {
-    /// Every kind, in the order of the table.
-    pub const ALL: [Self; 13] = [
-        Self::InvalidArgument,
-        Self::ContextLengthExceeded,
-        Self::Unsupported,
-        Self::NotFound,
-        Self::Overloaded,
-        Self::Unavailable,
-        Self::EngineShutdown,
-        Self::CannotConnect,
-        Self::Disconnected,
-        Self::StreamIncomplete,
-        Self::DeadlineExceeded,
-        Self::Cancelled,
-        Self::Internal,
-    ];
-
     /// The one table: HTTP status, retry and migration.
     #[must_use]
     pub const fn policy(self) -> ErrorPolicy {
@@ -97,32 +82,6 @@ impl ErrorKind {
             is_retryable,
             is_migratable,
         }
-    }
-
-    /// The name on the wire, in metrics and in logs: `snake_case`, never changed.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::InvalidArgument => "invalid_argument",
-            Self::ContextLengthExceeded => "context_length_exceeded",
-            Self::Unsupported => "unsupported",
-            Self::NotFound => "not_found",
-            Self::Overloaded => "overloaded",
-            Self::Unavailable => "unavailable",
-            Self::EngineShutdown => "engine_shutdown",
-            Self::CannotConnect => "cannot_connect",
-            Self::Disconnected => "disconnected",
-            Self::StreamIncomplete => "stream_incomplete",
-            Self::DeadlineExceeded => "deadline_exceeded",
-            Self::Cancelled => "cancelled",
-            Self::Internal => "internal",
-        }
-    }
-}
-
-impl fmt::Display for ErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

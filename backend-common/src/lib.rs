@@ -20,6 +20,7 @@ pub mod error;
 pub mod handles;
 pub mod inbox;
 pub mod kv;
+mod named;
 pub mod output;
 pub mod ports;
 pub mod recent;

@@ -1,7 +1,5 @@
 //! Selection: which instance a request goes to.
 
-use std::fmt;
-use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::names::InstanceId;
@@ -31,40 +29,23 @@ pub trait Selector: Send + Sync + 'static {
     fn select(&self, candidates: &[Candidate]) -> Option<usize>;
 }
 
-/// The selections every client knows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub enum SelectionMode {
-    /// One after the other.
-    #[default]
-    RoundRobin,
-    /// Any, with equal chance.
-    Random,
-    /// The one with the fewest requests.
-    LeastLoaded,
-    /// The less loaded of two drawn at random.
-    PowerOfTwo,
+genset_backend_common::named! {
+    /// The selections every client knows.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+    pub enum SelectionMode: FromStr {
+        /// One after the other.
+        #[default]
+        RoundRobin = "round-robin",
+        /// Any, with equal chance.
+        Random = "random",
+        /// The one with the fewest requests.
+        LeastLoaded = "least-loaded",
+        /// The less loaded of two drawn at random.
+        PowerOfTwo = "power-of-two",
+    }
 }
 
 impl SelectionMode {
-    /// Every mode.
-    pub const ALL: [Self; 4] = [
-        Self::RoundRobin,
-        Self::Random,
-        Self::LeastLoaded,
-        Self::PowerOfTwo,
-    ];
-
-    /// The name in flags.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::RoundRobin => "round-robin",
-            Self::Random => "random",
-            Self::LeastLoaded => "least-loaded",
-            Self::PowerOfTwo => "power-of-two",
-        }
-    }
-
     /// Whether the load that workers publish matters.
     #[must_use]
     pub const fn uses_load(self) -> bool {
@@ -83,28 +64,6 @@ impl SelectionMode {
             Self::LeastLoaded => Box::new(LeastLoaded::default()),
             Self::PowerOfTwo => Box::new(PowerOfTwo),
         }
-    }
-}
-
-impl fmt::Display for SelectionMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for SelectionMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|mode| mode.name() == text)
-            .ok_or_else(|| {
-                format!(
-                    "{text:?} is none of {}",
-                    Self::ALL.map(Self::name).join(", ")
-                )
-            })
     }
 }
 

@@ -37,28 +37,30 @@ impl InputKind {
     }
 }
 
-/// A sampling option an engine may honour.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SamplingOption {
-    /// `temperature`; 0 is greedy.
-    Temperature,
-    /// `top_p`.
-    TopP,
-    /// `top_k`.
-    TopK,
-    /// `min_p`.
-    MinP,
-    /// `presence_penalty`.
-    PresencePenalty,
-    /// `frequency_penalty`.
-    FrequencyPenalty,
-    /// `repetition_penalty`.
-    RepetitionPenalty,
-    /// `logit_bias`.
-    LogitBias,
-    /// `seed`.
-    Seed,
+crate::named! {
+    /// A sampling option an engine may honour.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum SamplingOption {
+        /// `temperature`; 0 is greedy.
+        Temperature = "temperature",
+        /// `top_p`.
+        TopP = "top_p",
+        /// `top_k`.
+        TopK = "top_k",
+        /// `min_p`.
+        MinP = "min_p",
+        /// `presence_penalty`.
+        PresencePenalty = "presence_penalty",
+        /// `frequency_penalty`.
+        FrequencyPenalty = "frequency_penalty",
+        /// `repetition_penalty`.
+        RepetitionPenalty = "repetition_penalty",
+        /// `logit_bias`.
+        LogitBias = "logit_bias",
+        /// `seed`.
+        Seed = "seed",
+    }
 }
 
 /// A kind of grammar an engine may enforce.

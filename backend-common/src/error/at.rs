@@ -60,96 +60,70 @@ impl From<String> for At {
     }
 }
 
-macro_rules! request_fields {
-    ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
-        /// A field of a [`GenerateRequest`](crate::GenerateRequest) that an error may be about.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum RequestField {
-            $($(#[$doc])* $field,)*
-        }
-
-        impl RequestField {
-            /// Every field.
-            pub const ALL: &'static [Self] = &[$(Self::$field),*];
-
-            /// The name on the wire and in logs: `snake_case`, never changed.
-            #[must_use]
-            pub const fn name(self) -> &'static str {
-                match self {
-                    $(Self::$field => $name,)*
-                }
-            }
-        }
-    };
-}
-
-request_fields! {
-    /// The model's name.
-    Model = "model",
-    /// What to work on: tokens, text, messages, inputs to embed, or pairs to score.
-    Prompt = "prompt",
-    /// The tools of a chat.
-    Tools = "tools",
-    /// The most tokens to generate.
-    MaxTokens = "max_tokens",
-    /// The fewest tokens to generate.
-    MinTokens = "min_tokens",
-    /// The token ids that end the sequence.
-    StopTokenIds = "stop_token_ids",
-    /// Whether to go on past the end of the sequence.
-    IgnoreEos = "ignore_eos",
-    /// The temperature.
-    Temperature = "temperature",
-    /// The limit of nucleus sampling.
-    TopP = "top_p",
-    /// How many of the most probable tokens are kept.
-    TopK = "top_k",
-    /// The least probability relative to the best token.
-    MinP = "min_p",
-    /// The presence penalty.
-    PresencePenalty = "presence_penalty",
-    /// The frequency penalty.
-    FrequencyPenalty = "frequency_penalty",
-    /// The repetition penalty.
-    RepetitionPenalty = "repetition_penalty",
-    /// The biases of tokens.
-    LogitBias = "logit_bias",
-    /// The seed.
-    Seed = "seed",
-    /// The log probabilities of the answer.
-    Logprobs = "logprobs",
-    /// The log probabilities of the prompt.
-    PromptLogprobs = "prompt_logprobs",
-    /// The grammar that the output must follow.
-    Guided = "guided",
-    /// The priority.
-    Priority = "priority",
-    /// The salt of cached prompts.
-    CacheSalt = "cache_salt",
-    /// The LoRA adapter.
-    Adapter = "adapter",
-    /// Where a prefill engine left its KV blocks.
-    Transfer = "transfer",
-    /// How much of the prompt another instance generated.
-    ResumedTokens = "resumed_tokens",
-    /// The data-parallel rank.
-    DataParallelRank = "data_parallel_rank",
-    /// Values for the engine alone.
-    Annotations = "annotations",
+crate::named! {
+    /// A field of a [`GenerateRequest`](crate::GenerateRequest) that an error may be about.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum RequestField {
+        /// The model's name.
+        Model = "model",
+        /// What to work on: tokens, text, messages, inputs to embed, or pairs to score.
+        Prompt = "prompt",
+        /// The tools of a chat.
+        Tools = "tools",
+        /// The most tokens to generate.
+        MaxTokens = "max_tokens",
+        /// The fewest tokens to generate.
+        MinTokens = "min_tokens",
+        /// The token ids that end the sequence.
+        StopTokenIds = "stop_token_ids",
+        /// Whether to go on past the end of the sequence.
+        IgnoreEos = "ignore_eos",
+        /// The temperature.
+        Temperature = "temperature",
+        /// The limit of nucleus sampling.
+        TopP = "top_p",
+        /// How many of the most probable tokens are kept.
+        TopK = "top_k",
+        /// The least probability relative to the best token.
+        MinP = "min_p",
+        /// The presence penalty.
+        PresencePenalty = "presence_penalty",
+        /// The frequency penalty.
+        FrequencyPenalty = "frequency_penalty",
+        /// The repetition penalty.
+        RepetitionPenalty = "repetition_penalty",
+        /// The biases of tokens.
+        LogitBias = "logit_bias",
+        /// The seed.
+        Seed = "seed",
+        /// The log probabilities of the answer.
+        Logprobs = "logprobs",
+        /// The log probabilities of the prompt.
+        PromptLogprobs = "prompt_logprobs",
+        /// The grammar that the output must follow.
+        Guided = "guided",
+        /// The priority.
+        Priority = "priority",
+        /// The salt of cached prompts.
+        CacheSalt = "cache_salt",
+        /// The LoRA adapter.
+        Adapter = "adapter",
+        /// Where a prefill engine left its KV blocks.
+        Transfer = "transfer",
+        /// How much of the prompt another instance generated.
+        ResumedTokens = "resumed_tokens",
+        /// The data-parallel rank.
+        DataParallelRank = "data_parallel_rank",
+        /// Values for the engine alone.
+        Annotations = "annotations",
+    }
 }
 
 impl RequestField {
     /// The field with this [`name`](Self::name).
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        let mut all = Self::ALL.iter().copied();
-        all.find(|field| field.name() == name)
-    }
-}
-
-impl fmt::Display for RequestField {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        Self::ALL.into_iter().find(|field| field.name() == name)
     }
 }
 
@@ -198,7 +172,7 @@ mod tests {
     #[test]
     fn fields_are_found_by_their_names() {
         for field in RequestField::ALL {
-            assert_eq!(RequestField::from_name(field.name()), Some(*field));
+            assert_eq!(RequestField::from_name(field.name()), Some(field));
         }
         assert_eq!(RequestField::from_name("--threads"), None);
     }

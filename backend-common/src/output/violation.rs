@@ -1,62 +1,29 @@
 //! The rules of a stream that an engine can break at run time, by name.
 
-use std::fmt;
-
-/// A rule of the output contract that a stream was seen to break. Each is a metric label and a log field.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Violation {
-    /// The stream ended without `Finished` or an error.
-    EndedWithoutTerminal,
-    /// An item followed the terminal one.
-    ItemAfterTerminal,
-    /// `usage.completion_tokens` differs from the tokens streamed.
-    CompletionTokensMismatch,
-    /// `usage.prompt_tokens` differs from the prompt's length.
-    PromptTokensMismatch,
-    /// A token id is not below the vocabulary size.
-    TokenOutOfRange,
-    /// More tokens than `max_tokens` were streamed.
-    TooManyTokens,
-    /// A token item carries no token.
-    EmptyChunk,
-    /// The stream finished as cancelled although nobody cancelled it.
-    FalseCancel,
-    /// The engine panicked.
-    Panic,
-    /// An item of a kind the request did not ask for (text for a token request, say).
-    WrongOutputKind,
-}
-
-impl Violation {
-    /// Every rule.
-    pub const ALL: [Self; 10] = [
-        Self::EndedWithoutTerminal,
-        Self::ItemAfterTerminal,
-        Self::CompletionTokensMismatch,
-        Self::PromptTokensMismatch,
-        Self::TokenOutOfRange,
-        Self::TooManyTokens,
-        Self::EmptyChunk,
-        Self::FalseCancel,
-        Self::Panic,
-        Self::WrongOutputKind,
-    ];
-
-    /// The name in metrics and logs.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::EndedWithoutTerminal => "ended_without_terminal",
-            Self::ItemAfterTerminal => "item_after_terminal",
-            Self::CompletionTokensMismatch => "completion_tokens_mismatch",
-            Self::PromptTokensMismatch => "prompt_tokens_mismatch",
-            Self::TokenOutOfRange => "token_out_of_range",
-            Self::TooManyTokens => "too_many_tokens",
-            Self::EmptyChunk => "empty_chunk",
-            Self::FalseCancel => "false_cancel",
-            Self::Panic => "panic",
-            Self::WrongOutputKind => "wrong_output_kind",
-        }
+crate::named! {
+    /// A rule of the output contract that a stream was seen to break. Each is a metric label and a log field.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum Violation {
+        /// The stream ended without `Finished` or an error.
+        EndedWithoutTerminal = "ended_without_terminal",
+        /// An item followed the terminal one.
+        ItemAfterTerminal = "item_after_terminal",
+        /// `usage.completion_tokens` differs from the tokens streamed.
+        CompletionTokensMismatch = "completion_tokens_mismatch",
+        /// `usage.prompt_tokens` differs from the prompt's length.
+        PromptTokensMismatch = "prompt_tokens_mismatch",
+        /// A token id is not below the vocabulary size.
+        TokenOutOfRange = "token_out_of_range",
+        /// More tokens than `max_tokens` were streamed.
+        TooManyTokens = "too_many_tokens",
+        /// A token item carries no token.
+        EmptyChunk = "empty_chunk",
+        /// The stream finished as cancelled although nobody cancelled it.
+        FalseCancel = "false_cancel",
+        /// The engine panicked.
+        Panic = "panic",
+        /// An item of a kind the request did not ask for (text for a token request, say).
+        WrongOutputKind = "wrong_output_kind",
     }
 }
 
@@ -78,11 +45,5 @@ impl Violation {
             Self::Panic => "it panicked",
             Self::WrongOutputKind => "an item is of a kind that the request did not ask for",
         }
-    }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }

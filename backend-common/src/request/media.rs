@@ -18,29 +18,19 @@ pub const MAX_MEDIA: usize = 64;
 /// As many letters of a medium as are decoded to see what it is.
 const MAGIC_LETTERS: usize = 32;
 
-/// A kind of medium that an engine may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MediaKind {
-    /// Pictures: `image_url`.
-    Image,
-    /// Sound: `input_audio`.
-    Audio,
+crate::named! {
+    /// A kind of medium that an engine may take.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum MediaKind {
+        /// Pictures: `image_url`.
+        Image = "image",
+        /// Sound: `input_audio`.
+        Audio = "audio",
+    }
 }
 
 impl MediaKind {
-    /// Every kind.
-    pub const ALL: [Self; 2] = [Self::Image, Self::Audio];
-
-    /// The name in flags and on the wire.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Image => "image",
-            Self::Audio => "audio",
-        }
-    }
-
     /// What a model takes that takes it.
     #[must_use]
     pub const fn plural(self) -> &'static str {
@@ -51,67 +41,36 @@ impl MediaKind {
     }
 }
 
-impl fmt::Display for MediaKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+crate::named! {
+    /// How a medium is encoded; the name is the `format` of `input_audio`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    pub enum MediaFormat {
+        /// PNG.
+        Png = "png",
+        /// JPEG.
+        Jpeg = "jpeg",
+        /// GIF.
+        Gif = "gif",
+        /// WebP.
+        Webp = "webp",
+        /// RIFF WAVE.
+        Wav = "wav",
+        /// MPEG audio layer III.
+        Mp3 = "mp3",
+        /// FLAC.
+        Flac = "flac",
+        /// Ogg, with Vorbis or Opus inside.
+        Ogg = "ogg",
     }
 }
 
-/// How a medium is encoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum MediaFormat {
-    /// PNG.
-    Png,
-    /// JPEG.
-    Jpeg,
-    /// GIF.
-    Gif,
-    /// WebP.
-    Webp,
-    /// RIFF WAVE.
-    Wav,
-    /// MPEG audio layer III.
-    Mp3,
-    /// FLAC.
-    Flac,
-    /// Ogg, with Vorbis or Opus inside.
-    Ogg,
-}
-
 impl MediaFormat {
-    /// Every format.
-    pub const ALL: [Self; 8] = [
-        Self::Png,
-        Self::Jpeg,
-        Self::Gif,
-        Self::Webp,
-        Self::Wav,
-        Self::Mp3,
-        Self::Flac,
-        Self::Ogg,
-    ];
-
     /// The kind of medium.
     #[must_use]
     pub const fn kind(self) -> MediaKind {
         match self {
             Self::Png | Self::Jpeg | Self::Gif | Self::Webp => MediaKind::Image,
             Self::Wav | Self::Mp3 | Self::Flac | Self::Ogg => MediaKind::Audio,
-        }
-    }
-
-    /// Its short name, which is the `format` of `input_audio`.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Png => "png",
-            Self::Jpeg => "jpeg",
-            Self::Gif => "gif",
-            Self::Webp => "webp",
-            Self::Wav => "wav",
-            Self::Mp3 => "mp3",
-            Self::Flac => "flac",
-            Self::Ogg => "ogg",
         }
     }
 

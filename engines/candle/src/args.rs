@@ -128,38 +128,42 @@ pub enum DeviceChoice {
     Cuda(usize),
 }
 
-/// A type of numbers: that of weights and activations on a GPU, or that of the KV cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DtypeChoice {
-    /// On a GPU `bf16`; on the CPU `f32`, and `f16` in the KV cache.
-    #[default]
-    Auto,
-    /// 32 bits; the CPU only.
-    F32,
-    /// 16 bits; on the CPU in the KV cache only.
-    F16,
-    /// 16 bits with the range of f32; a GPU only.
-    Bf16,
+genset_backend_common::named! {
+    /// A type of numbers: that of weights and activations on a GPU, or that of the KV cache.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum DtypeChoice: FromStr {
+        /// On a GPU `bf16`; on the CPU `f32`, and `f16` in the KV cache.
+        #[default]
+        Auto = "auto",
+        /// 32 bits; the CPU only.
+        F32 = "f32",
+        /// 16 bits; on the CPU in the KV cache only.
+        F16 = "f16",
+        /// 16 bits with the range of f32; a GPU only.
+        Bf16 = "bf16",
+    }
 }
 
-/// The widest instructions that the CPU computes with, for comparisons and where wide ones make a processor slow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum IsaChoice {
-    /// The widest that this processor has.
-    #[default]
-    Auto,
-    /// AVX-512 with the 8-bit dot product (VNNI).
-    Avx512,
-    /// AVX2, FMA and F16C, with the 8-bit dot product (AVX-VNNI).
-    AvxVnni,
-    /// AVX2, FMA and F16C.
-    Avx2,
-    /// NEON with the 8-bit dot product, and 8-bit products of matrices.
-    I8mm,
-    /// NEON with the 8-bit dot product.
-    Dotprod,
-    /// NEON alone.
-    Neon,
+genset_backend_common::named! {
+    /// The widest instructions that the CPU computes with, for comparisons and where wide ones make a processor slow.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum IsaChoice: FromStr {
+        /// The widest that this processor has.
+        #[default]
+        Auto = "auto",
+        /// AVX-512 with the 8-bit dot product (VNNI).
+        Avx512 = "avx512",
+        /// AVX2, FMA and F16C, with the 8-bit dot product (AVX-VNNI).
+        AvxVnni = "avxvnni",
+        /// AVX2, FMA and F16C.
+        Avx2 = "avx2",
+        /// NEON with the 8-bit dot product, and 8-bit products of matrices.
+        I8mm = "i8mm",
+        /// NEON with the 8-bit dot product.
+        Dotprod = "dotprod",
+        /// NEON alone.
+        Neon = "neon",
+    }
 }
 
 /// A number of bytes, written with or without a unit: `4GiB`, `512MiB`, `1000000`.
@@ -236,85 +240,6 @@ impl fmt::Display for DeviceChoice {
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(number) => write!(f, "cuda:{number}"),
         }
-    }
-}
-
-impl DtypeChoice {
-    const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::F16, Self::Bf16];
-
-    /// The name on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
-}
-
-impl FromStr for DtypeChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
-        found.ok_or_else(|| {
-            format!(
-                "{text:?} is none of {}",
-                Self::ALL.map(Self::name).join(", ")
-            )
-        })
-    }
-}
-
-impl IsaChoice {
-    const ALL: [Self; 7] = [
-        Self::Auto,
-        Self::Avx512,
-        Self::AvxVnni,
-        Self::Avx2,
-        Self::I8mm,
-        Self::Dotprod,
-        Self::Neon,
-    ];
-
-    /// The name on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Avx512 => "avx512",
-            Self::AvxVnni => "avxvnni",
-            Self::Avx2 => "avx2",
-            Self::I8mm => "i8mm",
-            Self::Dotprod => "dotprod",
-            Self::Neon => "neon",
-        }
-    }
-}
-
-impl FromStr for IsaChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
-        found.ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
-            format!("{text:?} is none of {names}")
-        })
-    }
-}
-
-impl fmt::Display for IsaChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl fmt::Display for DtypeChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -58,17 +58,7 @@ pub struct Sampler {
 
 impl Sampler {
     /// The options that it honours, as its engine declares them.
-    pub const OPTIONS: [SamplingOption; 9] = [
-        SamplingOption::Temperature,
-        SamplingOption::TopP,
-        SamplingOption::TopK,
-        SamplingOption::MinP,
-        SamplingOption::PresencePenalty,
-        SamplingOption::FrequencyPenalty,
-        SamplingOption::RepetitionPenalty,
-        SamplingOption::LogitBias,
-        SamplingOption::Seed,
-    ];
+    pub const OPTIONS: [SamplingOption; 9] = SamplingOption::ALL;
 
     /// A sampler for `request`. `vocab_size` is the length of every row of logits; `fallback_seed` serves a request that
     /// brings no seed and should then be random.

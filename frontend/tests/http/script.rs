@@ -47,22 +47,10 @@ impl Script {
         F: Fn(GenerateRequest, OutputWriter) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<Finish, EngineError>> + Send + 'static,
     {
-        use SamplingOption as Opt;
-        let options = [
-            Opt::Temperature,
-            Opt::TopP,
-            Opt::TopK,
-            Opt::MinP,
-            Opt::PresencePenalty,
-            Opt::FrequencyPenalty,
-            Opt::RepetitionPenalty,
-            Opt::LogitBias,
-            Opt::Seed,
-        ];
         Arc::new(Self {
             capabilities: Capabilities {
                 priority: true,
-                ..Capabilities::tokens().with_sampling(options)
+                ..Capabilities::tokens().with_sampling(SamplingOption::ALL)
             },
             body: Box::new(move |request, out| Box::pin(body(request, out))),
             context_length_tokens: AtomicU32::new(2048),

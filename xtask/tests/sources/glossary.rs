@@ -67,9 +67,12 @@ fn types() -> BTreeMap<String, BTreeSet<String>> {
     types
 }
 
-/// The names of the public types of a file.
+/// The names of the public types of a file, and of those that `named!` makes.
 fn public_types(source: &str) -> Vec<String> {
+    let mut is_named = false;
     let name = |line: &str| {
+        is_named = line.ends_with("named! {") || (is_named && line != "}");
+        let line = if is_named { line.trim_start() } else { line };
         let item = line.strip_prefix("pub ")?;
         let (kind, rest) = item.split_once(' ')?;
         let name = rest
@@ -150,8 +153,8 @@ fn replaced(page: &str) -> BTreeSet<String> {
 
 #[test]
 fn types_and_replaced_words_are_read_as_they_stand() {
-    let source = "pub struct Page(u32);\npub(crate) struct Hidden;\n    pub enum Inner {}\npub trait Door<T> {}\npub fn run() {}";
-    assert_eq!(public_types(source), ["Page", "Door"]);
+    let source = "pub struct Page(u32);\npub(crate) struct Hidden;\n    pub enum Inner {}\npub trait Door<T> {}\npub fn run() {}\ncrate::named! {\n    pub enum Color: FromStr {\n        Red = \"red\",\n    }\n}\n    pub enum Other {}";
+    assert_eq!(public_types(source), ["Page", "Door", "Color"]);
     let page = "| word | what it is | not |\n|---|---|---|\n| KV block | tokens | page |\n| step | a pass |  |\n| canary | a | probe request |\n\n| other | a | table |";
     assert_eq!(
         replaced(page),

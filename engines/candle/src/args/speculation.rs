@@ -1,9 +1,7 @@
 //! The flags about speculation, and what they come to.
 
-use std::fmt;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use genset_backend_common::EngineError;
 
@@ -28,15 +26,17 @@ pub struct SpeculationArgs {
     pub num_speculative_tokens: Option<NonZeroU32>,
 }
 
-/// Whether tokens are guessed, and how.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SpeculateChoice {
-    /// Not at all.
-    Off,
-    /// From the sequence's own tokens: prompt lookup.
-    Ngram,
-    /// By a smaller model.
-    DraftModel,
+genset_backend_common::named! {
+    /// Whether tokens are guessed, and how.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum SpeculateChoice: FromStr {
+        /// Not at all.
+        Off = "off",
+        /// From the sequence's own tokens: prompt lookup.
+        Ngram = "ngram",
+        /// By a smaller model.
+        DraftModel = "draft-model",
+    }
 }
 
 /// The flags, checked.
@@ -128,38 +128,6 @@ impl SpeculationArgs {
         };
         let problem = "an embedder generates no tokens that could be guessed; leave it out";
         Err(EngineError::invalid_argument(flag, problem))
-    }
-}
-
-impl SpeculateChoice {
-    const ALL: [Self; 3] = [Self::Off, Self::Ngram, Self::DraftModel];
-
-    /// The name on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Off => "off",
-            Self::Ngram => "ngram",
-            Self::DraftModel => "draft-model",
-        }
-    }
-}
-
-impl FromStr for SpeculateChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
-        found.ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
-            format!("{text:?} is none of {names}")
-        })
-    }
-}
-
-impl fmt::Display for SpeculateChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -1,8 +1,5 @@
 //! Floats of a file to quantized blocks, rows in parallel and without a copy of the whole matrix in f32.
 
-use std::fmt;
-use std::str::FromStr;
-
 use candle_core::quantized::k_quants::{
     BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0, GgmlType,
 };
@@ -12,48 +9,27 @@ use rayon::prelude::*;
 use super::tensors::RawTensor;
 use crate::error::LoadError;
 
-/// What matrices of floats become when they are loaded for the CPU.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Quantization {
-    /// They stay f32: exact, and four times the memory and time of `Q8_0`.
-    None,
-    /// 8.5 bits a weight.
-    #[default]
-    Q8_0,
-    /// 6.6 bits a weight.
-    Q6K,
-    /// 5.5 bits a weight; embedding and output matrix get `Q6K`.
-    Q5K,
-    /// 4.5 bits a weight; embedding and output matrix get `Q6K`.
-    Q4K,
-    /// 4.5 bits a weight, for comparison with files of that type.
-    Q4_0,
+genset_backend_common::named! {
+    /// What matrices of floats become when they are loaded for the CPU.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum Quantization: FromStr {
+        /// They stay f32: exact, and four times the memory and time of `Q8_0`.
+        None = "none",
+        /// 8.5 bits a weight.
+        #[default]
+        Q8_0 = "q8_0",
+        /// 6.6 bits a weight.
+        Q6K = "q6_k",
+        /// 5.5 bits a weight; embedding and output matrix get `Q6K`.
+        Q5K = "q5_k",
+        /// 4.5 bits a weight; embedding and output matrix get `Q6K`.
+        Q4K = "q4_k",
+        /// 4.5 bits a weight, for comparison with files of that type.
+        Q4_0 = "q4_0",
+    }
 }
 
 impl Quantization {
-    /// Every choice.
-    pub const ALL: [Self; 6] = [
-        Self::None,
-        Self::Q8_0,
-        Self::Q6K,
-        Self::Q5K,
-        Self::Q4K,
-        Self::Q4_0,
-    ];
-
-    /// The name on the command line.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Q8_0 => "q8_0",
-            Self::Q6K => "q6_k",
-            Self::Q5K => "q5_k",
-            Self::Q4K => "q4_k",
-            Self::Q4_0 => "q4_0",
-        }
-    }
-
     /// The type for a matrix with rows of `row_len`: the one asked for, or the next that whole blocks fit.
     pub(crate) fn dtype_for(self, row_len: usize, part: Part) -> GgmlDType {
         let wanted = match (self, part) {
@@ -68,24 +44,6 @@ impl Quantization {
             .into_iter()
             .find(|dtype| row_len.is_multiple_of(dtype.block_size()))
             .unwrap_or(GgmlDType::F32)
-    }
-}
-
-impl fmt::Display for Quantization {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Quantization {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let found = Self::ALL.into_iter().find(|choice| choice.name() == text);
-        found.ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
-            format!("{text:?} is none of {names}")
-        })
     }
 }
 

@@ -279,20 +279,8 @@ pub(crate) fn trtllm_reuses_blocks(extra: Option<&ExtraArgs>) -> bool {
 
 /// Both servers are told a prompt, and not which of its tokens were generated.
 fn sampling() -> Capabilities {
-    use SamplingOption as Opt;
-    let options = [
-        Opt::Temperature,
-        Opt::TopP,
-        Opt::TopK,
-        Opt::MinP,
-        Opt::PresencePenalty,
-        Opt::FrequencyPenalty,
-        Opt::RepetitionPenalty,
-        Opt::LogitBias,
-        Opt::Seed,
-    ];
     Capabilities::tokens()
-        .with_sampling(options)
+        .with_sampling(SamplingOption::ALL)
         .with_resume_as_prompt()
 }
 

@@ -61,7 +61,7 @@ impl Llama {
 impl Api for Llama {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::tokens()
-            .with_sampling(sampling_options())
+            .with_sampling(SamplingOption::ALL)
             .with_resume_as_prompt()
             .with_deviations(deviations());
         capabilities.max_logprobs = Some(MAX_LOGPROBS);
@@ -154,21 +154,6 @@ impl Withholds for Llama {
         let at = chunk.completion_probabilities.into_iter().next();
         Ok(at.map(Probability::candidates).unwrap_or_default())
     }
-}
-
-pub(super) fn sampling_options() -> [SamplingOption; 9] {
-    use SamplingOption as Opt;
-    [
-        Opt::Temperature,
-        Opt::TopP,
-        Opt::TopK,
-        Opt::MinP,
-        Opt::PresencePenalty,
-        Opt::FrequencyPenalty,
-        Opt::RepetitionPenalty,
-        Opt::LogitBias,
-        Opt::Seed,
-    ]
 }
 
 /// What is llama.cpp's own way (b11434): its sums depend on the size of a batch, and its penalties look at the last 64 tokens, those

@@ -70,19 +70,9 @@ impl Sglang {
 impl Api for Sglang {
     fn capabilities(&self) -> Capabilities {
         use GuidedKind as Kind;
-        use SamplingOption as Opt;
-        let mut capabilities = Capabilities::tokens().with_sampling([
-            Opt::Temperature,
-            Opt::TopP,
-            Opt::TopK,
-            Opt::MinP,
-            Opt::PresencePenalty,
-            Opt::FrequencyPenalty,
-            Opt::RepetitionPenalty,
-            Opt::LogitBias,
-        ]);
-        if self.takes_seeds {
-            capabilities.sampling.insert(Opt::Seed);
+        let mut capabilities = Capabilities::tokens().with_sampling(SamplingOption::ALL);
+        if !self.takes_seeds {
+            capabilities.sampling.remove(&SamplingOption::Seed);
         }
         // It is told a prompt, and not which of its tokens were generated; its penalties count those of the answer alone.
         capabilities.resume_as_prompt = true;

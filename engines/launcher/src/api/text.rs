@@ -9,14 +9,14 @@
 
 use genset_backend_common::{
     Capabilities, EngineError, GenerateRequest, Input, RequestField, async_trait,
-    config::{Deviation, GuidedKind},
+    config::{Deviation, GuidedKind, SamplingOption},
     request::ChatInput,
 };
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use super::llama::{PromptCache, deviations, grammars, props, sampling, sampling_options, seed_of};
+use super::llama::{PromptCache, deviations, grammars, props, sampling, seed_of};
 use super::wire::{Chunk, error_of};
 use super::{Api, Call, End, Facts, Reader, Step, unreadable};
 use crate::http::{Client, HttpError};
@@ -116,7 +116,7 @@ fn python_sampling(request: &GenerateRequest) -> Map<String, Value> {
 #[async_trait]
 impl Api for Text {
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = Capabilities::text().with_sampling(sampling_options());
+        let mut capabilities = Capabilities::text().with_sampling(SamplingOption::ALL);
         match self.flavor {
             Flavor::LlamaServer => {
                 capabilities.guided = grammars().into();
