@@ -75,11 +75,14 @@ impl MetricsRegistry {
         metric
     }
 
-    /// As [`register`](Self::register), for a metric whose labels name clients: it is shown where operators look, and not
+    /// As [`create`](Self::create), for a metric whose labels name clients: it is shown where operators look, and not
     /// on ports for everybody.
-    pub fn register_private(&self, name: &str, help: &str, metric: impl Metric) {
+    #[must_use]
+    pub fn create_private<M: Metric + Clone + Default>(&self, name: &str, help: &str) -> M {
+        let metric = M::default();
         let help = Self::escape_help(help);
-        self.private.lock().register(name, help, metric);
+        self.private.lock().register(name, help, metric.clone());
+        metric
     }
 
     /// A help text as the text format has it: line breaks and backslashes escaped. A collector needs it for help texts that it
@@ -489,7 +492,7 @@ mod tests {
     fn a_help_text_stays_on_its_line() {
         let registry = MetricsRegistry::default();
         let _gauge: Gauge = registry.create("bare", "One\nbad 1\\");
-        registry.register_private("private", "Two\n\nlines", <Gauge>::default());
+        let _private: Gauge = registry.create_private("private", "Two\n\nlines");
         let text = registry.encode();
         let helps: Vec<&str> = text
             .lines()

@@ -65,19 +65,15 @@ impl ApiKeys {
             path,
             stamp: Mutex::new(stamp),
             keys: RwLock::default(),
-            requests: ByKey::default(),
-            tokens: ByKey::default(),
+            requests: registry.create_private(
+                "genset_http_key_requests",
+                "Requests by the name of their API key",
+            ),
+            tokens: registry.create_private(
+                "genset_http_key_tokens",
+                "Prompt and completion tokens by the name of the API key",
+            ),
         };
-        registry.register_private(
-            "genset_http_key_requests",
-            "Requests by the name of their API key",
-            shared.requests.clone(),
-        );
-        registry.register_private(
-            "genset_http_key_tokens",
-            "Prompt and completion tokens by the name of the API key",
-            shared.tokens.clone(),
-        );
         let keys = Self {
             shared: Arc::new(shared),
         };

@@ -9,6 +9,7 @@
 //! - [`Scheduler`] has the queues, and decides about admission and preemption.
 //! - [`Scheduler::set_drafts`] has a step compute guesses behind a sequence's last token.
 //! - [`HeldSequence`] and [`FreedSequences`] say when the blocks of an ended sequence, which others fetch, are needed no more.
+//! - [`SchedulerMetrics`] shows what the schedulers of an engine do.
 //!
 //! # Examples
 //! ```
@@ -28,12 +29,14 @@
 
 mod error;
 mod freed;
+mod metrics;
 mod pool;
 mod scheduler;
 mod sequence;
 
 pub use error::{AddError, LimitsError};
 pub use freed::{FreedSequences, HeldSequence};
+pub use metrics::SchedulerMetrics;
 pub use pool::{After, BlockId, KvBlockPool};
 pub use scheduler::{Limits, Outcome, Outgrown, Report, Scheduled, Scheduler, Stats, Step};
 pub use sequence::{NewSequence, Sequence, SequenceId};

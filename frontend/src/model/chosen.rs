@@ -20,17 +20,13 @@ pub(super) struct Chosen {
 impl Chosen {
     /// None yet, and at most `max`.
     pub(super) fn register(registry: &MetricsRegistry, max: NonZeroUsize) -> Self {
-        let this = Self {
+        let help =
+            "Models that workers announce and that are not served, for --max-models others are";
+        Self {
             names: BTreeSet::new(),
             max,
-            left_out: Gauge::default(),
-        };
-        registry.register(
-            "genset_frontend_left_out_models",
-            "Models that workers announce and that are not served, for --max-models others are",
-            this.left_out.clone(),
-        );
-        this
+            left_out: registry.create("genset_frontend_left_out_models", help),
+        }
     }
 
     /// Those that are served now, and why each of the others is not. Free places go by name.

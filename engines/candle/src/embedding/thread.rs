@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::{
-    EngineConfig, EngineError, ErrorKind, HealthReporter, StartContext,
-    handles::{Load, LoadPublisher},
+    EngineConfig, EngineError, ErrorKind, HealthReporter, StartContext, handles::LoadPublisher,
 };
 use genset_scheduler::Stats;
 use tokio::sync::{mpsc, oneshot};
@@ -209,17 +208,14 @@ impl EmbeddingCore {
 
     fn publish(&mut self) {
         let (running, waiting) = self.queue.counts();
-        self.metrics.state(Stats {
+        let stats = Stats {
             running,
             waiting,
             prompt_tokens: self.prompt_tokens,
             ..Stats::default()
-        });
-        self.load.publish(Load {
-            running_requests: u32::try_from(running).unwrap_or(u32::MAX),
-            waiting_requests: u32::try_from(waiting).unwrap_or(u32::MAX),
-            ..Load::default()
-        });
+        };
+        self.metrics.state(stats);
+        self.load.publish(stats.load());
     }
 }
 

@@ -22,7 +22,7 @@ use super::adapters::LoadedAdapter;
 use super::batch::pack;
 use super::blocks;
 use super::forward::{Fetched, Forward, ForwardError, contained, fetch};
-use super::metrics::{Metrics, StepFigures, load};
+use super::metrics::{Metrics, StepFigures};
 use super::readers::Readers;
 use super::sequence::{Active, Choosing, Next, Unchosen};
 use super::speculation::Speculation;
@@ -476,7 +476,7 @@ impl Core {
     fn publish_state(&mut self) {
         let stats = self.scheduler.stats();
         self.outlets.metrics.state(stats);
-        self.outlets.load.publish(load(stats));
+        self.outlets.load.publish(stats.load());
     }
 
     fn end_all(&mut self) {
