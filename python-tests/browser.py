@@ -1,4 +1,4 @@
-"""What a real browser lets web pages do to a server on this machine: `cargo xtask browser-test` runs it.
+"""What a real browser lets web pages do to a server on this machine: `cargo xtask test browser` runs it.
 
 It starts the real server (GENSET_BIN) and a headless Chromium, which opens pages of another port and of another name that means
 this machine, as a rebound one does. They must not make the model work, and read nothing; pages of a listed origin may.

@@ -40,7 +40,7 @@ class GensetServer:
     def __enter__(self):
         binary = os.environ.get("GENSET_BIN")
         if not binary:
-            raise RuntimeError("GENSET_BIN names no genset binary; run: cargo xtask openai-client-test")
+            raise RuntimeError("GENSET_BIN names no genset binary; run: cargo xtask test openai-client")
         command = [binary, "run", "in=http", *self._options]
         self._process = subprocess.Popen(
             command,

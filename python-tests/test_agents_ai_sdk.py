@@ -11,7 +11,7 @@ from agent_case import MODEL, TALK_SECONDS, base_url, every_talk  # noqa: F401
 @every_talk
 def test_agent(base_url, talk, api, streamed):  # noqa: F811
     folder = os.environ.get("AI_SDK_DIR")
-    assert folder, "AI_SDK_DIR names no folder with the AI SDK; run: cargo xtask openai-client-test"
+    assert folder, "AI_SDK_DIR names no folder with the AI SDK; run: cargo xtask test openai-client"
     asked = {"baseURL": base_url, "model": MODEL, "api": api, "streamed": streamed, "question": talk.question}
     command = ["node", Path(folder) / "agent.mjs", json.dumps(asked)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=TALK_SECONDS)

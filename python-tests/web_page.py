@@ -1,4 +1,4 @@
-"""The web pages in a real browser, with real clicks and keys: `cargo xtask browser-test` runs it.
+"""The web pages in a real browser, with real clicks and keys: `cargo xtask test browser` runs it.
 
 With PICTURES set to a folder it leaves pictures there for people to look at.
 """

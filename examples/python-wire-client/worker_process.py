@@ -32,7 +32,7 @@ class WorkerProcess:
     def __enter__(self) -> Self:
         binary = os.environ.get("SAMPLE_WORKER_BIN")
         if not binary:
-            raise RuntimeError("SAMPLE_WORKER_BIN names no worker binary; run: cargo xtask wire-client-test")
+            raise RuntimeError("SAMPLE_WORKER_BIN names no worker binary; run: cargo xtask test wire-client")
         command = [binary, "--discovery-backend", "file", "--discovery-path", str(self.discovery)]
         command += ["--request-plane", "tcp", "--model-path", str(MODEL_FOLDER), *self._flags]
         self._log = open(self.directory / "log", "w+")

@@ -1,4 +1,4 @@
-"""The conformance kit on the sample engine, a test a check. Needs the `genset` binary; `cargo xtask python-kit-test` builds it."""
+"""The conformance kit on the sample engine, a test a check. Needs the `genset` binary; `cargo xtask test python-kit` builds it."""
 
 from pathlib import Path
 

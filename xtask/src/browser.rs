@@ -1,4 +1,4 @@
-//! `cargo xtask browser-test`: what a real headless browser lets web pages do to the real `genset` binary, and what people do
+//! `cargo xtask test browser`: what a real headless browser lets web pages do to the real `genset` binary, and what people do
 //! with its own pages.
 //!
 //! What is asserted stands in `python-tests/browser.py` and `web_page.py`, which need nothing but Python's own library and

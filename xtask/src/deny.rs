@@ -1,4 +1,4 @@
-//! `cargo xtask deny`: licences, banned crates and sources, as `deny.toml` has them.
+//! `cargo xtask test deny`: licences, banned crates and sources, as `deny.toml` has them.
 //!
 //! It runs offline once every crate is there, since only the advisory database needs GitHub; that check is asked for by name.
 

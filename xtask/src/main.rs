@@ -122,14 +122,6 @@ enum Task {
         #[arg(long)]
         time: bool,
     },
-    /// Run python-tests/: the official OpenAI client, and the agents of four frameworks, against the real genset binary
-    OpenaiClientTest,
-    /// Run python-tests/browser.py: web pages in a headless Chromium against the real genset binary
-    BrowserTest,
-    /// Run examples/python-wire-client/: a client written from docs/wire-protocol.md against a real worker
-    WireClientTest,
-    /// Check python/: the package's types with mypy, its tests, and its wheel
-    PythonPackageTest,
     /// Build the wheel of the Python package, with the native module and the genset binary, into dist/
     Wheel {
         /// Pack what the tests built, into target/wheels
@@ -150,12 +142,6 @@ enum Task {
         #[arg(long)]
         debug: bool,
     },
-    /// Make the debug packages, install the one with dpkg in a folder, unpack the other, and run what lies there
-    PackageTest,
-    /// Install the debug wheel in an environment of its own and run python/runtime_tests there
-    PythonRuntimeTest,
-    /// Run the conformance kit from pytest on the engines in Python: the sample, and examples/python/
-    PythonKitTest,
     /// Run a real llama.cpp behind the real binary; builds it from source, which takes long, unless
     /// `GENSET_LLAMACPP_PYTHON` names an interpreter that has it
     LlamacppCheck,
@@ -246,8 +232,6 @@ enum Task {
         #[arg(long, value_name = "FOLDER")]
         programs: Option<PathBuf>,
     },
-    /// Install etcd, nats-server and a C++ compiler with apt-get, where they are missing
-    InstallPrograms,
     /// Attack a built genset binary in ways that are known, and show what each attack costs it and other clients
     ///
     /// Every attack has servers of its own, on loopback. It fails if one of them broke a promise: memory beyond 8 times
@@ -329,12 +313,6 @@ enum Task {
         #[arg(long, value_parser = chaos::FLEETS)]
         fleet: Option<String>,
     },
-    /// Check licences, banned crates and sources with cargo-deny
-    Deny {
-        /// Also check for security advisories; fetches the advisory database from GitHub
-        #[arg(long)]
-        advisories: bool,
-    },
 }
 
 fn main() -> ExitCode {
@@ -375,10 +353,6 @@ fn run(task: &Task) -> anyhow::Result<()> {
                 Ok(())
             }
         }
-        Task::OpenaiClientTest => openai_client::run(&repo),
-        Task::BrowserTest => browser::run(&repo),
-        Task::WireClientTest => wire_client::run(&repo),
-        Task::PythonPackageTest => python_package::run(&repo),
         Task::Wheel { debug, profile } => {
             let wheel = if *debug {
                 wheel::of_the_tests(&repo)?
@@ -398,9 +372,6 @@ fn run(task: &Task) -> anyhow::Result<()> {
             eprintln!("{}\n{}", made.deb.display(), made.tarball.display());
             Ok(())
         }
-        Task::PackageTest => package::test(&repo),
-        Task::PythonRuntimeTest => wheel::test(&repo),
-        Task::PythonKitTest => python_kit::run(&repo),
         Task::LlamacppCheck => llamacpp_check::run(&repo),
         Task::ServersTest {
             servers,
@@ -518,8 +489,6 @@ fn run(task: &Task) -> anyhow::Result<()> {
             };
             chaos::run(&repo, &options)
         }
-        Task::InstallPrograms => system_packages::ensure_programs(),
-        Task::Deny { advisories } => deny::run(&repo, deny::Advisories::from_flag(*advisories)),
     }
 }
 

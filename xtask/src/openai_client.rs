@@ -1,4 +1,4 @@
-//! `cargo xtask openai-client-test`: the official Python client, and agents, against the real `genset` binary.
+//! `cargo xtask test openai-client`: the official Python client, and agents, against the real `genset` binary.
 //!
 //! What is asserted stands in `python-tests/`: our own tests, the client's test suite, the agents of four frameworks, one of
 //! them in JavaScript, and chat templates against `transformers`.

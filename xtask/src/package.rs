@@ -1,5 +1,5 @@
 //! `cargo xtask package`: a Debian package and a tarball of the binary, with units of systemd, completions, man pages and
-//! licences; and `cargo xtask package-test`, which installs what CI's tests built with the real dpkg, in a folder.
+//! licences; and `cargo xtask test package`, which installs what CI's tests built with the real dpkg, in a folder.
 
 mod licences;
 

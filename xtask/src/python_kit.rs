@@ -1,4 +1,4 @@
-//! `cargo xtask python-kit-test`: the conformance kit from pytest, on the sample engine in Python and on the one around a real
+//! `cargo xtask test python-kit`: the conformance kit from pytest, on the sample engine in Python and on the one around a real
 //! library.
 //!
 //! What is asserted stands in `python/conformance_tests/` and `examples/python/`.

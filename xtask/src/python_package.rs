@@ -1,4 +1,4 @@
-//! `cargo xtask python-package-test`: the Python package `genset`, its types, its tests and its wheel.
+//! `cargo xtask test python-package`: the Python package `genset`, its types, its tests and its wheel.
 //!
 //! Also what the Rust tests of `engines/subprocess` need before them: the interpreter of `target/venv-engine`, with `msgpack`.
 

@@ -23,13 +23,24 @@ use crate::{
     system_packages, wheel, wire_client,
 };
 
-/// One line of the run: its name on the command line, its headline, the command that repeats it alone, and what it does.
+/// One line of the run: its name on the command line, its headline, the command that repeats it alone if that is another than
+/// `cargo xtask test NAME`, and what it does.
 struct Step {
     name: &'static str,
     title: &'static str,
-    repeat: &'static str,
+    repeat: Option<&'static str>,
     beside: Beside,
     perform: fn(&Repo, Advisories) -> anyhow::Result<()>,
+}
+
+impl Step {
+    /// The command that repeats it alone.
+    fn repeat(&self) -> String {
+        match self.repeat {
+            Some(command) => command.to_owned(),
+            None => format!("cargo xtask test {}", self.name),
+        }
+    }
 }
 
 /// What may run beside a step. Steps that are not `Nothing` stand together at the end.
@@ -75,21 +86,21 @@ const STEPS: [Step; 17] = [
     Step {
         name: "format",
         title: "format",
-        repeat: "cargo fmt --all --check",
+        repeat: Some("cargo fmt --all --check"),
         beside: Beside::Nothing,
         perform: |repo, _| run_command(cargo(repo.root()).args(["fmt", "--all", "--check"])),
     },
     Step {
         name: "programs",
         title: "programs of the system",
-        repeat: "cargo xtask install-programs",
+        repeat: None,
         beside: Beside::Nothing,
         perform: |_, _| system_packages::ensure_programs(),
     },
     Step {
         name: "lints",
         title: "lints",
-        repeat: "cargo clippy --workspace --all-targets -- -D warnings",
+        repeat: Some("cargo clippy --workspace --all-targets -- -D warnings"),
         beside: Beside::Nothing,
         perform: |repo, _| {
             let arguments = [
@@ -107,28 +118,30 @@ const STEPS: [Step; 17] = [
     Step {
         name: "python-package",
         title: "Python package",
-        repeat: "cargo xtask python-package-test",
+        repeat: None,
         beside: Beside::Nothing,
         perform: |repo, _| python_package::run(repo),
     },
     Step {
         name: "tests",
         title: "tests and doc tests",
-        repeat: "cargo xtask test tests",
+        repeat: None,
         beside: Beside::Tests,
         perform: |repo, _| rust_tests::run(repo),
     },
     Step {
         name: "runtime-bare",
         title: "runtime with no feature",
-        repeat: "cargo clippy -p genset-runtime --no-default-features -- -D warnings",
+        repeat: Some("cargo clippy -p genset-runtime --no-default-features -- -D warnings"),
         beside: Beside::OtherBuilds,
         perform: |repo, _| check_runtime(repo, &[]),
     },
     Step {
         name: "runtime-features",
         title: "runtime with each of the features alone",
-        repeat: "cargo clippy -p genset-runtime --no-default-features --features etcd -- -D warnings",
+        repeat: Some(
+            "cargo clippy -p genset-runtime --no-default-features --features etcd -- -D warnings",
+        ),
         beside: Beside::OtherBuilds,
         perform: |repo, _| {
             RUNTIME_FEATURES
@@ -139,7 +152,9 @@ const STEPS: [Step; 17] = [
     Step {
         name: "author-engine",
         title: "an author's crate, outside the workspace",
-        repeat: "cargo test --locked --manifest-path examples/author-engine/Cargo.toml --target-dir target/author-engine",
+        repeat: Some(
+            "cargo test --locked --manifest-path examples/author-engine/Cargo.toml --target-dir target/author-engine",
+        ),
         beside: Beside::OtherBuilds,
         perform: |repo, _| {
             let target = repo.target().join("author-engine");
@@ -158,7 +173,7 @@ const STEPS: [Step; 17] = [
     Step {
         name: "docs",
         title: "docs",
-        repeat: "RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps",
+        repeat: Some("RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps"),
         beside: Beside::OtherBuilds,
         perform: |repo, _| {
             let mut command = cargo(repo.root());
@@ -172,56 +187,56 @@ const STEPS: [Step; 17] = [
     Step {
         name: "deny",
         title: "licences, bans and sources",
-        repeat: "cargo xtask deny",
+        repeat: None,
         beside: Beside::OtherBuilds,
         perform: deny::run,
     },
     Step {
         name: "author-crate",
         title: "engine author's packages",
-        repeat: "cargo xtask author-crate",
+        repeat: Some("cargo xtask author-crate"),
         beside: Beside::OtherBuilds,
         perform: |repo, _| author_crate::check_package_count(repo),
     },
     Step {
         name: "openai-client",
         title: "Python OpenAI client",
-        repeat: "cargo xtask openai-client-test",
+        repeat: None,
         beside: Beside::All,
         perform: |repo, _| openai_client::run(repo),
     },
     Step {
         name: "browser",
         title: "web pages in a browser",
-        repeat: "cargo xtask browser-test",
+        repeat: None,
         beside: Beside::All,
         perform: |repo, _| browser::run(repo),
     },
     Step {
         name: "python-kit",
         title: "engines in Python",
-        repeat: "cargo xtask python-kit-test",
+        repeat: None,
         beside: Beside::All,
         perform: |repo, _| python_kit::run(repo),
     },
     Step {
         name: "python-runtime",
         title: "Python wheel: runtime, services and clients",
-        repeat: "cargo xtask python-runtime-test",
+        repeat: None,
         beside: Beside::All,
         perform: |repo, _| wheel::test(repo),
     },
     Step {
         name: "package",
         title: "Debian package and tarball",
-        repeat: "cargo xtask package-test",
+        repeat: None,
         beside: Beside::All,
         perform: |repo, _| package::test(repo),
     },
     Step {
         name: "wire-client",
         title: "Python client of the wire protocol",
-        repeat: "cargo xtask wire-client-test",
+        repeat: None,
         beside: Beside::All,
         perform: |repo, _| wire_client::run(repo),
     },
@@ -260,7 +275,7 @@ pub(crate) fn run(repo: &Repo, names: &[String], advisories: Advisories) -> anyh
         let headline = format!("[{}/{}] {}", index + 1, steps.len(), step.title);
         let perform = || {
             (step.perform)(repo, advisories).map_err(|error| {
-                let repeat = step.repeat;
+                let repeat = step.repeat();
                 anyhow!("{error:#}\nRepeat it alone with:\n    {repeat}")
             })
         };
@@ -338,7 +353,7 @@ fn step_job(program: &Path, repo: &Repo, step: &Step, advisories: Advisories) ->
     Job {
         name: step.name.to_owned(),
         command,
-        repeat: step.repeat.to_owned(),
+        repeat: step.repeat(),
         takes_tests: false,
     }
 }
@@ -367,11 +382,12 @@ mod tests {
     fn commands_that_repeat_a_step_name_its_features() {
         let mut named = 0;
         for step in &STEPS {
-            let Some((_, rest)) = step.repeat.split_once("--features ") else {
+            let repeat = step.repeat();
+            let Some((_, rest)) = repeat.split_once("--features ") else {
                 continue;
             };
             let features = rest.split(' ').next().unwrap_or_default();
-            assert!(RUNTIME_FEATURES.contains(&features), "{}", step.repeat);
+            assert!(RUNTIME_FEATURES.contains(&features), "{repeat}");
             named += 1;
         }
         assert_eq!(named, 1);

@@ -1,5 +1,5 @@
 //! `cargo xtask wheel`: the wheel of the Python package, with the native module and the `genset` binary in it; and `cargo xtask
-//! python-runtime-test`, which installs it where nothing else is and runs the tests of `python/runtime_tests`.
+//! test python-runtime`, which installs it where nothing else is and runs the tests of `python/runtime_tests`.
 //!
 //! One call of cargo builds both, so that dependencies are built once; the package's own build (`python/hatch_build.py`) puts
 //! them in. What is given to others runs on older systems than this one: it is linked by zig, which brings the interface of an older

@@ -1,4 +1,4 @@
-//! `cargo xtask wire-client-test`: a Python client, written from `docs/wire-protocol.md`, against a real worker.
+//! `cargo xtask test wire-client`: a Python client, written from `docs/wire-protocol.md`, against a real worker.
 //!
 //! What is asserted stands in `examples/python-wire-client/`.
 

@@ -51,14 +51,14 @@ pub(crate) const PYTHON_CACHE: &str = concat!(
     "/pycache'"
 );
 
-/// The command of an engine of `python/`, and what its environment needs. `cargo xtask python-package-test` installs the
+/// The command of an engine of `python/`, and what its environment needs. `cargo xtask test python-package` installs the
 /// interpreter.
 pub(crate) fn python_engine(script: &str) -> (String, [(&'static str, PathBuf); 1]) {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     let python = target.with_file_name("venv-engine/bin/python");
     assert!(
         python.exists(),
-        "{} is not there: run `cargo xtask python-package-test`, which makes it",
+        "{} is not there: run `cargo xtask test python-package`, which makes it",
         python.display()
     );
     let script = repository("python").join(script);

@@ -1,4 +1,4 @@
-//! What web pages may do on a server without keys, by the headers that browsers send. `cargo xtask browser-test` asks a
+//! What web pages may do on a server without keys, by the headers that browsers send. `cargo xtask test browser` asks a
 //! browser itself.
 
 use genset_frontend::FrontendConfig;

@@ -1,4 +1,4 @@
-//! The web pages: who gets them, and what a browser is told about them. `cargo xtask browser-test` uses them in a browser.
+//! The web pages: who gets them, and what a browser is told about them. `cargo xtask test browser` uses them in a browser.
 
 use genset_frontend::FrontendConfig;
 

@@ -32,7 +32,7 @@ pub fn python() -> &'static Path {
         let found = candidates.into_iter().flatten().find(|python| has_msgpack(python));
         found.unwrap_or_else(|| {
             panic!(
-                "these tests need Python 3.10 or newer with msgpack. Run `cargo xtask python-package-test`, which installs it \
+                "these tests need Python 3.10 or newer with msgpack. Run `cargo xtask test python-package`, which installs it \
                  in target/venv-engine, or name an interpreter that has it in {PYTHON_VARIABLE}"
             )
         })
