@@ -12,7 +12,7 @@ use crate::disaggregating::{Disaggregating, Legs, Pools};
 use crate::kv::{Feed, RouterMetrics, Selecting};
 use crate::migrating::{Migrating, Migrations};
 use crate::queueing::{QueueMetrics, Queueing};
-use crate::route::Route;
+use crate::route::{Route, Whoever};
 
 /// What the layers of all models have in common: how requests are routed, and what is counted. Clones share.
 #[derive(Debug, Clone)]
@@ -75,7 +75,7 @@ pub async fn connect(
         Arc::new(Queueing::new(below, config.max_waiting, name, metrics))
     };
     if model.card.migration_limit == 0 {
-        return Ok(below);
+        return Ok(Arc::new(Whoever(below)));
     }
     let migrating = Migrating::new(below, &model.card, layers.migrations.clone());
     Ok(Arc::new(migrating))

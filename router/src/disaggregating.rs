@@ -23,9 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, Input, ModelCard, OutputStream, RequestContext,
+    EngineError, ErrorKind, GenerateRequest, Input, ModelCard, RequestContext,
     config::SamplingOption, transfer::TransferParams,
 };
 use genset_runtime::{InstanceId, KvBlocksClient};
@@ -241,16 +240,5 @@ impl Route for Disaggregating {
             }
             Err(error) => Err(error),
         }
-    }
-}
-
-#[async_trait]
-impl Generate for Disaggregating {
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        Ok(self.route(request, ctx, &[]).await?.outputs)
     }
 }

@@ -13,7 +13,7 @@
 //! - `Queueing` lets requests wait while every instance is full.
 //! - [`Migrating`] is the highest: an answer that has begun outlives its instance.
 //! - [`connect`] stacks what a model needs and leaves out the layers that would have nothing to do: with round-robin, of a model
-//!   whose requests may not move, it returns the client itself, which then costs what it costs without this crate.
+//!   whose requests may not move, it returns the client alone, which then costs hardly more than without this crate.
 //!
 //! It sees the runtime and the contract; never HTTP, text or a tokenizer. The frontend calls it, and so does a simulation, in one
 //! process and without a socket.

@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_core::Stream;
-use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     CancelReason, EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext,
 };
@@ -130,17 +129,6 @@ impl Route for Queueing {
 
     fn cached_tokens(&self, request: &GenerateRequest) -> u32 {
         self.below.cached_tokens(request)
-    }
-}
-
-#[async_trait]
-impl Generate for Queueing {
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        Ok(self.route(request, ctx, &[]).await?.outputs)
     }
 }
 

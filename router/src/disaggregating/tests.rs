@@ -9,7 +9,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::{FutureExt, StreamExt, stream};
 use genset_backend_common::output::{Finished, TokenChunk};
-use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, Finish, FinishReason,
     GenerateRequest, MetricsRegistry, ModelCard, Output, OutputStream, RequestContext,
@@ -150,17 +149,6 @@ fn answer(request: &GenerateRequest, does: Does) -> Result<OutputStream, EngineE
         }
     };
     Ok(OutputStream::from_raw(Box::pin(stream::iter(items))))
-}
-
-#[async_trait]
-impl Generate for Fake {
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        Ok(self.route(request, ctx, &[]).await?.outputs)
-    }
 }
 
 #[async_trait]
@@ -644,17 +632,6 @@ async fn legs_that_disagree_are_an_error() {
 struct Distant(Arc<Fake>);
 
 #[async_trait]
-impl Generate for Distant {
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        Ok(self.route(request, ctx, &[]).await?.outputs)
-    }
-}
-
-#[async_trait]
 impl Route for Distant {
     async fn route(
         &self,
@@ -692,17 +669,6 @@ async fn each_leg_is_timed_from_when_an_instance_is_asked() {
 
 /// A pool that takes for ever to take a request.
 struct Stuck;
-
-#[async_trait]
-impl Generate for Stuck {
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        Ok(self.route(request, ctx, &[]).await?.outputs)
-    }
-}
 
 #[async_trait]
 impl Route for Stuck {

@@ -10,7 +10,6 @@ use async_trait::async_trait;
 use futures_core::Stream;
 use genset_backend_common::kv::{Xxh3BlockHasher, hash_blocks, sequence_root};
 use genset_backend_common::output::Output;
-use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     EngineError, GenerateRequest, ModelCard, OutputStream, RequestContext, context::Explanation,
 };
@@ -457,17 +456,6 @@ impl Route for Selecting {
         });
         self.keep(lookup);
         most.saturating_mul(read.block_size)
-    }
-}
-
-#[async_trait]
-impl Generate for Selecting {
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        Ok(self.route(request, ctx, &[]).await?.outputs)
     }
 }
 

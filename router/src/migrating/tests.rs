@@ -148,17 +148,6 @@ impl Fleet {
 }
 
 #[async_trait]
-impl Generate for Fleet {
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        Ok(self.route(request, ctx, &[]).await?.outputs)
-    }
-}
-
-#[async_trait]
 impl Route for Fleet {
     async fn route(
         &self,

@@ -83,17 +83,6 @@ impl Route for Below {
     }
 }
 
-#[async_trait]
-impl Generate for Below {
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        Ok(self.route(request, ctx, &[]).await?.outputs)
-    }
-}
-
 struct Site {
     places: Arc<Places>,
     queueing: Arc<Queueing>,

@@ -1,5 +1,6 @@
 //! Requests whose prompt is computed, and which no instance goes on with at once.
 
+use genset_backend_common::ports::Generate;
 use tokio::time::Instant;
 
 use super::*;
