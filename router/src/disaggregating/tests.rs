@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::{FutureExt, StreamExt, stream};
 use genset_backend_common::output::{Finished, TokenChunk};
+use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, Finish, FinishReason,
     GenerateRequest, MetricsRegistry, ModelCard, Output, OutputStream, RequestContext,

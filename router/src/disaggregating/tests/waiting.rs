@@ -1,6 +1,5 @@
 //! Requests whose prompt is computed, and which no instance goes on with at once.
 
-use genset_backend_common::ports::Generate;
 use tokio::time::Instant;
 
 use super::*;
