@@ -89,7 +89,6 @@ impl Plan {
     }
 
     /// The same server, with more arguments.
-    #[cfg(feature = "kv-events")]
     pub(crate) fn with_args(mut self, args: impl IntoIterator<Item = String>) -> Self {
         self.args.extend(args);
         self

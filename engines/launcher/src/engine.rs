@@ -22,7 +22,6 @@ use crate::controls::Controls;
 use crate::dialect::Dialect;
 use crate::drive::Drive;
 use crate::failure::ServerFailure;
-#[cfg(feature = "kv-events")]
 use crate::kv::{KvFollower, KvSource};
 use crate::launch::{Launch, terms};
 use crate::load::ServerLoad;
@@ -98,20 +97,13 @@ impl LauncherEngine {
         }
         let dialect = probe::dialect(config).await?;
         let api = api::of(config, dialect)?;
-        #[cfg_attr(
-            not(feature = "kv-events"),
-            expect(unused_mut, reason = "a feature adds arguments")
-        )]
         let mut plan = Plan::new(config, dialect)?
             .in_role(config, ctx.role)
             .with_adapters(&ctx.adapters, config.extra.as_ref())?;
-        #[cfg(feature = "kv-events")]
         let source = kv_source(config, dialect)?;
-        #[cfg(feature = "kv-events")]
         if let Some(source) = &source {
             plan = plan.with_args(source.args());
         }
-        #[cfg(feature = "kv-events")]
         let followers = Arc::default();
         let load = Arc::new(ServerLoad::new(dialect, ctx));
         let program = Launch {
@@ -120,7 +112,6 @@ impl LauncherEngine {
             tasks: self.supervision.tasks().clone(),
             progress: ctx.progress.clone(),
             load: Arc::clone(&load),
-            #[cfg(feature = "kv-events")]
             kv_followers: Arc::clone(&followers),
         };
         let started = self.supervision.start(program, terms(config), ctx).await;
@@ -128,20 +119,14 @@ impl LauncherEngine {
         let server = supervised.session()?;
         let facts = self.facts(&*api, &server).await?;
         let context = self.context(asked_context(config, dialect), facts);
-        #[cfg_attr(
-            not(feature = "kv-events"),
-            expect(unused_mut, reason = "a feature declares more")
-        )]
         let mut declared = self.declare(&*api, dialect, context, facts);
         let ranks = Ranks::of(config, dialect, facts.ranks);
         declared.data_parallel_size = ranks.count();
         declared.capabilities.adapters = !ctx.adapters.is_empty();
-        #[cfg(feature = "kv-events")]
         let kv_followers = match (source, &ranks) {
             (Some(source), Ranks::Known(_)) => kv_followers(&source, ctx, &declared, facts),
             (Some(_), Ranks::Unknown(_)) | (None, _) => Vec::new(),
         };
-        #[cfg(feature = "kv-events")]
         for follower in &kv_followers {
             declared.capabilities.kv_events = true;
             // Of one rank, too: workers of a model may differ in their ranks, and in nothing else that they declare.
@@ -149,7 +134,6 @@ impl LauncherEngine {
             let following = follower.clone().run(Arc::clone(&server));
             self.supervision.tasks().spawn(following);
         }
-        #[cfg(feature = "kv-events")]
         followers.get_or_init(|| kv_followers);
         let apart = Apart::new(ctx.role, ctx.kv_transfers.clone(), config.kv_lease);
         if ctx.role == Role::Prefill {
@@ -263,7 +247,6 @@ impl Running {
     }
 }
 
-#[cfg(feature = "kv-events")]
 fn kv_source(
     config: &LauncherConfig,
     dialect: Dialect,
@@ -275,7 +258,6 @@ fn kv_source(
 }
 
 /// Who follow the KV events of a server that publishes them, one a rank; nobody where those of a rank are missing.
-#[cfg(feature = "kv-events")]
 fn kv_followers(
     source: &Arc<KvSource>,
     ctx: &StartContext,

@@ -4,7 +4,6 @@
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-#[cfg(feature = "kv-events")]
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -18,7 +17,6 @@ use crate::config::LauncherConfig;
 use crate::failure::ServerFailure;
 use crate::health;
 use crate::key::ApiKey;
-#[cfg(feature = "kv-events")]
 use crate::kv::KvFollower;
 use crate::lines::log;
 use crate::load::ServerLoad;
@@ -36,7 +34,6 @@ pub(crate) struct Launch {
     /// Follows the load of each server.
     pub(crate) load: Arc<ServerLoad>,
     /// Who follow the KV events of each server, one a rank; known once the first has told of itself.
-    #[cfg(feature = "kv-events")]
     pub(crate) kv_followers: Arc<OnceLock<Vec<KvFollower>>>,
 }
 
@@ -141,7 +138,6 @@ impl Program for Launch {
         server.fail(error);
     }
 
-    #[cfg(feature = "kv-events")]
     fn readmit(&self, server: &Arc<Server>, (): &(), (): &()) -> Result<(), EngineError> {
         for follower in self.kv_followers.get().into_iter().flatten() {
             self.tasks.spawn(follower.clone().run(Arc::clone(server)));

@@ -31,7 +31,6 @@ mod health;
 mod http;
 mod key;
 mod kind;
-#[cfg(feature = "kv-events")]
 mod kv;
 mod launch;
 mod lines;

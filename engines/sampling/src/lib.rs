@@ -6,7 +6,7 @@
 //! - [`Sampler`]: one request's options and what it has generated; [`Sampler::sample`] chooses, [`Sampler::accept`] records.
 //! - [`token_logprob`]: log probabilities of any token of any row, for those of a prompt.
 //! - [`TokenMask`]: the tokens that may come next.
-//! - [`guided`] (feature `guided`): from a schema, a regular expression, choices or a grammar to masks.
+//! - [`guided`]: from a schema, a regular expression, choices or a grammar to masks.
 //!
 //! # Order
 //! The same as that of vLLM's V1 sampler:
@@ -33,7 +33,6 @@
 
 mod draw;
 mod error;
-#[cfg(feature = "guided")]
 pub mod guided;
 mod logprobs;
 mod mask;
