@@ -7,8 +7,9 @@ use bytes::Bytes;
 use serde::de::value::Error as ValueError;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
+use tokio::time::Instant;
 
-use genset_backend_common::context::{CancelReason, RequestContext};
+use genset_backend_common::context::{CancelReason, RequestContext, TraceContext};
 use genset_backend_common::error::{EngineError, ErrorDetails, ErrorKind};
 
 /// The protocol version this crate speaks; a peer one version behind is understood.
@@ -101,6 +102,21 @@ impl RequestHead {
             tracestate: trace.tracestate,
             headers: ctx.headers().clone(),
             ..Self::default()
+        }
+    }
+
+    /// The context of the request where it is answered.
+    #[must_use]
+    pub fn into_context(self) -> RequestContext {
+        let mut ctx = RequestContext::new(self.id).with_headers(self.headers);
+        if let Some(ms) = self.deadline_ms {
+            // A year is as good as for ever, and cannot overflow the clock.
+            let left = Duration::from_millis(ms).min(Duration::from_secs(365 * 24 * 3600));
+            ctx = ctx.with_deadline(Instant::now() + left);
+        }
+        match TraceContext::parse(&self.traceparent, &self.tracestate) {
+            Some(trace) => ctx.with_trace(trace),
+            None => ctx,
         }
     }
 }

@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream as _;
-use genset_backend_common::context::TraceContext;
 use genset_backend_common::error::At;
 use genset_backend_common::handles::Load;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
@@ -28,7 +27,7 @@ use genset_backend_common::{
 use genset_wire::{
     Cancel, Credit, Frame, FrameDecoder, FrameError, FrameKind, GoAway, GoAwayCode, Greeting,
     GreetingError, Hello, MAX_FRAME_BYTES, Memory, Outbox, PROTOCOL_VERSION, PayloadError,
-    RequestHead, WireError, decode_payload, decode_request, encode_payload,
+    WireError, decode_payload, decode_request, encode_payload,
 };
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
@@ -37,7 +36,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 use crate::process::FD_VARIABLE;
@@ -308,7 +307,7 @@ impl Child {
     }
 
     fn asked(self: &Arc<Self>, id: u32, payload: &Bytes) -> Result<(), ServeError> {
-        let (head, body) = match decode_request(payload) {
+        let (mut head, body) = match decode_request(payload) {
             Ok(parts) => parts,
             Err(error @ PayloadError::HeadTooLong) => {
                 if id == 0 || self.streams.lock().contains_key(&id) {
@@ -320,12 +319,13 @@ impl Child {
             }
             Err(error) => return Err(error.into()),
         };
+        let endpoint = std::mem::take(&mut head.endpoint);
         let open = Open {
             credit: Arc::new(Semaphore::new(
                 usize::try_from(head.credit).unwrap_or(Semaphore::MAX_PERMITS),
             )),
-            is_generate: head.endpoint == "generate",
-            ctx: context(&head),
+            is_generate: endpoint == "generate",
+            ctx: head.into_context(),
         };
         match self.streams.lock().entry(id) {
             Entry::Vacant(place) if id != 0 => place.insert(open.clone()),
@@ -337,7 +337,7 @@ impl Child {
             open,
             is_ended: false,
         };
-        self.tasks.spawn(reply.give(head.endpoint, body));
+        self.tasks.spawn(reply.give(endpoint, body));
         Ok(())
     }
 
@@ -362,19 +362,6 @@ impl Child {
 
 fn not_free(id: u32) -> ServeError {
     ServeError::protocol(format!("a request on stream {id}, which is not free"))
-}
-
-fn context(head: &RequestHead) -> RequestContext {
-    let mut ctx = RequestContext::new(head.id.as_str()).with_headers(head.headers.clone());
-    if let Some(ms) = head.deadline_ms {
-        // A year is as good as for ever, and cannot overflow the clock.
-        let left = Duration::from_millis(ms).min(Duration::from_secs(365 * 24 * 3600));
-        ctx = ctx.with_deadline(Instant::now() + left);
-    }
-    match TraceContext::parse(&head.traceparent, &head.tracestate) {
-        Some(trace) => ctx.with_trace(trace),
-        None => ctx,
-    }
 }
 
 /// One stream on its way to its end, which it has also where the engine panics.
@@ -525,7 +512,7 @@ fn decoded<T: DeserializeOwned>(body: &Bytes) -> Result<T, EngineError> {
 mod tests {
     use genset_backend_common::ErrorKind;
     use genset_engine_sample::{SampleArgs, SampleEngine};
-    use genset_wire::{MAX_HEAD_BYTES, encode_request};
+    use genset_wire::{MAX_HEAD_BYTES, RequestHead, encode_request};
 
     use super::*;
 

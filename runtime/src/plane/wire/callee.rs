@@ -9,9 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
-use genset_backend_common::{
-    CancelReason, EngineError, ErrorKind, RequestContext, context::TraceContext, error::At,
-};
+use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext, error::At};
 use genset_wire::{
     Cancel, Credit, Frame, FrameError, FrameKind, GoAway, HeldBytes, PayloadError, RequestHead,
     WireError, decode_payload, decode_request, encode_payload,
@@ -20,7 +18,6 @@ use parking_lot::{Mutex, RwLock};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::config::WireConfig;
@@ -149,7 +146,7 @@ impl Callee {
                 .unwrap_or(MAX_CREDIT_ITEMS)
                 .min(MAX_CREDIT_ITEMS),
         ));
-        let ctx = context(head);
+        let ctx = head.into_context();
         let stream = Stream {
             id,
             callee: Arc::clone(self),
@@ -312,19 +309,6 @@ fn nobody_serves(head: &RequestHead) -> EngineError {
         InstanceId(head.instance)
     );
     EngineError::new(ErrorKind::CannotConnect, message)
-}
-
-fn context(head: RequestHead) -> RequestContext {
-    let mut ctx = RequestContext::new(head.id).with_headers(head.headers);
-    if let Some(ms) = head.deadline_ms {
-        // A year is as good as for ever, and cannot overflow the clock.
-        let left = Duration::from_millis(ms).min(Duration::from_secs(365 * 24 * 3600));
-        ctx = ctx.with_deadline(Instant::now() + left);
-    }
-    match TraceContext::parse(&head.traceparent, &head.tracestate) {
-        Some(trace) => ctx.with_trace(trace),
-        None => ctx,
-    }
 }
 
 /// One request being answered.
