@@ -83,6 +83,15 @@ impl ErrorKind {
             is_migratable,
         }
     }
+
+    /// Whether it says that the instance itself is gone or going, and not that it has no room.
+    #[must_use]
+    pub const fn is_instance_gone(self) -> bool {
+        matches!(
+            self,
+            Self::CannotConnect | Self::Disconnected | Self::EngineShutdown
+        )
+    }
 }
 
 /// Facts about an error that a program may read.

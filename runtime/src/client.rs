@@ -215,7 +215,7 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
                 _in_flight: in_flight,
             })),
             Err(error) => {
-                if is_gone(error.kind()) {
+                if error.kind().is_instance_gone() {
                     instance.mark_down();
                 }
                 Err(error)
@@ -232,14 +232,6 @@ impl<Req, Resp> std::fmt::Debug for Client<Req, Resp> {
     }
 }
 
-/// Whether an error says that the instance itself is gone or going.
-fn is_gone(kind: ErrorKind) -> bool {
-    matches!(
-        kind,
-        ErrorKind::CannotConnect | ErrorKind::Disconnected | ErrorKind::EngineShutdown
-    )
-}
-
 /// A response that counts as in flight until it is dropped, and marks its instance down when that turns out to be gone.
 struct Counted<Resp> {
     items: ResponseStream<Resp>,
@@ -253,7 +245,7 @@ impl<Resp> Stream for Counted<Resp> {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let item = self.items.as_mut().poll_next(cx);
         if let Poll::Ready(Some(Err(error))) = &item
-            && is_gone(error.kind())
+            && error.kind().is_instance_gone()
         {
             self.instance.mark_down();
         }
@@ -470,7 +462,7 @@ impl GenerateClient {
                     let error = last_error.take().unwrap_or(none_left);
                     let until = *wait_until.get_or_insert_with(|| Instant::now() + SUCCESSOR_TIME);
                     let another = (self.client).other_than(&tried, wanted, until, &ctx);
-                    if is_gone(error.kind()) && another.await {
+                    if error.kind().is_instance_gone() && another.await {
                         continue;
                     }
                     return Err(error);

@@ -138,7 +138,7 @@ impl MigratingStream {
         let ctx = self
             .ctx
             .sibling(usize::try_from(self.moves).unwrap_or(usize::MAX));
-        let waits = resumed > 0 || is_gone(cause.kind());
+        let waits = resumed > 0 || cause.kind().is_instance_gone();
         let search = Search {
             parts: Arc::clone(&self.parts),
             request,
@@ -278,17 +278,9 @@ impl Stream for MigratingStream {
     }
 }
 
-/// Whether an error says that the instance itself is gone or going, and not that it has no room.
-fn is_gone(kind: ErrorKind) -> bool {
-    matches!(
-        kind,
-        ErrorKind::CannotConnect | ErrorKind::Disconnected | ErrorKind::EngineShutdown
-    )
-}
-
 /// Whether an error says that no instance is there, and not that those that are have no room.
 pub(super) fn is_away(kind: ErrorKind) -> bool {
-    is_gone(kind) || kind == ErrorKind::Unavailable
+    kind.is_instance_gone() || kind == ErrorKind::Unavailable
 }
 
 /// Waits for an instance for a request of which the layer below has just said that none is there. Its answer has not begun.
