@@ -65,9 +65,9 @@ impl MessagesRequest {
         let mut chat = Map::new();
         chat.insert("max_tokens".into(), max_tokens.into());
         for name in SAME {
-            copy(&mut fields, name, &mut chat, name)?;
+            fields.hand_on(name, &mut chat, name)?;
         }
-        copy(&mut fields, "stop_sequences", &mut chat, "stop")?;
+        fields.hand_on("stop_sequences", &mut chat, "stop")?;
         if let Some(Value::String(_)) = chat.get("stop") {
             let problem = "expected a list of strings, got a string";
             return Err(ApiError::invalid("stop_sequences", problem));
@@ -98,7 +98,7 @@ impl MessagesRequest {
     ) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let mut chat = Map::new();
-        copy(&mut fields, "model", &mut chat, "model")?;
+        fields.hand_on("model", &mut chat, "model")?;
         Self::read(fields, chat, None, limits)
     }
 
@@ -128,17 +128,4 @@ impl MessagesRequest {
             shows_thinking,
         })
     }
-}
-
-/// Hands a field on.
-fn copy(
-    fields: &mut Fields<'_>,
-    name: &str,
-    chat: &mut Map<String, Value>,
-    name_there: &str,
-) -> Result<(), ApiError> {
-    if let Some(value) = fields.take(name)? {
-        chat.insert(name_there.into(), value);
-    }
-    Ok(())
 }

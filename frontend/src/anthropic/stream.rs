@@ -2,7 +2,6 @@
 
 use bytes::{BufMut, BytesMut};
 use genset_backend_common::output::Usage;
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::error::error_json;
@@ -10,6 +9,7 @@ use super::response::{MessageHead, StopReason, usage_json};
 use crate::answer::AnswerEnd;
 use crate::error::ApiError;
 use crate::markup::Delta;
+use crate::openai::put_json;
 
 /// Writes the events of one message in their order: `message_start`, `ping`, the blocks one after the other, each with its
 /// start, deltas and stop, then `message_delta` and `message_stop`.
@@ -157,14 +157,6 @@ fn put_event(name: &str, data: &Value, out: &mut BytesMut) {
     }
     put_json(data, out);
     out.put_slice(b"\n\n");
-}
-
-fn put_json<T: Serialize + ?Sized>(value: &T, out: &mut BytesMut) {
-    let written = serde_json::to_writer(out.writer(), value);
-    debug_assert!(
-        written.is_ok(),
-        "a buffer takes whatever is written, and these values are JSON"
-    );
 }
 
 #[cfg(test)]

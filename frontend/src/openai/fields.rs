@@ -148,6 +148,22 @@ impl<'a> Fields<'a> {
         field.map(|field| self.make(name, field)).transpose()
     }
 
+    /// Takes a field as it is into a chat's, under its name there.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub(crate) fn hand_on(
+        &mut self,
+        name: &str,
+        chat: &mut Map<String, Value>,
+        name_there: &str,
+    ) -> Result<(), ApiError> {
+        if let Some(value) = self.take(name)? {
+            chat.insert(name_there.into(), value);
+        }
+        Ok(())
+    }
+
     /// Takes a field of which lists and objects are refused; nothing is made of those.
     fn scalar(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
         let field = self.remove(name);

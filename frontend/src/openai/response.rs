@@ -415,7 +415,7 @@ fn put_call(index: u32, out: &mut BytesMut) {
     put_json(&index, out);
 }
 
-fn put_json<T: serde::Serialize + ?Sized>(value: &T, out: &mut BytesMut) {
+pub(crate) fn put_json<T: serde::Serialize + ?Sized>(value: &T, out: &mut BytesMut) {
     let written = serde_json::to_writer(out.writer(), value);
     debug_assert!(
         written.is_ok(),

@@ -110,15 +110,10 @@ impl ResponsesRequest {
     fn read(mut fields: Fields<'_>, mut repeated: Repeated) -> Result<Self, ApiError> {
         let mut chat = Map::new();
         for name in SAME {
-            copy(&mut fields, name, &mut chat, name)?;
+            fields.hand_on(name, &mut chat, name)?;
         }
         let is_stream = chat.get("stream") == Some(&json!(true));
-        copy(
-            &mut fields,
-            "max_output_tokens",
-            &mut chat,
-            "max_completion_tokens",
-        )?;
+        fields.hand_on("max_output_tokens", &mut chat, "max_completion_tokens")?;
         read_logprobs(&mut fields, &mut chat, &mut repeated)?;
         read_text(&mut fields, &mut chat)?;
         read_reasoning(&mut fields, &mut chat)?;
@@ -223,19 +218,6 @@ fn read_truncation(fields: &mut Fields<'_>) -> Result<bool, ApiError> {
     }
 }
 
-/// Hands a field on.
-fn copy(
-    fields: &mut Fields<'_>,
-    name: &str,
-    chat: &mut Map<String, Value>,
-    name_there: &str,
-) -> Result<(), ApiError> {
-    if let Some(value) = fields.take(name)? {
-        chat.insert(name_there.into(), value);
-    }
-    Ok(())
-}
-
 /// `include` and `top_logprobs`: log probabilities are given where either asks for them.
 fn read_logprobs(
     fields: &mut Fields<'_>,
@@ -313,7 +295,7 @@ fn read_reasoning(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Res
     let Some(mut reasoning) = fields.object("reasoning", "reasoning.")? else {
         return Ok(());
     };
-    copy(&mut reasoning, "effort", chat, "reasoning_effort")?;
+    reasoning.hand_on("effort", chat, "reasoning_effort")?;
     let why = "the chat template decides which thoughts the model sees again";
     reasoning.refuse("context", &[json!("auto")], why)?;
     let standard = [json!("standard")];

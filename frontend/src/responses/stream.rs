@@ -10,6 +10,7 @@ use super::output::Output;
 use super::response::{ResponseEnd, ResponseHead, ResponseJson};
 use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
+use crate::openai::put_json;
 
 /// Writes the events of one response in their order: `response.created`, `response.in_progress`, the items one after the
 /// other, each with its beginning, deltas and end, then how the response ended.
@@ -288,12 +289,4 @@ fn put(sequence_number: &mut u64, kind: &str, own: impl Serialize, out: &mut Byt
     put_json(&event, out);
     *sequence_number += 1;
     out.put_slice(b"\n\n");
-}
-
-fn put_json<T: Serialize + ?Sized>(value: &T, out: &mut BytesMut) {
-    let written = serde_json::to_writer(out.writer(), value);
-    debug_assert!(
-        written.is_ok(),
-        "a buffer takes whatever is written, and these values are JSON"
-    );
 }
