@@ -219,11 +219,15 @@ impl Families {
     }
 }
 
-fn is_metric_name(name: &str) -> bool {
+/// Whether Prometheus takes it as the name of a metric.
+#[must_use]
+pub fn is_metric_name(name: &str) -> bool {
     is_name(name, |c| c == '_' || c == ':')
 }
 
-fn is_label_name(name: &str) -> bool {
+/// Whether Prometheus takes it as the name of a label.
+#[must_use]
+pub fn is_label_name(name: &str) -> bool {
     is_name(name, |c| c == '_')
 }
 

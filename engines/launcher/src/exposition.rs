@@ -3,6 +3,8 @@
 //! # Source
 //! <https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>
 
+use genset_backend_common::series::{is_label_name, is_metric_name};
+
 /// Labels that a sample may have.
 const MAX_LABELS: usize = 256;
 /// Above this whole numbers are not told apart.
@@ -102,20 +104,6 @@ pub(crate) fn unescaped(text: &str) -> String {
         }
     }
     plain
-}
-
-fn is_metric_name(name: &str) -> bool {
-    is_name(name, |c| c == '_' || c == ':')
-}
-
-fn is_label_name(name: &str) -> bool {
-    is_name(name, |c| c == '_')
-}
-
-fn is_name(name: &str, also: fn(char) -> bool) -> bool {
-    !name.starts_with(|c: char| c.is_ascii_digit())
-        && !name.is_empty()
-        && name.chars().all(|c| c.is_ascii_alphanumeric() || also(c))
 }
 
 #[cfg(test)]
