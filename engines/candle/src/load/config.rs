@@ -178,17 +178,7 @@ pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
     let value: Value =
         serde_json::from_slice(text).map_err(|error| LoadError::broken(path, error))?;
     let family = family(path, &value)?;
-    for key in REQUIRED {
-        let size = value.get(key).and_then(Value::as_u64);
-        if size.is_none() {
-            let problem = if value.get(key).is_some() {
-                "is no size"
-            } else {
-                "missing"
-            };
-            return Err(LoadError::bad_config(path, key, problem));
-        }
-    }
+    check_required(path, &value)?;
     let raw: Raw = serde_json::from_value(value).map_err(|error| LoadError::broken(path, error))?;
     let source = Source { path, family, raw };
     let config = source.config()?;
@@ -199,6 +189,21 @@ pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
         gguf_name: family.gguf_name(),
         naming: family.naming(),
     })
+}
+
+/// Checks the keys that have no default.
+///
+/// # Errors
+/// One of them is missing, or no size.
+pub(crate) fn check_required(path: &Path, value: &Value) -> Result<(), LoadError> {
+    for key in REQUIRED {
+        if value.get(key).and_then(Value::as_u64).is_none() {
+            let has_it = value.get(key).is_some();
+            let problem = if has_it { "is no size" } else { "missing" };
+            return Err(LoadError::bad_config(path, key, problem));
+        }
+    }
+    Ok(())
 }
 
 fn family(path: &Path, value: &Value) -> Result<Family, LoadError> {

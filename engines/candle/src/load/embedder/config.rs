@@ -36,16 +36,6 @@ const KNOWN: [&str; 5] = [
     "Qwen3Model",
 ];
 
-/// Keys that have no default.
-const REQUIRED: [&str; 6] = [
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
-];
-
 /// Whose encoder it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -96,13 +86,7 @@ pub(super) fn read(path: &Path, text: &[u8]) -> Result<Described, LoadError> {
     let Some((kind, purpose)) = encoder_of(&named) else {
         return of_decoder(path, value, &named);
     };
-    for key in REQUIRED {
-        if value.get(key).and_then(Value::as_u64).is_none() {
-            let has_it = value.get(key).is_some();
-            let problem = if has_it { "is no size" } else { "missing" };
-            return Err(LoadError::bad_config(path, key, problem));
-        }
-    }
+    decoder::check_required(path, &value)?;
     // Of the text, for the line of what has another type.
     let raw: Raw = serde_json::from_slice(text)
         .map_err(|error| LoadError::bad_config(path, "a key", error))?;
