@@ -5,18 +5,23 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use genset_backend_common::MetricsRegistry;
 use genset_runtime::discovery::Address;
-use genset_runtime::plane::{RequestPlane, TcpConfig, WireConfig, WirePlane};
+use genset_runtime::plane::{RequestPlane, TcpConfig, WireConfig, WirePlane, WireTls};
 
 use super::suite::{PlaneKind, plane_suite};
 
-plane_suite!(tcp, OverTcp);
+plane_suite!(tcp, OverTcp(|| None));
 
-struct OverTcp;
+/// Planes over TCP, each with what this gives it for TLS.
+pub(super) struct OverTcp<F: Fn() -> Option<WireTls>>(pub(super) F);
 
 #[async_trait]
-impl PlaneKind for OverTcp {
+impl<F: Fn() -> Option<WireTls> + Send + Sync> PlaneKind for OverTcp<F> {
     async fn plane(&self, config: WireConfig, metrics: &MetricsRegistry) -> Arc<dyn RequestPlane> {
-        Arc::new(WirePlane::tcp(TcpConfig::default(), config, metrics).unwrap())
+        let tcp = TcpConfig {
+            tls: (self.0)(),
+            ..TcpConfig::default()
+        };
+        Arc::new(WirePlane::tcp(tcp, config, metrics).unwrap())
     }
 
     async fn plane_at(
@@ -26,6 +31,7 @@ impl PlaneKind for OverTcp {
     ) -> Option<Arc<dyn RequestPlane>> {
         let tcp = TcpConfig {
             listen: process(address).parse().unwrap(),
+            tls: (self.0)(),
             ..TcpConfig::default()
         };
         let plane = WirePlane::tcp(tcp, config, &MetricsRegistry::default());

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use genset_backend_common::{EngineError, ErrorKind, MetricsRegistry};
 use genset_runtime::InstanceId;
 use genset_runtime::discovery::Address;
@@ -20,40 +19,16 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::log::Log;
 use super::scripted::{error, until_counted};
-use super::suite::{Pair, PlaneKind, count, erased, name, plane_suite};
-use super::tcp::process;
+use super::suite::{Pair, count, erased, name, plane_suite};
+use super::tcp::{OverTcp, process};
 use crate::plane::deaf;
 use crate::support::{ctx, soon};
 
-plane_suite!(tls, OverTls(Authority::new()));
-
-/// Planes whose certificates one authority signed.
-struct OverTls(Authority);
-
-#[async_trait]
-impl PlaneKind for OverTls {
-    async fn plane(&self, config: WireConfig, metrics: &MetricsRegistry) -> Arc<dyn RequestPlane> {
-        let tcp = TcpConfig {
-            tls: Some(self.0.tls()),
-            ..TcpConfig::default()
-        };
-        Arc::new(WirePlane::tcp(tcp, config, metrics).unwrap())
-    }
-
-    async fn plane_at(
-        &self,
-        address: &Address,
-        config: WireConfig,
-    ) -> Option<Arc<dyn RequestPlane>> {
-        let tcp = TcpConfig {
-            listen: process(address).parse().unwrap(),
-            tls: Some(self.0.tls()),
-            ..TcpConfig::default()
-        };
-        let plane = WirePlane::tcp(tcp, config, &MetricsRegistry::default());
-        Some(Arc::new(plane.unwrap()))
-    }
-}
+// Of certificates that one authority signed.
+plane_suite!(tls, {
+    let authority = Authority::new();
+    OverTcp(move || Some(authority.tls()))
+});
 
 /// A certificate authority.
 struct Authority {
