@@ -1,6 +1,7 @@
 //! [`ModelConfig`] from the `config.json` of a checkout, as `transformers` 4 and 5 write it.
 
 mod experts;
+mod required;
 pub(crate) mod rope;
 
 use std::path::Path;
@@ -8,6 +9,7 @@ use std::path::Path;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+pub(crate) use self::required::check_required;
 use super::checkout::Naming;
 use super::packed::{self, Scheme};
 use crate::error::LoadError;
@@ -26,16 +28,6 @@ pub(crate) const ARCHITECTURES: [&str; 11] = [
     "Phi3ForCausalLM",
     "SmolLM3ForCausalLM",
     "GptOssForCausalLM",
-];
-
-/// Keys that have no default.
-const REQUIRED: [&str; 6] = [
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "max_position_embeddings",
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -189,21 +181,6 @@ pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
         gguf_name: family.gguf_name(),
         naming: family.naming(),
     })
-}
-
-/// Checks the keys that have no default.
-///
-/// # Errors
-/// One of them is missing, or no size.
-pub(crate) fn check_required(path: &Path, value: &Value) -> Result<(), LoadError> {
-    for key in REQUIRED {
-        if value.get(key).and_then(Value::as_u64).is_none() {
-            let has_it = value.get(key).is_some();
-            let problem = if has_it { "is no size" } else { "missing" };
-            return Err(LoadError::bad_config(path, key, problem));
-        }
-    }
-    Ok(())
 }
 
 fn family(path: &Path, value: &Value) -> Result<Family, LoadError> {
