@@ -24,7 +24,9 @@ pub use holds::{Held, KvHolds};
 pub use receiving::receiving;
 
 use crate::context::RequestContext;
-use crate::error::{EngineError, ErrorKind};
+use crate::engine::Role;
+use crate::error::{EngineError, ErrorKind, RequestField};
+use crate::request::GenerateRequest;
 
 /// KV blocks on their way, in pieces. Dropping it ends the transfer.
 pub type KvBytes = Pin<Box<dyn Stream<Item = Result<Bytes, EngineError>> + Send>>;
@@ -58,6 +60,23 @@ impl TransferParams {
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.source_worker_id == 0
+    }
+}
+
+impl GenerateRequest {
+    /// What an instance in this role fetches before it goes on; `None` where it computes the prompt itself.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where a decode instance is told nothing.
+    pub fn blocks_to_fetch(&self, role: Role) -> Result<Option<&TransferParams>, EngineError> {
+        match (role, &self.transfer) {
+            (Role::Aggregated | Role::Prefill, _) => Ok(None),
+            (Role::Decode, Some(transfer)) => Ok(Some(transfer).filter(|params| !params.is_none())),
+            (Role::Decode, None) => Err(EngineError::invalid_argument(
+                RequestField::Transfer,
+                "a decode instance needs the transfer parameters of a prefill instance",
+            )),
+        }
     }
 }
 

@@ -134,16 +134,13 @@ impl Apart {
             // What ends with its first token needs no blocks.
             Role::Prefill if max_tokens.is_some_and(|max_tokens| max_tokens <= 1) => Ok(Leg::Whole),
             Role::Prefill => Ok(Leg::Prefill),
-            Role::Decode => match &request.transfer {
-                Some(transfer) if transfer.is_none() => Ok(Leg::Whole),
+            Role::Decode => match request.blocks_to_fetch(self.role)? {
+                None => Ok(Leg::Whole),
                 Some(transfer) => Ok(Leg::Decode(Fetch {
                     params: Blocks::read(&transfer.data)?.0.kv_transfer_params,
                     transfer: transfer.clone(),
                     door: self.door.clone(),
                 })),
-                None => Err(bad(
-                    "a decode instance needs the transfer parameters of a prefill instance",
-                )),
             },
         }
     }

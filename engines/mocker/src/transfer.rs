@@ -84,19 +84,9 @@ impl Transfers {
         &self,
         request: &GenerateRequest,
     ) -> Result<Option<TransferParams>, EngineError> {
-        if self.role != Role::Decode {
+        let Some(transfer) = request.blocks_to_fetch(self.role)? else {
             return Ok(None);
-        }
-        let Some(transfer) = &request.transfer else {
-            let problem = "a decode instance needs the transfer parameters of a prefill instance";
-            return Err(EngineError::invalid_argument(
-                RequestField::Transfer,
-                problem,
-            ));
         };
-        if transfer.is_none() {
-            return Ok(None);
-        }
         let (blocks, _) = Blocks::read(&transfer.data)?;
         if blocks.prompt_tokens != request.tokens()?.len() {
             let problem = "the blocks are those of another prompt";

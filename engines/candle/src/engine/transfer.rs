@@ -142,17 +142,9 @@ impl Transfers {
         &self,
         request: &GenerateRequest,
     ) -> Result<Option<TransferParams>, EngineError> {
-        if self.role != Role::Decode {
+        let Some(transfer) = request.blocks_to_fetch(self.role)? else {
             return Ok(None);
-        }
-        let Some(transfer) = &request.transfer else {
-            return Err(bad(
-                "a decode instance needs the transfer parameters of a prefill instance",
-            ));
         };
-        if transfer.is_none() {
-            return Ok(None);
-        }
         let (blocks, _) = Blocks::read(&transfer.data)?;
         if Some(&blocks.layout) != self.layout.as_ref() {
             let ours = self.layout.as_ref().map(ToString::to_string);
