@@ -27,8 +27,8 @@ use std::sync::Arc;
 use genset_backend_common::output::{OutputStream, PredictionTokens};
 use genset_backend_common::{
     Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
-    GenerateRequest, GuidedDecoding, LLMEngine, RequestContext, RequestField, Role, StartContext,
-    TokenId, async_trait, controls::Adapter, kv::salt_root, request::Shared, transfer::receiving,
+    GenerateRequest, LLMEngine, RequestContext, RequestField, Role, StartContext, TokenId,
+    async_trait, controls::Adapter, kv::salt_root, transfer::receiving,
 };
 use genset_sampling::Sampler;
 use genset_sampling::guided::{Guide, GuideFactory};
@@ -242,10 +242,7 @@ impl Running {
             .vocab_size
             .map_or(0, |size| usize::try_from(size.get()).unwrap_or(usize::MAX));
         let sampler = Sampler::try_new(&request, vocab_size, random_seed())?;
-        let guide = match request.guided.clone() {
-            Some(guided) => Some(self.compile(guided, &request).await?),
-            None => None,
-        };
+        let guide = self.guide(&request).await?;
         let sampler = sampler.with_ends(guide.as_ref().map_or(&[][..], Guide::ends));
         let max_tokens = request.max_tokens(config.context_length_tokens);
         let far = ctx.child();
@@ -300,12 +297,11 @@ impl Running {
         Ok(receiving(outputs, fetch))
     }
 
-    /// Compiles a grammar where it holds up nobody. A resumed request goes on where its tokens left it.
-    async fn compile(
-        &self,
-        guided: Shared<GuidedDecoding>,
-        request: &GenerateRequest,
-    ) -> Result<Guide, EngineError> {
+    /// Compiles a request's grammar where it holds up nobody.
+    async fn guide(&self, request: &GenerateRequest) -> Result<Option<Guide>, EngineError> {
+        if request.guided.is_none() {
+            return Ok(None);
+        }
         let none = || {
             EngineError::unsupported(
                 RequestField::Guided,
@@ -313,20 +309,14 @@ impl Running {
             )
         };
         let guides = self.serving.guides.clone().ok_or_else(none)?;
-        let tokens = request.tokens()?;
-        let resumed = usize::try_from(request.resumed_tokens).unwrap_or(usize::MAX);
-        let resumed = tokens[tokens.len().saturating_sub(resumed)..].to_vec();
+        let request = request.clone();
         let permit = Arc::clone(&self.compiling)
             .acquire_owned()
             .await
             .map_err(|_| has_stopped())?;
         let compiling = spawn_blocking(move || {
             let _permit = permit;
-            let mut guide = guides.compile(&guided)?;
-            resumed
-                .into_iter()
-                .try_for_each(|token| guide.accept(token))?;
-            Ok(guide)
+            guides.compile_for(&request)
         });
         compiling.await.unwrap_or_else(|_| {
             Err(EngineError::internal(

@@ -184,27 +184,21 @@ impl Serving {
         Ok(outputs)
     }
 
-    /// Compiles a request's grammar where it holds up nobody. A resumed request goes on where its tokens left it.
+    /// Compiles a request's grammar where it holds up nobody.
     async fn guide(&self, request: &GenerateRequest) -> Result<Option<Guide>, EngineError> {
-        let Some(guided) = request.guided.clone() else {
+        if request.guided.is_none() {
             return Ok(None);
-        };
+        }
         let guides = self.guides.clone().ok_or_else(|| {
             let problem = "needs a vocabulary that grammars can be compiled for";
             EngineError::unsupported(RequestField::Guided, problem)
         })?;
-        let tokens = request.tokens()?;
-        let resumed = usize::try_from(request.resumed_tokens).unwrap_or(usize::MAX);
-        let resumed = tokens[tokens.len().saturating_sub(resumed)..].to_vec();
+        let request = request.clone();
         let permit = Arc::clone(&self.compiling).acquire_owned().await;
         let permit = permit.map_err(|_| has_stopped())?;
         let compiling = spawn_blocking(move || {
             let _permit = permit;
-            let mut guide = guides.compile(&guided)?;
-            for token in resumed {
-                guide.accept(token)?;
-            }
-            Ok(Some(guide))
+            guides.compile_for(&request)
         });
         let compiled = compiling.await;
         compiled.unwrap_or_else(|error| {

@@ -103,29 +103,23 @@ impl Model {
         can
     }
 
-    /// Compiles a request's grammar. A resumed request goes on where its tokens left it.
+    /// Compiles a request's grammar.
     async fn guide(&self, request: &GenerateRequest) -> Result<Option<Guide>, EngineError> {
-        let Some(guided) = request.guided.clone() else {
+        if request.guided.is_none() {
             return Ok(None);
-        };
+        }
         let guides = self.guides.clone().ok_or_else(|| {
             let problem = "needs a tokenizer that grammars can be compiled for";
             EngineError::unsupported(RequestField::Guided, problem)
         })?;
-        let tokens = request.tokens()?;
-        let resumed = usize::try_from(request.resumed_tokens).unwrap_or(usize::MAX);
-        let resumed = tokens[tokens.len().saturating_sub(resumed)..].to_vec();
+        let request = request.clone();
         let permit = Arc::clone(&self.compiling).acquire_owned().await;
         let permit = permit.map_err(|_| {
             EngineError::engine_shutdown("the engine has stopped; send the request again")
         })?;
         let compiled = blocking(move || {
             let _permit = permit;
-            let mut guide = guides.compile(&guided)?;
-            for token in resumed {
-                guide.accept(token)?;
-            }
-            Ok(Some(guide))
+            guides.compile_for(&request)
         });
         compiled.await?
     }

@@ -82,9 +82,7 @@ impl Sampler {
                 problem,
             ));
         }
-        let tokens = request.tokens()?;
-        let resumed = usize::try_from(request.resumed_tokens).unwrap_or(usize::MAX);
-        let (prompt, output) = tokens.split_at(tokens.len().saturating_sub(resumed));
+        let (prompt, output) = prompt_and_resumed(request)?;
         let temperature = options.temperature.unwrap_or(0.0);
         let top_k = options.top_k.and_then(|k| usize::try_from(k).ok());
         Ok(Self {
@@ -278,6 +276,18 @@ impl Sampler {
 )]
 fn nucleus_floor(top_p: f64, total: f64, vocab_size: usize) -> f32 {
     (0.5 * (1.0 - top_p) * total / vocab_size as f64) as f32
+}
+
+/// The tokens of a request: the client's, and those that another instance generated.
+///
+/// # Errors
+/// `Unsupported` for a request that has no tokens.
+pub(crate) fn prompt_and_resumed(
+    request: &GenerateRequest,
+) -> Result<(&[TokenId], &[TokenId]), EngineError> {
+    let tokens = request.tokens()?;
+    let resumed = usize::try_from(request.resumed_tokens).unwrap_or(usize::MAX);
+    Ok(tokens.split_at(tokens.len().saturating_sub(resumed)))
 }
 
 fn banned(stop: &StopConditions) -> Vec<TokenId> {

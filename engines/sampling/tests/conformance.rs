@@ -52,15 +52,8 @@ impl Answering {
     fn new(request: &GenerateRequest, guides: &GuideFactory) -> Result<Self, EngineError> {
         let seed = NEXT_SEED.fetch_add(1, Ordering::Relaxed);
         let context = request.tokens()?.to_vec();
-        let guide = request.guided.as_deref().map(|it| guides.compile(it));
-        let mut guide = guide.transpose()?;
-        if let Some(guide) = &mut guide {
-            // What another instance has answered stands in the text.
-            let resumed = usize::try_from(request.resumed_tokens).unwrap();
-            for token in &context[context.len() - resumed..] {
-                guide.accept(*token)?;
-            }
-        }
+        // What another instance has answered stands in the text.
+        let guide = guides.compile_for(request)?;
         let sampler = Sampler::try_new(request, VOCAB_SIZE, seed)?;
         let ends = guide.as_ref().map_or(&[][..], Guide::ends);
         Ok(Self {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use genset_backend_common::config::GuidedKind;
-use genset_backend_common::{EngineError, GuidedDecoding, TokenId};
+use genset_backend_common::{EngineError, GenerateRequest, GuidedDecoding, TokenId};
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{ParserFactory, panic_utils};
@@ -14,6 +14,7 @@ use super::error::VocabularyError;
 use super::guide::Guide;
 use super::limits::GuideLimits;
 use super::vocabulary::Vocabulary;
+use crate::sampler::prompt_and_resumed;
 
 /// Compiles guided requests for one model's vocabulary.
 ///
@@ -116,6 +117,22 @@ impl GuideFactory {
             Arc::clone(&self.eos),
             self.vocabulary.len(),
         ))
+    }
+
+    /// The guide of a request, if it has one to follow. That of a resumed request stands where its tokens left it.
+    ///
+    /// # Errors
+    /// As [`compile`](Self::compile), and as [`Guide::accept`] for resumed tokens; `Unsupported` for a request that has no tokens.
+    pub fn compile_for(&self, request: &GenerateRequest) -> Result<Option<Guide>, EngineError> {
+        let Some(guided) = &request.guided else {
+            return Ok(None);
+        };
+        let (_, resumed) = prompt_and_resumed(request)?;
+        let mut guide = self.compile(guided)?;
+        for token in resumed {
+            guide.accept(*token)?;
+        }
+        Ok(Some(guide))
     }
 }
 
