@@ -21,7 +21,7 @@ from genset._declared import warn_of_sampling
 from genset._frames import pack, unpack
 from genset._bodies import Bodies
 from genset._handler import Answering, Codec, Encoder, Handler, Plain, checked
-from genset.engine import USUAL_SAMPLING, Context
+from genset.engine import ROLES, USUAL_SAMPLING, Context
 from genset.exceptions import EngineError, EngineShutdown, Internal, InvalidArgument
 from genset.runtime import Check, Endpoint, Service
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
@@ -70,6 +70,11 @@ async def register_llm(
     kv_ranks: bool = False,
     data_parallel_size: int = 1,
     total_kv_blocks: int | None = None,
+    vocab_size: int | None = None,
+    max_num_seqs: int | None = None,
+    role: str = "aggregated",
+    media: Sequence[str] = (),
+    priority: bool = False,
     max_running_requests: int = 1024,
     max_waiting_requests: int = 4096,
     idle_timeout: float | None = None,
@@ -84,9 +89,23 @@ async def register_llm(
     end of a longer prompt, so requests with a seed, a penalty or a grammar, whose rest that is not, are lost with their instance once
     their answer has begun. With `resume` these go on too, and the handler takes the last `resumed_tokens` of `token_ids` as generated:
     seeds draw on behind them, penalties count them, grammars go on from them. `user_data` is published as it is. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
-    are let through. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent.
+    are let through. With `priority` the handler honours that of its requests, the larger first; without it a request with one is
+    refused. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent.
     `data_parallel_size` is the number of ranks, of which a request may name one (`data_parallel_rank`); with `kv_ranks` the
     `KvEventPublisher` is told the rank of each event, and routers choose among the ranks.
+    `vocab_size` is what token ids are below; without it that of the model's files. `max_num_seqs`, how many requests the handler runs at
+    once, is published; `max_running_requests` is what it is never given more of.
+
+    `role` is the part of a model in two pools, `prefill` or `decode`: handlers at two endpoints, of components of their own, registered
+    with the same arguments but for it. Both get the client's request. A prefill handler answers with one token and, in the chunk
+    with the `finish_reason` `length`, `transfer`: a map with `data`, for the decode handler, of what JSON can hold. What ends with its
+    first token has none. A decode handler finds it as `request["transfer"]`, and answers all, the first token again included; where
+    `source_worker_id` is 0 in it, nothing was computed, and the handler does that too.
+
+    `media` is what chats may have beside text, of `image` and `audio`. Such a chat comes as `messages`, with parts of the types
+    `image_url`, whose `url` is a `data:` URL, and `input_audio`; the handler makes the prompt, and says how long it was with
+    `completion_usage`. All else comes as `token_ids`. `role`, `media` and `priority` are for `ModelType.Backend`.
+
     `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit; without it 120 for tokens, and none for bodies and
     embeddings: a body that is not streamed is one item at the end. Then the request's deadline alone ends it, of 600 s unless its client
     gave another.
@@ -99,6 +118,7 @@ async def register_llm(
         raise InvalidArgument("only Chat and Completion go together: one handler reads tokens or bodies", field="model_type")
     if resume and model_type is not ModelType.Backend:
         raise InvalidArgument("only answers of tokens, of a ModelType.Backend, go on at another instance", field="resume")
+    _check(model_type, role, media, priority, vocab_size, max_num_seqs)
     runtime = endpoint.runtime
     if any(service.name == endpoint.name for service in runtime._services):
         raise InvalidArgument(f"{endpoint.name} is served already: call register_llm before serve_endpoint")
@@ -113,25 +133,31 @@ async def register_llm(
     if idle_timeout is None:
         idle_timeout = _SPEC["idle_timeout_s"] if model_type is ModelType.Backend else 0.0
     moves = migration_limit > 0 and model_type is ModelType.Backend
+    kind = "text" if has_bodies else "embed" if model_type is ModelType.Embedding else "tokens"
     engine: dict[str, Any] = {
         "model": name,
         "context_length_tokens": context_length or 0,
-        "vocab_size": None,
+        "vocab_size": vocab_size,
         "kv_block_size": kv_cache_block_size,
         "kv_total_blocks": total_kv_blocks,
-        "max_num_seqs": None,
+        "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": None,
         "data_parallel_size": data_parallel_size,
         "capabilities": {
-            "inputs": ["text" if has_bodies else "embed" if model_type is ModelType.Embedding else "tokens"],
+            # Media are parts of messages.
+            "inputs": [kind, "chat"] if media else [kind],
+            "media": list(media),
             "whole_bodies": has_bodies,
             "sampling": list(sampling or ()),
             "max_logprobs": max_logprobs,
             "guided": list(guided),
+            "priority": priority,
             "kv_events": kv_events,
             "kv_ranks": kv_ranks,
             "resume": moves and resume,
             "resume_as_prompt": moves and not resume,
+            # Of both pools the same, as all that a model's instances publish.
+            "roles": [] if role == "aggregated" else ["prefill", "decode"],
         },
         "canary": _canary(name, model_type) if has_bodies else None,
     }
@@ -141,6 +167,7 @@ async def register_llm(
         folder,
         aliases=list(aliases),
         endpoint_types=_endpoint_types(model_type),
+        role=role,
         migration_limit=migration_limit,
         user_data=user_data,
         tool_parser=tool_parser,
@@ -150,10 +177,33 @@ async def register_llm(
         max_waiting=max_waiting_requests,
         idle_timeout_s=idle_timeout,
     )
-    runtime._models[endpoint.name] = _Registered(spec, Bodies(endpoint.name, name) if has_bodies else Tokens(endpoint.name))
+    codec = Bodies(endpoint.name, name) if has_bodies else Tokens(endpoint.name, spec["worker_id"])
+    runtime._models[endpoint.name] = _Registered(spec, codec)
 
 
 _BODIES = ModelType.Chat | ModelType.Completion
+_MEDIA = ("image", "audio")
+_MOST = 2**32 - 1
+
+
+def _check(
+    model_type: ModelType, role: str, media: Sequence[str], priority: bool, vocab_size: int | None, max_num_seqs: int | None
+) -> None:
+    """Refuses what is no value of an argument, and what is not for a handler of this type."""
+    if role not in ROLES:
+        raise InvalidArgument(f"{role!r} is none of {', '.join(ROLES)}", field="role")
+    if isinstance(media, str) or any(kind not in _MEDIA for kind in media):
+        raise InvalidArgument(f"{media!r} is no list of {', '.join(_MEDIA)}", field="media")
+    if not isinstance(priority, bool):
+        raise InvalidArgument(f"{priority!r} does not say whether the handler honours it: give True or False", field="priority")
+    for name, size in (("vocab_size", vocab_size), ("max_num_seqs", max_num_seqs)):
+        if size is not None and (type(size) is not int or not 1 <= size <= _MOST):
+            raise InvalidArgument(f"{size!r} is no whole number from 1 to {_MOST}", field=name)
+    if vocab_size is not None and model_type & _BODIES:
+        raise InvalidArgument("is about token ids, and a handler of bodies gets none", field="vocab_size")
+    for name, is_given in (("role", role != "aggregated"), ("media", bool(media)), ("priority", priority)):
+        if is_given and model_type is not ModelType.Backend:
+            raise InvalidArgument("is for a ModelType.Backend: a body comes whole, and embeddings have none", field=name)
 
 _SPEC: dict[str, Any] = {
     "aliases": [],
@@ -174,7 +224,8 @@ def model_spec(
     endpoint: Endpoint, engine: dict[str, Any], folder: str | None, *, user_data: Mapping[str, Any] | None, **options: Any
 ) -> dict[str, Any]:
     """What the native module is told of a model: of its engine, of where its files are, and what else differs from `_SPEC`."""
-    spec = {**_SPEC, "endpoint": endpoint.path, "worker_id": _worker_id(endpoint), "engine": engine, "model_path": folder}
+    worker_id = _worker_id(endpoint, engine["model"])
+    spec = {**_SPEC, "endpoint": endpoint.path, "worker_id": worker_id, "engine": engine, "model_path": folder}
     spec["user_data"] = None if user_data is None else dict(user_data)
     return {**spec, **options}
 
@@ -205,10 +256,12 @@ def _canary(name: str, model_type: ModelType) -> dict[str, Any]:
     return {"model": name, "input": {"text": json.dumps(body)}}
 
 
-def _worker_id(endpoint: Endpoint) -> int:
-    """The runtime's id for the first model of a component, beside which its worker serves endpoints of fixed names."""
+def _worker_id(endpoint: Endpoint, name: str) -> int:
+    """The runtime's id for the first model of a component, beside which its worker serves endpoints of fixed names, and for the first
+    of the instances of a model, which routers tell apart by it."""
     component = endpoint.path[:2]
-    taken = any(model.component == component for model in endpoint.runtime._models.values() if isinstance(model, _Registered))
+    models = [model for model in endpoint.runtime._models.values() if isinstance(model, _Registered)]
+    taken = any(model.component == component or model.model == name for model in models)
     return endpoint.runtime._bridge.node.new_instance_id() if taken else endpoint.runtime.worker_id
 
 
@@ -219,6 +272,7 @@ class _Registered:
         self._spec = spec
         self._codec = codec
         self.component = spec["endpoint"][:2]
+        self.model = spec["engine"]["model"]
         self.number: int | None = None
         """Of its service, once it is served."""
 
@@ -237,9 +291,10 @@ _ANSWERS = ("token_ids", "text", "embeddings", "scores", "finish_reason")
 class _TokenAnswer(Answer):
     """The answer of a `ModelType.Backend`; one that is none is refused with what is wrong about it."""
 
-    def __init__(self, request: GenerateRequest, endpoint: str) -> None:
+    def __init__(self, request: GenerateRequest, endpoint: str, worker_id: int | None) -> None:
         super().__init__(request)
         self._endpoint = endpoint
+        self._worker_id = worker_id
         self._is_begun = False
 
     def plain(self, chunk: GenerateChunk) -> bytes | None:
@@ -253,6 +308,11 @@ class _TokenAnswer(Answer):
         if not any(name in chunk for name in _ANSWERS):
             has = ", ".join(map(str, chunk)) or "nothing"
             raise Internal(f"an answer of {self._endpoint} has {has}, and none of {', '.join(_ANSWERS)}")
+        transfer: Any = chunk.get("transfer")
+        if transfer is not None and chunk.get("finish_reason") is None:
+            raise Internal(f"an answer of {self._endpoint} has transfer without finish_reason; they belong into the same chunk, the last")
+        if transfer is not None and not (isinstance(transfer, dict) and "data" in transfer):
+            raise Internal(f"the transfer of an answer of {self._endpoint} has no data; give {{'data': ...}}, for the decode handler")
         return super().items(chunk)
 
     def finish(self) -> list[bytes]:
@@ -262,16 +322,25 @@ class _TokenAnswer(Answer):
             )
         return super().finish()
 
+    def _finished(self, chunk: GenerateChunk, reason: Any, last: dict[str, Any]) -> dict[str, Any]:
+        finished = super()._finished(chunk, reason, last)
+        if self._worker_id is not None and finished.get("transfer") is not None:
+            # A handler need not know who it is.
+            finished["transfer"] = {"source_worker_id": self._worker_id, **finished["transfer"]}
+        return finished
+
 
 class Tokens:
     """Requests and answers of a `ModelType.Backend`."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, worker_id: int | None = None) -> None:
+        """`worker_id` is that of what prefill answers hand over, where they name none."""
         self._endpoint = endpoint
+        self._worker_id = worker_id
 
     def request(self, payload: bytes) -> tuple[Any, Encoder]:
         request = request_from_wire(unpack(payload))
-        return request, _TokenAnswer(request, self._endpoint)
+        return request, _TokenAnswer(request, self._endpoint, self._worker_id)
 
 
 class ModelService(Service):
