@@ -279,7 +279,7 @@ impl GuardedStream {
                 match self.guard.judge(output) {
                     Some(item) => {
                         if self.guard.is_cut {
-                            self.outputs = None;
+                            self.drop_outputs();
                             self.abort.send();
                         }
                         Poll::Ready(item)
@@ -295,7 +295,7 @@ impl GuardedStream {
             Ok(Poll::Ready(None)) => Poll::Ready(Err(CancelReason::EngineDead.to_error())),
             Ok(Poll::Pending) => self.poll_limits(cx),
             Err(panic) => {
-                self.outputs = None;
+                self.drop_outputs();
                 self.guard.violation(Violation::Panic);
                 Poll::Ready(Err(panic_error(&self.guard.ctx, &*panic)))
             }
@@ -373,7 +373,7 @@ impl GuardedStream {
         let ended_by_engine =
             matches!(end, RequestEnd::Finished(reason) if reason != FinishReason::Cancelled);
         if !ended_by_engine {
-            self.outputs = None;
+            self.drop_outputs();
             self.abort.send();
         }
         self.places = None;
@@ -392,17 +392,26 @@ impl GuardedStream {
 
     /// After the terminal: one look for an item that must not be there.
     fn poll_rest(&mut self, cx: &mut Context<'_>) {
-        let Some(mut outputs) = self.outputs.take() else {
+        let Some(outputs) = self.outputs.as_mut() else {
             return;
         };
         let polled =
-            std::panic::catch_unwind(AssertUnwindSafe(|| Pin::new(&mut outputs).poll_next(cx)));
+            std::panic::catch_unwind(AssertUnwindSafe(|| Pin::new(&mut *outputs).poll_next(cx)));
+        let is_more = outputs.violation().is_some();
         match polled {
-            Ok(_) if outputs.violation().is_some() => {
-                self.guard.violation(Violation::ItemAfterTerminal)
-            }
+            Ok(_) if is_more => self.guard.violation(Violation::ItemAfterTerminal),
             Ok(_) => {}
             Err(_panic) => self.guard.violation(Violation::Panic),
+        }
+        self.drop_outputs();
+    }
+
+    /// Drops the engine's stream. What panics in it then ends here.
+    fn drop_outputs(&mut self) {
+        let outputs = self.outputs.take();
+        let dropped = std::panic::catch_unwind(AssertUnwindSafe(|| drop(outputs)));
+        if dropped.is_err() {
+            self.guard.violation(Violation::Panic);
         }
     }
 }
@@ -428,6 +437,7 @@ impl Stream for GuardedStream {
 impl Drop for GuardedStream {
     fn drop(&mut self) {
         self.end(RequestEnd::Dropped);
+        self.drop_outputs();
     }
 }
 

@@ -239,6 +239,49 @@ async fn a_panic_after_the_terminal_is_counted_and_not_seen() {
     stop_cleanly(&handle).await;
 }
 
+/// What an engine's stream holds, and gives back in a way that fails.
+struct PanicsOnDrop;
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        panic!("in drop");
+    }
+}
+
+/// A token, what `rest` says, and then silence.
+fn panics_on_drop(rest: Vec<Item>) -> OutputStream {
+    let held = PanicsOnDrop;
+    let items = stream::iter([token(1)].into_iter().chain(rest)).chain(stream::pending());
+    OutputStream::from_raw(Box::pin(items.inspect(move |_| {
+        let _held = &held;
+    })))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_of_a_stream_that_is_dropped_is_counted_and_not_seen() {
+    let world = World::new();
+    let handle = serving(&world, config()).await;
+    world.answer_with(|_, _| Ok(panics_on_drop(vec![stop(1)])));
+    let outputs = world.generate(request(), RequestContext::new("read"));
+    assert_eq!(read(outputs.await.unwrap()).await, stopped(&[1]));
+    assert_eq!(violations(&world), [(Violation::Panic, 1)]);
+
+    let outputs = world.generate(request(), RequestContext::new("at its terminal"));
+    let mut outputs = outputs.await.unwrap();
+    outputs.next().await.unwrap().unwrap();
+    outputs.next().await.unwrap().unwrap();
+    drop(outputs);
+    assert_eq!(violations(&world), [(Violation::Panic, 2)]);
+
+    world.answer_with(|_, _| Ok(panics_on_drop(Vec::new())));
+    let outputs = world.generate(request(), RequestContext::new("left"));
+    let mut outputs = outputs.await.unwrap();
+    outputs.next().await.unwrap().unwrap();
+    drop(outputs);
+    assert_eq!(violations(&world), [(Violation::Panic, 3)]);
+    stop_cleanly(&handle).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_tokenizes_counts_the_prompt_itself() {
     let world = World::new();
