@@ -72,6 +72,7 @@ impl Effects {
         let (limit, adapters) = (config.start_timeout, self.adapters.clone());
         Box::pin(async move {
             let call = async move {
+                config.validate()?;
                 let declared = engine.start(start).await?;
                 let (declared, card) = config.apply(declared)?;
                 adapters.begin(&*engine, &config.adapters, &card).await?;

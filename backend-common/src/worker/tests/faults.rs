@@ -195,6 +195,20 @@ async fn a_config_that_makes_no_sense_counts_as_a_failed_start() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_worker_with_a_setting_that_cannot_work_does_not_start_its_engine() {
+    let world = World::new();
+    let mut config = config();
+    config.limits.max_running = 0;
+    let report = ended(&spawn(&world, config)).await;
+    assert_eq!(report.outcome, Failed(StartFailed(Fault::Error)));
+    assert_eq!(
+        report.error.unwrap().at().map(|at| at.name()),
+        Some("max_running")
+    );
+    assert_eq!(world.calls(), [Cleanup]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_fault_while_stopping_never_keeps_a_worker_from_its_end() {
     let table: &[(Call, Act, Outcome)] = &[
         (Drain, Succeed, Clean),
