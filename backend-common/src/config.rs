@@ -43,8 +43,9 @@ pub struct EngineConfig {
     pub kv_block_size: Option<NonZeroU32>,
     /// KV blocks in all.
     pub kv_total_blocks: Option<u64>,
-    /// Sequences the engine runs at once; others wait or are refused as `Overloaded`. One that runs only a few says so, for
-    /// a Worker would send it more.
+    /// Sequences the engine runs at once; others wait in it or are refused by it, as `Overloaded`. One that runs only a few says
+    /// so, for operators and the conformance kit. A Worker does not look at it: it sends up to
+    /// [`RequestLimits::max_running`](crate::worker::RequestLimits::max_running) requests.
     pub max_num_seqs: Option<u32>,
     /// Tokens the engine takes in one step.
     pub max_num_batched_tokens: Option<u32>,

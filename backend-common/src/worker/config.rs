@@ -64,13 +64,15 @@ pub struct WorkerConfig {
 /// Limits on the requests of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// Requests in the engine at once, at least 1. More wait.
+    /// Requests in the engine at once, at least 1. More wait. What the engine declares as
+    /// [`max_num_seqs`](EngineConfig::max_num_seqs) does not lower it: which of them come first is the engine's choice.
     pub max_running: usize,
     /// Requests that may wait. More are refused as `Overloaded`.
     pub max_waiting: usize,
     /// Deadline of requests that bring none; `None` for no deadline.
     pub request_timeout: Option<Duration>,
-    /// The longest silence between two items of a stream, met within twice its length; `None` for no limit.
+    /// The longest silence between two items of a stream, met within twice its length; `None` for no limit. It counts from when
+    /// `generate` has returned the stream.
     pub idle_timeout: Option<Duration>,
 }
 

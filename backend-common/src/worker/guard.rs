@@ -237,7 +237,8 @@ impl GuardedStream {
         idle_timeout: Option<Duration>,
     ) -> Self {
         let cancelled = Box::pin(guard.ctx.cancelled_owned());
-        let clock = Clock::new(guard.ctx.deadline(), idle_timeout, started);
+        // The engine may have kept the request waiting in `generate`, which is no silence of the stream.
+        let clock = Clock::new(guard.ctx.deadline(), idle_timeout, Instant::now());
         let places = Some(places);
         let (items, is_ended) = (0, false);
         let span = guard.ctx.span();

@@ -50,6 +50,8 @@ pub(super) enum Act {
     Error,
     Panic,
     Hang,
+    /// Succeeds after a time.
+    Late(Duration),
 }
 
 impl Act {
@@ -59,6 +61,10 @@ impl Act {
             Self::Error => Err(EngineError::internal(format!("{call:?} fails as planned"))),
             Self::Panic => panic!("{call:?} panics as planned"),
             Self::Hang => std::future::pending().await,
+            Self::Late(time) => {
+                tokio::time::sleep(time).await;
+                Ok(())
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::{FutureExt, StreamExt};
 use tokio::time::Instant;
 
-use super::fakes::Act::Hang;
+use super::fakes::Act::{Hang, Late};
 use super::fakes::Call::Generate;
 use super::fakes::{PROMPT_TOKENS, World};
 use super::fakes::{
@@ -187,6 +187,20 @@ async fn a_silent_engine_meets_the_idle_limit_and_a_slow_one_does_not() {
 
     world.answer_with(move |request, ctx| Ok(slowly(request, ctx, idle - Duration::from_secs(1))));
     let answer = read(send(&world, "slow").await.unwrap()).await;
+    assert_eq!(answer.tokens, [0, 1, 2, 3]);
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_wait_for_a_place_inside_generate_is_no_silence_of_the_stream() {
+    let idle = Duration::from_secs(10);
+    let mut config = config();
+    config.limits.idle_timeout = Some(idle);
+    let world = World::new();
+    let handle = serving(&world, config).await;
+    world.answer_with(move |request, ctx| Ok(slowly(request, ctx, idle / 2)));
+    world.plan(Generate, [Late(idle * 3)]);
+    let answer = read(send(&world, "waited").await.unwrap()).await;
     assert_eq!(answer.tokens, [0, 1, 2, 3]);
     stop_cleanly(&handle).await;
 }
