@@ -2,10 +2,11 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use futures_core::Stream;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use super::{Finish, Output, OutputStream, TextChunk, TokenChunk};
 use crate::context::RequestContext;
@@ -62,7 +63,7 @@ where
     F: FnOnce(OutputWriter) -> Fut,
     Fut: Future<Output = Result<Finish, EngineError>> + Send + 'static,
 {
-    let slot = Arc::new(Mutex::new(None));
+    let slot = Arc::new(Slot::default());
     let writer = OutputWriter {
         slot: Arc::clone(&slot),
         ctx: ctx.clone(),
@@ -78,10 +79,11 @@ where
     }))
 }
 
-/// The writing side of [`stream`], given to its body.
+/// The writing side of [`stream`], given to its body. It may be shared, and moved into a task of the body's: once the stream has
+/// ended, a write fails.
 #[derive(Debug)]
 pub struct OutputWriter {
-    slot: Arc<Mutex<Option<Output>>>,
+    slot: Arc<Slot>,
     ctx: RequestContext,
 }
 
@@ -89,7 +91,7 @@ impl OutputWriter {
     /// Streams one token.
     ///
     /// # Errors
-    /// `Cancelled` when the request was cancelled; pass it on with `?`.
+    /// `Cancelled` when the request was cancelled or its stream has ended; pass it on with `?`.
     ///
     /// # Cancel safety
     /// A write dropped before it finished may or may not have streamed its item.
@@ -150,19 +152,13 @@ impl OutputWriter {
 
     async fn send(&self, output: Output) -> Result<(), EngineError> {
         let mut output = Some(output);
-        // The body is polled by the stream itself, right after an item was taken, so no waker has to be kept.
-        std::future::poll_fn(|_| {
+        std::future::poll_fn(|cx| {
             if self.ctx.is_cancelled() {
                 return Poll::Ready(Err(self.cancelled()));
             }
-            let mut slot = self.slot.lock();
-            match output.take() {
-                Some(item) if slot.is_none() => *slot = Some(item),
-                Some(item) => output = Some(item),
-                None if slot.is_none() => return Poll::Ready(Ok(())),
-                None => {}
-            }
-            Poll::Pending
+            self.slot
+                .poll_put(&mut output, cx)
+                .map_err(|Closed| self.cancelled())
         })
         .await
     }
@@ -173,10 +169,91 @@ impl OutputWriter {
     }
 }
 
+/// The place for one item between the writers and their stream.
+///
+/// A body that writes by itself is polled by the stream, right after an item was taken, and needs no waking. Wakers are kept for
+/// writers that something else polls: a task, a set of futures.
+#[derive(Debug, Default)]
+struct Slot {
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    item: Option<Output>,
+    /// Nobody reads any more.
+    is_closed: bool,
+    /// The stream's, once it has found nothing.
+    reader: Option<Waker>,
+    /// Those of writers that have waited since one was last woken.
+    writers: SmallVec<[Waker; 1]>,
+}
+
+/// Nobody reads any more.
+struct Closed;
+
+impl Slot {
+    /// Puts an item, and waits until it was taken.
+    fn poll_put(
+        &self,
+        output: &mut Option<Output>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Closed>> {
+        let mut held = self.held.lock();
+        if held.item.is_none() && output.is_none() {
+            return Poll::Ready(Ok(()));
+        }
+        if held.is_closed {
+            return Poll::Ready(Err(Closed));
+        }
+        let mut reader = None;
+        if held.item.is_none() {
+            held.item = output.take();
+            reader = held.reader.take_if(|reader| !reader.will_wake(cx.waker()));
+        }
+        let is_known = |writer: &Waker| writer.will_wake(cx.waker());
+        if !held.writers.iter().any(is_known) {
+            held.writers.push(cx.waker().clone());
+        }
+        drop(held);
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+        Poll::Pending
+    }
+
+    /// Takes the item, if there is one; else the stream is woken once there is.
+    fn take(&self, cx: &Context<'_>) -> Option<Output> {
+        let mut held = self.held.lock();
+        let is_own = |waker: &Waker| waker.will_wake(cx.waker());
+        let Some(item) = held.item.take() else {
+            if !held.reader.as_ref().is_some_and(is_own) {
+                held.reader = Some(cx.waker().clone());
+            }
+            return None;
+        };
+        if !held.writers.iter().all(is_own) {
+            let writers = std::mem::take(&mut held.writers);
+            drop(held);
+            writers.into_iter().for_each(Waker::wake);
+        }
+        Some(item)
+    }
+
+    /// Tells the writers that nobody reads any more.
+    fn close(&self) {
+        let mut held = self.held.lock();
+        held.is_closed = true;
+        let writers = std::mem::take(&mut held.writers);
+        drop(held);
+        writers.into_iter().for_each(Waker::wake);
+    }
+}
+
 struct BodyStream<Fut, C> {
     body: Option<Pin<Box<Fut>>>,
     cancelled: Pin<Box<C>>,
-    slot: Arc<Mutex<Option<Output>>>,
+    slot: Arc<Slot>,
     ctx: RequestContext,
     streamed_tokens: u32,
     terminal: Option<Result<Finish, EngineError>>,
@@ -185,6 +262,7 @@ struct BodyStream<Fut, C> {
 impl<Fut, C> BodyStream<Fut, C> {
     fn finish(&mut self, result: Result<Finish, EngineError>) -> Result<Output, EngineError> {
         self.body = None;
+        self.slot.close();
         let finish = match result {
             Err(error) if error.kind() == ErrorKind::Cancelled && self.ctx.is_cancelled() => {
                 Finish::cancelled()
@@ -193,6 +271,12 @@ impl<Fut, C> BodyStream<Fut, C> {
         };
         let finished = finish.into_finished(self.ctx.prompt_tokens(), self.streamed_tokens);
         Ok(Output::Finished(Box::new(finished)))
+    }
+}
+
+impl<Fut, C> Drop for BodyStream<Fut, C> {
+    fn drop(&mut self) {
+        self.slot.close();
     }
 }
 
@@ -218,8 +302,7 @@ where
             this.body = None;
             this.terminal = Some(result);
         }
-        let item = this.slot.lock().take();
-        if let Some(item) = item {
+        if let Some(item) = this.slot.take(cx) {
             this.streamed_tokens = this.streamed_tokens.saturating_add(item.token_count());
             return Poll::Ready(Some(Ok(item)));
         }

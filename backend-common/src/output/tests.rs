@@ -1,9 +1,13 @@
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt, stream as raw};
+use tokio::task::JoinSet;
 
 use super::*;
 use crate::context::{CancelReason, RequestContext};
+use crate::request::TokenId;
 
 async fn collect(outputs: OutputStream) -> Vec<Result<Output, EngineError>> {
     outputs.collect().await
@@ -82,6 +86,85 @@ async fn a_body_may_write_right_before_it_returns() {
     let items = collect(outputs).await;
     assert_eq!((items.len(), tokens_of(&items)), (3, 4));
     assert_eq!(finished(items.last()).usage.completion_tokens, 4);
+}
+
+/// What a stream gives before a minute has passed, and its tokens in order of their ids.
+async fn in_a_minute(outputs: OutputStream) -> (Vec<Result<Output, EngineError>>, Vec<TokenId>) {
+    let limit = Duration::from_secs(60);
+    let items = tokio::time::timeout(limit, collect(outputs)).await.unwrap();
+    let mut tokens = Vec::new();
+    for item in &items {
+        if let Ok(Output::Tokens(chunk)) = item {
+            tokens.extend_from_slice(&chunk.token_ids);
+        }
+    }
+    tokens.sort_unstable();
+    (items, tokens)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_of_the_bodys_may_write() {
+    let outputs = stream(RequestContext::new("r"), |out| async move {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            for token in 0..4 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                out.token(token).await?;
+                out.token(token + 4).await?;
+            }
+            Ok::<_, EngineError>(())
+        });
+        while let Some(written) = tasks.join_next().await {
+            written.unwrap()?;
+        }
+        Ok(Finish::length())
+    });
+    let (items, tokens) = in_a_minute(outputs).await;
+    assert_eq!(tokens, [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(finished(items.last()).usage.completion_tokens, 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_of_a_set_of_futures_wait_for_each_other() {
+    let outputs = stream(RequestContext::new("r"), |out| async move {
+        let out = Arc::new(out);
+        let mut writes = FuturesUnordered::new();
+        for token in 0..4 {
+            let out = Arc::clone(&out);
+            writes.push(async move {
+                out.token(token).await?;
+                out.token(token + 4).await
+            });
+        }
+        while let Some(written) = writes.next().await {
+            written?;
+        }
+        Ok(Finish::length())
+    });
+    let (items, tokens) = in_a_minute(outputs).await;
+    assert_eq!(tokens, [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(finished(items.last()).usage.completion_tokens, 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_writes_is_told_that_the_stream_was_dropped() {
+    let tasks = Arc::new(parking_lot::Mutex::new(JoinSet::new()));
+    let spawning = Arc::clone(&tasks);
+    let mut outputs = stream(RequestContext::new("r"), move |out| async move {
+        spawning.lock().spawn(async move {
+            out.token(1).await?;
+            out.token(2).await
+        });
+        std::future::pending().await
+    });
+    outputs.next().await.unwrap().unwrap();
+    assert!(outputs.next().now_or_never().flatten().is_none());
+    tokio::task::yield_now().await;
+    drop(outputs);
+    let mut tasks = std::mem::take(&mut *tasks.lock());
+    let ended = tokio::time::timeout(Duration::from_secs(60), tasks.join_next());
+    let written = ended.await.unwrap().unwrap().unwrap();
+    assert_eq!(written.unwrap_err().kind(), ErrorKind::Cancelled);
 }
 
 #[tokio::test(start_paused = true)]
