@@ -411,7 +411,9 @@ impl Trial {
         }
         let built = std::mem::take(&mut *self.shared.built.lock());
         for engine in built {
-            let _ = tokio::time::timeout(Duration::from_secs(1), engine.cleanup()).await;
+            // The next check's engine may want what this one gives back: it has as long as a cleanup that is judged.
+            drop(self.call("cleanup", engine.cleanup()).await);
+            self.note_wait();
         }
     }
 
@@ -436,6 +438,9 @@ impl std::fmt::Debug for Trial {
 
 #[cfg(test)]
 mod tests {
+    use genset_backend_common::{
+        EngineConfig, EngineError, GenerateRequest, OutputStream, RequestContext, async_trait,
+    };
     use tokio::time::Instant;
 
     use super::*;
@@ -469,6 +474,55 @@ mod tests {
         assert_eq!(eight_seconds(0).await, (Err(late.clone()), seconds(5)));
         assert_eq!(eight_seconds(2).await, (Err(late), seconds(7)));
         assert_eq!(eight_seconds(4).await, (Ok(()), seconds(8)));
+    }
+
+    /// An engine that gives back what it holds in so much time.
+    struct GivesBack {
+        time: Duration,
+        is_free: Arc<AtomicBool>,
+    }
+
+    #[async_trait]
+    impl LLMEngine for GivesBack {
+        async fn start(&self, _ctx: StartContext) -> Result<EngineConfig, EngineError> {
+            Ok(EngineConfig::new("gives-back", 16))
+        }
+
+        async fn generate(
+            &self,
+            _request: GenerateRequest,
+            _ctx: RequestContext,
+        ) -> Result<OutputStream, EngineError> {
+            Err(EngineError::internal("nothing is asked"))
+        }
+
+        async fn cleanup(&self) -> Result<(), EngineError> {
+            tokio::time::sleep(self.time).await;
+            self.is_free.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    /// Whether an engine has given all back when its check is over.
+    async fn is_free_after(time: Duration) -> bool {
+        let is_free = Arc::new(AtomicBool::new(false));
+        let held = Arc::clone(&is_free);
+        let factory = move |_: &Scenario| GivesBack {
+            time,
+            is_free: Arc::clone(&held),
+        };
+        let (limits, variation) = (Limits::default(), Variation::default());
+        let trial = Trial::new(Arc::new(factory), "LC01", limits, variation);
+        trial.start().await.unwrap();
+        trial.tidy().await;
+        is_free.load(Ordering::Relaxed)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_has_the_time_of_a_call_to_clean_up_after_a_check() {
+        let Limits { call, .. } = Limits::default();
+        assert!(is_free_after(call - Duration::from_secs(1)).await);
+        assert!(!is_free_after(call + Duration::from_secs(1)).await);
     }
 
     #[tokio::test(start_paused = true)]
