@@ -29,6 +29,10 @@ pub trait LLMEngine: Send + Sync + 'static {
     /// Loads the model and says what it can do. Called once. When it returns `Ok`, `generate` is ready for concurrent
     /// calls.
     ///
+    /// It runs on a thread that others share, so it must not block: reading, computing and waiting for a device belong on a
+    /// thread of their own, such as `tokio::task::spawn_blocking` has. A `start` that holds its thread can be neither told to
+    /// stop nor given up.
+    ///
     /// # Errors
     /// Any kind; the worker then calls `cleanup` and stops with the error in its log.
     ///

@@ -30,6 +30,16 @@ impl CheckThread {
         }
     }
 
+    /// How long it has waited for a processor since it began; zero where no system says so.
+    pub(crate) fn starved(&self) -> Duration {
+        let thread = self
+            .id
+            .get()
+            .map(|id| Path::new("/proc/self/task").join(id));
+        let text = thread.and_then(|thread| fs::read_to_string(thread.join("schedstat")).ok());
+        text.as_deref().and_then(wait_of).unwrap_or_default()
+    }
+
     /// Whether a thread is another check's, which runs beside this one and has time of its own.
     fn is_of_another(&self, thread: &Path) -> bool {
         if self.id.get().map(OsString::as_os_str) == thread.file_name() {

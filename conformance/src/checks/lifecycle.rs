@@ -8,7 +8,7 @@
 //! - LC08: the Worker's deadline drops the future of `start`, so what an engine owes is that its `start` never holds the
 //!   thread for long, also where another engine has the device, and ends where it is alone.
 
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -16,9 +16,11 @@ use genset_backend_common::{EngineConfig, ErrorKind, Role, StartContext};
 
 use super::leaks;
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::patience::Patience;
 use crate::runner::ensure_virtual_time;
+use crate::starvation::CheckThread;
 use crate::subject::Subject;
-use crate::trial::{Live, Trial};
+use crate::trial::{Live, Progress, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
     check!("LC01", Core, Tokens, "start declares a model, a context and limits that a Worker can serve",
@@ -291,11 +293,14 @@ async fn watched_start(trial: &Trial, subject: &Subject, what: &str) -> CheckRes
     let mut start = subject.engine.start(StartContext::detached(1));
     // A small part of what ends the whole check, so that the failure has this name.
     let limit = trial.limits().wall / 10;
+    let own = CheckThread::default();
+    own.is_this();
     let is_soon = std::future::poll_fn(|cx| {
         let (done, is_done) = sync_channel::<()>(1);
+        let polls = own.clone();
         let watch = std::thread::Builder::new()
             .name("conformance-watch".into())
-            .spawn(move || is_done.recv_timeout(limit).is_ok());
+            .spawn(move || comes_within(limit, &is_done, || polls.starved()));
         let poll = start.as_mut().poll(cx);
         let _ = done.send(());
         let is_soon = watch.is_ok_and(|watch| watch.join().unwrap_or(false));
@@ -312,4 +317,57 @@ async fn watched_start(trial: &Trial, subject: &Subject, what: &str) -> CheckRes
         limit.as_secs_f64()
     );
     Ok(())
+}
+
+/// How often the limit of a poll is looked at.
+const LOOKS: u32 = 8;
+
+/// Whether word comes before the thread that is to give it has had so much time. `starved` is how long it has waited for a
+/// processor so far, which is not held against it.
+fn comes_within(limit: Duration, word: &Receiver<()>, starved: impl Fn() -> Duration) -> bool {
+    let (mut patience, mut noted) = (Patience::new(limit), starved());
+    let part = limit / LOOKS;
+    loop {
+        match word.recv_timeout(part) {
+            Ok(()) => return true,
+            Err(RecvTimeoutError::Disconnected) => return false,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        let now = starved();
+        let waited = now.saturating_sub(std::mem::replace(&mut noted, now));
+        if patience.look(Progress::default(), part, waited).is_some() {
+            return false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// How often it is looked at a word that does not come, by a thread that waits for a processor for so much of the time.
+    fn looks(share: u32) -> u32 {
+        let (limit, looks) = (Duration::from_millis(8), AtomicU32::new(0));
+        let (_silent, word) = sync_channel(1);
+        let starved = || limit / LOOKS / 4 * share * looks.fetch_add(1, Ordering::Relaxed);
+        assert!(!comes_within(limit, &word, starved));
+        // The first look is before the wait.
+        looks.load(Ordering::Relaxed) - 1
+    }
+
+    #[test]
+    fn a_poll_that_waits_for_a_processor_has_the_same_time_to_run() {
+        assert_eq!(looks(0), LOOKS);
+        assert_eq!(looks(2), LOOKS * 2);
+        assert_eq!(looks(3), LOOKS * 4);
+    }
+
+    #[test]
+    fn word_that_is_there_comes_at_once() {
+        let (done, word) = sync_channel(1);
+        done.send(()).unwrap();
+        assert!(comes_within(Duration::from_secs(1), &word, || Duration::ZERO));
+    }
 }
