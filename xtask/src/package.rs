@@ -244,6 +244,11 @@ pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
             "the package did not bring {file}"
         );
     }
+    let licences = fs::read_to_string(root.join("usr/share/doc/genset/third-party-licences"))?;
+    ensure!(
+        licences.contains("Microsoft Corporation"),
+        "the licence of the allocator's library, which lies below its crate, is not passed on"
+    );
     let mode = fs::metadata(root.join(&secret))?.permissions().mode();
     ensure!(
         mode.trailing_zeros() >= 6,
