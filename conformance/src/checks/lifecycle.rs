@@ -368,6 +368,8 @@ mod tests {
     fn word_that_is_there_comes_at_once() {
         let (done, word) = sync_channel(1);
         done.send(()).unwrap();
-        assert!(comes_within(Duration::from_secs(1), &word, || Duration::ZERO));
+        assert!(comes_within(Duration::from_secs(1), &word, || {
+            Duration::ZERO
+        }));
     }
 }
