@@ -2,26 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use genset_backend_common::Role;
 use parking_lot::RwLock;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 
-use crate::check::{Check, CheckResult, Level, Profile, SkipReason, Stop};
+use crate::check::{Check, CheckResult, Level, SkipReason, Stop};
 use crate::checks::catalogue;
-use crate::limits::Limits;
-use crate::medium::Medium;
-use crate::report::{CheckReport, EngineReport, Evidence, Report, Verdict};
+use crate::report::{CheckReport, Evidence, Report, Verdict};
 use crate::rules::Rule;
 use crate::subject::Factory;
 use crate::transcript::Transcript;
-use crate::trial::{Live, Trial, Variation};
+use crate::trial::{Trial, Variation};
 
+mod acquaintance;
 mod watch;
 
+pub(crate) use acquaintance::{Acquaintance, acquaint, ensure_virtual_time};
 use watch::{Clock, watch};
 
 /// What to run.
@@ -55,25 +53,6 @@ impl Default for Options {
             is_measuring: true,
             max_transcript_events: 200,
         }
-    }
-}
-
-/// What a first look at the engine said.
-#[derive(Debug, Clone)]
-pub(crate) struct Acquaintance {
-    pub(crate) is_virtual_time: bool,
-    pub(crate) limits: Limits,
-    /// The limits of checks on several threads, which no paused clock drives.
-    threaded_limits: Limits,
-    profiles: Vec<Profile>,
-    pub(crate) medium: Medium,
-    pub(crate) engine: EngineReport,
-}
-
-impl Acquaintance {
-    /// Whether the engine started. Of one that did not, nothing is known.
-    pub(crate) fn has_started(&self) -> bool {
-        self.engine.capabilities.is_some()
     }
 }
 
@@ -399,210 +378,6 @@ fn runtime(is_multi_thread: bool, is_paused: bool) -> Result<Runtime, Stop> {
     builder
         .build()
         .map_err(|error| Stop::Fail(format!("the kit cannot start an async runtime: {error}")))
-}
-
-/// What a call may take before anything is known of the engine: a slow one must get through.
-const WARM_UP_CALL: Duration = Duration::from_secs(15);
-
-/// The time of three requests, from which limits follow. An engine that fails them is not slow: the usual limits hold, so that
-/// every check that fails does so soon.
-///
-/// # Errors
-/// As of the request that fails, or is not answered in time.
-async fn warm_up(live: &Live) -> Result<Duration, Stop> {
-    let started = Instant::now();
-    for _ in 0..3 {
-        let answer = live.answer(live.request(4, 4)).await?;
-        if answer.finished().is_none() {
-            let error = answer.error();
-            return Err(Stop::Fail(format!("a plain request failed: {error:?}")));
-        }
-    }
-    Ok(started.elapsed())
-}
-
-/// Learns what an engine declares, and how fast it is. One that declares virtual time and does not keep it is tested in real
-/// time, so that it fails for that and not for everything.
-pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
-    let known = look_at(factory, true);
-    if !known.is_virtual_time {
-        return known;
-    }
-    match warm_up_on_a_paused_clock(factory) {
-        Ok(Pace { warm_up, token }) => Acquaintance {
-            limits: Limits {
-                token,
-                ..Limits::virtual_time(warm_up)
-            },
-            threaded_limits: Limits::scaled(warm_up),
-            ..known
-        },
-        Err(_) => look_at(factory, false),
-    }
-}
-
-/// Starts one engine. One that fails here is taken for a plain one; the checks will say what is wrong with it.
-fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
-    let plain = Acquaintance {
-        is_virtual_time: false,
-        limits: Limits::default(),
-        threaded_limits: Limits::default(),
-        profiles: vec![Profile::Tokens],
-        medium: Medium::default(),
-        engine: EngineReport::default(),
-    };
-    let (sender, receiver) = sync_channel(1);
-    let factory = Arc::clone(factory);
-    let _beside = BESIDE.read();
-    let limits = Limits {
-        call: WARM_UP_CALL,
-        ..Limits::default()
-    };
-    let trial = Trial::new(factory, "warm-up", limits, Variation::default());
-    let watched = trial.clone();
-    let _ = watch(limits.start, Clock::Real, &watched, move || {
-        let runtime = runtime(false, false)?;
-        let known = runtime.block_on(meet(&trial, may_be_virtual));
-        if let Ok(known) = known {
-            let _ = sender.send(known);
-        }
-        runtime.shutdown_timeout(Duration::from_millis(100));
-        Ok(())
-    });
-    receiver.try_recv().unwrap_or(plain)
-}
-
-/// Whether an engine's waits follow tokio's clock, tried on a paused one.
-pub(crate) fn ensure_virtual_time(factory: &Arc<dyn Factory>) -> CheckResult {
-    warm_up_on_a_paused_clock(factory).map(drop)
-}
-
-/// What the warm-up requests take on a paused clock. That clock goes on as soon as everybody waits for it: an engine that waits
-/// for something else is overtaken by hours.
-fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Pace, Stop> {
-    let limits = Limits::virtual_time(Duration::ZERO);
-    let trial = Trial::new(
-        Arc::clone(factory),
-        "virtual-time",
-        limits,
-        Variation::default(),
-    );
-    let (sender, receiver) = sync_channel(1);
-    let watched = trial.clone();
-    watch(limits.wall, Clock::Paused, &watched, move || {
-        let runtime = runtime(false, true)?;
-        let tried = async {
-            let took = answers_on_a_paused_clock(&trial).await?;
-            let _ = sender.send(took);
-            Ok(())
-        };
-        try_out(runtime, &trial, tried)
-    })?;
-    Ok(receiver.try_recv().unwrap_or_default())
-}
-
-/// An engine that fails otherwise than by its waits is for other checks to judge.
-async fn answers_on_a_paused_clock(trial: &Trial) -> Result<Pace, Stop> {
-    let begun = Instant::now();
-    let answered = async {
-        let live = trial.start().await?;
-        Ok(Pace {
-            warm_up: warm_up(&live).await?,
-            token: time_of_a_token(&live).await?,
-        })
-    };
-    match answered.await {
-        Err(Stop::Fail(late) | Stop::Precondition(late))
-            if begun.elapsed() >= trial.limits().call =>
-        {
-            Err(Stop::Fail(format!(
-                "the engine declares virtual_time, but waits for something that does not follow tokio::time: on a paused \
-                 clock {late}"
-            )))
-        }
-        Ok(pace) => Ok(pace),
-        Err(_) => Ok(Pace::default()),
-    }
-}
-
-/// How fast an engine is on a paused clock.
-#[derive(Debug, Clone, Copy, Default)]
-struct Pace {
-    /// What the three warm-up requests took.
-    warm_up: Duration,
-    /// What a token takes behind the first item; `None` where all came at once.
-    token: Option<Duration>,
-}
-
-/// Tokens of the answer whose tokens are timed.
-const TIMED_TOKENS: u32 = 96;
-
-async fn time_of_a_token(live: &Live) -> Result<Option<Duration>, Stop> {
-    let wanted = live.affordable_answer(4, TIMED_TOKENS);
-    let mut running = live.generate(live.request(4, wanted)).await?;
-    let mut tokens = 0;
-    let mut first = None;
-    let mut last = Instant::now();
-    while let Some(Ok(output)) = running.next().await? {
-        if output.token_count() > 0 {
-            last = Instant::now();
-            tokens += output.token_count();
-            first.get_or_insert((last, tokens));
-        }
-    }
-    let Some((begun, at_first)) = first.filter(|(_, at_first)| *at_first < tokens) else {
-        return Ok(None);
-    };
-    let token = last.saturating_duration_since(begun) / (tokens - at_first);
-    Ok(Some(token).filter(|token| !token.is_zero()))
-}
-
-async fn meet(trial: &Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop> {
-    let live = trial.start().await?;
-    let can = &live.config.capabilities;
-    let mut profiles = vec![Profile::Tokens];
-    profiles.extend((!can.sampling.is_empty()).then_some(Profile::Sampling));
-    profiles.extend(can.max_logprobs.map(|_| Profile::Logprobs));
-    profiles.extend((!can.guided.is_empty()).then_some(Profile::Guided));
-    profiles.extend(can.kv_events.then_some(Profile::KvEvents));
-    let is_split = can.roles.contains(&Role::Prefill) && can.roles.contains(&Role::Decode);
-    profiles.extend(is_split.then_some(Profile::Disaggregated));
-    profiles.extend((can.resume || can.resume_as_prompt).then_some(Profile::Resume));
-    profiles.extend(
-        live.subject
-            .process
-            .is_some()
-            .then_some(Profile::Subprocess),
-    );
-    let engine = EngineReport {
-        name: live.config.model.clone(),
-        capabilities: Some(can.clone()),
-    };
-    let is_virtual_time = can.virtual_time && may_be_virtual;
-    let medium = live.medium();
-    if is_virtual_time {
-        trial.tidy().await;
-        return Ok(Acquaintance {
-            is_virtual_time,
-            limits: Limits::virtual_time(Duration::ZERO),
-            threaded_limits: Limits::default(),
-            profiles,
-            medium,
-            engine,
-        });
-    }
-    let limits = warm_up(&live)
-        .await
-        .map_or_else(|_| Limits::default(), Limits::scaled);
-    trial.tidy().await;
-    Ok(Acquaintance {
-        is_virtual_time,
-        limits,
-        threaded_limits: limits,
-        profiles,
-        medium,
-        engine,
-    })
 }
 
 #[cfg(test)]

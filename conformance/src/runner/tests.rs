@@ -1,10 +1,12 @@
 //! What counts as silence on the wall clock.
 
 use std::future::pending;
+use std::sync::mpsc::sync_channel;
 
 use genset_engine_sample::{SampleArgs, SampleEngine};
 
 use super::*;
+use crate::limits::Limits;
 use crate::subject::{Scenario, Subject};
 
 /// What a watch gives up, in these tests.
