@@ -96,7 +96,8 @@ pub fn run_conformance_while(
     let mut checks: Vec<CheckReport> = catalogue()
         .map(|check| {
             if let Some(reason) = &gone {
-                let skip = reason_to_skip(check, &known, options);
+                let skip = reason_to_skip(check, &known, options)
+                    .filter(|stop| matches!(stop, Stop::Skip(..)));
                 let gone = || Stop::Skip(SkipReason::Gone, reason.clone());
                 return Tried::untried(skip.unwrap_or_else(gone)).report(check, Duration::ZERO);
             }
@@ -186,7 +187,7 @@ fn run_one(
     tried.report(check, started.elapsed())
 }
 
-/// Why a check is not run, if it is not.
+/// Why a check is not run, if it is not. One whose engine may declare what it is about, for all that is known, has failed.
 fn reason_to_skip(check: &Check, known: &Acquaintance, options: &Options) -> Option<Stop> {
     let is_wanted = options.only.is_empty()
         || options
@@ -206,6 +207,10 @@ fn reason_to_skip(check: &Check, known: &Acquaintance, options: &Options) -> Opt
         (SkipReason::NotMeasured, reason)
     } else if !known.profiles.contains(&check.profile) {
         let profile = check.profile.name();
+        if !known.has_started() {
+            let unknown = "the engine did not start when it was first looked at, so it is not known whether it declares";
+            return Some(Stop::Precondition(format!("{unknown} {profile}")));
+        }
         let reason = format!("the engine does not declare {profile}");
         (SkipReason::NotDeclared, reason)
     } else if check.needs_tokens && !known.medium.is_tokens() {

@@ -20,7 +20,7 @@ impl Acquainted {
     }
 
     /// Tests that begin together may each look. An engine that did not start is looked at again by the next test: else one bad
-    /// start would skip the checks of all that the engine declares.
+    /// start would fail the checks of all that the engine may declare.
     fn with(&self, factory: &Arc<dyn Factory>) -> Acquaintance {
         if let Some(known) = self.0.get() {
             return known.clone();

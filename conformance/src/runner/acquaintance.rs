@@ -55,9 +55,24 @@ async fn warm_up(live: &Live) -> Result<Duration, Stop> {
     Ok(started.elapsed())
 }
 
-/// Learns what an engine declares, and how fast it is. One that declares virtual time and does not keep it is tested in real
-/// time, so that it fails for that and not for everything.
+/// How often at most an engine is looked at that does not start.
+const LOOKS: u32 = 3;
+
+/// Learns what an engine declares, and how fast it is. One that does not start is looked at again: else one bad start would leave
+/// out the checks of all that it declares.
 pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
+    let mut known = acquaint_once(factory);
+    for _ in 1..LOOKS {
+        if known.has_started() {
+            break;
+        }
+        known = acquaint_once(factory);
+    }
+    known
+}
+
+/// One that declares virtual time and does not keep it is tested in real time, so that it fails for that and not for everything.
+fn acquaint_once(factory: &Arc<dyn Factory>) -> Acquaintance {
     let known = look_at(factory, true);
     if !known.is_virtual_time {
         return known;
@@ -96,7 +111,12 @@ fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
     let watched = trial.clone();
     let _ = watch(limits.start, Clock::Real, &watched, move || {
         let runtime = runtime(false, false)?;
-        let known = runtime.block_on(meet(&trial, may_be_virtual));
+        let known = runtime.block_on(async {
+            let known = meet(&trial, may_be_virtual).await;
+            // Also where it did not start: the next look may want what this one holds.
+            trial.tidy().await;
+            known
+        });
         if let Ok(known) = known {
             let _ = sender.send(known);
         }
@@ -215,7 +235,6 @@ async fn meet(trial: &Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop>
     let is_virtual_time = can.virtual_time && may_be_virtual;
     let medium = live.medium();
     if is_virtual_time {
-        trial.tidy().await;
         return Ok(Acquaintance {
             is_virtual_time,
             limits: Limits::virtual_time(Duration::ZERO),
@@ -228,7 +247,6 @@ async fn meet(trial: &Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop>
     let limits = warm_up(&live)
         .await
         .map_or_else(|_| Limits::default(), Limits::scaled);
-    trial.tidy().await;
     Ok(Acquaintance {
         is_virtual_time,
         limits,

@@ -1,0 +1,122 @@
+//! The first look at an engine, from which the kit knows what it declares: a start that fails then leaves out no check.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use genset_backend_common::{
+    DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine,
+    OutputStream, RequestContext, StartContext, async_trait,
+};
+use genset_conformance::mutants::capable::capable;
+use genset_conformance::{
+    Factory, Options, Scenario, SkipReason, Subject, Verdict, find, run_check, run_conformance_with,
+};
+
+/// An engine whose first starts fail, counted over all that its factory has built.
+struct BadStarts {
+    inner: Arc<dyn LLMEngine>,
+    left: Arc<AtomicU32>,
+}
+
+#[async_trait]
+impl LLMEngine for BadStarts {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let less = |left: u32| left.checked_sub(1);
+        let is_bad = self
+            .left
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, less)
+            .is_ok();
+        if is_bad {
+            return Err(EngineError::internal("the device is held"));
+        }
+        self.inner.start(ctx).await
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.inner.generate(request, ctx).await
+    }
+
+    async fn abort(&self, ctx: &RequestContext) {
+        self.inner.abort(ctx).await;
+    }
+
+    async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
+        self.inner.drain(ctx).await
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.inner.cleanup().await
+    }
+
+    fn controls(&self) -> Option<&dyn EngineControls> {
+        self.inner.controls()
+    }
+}
+
+/// The capable engine, of whose starts so many fail.
+fn after_bad_starts(count: u32) -> impl Factory {
+    let left = Arc::new(AtomicU32::new(count));
+    move |scenario: &Scenario| {
+        let capable = capable(scenario);
+        Subject {
+            engine: Arc::new(BadStarts {
+                inner: Arc::clone(&capable.engine),
+                left: Arc::clone(&left),
+            }),
+            ..capable
+        }
+    }
+}
+
+/// Checks of what is declared, one a profile, and one of every engine.
+fn some() -> Options {
+    Options {
+        only: ["DT01", "DT07", "GD01", "KV01", "LC01"]
+            .map(String::from)
+            .to_vec(),
+        ..Options::default()
+    }
+}
+
+#[test]
+fn one_bad_start_leaves_out_no_check() {
+    let report = run_conformance_with(after_bad_starts(1), &some());
+    report.assert_conformant();
+    let passed = report
+        .checks
+        .iter()
+        .filter(|row| row.verdict == Verdict::Pass);
+    assert_eq!(passed.count(), some().only.len(), "{report:?}");
+    let alone = run_check(find("KV01").unwrap(), after_bad_starts(1));
+    assert_eq!(alone.verdict, Verdict::Pass);
+}
+
+#[test]
+fn an_engine_that_is_not_known_is_not_good() {
+    // As many as there are looks, so that it starts for every check.
+    let report = run_conformance_with(after_bad_starts(3), &some());
+    assert!(!report.is_good() && !report.is_conformant());
+    let of = |id: &str| report.checks.iter().find(|row| row.id == id).unwrap();
+    assert_eq!(of("LC01").verdict, Verdict::Pass);
+    for id in ["DT07", "GD01", "KV01"] {
+        assert!(of(id).is_bad() && of(id).is_precondition, "{:?}", of(id));
+    }
+    let is_undeclared = |verdict: &Verdict| {
+        matches!(
+            verdict,
+            Verdict::Skip {
+                code: SkipReason::NotDeclared,
+                ..
+            }
+        )
+    };
+    assert!(!report.checks.iter().any(|row| is_undeclared(&row.verdict)));
+    let alone = run_check(find("KV01").unwrap(), after_bad_starts(u32::MAX));
+    assert!(alone.is_bad() && alone.is_precondition, "{alone:?}");
+}
