@@ -11,6 +11,7 @@ use super::effects::Started;
 use super::in_flight::InFlight;
 use super::operations::port_panic;
 use super::status::StatusBoard;
+use crate::card::{EndpointType, ModelCard};
 use crate::config::{EngineConfig, InputKind};
 use crate::context::RequestContext;
 use crate::engine::Role;
@@ -26,7 +27,7 @@ pub(super) const PROBE_HEADER: &str = "genset-probe";
 
 /// The request to probe with. A decode instance is to compute its prompt itself.
 pub(super) fn request(started: &Started) -> GenerateRequest {
-    let mut request = request_of(&started.config);
+    let mut request = request_of(&started.config, &started.card);
     if started.card.role == Role::Decode {
         request.transfer.get_or_insert_with(TransferParams::none);
     }
@@ -34,14 +35,17 @@ pub(super) fn request(started: &Started) -> GenerateRequest {
 }
 
 /// The engine's own, or one token in and one out.
-fn request_of(config: &EngineConfig) -> GenerateRequest {
+fn request_of(config: &EngineConfig, card: &ModelCard) -> GenerateRequest {
     if let Some(request) = &config.canary {
         return (**request).clone();
     }
     let inputs = &config.capabilities.inputs;
     let mut request = GenerateRequest::from_tokens(config.model.clone(), vec![0]);
     if inputs.contains(&InputKind::Text) {
-        request.input = Input::Text("ping".into());
+        request.input = Input::Text(match config.capabilities.whole_bodies {
+            true => body_for(card).into(),
+            false => "ping".into(),
+        });
     } else if inputs.contains(&InputKind::Chat) {
         let message = serde_json::json!({"role": "user", "content": "ping"});
         request.input = Input::Chat(
@@ -68,6 +72,17 @@ fn request_of(config: &EngineConfig) -> GenerateRequest {
     request.stop.max_tokens = Some(1);
     request.stop.ignore_eos = true;
     request
+}
+
+/// The whole body of a request to the API that the model is offered by.
+fn body_for(card: &ModelCard) -> String {
+    let mut body = serde_json::json!({"model": card.name, "max_tokens": 1, "stream": false});
+    if card.endpoint_types.contains(&EndpointType::Chat) {
+        body["messages"] = serde_json::json!([{"role": "user", "content": "ping"}]);
+    } else {
+        body["prompt"] = "ping".into();
+    }
+    body.to_string()
 }
 
 /// Sends one canary and waits for its terminal.

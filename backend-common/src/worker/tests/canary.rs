@@ -1,6 +1,11 @@
 //! The canary that watches a serving engine: silence kills, work does not.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::Value;
 
 use super::fakes::Call::Probe;
 use super::fakes::World;
@@ -8,9 +13,12 @@ use super::fakes::{
     config, counting, ended, one_token_then_silence, request, serving, slowly, stop_cleanly,
 };
 use super::transcript::{End, read};
+use crate::card::EndpointType;
+use crate::config::{Capabilities, EngineConfig, InputKind};
 use crate::context::RequestContext;
 use crate::error::{EngineError, ErrorKind};
 use crate::output::{OutputStream, stream};
+use crate::request::Input;
 use crate::worker::{CanaryConfig, Outcome, StopCause, WorkerConfig};
 
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -29,6 +37,44 @@ fn watched() -> WorkerConfig {
 
 fn silent(ctx: RequestContext) -> OutputStream {
     stream(ctx, |_out| std::future::pending())
+}
+
+/// The body that an engine of whole bodies is probed with, whose worker offers these APIs.
+async fn probing_body(endpoint_types: Option<BTreeSet<EndpointType>>) -> Value {
+    let world = World::new();
+    let can = Capabilities {
+        inputs: [InputKind::Text].into(),
+        whole_bodies: true,
+        ..Capabilities::default()
+    };
+    world.declare(EngineConfig::new("m", 16).with_capabilities(can));
+    let asked = Arc::new(Mutex::new(None));
+    let seen = Arc::clone(&asked);
+    world.answer_with(move |request, ctx| {
+        *seen.lock() = Some(request.input.clone());
+        Ok(counting(request, ctx))
+    });
+    let config = WorkerConfig {
+        endpoint_types,
+        ..config()
+    };
+    stop_cleanly(&serving(&world, config).await).await;
+    let Some(Input::Text(body)) = asked.lock().take() else {
+        panic!("no body was sent")
+    };
+    serde_json::from_str(&body).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_engine_of_whole_bodies_is_probed_with_one_of_the_api_that_is_offered() {
+    let chat = probing_body(None).await;
+    assert_eq!(chat["messages"][0]["content"], "ping");
+    assert_eq!(chat["model"], "m");
+    assert_eq!(chat["max_tokens"], 1);
+    let completions = BTreeSet::from([EndpointType::Completions]);
+    let completion = probing_body(Some(completions)).await;
+    assert_eq!(completion["prompt"], "ping");
+    assert!(completion.get("messages").is_none());
 }
 
 #[tokio::test(start_paused = true)]
