@@ -121,7 +121,7 @@ pub enum SkipReason {
     Filtered,
     /// A measurement that was not asked for, or that the engine did not answer as it needs.
     NotMeasured,
-    /// The check speaks in token ids, and the engine takes only text.
+    /// The check speaks in token ids, and the engine takes only text; or in any prompt, and the engine takes only whole bodies.
     NeedsTokens,
     /// The engine's authors waived it.
     Waived,

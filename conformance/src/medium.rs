@@ -1,8 +1,10 @@
 //! [`Medium`]: in what the kit speaks with an engine.
 
 use genset_backend_common::{Capabilities, Input, TokenId, config::InputKind, request::ChatInput};
+use serde_json::{Value, json};
 
-/// In what the kit speaks with an engine: tokens where it takes them, else text, else chat messages.
+/// In what the kit speaks with an engine: tokens where it takes them, else text, else chat messages. Of an engine that takes nothing
+/// but whole bodies only what is no prompt is asked, and [a body](Self::Body).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Medium {
     /// Token ids, there and back.
@@ -12,6 +14,8 @@ pub enum Medium {
     Text,
     /// As [`Self::Text`], in one message of the user's.
     Chat,
+    /// A text that is the whole body of a chat. What else a request asks for is not in it, so it is for the warm-up alone.
+    Body,
 }
 
 impl Medium {
@@ -23,9 +27,15 @@ impl Medium {
 
     /// All that an engine can be spoken with that declares `can`, tokens first.
     pub(crate) fn declared(can: &Capabilities) -> impl Iterator<Item = Self> {
-        let all = [Self::Tokens, Self::Text, Self::Chat];
-        all.into_iter()
-            .filter(|medium| can.inputs.contains(&medium.kind()))
+        let all = [Self::Tokens, Self::Text, Self::Chat, Self::Body];
+        all.into_iter().filter(|medium| {
+            let is_spoken = match medium {
+                Self::Tokens | Self::Chat => true,
+                Self::Text => !can.whole_bodies,
+                Self::Body => can.whole_bodies,
+            };
+            is_spoken && can.inputs.contains(&medium.kind())
+        })
     }
 
     /// Whether prompts and answers are tokens.
@@ -38,7 +48,7 @@ impl Medium {
     pub(crate) fn kind(self) -> InputKind {
         match self {
             Self::Tokens => InputKind::Tokens,
-            Self::Text => InputKind::Text,
+            Self::Text | Self::Body => InputKind::Text,
             Self::Chat => InputKind::Chat,
         }
     }
@@ -51,15 +61,23 @@ impl Medium {
             Self::Text => Input::Text(spelled(&prompt).into()),
             Self::Chat => Input::Chat(
                 ChatInput {
-                    messages: vec![
-                        serde_json::json!({"role": "user", "content": spelled(&prompt)}),
-                    ],
+                    messages: vec![said(&prompt)],
                     tools: Vec::new(),
                 }
                 .into(),
             ),
+            Self::Body => {
+                let messages = [said(&prompt)];
+                let body = json!({"messages": messages, "max_tokens": 4, "stream": false});
+                Input::Text(body.to_string().into())
+            }
         }
     }
+}
+
+/// A message of the user's.
+fn said(prompt: &[TokenId]) -> Value {
+    json!({"role": "user", "content": spelled(prompt)})
 }
 
 fn spelled(prompt: &[TokenId]) -> String {
@@ -83,5 +101,24 @@ mod tests {
         assert_eq!(of(&[InputKind::Chat, InputKind::Text]), Medium::Text);
         assert_eq!(of(&[InputKind::Chat]), Medium::Chat);
         assert_eq!(Medium::Text.input(vec![7, 42]), Input::Text("7 42".into()));
+    }
+
+    #[test]
+    fn a_text_of_an_engine_of_whole_bodies_is_no_prompt() {
+        let of = |kinds: &[InputKind]| {
+            Medium::of(&Capabilities {
+                inputs: kinds.iter().copied().collect(),
+                whole_bodies: true,
+                ..Capabilities::default()
+            })
+        };
+        assert_eq!(of(&[InputKind::Tokens, InputKind::Text]), Medium::Tokens);
+        assert_eq!(of(&[InputKind::Chat, InputKind::Text]), Medium::Chat);
+        assert_eq!(of(&[InputKind::Text]), Medium::Body);
+        let Input::Text(body) = Medium::Body.input(vec![7, 42]) else {
+            panic!("a body is a text")
+        };
+        let body: Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(body["messages"][0]["content"], "7 42");
     }
 }

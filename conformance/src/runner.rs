@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::check::{Check, CheckResult, Level, SkipReason, Stop};
 use crate::checks::catalogue;
+use crate::medium::Medium;
 use crate::report::{CheckReport, Evidence, Report, Verdict};
 use crate::rules::Rule;
 use crate::subject::Factory;
@@ -187,6 +188,11 @@ fn run_one(
     tried.report(check, started.elapsed())
 }
 
+/// The checks that send no prompt: those that are left where an engine takes nothing but whole bodies.
+const WITHOUT_PROMPTS: [&str; 11] = [
+    "LC01", "LC04", "LC05", "LC06", "LC07", "LC08", "LC10", "SH01", "SH03", "SH04", "WB01",
+];
+
 /// Why a check is not run, if it is not. One whose engine may declare what it is about, for all that is known, has failed.
 fn reason_to_skip(check: &Check, known: &Acquaintance, options: &Options) -> Option<Stop> {
     let is_wanted = options.only.is_empty()
@@ -213,6 +219,10 @@ fn reason_to_skip(check: &Check, known: &Acquaintance, options: &Options) -> Opt
         }
         let reason = format!("the engine does not declare {profile}");
         (SkipReason::NotDeclared, reason)
+    } else if known.medium == Medium::Body && !WITHOUT_PROMPTS.contains(&check.id) {
+        let reason =
+            "the check speaks in prompts, and the engine takes only whole bodies".to_owned();
+        (SkipReason::NeedsTokens, reason)
     } else if check.needs_tokens && !known.medium.is_tokens() {
         let reason = "the check speaks in token ids, and the engine takes only text".to_owned();
         (SkipReason::NeedsTokens, reason)

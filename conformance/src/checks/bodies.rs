@@ -1,6 +1,6 @@
 //! WB: whole bodies of OpenAI's API, of engines that declare that they read them and write the answers by themselves.
 
-use genset_backend_common::{GenerateRequest, Input, Output, config::InputKind};
+use genset_backend_common::{EngineError, GenerateRequest, Input, Output, config::InputKind};
 use serde_json::{Value, json};
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
@@ -22,45 +22,116 @@ async fn answered_in_objects(trial: Trial) -> CheckResult {
         can.inputs.contains(&InputKind::Text),
         "whole_bodies is declared, and text is not: a body is an input of text"
     );
-    let whole = objects(&live, false).await?;
+    let (api, whole) = match objects(&live, Api::Chat, false).await? {
+        Ok(whole) => (Api::Chat, whole),
+        Err(refused) => {
+            let completion = objects(&live, Api::Completion, false).await?;
+            let whole = completion.map_err(|_refused_too| ended(Api::Chat, false, &refused))?;
+            (Api::Completion, whole)
+        }
+    };
     ensure!(
         whole.len() == 1,
         "a request that is not streamed is answered by {} objects",
         whole.len()
     );
-    let message = &whole[0]["choices"][0]["message"];
     ensure!(
-        message.is_object(),
-        "the answer's first choice has no message: {}",
+        api.is_answer(&whole[0]),
+        "the answer's first choice has no {}: {}",
+        api.answers_in(),
         shown(&whole[0])
     );
-    let events = objects(&live, true).await?;
-    let is_piece = |event: &&Value| event["choices"][0]["delta"].is_object();
+    let events = objects(&live, api, true).await?;
+    let events = events.map_err(|error| ended(api, true, &error))?;
     ensure!(
-        events.iter().any(|event| is_piece(&event)),
-        "none of {} events has a choice with a delta, such as {}",
+        events.iter().any(|event| api.is_piece(event)),
+        "none of {} events has a choice with a {}, such as {}",
         events.len(),
+        api.streams_in(),
         shown(events.first().unwrap_or(&Value::Null))
     );
     Ok(())
 }
 
-/// What a chat is answered with.
-async fn objects(live: &Live, is_stream: bool) -> Result<Vec<Value>, Stop> {
-    let body = json!({
-        "model": live.config.model,
-        "messages": [{"role": "user", "content": "7 42 3"}],
-        "max_tokens": 4,
-        "stream": is_stream,
-    });
+/// What a body asks for. Which of the two an engine is offered by stands in its worker's card, not in what it declares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Api {
+    Chat,
+    Completion,
+}
+
+impl Api {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Chat => "chat",
+            Self::Completion => "completion",
+        }
+    }
+
+    /// The field of a choice that an answer is in.
+    fn answers_in(self) -> &'static str {
+        match self {
+            Self::Chat => "message",
+            Self::Completion => "text",
+        }
+    }
+
+    /// The field of a choice that a part of an answer is in.
+    fn streams_in(self) -> &'static str {
+        match self {
+            Self::Chat => "delta",
+            Self::Completion => "text",
+        }
+    }
+
+    fn is_answer(self, object: &Value) -> bool {
+        self.is_said(&object["choices"][0][self.answers_in()])
+    }
+
+    fn is_piece(self, event: &Value) -> bool {
+        self.is_said(&event["choices"][0][self.streams_in()])
+    }
+
+    fn is_said(self, value: &Value) -> bool {
+        match self {
+            Self::Chat => value.is_object(),
+            Self::Completion => value.is_string(),
+        }
+    }
+
+    fn body(self, model: &str, is_stream: bool) -> Value {
+        let mut body = json!({"model": model, "max_tokens": 4, "stream": is_stream});
+        match self {
+            Self::Chat => body["messages"] = json!([{"role": "user", "content": "7 42 3"}]),
+            Self::Completion => body["prompt"] = "7 42 3".into(),
+        }
+        body
+    }
+}
+
+fn ended(api: Api, is_stream: bool, error: &EngineError) -> Stop {
+    let (name, kind) = (api.name(), error.kind());
+    Stop::Fail(format!(
+        "a {name} with \"stream\": {is_stream} ended with {error} ({kind})"
+    ))
+}
+
+/// What a body is answered with, or the error that it ends with.
+async fn objects(
+    live: &Live,
+    api: Api,
+    is_stream: bool,
+) -> Result<Result<Vec<Value>, EngineError>, Stop> {
+    let body = api.body(&live.config.model, is_stream);
     let mut request = GenerateRequest::from_tokens(live.config.model.clone(), Vec::new());
     request.input = Input::Text(body.to_string().into());
-    let answer = live.answer(request).await?;
+    let ctx = live.context(&request);
+    let answer = match live.try_generate(request, ctx).await? {
+        Ok(running) => running.finish().await?,
+        Err(error) => return Ok(Err(error)),
+    };
     if let Some(error) = answer.error() {
-        fail!(
-            "a chat with \"stream\": {is_stream} ended with {error} ({})",
-            error.kind()
-        );
+        return Ok(Err(error.clone()));
     }
     let mut objects = Vec::new();
     for output in answer.items.iter().flatten() {
@@ -69,7 +140,8 @@ async fn objects(live: &Live, is_stream: bool) -> Result<Vec<Value>, Stop> {
             Output::Text(chunk) => match serde_json::from_str::<Value>(&chunk.text) {
                 Ok(object) if object.is_object() => objects.push(object),
                 Ok(_) | Err(_) => fail!(
-                    "a chat with \"stream\": {is_stream} is answered by a text that is no JSON object: {:?}",
+                    "a {} with \"stream\": {is_stream} is answered by a text that is no JSON object: {:?}",
+                    api.name(),
                     chunk.text.chars().take(100).collect::<String>()
                 ),
             },
@@ -79,7 +151,7 @@ async fn objects(live: &Live, is_stream: bool) -> Result<Vec<Value>, Stop> {
             }
         }
     }
-    Ok(objects)
+    Ok(Ok(objects))
 }
 
 fn shown(value: &Value) -> String {

@@ -1,4 +1,4 @@
-//! An engine of text that takes whole bodies of OpenAI's API, too, and the faults that the check of WB catches.
+//! Engines that take whole bodies of OpenAI's API, beside chat messages and alone, and the faults that the check of WB catches.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::output::TextChunk;
 use genset_backend_common::{
     EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream,
-    RequestContext, StartContext, async_trait,
+    RequestContext, RequestField, StartContext, async_trait, config::InputKind,
 };
 use serde_json::{Value, json};
 
@@ -15,27 +15,58 @@ use super::text::spelled;
 use super::{Clean, Mutant};
 use crate::subject::{Scenario, Subject};
 
-pub(super) const CONTROLS: &[Mutant] = &[Mutant {
-    name: "text-bodies",
-    stands_for: "nothing: an engine that writes the API's objects itself",
-    killed_by: &[],
-    build: |clean, scenario| bodies(clean, scenario, Flaw::None),
-}];
+pub(super) const CONTROLS: &[Mutant] = &[
+    Mutant {
+        name: "text-bodies",
+        stands_for: "nothing: an engine of chat messages that writes the API's objects itself, too",
+        killed_by: &[],
+        build: |clean, scenario| bodies(clean, scenario, Takes::ChatsBeside, Flaw::None),
+    },
+    Mutant {
+        name: "text-bodies-alone",
+        stands_for: "nothing: an engine that takes bodies of chats and nothing else",
+        killed_by: &[],
+        build: |clean, scenario| bodies(clean, scenario, Takes::Chats, Flaw::None),
+    },
+    Mutant {
+        name: "text-bodies-of-completions",
+        stands_for: "nothing: an engine that takes bodies of completions and nothing else",
+        killed_by: &[],
+        build: |clean, scenario| bodies(clean, scenario, Takes::Completions, Flaw::None),
+    },
+];
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "text-bodies-with-their-frames",
         stands_for: "events passed on as they stand on the wire, with \"data: \" before them",
         killed_by: &["WB01"],
-        build: |clean, scenario| bodies(clean, scenario, Flaw::Framed),
+        build: |clean, scenario| bodies(clean, scenario, Takes::ChatsBeside, Flaw::Framed),
     },
     Mutant {
         name: "text-bodies-always-streamed",
         stands_for: "\"stream\": false that the engine behind the body does not know",
         killed_by: &["WB01"],
-        build: |clean, scenario| bodies(clean, scenario, Flaw::AlwaysStreams),
+        build: |clean, scenario| bodies(clean, scenario, Takes::Chats, Flaw::AlwaysStreams),
+    },
+    Mutant {
+        name: "text-bodies-of-completions-with-their-frames",
+        stands_for: "the same frames, in an engine that offers no chats",
+        killed_by: &["WB01"],
+        build: |clean, scenario| bodies(clean, scenario, Takes::Completions, Flaw::Framed),
     },
 ];
+
+/// Which bodies are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Takes {
+    /// Those of chats, and chat messages beside them.
+    ChatsBeside,
+    /// Those of chats alone.
+    Chats,
+    /// Those of completions alone.
+    Completions,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
@@ -44,21 +75,43 @@ enum Flaw {
     AlwaysStreams,
 }
 
-fn bodies(clean: &Clean, scenario: &Scenario, flaw: Flaw) -> Subject {
+fn bodies(clean: &Clean, scenario: &Scenario, takes: Takes, flaw: Flaw) -> Subject {
     let clean = Arc::clone(clean);
     let of_text: Clean = Arc::new(move |scenario: &Scenario| spelled(clean.build(scenario)));
-    with_fault(&of_text, scenario, Bodies(flaw))
+    with_fault(&of_text, scenario, Bodies { takes, flaw })
 }
 
-struct Bodies(Flaw);
+#[derive(Debug, Clone, Copy)]
+struct Bodies {
+    takes: Takes,
+    flaw: Flaw,
+}
 
-/// A body, if a text is one.
-fn body_of(input: &Input) -> Option<Value> {
-    let Input::Text(text) = input else {
-        return None;
-    };
-    let body: Value = serde_json::from_str(text).ok()?;
-    body["messages"].is_array().then_some(body)
+impl Bodies {
+    /// A body, and what is said in it.
+    fn read(&self, text: &str) -> Option<(Value, String)> {
+        let body: Value = serde_json::from_str(text).ok()?;
+        let said = match self.takes {
+            Takes::ChatsBeside | Takes::Chats => &body["messages"][0]["content"],
+            Takes::Completions => &body["prompt"],
+        };
+        let said = said.as_str()?.to_owned();
+        Some((body, said))
+    }
+
+    /// An object of the API around a text, which is a part of an answer or all of it.
+    fn object(&self, text: &str, is_part: bool) -> Value {
+        let choice = match (self.takes, is_part) {
+            (Takes::Completions, _) => json!({"index": 0, "text": text}),
+            (Takes::ChatsBeside | Takes::Chats, true) => {
+                json!({"index": 0, "delta": {"content": text}})
+            }
+            (Takes::ChatsBeside | Takes::Chats, false) => {
+                json!({"index": 0, "message": {"role": "assistant", "content": text}})
+            }
+        };
+        json!({"choices": [choice]})
+    }
 }
 
 #[async_trait]
@@ -69,7 +122,11 @@ impl Fault for Bodies {
         ctx: StartContext,
     ) -> Result<EngineConfig, EngineError> {
         let mut config = inner.start(ctx).await?;
-        config.capabilities.whole_bodies = true;
+        let can = &mut config.capabilities;
+        can.whole_bodies = true;
+        if self.takes != Takes::ChatsBeside {
+            can.inputs = [InputKind::Text].into();
+        }
         Ok(config)
     }
 
@@ -79,21 +136,23 @@ impl Fault for Bodies {
         mut request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        let Some(body) = body_of(&request.input) else {
+        let Input::Text(text) = &request.input else {
             return inner.generate(request, ctx).await;
         };
-        let said = body["messages"][0]["content"].as_str().unwrap_or_default();
-        request.input = Input::Text(said.to_owned().into());
+        let Some((body, said)) = self.read(text) else {
+            let problem = "must be the body of a request that this model is offered by";
+            return Err(EngineError::invalid_argument(RequestField::Prompt, problem));
+        };
+        request.input = Input::Text(said.into());
         request.stop.max_tokens = body["max_tokens"]
             .as_u64()
             .and_then(|most| most.try_into().ok());
-        let flaw = self.0;
+        let (writer, flaw) = (*self, self.flaw);
         let outputs = inner.generate(request, ctx).await?;
         if body["stream"] == true || flaw == Flaw::AlwaysStreams {
             let events = outputs.map(move |mut item| {
                 if let Ok(Output::Text(chunk)) = &mut item {
-                    let event =
-                        json!({"choices": [{"index": 0, "delta": {"content": chunk.text}}]});
+                    let event = writer.object(&chunk.text, true);
                     chunk.text = match flaw {
                         Flaw::Framed => format!("data: {event}\n\n"),
                         Flaw::None | Flaw::AlwaysStreams => event.to_string(),
@@ -103,13 +162,13 @@ impl Fault for Bodies {
             });
             return Ok(OutputStream::from_raw(Box::pin(events)));
         }
-        let whole = stream::once(whole(outputs)).flat_map(stream::iter);
+        let whole = stream::once(whole(outputs, writer)).flat_map(stream::iter);
         Ok(OutputStream::from_raw(Box::pin(whole)))
     }
 }
 
 /// The answer as one object, and its end.
-async fn whole(outputs: OutputStream) -> Vec<Result<Output, EngineError>> {
+async fn whole(outputs: OutputStream, writer: Bodies) -> Vec<Result<Output, EngineError>> {
     let mut said = TextChunk::default();
     let mut end = Vec::new();
     for item in outputs.collect::<Vec<_>>().await {
@@ -121,8 +180,7 @@ async fn whole(outputs: OutputStream) -> Vec<Result<Output, EngineError>> {
             other => end.push(other),
         }
     }
-    let message = json!({"role": "assistant", "content": said.text});
-    said.text = json!({"choices": [{"index": 0, "message": message}]}).to_string();
+    said.text = writer.object(&said.text, false).to_string();
     let mut items = vec![Ok(Output::Text(said))];
     items.extend(end);
     items

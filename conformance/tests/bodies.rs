@@ -1,0 +1,42 @@
+//! Engines that take nothing but whole bodies: they are asked what sends no prompt, and bodies.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+
+use genset_conformance::mutants::{Clean, controls};
+use genset_conformance::{Medium, Scenario, SkipReason, Verdict, run_conformance};
+use genset_engine_sample::{SampleArgs, SampleEngine};
+
+fn clean() -> Clean {
+    let args = SampleArgs {
+        vocab_size: 1000,
+        token_delay_ms: 1,
+    };
+    Arc::new(move |_: &Scenario| SampleEngine::from_args(&args))
+}
+
+#[test]
+fn an_engine_of_bodies_alone_is_asked_what_sends_no_prompt() {
+    for name in ["text-bodies-alone", "text-bodies-of-completions"] {
+        let control = controls().find(|control| control.name == name).unwrap();
+        let report = run_conformance(control.factory(clean()));
+        report.assert_conformant();
+        let can = report.engine.capabilities.as_ref().unwrap();
+        assert_eq!(Medium::of(can), Medium::Body, "{name}");
+        let of = |id: &str| {
+            let row = report.checks.iter().find(|row| row.id == id);
+            &row.unwrap().verdict
+        };
+        for id in [
+            "LC01", "LC04", "LC05", "LC08", "SH01", "SH03", "SH04", "WB01",
+        ] {
+            assert_eq!(*of(id), Verdict::Pass, "{name}: {id}");
+        }
+        let code = SkipReason::NeedsTokens;
+        for id in ["LC03", "ST01", "FN01", "US02", "CN01", "ER08", "SH02"] {
+            let is_left_out = matches!(of(id), Verdict::Skip { code: is, .. } if *is == code);
+            assert!(is_left_out, "{name}: {id}: {:?}", of(id));
+        }
+    }
+}
