@@ -31,6 +31,7 @@ use tokio::time::Instant;
 pub use operation::{ParseSequenceError, Sequence};
 
 use crate::check::Stop;
+use crate::medium::Medium;
 use crate::runner::{Acquaintance, acquaint, run_beside};
 use crate::subject::Factory;
 use crate::trial::{Trial, Variation};
@@ -71,7 +72,7 @@ impl Default for SequenceOptions {
 pub struct SequenceReport {
     /// What the random sequences were drawn from.
     pub seed: u64,
-    /// How many random sequences there were.
+    /// How many random sequences there were; 0 for an engine that takes no prompts.
     pub cases: u32,
     /// How many sequences of the regressions file.
     pub regressions: usize,
@@ -162,6 +163,7 @@ impl fmt::Display for Violated {
 }
 
 /// Tries the sequences of the regressions file, and then random ones. Blocks the calling thread.
+/// Sequences send prompts: none is tried with an engine that takes nothing but whole bodies.
 ///
 /// # Errors
 /// The first sequence that breaks the contract, shrunk; or a regressions file that cannot be read. One that cannot be written hides no
@@ -188,6 +190,13 @@ pub(crate) fn run_sequences_of(
     options: &SequenceOptions,
 ) -> Result<SequenceReport, SequenceFailure> {
     let bench = Bench::new(factory, options.replay.clone());
+    if bench.known.medium == Medium::Body {
+        return Ok(SequenceReport {
+            seed: options.seed.unwrap_or_default(),
+            cases: 0,
+            regressions: 0,
+        });
+    }
     let regressions = match &options.regressions {
         Some(path) => regressions::read(path).map_err(|error| unusable(path, &error))?,
         None => Vec::new(),

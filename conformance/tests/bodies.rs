@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use genset_conformance::mutants::{Clean, controls};
-use genset_conformance::{Medium, Scenario, SkipReason, Verdict, run_conformance};
+use genset_conformance::{
+    Medium, Scenario, SequenceOptions, SkipReason, Verdict, run_conformance, run_sequences,
+};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 
 fn clean() -> Clean {
@@ -38,5 +40,7 @@ fn an_engine_of_bodies_alone_is_asked_what_sends_no_prompt() {
             let is_left_out = matches!(of(id), Verdict::Skip { code: is, .. } if *is == code);
             assert!(is_left_out, "{name}: {id}: {:?}", of(id));
         }
+        let sequences = run_sequences(control.factory(clean()), &SequenceOptions::default());
+        assert_eq!(sequences.unwrap().cases, 0, "{name}");
     }
 }
