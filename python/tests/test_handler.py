@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
+import msgpack
+import pytest
+
 from genset import Context, GenerateChunk, GenerateRequest
 from genset._bridge import Bridge
 from genset._frames import pack
-from genset._handler import Answering
+from genset._handler import Answering, Plain
 from genset.llm import Tokens
 
 
@@ -27,6 +30,11 @@ class FakeCall:
 
     def fail(self, error: bytes) -> None:
         self.ended.append(error)
+
+    def error(self) -> dict[str, Any]:
+        """What its answer ended with first."""
+        assert self.ended[0] is not None
+        return cast("dict[str, Any]", msgpack.unpackb(self.ended[0]))
 
 
 class FakeBridge:
@@ -70,3 +78,26 @@ def test_an_answer_that_ended_is_not_stopped_while_its_handler_cleans_up() -> No
 
     asyncio.run(main())
     assert seen == [None]
+
+
+def test_what_a_handler_awaits_may_be_cancelled_though_the_request_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async def handler(request: Any) -> Any:
+            awaited: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            if request == "inside":
+                awaited.cancel()
+            return await awaited
+
+        answering = Answering(cast(Bridge, FakeBridge()), "e", handler, Plain("e"))
+        inside, outside = FakeCall("inside"), FakeCall("outside")
+        for call in (inside, outside):
+            answering.on_call(cast(Any, call))
+        await asyncio.sleep(0)
+        assert not await answering.idle(0)
+        assert inside.error()["kind"] == "internal"
+        assert "awaited something that was cancelled" in inside.error()["message"]
+        assert outside.error()["kind"] == "engine_shutdown"
+
+    asyncio.run(main())
+    (warned,) = [record for record in caplog.records if record.exc_info]
+    assert "request r failed" in warned.getMessage()

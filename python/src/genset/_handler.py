@@ -141,7 +141,8 @@ class Answering:
         self._on_stop = on_stop
         self._with_context = takes_context(handler, endpoint)
         self._codec = codec
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._answers: set[Answer] = set()
+        """Of the requests under way."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -161,7 +162,7 @@ class Answering:
         self._bridge.calls[call.id] = answer
         task = self._bridge.loop.create_task(self._answer(answer))
         answer.task = task
-        self._tasks.add(task)
+        self._answers.add(answer)
         self._idle.clear()
         task.add_done_callback(lambda done: self._forget(done, answer))
 
@@ -177,16 +178,16 @@ class Answering:
 
     def cancel(self) -> None:
         """Cancels the requests under way."""
-        for task in list(self._tasks):
-            task.cancel()
+        for answer in list(self._answers):
+            answer.cancel()
 
     def _forget(self, task: asyncio.Task[None], answer: Answer) -> None:
         if task.cancelled():
             # Before its first step: it never was in its body, which would have ended the answer.
             answer.cut()
             answer.forget()
-        self._tasks.discard(task)
-        if not self._tasks:
+        self._answers.discard(answer)
+        if not self._answers:
             self._idle.set()
 
     async def _answer(self, answer: Answer) -> None:
@@ -201,7 +202,12 @@ class Answering:
                 arguments = (request, answer.stream.context) if self._with_context else (request,)
                 await answer.write(self._handler(*arguments), encoder)
         except asyncio.CancelledError:
-            answer.cut()
+            if answer.is_cancelled or answer.stream.is_stopped:
+                answer.cut()
+            else:
+                problem = "the handler awaited something that was cancelled"
+                logger.warning("request %s failed: %s", answer.stream.context.id(), problem, exc_info=True)
+                answer.end(Internal(problem))
         except Exception as error:
             answer.end(as_engine_error(error))
         else:
@@ -221,6 +227,8 @@ class Answer:
         self.call = call
         self.stream = stream
         self.task: asyncio.Task[None] | None = None
+        self.is_cancelled = False
+        """Whether it was cancelled from here, and not just what its handler waits for."""
         self._timer: asyncio.TimerHandle | None = None
         stream.context.native = call
 
@@ -237,7 +245,13 @@ class Answer:
             if self._on_stop is not None:
                 self._on_stop(self.stream.context)
         if self.task is not None and self._timer is None:
-            self._timer = self._bridge.loop.call_later(CANCEL_GRACE_S, self.task.cancel)
+            self._timer = self._bridge.loop.call_later(CANCEL_GRACE_S, self.cancel)
+
+    def cancel(self) -> None:
+        """Cancels the handler where it waits."""
+        self.is_cancelled = True
+        if self.task is not None:
+            self.task.cancel()
 
     def end(self, error: EngineError | None) -> None:
         """Ends the answer, after what was written."""
