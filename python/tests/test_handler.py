@@ -101,3 +101,19 @@ def test_what_a_handler_awaits_may_be_cancelled_though_the_request_is_not(caplog
     asyncio.run(main())
     (warned,) = [record for record in caplog.records if record.exc_info]
     assert "request r failed" in warned.getMessage()
+
+
+def test_without_grace_nothing_is_cut_short_where_nothing_is_under_way() -> None:
+    async def main() -> None:
+        bridge = FakeBridge()
+
+        async def echo(request: Any) -> Any:
+            return request
+
+        answering = Answering(cast(Bridge, bridge), "e", echo, Plain("e"))
+        assert await answering.idle(0)
+        answering.on_call(cast(Any, FakeCall("a")))
+        assert await answering.idle(60)
+        assert await answering.idle(0)
+
+    asyncio.run(main())

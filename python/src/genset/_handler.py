@@ -168,6 +168,9 @@ class Answering:
 
     async def idle(self, grace_s: float) -> bool:
         """Waits until no request is under way; those that are after `grace_s` are cancelled. Whether none had to be."""
+        if self._idle.is_set():
+            # Where no time is given, what is so already counts too.
+            return True
         try:
             await asyncio.wait_for(self._idle.wait(), grace_s)
         except asyncio.TimeoutError:
