@@ -395,6 +395,34 @@ def test_without_grace_requests_are_cut_short() -> None:
     run(main())
 
 
+def test_a_hurried_shutdown_leaves_a_handler_that_survives_its_cancellation() -> None:
+    async def main() -> None:
+        begun, goes = asyncio.Event(), asyncio.Event()
+
+        async def deaf(request: Any) -> AsyncIterator[int]:
+            yield 1
+            begun.set()
+            while not goes.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await goes.wait()
+
+        async with served(deaf, grace=1e6) as (worker, client):
+            answer = asyncio.ensure_future(items(client.random({})))
+            await begun.wait()
+            ending = worker.begin_shutdown()
+            await until(lambda: client.instance_ids() == [], "it leaves the list")
+            worker.hurry()
+            try:
+                await asyncio.wait([ending], timeout=LONG_S)
+                assert ending.done()
+            finally:
+                goes.set()
+            with pytest.raises(exceptions.EngineShutdown):
+                await answer
+
+    run(main())
+
+
 def test_a_request_that_is_cut_short_before_it_begins_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     on_call = _handler.Answering.on_call
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import msgpack
 import pytest
 
-from genset import Context, GenerateChunk, GenerateRequest
+from genset import Context, GenerateChunk, GenerateRequest, _handler
 from genset._bridge import Bridge
 from genset._frames import pack
 from genset._handler import Answering, Plain
@@ -117,3 +118,41 @@ def test_without_grace_nothing_is_cut_short_where_nothing_is_under_way() -> None
         assert await answering.idle(0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 60.0])
+def test_a_handler_that_survives_its_cancellation_is_left(
+    grace_s: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_handler, "CANCEL_GRACE_S", 0.01)
+
+    async def main() -> None:
+        bridge = FakeBridge()
+        goes = asyncio.Event()
+
+        async def deaf(request: Any) -> AsyncGenerator[str, None]:
+            while not goes.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await goes.wait()
+            yield "too late"
+
+        answering = Answering(cast(Bridge, bridge), "e", deaf, Plain("e"))
+        call = FakeCall("a")
+        answering.on_call(cast(Any, call))
+        (answer,) = bridge.calls.values()
+        idle = asyncio.ensure_future(answering.idle(grace_s))
+        try:
+            await asyncio.sleep(0)
+            # As the grace does where there is none, and as a second signal does.
+            answering.cancel()
+            done, _ = await asyncio.wait([idle], timeout=30)
+            assert done, "it waits for the handler"
+            assert idle.result() is (grace_s > 0)
+            assert call.error()["kind"] == "engine_shutdown"
+        finally:
+            goes.set()
+            await asyncio.wait([answer.task])
+        assert not bridge.written
+
+    asyncio.run(main())
+    assert "e: 1 requests go on though they were cancelled" in caplog.text

@@ -180,9 +180,22 @@ class Answering:
         return True
 
     def cancel(self) -> None:
-        """Cancels the requests under way."""
+        """Cancels the requests under way; those that go on for `CANCEL_GRACE_S` all the same are waited for no more."""
         for answer in list(self._answers):
             answer.cancel()
+        if self._answers:
+            self._bridge.loop.call_later(CANCEL_GRACE_S, self._leave)
+
+    def _leave(self) -> None:
+        """Ends the answers of what is still under way, and counts it no more."""
+        if self._answers:
+            logger.warning("%s: %d requests go on though they were cancelled, and are left", self._endpoint, len(self._answers))
+        for answer in self._answers:
+            answer.stream.stop("shutdown")
+            answer.cut()
+            answer.forget()
+        self._answers.clear()
+        self._idle.set()
 
     def _forget(self, task: asyncio.Task[None], answer: Answer) -> None:
         if task.cancelled():
