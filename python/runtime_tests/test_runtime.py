@@ -14,7 +14,7 @@ import pytest
 from conftest import LONG_S, run, until
 
 from genset import _handler, exceptions
-from genset.runtime import Client, Context, Endpoint, Runtime, get_runtime
+from genset.runtime import Client, Context, Endpoint, Runtime, Service, get_runtime
 
 
 @contextlib.asynccontextmanager
@@ -419,6 +419,35 @@ def test_a_hurried_shutdown_leaves_a_handler_that_survives_its_cancellation() ->
                 goes.set()
             with pytest.raises(exceptions.EngineShutdown):
                 await answer
+
+    run(main())
+
+
+class Endless(Service):
+    """Never ends."""
+
+    async def stop(self) -> None:
+        await asyncio.Event().wait()
+
+    def hurry(self) -> None:
+        pass
+
+
+def test_a_hurried_program_does_not_wait_for_a_service_that_does_not_stop() -> None:
+    async def main() -> None:
+        runtime = await Runtime.connect()
+        runtime._services.append(Endless(runtime.endpoint("demo.text.ask")))
+        hurried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        finishing = asyncio.ensure_future(runtime.finish(hurried))
+        await asyncio.sleep(0)
+        hurried.set_result(None)
+        await asyncio.wait([finishing], timeout=LONG_S)
+        assert finishing.done()
+        # The rest of the shutdown, without it.
+        runtime._services.clear()
+        runtime.begin_shutdown().cancel()
+        runtime._ending = None
+        await runtime.shutdown()
 
     run(main())
 

@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeVar, cast, overload
 from genset import _logging
 from genset._bridge import Bridge, load_native
 from genset._client import Client, ResponseStream
-from genset._handler import Answering, Codec, Handler, Plain, checked
+from genset._handler import CANCEL_GRACE_S, Answering, Codec, Handler, Plain, checked
 from genset._values import Record
 from genset.engine import Context
 from genset.exceptions import EngineError, EngineShutdown, InvalidArgument
@@ -160,8 +160,12 @@ class Runtime:
             task.add_done_callback(self._servers.discard)
 
     async def finish(self, hurried: asyncio.Future[None]) -> None:
-        """Returns when the shutdown is over and the tasks that served have ended, or have had their time, or when `hurried` is done."""
-        await asyncio.wait([self.begin_shutdown()])
+        """Returns when the shutdown is over and the tasks that served have ended, or have had their time, or soon after `hurried` is done."""
+        ending = self.begin_shutdown()
+        await asyncio.wait((ending, hurried), return_when=asyncio.FIRST_COMPLETED)
+        if hurried.done():
+            # What is cancelled now has its moment to end.
+            await asyncio.wait([ending], timeout=2 * CANCEL_GRACE_S)
         if not self._servers or hurried.done():
             return
         ended = asyncio.ensure_future(_end(set(self._servers)))
