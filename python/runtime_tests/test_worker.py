@@ -119,6 +119,40 @@ def test_an_engine_that_dies_or_does_not_start_is_cleaned_up() -> None:
     run(main())
 
 
+class Eager(Engine):
+    """Publishes before it is listed, and never again."""
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        for blocks, parent in (([11, 12], None), ([13], 12)):
+            self.worker.publish_kv_stored(blocks, parent)
+        self.worker.publish_kv_removed([13])
+        return await super().start(worker_id)
+
+
+def test_kv_events_that_an_engine_publishes_before_it_is_listed_arrive() -> None:
+    async def main() -> None:
+        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+            running = asyncio.ensure_future(Worker(Eager(), CONFIG, runtime=runtime).run())
+            events = await other.endpoint("py.backend.kv_events").client()
+            await events.wait_for_instances(120)
+
+            async def blocks() -> list[int]:
+                first = await anext(events.random(None))
+                return sorted(block["hash"] for block in first["snapshot"]["blocks"])
+
+            # It may be listed a moment before.
+            while not (stored := await blocks()):
+                assert not running.done(), running.exception()
+                await asyncio.sleep(0.02)
+            while (stored := await blocks()) == [11, 12, 13]:
+                await asyncio.sleep(0.02)
+            assert stored == [11, 12]
+            await runtime.shutdown()
+            await running
+
+    run(main())
+
+
 class Stubborn(Engine):
     """Answers until it is cancelled."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from genset import _model_files
 from genset._declared import completed
-from genset._frames import pack, unpack
+from genset._frames import pack
 from genset.engine import Context, Event, LLMEngine, WorkerConfig, WorkerHandle, control_reply
 from genset.exceptions import EngineShutdown, InvalidArgument, Unsupported
 from genset.llm import ModelService, Tokens, model_spec
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _SERIES_KEPT = 4096
 """As many as a worker shows."""
+_KV_EVENTS_KEPT = 4096
 
 
 class Worker:
@@ -43,7 +44,7 @@ class Worker:
         self._grace_s = grace
         self._service: ModelService | None = None
         self._aborting: set[asyncio.Task[None]] = set()
-        self._early = _EarlyMetrics()
+        self._early = _Early()
 
     async def run(self) -> None:
         """Starts the engine and serves it until the runtime shuts down; the engine is cleaned up when it returns, or raises.
@@ -61,7 +62,7 @@ class Worker:
     async def _serve(self, runtime: Runtime) -> None:
         engine, config = self.engine, self.config
         endpoint = runtime.namespace(config.namespace).component(config.component).endpoint(config.endpoint)
-        self._early = _EarlyMetrics()
+        self._early = _Early()
         engine.worker = WorkerHandle(self._publish, self._progress, config.role)
         try:
             path = config.model_path or config.model_name
@@ -123,7 +124,7 @@ class Worker:
 
     def _publish(self, event: Event) -> None:
         packed = pack(event)  # What cannot be packed is the caller's error.
-        if "metrics" not in event or not self._early.keep(event["metrics"]):
+        if not self._early.keep(event, packed):
             self._publish_now(packed)
 
     def _publish_now(self, packed: bytes) -> None:
@@ -137,33 +138,53 @@ class Worker:
         logger.info("%s%s", stage, "" if fraction is None else f" ({fraction:.0%})")
 
 
-class _EarlyMetrics:
-    """What an engine publishes before its worker is listed, which may be once for all: of each series the last value. Any thread may
-    call."""
+class _Early:
+    """What an engine publishes before its worker is listed: all of its KV events, in order, and of the load and each series the last value,
+    which may be the only one. Any thread may call."""
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, bytes] | None = {}
+        self._kv_events: list[bytes] = []
+        self._last: dict[bytes, bytes] = {}
+        self._is_over = False
         self._lock = threading.Lock()
 
-    def keep(self, samples: Iterable[Metric]) -> bool:
-        """Keeps samples, unless it has ended."""
+    def keep(self, event: Event, packed: bytes) -> bool:
+        """Keeps an event, unless it is over."""
         with self._lock:
-            if self._kept is None:
+            if self._is_over:
                 return False
-            for sample in samples:
-                key = pack([sample.get("name"), sample.get("labels")])
-                # More the worker does not take either.
-                if key in self._kept or len(self._kept) < _SERIES_KEPT:
-                    # Now: it is the caller's own, and may change.
-                    self._kept[key] = pack(sample)
+            if "metrics" in event:
+                self._keep_samples(event["metrics"])
+            elif "load" in event or "dead" in event:
+                self._last[pack(list(event))] = packed
+            else:
+                self._keep_kv(packed)
             return True
+
+    def _keep_samples(self, samples: Iterable[Metric]) -> None:
+        for sample in samples:
+            key = pack([sample.get("name"), sample.get("labels")])
+            # More the worker does not take either.
+            if key in self._last or len(self._last) < _SERIES_KEPT:
+                # Now: it is the caller's own, and may change.
+                self._last[key] = pack({"metrics": [sample]})
+
+    def _keep_kv(self, packed: bytes) -> None:
+        if len(self._kv_events) >= _KV_EVENTS_KEPT:
+            # One by one they must not be missed. Without any, none of the blocks counts as reusable, which is safe.
+            came = len(self._kv_events)
+            logger.warning("%d KV events came before the worker was listed; they are dropped, with the blocks they told of", came)
+            self._kv_events = [pack({"kv": "cleared"})]
+        self._kv_events.append(packed)
 
     def end(self, publish: Callable[[bytes], None]) -> None:
         """Publishes what was kept. Nothing is kept from now on."""
         with self._lock:
-            kept, self._kept = self._kept, None
-            for sample in (kept or {}).values():
+            self._is_over = True
+            kept = (*self._kv_events, *self._last.values())
+            self._kv_events, self._last = [], {}
+            for packed in kept:
                 try:
-                    publish(pack({"metrics": [unpack(sample)]}))
+                    publish(packed)
                 except ValueError as error:
-                    logger.warning("a metric that was published at the start is none, and is dropped: %s", error)
+                    logger.warning("what was published at the start cannot be, and is dropped: %s", error)
