@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
-from conftest import Program, run, until
+from conftest import LONG_S, Program, run, until
 from test_llm import MODEL, ask, frontend
 
 from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig, exceptions
@@ -117,6 +117,29 @@ def test_an_engine_that_dies_or_does_not_start_is_cleaned_up() -> None:
         assert dying.seen[-1] == "cleanup"
 
     run(main())
+
+
+class Stillborn(Engine):
+    """Dies as it starts, as a thread of its own notices, and would go on starting."""
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        self.seen.append("start")
+        await asyncio.to_thread(self.worker.report_dead, "the device is lost")
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+
+def test_a_death_before_the_worker_is_listed_ends_it_at_once() -> None:
+    engine = Stillborn()
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            serving = asyncio.ensure_future(Worker(engine, CONFIG, runtime=runtime).run())
+            with pytest.raises(exceptions.Disconnected, match="reported itself dead: the device is lost"):
+                await asyncio.wait_for(serving, LONG_S)
+
+    run(main())
+    assert engine.seen == ["start", "cleanup"]
 
 
 class Eager(Engine):

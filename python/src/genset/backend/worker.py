@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable
@@ -13,7 +14,7 @@ from genset import _model_files
 from genset._declared import completed
 from genset._frames import pack
 from genset.engine import Context, Event, LLMEngine, WorkerConfig, WorkerHandle, control_reply
-from genset.exceptions import EngineShutdown, InvalidArgument, Unsupported
+from genset.exceptions import Disconnected, EngineShutdown, InvalidArgument, Unsupported
 from genset.llm import ModelService, Tokens, model_spec
 from genset.runtime import GRACE_S, Runtime, serve_until_signalled
 from genset.types import Metric
@@ -44,7 +45,6 @@ class Worker:
         self._grace_s = grace
         self._service: ModelService | None = None
         self._aborting: set[asyncio.Task[None]] = set()
-        self._early = _Early()
 
     async def run(self) -> None:
         """Starts the engine and serves it until the runtime shuts down; the engine is cleaned up when it returns, or raises.
@@ -62,8 +62,8 @@ class Worker:
     async def _serve(self, runtime: Runtime) -> None:
         engine, config = self.engine, self.config
         endpoint = runtime.namespace(config.namespace).component(config.component).endpoint(config.endpoint)
-        self._early = _Early()
-        engine.worker = WorkerHandle(self._publish, self._progress, config.role)
+        early = _Early()
+        engine.worker = WorkerHandle(functools.partial(self._publish, early), self._progress, config.role)
         try:
             path = config.model_path or config.model_name
             declared = completed(await engine.start(runtime.worker_id), path, config.migration_limit)
@@ -93,11 +93,15 @@ class Worker:
                 Tokens(endpoint.name),
                 hooks=self._hook,
                 on_stop=self._on_stop,
-                on_served=lambda: self._early.end(self._publish_now),
+                on_served=lambda: early.end(self._publish_now),
             )
             await runtime.serve(self._service)
+        except asyncio.CancelledError:
+            early.check()
+            raise
         finally:
             self._service = None
+            early.end(self._publish_now)
             await engine.cleanup()
             logger.info("engine cleaned up")
 
@@ -122,9 +126,9 @@ class Worker:
         except Exception:
             logger.exception("abort of request %s failed", context.id())
 
-    def _publish(self, event: Event) -> None:
+    def _publish(self, early: _Early, event: Event) -> None:
         packed = pack(event)  # What cannot be packed is the caller's error.
-        if not self._early.keep(event, packed):
+        if not early.keep(event, packed):
             self._publish_now(packed)
 
     def _publish_now(self, packed: bytes) -> None:
@@ -140,9 +144,12 @@ class Worker:
 
 class _Early:
     """What an engine publishes before its worker is listed: all of its KV events, in order, and of the load and each series the last value,
-    which may be the only one. Any thread may call."""
+    which may be the only one. An early death cancels the task that made this. Any thread may publish."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._death: str | None = None
         self._kv_events: list[bytes] = []
         self._last: dict[bytes, bytes] = {}
         self._is_over = False
@@ -159,7 +166,24 @@ class _Early:
                 self._last[pack(list(event))] = packed
             else:
                 self._keep_kv(packed)
-            return True
+        if "dead" in event:
+            # A loop that is closed has nobody to tell.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._die, event["dead"]["reason"])
+        return True
+
+    def _die(self, reason: str) -> None:
+        # Once the worker is listed, it sees to that.
+        if self._task is not None and self._death is None and not self._is_over:
+            self._death = reason
+            self._task.cancel()
+
+    def check(self) -> None:
+        """Raises what the engine died of, where the task was cancelled for it."""
+        if self._death is not None:
+            # From Python 3.11 on a task counts the cancellations that are to end it. This one is none.
+            getattr(self._task, "uncancel", int)()
+            raise Disconnected(f"the engine reported itself dead: {self._death}")
 
     def _keep_samples(self, samples: Iterable[Metric]) -> None:
         for sample in samples:
