@@ -88,8 +88,12 @@ def test_a_graph_of_services_answers() -> None:
             assert [item.text async for item in client.random(Text(text="a b"))] == ["A", "A", "B", "B"]
             ported = await caller.endpoint("other/Ported/generate").client()
             assert (await ported.generate({"text": "x"})).text == "ported x"
-            with pytest.raises(exceptions.InvalidArgument, match="text: Field required"):
-                await ported.generate({"words": "x"})
+            assert (await ported.generate(Text(text="y").model_dump_json())).text == "ported y"
+            for words in ({"words": "x"}, '{"words": "x"}'):
+                with pytest.raises(exceptions.InvalidArgument, match="text: Field required"):
+                    await ported.generate(words)
+            with pytest.raises(exceptions.InvalidArgument, match="request: Invalid JSON"):
+                await ported.generate("{")
             count = await caller.endpoint("demo.Upper.next").client()
             assert (await count.generate(Count(7))).number == 8
             with pytest.raises(exceptions.InvalidArgument, match="other: Count has no such field"):

@@ -40,14 +40,17 @@ def hints_of(annotated: Any) -> dict[str, Any]:
         return {}
 
 
-def checker(of: Any, leaves_out: bool = False) -> Callable[[Any], Any] | None:
+def checker(of: Any, leaves_out: bool = False, reads_json: bool = False) -> Callable[[Any], Any] | None:
     """What makes plain data a value of a pydantic model or a dataclass, or raises `InvalidArgument`; None for all else. It `leaves_out`
-    what a dataclass has no fields for, as pydantic models do, or refuses it."""
+    what a dataclass has no fields for, as pydantic models do, or refuses it. Where it `reads_json`, a text is the JSON of a pydantic model."""
     if not isinstance(of, type) or not (hasattr(of, "model_validate") or dataclasses.is_dataclass(of)):
         return None
     if leaves_out and dataclasses.is_dataclass(of) and "__pydantic_validator__" not in vars(of):
         names = {field.name for field in dataclasses.fields(of) if field.init}
         return lambda value: _fitted(of, _only(names, value), "")
+    if reads_json and hasattr(of, "model_validate_json"):
+        read = of.model_validate_json
+        return lambda value: _validated(read, value, "") if isinstance(value, str | bytes) else _fitted(of, value, "")
     return lambda value: _fitted(of, value, "")
 
 

@@ -65,6 +65,8 @@ _SPEC = "__genset_service__"
 _ENDPOINT = "__genset_endpoint__"
 _MODEL = "__genset_model__"
 _HOOK = "__genset_hook__"
+READS_JSON = "__genset_reads_json__"
+"""Marks an endpoint that takes a pydantic model as its JSON text too."""
 
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -390,10 +392,11 @@ async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S) -> None:
 
 async def _serve_one(instance: object, spec: ServiceSpec, name: str, runtime: Runtime, grace: float) -> None:
     at = runtime.namespace(spec.namespace).component(spec.name).endpoint(name)
-    method = spec.endpoints[name]
+    name_of_method = spec.endpoints[name]
+    method = getattr(spec.cls, name_of_method)
     # Of a model too: its requests are bodies, which fit the type or not. What a client says beside it is no fault.
-    check = checker(_request_type(getattr(spec.cls, method)), leaves_out=at.name in runtime._models)
-    await runtime.serve(at._service(getattr(instance, method), MAX_REQUESTS, grace, check))
+    check = checker(_request_type(method), leaves_out=at.name in runtime._models, reads_json=hasattr(method, READS_JSON))
+    await runtime.serve(at._service(getattr(instance, name_of_method), MAX_REQUESTS, grace, check))
 
 
 async def _call_hooks(instance: object, when: str) -> None:

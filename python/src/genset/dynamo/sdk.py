@@ -18,10 +18,17 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def dynamo_endpoint(name: str | None = None, *, model: str | None = None, **options: Any) -> Callable[[Function], Function]:
-    """As `genset.sdk.endpoint`; an answer of a model does not move to another instance unless `migration_limit` says so."""
+    """As `genset.sdk.endpoint`; a pydantic model may be sent as its JSON text, and an answer of a model does not move to another instance
+    unless `migration_limit` says so."""
     if model is not None:
         options.setdefault("migration_limit", 0)
-    return sdk.endpoint(name, model=model, **options)
+    offered = sdk.endpoint(name, model=model, **options)
+
+    def decorate(method: Function) -> Function:
+        method.__dict__[sdk.READS_JSON] = True
+        return offered(method)
+
+    return decorate
 
 
 _INSTEAD = {
