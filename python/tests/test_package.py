@@ -202,6 +202,17 @@ def test_a_module_of_dynamo_s_that_is_not_here_says_what_to_use(tmp_path: Path) 
         assert ran.stdout == expected, ran.stderr
 
 
+def test_publishers_of_dynamo_s_say_what_to_use() -> None:
+    # They take other arguments than those of the same names here.
+    for name, instead in [
+        ("KvEventPublisher", r"genset.llm.KvEventPublisher\(endpoint\)"),
+        ("KvMetricsPublisher", r"genset.llm.LoadPublisher\(endpoint\)"),
+        ("WorkerMetricsPublisher", r"genset.llm.LoadPublisher\(endpoint\)"),
+    ]:
+        with pytest.raises(ImportError, match=f"genset.dynamo.llm has no {name}: use {instead}"):
+            getattr(importlib.import_module("genset.dynamo.llm"), name)
+
+
 def test_the_context_of_a_model_is_in_its_files(tmp_path: Path) -> None:
     assert context_length(str(tmp_path)) is None
     for text, expected in [('{"max_position_embeddings": 2048}', 2048), ("[]", None), ("{", None), ("{}", None)]:

@@ -7,18 +7,20 @@ from typing import Any
 from genset import llm
 from genset.dynamo import absent
 from genset.dynamo.llm import exceptions as exceptions
-from genset.llm import KvEventPublisher, ModelType
-from genset.llm import KvEventPublisher as KvMetricsPublisher
-from genset.llm import LoadPublisher as WorkerMetricsPublisher
+from genset.llm import ModelType
 from genset.runtime import Endpoint
 
-__all__ = ["KvEventPublisher", "KvMetricsPublisher", "ModelType", "WorkerMetricsPublisher", "register_llm"]
+__all__ = ["ModelType", "register_llm"]
 
+_LOAD = "use genset.llm.LoadPublisher(endpoint), whose publish takes a dictionary of counts; it needs no create_endpoint"
 _INSTEAD = {
     "HttpService": "run `genset run in=http out=dyn`, or `python -m genset.frontend`",
     "HttpAsyncEngine": "register a handler with ModelType.Chat; `genset run in=http out=dyn` serves it",
+    "KvEventPublisher": "use genset.llm.KvEventPublisher(endpoint), which takes hashes of blocks and no tokens",
     "KvIndexer": "routers index by themselves: `genset run in=http out=dyn --router-mode kv`",
+    "KvMetricsPublisher": _LOAD,
     "KvRouter": "routers route by themselves: `genset run in=http out=dyn --router-mode kv`",
+    "WorkerMetricsPublisher": _LOAD,
     "register_model": "use register_llm",
 }
 
