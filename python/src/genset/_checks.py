@@ -90,7 +90,8 @@ def _fitted(hint: Any, value: Any, at: str) -> Any:
 
 
 def _one_of(hints: Sequence[Any], value: Any, at: str) -> Any:
-    if type(value) in hints:
+    # A map is a `Record`.
+    if type(value) in hints or (dict in hints and isinstance(value, dict)):
         return value
     others = [hint for hint in hints if hint is not type(None)]
     for hint in others[:-1]:

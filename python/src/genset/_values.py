@@ -9,14 +9,21 @@ import msgpack
 
 
 class Record(dict[str, Any]):
-    """A map of an answer: a dictionary whose entries can be read as attributes too."""
+    """A map of a request or an answer: a dictionary whose entries can be read and set as attributes too. Names that every dictionary has, as
+    `items`, `values` and `get`, are its methods: an entry of such a name is `record["items"]`."""
 
     def __getattr__(self, name: str) -> Any:
         try:
             value = self[name]
         except KeyError:
             raise AttributeError(f"the answer has no {name!r}, but {', '.join(map(str, self)) or 'nothing'}") from None
-        return Record(value) if type(value) is dict else value
+        if type(value) is dict:
+            # One that the program put there. What is written to it must stay.
+            value = self[name] = Record(value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
 
 
 def _plain(value: Any) -> Any:
@@ -44,6 +51,5 @@ def encode(value: Any, what: str) -> bytes:
 
 
 def decode(payload: bytes) -> Any:
-    """The value; maps can be read by attribute."""
-    value = msgpack.unpackb(payload, strict_map_key=False)
-    return Record(value) if type(value) is dict else value
+    """The value; every map in it is a `Record`."""
+    return msgpack.unpackb(payload, strict_map_key=False, object_hook=Record)

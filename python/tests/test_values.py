@@ -1,0 +1,61 @@
+"""Plain data, as handlers and callers see it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+
+from genset._checks import checker
+from genset._values import Record, decode, encode
+
+
+@dataclasses.dataclass
+class Inner:
+    number: int
+
+
+@dataclasses.dataclass
+class Outer:
+    either: Inner | dict  # type: ignore[type-arg]
+
+
+def sent(value: Any) -> Any:
+    """The value at the other end."""
+    return decode(encode(value, "a request"))
+
+
+def test_maps_can_be_read_by_attribute_wherever_they_are() -> None:
+    answer = sent({"choices": [{"message": {"content": "hello"}}], "usage": {"tokens": 1}})
+    assert answer.choices[0].message.content == "hello"
+    assert sent([{"text": "a"}])[0].text == "a"
+    assert copy.deepcopy(answer) == answer == {"choices": [{"message": {"content": "hello"}}], "usage": {"tokens": 1}}
+    with pytest.raises(AttributeError, match="no 'message', but choices, usage"):
+        answer.message  # noqa: B018
+
+
+def test_what_is_written_by_attribute_is_sent() -> None:
+    request = sent({"text": "a", "options": {}, "parts": [{"number": 1}]})
+    request.text = "x"
+    request.options["k"] = 1
+    request.parts[0].number = 2
+    request.mine = {"deep": 1}
+    request.mine.deep = 2
+    expected = {"text": "x", "options": {"k": 1}, "parts": [{"number": 2}], "mine": {"deep": 2}}
+    assert request == sent(request) == expected
+    assert not vars(request)
+
+
+def test_an_entry_with_the_name_of_a_method_is_read_by_its_key() -> None:
+    record = Record(items=[1])
+    setattr(record, "get", 2)
+    assert record["items"] == [1] and list(record.items()) == [("items", [1]), ("get", 2)]
+    assert record.get("items") == [1]
+
+
+def test_a_map_stays_one_where_a_type_takes_any() -> None:
+    check = checker(Outer)
+    assert check is not None
+    assert check(sent({"either": {"number": 1}})).either == {"number": 1}
