@@ -114,7 +114,7 @@ async fn a_line_that_only_its_engine_can_read_waits_for_it() {
     let mut config = kept_in(folder.path(), |_| {});
     config.router.migration.wait = Duration::from_millis(1);
     let mut site = Site::with(config, reader()).await;
-    soon(site.worker.shutdown()).await;
+    site.worker.stop_once();
     eventually("the model is gone", || {
         site.server.models().get(MODEL).is_none()
     })

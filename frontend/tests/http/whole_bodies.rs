@@ -38,7 +38,7 @@ async fn asked_while_away(
     let mut waits_long = config();
     waits_long.router.migration.wait = Duration::from_secs(60);
     let mut site = Site::with(waits_long, first).await;
-    soon(site.worker.shutdown()).await;
+    site.worker.stop_once();
     eventually("the model is gone", || {
         site.server.models().get(MODEL).is_none()
     })
