@@ -202,15 +202,16 @@ def test_a_module_of_dynamo_s_that_is_not_here_says_what_to_use(tmp_path: Path) 
         assert ran.stdout == expected, ran.stderr
 
 
-def test_publishers_of_dynamo_s_say_what_to_use() -> None:
-    # They take other arguments than those of the same names here.
-    for name, instead in [
-        ("KvEventPublisher", r"genset.llm.KvEventPublisher\(endpoint\)"),
-        ("KvMetricsPublisher", r"genset.llm.LoadPublisher\(endpoint\)"),
-        ("WorkerMetricsPublisher", r"genset.llm.LoadPublisher\(endpoint\)"),
+def test_publishers_of_dynamo_s_say_what_they_take_here() -> None:
+    llm = importlib.import_module("genset.dynamo.llm")
+    for publisher, instead in [
+        (llm.KvEventPublisher, "hashes of blocks"),
+        (llm.KvMetricsPublisher, "a dictionary of counts"),
+        (llm.WorkerMetricsPublisher, "a dictionary of counts"),
     ]:
-        with pytest.raises(ImportError, match=f"genset.dynamo.llm has no {name}: use {instead}"):
-            getattr(importlib.import_module("genset.dynamo.llm"), name)
+        for arguments, named in [((), {}), (("component", 1, 16), {}), ((), {"worker_id": 1})]:
+            with pytest.raises(exceptions.InvalidArgument, match=instead):
+                publisher(*arguments, **named)
 
 
 def test_the_context_of_a_model_is_in_its_files(tmp_path: Path) -> None:

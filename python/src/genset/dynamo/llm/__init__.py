@@ -7,22 +7,46 @@ from typing import Any
 from genset import llm
 from genset.dynamo import absent
 from genset.dynamo.llm import exceptions as exceptions
+from genset.exceptions import InvalidArgument
 from genset.llm import ModelType
 from genset.runtime import Endpoint
 
-__all__ = ["ModelType", "register_llm"]
+__all__ = ["KvEventPublisher", "KvMetricsPublisher", "ModelType", "WorkerMetricsPublisher", "register_llm"]
 
-_LOAD = "use genset.llm.LoadPublisher(endpoint), whose publish takes a dictionary of counts; it needs no create_endpoint"
 _INSTEAD = {
     "HttpService": "run `genset run in=http out=dyn`, or `python -m genset.frontend`",
     "HttpAsyncEngine": "register a handler with ModelType.Chat; `genset run in=http out=dyn` serves it",
-    "KvEventPublisher": "use genset.llm.KvEventPublisher(endpoint), which takes hashes of blocks and no tokens",
     "KvIndexer": "routers index by themselves: `genset run in=http out=dyn --router-mode kv`",
-    "KvMetricsPublisher": _LOAD,
     "KvRouter": "routers route by themselves: `genset run in=http out=dyn --router-mode kv`",
-    "WorkerMetricsPublisher": _LOAD,
     "register_model": "use register_llm",
 }
+
+
+class KvEventPublisher(llm.KvEventPublisher):
+    """`genset.llm.KvEventPublisher`, which refuses the arguments of Dynamo's by a sentence."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        instead = "KvEventPublisher(endpoint) takes a model's endpoint, and its methods hashes of blocks in place of tokens"
+        super().__init__(_endpoint(arguments, named, instead))
+
+
+class WorkerMetricsPublisher(llm.LoadPublisher):
+    """`genset.llm.LoadPublisher`, which refuses the arguments of Dynamo's by a sentence."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        instead = "WorkerMetricsPublisher(endpoint) takes a model's endpoint, its publish a dictionary of counts, and there is no create_endpoint"
+        super().__init__(_endpoint(arguments, named, instead))
+
+
+KvMetricsPublisher = WorkerMetricsPublisher
+
+
+def _endpoint(arguments: tuple[Any, ...], named: dict[str, Any], instead: str) -> Endpoint:
+    """The only argument of a publisher."""
+    match arguments:
+        case [Endpoint() as endpoint] if not named:
+            return endpoint
+    raise InvalidArgument(instead, field="endpoint")
 
 
 async def register_llm(
