@@ -5,9 +5,9 @@
 //! before it sleeps and until it is awake. One that writes a profile answers nothing, either, and takes no requests meanwhile.
 
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::kv::{KvEventData, KvEventPublisher};
 use genset_backend_common::{EngineError, ErrorKind, Role, controls::SleepLevel, error::At};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 use crate::api::controls::{Failed, sglang, stop_profile, vllm};
 use crate::config::LauncherConfig;
 use crate::dialect::Dialect;
+use crate::kv::Clears;
 use crate::ranks::said;
 use crate::server::Server;
 
@@ -50,7 +51,7 @@ pub(crate) struct Controls {
     /// How long it may take what moves weights or writes a profile.
     slow: Duration,
     /// Whom to tell that the prefix cache is gone.
-    kv_events: Option<KvEventPublisher>,
+    clears: Option<Arc<Clears>>,
 }
 
 /// What was asked of one server. It ends with the server: the next one is awake.
@@ -76,13 +77,13 @@ impl Controls {
                 Dialect::Trtllm | Dialect::LlamaServer | Dialect::LlamaCppPython => None,
             },
             slow: config.start_timeout,
-            kv_events: None,
+            clears: None,
         }
     }
 
-    /// Tells `publisher` when the prefix cache is cleared. vLLM itself tells it only with its next request.
-    pub(crate) fn with_kv_events(mut self, publisher: Option<KvEventPublisher>) -> Self {
-        self.kv_events = publisher;
+    /// Tells those who know the cache when it is cleared; nobody does where no events are published.
+    pub(crate) fn with_clears(mut self, clears: Option<Arc<Clears>>) -> Self {
+        self.clears = clears;
         self
     }
 
@@ -292,8 +293,8 @@ impl Controls {
     }
 
     fn cleared(&self) {
-        if let Some(publisher) = &self.kv_events {
-            publisher.publish(KvEventData::Cleared);
+        if let Some(clears) = &self.clears {
+            clears.clear();
         }
     }
 

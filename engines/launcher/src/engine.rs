@@ -22,7 +22,7 @@ use crate::controls::Controls;
 use crate::dialect::Dialect;
 use crate::drive::Drive;
 use crate::failure::ServerFailure;
-use crate::kv::{KvFollower, KvSource};
+use crate::kv::{Clears, KvFollower, KvSource};
 use crate::launch::{Launch, terms};
 use crate::load::ServerLoad;
 use crate::probe;
@@ -134,6 +134,7 @@ impl LauncherEngine {
             let following = follower.clone().run(Arc::clone(&server));
             self.supervision.tasks().spawn(following);
         }
+        let clears = kv_followers.first().map(|first| Arc::clone(&first.clears));
         followers.get_or_init(|| kv_followers);
         let apart = Apart::new(ctx.role, ctx.kv_transfers.clone(), config.kv_lease);
         if ctx.role == Role::Prefill {
@@ -146,9 +147,7 @@ impl LauncherEngine {
             });
         }
         load.started(&declared);
-        let told = declared.capabilities.kv_events;
-        let told = told.then(|| ctx.kv_events.clone());
-        let controls = Controls::new(config, dialect, ctx.role).with_kv_events(told);
+        let controls = Controls::new(config, dialect, ctx.role).with_clears(clears);
         let running = Running {
             server: supervised,
             api,
@@ -280,6 +279,7 @@ fn kv_followers(
         tracing::warn!("the server publishes KV events, but does not tell the size of its blocks");
         return Vec::new();
     };
+    let clears = Clears::new(ctx.kv_events.clone());
     let follower = |rank| KvFollower {
         source: Arc::clone(source),
         rank,
@@ -287,6 +287,7 @@ fn kv_followers(
             1 => ctx.kv_events.clone(),
             _ => ctx.kv_events.of_rank(rank),
         },
+        clears: Arc::clone(&clears),
         block_size,
         total_blocks: declared.kv_total_blocks,
     };

@@ -1,5 +1,6 @@
 //! KV events of a launched vLLM or SGLang: its publisher is switched on, its events are read, and the worker publishes them as any
-//! engine does. [`KvSource`] is where the server publishes, [`KvFollower`] who reads it.
+//! engine does. [`KvSource`] is where the server publishes, [`KvFollower`] who reads it,
+//! [`Clears`] what an operator clears meanwhile.
 //!
 //! The events tell the prompts, so they go over sockets in a folder that only this user can read, and never over a port.
 //!
@@ -22,7 +23,7 @@ use genset_backend_common::config::MAX_DATA_PARALLEL_SIZE;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-pub(crate) use follow::KvFollower;
+pub(crate) use follow::{Clears, KvFollower};
 
 use crate::config::LauncherConfig;
 use crate::dialect::Dialect;

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use genset_backend_common::kv::{KvEventData, KvEventPublisher};
+use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 use zeromq::ZmqMessage;
 use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _, SubSocket, ZmqError};
@@ -31,6 +32,30 @@ const MAX_BLOCKS: usize = 1 << 22;
 /// The number that ends what is given again.
 const END: u64 = u64::MAX;
 
+/// The clears of a cache that were asked for by others than the server, for all of its ranks. vLLM itself tells a clear only with its
+/// next request.
+#[derive(Debug)]
+pub(crate) struct Clears {
+    publisher: KvEventPublisher,
+    /// Locked while anything is published, so that a clear is before a batch or behind it.
+    count: Mutex<u64>,
+}
+
+impl Clears {
+    /// Those of a cache whose events `publisher` publishes.
+    pub(crate) fn new(publisher: KvEventPublisher) -> Arc<Self> {
+        let count = Mutex::new(0);
+        Arc::new(Self { publisher, count })
+    }
+
+    /// Tells that the cache is empty. Batches of before, which are still to be read, then build on nothing.
+    pub(crate) fn clear(&self) {
+        let mut count = self.count.lock();
+        *count += 1;
+        self.publisher.publish(KvEventData::Cleared);
+    }
+}
+
 /// Follows a rank of the servers of one engine, one after the other.
 #[derive(Debug, Clone)]
 pub(crate) struct KvFollower {
@@ -38,6 +63,7 @@ pub(crate) struct KvFollower {
     /// The data-parallel rank whose events they are.
     pub(crate) rank: u32,
     pub(crate) publisher: KvEventPublisher,
+    pub(crate) clears: Arc<Clears>,
     /// Tokens per KV block.
     pub(crate) block_size: NonZeroU32,
     /// KV blocks in all.
@@ -90,7 +116,7 @@ impl KvFollower {
                     if number > reader.next {
                         self.catch_up(&mut replay, &mut reader).await?;
                     }
-                    self.publish(reader.take(number, &payload));
+                    self.publish(&mut reader, number, &payload);
                 }
                 () = sleep(QUIET) => self.catch_up(&mut replay, &mut reader).await?,
             }
@@ -124,12 +150,14 @@ impl KvFollower {
             if number == END {
                 return Ok(());
             }
-            self.publish(reader.take(number, &payload));
+            self.publish(reader, number, &payload);
         }
     }
 
-    fn publish(&self, changes: Vec<KvEventData>) {
-        for change in changes {
+    fn publish(&self, reader: &mut Reader, number: u64, payload: &[u8]) {
+        let clears = self.clears.count.lock();
+        reader.forget(*clears);
+        for change in reader.take(number, payload) {
             self.publisher.publish(change);
         }
     }
@@ -153,6 +181,8 @@ fn parts(message: ZmqMessage, before: usize) -> Result<(u64, Bytes), FollowError
 pub(super) struct Reader {
     /// The number of the batch that is read next.
     pub(super) next: u64,
+    /// The clears by others that are known.
+    clears: u64,
     rank: u32,
     translator: Translator,
 }
@@ -167,8 +197,17 @@ impl Reader {
         let max_blocks = total_blocks.and_then(|blocks| usize::try_from(blocks).ok());
         Self {
             next: 0,
+            clears: 0,
             rank,
             translator: Translator::new(dialect, block_size, max_blocks.unwrap_or(MAX_BLOCKS)),
+        }
+    }
+
+    /// Forgets what is gone if others have told the cache to be empty since, which they have `clears` times.
+    pub(super) fn forget(&mut self, clears: u64) {
+        if clears != self.clears {
+            self.clears = clears;
+            self.translator.clear();
         }
     }
 

@@ -283,6 +283,21 @@ fn batches_that_are_lost_or_broken_leave_nothing_known() {
     assert_eq!(reader.take(next, &first).len(), 1);
 }
 
+#[test]
+fn blocks_behind_those_that_others_cleared_are_left_out() {
+    let mut reader = Reader::new(Dialect::Vllm, 0, SIZE, None);
+    let first = batch(&[stored(&[FIRST], None, &tokens(300, 32))]);
+    let second = batch(&[stored(&[SECOND], Some(FIRST), &tokens(1, 32))]);
+    reader.forget(0);
+    assert_eq!(reader.take(0, &first).len(), 1);
+    reader.forget(1);
+    assert_eq!(reader.take(1, &second), [], "its parent is gone");
+    assert_eq!(reader.take(2, &batch(&[removed(FIRST)])), [], "it is gone");
+    assert_eq!(reader.take(3, &first).len(), 1);
+    reader.forget(1);
+    assert_eq!(reader.take(4, &second).len(), 1);
+}
+
 fn config(settings: Option<&str>) -> LauncherConfig {
     let input = ServerInput::Tokens { vocab_size: None };
     let mut config = LauncherConfig::new(ServerKind::Vllm, "/m", input);
@@ -383,10 +398,12 @@ async fn next(changes: &mut KvEventSubscription) -> KvEventData {
 
 /// Follows the only rank of a server.
 fn followed(source: Arc<KvSource>) -> (KvEventSubscription, Arc<Server>, TaskTracker) {
+    let publisher = KvEventPublisher::new();
     let follower = KvFollower {
         source,
         rank: 0,
-        publisher: KvEventPublisher::new(),
+        clears: Clears::new(publisher.clone()),
+        publisher,
         block_size: SIZE,
         total_blocks: None,
     };
@@ -494,6 +511,7 @@ async fn each_rank_is_followed_at_sockets_of_its_own() {
             source: Arc::clone(&source),
             rank,
             publisher: whole.of_rank(rank),
+            clears: Clears::new(whole.clone()),
             block_size: SIZE,
             total_blocks: None,
         };
