@@ -123,8 +123,9 @@ impl Caller {
     /// Sends a request. Resolves with the first item, or with what the stream ended with in its place.
     ///
     /// # Errors
-    /// What the callee refused with; `Disconnected` when the connection ended; `InvalidArgument` for a request larger than
-    /// the callee takes; `DeadlineExceeded` or why it was cancelled where that came before the request was on its way.
+    /// What the callee refused with; `Disconnected` when the connection ended, and `CannotConnect` when it had before the request
+    /// was on its way; `InvalidArgument` for a request larger than the callee takes; `DeadlineExceeded` or why it was cancelled
+    /// where that came before the request was on its way.
     ///
     /// # Cancel safety
     /// Dropping the future or the stream cancels the request.
@@ -188,7 +189,7 @@ impl Caller {
     fn open(self: &Arc<Self>, ctx: RequestContext) -> Result<Response, EngineError> {
         let mut table = self.table.lock();
         if let State::Ended(ended) = &table.state {
-            return Err(self.disconnected(ended));
+            return Err(ended_as(ErrorKind::CannotConnect, ended));
         }
         let id = table.next_id;
         table.next_id = id.saturating_add(1);
@@ -217,15 +218,8 @@ impl Caller {
         // Whoever waits to send a request finds the end in the table.
         self.link.outbox.close();
         for slot in slots.into_values() {
-            let error = self.disconnected(ended);
-            slot.end_and_wake(Err(error));
+            slot.end_and_wake(Err(ended_as(ErrorKind::Disconnected, ended)));
         }
-    }
-
-    fn disconnected(&self, ended: &Ended) -> EngineError {
-        // Clients read it: a worker's address is in the log.
-        let message = format!("the connection to the worker ended: {ended}");
-        EngineError::new(ErrorKind::Disconnected, message)
     }
 
     fn slot(&self, id: u32) -> Option<Arc<Slot>> {
@@ -289,6 +283,12 @@ impl Caller {
             self.link.control(FrameKind::Credit, id, &payload);
         }
     }
+}
+
+/// The error of a request whose connection ended.
+fn ended_as(kind: ErrorKind, ended: &Ended) -> EngineError {
+    // Clients read it: a worker's address is in the log.
+    EngineError::new(kind, format!("the connection to the worker ended: {ended}"))
 }
 
 /// The sink of a caller's connection.
