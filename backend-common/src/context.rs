@@ -131,6 +131,13 @@ pub struct RequestContext {
     deadline: Option<Instant>,
     prompt_tokens: u32,
     explanation: Option<Explanation>,
+    losses: Option<Arc<Losses>>,
+}
+
+/// The instances that were lost while they had a request.
+struct Losses {
+    limit: u32,
+    count: AtomicU32,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -185,6 +192,7 @@ impl RequestContext {
             deadline: None,
             prompt_tokens: 0,
             explanation: None,
+            losses: None,
         }
     }
 
@@ -241,6 +249,17 @@ impl RequestContext {
     #[must_use]
     pub fn with_explanation(mut self, explanation: Explanation) -> Self {
         self.explanation = Some(explanation);
+        self
+    }
+
+    /// Sets how many instances may be lost while they have the request: one that brings down whoever takes it is so kept from the
+    /// others. Clones, children and siblings made from now on count together. A limit that was set before stays.
+    #[must_use]
+    pub fn with_loss_limit(mut self, limit: u32) -> Self {
+        if self.losses.is_none() {
+            let count = AtomicU32::new(0);
+            self.losses = Some(Arc::new(Losses { limit, count }));
+        }
         self
     }
 
@@ -399,6 +418,20 @@ impl RequestContext {
         self.cancel.moves.load(Ordering::Relaxed)
     }
 
+    /// Notes that an instance was lost that had the request. One that could not be reached had not.
+    pub fn note_loss(&self) {
+        if let Some(losses) = &self.losses {
+            losses.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether more instances were lost than the [limit](Self::with_loss_limit) says: no other one is to take the request.
+    #[must_use]
+    pub fn has_lost_too_many(&self) -> bool {
+        let losses = self.losses.as_ref();
+        losses.is_some_and(|losses| losses.count.load(Ordering::Relaxed) > losses.limit)
+    }
+
     /// The number of prompt tokens, as the adapter counted them, or else as the engine told; 0 when neither knows.
     #[must_use]
     pub fn prompt_tokens(&self) -> u32 {
@@ -469,6 +502,18 @@ mod tests {
         let (one, other) = (root.sibling(0), root.sibling(1));
         one.sibling(1).note_move();
         assert_eq!((root.moves(), one.moves(), other.moves()), (1, 1, 0));
+    }
+
+    #[test]
+    fn losses_count_together_and_the_first_limit_stays() {
+        let unlimited = RequestContext::new("r");
+        unlimited.note_loss();
+        assert!(!unlimited.has_lost_too_many());
+        let ctx = unlimited.with_loss_limit(1).with_loss_limit(9);
+        ctx.sibling(0).note_loss();
+        assert!(!ctx.has_lost_too_many());
+        ctx.detached().note_loss();
+        assert!(ctx.has_lost_too_many() && ctx.child().has_lost_too_many());
     }
 
     #[test]

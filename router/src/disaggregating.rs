@@ -25,7 +25,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, Input, ModelCard, RequestContext,
-    config::SamplingOption, transfer::TransferParams,
+    card::DEFAULT_MIGRATION_LIMIT, config::SamplingOption, transfer::TransferParams,
 };
 use genset_runtime::{InstanceId, KvBlocksClient};
 use tokio::time::Instant;
@@ -58,8 +58,6 @@ struct Parts {
     config: DisaggregationConfig,
     /// How long a request waits between its legs.
     wait: Duration,
-    /// How many instances a request may lose between its legs.
-    may_lose: u32,
     context_length_tokens: u32,
     /// Whether a seed decides what is chosen by chance.
     has_seeds: bool,
@@ -82,7 +80,6 @@ impl Disaggregating {
             pools,
             config: config.disaggregation,
             wait: config.migration.wait,
-            may_lose: card.migration_limit,
             context_length_tokens: card.context_length_tokens,
             has_seeds: card.capabilities.sampling.contains(&SamplingOption::Seed),
             resumes_exactly: card.capabilities.resume,
@@ -158,9 +155,7 @@ impl Parts {
             let mut request = request.clone();
             request.transfer = transfer;
             match pool.route(request, ctx.clone(), left_out).await {
-                Err(error) if error.may_go_elsewhere() && !ctx.is_cancelled() => {
-                    failure = error;
-                }
+                Err(error) if may_be_tried_again(&error, &ctx) => failure = error,
                 decided => return decided,
             }
         }
@@ -193,6 +188,11 @@ impl Parts {
     }
 }
 
+/// Whether a request that a pool refused may go to another one.
+fn may_be_tried_again(error: &EngineError, ctx: &RequestContext) -> bool {
+    error.may_go_elsewhere() && !ctx.is_cancelled() && !ctx.has_lost_too_many()
+}
+
 fn nobody() -> EngineError {
     let message = "no instance that can serve the whole request is available; try again later";
     EngineError::new(ErrorKind::Unavailable, message).with_retry_after(Duration::from_secs(1))
@@ -207,6 +207,8 @@ impl Route for Disaggregating {
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
         let parts = &self.parts;
+        // Of both legs together.
+        let ctx = ctx.with_loss_limit(DEFAULT_MIGRATION_LIMIT);
         let apart = match parts.plan(&parts.pools.now(), &request) {
             Ok(apart) => apart,
             Err(why) => return parts.whole(why, request, ctx, left_out).await,
@@ -224,7 +226,7 @@ impl Route for Disaggregating {
                 let legs = TwoLegs::new(Arc::clone(parts), apart.decode, request, ctx, since);
                 Ok(legs.begin(routed, is_settled, left_out))
             }
-            Err(error) if error.may_go_elsewhere() && !ctx.is_cancelled() => {
+            Err(error) if may_be_tried_again(&error, &ctx) => {
                 tracing::debug!(request_id = ctx.id(), %error, "no prefill instance took the request");
                 let whole = parts
                     .whole(Whole::PrefillRefused, request, ctx, left_out)

@@ -93,9 +93,10 @@ impl Migrations {
 
 /// A layer that lets requests outlive their instance.
 ///
-/// A request moves at most as often as its model's card says. Its answer is the same as if nothing had happened wherever the
-/// engine declares `resume`. Where it declares `resume_as_prompt`, the rest is one that a longer prompt could have had, and a
-/// request that asks for more moves only as long as it has given nothing, as do all requests of other engines.
+/// A request moves, and loses instances before its answer begins, at most as often as its model's card says. Its answer is the same
+/// as if nothing had happened wherever the engine declares `resume`. Where it declares `resume_as_prompt`, the rest is one that a
+/// longer prompt could have had, and a request that asks for more moves only as long as it has given nothing, as do all requests of
+/// other engines.
 pub struct Migrating {
     parts: Arc<Parts>,
 }
@@ -135,10 +136,13 @@ impl Generate for Migrating {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
+        let ctx = ctx.with_loss_limit(self.parts.limit);
         let kept = Kept::of(&request, &self.parts.capabilities, &self.parts.budget);
         let below = &self.parts.below;
         let routed = match below.route(request.clone(), ctx.clone(), &[]).await {
-            Err(refusal) if is_away(refusal.kind()) && !ctx.is_cancelled() => {
+            Err(refusal)
+                if is_away(refusal.kind()) && !ctx.is_cancelled() && !ctx.has_lost_too_many() =>
+            {
                 let waiting = await_instance(&self.parts, request.clone(), &ctx, refusal);
                 waiting.await?
             }

@@ -21,6 +21,7 @@ use async_trait::async_trait;
 use futures_core::Stream;
 use genset_backend_common::{
     CancelReason, EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext,
+    card::DEFAULT_MIGRATION_LIMIT,
 };
 use genset_runtime::InstanceId;
 use parking_lot::Mutex;
@@ -114,6 +115,8 @@ impl Route for Queueing {
         ctx: RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
+        // It is tried again and again.
+        let ctx = ctx.with_loss_limit(DEFAULT_MIGRATION_LIMIT);
         let restriction = Restriction::of(&request, left_out);
         if !self.queue.waiting.lock().has_lane(&restriction) {
             let tried = (self.below).route(request.clone(), ctx.clone(), left_out);

@@ -11,7 +11,7 @@ use futures_core::Stream;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, Output, OutputStream, RequestContext, RequestField,
-    handles::Load,
+    card::DEFAULT_MIGRATION_LIMIT, handles::Load,
 };
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -232,6 +232,15 @@ impl<Req, Resp> std::fmt::Debug for Client<Req, Resp> {
     }
 }
 
+/// Whether a request that an instance refused, or was lost with, is tried on another one.
+fn may_try_another(error: &EngineError, ctx: &RequestContext) -> bool {
+    if ctx.has_lost_too_many() {
+        tracing::warn!(request_id = ctx.id(), %error, "instance after instance is lost with this request; it goes to no other");
+        return false;
+    }
+    error.may_go_elsewhere() && !ctx.is_cancelled()
+}
+
 /// A response that counts as in flight until it is dropped, and marks its instance down when that turns out to be gone.
 struct Counted<Resp> {
     items: ResponseStream<Resp>,
@@ -259,7 +268,8 @@ const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
 /// A client of token-generating instances that answers the same `generate` as an engine. A request that was refused by an
 /// instance that is full, gone or going, or has just lost the adapter, and has yielded nothing, is tried on the others. When all
-/// were gone or going, it waits a second for another to appear.
+/// were gone or going, it waits a second for another to appear. One with which more instances were lost than its context
+/// [allows](RequestContext::with_loss_limit), [`DEFAULT_MIGRATION_LIMIT`] where that says nothing, is tried on no other.
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
@@ -443,6 +453,7 @@ impl GenerateClient {
         ctx: RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
+        let ctx = ctx.with_loss_limit(DEFAULT_MIGRATION_LIMIT);
         let mut tried = left_out.to_vec();
         let mut last_error: Option<EngineError> = None;
         let mut wait_until = None;
@@ -479,7 +490,13 @@ impl GenerateClient {
                         outputs: OutputStream::from_raw(items),
                     });
                 }
-                Err(error) if error.may_go_elsewhere() && !ctx.is_cancelled() => {
+                Err(error) => {
+                    if error.kind() == ErrorKind::Disconnected {
+                        ctx.note_loss();
+                    }
+                    if !may_try_another(&error, &ctx) {
+                        return Err(error);
+                    }
                     tracing::debug!(request_id = ctx.id(), instance = %instance.record.instance, %error, "trying another instance");
                     tried.push(instance.record.instance);
                     // That one lost the adapter does not make it unknown where another is only full.
@@ -487,7 +504,6 @@ impl GenerateClient {
                         last_error = Some(error);
                     }
                 }
-                Err(error) => return Err(error),
             }
         }
     }

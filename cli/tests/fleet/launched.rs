@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use tokio::process::Command;
 
+use crate::answers::chat;
 use crate::cases::{HANDED_OVER, until_all_take_part};
 use crate::fleet::{Fleet, LOOK_AGAIN, PEER_TIMEOUT, metric, until_all_answer, until_listed};
-use crate::load::{same_text, streams};
+use crate::load::{burst, same_text, streams};
 use crate::meeting::{Directory, Meeting as _};
-use crate::support::{PYTHON_CACHE, genset, soon, tiny_chat};
+use crate::support::{Exchange, PYTHON_CACHE, genset, soon, tiny_chat};
 use crate::worker::Worker;
 
 const TOKENS: u64 = 20;
@@ -19,8 +20,16 @@ const LONG: u64 = 80;
 /// The stand-in's flag for tokens that take 50 ms each.
 const SLOW: &str = "--delay 0.05";
 
+/// Tokens that end the server of a stand-in with `--fault poison`.
+const POISON_TOKENS: u64 = 13;
+
 /// Starts a worker whose server is a stand-in with a flag of its own, and waits until it is ready.
 async fn worker(fleet: &Fleet<Directory>, role: &str, fault: &str) -> Worker {
+    worker_with(fleet, role, fault, &[]).await
+}
+
+/// As [`worker`], with more flags of the worker's.
+async fn worker_with(fleet: &Fleet<Directory>, role: &str, fault: &str, words: &[&str]) -> Worker {
     let script: PathBuf = [
         env!("CARGO_MANIFEST_DIR"),
         "../engines/launcher/tests/stand_in",
@@ -36,6 +45,7 @@ async fn worker(fleet: &Fleet<Directory>, role: &str, fault: &str) -> Worker {
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
         .args(fleet.meeting.flags())
         .args([PEER_TIMEOUT, &server, "--role", role])
+        .args(words)
         .arg(tiny_chat());
     let worker = Worker::spawn(command).await;
     worker.until_ready().await;
@@ -59,6 +69,36 @@ async fn answers_of_a_launched_server_go_on_at_another() {
     assert!(metrics.contains("genset_migrations_total{"), "{metrics}");
     two.until_running(0.0).await;
     two.stop().await;
+}
+
+/// Its first token is never given: over the wire no worker has taken the request by then.
+#[tokio::test]
+async fn a_request_that_brings_down_its_worker_goes_to_few() {
+    let fleet = Fleet::new(Directory::new());
+    let start = || {
+        let words = &["--migration-limit=1"];
+        worker_with(&fleet, "aggregated", "--fault poison", words)
+    };
+    let (one, two, three, four, five) = tokio::join!(start(), start(), start(), start(), start());
+    let mut workers = [one, two, three, four, five];
+    let frontend = fleet.frontend_of(&workers.each_ref()).await;
+    let body = chat(POISON_TOKENS, false).to_string();
+    let path = "/v1/chat/completions";
+    let exchange = Exchange::try_begin(frontend.address, "POST", path, &body).await;
+    let response = exchange.expect("a response").response().await;
+    assert_eq!(response.status, 502, "{}", response.body);
+    let mut ended = || {
+        let ended = workers.iter_mut().map(Worker::has_ended);
+        ended.filter(|has_ended| *has_ended).count()
+    };
+    soon(async {
+        while ended() < 2 {
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    })
+    .await;
+    assert_eq!(burst(&frontend, 20).await, [""; 0]);
+    assert_eq!(ended(), 2);
 }
 
 #[tokio::test]

@@ -133,6 +133,11 @@ impl Worker {
         cut.count()
     }
 
+    /// Whether it has ended by itself.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
     /// Kills it with SIGKILL.
     pub(crate) async fn kill(mut self) {
         self.child.kill().await.expect("it runs");

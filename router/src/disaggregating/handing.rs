@@ -44,7 +44,6 @@ pub(super) enum Untaken {
 impl Handing {
     /// Asks decode instances to take the blocks, and where none does, any to do all of it; again and again until the wait is over.
     pub(super) async fn run(self, blocks: TransferParams) -> Result<Taken, Untaken> {
-        let mut may_lose = self.parts.may_lose;
         let mut patience = Patience::new(self.parts.wait, &self.ctx);
         let mut left_out = &self.left_out[..];
         let mut unreadable: Option<EngineError> = None;
@@ -62,7 +61,7 @@ impl Handing {
             if !std::mem::replace(&mut is_told, true) {
                 tracing::warn!(request_id = self.ctx.id(), error = %refusal, "no decode instance took the request over");
             }
-            if is_one_too_many(&mut may_lose, &refusal) {
+            if self.ctx.has_lost_too_many() {
                 return Err(Untaken::Nobody(refusal));
             }
             let (request, ctx) = (self.request.clone(), self.ctx.clone());
@@ -76,7 +75,7 @@ impl Handing {
                 // The client is not at fault for what the instances disagree about.
                 Err(_) => return Err(Untaken::Refused(KvTransfers::lost(refusal))),
             };
-            if is_one_too_many(&mut may_lose, &last) {
+            if self.ctx.has_lost_too_many() {
                 return Err(Untaken::Nobody(last));
             }
             if !patience.pause(&self.ctx).await {
@@ -123,21 +122,6 @@ impl Handing {
         EngineError::new(ErrorKind::Unavailable, message)
             .with_retry_after(Duration::from_secs(1))
             .with_source(refusal)
-    }
-}
-
-/// Whether a refusal is the loss of one instance more than the request may lose. A request that brings down whoever takes it is so
-/// kept from those that come after.
-fn is_one_too_many(may_lose: &mut u32, refusal: &EngineError) -> bool {
-    if refusal.kind() != ErrorKind::Disconnected {
-        return false;
-    }
-    match may_lose.checked_sub(1) {
-        Some(fewer) => {
-            *may_lose = fewer;
-            false
-        }
-        None => true,
     }
 }
 

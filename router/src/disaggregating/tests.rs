@@ -157,7 +157,7 @@ impl Route for Fake {
     async fn route(
         &self,
         request: GenerateRequest,
-        _ctx: RequestContext,
+        ctx: RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
         let count = {
@@ -167,6 +167,10 @@ impl Route for Fake {
         };
         let does = self.does.lock().pop_front();
         let does = does.unwrap_or(Does::Refuses(ErrorKind::Unavailable));
+        if matches!(does, Does::Refuses(ErrorKind::Disconnected)) {
+            // As a client of instances does.
+            ctx.note_loss();
+        }
         Ok(Routed {
             holder: Holder::One(InstanceId(self.first + count)),
             outputs: answer(&request, does)?,

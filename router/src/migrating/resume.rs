@@ -17,7 +17,7 @@ const FIRST_TOKENS: usize = 64;
 /// Why a request cannot go on elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stuck {
-    /// It moved as often as its model allows.
+    /// It moved, or lost instances, as often as its model allows.
     Limit,
     /// Its engine cannot go on from another's answer to it, which has begun.
     NotResumable(NotResumable),

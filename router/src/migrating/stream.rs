@@ -112,7 +112,10 @@ impl MigratingStream {
             self.parts.metrics.failed(Stuck::NoInstance);
             return Some(Err(cause));
         };
-        if self.moves >= self.parts.limit {
+        if cause.kind() == ErrorKind::Disconnected {
+            self.ctx.note_loss();
+        }
+        if self.moves >= self.parts.limit || self.ctx.has_lost_too_many() {
             return Some(Err(self.lost(Stuck::Limit, &cause)));
         }
         let context = self.parts.context_length_tokens;
@@ -145,7 +148,6 @@ impl MigratingStream {
             ctx,
             left: self.left.clone(),
             waits,
-            may_lose: None,
         };
         self.source = Source::Moving(Move {
             moving: Box::pin(search.run(None)),
@@ -183,6 +185,9 @@ impl MigratingStream {
                     .to_error()
                     .with_request_id(self.ctx.id()))
             }
+            None if last.may_go_elsewhere() && self.ctx.has_lost_too_many() => {
+                Err(self.lost(Stuck::Limit, cause))
+            }
             None if last.may_go_elsewhere()
                 && (!waits || self.parts.nobody_comes.is_cancelled()) =>
             {
@@ -211,6 +216,10 @@ impl MigratingStream {
             Stuck::NotKept => (
                 cause.kind(),
                 "there was no memory to keep it for a move".to_owned(),
+            ),
+            Stuck::Limit if self.moves < self.parts.limit => (
+                cause.kind(),
+                "it has lost as many instances as its model allows".to_owned(),
             ),
             Stuck::Limit => (
                 cause.kind(),
@@ -301,7 +310,6 @@ pub(super) async fn await_instance(
         ctx: ctx.sibling(0),
         left: Vec::new(),
         waits: true,
-        may_lose: Some(parts.limit),
     };
     let found = search.run(Some(refusal)).await;
     found.map_err(|last| {
@@ -322,15 +330,12 @@ struct Search {
     left: Vec<InstanceId>,
     /// Whether it waits for one: the answer has begun, or the instance is gone and another may take its place.
     waits: bool,
-    /// How often an instance may be lost that was asked; as often as it takes where it is `None`.
-    may_lose: Option<u32>,
 }
 
 impl Search {
     /// Asks the instances that did not lose the request. When none of them takes it, it waits, and asks the others as well: one
     /// that is the only one may be back, or was only cut off. It begins with the wait where all were asked and one `refused`.
     async fn run(self, mut refused: Option<EngineError>) -> Result<Routed, EngineError> {
-        let mut may_lose = self.may_lose;
         let mut patience = Patience::new(self.parts.config.wait, &self.ctx);
         let mut left_out = &self.left[..];
         loop {
@@ -339,18 +344,10 @@ impl Search {
                 None => self.ask(left_out).await,
             };
             let error = match answer {
-                Err(error) if error.may_go_elsewhere() => error,
+                // A request that brings down whoever takes it is kept from those that come after.
+                Err(error) if error.may_go_elsewhere() && !self.ctx.has_lost_too_many() => error,
                 decided => return decided,
             };
-            // A request that brings down whoever takes it is kept from those that come after.
-            if let Some(left) = &mut may_lose
-                && error.kind() == ErrorKind::Disconnected
-            {
-                match left.checked_sub(1) {
-                    Some(fewer) => *left = fewer,
-                    None => return Err(error),
-                }
-            }
             let goes_on = self.waits
                 && tokio::select! {
                     biased;

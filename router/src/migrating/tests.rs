@@ -167,6 +167,10 @@ impl Route for Fleet {
             asked.len()
         };
         let leg = leg.unwrap_or(Leg::Refuses(ErrorKind::Unavailable));
+        if matches!(leg, Leg::Refuses(ErrorKind::Disconnected)) {
+            // As a client of instances does.
+            ctx.note_loss();
+        }
         let holder = match leg {
             Leg::HandsToNobody(_) => Holder::Now(Arc::new(AtomicU64::new(Holder::NOBODY))),
             Leg::Fails(..)

@@ -155,6 +155,24 @@ async fn what_one_instance_refuses_for_now_is_tried_on_another() {
 }
 
 #[tokio::test]
+async fn instances_that_have_not_seen_the_request_are_no_losses() {
+    let (runtime, discovery) = runtime();
+    let endpoint = endpoint(&runtime, "generate");
+    let mut leases = Vec::new();
+    for id in 1..=5 {
+        leases.push(list_dead(&discovery, &endpoint, id).await);
+    }
+    let answers = finishing();
+    let _serving = listed(&endpoint, 6, answers.clone()).await;
+    let client = endpoint.client();
+    until_known(&client, 6).await;
+    let client = GenerateClient::new(client, SelectionMode::RoundRobin);
+    let outputs = client.generate(request(1), ctx().with_loss_limit(0));
+    finish(soon(outputs).await.unwrap()).await.unwrap();
+    assert_eq!(answers.calls(), 1);
+}
+
+#[tokio::test]
 async fn each_instance_is_tried_once_and_the_last_refusal_is_told() {
     let (runtime, _) = runtime();
     let (full, gone) = (

@@ -5,6 +5,7 @@ mod floods;
 mod hostile_callees;
 mod hostile_callers;
 mod log;
+mod losses;
 mod memory;
 #[cfg(feature = "nats")]
 mod nats;

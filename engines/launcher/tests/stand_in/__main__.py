@@ -20,6 +20,9 @@ from sglang import Sglang
 
 CONTEXT = 256
 
+# With the fault "poison": whoever asks for as many tokens as this ends the server before it gives any.
+POISON_TOKENS = 13
+
 
 # Where each server reads its key; TensorRT-LLM has none.
 KEY_VARIABLES = {"vllm": "VLLM_API_KEY", "llama": "LLAMA_API_KEY", "llama_cpp.server": "API_KEY"}
@@ -132,6 +135,9 @@ class Stand:
             raise Refused(int(fault[7:]), message, [("retry-after", "7")])
         if self.is_dead_inside:
             raise Refused(500, DEAD_INSIDE)
+        if fault == "poison" and body.get("max_tokens") == POISON_TOKENS:
+            print("ERROR: the device is gone", file=sys.stderr, flush=True)
+            os._exit(7)
         begun = False
         sent = 0
 

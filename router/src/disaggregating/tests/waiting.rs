@@ -124,3 +124,19 @@ async fn blocks_that_nobody_can_read_are_offered_once() {
     let offered = offered.filter(|transfer| transfer.as_ref().is_some_and(|it| !it.is_none()));
     assert_eq!((offered.count(), prefill.count()), (1, 1));
 }
+
+#[tokio::test(start_paused = true)]
+async fn losses_of_both_legs_count_together() {
+    let lost = Does::Refuses(ErrorKind::Disconnected);
+    let prefill = Fake::new(0, [lost, lost, Does::Prefills]);
+    let decode = Fake::new(10, std::iter::repeat_n(lost, 30));
+    let stack = Stack::of([None, Some(&prefill), Some(&decode)]);
+    let limit = usize::try_from(stack.site.card.migration_limit).unwrap();
+    let outputs = stack.migrating.generate(request(), stack.ctx.clone()).await;
+    let error = match outputs {
+        Ok(outputs) => read(outputs).await.end.unwrap_err(),
+        Err(error) => error,
+    };
+    assert_eq!(error.kind(), ErrorKind::Disconnected);
+    assert_eq!(prefill.count() + decode.count(), limit + 1);
+}

@@ -66,3 +66,17 @@ async fn one_that_brings_instances_down_is_kept_from_those_that_come_after() {
     assert_eq!(refusal.kind(), ErrorKind::Disconnected);
     assert_eq!(site.fleet.asked().len(), 3);
 }
+
+/// A loss before the answer begins, one in its middle, and one while the request looks for its next instance.
+#[tokio::test(start_paused = true)]
+async fn losses_count_together_wherever_the_answer_is() {
+    let lost = Leg::Refuses(ErrorKind::Disconnected);
+    let legs = [lost, lost_after(5), lost, Leg::Finishes];
+    let site = site_of(legs, &card(2), MigrationConfig::default());
+    let read = site.ask(request()).await;
+    assert_eq!((read.tokens.len(), site.fleet.asked().len()), (5, 3));
+    assert_eq!(kind_of(&read), ErrorKind::Disconnected);
+    let message = read.end.unwrap_err().message().to_owned();
+    assert!(message.contains("lost as many instances"), "{message}");
+    assert_eq!(site.failures("limit"), "1");
+}
