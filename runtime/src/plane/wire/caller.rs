@@ -16,7 +16,7 @@ use genset_wire::{
     decode_payload, encode_payload, encode_request,
 };
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 use super::control::ControlRight;
 use super::handshake::Role;
@@ -37,6 +37,9 @@ const LEAVING_TIME: Duration = Duration::from_secs(5);
 
 /// The most instances of a process that are known to leave. Requests to others are refused by them.
 const MAX_LEAVING: usize = 1024;
+
+/// How long after its deadline a request is waited for: the callee's own end of it is on its way, unless nobody is awake there.
+const LATE_TIME: Duration = Duration::from_secs(1);
 
 /// What is kept of an error's message: it goes to a client and into logs.
 const MAX_MESSAGE_BYTES: usize = 8 << 10;
@@ -124,8 +127,8 @@ impl Caller {
     ///
     /// # Errors
     /// What the callee refused with; `Disconnected` when the connection ended, and `CannotConnect` when it had before the request
-    /// was on its way; `InvalidArgument` for a request larger than the callee takes; `DeadlineExceeded` or why it was cancelled
-    /// where that came before the request was on its way.
+    /// was on its way; `InvalidArgument` for a request larger than the callee takes; why it was cancelled where that came before the
+    /// request was on its way; `DeadlineExceeded` where its deadline did, or passed a second ago without an end.
     ///
     /// # Cancel safety
     /// Dropping the future or the stream cancels the request.
@@ -196,11 +199,15 @@ impl Caller {
         // One more than it has credit for: then it is behind.
         let slot = Arc::new(Slot::new(self.window_items as usize + 1));
         table.slots.insert(id, Arc::clone(&slot));
+        let late = ctx
+            .deadline()
+            .and_then(|deadline| deadline.checked_add(LATE_TIME));
         Ok(Response {
             id,
             slot,
             caller: Arc::clone(self),
             cancelled: Some(Box::pin(ctx.cancelled_owned())),
+            late: late.map(|late| Box::pin(tokio::time::sleep_until(late))),
             ctx,
             first: None,
             unacknowledged: 0,
@@ -361,6 +368,8 @@ struct Response {
     /// Asked only while nothing is there to read; `None` once the callee was told, or has ended the stream. A request's own
     /// end cancels its context: whoever still listened then would be woken for nothing.
     cancelled: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// When the callee is waited for no longer; `None` without a deadline, and once the stream has ended.
+    late: Option<Pin<Box<Sleep>>>,
     /// The first item, which was waited for before there was a response, and whether the end was there, too.
     first: Option<(Unread, bool)>,
     /// Items read for which the callee has no new credit yet.
@@ -374,7 +383,7 @@ impl Response {
     fn poll_first(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), EngineError>> {
         let Poll::Ready(first) = self.poll_slot(cx) else {
             self.forward_cancellation(cx);
-            return Poll::Pending;
+            return self.poll_late(cx).map(Err);
         };
         self.first = first?;
         Poll::Ready(Ok(()))
@@ -395,6 +404,34 @@ impl Response {
         }
     }
 
+    /// Resolves when the deadline has passed and the callee has not ended the stream; it is ended here then.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<EngineError> {
+        let Some(late) = &mut self.late else {
+            return Poll::Pending;
+        };
+        ready!(late.as_mut().poll(cx));
+        self.late = None;
+        self.cancelled = None;
+        self.leave(CancelReason::Deadline);
+        let error = CancelReason::Deadline.to_error();
+        Poll::Ready(error.with_request_id(self.ctx.id()))
+    }
+
+    /// Forgets the stream, unless it has ended, and tells the callee.
+    fn leave(&mut self, reason: CancelReason) {
+        if std::mem::replace(&mut self.is_done, true) {
+            return;
+        }
+        let was_open = self.caller.table.lock().slots.remove(&self.id).is_some();
+        if was_open {
+            let cancel = Cancel {
+                reason,
+                discard: true,
+            };
+            self.caller.cancel(self.id, cancel);
+        }
+    }
+
     /// The next item, and whether the end is there, too; `None` at the end.
     fn poll_slot(
         &mut self,
@@ -410,6 +447,7 @@ impl Response {
             Taken::End(end) => {
                 self.is_done = true;
                 self.cancelled = None;
+                self.late = None;
                 end.map(|()| None)
             }
         })
@@ -419,6 +457,7 @@ impl Response {
     fn read(&mut self, ((item, _held), has_ended): (Unread, bool)) -> Bytes {
         if has_ended {
             self.cancelled = None;
+            self.late = None;
         } else {
             self.acknowledge();
         }
@@ -448,23 +487,15 @@ impl Stream for Response {
         if item.is_pending() || this.ctx.is_cancelled() {
             this.forward_cancellation(cx);
         }
-        Poll::Ready(ready!(item).transpose())
+        match item {
+            Poll::Ready(item) => Poll::Ready(item.transpose()),
+            Poll::Pending => this.poll_late(cx).map(|error| Some(Err(error))),
+        }
     }
 }
 
 impl Drop for Response {
     fn drop(&mut self) {
-        if self.is_done {
-            return;
-        }
-        let was_open = self.caller.table.lock().slots.remove(&self.id).is_some();
-        if was_open {
-            let reason = self.ctx.cancel_reason().unwrap_or(CancelReason::Client);
-            let cancel = Cancel {
-                reason,
-                discard: true,
-            };
-            self.caller.cancel(self.id, cancel);
-        }
+        self.leave(self.ctx.cancel_reason().unwrap_or(CancelReason::Client));
     }
 }

@@ -1,11 +1,15 @@
 //! What a caller may find at an address in place of an honest worker: a typed error for the requests it concerns, soon.
 
+mod deadlines;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, TryStreamExt};
-use genset_backend_common::{CancelReason, EngineError, ErrorKind, MetricsRegistry};
+use genset_backend_common::{
+    CancelReason, EngineError, ErrorKind, MetricsRegistry, RequestContext,
+};
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{
     RequestPlane, ResponseStream, TcpConfig, WireConfig, WirePlane, WireSecret,
@@ -49,15 +53,23 @@ impl Trap {
     }
 
     async fn call(&self) -> Result<ResponseStream<u32>, EngineError> {
+        self.call_as(ctx()).await
+    }
+
+    async fn call_as(&self, ctx: RequestContext) -> Result<ResponseStream<u32>, EngineError> {
         let pair = Pair {
             caller: Arc::clone(&self.plane),
             callee: Arc::clone(&self.plane),
         };
-        pair.call_at(&self.address, (), ctx()).await
+        pair.call_at(&self.address, (), ctx).await
     }
 
     /// A stream that has its first item, and its peer.
     async fn open(&self) -> (ResponseStream<u32>, Peer) {
+        self.open_as(ctx()).await
+    }
+
+    async fn open_as(&self, ctx: RequestContext) -> (ResponseStream<u32>, Peer) {
         let answer = async {
             let mut peer = Peer::greeting(&self.listener).await;
             let request = peer.expect(FrameKind::Request).await;
@@ -65,7 +77,7 @@ impl Trap {
             peer.send(FrameKind::Item, 1, &0u32).await;
             peer
         };
-        let (response, peer) = tokio::join!(self.call(), answer);
+        let (response, peer) = tokio::join!(self.call_as(ctx), answer);
         let mut response = response.unwrap();
         assert_eq!(soon(response.next()).await.unwrap().unwrap(), 0);
         (response, peer)

@@ -1,0 +1,52 @@
+//! Workers that let a deadline pass, and whose connection is alive.
+
+use genset_wire::decode_payload;
+
+use super::*;
+
+/// A request that is late in a moment.
+fn hurried() -> RequestContext {
+    ctx().with_deadline(Instant::now() + Duration::from_millis(500))
+}
+
+/// The worker is told that nobody waits for the stream any more.
+async fn expect_left(peer: &mut Peer) {
+    let cancel = peer.expect(FrameKind::Cancel).await;
+    let cancel: Cancel = decode_payload(&cancel.payload).unwrap();
+    assert_eq!(
+        (cancel.reason, cancel.discard),
+        (CancelReason::Deadline, true)
+    );
+}
+
+#[tokio::test]
+async fn a_worker_that_never_answers_is_not_waited_for_beyond_the_deadline() {
+    let trap = Trap::set(deaf()).await;
+    let silent = async {
+        let mut peer = Peer::greeting(&trap.listener).await;
+        peer.expect(FrameKind::Request).await;
+        expect_left(&mut peer).await;
+    };
+    let (response, ()) = tokio::join!(trap.call_as(hurried()), silent);
+    let error = error(response);
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+}
+
+#[tokio::test]
+async fn a_worker_that_stops_in_the_middle_is_not_waited_for_beyond_the_deadline() {
+    let trap = Trap::set(deaf()).await;
+    let (mut response, mut peer) = trap.open_as(hurried()).await;
+    let error = next_error(&mut response).await;
+    assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
+    expect_left(&mut peer).await;
+    // What it sends later is nobody's, and the connection goes on.
+    peer.send(FrameKind::Item, 1, &1u32).await;
+    let again = async {
+        let request = peer.expect(FrameKind::Request).await;
+        peer.send_bytes(&frame(FrameKind::End, request.stream, &[]))
+            .await;
+    };
+    let (response, ()) = tokio::join!(trap.call(), again);
+    let rest: Vec<u32> = soon(response.unwrap().try_collect()).await.unwrap();
+    assert!(rest.is_empty());
+}
