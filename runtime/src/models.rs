@@ -26,6 +26,10 @@ use crate::selection::SelectionMode;
 pub use self::grouping::{LeftOutWorker, LiveModel, Pool};
 use self::grouping::{ModelMap, by_model};
 
+/// How long a worker may say nothing while a file is fetched from it, the most and the least: then another one is asked.
+const STALL_TIME: Duration = Duration::from_secs(5);
+const LEAST_STALL_TIME: Duration = Duration::from_secs(1);
+
 type Models = Arc<ModelMap>;
 
 /// Follows discovery and knows the models by name. Clones share.
@@ -129,7 +133,8 @@ impl ModelDirectory {
     }
 
     /// Fetches a file from any of the model's workers and checks its hash. It takes as many bytes as `artifact` says, and
-    /// at most [`MAX_ARTIFACT_BYTES`], whatever is sent.
+    /// at most [`MAX_ARTIFACT_BYTES`], whatever is sent. A worker that says nothing for five seconds is left for another one, and
+    /// sooner where there are so many that not all could be asked in time.
     ///
     /// # Errors
     /// `Unavailable` when no worker answers within `timeout`; `Internal` when what it sends has another hash or length;
@@ -187,9 +192,14 @@ impl ModelDirectory {
         let client: Client<ArtifactRequest, bytes::Bytes> = self.runtime.endpoint(name).client();
         client.wait_for_instances(timeout).await?;
         let mut failure = EngineError::new(ErrorKind::Unavailable, "the model's workers have gone");
-        // One that died is listed until its lease ends.
-        for worker in workers.instances() {
-            match fetch_from(&client, worker.instance, artifact).await {
+        // One that died is listed until its lease ends; not everybody begins with the same one.
+        let mut workers = workers.instances();
+        let first = rand::random_range(0..=workers.len());
+        workers.rotate_left(first);
+        let count = u32::try_from(workers.len()).unwrap_or(u32::MAX).max(1);
+        let stall = (timeout / count).clamp(LEAST_STALL_TIME, STALL_TIME);
+        for worker in workers {
+            match fetch_from(&client, worker.instance, artifact, stall).await {
                 Ok(content) => return Ok(content),
                 Err(error) => {
                     tracing::debug!(instance = %worker.instance, artifact = artifact.name, %error, "not fetched");
@@ -201,20 +211,22 @@ impl ModelDirectory {
     }
 }
 
-/// A file from this worker.
+/// A file from this worker, which may say nothing for so long.
 async fn fetch_from(
     client: &Client<ArtifactRequest, bytes::Bytes>,
     worker: InstanceId,
     artifact: &ArtifactRef,
+    stall: Duration,
 ) -> Result<Vec<u8>, EngineError> {
     let request = ArtifactRequest {
         blake3: artifact.blake3.clone(),
     };
     let ctx = RequestContext::new("artifact");
-    let mut chunks = client.direct(worker, request, ctx).await?;
+    let begun = client.direct(worker, request, ctx);
+    let mut chunks = said_within(stall, begun).await??;
     let length = length_of(artifact)?;
     let mut content = Vec::with_capacity(length);
-    while let Some(chunk) = chunks.next().await {
+    while let Some(chunk) = said_within(stall, chunks.next()).await? {
         let chunk = chunk?;
         // An empty one is nobody's: a worker that sends nothing else would never end.
         if chunk.is_empty() || chunk.len() > length - content.len() {
@@ -229,6 +241,15 @@ async fn fetch_from(
         Ok(Some(content)) => Ok(content),
         Ok(None) | Err(_) => Err(another(artifact)),
     }
+}
+
+/// What a worker says, unless that takes too long.
+async fn said_within<T>(stall: Duration, what: impl Future<Output = T>) -> Result<T, EngineError> {
+    let said = tokio::time::timeout(stall, what).await;
+    said.map_err(|_| {
+        let message = format!("the worker said nothing for {} s", stall.as_secs_f64());
+        EngineError::new(ErrorKind::Unavailable, message)
+    })
 }
 
 /// The bytes a file may take, as its card says.

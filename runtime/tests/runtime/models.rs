@@ -19,7 +19,8 @@ use genset_runtime::{
 };
 
 use crate::support::{
-    PATIENCE, ctx, finish, listed, request, runtime, sample, soon, start, until, worker_config,
+    Answering, PATIENCE, ctx, finish, listed, request, runtime, sample, soon, start, until,
+    worker_config,
 };
 
 /// Waits for the only model.
@@ -206,11 +207,15 @@ async fn the_least_loaded_is_selected_by_what_others_ask_of_it_too() {
 
 /// A record with this card as a worker that minds no limit writes it.
 fn lie(artifacts: Vec<ArtifactRef>) -> Entry {
+    lie_of(1, artifacts)
+}
+
+fn lie_of(id: u64, artifacts: Vec<ArtifactRef>) -> Entry {
     let mut card = ModelCard::from_config(&EngineConfig::new("lie", 100));
     card.artifacts = artifacts;
     let record = InstanceRecord {
         endpoint: EndpointName::default(),
-        instance: InstanceId(1),
+        instance: InstanceId(id),
         address: Address {
             plane: "memory".into(),
             location: "1".into(),
@@ -282,6 +287,46 @@ async fn a_file_without_end_is_left_at_the_length_that_its_card_names() {
             .await
             .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    }
+}
+
+/// Takes a request, and then says nothing.
+struct Silent;
+
+#[async_trait]
+impl Handler<ArtifactRequest, Bytes> for Silent {
+    async fn handle(
+        &self,
+        _request: ArtifactRequest,
+        _ctx: RequestContext,
+    ) -> Result<ResponseStream<Bytes>, EngineError> {
+        Ok(Box::pin(stream::pending()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_says_nothing_keeps_nobody_from_the_others() {
+    let (runtime, discovery) = runtime();
+    let artifact = Artifact::new("tokenizer.json", *b"{}");
+    let content = Bytes::from_static(b"{}");
+    let silent: Arc<dyn Handler<ArtifactRequest, Bytes>> = Arc::new(Silent);
+    let honest: Arc<dyn Handler<ArtifactRequest, Bytes>> =
+        Answering::new(move |_: ArtifactRequest| Ok(vec![content.clone()]));
+    let name = EndpointName::default().sibling("artifacts").unwrap();
+    let endpoint = runtime.endpoint(name);
+    let _silent = listed(&endpoint, 1, silent).await;
+    let _honest = listed(&endpoint, 2, honest).await;
+    let lease = discovery.lease().await.unwrap();
+    for id in [1, 2] {
+        let entry = lie_of(id, vec![artifact.reference.clone()]);
+        lease.put(entry).await.unwrap();
+    }
+    let directory = ModelDirectory::follow(&runtime);
+    let live = model(&directory).await;
+    // Whichever it begins with.
+    for _ in 0..8 {
+        let fetched = directory.fetch(&live, &artifact.reference, PATIENCE).await;
+        assert!(artifact.matches(&fetched.unwrap()));
     }
 }
 
