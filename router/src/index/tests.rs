@@ -59,6 +59,39 @@ fn a_target_holds_no_more_than_one_may_and_others_are_untouched() {
     assert_eq!(found(&reader, &short), [(1, 8), (2, 8)]);
 }
 
+/// A block of the tangle, by its kind and number.
+fn tangled(kind: u64, number: u64) -> BlockHash {
+    BlockHash(kind * 1000 + number)
+}
+
+/// A hundred runs, each of which goes on in the middle of the one before, and a hundred that wait for what comes behind the last.
+fn tangle() -> (IndexWriter, IndexReader) {
+    let (mut writer, reader) = index();
+    for number in 0..100_u64 {
+        let before = number.checked_sub(1).map(|before| tangled(1, before));
+        let run = [tangled(1, number), tangled(2, number)];
+        writer.store(1, before, &run).unwrap();
+        let waiting = [tangled(3, number)];
+        writer.store(1, Some(tangled(4, 0)), &waiting).unwrap();
+    }
+    (writer, reader)
+}
+
+#[test]
+fn what_waits_for_a_block_is_linked_by_one_look_up_the_runs_and_counts() {
+    let next = [tangled(4, 0), tangled(4, 1)];
+    let last = Some(tangled(1, 99));
+    // A hundred links up, and a hundred made.
+    for (max_links, stored) in [(0, 1), (150, 1), (300, 2)] {
+        let (mut writer, reader) = tangle();
+        let part = writer.store_part(1, last, &next, max_links);
+        assert_eq!(part, Ok(stored), "{max_links}");
+        let trunk = (0..100).map(|number| tangled(1, number));
+        let whole: Vec<_> = trunk.chain([next[0], tangled(3, 50)]).collect();
+        assert_eq!(found(&reader, &whole), [(1, 102)]);
+    }
+}
+
 fn remove_all(writer: &mut IndexWriter, target: Target) {
     let mut from = Some(0);
     while let Some(run) = from {

@@ -1,6 +1,6 @@
 //! [`IndexWriter`]: the one that changes an index.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use genset_backend_common::kv::BlockHash;
@@ -39,7 +39,9 @@ pub struct IndexWriter {
     next_run: RunId,
     free_runs: Vec<RunId>,
     /// Runs whose first block follows one that is not known, by that block's hash.
-    orphans: HashMap<u64, Vec<RunId>>,
+    orphans: HashMap<u64, BTreeSet<RunId>>,
+    /// How many links between runs the present call may still follow or make before it leaves the rest for another one.
+    links_left: usize,
     /// Intervals on their way from one list to another.
     list: Vec<Interval>,
     /// How many blocks each target holds, by target, and the most that one may.
@@ -65,6 +67,7 @@ impl IndexWriter {
             next_run: 1,
             free_runs: Vec::new(),
             orphans: HashMap::new(),
+            links_left: usize::MAX,
             list: Vec::new(),
             held: Vec::new(),
             max_held: u32::MAX,
@@ -121,12 +124,32 @@ impl IndexWriter {
         parent: Option<BlockHash>,
         blocks: &[BlockHash],
     ) -> Result<(), Odd> {
+        self.store_part(target, parent, blocks, usize::MAX)?;
+        Ok(())
+    }
+
+    /// As [`Self::store`], of the leading blocks alone where they bring about more than so many links between runs; how many blocks, at
+    /// least one.
+    ///
+    /// # Errors
+    /// As [`Self::store`].
+    pub fn store_part(
+        &mut self,
+        target: Target,
+        parent: Option<BlockHash>,
+        blocks: &[BlockHash],
+        max_links: usize,
+    ) -> Result<usize, Odd> {
         if target >= MAX_TARGETS {
             return Err(Odd::Full);
         }
+        self.links_left = max_links;
         let mut last = parent.and_then(|parent| self.place_of(parent.0));
         let mut rest = blocks;
         while let Some(first) = rest.first() {
+            if self.links_left == 0 && rest.len() < blocks.len() {
+                break;
+            }
             let Some(place) = self.place_of(first.0) else {
                 let count = self.store_new(target, parent, last, rest)?;
                 last = self.place_of(rest[count - 1].0);
@@ -152,7 +175,7 @@ impl IndexWriter {
                 .get(usize::try_from(same).unwrap_or(usize::MAX)..)
                 .unwrap_or_default();
         }
-        Ok(())
+        Ok(blocks.len() - rest.len())
     }
 
     /// The target holds these blocks no more.
@@ -259,7 +282,10 @@ impl IndexWriter {
         let mut end = start;
         let mut result = Ok(());
         for block in blocks.iter().take(room) {
-            if end == MAX_LEN || (end > start && self.place_of(block.0).is_some()) {
+            let may_stop = end > start;
+            if end == MAX_LEN
+                || (may_stop && (self.links_left == 0 || self.place_of(block.0).is_some()))
+            {
                 break;
             }
             if !self.append(run, end, block.0) {
@@ -302,7 +328,9 @@ impl IndexWriter {
         });
         match link {
             Link::After(parent, len) => self.adopt(parent, len),
-            Link::Orphan => self.orphans.entry(missing).or_default().push(run),
+            Link::Orphan => {
+                self.orphans.entry(missing).or_default().insert(run);
+            }
             Link::Root => {}
         }
         Ok(run)
@@ -368,29 +396,31 @@ impl IndexWriter {
 
     /// Runs that waited for this block now follow it.
     fn link_orphans(&mut self, hash: u64, place: Place) {
-        for orphan in self.orphans.remove(&hash).unwrap_or_default() {
-            let runs = &self.shared.runs;
+        let Some(waiting) = self.orphans.remove(&hash) else {
+            return;
+        };
+        let first = self.first_above(place.run);
+        self.links_left = self.links_left.saturating_sub(waiting.len());
+        for orphan in waiting {
             // Hashes of prefixes cannot go round in a circle, but those of nonsense can.
-            if self.is_below(place.run, orphan) {
-                self.orphans.entry(hash).or_default().push(orphan);
+            if orphan == first {
+                self.orphans.entry(hash).or_default().insert(orphan);
                 continue;
             }
             let link = Link::After(place.run, place.position + 1);
-            runs.store(orphan, Word::Link, link.pack());
+            self.shared.runs.store(orphan, Word::Link, link.pack());
             self.adopt(place.run, place.position + 1);
         }
     }
 
-    /// Whether `run` is `above`, or comes after it.
-    fn is_below(&self, run: RunId, above: RunId) -> bool {
-        let mut at = run;
-        while at != above {
-            match self.shared.runs.link(at) {
-                Link::After(parent, _) => at = parent,
-                Link::Root | Link::Orphan => return false,
-            }
+    /// The run that `run` comes after, over however many others, and that comes after none: the only orphan among them, if any is.
+    fn first_above(&mut self, run: RunId) -> RunId {
+        let mut first = run;
+        while let Link::After(parent, _) = self.shared.runs.link(first) {
+            self.links_left = self.links_left.saturating_sub(1);
+            first = parent;
         }
-        true
+        first
     }
 
     /// The target holds the blocks of a run from `start` to before `end`.
@@ -581,7 +611,7 @@ impl IndexWriter {
                 Link::Root => return,
                 Link::Orphan => {
                     if let Some(waiting) = self.orphans.get_mut(&missing) {
-                        waiting.retain(|orphan| *orphan != run);
+                        waiting.remove(&run);
                         if waiting.is_empty() {
                             self.orphans.remove(&missing);
                         }

@@ -23,7 +23,7 @@ use crate::index::{IndexReader, IndexWriter, Odd, Target};
 /// Pause before a stream that ended is asked for again.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
 
-/// Blocks that are taken in before others get a turn: some tens of microseconds.
+/// Blocks that are taken in before others get a turn, and links between runs: some tens of microseconds.
 const BLOCKS_A_TURN: usize = 512;
 
 /// Runs that are swept before others get a turn.
@@ -115,9 +115,12 @@ impl Indexed {
         mut parent: Option<BlockHash>,
         blocks: &[BlockHash],
     ) -> Result<(), Odd> {
-        for part in blocks.chunks(BLOCKS_A_TURN) {
-            self.writer.lock().store(target, parent, part)?;
-            parent = part.last().copied();
+        let mut rest = blocks;
+        while !rest.is_empty() {
+            let part = &rest[..rest.len().min(BLOCKS_A_TURN)];
+            let stored = (self.writer.lock()).store_part(target, parent, part, BLOCKS_A_TURN)?;
+            parent = part[..stored].last().copied();
+            rest = &rest[stored..];
             tokio::task::yield_now().await;
         }
         Ok(())
