@@ -163,6 +163,7 @@ struct Inner {
     kind: ErrorKind,
     message: String,
     details: ErrorDetails,
+    is_own_shortage: bool,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
@@ -174,6 +175,7 @@ impl EngineError {
             kind,
             message: message.into(),
             details: ErrorDetails::default(),
+            is_own_shortage: false,
             source: None,
         };
         Self {
@@ -239,6 +241,14 @@ impl EngineError {
         self
     }
 
+    /// Says that it is this process which is short of something, and not the instance: no other one would do better. It does not
+    /// travel, for to another process this one is the instance.
+    #[must_use]
+    pub fn with_own_shortage(mut self) -> Self {
+        self.inner.is_own_shortage = true;
+        self
+    }
+
     /// Replaces the details, as the wire codec does.
     #[must_use]
     pub fn with_details(mut self, details: ErrorDetails) -> Self {
@@ -258,13 +268,19 @@ impl EngineError {
         self.inner.kind.policy()
     }
 
+    /// Whether this process [is short of something](Self::with_own_shortage), and not the instance.
+    #[must_use]
+    pub fn is_own_shortage(&self) -> bool {
+        self.inner.is_own_shortage
+    }
+
     /// Whether another instance may take the request that this one refused: the kind's policy says so, or this one has not the
-    /// adapter that the request names.
+    /// adapter that the request names; and it is not this process that is short of something.
     #[must_use]
     pub fn may_go_elsewhere(&self) -> bool {
         let lacks_adapter = self.kind() == ErrorKind::NotFound
             && self.at() == Some(&At::Request(RequestField::Adapter));
-        self.policy().is_migratable || lacks_adapter
+        (self.policy().is_migratable || lacks_adapter) && !self.is_own_shortage()
     }
 
     /// What is at fault, where one thing is.
@@ -368,6 +384,9 @@ mod tests {
             let lacks = refusal.with_at(RequestField::Adapter);
             let may_go = may_go || kind == ErrorKind::NotFound;
             assert_eq!(lacks.may_go_elsewhere(), may_go, "{kind}");
+            let ours = lacks.with_own_shortage();
+            assert!(!ours.may_go_elsewhere(), "{kind}");
+            assert_eq!(ours.policy(), kind.policy());
         }
     }
 

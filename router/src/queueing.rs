@@ -104,7 +104,8 @@ impl Queueing {
 
 /// Whether every instance is full.
 fn is_full(error: &EngineError, ctx: &RequestContext) -> bool {
-    error.kind() == ErrorKind::Overloaded && !ctx.is_cancelled()
+    let is_full = error.kind() == ErrorKind::Overloaded && !error.is_own_shortage();
+    is_full && !ctx.is_cancelled()
 }
 
 #[async_trait]

@@ -104,7 +104,8 @@ impl MigratingStream {
 
     /// After the instance `from` failed: the terminal, or `None` where the request moves.
     fn leave(&mut self, from: Option<InstanceId>, cause: EngineError) -> Option<Item> {
-        if !cause.policy().is_migratable || self.ctx.is_cancelled() {
+        let may_move = cause.policy().is_migratable && !cause.is_own_shortage();
+        if !may_move || self.ctx.is_cancelled() {
             return Some(Err(cause));
         }
         // A layer below waited for an instance, in vain.

@@ -38,6 +38,8 @@ enum Leg {
     Finishes,
     /// Gives all tokens, and is lost before the terminal.
     LosesTerminal,
+    /// Gives so many tokens, and the next ones find no room here.
+    FindsNoRoom(u32),
     /// Refuses it.
     Refuses(ErrorKind),
     /// Has not the adapter that it names.
@@ -125,6 +127,11 @@ impl Fleet {
                     .chain([Err(disconnected(kind))])
                     .collect()
             }
+            Leg::FindsNoRoom(count) => {
+                let full = disconnected(ErrorKind::Overloaded).with_own_shortage();
+                let count = usize::try_from(count).unwrap();
+                tokens.take(count).chain([Err(full)]).collect()
+            }
             Leg::HandsToNobody(count) => {
                 let nobody = Err(disconnected(ErrorKind::Unavailable));
                 let count = usize::try_from(count).unwrap();
@@ -174,6 +181,7 @@ impl Route for Fleet {
         let holder = match leg {
             Leg::HandsToNobody(_) => Holder::Now(Arc::new(AtomicU64::new(Holder::NOBODY))),
             Leg::Fails(..)
+            | Leg::FindsNoRoom(_)
             | Leg::Finishes
             | Leg::LosesTerminal
             | Leg::Refuses(_)
@@ -358,6 +366,14 @@ async fn only_kinds_whose_policy_says_so_move() {
             assert_eq!(error.message(), "the worker is lost");
         }
     }
+}
+
+#[tokio::test]
+async fn what_this_process_has_no_room_for_does_not_move() {
+    let site = site([Leg::FindsNoRoom(5), Leg::Finishes]);
+    let read = site.ask(request()).await;
+    assert_eq!(kind_of(&read), ErrorKind::Overloaded);
+    assert_eq!(site.fleet.asked().len(), 1);
 }
 
 #[tokio::test]

@@ -266,11 +266,13 @@ impl Caller {
         Ok(())
     }
 
-    /// Ends a stream whose items do not fit.
+    /// Ends a stream whose items do not fit. Those of another worker would not fit either.
     fn give_up(&self, id: u32) {
         let message =
             "this process holds as many bytes of answers as it may (--wire-memory-budget)";
-        let error = EngineError::new(ErrorKind::Overloaded, message);
+        let error = EngineError::new(ErrorKind::Overloaded, message)
+            .with_retry_after(Duration::from_secs(1))
+            .with_own_shortage();
         self.end_stream(id, Err(error));
         let cancel = Cancel {
             reason: CancelReason::Client,

@@ -1,6 +1,7 @@
 //! What a caller may find at an address in place of an honest worker: a typed error for the requests it concerns, soon.
 
 mod deadlines;
+mod memory;
 
 use std::sync::Arc;
 use std::time::Duration;
