@@ -156,4 +156,8 @@ pub(super) fn without_seam(finished: &mut Finished, resumed: u32) {
     usage.cached_tokens = usage
         .cached_tokens
         .map(|cached| cached.min(usage.prompt_tokens));
+    if resumed > 0 {
+        // Those of the instances before went with them.
+        usage.predictions = None;
+    }
 }

@@ -1,5 +1,6 @@
 //! Requests that move, over a fake fleet whose model is a function of prompt and position.
 
+mod usage;
 mod waiting;
 
 use std::collections::VecDeque;
