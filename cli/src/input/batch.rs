@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::Path;
 
 use futures_util::{StreamExt, stream};
-use genset_backend_common::{CancelReason, EngineError, RequestContext};
+use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
 use genset_frontend::LocalFrontend;
 use genset_frontend::batch::{BatchNotes, Pauses, SeenModels, answer_line, write_whole};
 use genset_runtime::Signals;
@@ -200,7 +200,7 @@ async fn line_of(
     Line::try_new(&line, is_for_later)
 }
 
-/// Asks, and asks again while every worker is full or away, or loses the prompt: a batch has time.
+/// Asks, and asks again while every worker is full or away: a batch has time. Once also where the prompt was lost with its worker.
 async fn ask_patiently(
     asker: &Asker,
     ctx: &RequestContext,
@@ -210,12 +210,15 @@ async fn ask_patiently(
     let mut pauses = Pauses::new();
     loop {
         let answered = asker.ask(ctx, text, fields).await;
-        let wanted = match &answered {
-            // As for requests in OpenAI's format.
-            Err(error) if error.policy().is_migratable => error.details().retry_after,
-            Ok(_) | Err(_) => return answered,
+        // As for requests in OpenAI's format.
+        let goes_on = match &answered {
+            Err(error) if error.kind() == ErrorKind::Disconnected => pauses.wait_after_loss().await,
+            Err(error) if error.policy().is_migratable => {
+                pauses.wait(error.details().retry_after).await
+            }
+            Ok(_) | Err(_) => false,
         };
-        if !pauses.wait(wanted).await {
+        if !goes_on {
             return answered;
         }
     }

@@ -7,6 +7,9 @@ use tokio_util::sync::CancellationToken;
 /// How often a request is sent, where nothing else ends it.
 const MAX_ATTEMPTS: u32 = 12;
 
+/// How often a request may be lost with its workers, each time with as many as may die under one: it may be what ends them.
+const MAX_LOSSES: u32 = 2;
+
 const FIRST: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(10);
 
@@ -14,6 +17,7 @@ const LONGEST: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Pauses {
     attempts_left: Option<u32>,
+    losses: u32,
     next: Duration,
     stop: CancellationToken,
 }
@@ -28,6 +32,7 @@ impl Pauses {
     pub fn new() -> Self {
         Self {
             attempts_left: Some(MAX_ATTEMPTS),
+            losses: 0,
             next: FIRST,
             stop: CancellationToken::new(),
         }
@@ -38,6 +43,7 @@ impl Pauses {
     pub fn until(stop: CancellationToken) -> Self {
         Self {
             attempts_left: None,
+            losses: 0,
             next: FIRST,
             stop,
         }
@@ -62,6 +68,15 @@ impl Pauses {
             () = tokio::time::sleep(pause) => true,
         }
     }
+
+    /// As [`wait`](Self::wait), after an attempt that was lost with its worker; false at the second one.
+    ///
+    /// # Cancel safety
+    /// The attempt and the loss are counted when the future is dropped.
+    pub async fn wait_after_loss(&mut self) -> bool {
+        self.losses += 1;
+        self.losses < MAX_LOSSES && self.wait(None).await
+    }
 }
 
 #[cfg(test)]
@@ -83,5 +98,12 @@ mod tests {
         }
         stop.cancel();
         assert!(!endless.wait(None).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_lost_twice_is_not_asked_again() {
+        let mut pauses = Pauses::new();
+        assert!(pauses.wait_after_loss().await && pauses.wait(None).await);
+        assert!(!pauses.wait_after_loss().await);
     }
 }

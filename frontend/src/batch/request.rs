@@ -215,8 +215,8 @@ fn on_one_line<S: Serializer>(json: &Bytes, serializer: S) -> Result<S::Ok, S::E
     json.serialize(serializer)
 }
 
-/// The line of the output for a request. `id` names the request among all. It is asked again while every worker is full or away, or
-/// loses it, as `pauses` say; also where its model is one of `seen` and not served any more.
+/// The line of the output for a request. `id` names the request among all. It is asked again while every worker is full or away, and
+/// once where it was lost with its worker, as `pauses` say; also where its model is one of `seen` and not served any more.
 ///
 /// # Cancel safety
 /// The request is cancelled when the future is dropped.
@@ -231,13 +231,14 @@ pub async fn answer_line(
     loop {
         seen.look(&model);
         // A batch has time.
-        let (answered, retry_after) = match ask_once(routes, id.clone(), line).await {
+        let (answered, goes_on) = match ask_once(routes, id.clone(), line).await {
             Attempt::Ended(answered) => return answered,
             Attempt::NoModel(answered) if !seen.has(&model) => return answered,
-            Attempt::NoModel(answered) | Attempt::Lost(answered) => (answered, None),
-            Attempt::Full(answered, retry_after) => (answered, retry_after),
+            Attempt::NoModel(answered) => (answered, pauses.wait(None).await),
+            Attempt::Lost(answered) => (answered, pauses.wait_after_loss().await),
+            Attempt::Full(answered, retry_after) => (answered, pauses.wait(retry_after).await),
         };
-        if !pauses.wait(retry_after).await {
+        if !goes_on {
             return OutputLine {
                 is_for_later: true,
                 ..answered
