@@ -165,8 +165,11 @@ impl ModelDirectory {
         timeout: Duration,
     ) -> Result<Vec<u8>, EngineError> {
         let mut failure = EngineError::new(ErrorKind::Unavailable, "the model's workers have gone");
+        let count = u32::try_from(model.size()).unwrap_or(u32::MAX);
+        let stall = (timeout / count.max(1)).clamp(LEAST_STALL_TIME, STALL_TIME);
         for (role, pool) in &model.pools {
-            match self.fetch_in(model, *role, pool, artifact, timeout).await {
+            let limits = (timeout, stall);
+            match self.fetch_in(model, *role, pool, artifact, limits).await {
                 Ok(content) => return Ok(content),
                 Err(error) => failure = error,
             }
@@ -174,14 +177,14 @@ impl ModelDirectory {
         Err(failure)
     }
 
-    /// A file from any worker of a pool.
+    /// A file from any worker of a pool, of which one is to come in time, and say something each time.
     async fn fetch_in(
         &self,
         model: &LiveModel,
         role: Role,
         pool: &Pool,
         artifact: &ArtifactRef,
-        timeout: Duration,
+        (timeout, stall): (Duration, Duration),
     ) -> Result<Vec<u8>, EngineError> {
         let name = pool
             .endpoint
@@ -194,10 +197,8 @@ impl ModelDirectory {
         let mut failure = EngineError::new(ErrorKind::Unavailable, "the model's workers have gone");
         // One that died is listed until its lease ends; not everybody begins with the same one.
         let mut workers = workers.instances();
-        let first = rand::random_range(0..=workers.len());
+        let first = rand::random_range(0..workers.len().max(1));
         workers.rotate_left(first);
-        let count = u32::try_from(workers.len()).unwrap_or(u32::MAX).max(1);
-        let stall = (timeout / count).clamp(LEAST_STALL_TIME, STALL_TIME);
         for worker in workers {
             match fetch_from(&client, worker.instance, artifact, stall).await {
                 Ok(content) => return Ok(content),

@@ -77,7 +77,8 @@ impl LiveModel {
         self.pools.insert(group.role, group.pool);
     }
 
-    fn size(&self) -> usize {
+    /// Its instances in all.
+    pub(super) fn size(&self) -> usize {
         self.pools.values().map(|pool| pool.instances.len()).sum()
     }
 }
