@@ -79,8 +79,8 @@ where
     }))
 }
 
-/// The writing side of [`stream`], given to its body. It may be shared, and moved into a task of the body's: once the stream has
-/// ended, a write fails.
+/// The writing side of [`stream`], given to its body. It may be shared within the body, and moved into a task of its own, in which
+/// nobody reads the stream: once that has ended, a write fails.
 #[derive(Debug)]
 pub struct OutputWriter {
     slot: Arc<Slot>,
