@@ -182,7 +182,7 @@ impl Pump {
         for _ in 1..MAX_ATTEMPTS {
             let called = self.client.call(&*selector, request.clone(), ctx.clone());
             match called.await {
-                Err(error) if is_refusal(error.kind()) => {
+                Err(error) if is_refusal(&error) => {
                     tracing::debug!(request_id = ctx.id(), %error, "trying another instance");
                 }
                 called => return called,
@@ -207,11 +207,12 @@ impl Pump {
 
 /// Whether a request may be sent again unasked. One whose instance was lost may have been begun, and what a handler does need not
 /// bear to be done twice. One that a shutdown cut says so: whoever writes a handler is told that it may be asked again.
-fn is_refusal(kind: ErrorKind) -> bool {
-    matches!(
-        kind,
+fn is_refusal(error: &EngineError) -> bool {
+    let is_refused = matches!(
+        error.kind(),
         ErrorKind::CannotConnect | ErrorKind::Overloaded | ErrorKind::EngineShutdown
-    )
+    );
+    is_refused && !error.is_own_shortage()
 }
 
 async fn until(deadline: Option<Instant>) {
