@@ -81,12 +81,13 @@ fn files_under(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Whether a line begins the definition of `name`, a type or a function of a module.
+/// Whether a line begins the definition of `name`, a type or a function of a module. An enum may be within `named!`.
 fn defines(line: &str, name: &str) -> bool {
     let kinds = [
         "pub trait ",
         "pub struct ",
         "pub enum ",
+        "    pub enum ",
         "pub type ",
         "pub fn ",
     ];
