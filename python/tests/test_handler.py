@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
@@ -102,6 +103,25 @@ def test_what_a_handler_awaits_may_be_cancelled_though_the_request_is_not(caplog
     asyncio.run(main())
     (warned,) = [record for record in caplog.records if record.exc_info]
     assert "request r failed" in warned.getMessage()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a task does not tell that it was cancelled")
+def test_requests_that_a_program_s_end_cancels_end_as_at_a_shutdown() -> None:
+    async def main() -> None:
+        async def wait(request: Any) -> None:
+            await asyncio.sleep(3600)
+
+        answering = Answering(cast(Bridge, FakeBridge()), "e", wait, Plain("e"))
+        call = FakeCall("a")
+        answering.on_call(cast(Any, call))
+        await asyncio.sleep(0)
+        # As `asyncio.run` does with what is left.
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        assert await answering.idle(60)
+        assert call.error()["kind"] == "engine_shutdown"
+
+    asyncio.run(main())
 
 
 def test_without_grace_nothing_is_cut_short_where_nothing_is_under_way() -> None:

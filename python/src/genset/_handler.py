@@ -218,7 +218,9 @@ class Answering:
                 arguments = (request, answer.stream.context) if self._with_context else (request,)
                 await answer.write(self._handler(*arguments), encoder)
         except asyncio.CancelledError:
-            if answer.is_cancelled or answer.stream.is_stopped:
+            # Its own task's count of cancellations: 0 where only what it awaited was cancelled, and absent before Python 3.11.
+            is_cancelled = getattr(asyncio.current_task(), "cancelling", int)() > 0
+            if is_cancelled or answer.is_cancelled or answer.stream.is_stopped:
                 answer.cut()
             else:
                 problem = "the handler awaited something that was cancelled"
