@@ -9,7 +9,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -21,6 +21,7 @@ from genset._model_files import UNBOUNDED_TOKENS, HubName, context_length, find,
 from genset._frames import Decoder, Kind, ProtocolError, encode, encode_batch, pack, unpack_request
 from genset.engine import USUAL_SAMPLING
 from genset.backend import BINARY_VARIABLE, engine_command, find_binary, worker_command
+from genset.runtime import Endpoint
 
 
 def test_any_chunking_gives_the_same_frames() -> None:
@@ -206,12 +207,15 @@ def test_publishers_of_dynamo_s_say_what_they_take_here() -> None:
     llm = importlib.import_module("genset.dynamo.llm")
     for publisher, instead in [
         (llm.KvEventPublisher, "hashes of blocks"),
-        (llm.KvMetricsPublisher, "a dictionary of counts"),
+        (llm.KvMetricsPublisher, "hashes of blocks"),
         (llm.WorkerMetricsPublisher, "a dictionary of counts"),
     ]:
         for arguments, named in [((), {}), (("component", 1, 16), {}), ((), {"worker_id": 1})]:
             with pytest.raises(exceptions.InvalidArgument, match=instead):
                 publisher(*arguments, **named)
+        endpoint = Endpoint(cast(Any, None), ("a", "b", "c"))
+        assert publisher(endpoint)._endpoint is endpoint
+        assert publisher(endpoint=endpoint)._endpoint is endpoint
 
 
 def test_the_context_of_a_model_is_in_its_files(tmp_path: Path) -> None:

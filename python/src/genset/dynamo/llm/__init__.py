@@ -30,6 +30,9 @@ class KvEventPublisher(llm.KvEventPublisher):
         super().__init__(_endpoint(arguments, named, instead))
 
 
+KvMetricsPublisher = KvEventPublisher
+
+
 class WorkerMetricsPublisher(llm.LoadPublisher):
     """`genset.llm.LoadPublisher`, which refuses the arguments of Dynamo's by a sentence."""
 
@@ -38,13 +41,11 @@ class WorkerMetricsPublisher(llm.LoadPublisher):
         super().__init__(_endpoint(arguments, named, instead))
 
 
-KvMetricsPublisher = WorkerMetricsPublisher
-
-
 def _endpoint(arguments: tuple[Any, ...], named: dict[str, Any], instead: str) -> Endpoint:
     """The only argument of a publisher."""
-    match arguments:
-        case [Endpoint() as endpoint] if not named:
+    given: list[Any] = [*arguments, *named.items()]
+    match given:
+        case [Endpoint() as endpoint] | [("endpoint", Endpoint() as endpoint)]:
             return endpoint
     raise InvalidArgument(instead, field="endpoint")
 
