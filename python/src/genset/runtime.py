@@ -62,9 +62,9 @@ class Model(Protocol):
 
 
 _runtimes: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
-"""The runtime of each event loop, by the loop's id: a runtime holds its loop, so as long as it is here no other loop has that id."""
+"""Those that are alive, of all event loops, by their own ids: in the order in which they were connected."""
 _connecting: weakref.WeakValueDictionary[int, asyncio.Task[Runtime]] = weakref.WeakValueDictionary()
-"""Those that `get_runtime` connects, by the same ids; a task holds its loop too."""
+"""Those that `get_runtime` connects, by the event loop's id: a task holds its loop, so as long as it is here no other loop has that id."""
 
 
 class Runtime:
@@ -103,8 +103,7 @@ class Runtime:
             bridge.close()
             raise
         bridge.hold(runtime)
-        if _runtimes.setdefault(id(bridge.loop), runtime).is_draining:
-            _runtimes[id(bridge.loop)] = runtime
+        _runtimes[id(runtime)] = runtime
         return runtime
 
     async def open_status(self) -> int | None:
@@ -200,8 +199,6 @@ class Runtime:
             await self._bridge.operation(self._bridge.node.shutdown)
         finally:
             self._bridge.close()
-            if _runtimes.get(id(self._bridge.loop)) is self:
-                del _runtimes[id(self._bridge.loop)]
 
     async def __aenter__(self) -> Runtime:
         return self
@@ -366,12 +363,14 @@ class EndpointService(Service):
 
 
 async def get_runtime() -> Runtime:
-    """The runtime of this event loop, the first that was connected of several; connects one where there is none yet, as scripts that only
-    call need it."""
+    """The runtime of this event loop, of several the first connected that is not shut down; connects one where there is none, as scripts
+    that only call need it."""
     loop = asyncio.get_running_loop()
-    runtime = _runtimes.get(id(loop))
-    if runtime is not None and not runtime.is_draining:
-        return runtime
+    # A copy: another thread's loop may connect one meanwhile.
+    for reference in _runtimes.valuerefs():
+        runtime = reference()
+        if runtime is not None and runtime._bridge.loop is loop and not runtime.is_draining:
+            return runtime
     connecting = _connecting.get(id(loop))
     if connecting is None or connecting.done():
         connecting = _connecting[id(loop)] = loop.create_task(Runtime.connect())
