@@ -14,7 +14,7 @@ pub enum Medium {
     Text,
     /// As [`Self::Text`], in one message of the user's.
     Chat,
-    /// A text that is the whole body of a chat. What else a request asks for is not in it, so it is for the warm-up alone.
+    /// A text that is the whole body of a chat, but for its model. What else a request asks for is not in it, so it is for the warm-up alone.
     Body,
 }
 
@@ -66,12 +66,27 @@ impl Medium {
                 }
                 .into(),
             ),
-            Self::Body => {
-                let messages = [said(&prompt)];
-                let body = json!({"messages": messages, "max_tokens": 4, "stream": false});
-                Input::Text(body.to_string().into())
-            }
+            Self::Body => Input::Text(Api::Chat.body(&prompt).to_string().into()),
         }
+    }
+}
+
+/// What a body asks for. Which of the two an engine is offered by stands in its worker's card, not in what it declares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Api {
+    Chat,
+    Completion,
+}
+
+impl Api {
+    /// A body that is not streamed, but for its model.
+    pub(crate) fn body(self, prompt: &[TokenId]) -> Value {
+        let mut body = json!({"max_tokens": 4, "stream": false});
+        match self {
+            Self::Chat => body["messages"] = json!([said(prompt)]),
+            Self::Completion => body["prompt"] = spelled(prompt).into(),
+        }
+        body
     }
 }
 

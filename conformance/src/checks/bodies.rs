@@ -1,9 +1,10 @@
 //! WB: whole bodies of OpenAI's API, of engines that declare that they read them and write the answers by themselves.
 
-use genset_backend_common::{EngineError, GenerateRequest, Input, Output, config::InputKind};
-use serde_json::{Value, json};
+use genset_backend_common::{EngineError, GenerateRequest, Output, config::InputKind};
+use serde_json::Value;
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::medium::Api;
 use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
@@ -53,13 +54,6 @@ async fn answered_in_objects(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// What a body asks for. Which of the two an engine is offered by stands in its worker's card, not in what it declares.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Api {
-    Chat,
-    Completion,
-}
-
 impl Api {
     fn name(self) -> &'static str {
         match self {
@@ -98,15 +92,6 @@ impl Api {
             Self::Completion => value.is_string(),
         }
     }
-
-    fn body(self, model: &str, is_stream: bool) -> Value {
-        let mut body = json!({"model": model, "max_tokens": 4, "stream": is_stream});
-        match self {
-            Self::Chat => body["messages"] = json!([{"role": "user", "content": "7 42 3"}]),
-            Self::Completion => body["prompt"] = "7 42 3".into(),
-        }
-        body
-    }
 }
 
 fn ended(api: Api, is_stream: bool, error: &EngineError) -> Stop {
@@ -122,9 +107,8 @@ async fn objects(
     api: Api,
     is_stream: bool,
 ) -> Result<Result<Vec<Value>, EngineError>, Stop> {
-    let body = api.body(&live.config.model, is_stream);
     let mut request = GenerateRequest::from_tokens(live.config.model.clone(), Vec::new());
-    request.input = Input::Text(body.to_string().into());
+    request.input = live.body(api, &[7, 42, 3], is_stream);
     let ctx = live.context(&request);
     let answer = match live.try_generate(request, ctx).await? {
         Ok(running) => running.finish().await?,

@@ -91,6 +91,7 @@ impl Bodies {
     /// A body, and what is said in it.
     fn read(&self, text: &str) -> Option<(Value, String)> {
         let body: Value = serde_json::from_str(text).ok()?;
+        body["model"].as_str()?;
         let said = match self.takes {
             Takes::ChatsBeside | Takes::Chats => &body["messages"][0]["content"],
             Takes::Completions => &body["prompt"],

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use genset_backend_common::Role;
+use genset_backend_common::{GenerateRequest, Role};
 use tokio::time::Instant;
 
 use super::watch::{Clock, watch};
 use super::{BESIDE, runtime, try_out};
 use crate::check::{CheckResult, Profile, Stop};
 use crate::limits::Limits;
-use crate::medium::Medium;
+use crate::medium::{Api, Medium};
 use crate::report::EngineReport;
 use crate::subject::Factory;
 use crate::trial::{Live, Trial, Variation};
@@ -44,9 +44,20 @@ const WARM_UP_CALL: Duration = Duration::from_secs(15);
 /// # Errors
 /// As of the request that fails, or is not answered in time.
 async fn warm_up(live: &Live) -> Result<Duration, Stop> {
+    let mut request = live.request(4, 4);
+    let taken = time_of_three(live, &request).await;
+    if taken.is_ok() || live.medium() != Medium::Body {
+        return taken;
+    }
+    // It may be offered by completions, and not by chats.
+    request.input = live.body(Api::Completion, &live.prompt(4, 0), false);
+    time_of_three(live, &request).await
+}
+
+async fn time_of_three(live: &Live, request: &GenerateRequest) -> Result<Duration, Stop> {
     let started = Instant::now();
     for _ in 0..3 {
-        let answer = live.answer(live.request(4, 4)).await?;
+        let answer = live.answer(request.clone()).await?;
         if answer.finished().is_none() {
             let error = answer.error();
             return Err(Stop::Fail(format!("a plain request failed: {error:?}")));
@@ -192,6 +203,10 @@ struct Pace {
 const TIMED_TOKENS: u32 = 96;
 
 async fn time_of_a_token(live: &Live) -> Result<Option<Duration>, Stop> {
+    if live.medium() == Medium::Body {
+        // Its answer comes at once.
+        return Ok(None);
+    }
     let wanted = live.affordable_answer(4, TIMED_TOKENS);
     let mut running = live.generate(live.request(4, wanted)).await?;
     let mut tokens = 0;

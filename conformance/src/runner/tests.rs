@@ -7,6 +7,7 @@ use genset_engine_sample::{SampleArgs, SampleEngine};
 
 use super::*;
 use crate::limits::Limits;
+use crate::mutants::{Clean, controls};
 use crate::subject::{Scenario, Subject};
 
 /// What a watch gives up, in these tests.
@@ -70,4 +71,21 @@ fn a_start_that_blocks_the_thread_is_silence() {
     drop(release);
     let says = "the engine blocks its thread";
     assert!(reason.starts_with(says), "{reason}");
+}
+
+#[test]
+fn a_slow_engine_of_bodies_has_the_limits_of_a_slow_one() {
+    let args = SampleArgs {
+        vocab_size: 1000,
+        token_delay_ms: 400,
+    };
+    let clean: Clean = Arc::new(move |_: &Scenario| SampleEngine::from_args(&args));
+    for name in ["text-bodies-alone", "text-bodies-of-completions"] {
+        let control = controls().find(|control| control.name == name).unwrap();
+        let factory: Arc<dyn Factory> = Arc::new(control.factory(Arc::clone(&clean)));
+        let known = acquaint(&factory);
+        assert_eq!(known.medium, Medium::Body, "{name}");
+        let limits = known.threaded_limits;
+        assert!(limits.call > Limits::default().call, "{name}: {limits:?}");
+    }
 }

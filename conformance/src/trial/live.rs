@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::Trial;
 use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, fail, skip};
-use crate::medium::Medium;
+use crate::medium::{Api, Medium};
 use crate::rules::Reader;
 use crate::running::Running;
 use crate::subject::Subject;
@@ -98,7 +98,19 @@ impl Live {
     /// A prompt in the engine's medium: the tokens, or as many words.
     #[must_use]
     pub fn input(&self, prompt: Vec<TokenId>) -> Input {
-        self.medium().input(prompt)
+        let medium = self.medium();
+        if medium == Medium::Body {
+            return self.body(Api::Chat, &prompt, false);
+        }
+        medium.input(prompt)
+    }
+
+    /// A body that asks the engine's model.
+    pub(crate) fn body(&self, api: Api, prompt: &[TokenId], is_stream: bool) -> Input {
+        let mut body = api.body(prompt);
+        body["model"] = self.config.model.as_str().into();
+        body["stream"] = is_stream.into();
+        Input::Text(body.to_string().into())
     }
 
     /// A plain request: `prompt_len` prompt tokens (or words, for an engine that takes text), exactly `max_tokens` to
