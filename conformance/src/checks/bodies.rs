@@ -1,6 +1,6 @@
 //! WB: whole bodies of OpenAI's API, of engines that declare that they read them and write the answers by themselves.
 
-use genset_backend_common::{EngineError, GenerateRequest, Output, config::InputKind};
+use genset_backend_common::{EngineError, ErrorKind, GenerateRequest, Output, config::InputKind};
 use serde_json::Value;
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
@@ -25,11 +25,12 @@ async fn answered_in_objects(trial: Trial) -> CheckResult {
     );
     let (api, whole) = match objects(&live, Api::Chat, false).await? {
         Ok(whole) => (Api::Chat, whole),
-        Err(refused) => {
+        Err(broken) if broken.may_be_refusal() => {
             let completion = objects(&live, Api::Completion, false).await?;
-            let whole = completion.map_err(|_refused_too| ended(Api::Chat, false, &refused))?;
+            let whole = completion.map_err(|_refused_too| broken.told(Api::Chat, false))?;
             (Api::Completion, whole)
         }
+        Err(broken) => return Err(broken.told(Api::Chat, false)),
     };
     ensure!(
         whole.len() == 1,
@@ -43,7 +44,7 @@ async fn answered_in_objects(trial: Trial) -> CheckResult {
         shown(&whole[0])
     );
     let events = objects(&live, api, true).await?;
-    let events = events.map_err(|error| ended(api, true, &error))?;
+    let events = events.map_err(|broken| broken.told(api, true))?;
     ensure!(
         events.iter().any(|event| api.is_piece(event)),
         "none of {} events has a choice with a {}, such as {}",
@@ -94,11 +95,30 @@ impl Api {
     }
 }
 
-fn ended(api: Api, is_stream: bool, error: &EngineError) -> Stop {
-    let (name, kind) = (api.name(), error.kind());
-    Stop::Fail(format!(
-        "a {name} with \"stream\": {is_stream} ended with {error} ({kind})"
-    ))
+/// An answer that ended with an error.
+struct Broken {
+    error: EngineError,
+    /// Whether something came before it.
+    has_begun: bool,
+}
+
+impl Broken {
+    /// Whether an engine may say so that is not offered by this API. Not every handler looks which one a body is of before it fails.
+    fn may_be_refusal(&self) -> bool {
+        let refusals = [
+            ErrorKind::InvalidArgument,
+            ErrorKind::Unsupported,
+            ErrorKind::Internal,
+        ];
+        !self.has_begun && refusals.contains(&self.error.kind())
+    }
+
+    fn told(&self, api: Api, is_stream: bool) -> Stop {
+        let (name, error, kind) = (api.name(), &self.error, self.error.kind());
+        Stop::Fail(format!(
+            "a {name} with \"stream\": {is_stream} ended with {error} ({kind})"
+        ))
+    }
 }
 
 /// What a body is answered with, or the error that it ends with.
@@ -106,16 +126,22 @@ async fn objects(
     live: &Live,
     api: Api,
     is_stream: bool,
-) -> Result<Result<Vec<Value>, EngineError>, Stop> {
+) -> Result<Result<Vec<Value>, Broken>, Stop> {
     let mut request = GenerateRequest::from_tokens(live.config.model.clone(), Vec::new());
     request.input = live.body(api, &[7, 42, 3], is_stream);
     let ctx = live.context(&request);
     let answer = match live.try_generate(request, ctx).await? {
         Ok(running) => running.finish().await?,
-        Err(error) => return Ok(Err(error)),
+        Err(error) => {
+            let has_begun = false;
+            return Ok(Err(Broken { error, has_begun }));
+        }
     };
     if let Some(error) = answer.error() {
-        return Ok(Err(error.clone()));
+        return Ok(Err(Broken {
+            error: error.clone(),
+            has_begun: answer.items.iter().any(Result::is_ok),
+        }));
     }
     let mut objects = Vec::new();
     for output in answer.items.iter().flatten() {

@@ -55,6 +55,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         killed_by: &["WB01"],
         build: |clean, scenario| bodies(clean, scenario, Takes::Completions, Flaw::Framed),
     },
+    Mutant {
+        name: "text-bodies-of-chats-break",
+        stands_for: "an engine offered by both APIs that fails in the middle of every chat",
+        killed_by: &["WB01"],
+        build: |clean, scenario| bodies(clean, scenario, Takes::Both, Flaw::BreaksChats),
+    },
 ];
 
 /// Which bodies are taken.
@@ -66,6 +72,8 @@ enum Takes {
     Chats,
     /// Those of completions alone.
     Completions,
+    /// Those of completions, and of chats.
+    Both,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +81,7 @@ enum Flaw {
     None,
     Framed,
     AlwaysStreams,
+    BreaksChats,
 }
 
 fn bodies(clean: &Clean, scenario: &Scenario, takes: Takes, flaw: Flaw) -> Subject {
@@ -95,6 +104,8 @@ impl Bodies {
         let said = match self.takes {
             Takes::ChatsBeside | Takes::Chats => &body["messages"][0]["content"],
             Takes::Completions => &body["prompt"],
+            Takes::Both if is_chat(&body) => &body["messages"][0]["content"],
+            Takes::Both => &body["prompt"],
         };
         let said = said.as_str()?.to_owned();
         Some((body, said))
@@ -103,7 +114,8 @@ impl Bodies {
     /// An object of the API around a text, which is a part of an answer or all of it.
     fn object(&self, text: &str, is_part: bool) -> Value {
         let choice = match (self.takes, is_part) {
-            (Takes::Completions, _) => json!({"index": 0, "text": text}),
+            // Of both, chats are broken before anybody reads them.
+            (Takes::Completions | Takes::Both, _) => json!({"index": 0, "text": text}),
             (Takes::ChatsBeside | Takes::Chats, true) => {
                 json!({"index": 0, "delta": {"content": text}})
             }
@@ -150,13 +162,18 @@ impl Fault for Bodies {
             .and_then(|most| most.try_into().ok());
         let (writer, flaw) = (*self, self.flaw);
         let outputs = inner.generate(request, ctx).await?;
+        if flaw == Flaw::BreaksChats && is_chat(&body) {
+            let error = stream::iter([Err(EngineError::internal("the chat broke"))]);
+            let broken = outputs.take(1).chain(error);
+            return Ok(OutputStream::from_raw(Box::pin(broken)));
+        }
         if body["stream"] == true || flaw == Flaw::AlwaysStreams {
             let events = outputs.map(move |mut item| {
                 if let Ok(Output::Text(chunk)) = &mut item {
                     let event = writer.object(&chunk.text, true);
                     chunk.text = match flaw {
                         Flaw::Framed => format!("data: {event}\n\n"),
-                        Flaw::None | Flaw::AlwaysStreams => event.to_string(),
+                        Flaw::None | Flaw::AlwaysStreams | Flaw::BreaksChats => event.to_string(),
                     };
                 }
                 item
@@ -166,6 +183,10 @@ impl Fault for Bodies {
         let whole = stream::once(whole(outputs, writer)).flat_map(stream::iter);
         Ok(OutputStream::from_raw(Box::pin(whole)))
     }
+}
+
+fn is_chat(body: &Value) -> bool {
+    body["messages"].is_array()
 }
 
 /// The answer as one object, and its end.
