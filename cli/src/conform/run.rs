@@ -8,8 +8,9 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use genset_backend_common::{EngineError, LLMEngine, StartContext};
 use genset_conformance::{
-    Detokenize, Options, Report, Scenario, SequenceFailure, SequenceOptions, Subject, Verdict,
-    Waivers, replay_sequence_with, run_conformance_while, run_conformance_with, run_sequences,
+    Detokenize, Options, Report, Scenario, SequenceFailure, SequenceOptions, SequenceReport,
+    Subject, Verdict, Waivers, replay_sequence_with, run_conformance_while, run_conformance_with,
+    run_sequences,
 };
 use genset_engine_candle::{ByteSize, CandleArgs};
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
@@ -324,14 +325,20 @@ pub(super) fn sequences(args: &SequencesArgs) -> Result<u8, EngineError> {
     };
     match run_sequences(factory(&args.subject)?, &options) {
         Ok(report) => {
-            let (cases, seed) = (report.cases, report.seed);
-            print(&format!(
-                "{cases} sequences kept the contract (seed {seed}).\n"
-            ));
+            print(&kept(args.cases, &report));
             Ok(0)
         }
         Err(failure) => told(&failure),
     }
+}
+
+/// What is said of `asked` sequences that broke nothing.
+fn kept(asked: u32, report: &SequenceReport) -> String {
+    let (cases, seed) = (report.cases, report.seed);
+    if asked > 0 && cases == 0 {
+        return "None was tried: the engine takes only whole bodies.\n".to_owned();
+    }
+    format!("{cases} sequences kept the contract (seed {seed}).\n")
 }
 
 /// Runs one sequence of operations again.
@@ -375,4 +382,22 @@ fn read_waivers(path: &Path) -> Result<Waivers, EngineError> {
     };
     let text = std::fs::read_to_string(path).map_err(|error| problem(&error))?;
     Waivers::parse(&text).map_err(|error| problem(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_that_were_not_tried_kept_nothing() {
+        let of = |cases| SequenceReport {
+            seed: 7,
+            cases,
+            regressions: 0,
+        };
+        let none = "None was tried: the engine takes only whole bodies.\n";
+        assert_eq!(kept(8, &of(0)), none);
+        assert_eq!(kept(8, &of(8)), "8 sequences kept the contract (seed 7).\n");
+        assert_eq!(kept(0, &of(0)), "0 sequences kept the contract (seed 7).\n");
+    }
 }
