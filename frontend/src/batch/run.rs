@@ -98,6 +98,15 @@ enum LineEnd {
     },
 }
 
+/// What a line is to wait for before it is asked again.
+#[derive(Debug)]
+enum Missing {
+    /// This model, which nobody serves and which is awaited.
+    Model(String),
+    /// The disk, which does not give the line: why.
+    Disk(String),
+}
+
 /// Lines that wait for their models, by the models' names.
 type AwaitingLines = BTreeMap<String, Vec<usize>>;
 
@@ -376,7 +385,7 @@ impl Batches {
     /// Answers one line and notes it, unless its model is awaited.
     ///
     /// The place is held while the line is read, answered and noted: no more lines and answers are in memory than there are
-    /// places. A pause holds none, so a line that waits for a quota holds up no other batch.
+    /// places. A pause holds none, so a line that waits for a quota or for the disk holds up no other batch.
     async fn line(&self, run: &BatchRun<'_>, index: usize) -> LineEnd {
         let mut pauses = Pauses::until(self.draining.clone());
         loop {
@@ -388,7 +397,13 @@ impl Batches {
             }
             match self.attempt(run, index).await {
                 None => return LineEnd::Unnoted,
-                Some(Err(model)) => return LineEnd::Awaiting { index, model },
+                Some(Err(Missing::Model(model))) => return LineEnd::Awaiting { index, model },
+                Some(Err(Missing::Disk(problem))) => {
+                    drop(place);
+                    if !self.pause(&run.record.id, &problem).await {
+                        return LineEnd::Unnoted;
+                    }
+                }
                 Some(Ok(Attempt::Full(_, retry_after))) => {
                     drop(place);
                     if !pauses.wait(retry_after).await {
@@ -411,26 +426,21 @@ impl Batches {
         }
     }
 
-    /// Reads one line and asks it once. `None` when the server stops before; an error names a model that nobody serves and that is
-    /// awaited.
-    async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<Result<Attempt, String>> {
+    /// Reads one line and asks it once. `None` when the server stops before; an error says what the line waits for.
+    async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<Result<Attempt, Missing>> {
         let (record, awaited) = (run.record, &run.awaited);
         let id = format!("batch_req_{}_{}", record.stem(), index + 1);
-        let (model, line) = loop {
-            let reading = Arc::clone(run.batch);
-            let read = move || line_of(&reading, index).map(|line| (line.model(), line));
-            match tokio::task::spawn_blocking(read).await.ok()? {
-                Ok(read) => break read,
-                Err(error @ InputError::Unreadable { .. }) => {
-                    self.pause(&record.id, &error.to_string())
-                        .await
-                        .then_some(())?;
-                }
-                Err(error @ InputError::Line { .. }) => {
-                    let problem = error.to_string();
-                    let unasked = unasked_line(id, Value::Null, "unreadable", &problem);
-                    return Some(Ok(Attempt::Ended(unasked)));
-                }
+        let reading = Arc::clone(run.batch);
+        let read = move || line_of(&reading, index).map(|line| (line.model(), line));
+        let (model, line) = match tokio::task::spawn_blocking(read).await.ok()? {
+            Ok(read) => read,
+            Err(error @ InputError::Unreadable { .. }) => {
+                return Some(Err(Missing::Disk(error.to_string())));
+            }
+            Err(error @ InputError::Line { .. }) => {
+                let problem = error.to_string();
+                let unasked = unasked_line(id, Value::Null, "unreadable", &problem);
+                return Some(Ok(Attempt::Ended(unasked)));
             }
         };
         let Some(routes) = self.routes_of(record) else {
@@ -441,7 +451,7 @@ impl Batches {
         let model = model.unwrap_or_default();
         awaited.seen.look(&model);
         Some(match ask_once(&routes, id, &line).await {
-            Attempt::NoModel(_) if awaited.has(&model) => Err(model),
+            Attempt::NoModel(_) if awaited.has(&model) => Err(Missing::Model(model)),
             other @ (Attempt::Ended(_)
             | Attempt::NoModel(_)
             | Attempt::Full(..)

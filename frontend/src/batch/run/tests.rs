@@ -1,6 +1,7 @@
 //! Runs whose disk or whose models are away.
 
 use std::fs::File;
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 use genset_runtime::Runtime;
@@ -44,33 +45,43 @@ impl Site {
             batch: Arc::new(Mutex::new(batch)),
         }
     }
+
+    /// Its run, which waits for no model that was not there.
+    fn run(&self) -> BatchRun<'_> {
+        BatchRun {
+            record: &self.record,
+            batch: &self.batch,
+            places: self.batches.places.of(None),
+            awaited: AwaitedModels {
+                any_until: Instant::now(),
+                seen: SeenModels::new(self.batches.models.clone()),
+            },
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_is_read_again_until_the_disk_gives_it() {
+async fn a_line_is_read_again_until_the_disk_gives_it_and_holds_no_place_meanwhile() {
     let folder = tempfile::tempdir().unwrap();
-    let site = Site::new(folder.path());
-    let run = BatchRun {
-        record: &site.record,
-        batch: &site.batch,
-        places: site.batches.places.of(None),
-        awaited: AwaitedModels {
-            any_until: Instant::now(),
-            seen: SeenModels::new(site.batches.models.clone()),
-        },
-    };
+    let mut site = Site::new(folder.path());
+    site.batches.places = Places::new(NonZeroUsize::MIN);
+    let run = site.run();
     // Nobody can read a folder as a file.
     let unreadable = || File::open(folder.path()).unwrap();
     site.batch.lock().read_from(unreadable);
-    let attempt = site.batches.attempt(&run, 0);
-    let attempted = timeout(4 * DISK_PAUSE, attempt).await;
-    assert!(attempted.is_err(), "{attempted:?}");
+    let mut line = Box::pin(site.batches.line(&run, 0));
+    let waited = timeout(DISK_PAUSE / 2, &mut line).await;
+    assert!(waited.is_err(), "{waited:?}");
+    let others = site.batches.places.of(Some("another"));
+    let place = timeout(Duration::ZERO, others.take()).await;
+    drop(place.expect("the line holds a place while it waits"));
+    let waited = timeout(4 * DISK_PAUSE, &mut line).await;
+    assert!(waited.is_err(), "{waited:?}");
     let input = site.batches.store.content(&site.record.input_file_id);
     let readable = || File::open(&input).unwrap();
     site.batch.lock().read_from(readable);
-    let attempted = site.batches.attempt(&run, 0).await;
-    let is_asked = matches!(attempted, Some(Ok(Attempt::NoModel(_))));
-    assert!(is_asked, "{attempted:?}");
+    let end = line.await;
+    assert!(matches!(end, LineEnd::Noted), "{end:?}");
 }
 
 #[tokio::test(start_paused = true)]
