@@ -450,6 +450,10 @@ impl Batches {
         };
         let model = model.unwrap_or_default();
         awaited.seen.look(&model);
+        if self.models.get(&model).is_none() && self.models.is_coming(&model) {
+            // Asked, the line would be in the way of those of other models.
+            return Some(Err(Missing::Model(model)));
+        }
         Some(match ask_once(&routes, id, &line).await {
             Attempt::NoModel(_) if awaited.has(&model) => Err(Missing::Model(model)),
             other @ (Attempt::Ended(_)

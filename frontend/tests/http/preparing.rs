@@ -1,20 +1,22 @@
 //! Models that are being prepared, and those that cannot be.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use genset_backend_common::worker::WorkerConfig;
+use genset_backend_common::worker::{WorkerConfig, WorkerHandle};
 use genset_backend_common::{
     EngineError, ErrorKind, GenerateRequest, MetricsRegistry, ModelCard, Output, RequestContext,
     async_trait, card::Artifact,
 };
 use genset_frontend::FrontendServer;
 use genset_runtime::plane::{Handler, ResponseStream};
-use genset_runtime::{ArtifactRequest, EndpointName, InstanceId, Runtime, endpoints};
+use genset_runtime::{ArtifactRequest, EndpointName, InstanceId, Runtime, Serving, endpoints};
 use serde_json::json;
 
+use crate::batches::{batch_that, begin, ended, kept_in, line, lines};
 use crate::client::{Client, post, request, soon};
 use crate::script::Script;
 use crate::support::{
@@ -85,12 +87,8 @@ impl Handler<GenerateRequest, Output> for Busy {
     }
 }
 
-/// Only a server that has no place for a model says so, and only one that knows of none calls it unknown.
-#[tokio::test]
-async fn a_model_is_waited_for_whose_worker_is_too_busy_to_give_its_files() {
-    let mut waits_long = config();
-    waits_long.router.migration.wait = Duration::from_secs(60);
-    let site = Site::with(waits_long, Script::tokens(encode("one"))).await;
+/// A worker of the model `busy` that is listed and gives no files, once it was asked for them twice: then the first failure is known.
+async fn list_busy(site: &Site) -> (Serving, Serving) {
     let busy = Arc::new(Busy(AtomicUsize::new(0)));
     let files: Arc<dyn Handler<ArtifactRequest, Bytes>> = busy.clone();
     let requests: Arc<dyn Handler<GenerateRequest, Output>> = busy.clone();
@@ -107,8 +105,28 @@ async fn a_model_is_waited_for_whose_worker_is_too_busy_to_give_its_files() {
     let listed = site.runtime.endpoint(endpoint).serve_as(id, requests).await;
     let listed = listed.unwrap();
     listed.list(Some(card)).await.unwrap();
-    // The second time it is asked, the first failure is known.
     eventually("it is asked twice", || busy.0.load(Ordering::SeqCst) >= 2).await;
+    (files, listed)
+}
+
+/// A worker of the model `busy` that has time.
+async fn start_second(site: &Site) -> WorkerHandle {
+    let second = WorkerConfig {
+        model_name: Some("busy".into()),
+        ..worker_config()
+    };
+    let engine = Script::tokens(encode("two"));
+    let metrics = MetricsRegistry::default();
+    start_worker(&site.runtime, 3, engine, second, metrics).await
+}
+
+/// Only a server that has no place for a model says so, and only one that knows of none calls it unknown.
+#[tokio::test]
+async fn a_model_is_waited_for_whose_worker_is_too_busy_to_give_its_files() {
+    let mut waits_long = config();
+    waits_long.router.migration.wait = Duration::from_secs(60);
+    let site = Site::with(waits_long, Script::tokens(encode("one"))).await;
+    let (files, listed) = list_busy(&site).await;
     let asked = completion("Hello", json!({"model": "busy"})).to_string();
     let hurried = request("POST", COMPLETIONS, "x-request-timeout: 0.05\r\n", &asked);
     let refused = site.send(hurried).await;
@@ -120,14 +138,37 @@ async fn a_model_is_waited_for_whose_worker_is_too_busy_to_give_its_files() {
     let mut waiting = site.connect().await;
     waiting.send(post(COMPLETIONS, &asked)).await;
     // Another worker of the model has time.
-    let second = WorkerConfig {
-        model_name: Some("busy".into()),
-        ..worker_config()
-    };
-    let engine = Script::tokens(encode("two"));
-    let metrics = MetricsRegistry::default();
-    let second = start_worker(&site.runtime, 3, engine, second, metrics).await;
+    let second = start_second(&site).await;
     assert_eq!(soon(waiting.response()).await.content(), "two");
+    drop((files, listed));
+    soon(second.shutdown()).await;
+    site.close().await;
+}
+
+/// A batch of a request to the model `busy` and one to another, on a server that answers one at a time.
+async fn begin_behind_busy(site: &Site) -> String {
+    let mut waits = line("a", "Hello");
+    waits["body"]["model"] = "busy".into();
+    begin(site, &lines(&[waits, line("b", "Hello")])).await
+}
+
+#[tokio::test]
+async fn a_line_whose_model_is_being_prepared_holds_up_no_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut one_at_a_time = kept_in(folder.path(), |batches| {
+        batches.concurrency = NonZeroUsize::MIN;
+    });
+    one_at_a_time.router.migration.wait = Duration::from_millis(1);
+    let site = Site::with(one_at_a_time, Script::tokens(encode("one"))).await;
+    let (files, listed) = list_busy(&site).await;
+    let id = begin_behind_busy(&site).await;
+    batch_that(&site, &id, |batch| {
+        batch["request_counts"]["completed"] == 1
+    })
+    .await;
+    let second = start_second(&site).await;
+    let batch = ended(&site, &id, "completed").await;
+    assert_eq!(batch["request_counts"]["completed"], 2);
     drop((files, listed));
     soon(second.shutdown()).await;
     site.close().await;
