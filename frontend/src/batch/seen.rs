@@ -24,21 +24,21 @@ impl SeenModels {
         }
     }
 
-    /// Notes whether a model is there, or was a moment ago, or is being prepared.
+    /// Notes whether a model is there, or was a moment ago.
     pub(super) fn look(&self, name: &str) {
         let models = &self.models;
-        let is_there = || {
-            models.get(name).is_some()
-                || models.expected_until(name).is_some()
-                || models.is_coming(name)
-        };
-        if !self.has(name) && is_there() {
+        let is_there = || models.get(name).is_some() || models.expected_until(name).is_some();
+        if !self.was_there(name) && is_there() {
             self.names.lock().insert(name.to_owned());
         }
     }
 
-    /// Whether the model was there.
+    /// Whether the model was there, or is being prepared: one that was never there may turn out to be at fault.
     pub(super) fn has(&self, name: &str) -> bool {
+        self.was_there(name) || self.models.is_coming(name)
+    }
+
+    fn was_there(&self, name: &str) -> bool {
         self.names.lock().contains(name)
     }
 

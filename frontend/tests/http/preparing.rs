@@ -145,7 +145,7 @@ async fn a_model_is_waited_for_whose_worker_is_too_busy_to_give_its_files() {
     site.close().await;
 }
 
-/// A batch of a request to the model `busy` and one to another, on a server that answers one at a time.
+/// A batch of a request to the model `busy` and one to another.
 async fn begin_behind_busy(site: &Site) -> String {
     let mut waits = line("a", "Hello");
     waits["body"]["model"] = "busy".into();
@@ -171,5 +171,22 @@ async fn a_line_whose_model_is_being_prepared_holds_up_no_other() {
     assert_eq!(batch["request_counts"]["completed"], 2);
     drop((files, listed));
     soon(second.shutdown()).await;
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_line_does_not_wait_for_a_model_that_goes_before_it_was_there() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let config = kept_in(folder.path(), |_| {});
+    let site = Site::with(config, Script::tokens(encode("one"))).await;
+    let (files, listed) = list_busy(&site).await;
+    let id = begin_behind_busy(&site).await;
+    batch_that(&site, &id, |batch| {
+        batch["request_counts"]["completed"] == 1
+    })
+    .await;
+    drop((files, listed));
+    let batch = ended(&site, &id, "completed").await;
+    assert_eq!(batch["request_counts"]["failed"], 1);
     site.close().await;
 }
