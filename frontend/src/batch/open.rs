@@ -230,22 +230,16 @@ fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Unope
             false => Ok(()),
         }
     });
-    let whole = |code: &str, message: String| LineError {
-        code: code.into(),
-        message,
-        param: Some("input_file_id".into()),
-        line: None,
-    };
     match opened {
         Ok(input) if errors.is_empty() && input.count() > 0 => return Ok(input),
         Ok(_) if errors.is_empty() => {
-            errors.push(whole("empty_file", "The file has no requests.".into()));
+            errors.push(error_of_whole("empty_file", "The file has no requests."));
         }
         Ok(_) => {}
         // The path is of no use to those who have only its id.
         Err(InputError::Line { problem, .. }) if errors.is_empty() => {
             let message = format!("Line {count}: {problem}.");
-            errors.push(whole("invalid_file", message));
+            errors.push(error_of_whole("invalid_file", &message));
         }
         Err(InputError::Line { .. }) => {}
         Err(ref error @ InputError::Unreadable { ref source, .. }) => {
@@ -253,11 +247,26 @@ fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Unope
                 return Err(Unopened::Disk(error.to_string()));
             }
             tracing::error!(%error, batch = record.id, "the input of a batch is gone");
-            errors.push(whole("unreadable", "The file cannot be read.".into()));
+            errors.push(unreadable_input());
         }
     }
     errors.truncate(MAX_ERRORS);
     Err(Unopened::Refused(errors))
+}
+
+/// What is told of an input that cannot be read.
+pub(super) fn unreadable_input() -> LineError {
+    error_of_whole("unreadable", "The file cannot be read.")
+}
+
+/// What is wrong with an input as a whole.
+fn error_of_whole(code: &str, message: &str) -> LineError {
+    LineError {
+        code: code.into(),
+        message: message.into(),
+        param: Some("input_file_id".into()),
+        line: None,
+    }
 }
 
 /// What is wrong with a line: code, field and sentence.

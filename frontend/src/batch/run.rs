@@ -20,7 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use super::input::InputError;
 use super::notes::NotesError;
-use super::open::{OpenBatch, Unopened, line_of};
+use super::open::{OpenBatch, Unopened, line_of, unreadable_input};
 use super::pauses::Pauses;
 use super::places::{OwnersPlaces, Places};
 use super::records::{BatchRecord, BatchStatus, now};
@@ -231,7 +231,7 @@ impl Batches {
         let Some((record, cancelled)) = self.store.run_of(id) else {
             return;
         };
-        let Some(batch) = self.open(&record).await else {
+        let Some(batch) = self.open(&record, &cancelled).await else {
             return;
         };
         let batch = Arc::new(Mutex::new(batch));
@@ -250,8 +250,9 @@ impl Batches {
         }
     }
 
-    /// Looks at the whole input, and at what was answered before. `None` where the batch has failed, or the server stops.
-    async fn open(&self, record: &BatchRecord) -> Option<OpenBatch> {
+    /// Looks at the whole input, and at what was answered before. `None` where the batch has ended, or the server stops.
+    async fn open(&self, record: &BatchRecord, cancelled: &CancellationToken) -> Option<OpenBatch> {
+        let is_cancelling = record.status == BatchStatus::Cancelling;
         loop {
             let place = tokio::select! {
                 biased;
@@ -263,21 +264,32 @@ impl Batches {
                 let _place = place;
                 OpenBatch::open(&store, &known)
             });
-            let refused = match opened.await {
+            let (status, errors) = match opened.await {
                 Ok(Ok(batch)) => return Some(batch),
-                Ok(Err(Unopened::Refused(errors))) => errors,
+                Ok(Err(Unopened::Refused(errors))) => (BatchStatus::Failed, errors),
+                Ok(Err(Unopened::Disk(_))) if is_cancelling || cancelled.is_cancelled() => {
+                    (BatchStatus::Cancelled, Vec::new())
+                }
+                Ok(Err(Unopened::Disk(_))) if record.times.expires_at <= now() => {
+                    (BatchStatus::Failed, vec![unreadable_input()])
+                }
                 Ok(Err(Unopened::Disk(problem))) => {
-                    self.pause(&record.id, &problem).await.then_some(())?;
+                    let goes_on = tokio::select! {
+                        biased;
+                        () = cancelled.cancelled() => true,
+                        goes_on = self.pause(&record.id, &problem) => goes_on,
+                    };
+                    goes_on.then_some(())?;
                     continue;
                 }
                 // The thread has panicked, or there are no threads any more.
                 Err(_) => return None,
             };
-            let failed = self.changed(&record.id, move |record| {
-                record.errors.clone_from(&refused);
-                record.enter(BatchStatus::Failed);
+            let ended = self.changed(&record.id, move |record| {
+                record.errors.clone_from(&errors);
+                record.enter(status);
             });
-            failed.await;
+            ended.await;
             return None;
         }
     }

@@ -46,6 +46,29 @@ impl Site {
         }
     }
 
+    /// The same with a batch that is kept and ends then. Nobody can read its input: it is a folder.
+    fn unreadable(folder: &Path, expires_at: u64) -> Self {
+        let mut kept = BatchRecord {
+            owner: None,
+            ..record("batch_0", "nobody")
+        };
+        kept.times.expires_at = expires_at;
+        let batches = folder.join("batches");
+        std::fs::create_dir(&batches).unwrap();
+        let kept = serde_json::to_vec(&kept).unwrap();
+        std::fs::write(batches.join("batch_0.json"), kept).unwrap();
+        let site = Self::new(folder);
+        let input = site.batches.store.content(&site.record.input_file_id);
+        std::fs::remove_file(&input).unwrap();
+        std::fs::create_dir(&input).unwrap();
+        site
+    }
+
+    /// What is kept of its batch.
+    fn kept(&self) -> BatchRecord {
+        self.batches.store.batch("batch_0", None).unwrap()
+    }
+
     /// Its run, which waits for no model that was not there.
     fn run(&self) -> BatchRun<'_> {
         BatchRun {
@@ -97,4 +120,27 @@ async fn a_batch_that_is_answered_neither_waits_for_a_model_nor_expires() {
         let end = batches.answer(&site.record, &site.batch, cancelled, true);
         assert_eq!(end.await, End::Answered);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_whose_input_cannot_be_read_is_cancelled() {
+    let folder = tempfile::tempdir().unwrap();
+    let site = Site::unreadable(folder.path(), u64::MAX);
+    let mut run = Box::pin(site.batches.run("batch_0", true));
+    let waited = timeout(4 * DISK_PAUSE, &mut run).await;
+    assert!(waited.is_err(), "{:?}", site.kept());
+    site.batches.store.cancel("batch_0", None).unwrap();
+    timeout(DISK_PAUSE, run).await.expect("it waits on");
+    assert_eq!(site.kept().status, BatchStatus::Cancelled);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_whose_input_cannot_be_read_fails_when_its_time_is_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let site = Site::unreadable(folder.path(), 0);
+    let run = site.batches.run("batch_0", true);
+    timeout(4 * DISK_PAUSE, run).await.expect("it waits on");
+    let kept = site.kept();
+    assert_eq!(kept.status, BatchStatus::Failed);
+    assert_eq!(kept.errors, [unreadable_input()]);
 }
