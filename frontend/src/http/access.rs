@@ -16,14 +16,19 @@ use crate::config::Origin;
 use crate::error::ApiError;
 use crate::keys::Key;
 
-/// The key that a request came with; `None` on a server that asks for none.
+/// Who asks.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Caller(pub(super) Option<Arc<Key>>);
+pub(super) struct Caller {
+    /// The key that the request came with; `None` on a server that asks for none.
+    pub(super) key: Option<Arc<Key>>,
+    /// Whether the program itself asks, for a batch or a person at its terminal.
+    pub(super) is_local: bool,
+}
 
 impl Caller {
     /// The key's name.
     pub(super) fn name(&self) -> Option<&str> {
-        self.0.as_deref().map(Key::name)
+        self.key.as_deref().map(Key::name)
     }
 }
 
@@ -32,7 +37,11 @@ pub(super) async fn identify(State(app): State<App>, mut request: Request, next:
     let found = app.keys.as_ref().map(|keys| keys.find(request.headers()));
     match found.transpose() {
         Ok(key) => {
-            request.extensions_mut().insert(Caller(key));
+            let caller = Caller {
+                key,
+                is_local: false,
+            };
+            request.extensions_mut().insert(caller);
             next.run(request).await
         }
         Err(error) => refused(&app, &request, "unauthorized", &error),

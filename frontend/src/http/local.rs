@@ -65,7 +65,10 @@ impl LocalFrontend {
         Self {
             work: app.models.work().clone(),
             router: local_router(app),
-            caller: Caller::default(),
+            caller: Caller {
+                key: None,
+                is_local: true,
+            },
         }
     }
 
@@ -74,7 +77,10 @@ impl LocalFrontend {
         Self {
             router: self.router.clone(),
             work: self.work.clone(),
-            caller: Caller(key),
+            caller: Caller {
+                key,
+                is_local: true,
+            },
         }
     }
 

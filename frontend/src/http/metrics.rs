@@ -185,7 +185,7 @@ impl HttpMetrics {
     }
 
     fn account(&self, caller: Option<&Caller>) -> Arc<Account> {
-        let key = caller.and_then(|caller| caller.0.clone());
+        let key = caller.and_then(|caller| caller.key.clone());
         Arc::new(Account::new(key, self.shared.tokens.clone()))
     }
 
@@ -261,7 +261,7 @@ impl RequestGuard {
     /// # Errors
     /// A 429 when one of the caller's quotas is used up.
     pub(super) fn admit(&mut self, caller: Caller) -> Result<(), ApiError> {
-        if let Some(key) = &caller.0 {
+        if let Some(key) = &caller.key {
             key.admit()?;
             self.account = self.metrics.account(Some(&caller));
         }
@@ -380,12 +380,12 @@ impl RequestGuard {
     pub(super) fn complete(&self, params: &mut CommonParams) {
         params.data_parallel_rank = self.rank.or(params.data_parallel_rank);
         let given = params.cache_salt.take();
-        params.cache_salt = cache_salt(self.caller.0.as_deref(), given.as_deref());
+        params.cache_salt = cache_salt(self.caller.key.as_deref(), given.as_deref());
     }
 
     /// The salt of a request that has none of its own.
     pub(super) fn callers_salt(&self) -> Option<String> {
-        cache_salt(self.caller.0.as_deref(), None)
+        cache_salt(self.caller.key.as_deref(), None)
     }
 
     /// Who pays for it.

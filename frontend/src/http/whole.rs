@@ -59,7 +59,7 @@ struct Named<'a> {
 }
 
 /// Reads a body with `parse`, unless the model that it names takes it whole: then its engine answers. A model that nobody serves now
-/// is waited for first.
+/// is waited for first, where it may be such a one. A line of a batch may be for one that nobody has announced yet.
 ///
 /// # Errors
 /// What `parse` refuses, and as [`Call::model`] and [`answer`].
@@ -68,6 +68,9 @@ pub(super) async fn ask<T: Send + 'static>(
     api: Api,
     parse: Parse<T>,
 ) -> Result<Asked<T>, ApiError> {
+    if !call.caller.is_local && !call.app.models.may_take_whole_bodies() {
+        return call.parse(parse).await.map(Asked::Known);
+    }
     let models = call.app.models.clone();
     let read = move |body: JsonBody<'_>, limits: &ParamLimits| read(body, &models, limits, parse);
     let whole = match call.parse(read).await? {

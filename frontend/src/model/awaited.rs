@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, ModelCard};
 use genset_runtime::LiveModel;
 use tokio::time::{Instant, timeout_at};
 
@@ -22,6 +22,15 @@ impl Models {
         let failure = self.failure(&self.failures.borrow(), name);
         let announced = announced_as(&self.live.borrow(), name).is_some_and(LiveModel::is_servable);
         announced && !failure.as_ref().is_some_and(Failure::is_lasting)
+    }
+
+    /// Whether there may be a model whose engine reads whole bodies: one is announced or served, or any is expected back, which may be
+    /// another then.
+    pub(crate) fn may_take_whole_bodies(&self) -> bool {
+        let takes = |card: &ModelCard| card.capabilities.whole_bodies;
+        let is_announced = || self.live.borrow().values().any(|live| takes(&live.card));
+        let is_served = || self.map.borrow().values().any(|model| takes(&model.card));
+        is_announced() || is_served() || self.lingering.any()
     }
 
     /// Waits until the model of this name or alias is there; `None` when it is not by `until`, where there is such a time.

@@ -45,6 +45,14 @@ impl Lingering {
         let until = self.until.lock().get(name).copied()?;
         (Instant::now() < until).then_some(until)
     }
+
+    /// Whether any is expected back.
+    pub(super) fn any(&self) -> bool {
+        let now = Instant::now();
+        let mut until = self.until.lock();
+        until.retain(|_, ends| now < *ends);
+        !until.is_empty()
+    }
 }
 
 #[cfg(test)]
@@ -67,9 +75,11 @@ mod tests {
         for name in ["m", "alias"] {
             assert_eq!(lingering.expected_until(name), Some(ends));
         }
+        assert!(lingering.any());
         assert_eq!(lingering.expected_until("other"), None);
         tokio::time::advance(Duration::from_secs(2)).await;
         assert_eq!(lingering.expected_until("m"), None);
+        assert!(!lingering.any());
     }
 
     #[tokio::test(start_paused = true)]

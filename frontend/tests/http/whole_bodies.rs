@@ -93,3 +93,17 @@ async fn a_body_that_waited_is_read_here_where_its_engine_does_not() {
     let expected = (400, Some("a_field_of_its_own"));
     assert_eq!((status, param.as_deref()), expected);
 }
+
+#[tokio::test]
+async fn a_body_is_read_before_its_model_is_looked_for_where_no_engine_reads_bodies() {
+    let refused_beside = async |engine: Arc<Script>| {
+        let site = Site::with(config(), engine).await;
+        let nobodys = json!({"model": "nobody", "a_field_of_its_own": 1});
+        let asked = chat("Hello", nobodys).to_string();
+        let (status, ..) = site.send(post(CHAT, asked)).await.refusal();
+        site.close().await;
+        status
+    };
+    assert_eq!(refused_beside(Script::tokens(encode("one"))).await, 400);
+    assert_eq!(refused_beside(reader()).await, 404);
+}
