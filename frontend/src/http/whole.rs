@@ -87,8 +87,12 @@ pub(super) async fn ask<T: Send + 'static>(
     if takes_whole(&model) {
         return answer(call, api, &model, whole).await.map(Asked::Answered);
     }
+    let waited_bytes = whole.body.len();
     call.body.put_back(whole.body);
-    call.parse(parse).await.map(Asked::Known)
+    let read = call.parse(parse).await;
+    // It is no more.
+    call.guard.memory().shrink(waited_bytes);
+    read.map(Asked::Known)
 }
 
 fn takes_whole(model: &ServedModel) -> bool {

@@ -107,3 +107,30 @@ async fn a_body_is_read_before_its_model_is_looked_for_where_no_engine_reads_bod
     assert_eq!(refused_beside(Script::tokens(encode("one"))).await, 400);
     assert_eq!(refused_beside(reader()).await, 404);
 }
+
+#[tokio::test]
+async fn a_body_that_waited_is_counted_until_it_is_read() {
+    let mut waits_long = config();
+    waits_long.router.migration.wait = Duration::from_secs(60);
+    let mut site = Site::with(waits_long, Script::tokens(encode("one"))).await;
+    site.worker.stop_once();
+    eventually("the model is gone", || {
+        site.server.models().get(MODEL).is_none()
+    })
+    .await;
+    let asked = chat("Hello", json!({})).to_string() + &" ".repeat(1 << 20);
+    let mut client = site.connect().await;
+    client.send(post(CHAT, asked)).await;
+    let is_counted = || site.metric("genset_http_memory_used_bytes") >= 1_048_576.0;
+    eventually("it is counted", is_counted).await;
+    let metrics = Default::default();
+    let silent = Script::silent(5);
+    site.worker = start_worker(&site.runtime, 2, silent, worker_config(), metrics).await;
+    let is_counted = || site.metric("genset_http_memory_used_bytes") >= 1_048_576.0;
+    eventually("it is read", || !is_counted()).await;
+    let in_flight = || site.metric("genset_http_requests_in_flight");
+    assert_eq!(in_flight(), 1.0);
+    drop(client);
+    eventually("it is given up", || in_flight() == 0.0).await;
+    site.close().await;
+}
