@@ -37,6 +37,8 @@ pub(crate) enum Part {
     Adapters,
     /// Chats with images, where it takes them
     Media,
+    /// What operators ask, what it tells of itself, and an answer that goes on at another worker
+    Operated,
     /// The conformance kit on a live worker
     Kit,
 }

@@ -7,19 +7,21 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 
 import adapters
 import media
+import operated
 from genset import Genset, Refused
 from kinds import KINDS
 from life import TRIALS
 from questions import QUESTIONS, Asking
 
 # The methods of a run that try something.
-PARTS = ("questions", "life", "adapters", "media", "kit")
+PARTS = ("questions", "life", "adapters", "media", "operated", "kit")
 
 
 class Run:
@@ -29,14 +31,15 @@ class Run:
         if os.path.exists(self.log):
             os.remove(self.log)
 
-    def genset(self, front, *more, model=None):
+    def genset(self, front, *more, model=None, extra=None, env=None):
         words = [front, f"out={self.kind.out}", model or self.kind.model, *self.kind.words, *more]
-        if self.kind.extra:
-            extra = os.path.join(self.args.out, f"{self.args.kind}.json")
-            with open(extra, "w") as file:
-                json.dump(self.kind.extra, file)
-            words += ["--extra-engine-args", extra]
-        return Genset(self.args.genset, words, self.kind.env, self.log)
+        extra = {**(self.kind.extra or {}), **(extra or {})}
+        if extra:
+            path = os.path.join(self.args.out, f"{self.args.kind}.json")
+            with open(path, "w") as file:
+                json.dump(extra, file)
+            words += ["--extra-engine-args", path]
+        return Genset(self.args.genset, words, {**self.kind.env, **(env or {})}, self.log)
 
     def row(self, name, what):
         """Tries something and keeps what came of it."""
@@ -88,6 +91,14 @@ class Run:
             seen = media.Seen(self.kind, genset)
             for name, function in media.QUESTIONS:
                 self.row(name, lambda: function(seen))
+
+    def operated(self):
+        if not self.kind.has_tokens:
+            return
+        folder = os.path.join(self.args.out, f"{self.args.kind}-operated")
+        shutil.rmtree(folder, ignore_errors=True)
+        os.makedirs(folder)
+        operated.tried(self, folder)
 
     def kit(self):
         discovery = os.path.join(self.args.out, f"{self.args.kind}-discovery")

@@ -40,6 +40,10 @@ class Kind:
     # Whether it takes chats with images, and rates their tokens.
     has_images = False
     rates_chats = False
+    # Whether operators may ask it for more than answers.
+    is_operated = False
+    # Whether its prefix cache is cleared beside an answer.
+    clears_beside = False
     # Whether an answer bound to a JSON schema ends: some servers let white space go on.
     ends_json = True
 
@@ -49,6 +53,10 @@ class Kind:
     @property
     def env(self):
         return {"HF_HUB_OFFLINE": "1", "PATH": f"{self.args.bin}:{os.environ['PATH']}"}
+
+    def operated(self, _profiles):
+        """Its further arguments and environment for what operators ask."""
+        return {}, {}
 
     @property
     def model(self):
@@ -72,6 +80,12 @@ class Vllm(Kind):
     has_images = True
     rates_chats = True
     ends_json = False
+    is_operated = True
+    clears_beside = True
+    sleep_setting = "enable-sleep-mode"
+
+    def operated(self, profiles):
+        return {"profiler-config": {"profiler": "torch", "torch_profiler_dir": profiles}}, {"VLLM_SERVER_DEV_MODE": "1"}
 
     @property
     def env(self):
@@ -132,6 +146,8 @@ class Sglang(Kind):
     refused = ("seed",)
     has_images = True
     ends_json = False
+    is_operated = True
+    sleep_setting = "enable-memory-saver"
     extra = {
         "device": "cpu",
         "attention-backend": "torch_native",
@@ -142,6 +158,9 @@ class Sglang(Kind):
         "disable-cuda-graph": True,
         "enable-metrics": True,
     }
+
+    def operated(self, profiles):
+        return {}, {"SGLANG_TORCH_PROFILER_DIR": profiles}
 
     @property
     def env(self):
