@@ -204,10 +204,8 @@ pub struct Report {
     /// empty for a call in Rust.
     pub replay: String,
     /// What varied the prompts.
-    #[serde(default)]
     pub seed: u64,
     /// Random sequences that SQ01 tried, or would have.
-    #[serde(default = "usual_sequences")]
     pub sequences: u32,
     /// The profiles.
     pub profiles: Vec<ProfileReport>,
@@ -216,10 +214,6 @@ pub struct Report {
     pub waiver_problems: Vec<String>,
     /// Every check of the catalogue, in its order.
     pub checks: Vec<CheckReport>,
-}
-
-fn usual_sequences() -> u32 {
-    Options::default().sequences
 }
 
 impl Report {
