@@ -6,7 +6,7 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::output::TextChunk;
 use genset_backend_common::{
     EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream,
-    RequestContext, RequestField, StartContext, async_trait, config::InputKind,
+    RequestContext, RequestField, async_trait, config::InputKind,
 };
 use serde_json::{Value, json};
 
@@ -129,18 +129,12 @@ impl Bodies {
 
 #[async_trait]
 impl Fault for Bodies {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let mut config = inner.start(ctx).await?;
+    fn declare(&self, config: &mut EngineConfig) {
         let can = &mut config.capabilities;
         can.whole_bodies = true;
         if self.takes != Takes::ChatsBeside {
             can.inputs = [InputKind::Text].into();
         }
-        Ok(config)
     }
 
     async fn generate(

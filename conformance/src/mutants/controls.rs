@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::{StreamExt, future, stream};
 use genset_backend_common::{
     EngineConfig, EngineControls, EngineError, ErrorKind, GenerateRequest, Input, LLMEngine,
-    Output, OutputStream, RequestContext, RequestField, StartContext, async_trait,
+    Output, OutputStream, RequestContext, RequestField, async_trait,
     controls::{Adapter, SleepLevel},
 };
 use parking_lot::Mutex;
@@ -209,14 +209,8 @@ impl Operated {
 
 #[async_trait]
 impl Fault for Operated {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let mut config = inner.start(ctx).await?;
+    fn declare(&self, config: &mut EngineConfig) {
         config.capabilities.adapters = true;
-        Ok(config)
     }
 
     async fn generate(

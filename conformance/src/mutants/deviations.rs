@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use genset_backend_common::{
     EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
-    StartContext, async_trait, config::Deviation,
+    async_trait, config::Deviation,
 };
 use parking_lot::Mutex;
 
@@ -142,18 +142,12 @@ struct MinTokensDropped {
 
 #[async_trait]
 impl Fault for MinTokensDropped {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let mut config = inner.start(ctx).await?;
+    fn declare(&self, config: &mut EngineConfig) {
         config
             .capabilities
             .deviations
             .insert(Deviation::NoMinTokens);
         *self.config.lock() = Some(config.clone());
-        Ok(config)
     }
 
     async fn generate(

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use genset_backend_common::{
     EngineConfig, EngineError, Finish, GenerateRequest, Input, LLMEngine, OutputStream,
-    RequestContext, StartContext, TokenId, async_trait, config::InputKind, output,
+    RequestContext, TokenId, async_trait, config::InputKind, output,
 };
 
 use super::Mutant;
@@ -114,14 +114,8 @@ fn embedding(input: &[TokenId]) -> Vec<f32> {
 
 #[async_trait]
 impl Fault for Embeds {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let mut config = inner.start(ctx).await?;
+    fn declare(&self, config: &mut EngineConfig) {
         config.capabilities.inputs.insert(InputKind::Embed);
-        Ok(config)
     }
 
     async fn generate(

@@ -20,8 +20,13 @@ pub(super) trait Fault: Send + Sync + 'static {
         inner: &Arc<dyn LLMEngine>,
         ctx: StartContext,
     ) -> Result<EngineConfig, EngineError> {
-        inner.start(ctx).await
+        let mut config = inner.start(ctx).await?;
+        self.declare(&mut config);
+        Ok(config)
     }
+
+    /// What a start that succeeds declares otherwise. A fault with a `start` of its own declares there.
+    fn declare(&self, _config: &mut EngineConfig) {}
 
     async fn generate(
         &self,

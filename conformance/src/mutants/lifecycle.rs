@@ -122,16 +122,9 @@ pub(super) const MUTANTS: &[Mutant] = &[
 /// Declares something else than the clean engine.
 pub(super) struct Declares(pub(super) fn(&mut EngineConfig));
 
-#[async_trait]
 impl Fault for Declares {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let mut config = inner.start(ctx).await?;
-        (self.0)(&mut config);
-        Ok(config)
+    fn declare(&self, config: &mut EngineConfig) {
+        (self.0)(config);
     }
 }
 

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use genset_backend_common::output::{self, Finish, OutputWriter, TokenChunk};
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, OutputStream,
-    RequestContext, StartContext, TokenId, async_trait,
+    RequestContext, TokenId, async_trait,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -127,17 +127,11 @@ impl Paged {
 
 #[async_trait]
 impl Fault for Paged {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let mut config = inner.start(ctx).await?;
+    fn declare(&self, config: &mut EngineConfig) {
         config.context_length_tokens = CONTEXT_TOKENS.min(config.context_length_tokens);
         config.kv_block_size = u32::try_from(BLOCK_TOKENS).ok().and_then(NonZeroU32::new);
         config.kv_total_blocks = u64::try_from(BLOCKS).ok();
         config.max_num_seqs = Some(SEQUENCES);
-        Ok(config)
     }
 
     async fn generate(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::StreamExt;
 use genset_backend_common::{
     EngineConfig, EngineError, GenerateRequest, Input, LLMEngine, Output, OutputStream,
-    RequestContext, StartContext, async_trait,
+    RequestContext, async_trait,
 };
 
 use super::Mutant;
@@ -73,15 +73,9 @@ struct AsPrompt(Option<ResumeFault>);
 
 #[async_trait]
 impl Fault for AsPrompt {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let mut config = inner.start(ctx).await?;
+    fn declare(&self, config: &mut EngineConfig) {
         let can = &mut config.capabilities;
         (can.resume, can.resume_as_prompt) = (false, true);
-        Ok(config)
     }
 
     async fn generate(

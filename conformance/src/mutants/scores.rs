@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use genset_backend_common::{
     EngineConfig, EngineError, Finish, GenerateRequest, Input, LLMEngine, OutputStream,
-    RequestContext, StartContext, TokenId, async_trait, config::InputKind, output,
-    request::ScorePair,
+    RequestContext, TokenId, async_trait, config::InputKind, output, request::ScorePair,
 };
 
 use super::Mutant;
@@ -104,14 +103,8 @@ fn score_of(tokens: &[TokenId]) -> f32 {
 
 #[async_trait]
 impl Fault for Scores {
-    async fn start(
-        &self,
-        inner: &Arc<dyn LLMEngine>,
-        ctx: StartContext,
-    ) -> Result<EngineConfig, EngineError> {
-        let mut config = inner.start(ctx).await?;
+    fn declare(&self, config: &mut EngineConfig) {
         config.capabilities.inputs.insert(InputKind::Score);
-        Ok(config)
     }
 
     async fn generate(
