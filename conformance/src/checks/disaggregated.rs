@@ -193,13 +193,7 @@ async fn drain_waits(trial: Trial) -> CheckResult {
 async fn cancel_between_legs(trial: Trial) -> CheckResult {
     let first = trial.start_as(Role::Prefill).await?;
     let second = trial.start_as(Role::Decode).await?;
-    let blocks = |live: &Live| {
-        live.subject
-            .probe
-            .as_ref()
-            .and_then(|probe| probe.kv_used_blocks())
-    };
-    let Some((first_before, second_before)) = blocks(&first).zip(blocks(&second)) else {
+    let Some((first_before, second_before)) = first.kv_used().zip(second.kv_used()) else {
         skip!(NoProbe, "the engine does not show its KV blocks");
     };
     let request = request(&first, 0);

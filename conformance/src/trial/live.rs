@@ -374,6 +374,11 @@ impl Live {
         }
     }
 
+    /// The KV blocks in use now, where the engine's probe shows them.
+    pub(crate) fn kv_used(&self) -> Option<u64> {
+        self.subject.probe.as_ref()?.kv_used_blocks()
+    }
+
     /// Waits until the engine's probe says `is_done`; without a probe (or that counter) returns `false` at once and marks
     /// the evidence as indirect.
     ///

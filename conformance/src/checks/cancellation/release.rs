@@ -16,17 +16,10 @@ use crate::trial::{Live, Trial};
 /// Requests beyond the engine's slots, so that a leak of each is missed.
 const BEYOND: u32 = 4;
 
-fn kv_used(live: &Live) -> Option<u64> {
-    live.subject
-        .probe
-        .as_ref()
-        .and_then(|probe| probe.kv_used_blocks())
-}
-
 pub(super) async fn on_drop(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let pace = pace(&live).await?;
-    let mut kv_before = kv_used(&live);
+    let mut kv_before = live.kv_used();
     let tried = in_turn(&live, pace);
     for dropped in 0..u64::from(tried + BEYOND) {
         if dropped % 3 == 0 {
@@ -50,9 +43,9 @@ pub(super) async fn on_drop(trial: Trial) -> CheckResult {
 
 /// The KV blocks in use once the engine had a moment.
 async fn settled_kv(live: &Live, pace: Duration) -> Option<u64> {
-    kv_used(live)?;
+    live.kv_used()?;
     tokio::time::sleep(patience(live, pace)).await;
-    kv_used(live)
+    live.kv_used()
 }
 
 pub(super) async fn while_queued(trial: Trial) -> CheckResult {

@@ -21,7 +21,7 @@ const BEYOND: u32 = 4;
 pub(super) async fn hold_nothing(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let pace = pace(&live).await?;
-    let kv_before = kv_used(&live);
+    let kv_before = live.kv_used();
     send_mistakes(&live).await?;
     let full = crowd(&live, slots(&live) + BEYOND).await?;
     let capacity = full.running.len();
@@ -38,13 +38,6 @@ pub(super) async fn hold_nothing(trial: Trial) -> CheckResult {
         running.push(serve_first_token(&live, seed, patience(&live, pace), &when).await?);
     }
     Ok(())
-}
-
-fn kv_used(live: &Live) -> Option<u64> {
-    live.subject
-        .probe
-        .as_ref()
-        .and_then(|probe| probe.kv_used_blocks())
 }
 
 /// Sends every mistake that a client can make with what the engine declares. How each is refused is for others to judge. One
