@@ -101,8 +101,14 @@ impl Subject {
     /// An engine in this process, behind the checks that a Worker makes before each request.
     #[must_use]
     pub fn new(engine: impl LLMEngine) -> Self {
+        Self::of(Arc::new(engine))
+    }
+
+    /// As [`Self::new`], an engine that is shared: with its counters, for one.
+    #[must_use]
+    pub fn of(engine: Arc<dyn LLMEngine>) -> Self {
         Self {
-            engine: Arc::new(engine),
+            engine,
             probe: None,
             checks_itself: false,
             text: None,

@@ -6,51 +6,15 @@ mod common;
 
 use std::sync::Arc;
 
-use genset_backend_common::{
-    DrainContext, EngineConfig, EngineControls, EngineError, GenerateRequest, LLMEngine,
-    RequestContext, StartContext, async_trait, output::OutputStream,
-};
 use genset_conformance::{Level, Options, Probe, Scenario, Subject, Verdict, run_conformance_with};
 use genset_engine_mocker::{MockerArgs, MockerEngine};
 
 use crate::common::{args, engine};
 
-/// The engine, and its counters for the kit.
-#[derive(Clone)]
-struct Shared(Arc<MockerEngine>);
+/// The engine's counters for the kit.
+struct Counters(Arc<MockerEngine>);
 
-#[async_trait]
-impl LLMEngine for Shared {
-    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
-        self.0.start(ctx).await
-    }
-
-    async fn generate(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-    ) -> Result<OutputStream, EngineError> {
-        self.0.generate(request, ctx).await
-    }
-
-    async fn abort(&self, ctx: &RequestContext) {
-        self.0.abort(ctx).await;
-    }
-
-    async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
-        self.0.drain(ctx).await
-    }
-
-    async fn cleanup(&self) -> Result<(), EngineError> {
-        self.0.cleanup().await
-    }
-
-    fn controls(&self) -> Option<&dyn EngineControls> {
-        self.0.controls()
-    }
-}
-
-impl Probe for Shared {
+impl Probe for Counters {
     fn active_requests(&self) -> Option<u64> {
         Some(self.0.stats().active_requests)
     }
@@ -69,8 +33,12 @@ impl Probe for Shared {
 }
 
 fn subject(args: MockerArgs) -> Subject {
-    let shared = Shared(Arc::new(engine(args)));
-    Subject::new(shared.clone()).with_probe(Arc::new(shared))
+    probed(engine(args))
+}
+
+fn probed(engine: MockerEngine) -> Subject {
+    let engine = Arc::new(engine);
+    Subject::of(engine.clone()).with_probe(Arc::new(Counters(engine)))
 }
 
 mod each_check {
@@ -81,7 +49,7 @@ mod each_check {
 mod with_little_memory {
     use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel};
 
-    use super::{Arc, Shared, Subject};
+    use super::Subject;
 
     const BLOCK_TOKENS: u32 = 16;
     const BLOCKS: u32 = 32;
@@ -94,8 +62,7 @@ mod with_little_memory {
             ..super::args()
         };
         let model = MockerModel::new(1000, BLOCK_TOKENS * BLOCKS);
-        let shared = Shared(Arc::new(MockerEngine::try_new(args, model).unwrap()));
-        Subject::new(shared.clone()).with_probe(Arc::new(shared))
+        super::probed(MockerEngine::try_new(args, model).unwrap())
     }
 
     genset_conformance::suite!(|_: &genset_conformance::Scenario| { subject() });
@@ -140,10 +107,10 @@ fn ranks_keep_the_contract_together() {
 
 /// Sound and unusual: what the kit may not take for a fault.
 mod unusual {
-    use genset_conformance::{Level, Options, Scenario, Subject, catalogue, run_conformance_with};
+    use genset_conformance::{Level, Options, Scenario, catalogue, run_conformance_with};
     use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
 
-    use super::{Arc, Shared, args};
+    use super::{args, probed};
 
     fn is_conformant(args: &MockerArgs, vocab_size: u32) {
         is_conformant_by(&Options::default(), args, vocab_size, 4096);
@@ -161,9 +128,7 @@ mod unusual {
             };
             let subject = move |_: &Scenario| {
                 let model = MockerModel::new(vocab_size, context);
-                let engine = MockerEngine::try_new(args.clone(), model).unwrap();
-                let shared = Shared(Arc::new(engine));
-                Subject::new(shared.clone()).with_probe(Arc::new(shared))
+                probed(MockerEngine::try_new(args.clone(), model).unwrap())
             };
             run_conformance_with(subject, &options).assert_conformant();
         }
