@@ -2,21 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::Arc;
+mod clean;
 
-use genset_conformance::mutants::{Clean, controls};
+use genset_conformance::mutants::controls;
 use genset_conformance::{
     Medium, Scenario, SequenceOptions, SkipReason, Verdict, run_conformance, run_sequences,
 };
-use genset_engine_sample::{SampleArgs, SampleEngine};
 
-fn clean() -> Clean {
-    let args = SampleArgs {
-        vocab_size: 1000,
-        token_delay_ms: 1,
-    };
-    Arc::new(move |_: &Scenario| SampleEngine::from_args(&args))
-}
+use self::clean::clean;
 
 #[test]
 fn an_engine_of_bodies_alone_is_asked_what_sends_no_prompt() {

@@ -1,19 +1,11 @@
 //! The clean engines that faults are built upon pass everything: a mutant is caught for its fault, not for its base.
 
-use std::sync::Arc;
+mod clean;
 
-use genset_conformance::mutants::Clean;
 use genset_conformance::mutants::slotted::slotted;
 use genset_conformance::{Level, Options, Scenario, Subject, run_conformance_with};
-use genset_engine_sample::{SampleArgs, SampleEngine};
 
-fn clean() -> Clean {
-    let args = SampleArgs {
-        vocab_size: 1000,
-        token_delay_ms: 1,
-    };
-    Arc::new(move |_: &Scenario| SampleEngine::from_args(&args))
-}
+use self::clean::clean;
 
 fn everything() -> Options {
     Options {

@@ -6,29 +6,23 @@
     reason = "a test fails by panicking"
 )]
 
+mod clean;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use genset_backend_common::{
     EngineConfig, EngineError, GenerateRequest, LLMEngine, OutputStream, RequestContext,
     StartContext, async_trait,
 };
 use genset_conformance::mutants::capable::capable;
-use genset_conformance::mutants::{Clean, corpus};
+use genset_conformance::mutants::corpus;
 use genset_conformance::{
     CheckReport, JSON_SCHEMA, Level, Options, Report, Scenario, SkipReason, Verdict, Waivers,
     matrix, run_conformance_while, run_conformance_with,
 };
-use genset_engine_sample::{SampleArgs, SampleEngine};
 use serde_json::Value;
 
-fn clean() -> Clean {
-    let args = SampleArgs {
-        vocab_size: 1000,
-        token_delay_ms: 1,
-    };
-    Arc::new(move |_: &Scenario| SampleEngine::from_args(&args))
-}
+use self::clean::clean;
 
 fn options() -> Options {
     Options {

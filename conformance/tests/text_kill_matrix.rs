@@ -1,23 +1,19 @@
 //! The proof that the checks bite where there are no tokens: mutants of the corpus, made engines of text, are caught by
 //! exactly the checks listed here. The faults that only engines of text have are in the corpus itself.
 
+mod clean;
+#[macro_use]
+mod matrix;
+
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use genset_conformance::mutants::text::spelled;
-use genset_conformance::mutants::{Clean, Mutant, groups};
+use genset_conformance::mutants::{Mutant, groups};
 use genset_conformance::{
     Check, Level, Medium, Options, Scenario, find, run_conformance, run_conformance_with,
 };
-use genset_engine_sample::{SampleArgs, SampleEngine};
 
-fn clean() -> Clean {
-    let args = SampleArgs {
-        vocab_size: 1000,
-        token_delay_ms: 1,
-    };
-    Arc::new(move |_: &Scenario| SampleEngine::from_args(&args))
-}
+use self::clean::clean;
 
 #[test]
 fn the_clean_engine_of_text_passes_everything() {
@@ -140,30 +136,7 @@ fn caught_as_expected(group: &str) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// One test a group of mutants, so that one can be run alone.
-macro_rules! each_group {
-    ($($group:ident)*) => {
-        mod mutants_are_caught_in_text_as_they_are_in_tokens {
-            $(
-                #[test]
-                fn $group() {
-                    super::caught_as_expected(stringify!($group));
-                }
-            )*
-        }
-
-        const GROUPS: &[&str] = &[$(stringify!($group)),*];
-    };
-}
-
-each_group! {
-    lifecycle stream finish usage lengths cancellation concurrency
-    sampling deviations memory guided errors shutdown metrics kv_events
-    disaggregated transfer resume seam rules embeddings scores controls ranks bodies text
-}
-
-#[test]
-fn every_group_of_mutants_has_its_test() {
-    let groups: Vec<&str> = groups().map(|(name, _)| name).collect();
-    assert_eq!(groups, GROUPS);
-}
+each_group!(
+    mutants_are_caught_in_text_as_they_are_in_tokens,
+    caught_as_expected
+);
