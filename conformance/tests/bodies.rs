@@ -6,7 +6,7 @@ mod clean;
 
 use genset_conformance::mutants::controls;
 use genset_conformance::{
-    Medium, Scenario, SequenceOptions, SkipReason, Verdict, run_conformance, run_sequences,
+    Medium, SequenceOptions, SkipReason, Verdict, run_conformance, run_sequences,
 };
 
 use self::clean::clean;
