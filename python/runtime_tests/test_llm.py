@@ -48,6 +48,27 @@ def ask(address: str, path: str, body: Any = None) -> Any:
     return json.loads(text)
 
 
+async def answered_apart(address: str, name: str, parts: list[asyncio.Future[Any]], handed: Callable[[], Any]) -> tuple[Any, Any]:
+    """Completions of `name`, until `handed` shows what a prefill worker handed over to a decode worker: that, and the last answer.
+
+    Until the frontend has seen both, a request may be served whole. `parts` are the workers, which are not to end.
+    """
+    body = {"model": name, "prompt": "one two", "max_tokens": 4}
+    while True:
+        for part in parts:
+            if part.done():
+                part.result()
+        try:
+            answer = await asyncio.to_thread(ask, address, "/v1/completions", body)
+        except urllib.error.HTTPError as error:
+            assert error.code in (404, 503), error
+            await asyncio.sleep(0.05)
+            continue
+        assert answer["usage"]["completion_tokens"] == 4
+        if found := handed():
+            return found, answer
+
+
 @contextlib.asynccontextmanager
 async def model(
     address: str, handler: Any, name: str = "py", model_type: ModelType = ModelType.Backend, **options: Any

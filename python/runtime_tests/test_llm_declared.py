@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import Program, run
-from test_llm import MODEL, ask, frontend, letters, model
+from test_llm import MODEL, answered_apart, ask, frontend, letters, model
 
 from genset import exceptions
 from genset._frames import pack, unpack
@@ -55,21 +55,8 @@ def test_two_handlers_of_one_program_are_prefill_and_decode(start_genset: Callab
                 endpoint = runtime.namespace("py").component(role).endpoint("generate")
                 await register_llm(ModelType.Backend, endpoint, str(MODEL), "py", role=role)
                 serving.append(asyncio.ensure_future(endpoint.serve_endpoint(handler)))
-            body = {"model": "py", "prompt": "one two", "max_tokens": 4}
-            handed = None
-            # Until the frontend has seen both, a request may be served whole.
-            while handed is None:
-                for part in serving:
-                    if part.done():
-                        part.result()
-                try:
-                    answer = await asyncio.to_thread(ask, address, "/v1/completions", body)
-                except urllib.error.HTTPError as error:
-                    assert error.code in (404, 503), error
-                    await asyncio.sleep(0.05)
-                    continue
-                assert answer["usage"]["completion_tokens"] == 4
-                handed = next((each for each in transfers if each["source_worker_id"] != 0), None)
+            found = lambda: next((each for each in transfers if each["source_worker_id"] != 0), None)
+            handed, answer = await answered_apart(address, "py", serving, found)
             assert handed == {"source_worker_id": runtime.worker_id, "data": {"held": answer["usage"]["prompt_tokens"]}}
             # Its canary came from no prefill instance.
             assert transfers[0] == {"source_worker_id": 0, "data": None}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
 from conftest import LONG_S, Program, run, until
-from test_llm import MODEL, ask, frontend
+from test_llm import MODEL, answered_apart, ask, frontend
 
 from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig, exceptions
 from genset.backend import Worker
@@ -302,21 +301,8 @@ def test_prefill_and_decode_are_workers_of_their_own(start_genset: Callable[...,
                 config = dataclasses.replace(CONFIG, role=role, component="")
                 assert config.component == role
                 parts.append(asyncio.ensure_future(Worker(engine, config, runtime=runtime).run()))
-            body = {"model": "mine", "prompt": "one two", "max_tokens": 4}
-            held = None
-            # Until the frontend has seen both, a request may be served whole.
-            while held is None:
-                for part in parts:
-                    if part.done():
-                        part.result()
-                try:
-                    answer = await asyncio.to_thread(ask, address, "/v1/completions", body)
-                except urllib.error.HTTPError as error:
-                    assert error.code in (404, 503), error
-                    await asyncio.sleep(0.05)
-                    continue
-                assert answer["usage"]["completion_tokens"] == 4
-                held = next((each for each in decode.seen if "held" in each), None)
+            found = lambda: next((each for each in decode.seen if "held" in each), None)
+            held, answer = await answered_apart(address, "mine", parts, found)
             assert held == f"{prefill.worker_id} {{'held': {answer['usage']['prompt_tokens']}}}"
             for runtime in (first, second):
                 await runtime.shutdown()
