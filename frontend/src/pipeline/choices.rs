@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
 
+use futures_util::StreamExt as _;
 use genset_backend_common::{
     EngineError, GenerateRequest, Input, OutputStream, RequestContext, RequestField, TokenId,
     context::Explanation, error::At,
@@ -280,8 +281,7 @@ impl Choice {
         let request = job.request(self.prompt, self.number);
         let bound = self.bound(&request, &ctx);
         let started = job.model.engine.generate(request, ctx).await;
-        let started =
-            started.map_err(|error| with_clients_field(error, job.bound_by.as_deref()))?;
+        let started = with_clients_field(started, job.bound_by.clone())?;
         Ok(match (bound, &job.splitting, &job.model.text) {
             (Some(bound), Some(splitting), Some(text)) => {
                 let detokenizer = Detokenizer::new(Arc::clone(&text.tokenizer), true);
@@ -304,10 +304,22 @@ impl Choice {
     }
 }
 
-/// The error of an engine with the client's own field, where it is about what binds the answer.
-pub(super) fn with_clients_field(error: EngineError, bound_by: Option<&str>) -> EngineError {
-    match (error.at(), bound_by) {
-        (Some(At::Request(RequestField::Guided)), Some(field)) => error.with_at(At::other(field)),
-        _ => error,
-    }
+/// What an engine answers, with the client's own field in an error about what binds the answer, now or on the way.
+pub(super) fn with_clients_field(
+    started: Result<OutputStream, EngineError>,
+    bound_by: Option<Arc<str>>,
+) -> Result<OutputStream, EngineError> {
+    let Some(field) = bound_by else {
+        return started;
+    };
+    let named = move |error: EngineError| {
+        if error.at() == Some(&At::Request(RequestField::Guided)) {
+            error.with_at(At::other(&*field))
+        } else {
+            error
+        }
+    };
+    let outputs = started.map_err(&named)?;
+    let outputs = outputs.map(move |output| output.map_err(&named));
+    Ok(OutputStream::from_raw(Box::pin(outputs)))
 }

@@ -288,6 +288,6 @@ impl BoundRequest {
         stop.min_tokens = stop.min_tokens.saturating_sub(thoughts);
         request.guided = self.guided;
         let started = self.engine.generate(request, self.ctx).await;
-        started.map_err(|error| with_clients_field(error, self.bound_by.as_deref()))
+        with_clients_field(started, self.bound_by)
     }
 }

@@ -1,6 +1,6 @@
 //! Why there is no guide, or no way on for one.
 
-use genset_backend_common::{EngineError, ErrorKind, TokenId};
+use genset_backend_common::{EngineError, ErrorKind, RequestField, TokenId};
 
 /// Why a tokenizer cannot guide.
 #[derive(Debug, thiserror::Error)]
@@ -75,10 +75,14 @@ pub enum GuideError {
 /// The client's grammar is at fault where it is too complex or leads nowhere; all else is ours.
 impl From<GuideError> for EngineError {
     fn from(error: GuideError) -> Self {
-        let kind = match &error {
-            GuideError::DeadEnd | GuideError::TooComplex { .. } => ErrorKind::InvalidArgument,
-            GuideError::NotAllowed { .. } | GuideError::Failed { .. } => ErrorKind::Internal,
+        let told = match &error {
+            GuideError::DeadEnd | GuideError::TooComplex { .. } => {
+                Self::invalid_argument(RequestField::Guided, &error)
+            }
+            GuideError::NotAllowed { .. } | GuideError::Failed { .. } => {
+                Self::internal(format!("guided decoding: {error}"))
+            }
         };
-        Self::new(kind, format!("guided decoding: {error}")).with_source(error)
+        told.with_source(error)
     }
 }

@@ -109,14 +109,12 @@ impl GuideFactory {
     /// A guide at the start of its text. A resumed request accepts its resumed tokens first.
     ///
     /// # Errors
-    /// `InvalidArgument` for `RequestField::Guided`, with the reason, for what cannot be compiled or exceeds the limits.
+    /// `InvalidArgument` for `RequestField::Guided`, with the reason, for what cannot be compiled, exceeds the limits or allows no
+    /// first token.
     pub fn compile(&self, guided: &GuidedDecoding) -> Result<Guide, EngineError> {
         let parser = compile::compile(&self.parsers, &self.limits, guided)?;
-        Ok(Guide::new(
-            parser,
-            Arc::clone(&self.eos),
-            self.vocabulary.len(),
-        ))
+        let eos = Arc::clone(&self.eos);
+        Ok(Guide::try_new(parser, eos, self.vocabulary.len())?)
     }
 
     /// The guide of a request, if it has one to follow. That of a resumed request stands where its tokens left it.

@@ -24,6 +24,8 @@ use crate::mask::TokenMask;
 /// - It is `Send`: masks may be computed on another thread beside the forward pass.
 pub struct Guide {
     state: State,
+    /// The mask of the first token, until that is accepted.
+    first: Option<TokenMask>,
     eos: Arc<[TokenId]>,
     vocab_size: usize,
 }
@@ -35,13 +37,21 @@ enum State {
 }
 
 impl Guide {
-    pub(super) fn new(parser: TokenParser, eos: Arc<[TokenId]>, vocab_size: usize) -> Self {
-        let state = State::Open(Box::new(parser));
-        Self {
-            state,
+    /// # Errors
+    /// As [`mask`](Self::mask), for the first token.
+    pub(super) fn try_new(
+        parser: TokenParser,
+        eos: Arc<[TokenId]>,
+        vocab_size: usize,
+    ) -> Result<Self, GuideError> {
+        let mut guide = Self {
+            state: State::Open(Box::new(parser)),
+            first: None,
             eos,
             vocab_size,
-        }
+        };
+        guide.first = Some(guide.mask()?);
+        Ok(guide)
     }
 
     /// The tokens that may come next. Takes about 50 microseconds, at times some milliseconds. When the text is complete
@@ -50,6 +60,9 @@ impl Guide {
     /// # Errors
     /// For a grammar that became too complex, or that no token continues. The guide is of no more use then.
     pub fn mask(&mut self) -> Result<TokenMask, GuideError> {
+        if let Some(first) = &self.first {
+            return Ok(first.clone());
+        }
         let computed = match &mut self.state {
             State::Open(parser) => run(parser, TokenParser::compute_mask),
             State::Finished => {
@@ -69,6 +82,7 @@ impl Guide {
     /// For a token that the grammar does not allow here, and for a grammar that became too complex. The guide is of no
     /// more use then.
     pub fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
+        self.first = None;
         let is_end = self.is_end(token);
         let accepted = match &mut self.state {
             State::Open(parser) => {

@@ -1,5 +1,6 @@
 //! Guided decoding from end to end: random walks through masks always spell a text of the language.
 
+mod dead_ends;
 mod limits;
 
 use genset_backend_common::{ErrorKind, GenerateRequest, GuidedDecoding, TokenId};
@@ -292,22 +293,6 @@ fn what_does_not_follow_the_grammar_ends_the_guide() {
         .unwrap();
     let outside = TokenId::MAX - 1;
     assert!(guide.accept(outside).is_err());
-}
-
-/// No token of the vocabulary spells the text.
-#[test]
-fn a_dead_end_is_an_error_of_the_request() {
-    let tokenizer = json!({"decoder": {"type": "ByteLevel"}, "added_tokens": [],
-        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}});
-    let factory = GuideFactory::try_new(tokenizer.to_string().as_bytes(), 2, &[]).unwrap();
-    let mut guide = factory
-        .compile(&GuidedDecoding::Choice(vec!["ac".into()]))
-        .unwrap();
-    guide.accept(0).unwrap();
-    let error = guide.mask().unwrap_err();
-    assert_eq!(error, GuideError::DeadEnd);
-    let error = genset_backend_common::EngineError::from(error);
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]
