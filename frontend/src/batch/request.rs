@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::de::DeserializeOwned;
 use serde::ser::Error as _;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
@@ -15,6 +16,7 @@ use super::pauses::Pauses;
 use super::seen::SeenModels;
 use crate::error::ApiError;
 use crate::http::{LocalAnswer, LocalFrontend};
+use crate::json;
 
 /// What a request of a batch may be sent to.
 pub const BATCH_URLS: [&str; 5] = [
@@ -59,19 +61,6 @@ pub struct BatchLine {
     method: Option<Box<RawValue>>,
     url: Option<Box<RawValue>>,
     body: Option<Box<RawValue>>,
-}
-
-/// The field of a body that decides whether its answer fits a file.
-#[derive(Deserialize)]
-struct Streamed {
-    #[serde(default)]
-    stream: Option<bool>,
-}
-
-/// The field of a body that names its model.
-#[derive(Deserialize)]
-struct Named {
-    model: String,
 }
 
 impl BatchLine {
@@ -128,14 +117,12 @@ impl BatchLine {
             let problem = format!("url must be one of {}", BATCH_URLS.join(", "));
             bad("invalid_url", "url", &problem)
         })?;
-        let body = self.body().filter(|body| body.starts_with('{'));
-        let Some(body) = body else {
+        if !self.body().is_some_and(json::is_object) {
             let problem = "body must be an object: the request as it is sent to url";
             return Err(bad("missing_required_parameter", "body", problem));
-        };
+        }
         // A field of the wrong type is refused by the route.
-        let streamed = serde_json::from_str::<Streamed>(body);
-        if streamed.is_ok_and(|body| body.stream == Some(true)) {
+        if self.field::<bool>("stream") == Some(true) {
             let problem = "body.stream cannot be true: the answer goes into a file";
             return Err(bad("invalid_request", "body.stream", problem));
         }
@@ -144,8 +131,14 @@ impl BatchLine {
 
     /// The model that its request names.
     pub(super) fn model(&self) -> Option<String> {
-        let named = serde_json::from_str::<Named>(self.body()?);
-        named.ok().map(|body| body.model)
+        self.field("model")
+    }
+
+    /// A field of the body as its route reads it: of several with one name the last.
+    fn field<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
+        let fields = json::fields_of("body", self.body()?).ok()?;
+        let (_, text) = fields.into_iter().find(|(known, _)| known == name)?;
+        serde_json::from_str(text).ok()
     }
 
     fn body(&self) -> Option<&str> {
@@ -362,6 +355,26 @@ mod tests {
         let expected = json!({"id": "1", "custom_id": null, "response": null, "error": error});
         assert_eq!(serde_json::to_value(&line).unwrap(), expected);
         assert!(!line.is_answer());
+    }
+
+    /// A line with the body that these fields make.
+    fn line_of(fields: &str) -> BatchLine {
+        let url = "/v1/completions";
+        let line = format!(r#"{{"custom_id": "a", "url": "{url}", "body": {{{fields}}}}}"#);
+        BatchLine::parse(line.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn of_fields_with_one_name_the_last_counts_as_on_its_route() {
+        let refused = |fields: &str| line_of(fields).check().err().map(|bad| bad.param);
+        let streamed = Some("body.stream");
+        assert_eq!(refused(r#""stream": true"#), streamed);
+        assert_eq!(refused(r#""stream": false, "stream": true"#), streamed);
+        assert_eq!(refused(r#""stream": true, "stream": false"#), None);
+        // Its route refuses it.
+        assert_eq!(refused(r#""stream": 1"#), None);
+        let model = line_of(r#""model": "a", "model": "b""#).model();
+        assert_eq!(model.as_deref(), Some("b"));
     }
 
     #[tokio::test(start_paused = true)]
