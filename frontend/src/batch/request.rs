@@ -69,6 +69,9 @@ impl BatchLine {
     /// # Errors
     /// When it is no JSON object.
     pub fn parse(line: &[u8]) -> serde_json::Result<Self> {
+        if line.trim_ascii_start().starts_with(b"[") {
+            return Err(serde_json::Error::custom("it is a list"));
+        }
         serde_json::from_slice(line)
     }
 
@@ -362,6 +365,13 @@ mod tests {
         let url = "/v1/completions";
         let line = format!(r#"{{"custom_id": "a", "url": "{url}", "body": {{{fields}}}}}"#);
         BatchLine::parse(line.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_line_is_an_object() {
+        let list = json!(["a", "POST", "/v1/completions", {"model": "m", "prompt": "Hello"}]);
+        let error = BatchLine::parse(format!(" {list}").as_bytes()).unwrap_err();
+        assert_eq!(error.to_string(), "it is a list");
     }
 
     #[test]
