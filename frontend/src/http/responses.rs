@@ -396,12 +396,20 @@ fn check_query(query: &str) -> Result<(), ApiError> {
                 let why = "a response that was given cannot be streamed again";
                 return Err(ApiError::unsupported("stream", why));
             }
-            "stream" | "starting_after" => {}
-            name if name.starts_with("include") => {}
+            "stream" | "starting_after" | "include_obfuscation" => {}
+            name if is_include(name) => {}
             other => return Err(ApiError::invalid(other, "there is no such parameter")),
         }
     }
     Ok(())
+}
+
+/// The name of the list of what to include, as clients write it.
+fn is_include(name: &str) -> bool {
+    matches!(
+        name,
+        "include" | "include[]" | "include%5B%5D" | "include%5b%5d"
+    )
 }
 
 pub(super) async fn delete(
@@ -443,7 +451,7 @@ pub(super) async fn input_items(
     };
     let listed = async {
         let page = Page::parse(query.as_deref().unwrap_or_default())?;
-        let (items, has_more) = page.of(&stored.input);
+        let (items, has_more) = page.of(&stored.input)?;
         let bytes = bytes_of(&items);
         let mut share = app.metrics.share();
         share.grow(bytes)?;
@@ -506,7 +514,7 @@ impl Page {
                     let problem = "expected \"asc\" or \"desc\"";
                     return Err(ApiError::invalid("order", problem));
                 }
-                name if name.starts_with("include") => {}
+                name if is_include(name) => {}
                 other => return Err(ApiError::invalid(other, "there is no such parameter")),
             }
         }
@@ -514,17 +522,21 @@ impl Page {
     }
 
     /// These items, and whether there are more.
-    fn of(&self, items: &[Arc<Item>]) -> (Vec<Arc<Item>>, bool) {
+    ///
+    /// # Errors
+    /// A 400 where none of them is the one to go on after.
+    fn of(&self, items: &[Arc<Item>]) -> Result<(Vec<Arc<Item>>, bool), ApiError> {
         let mut ordered: Vec<&Arc<Item>> = items.iter().collect();
         if !self.is_ascending {
             ordered.reverse();
         }
         if let Some(after) = &self.after {
             let from = ordered.iter().position(|item| item.id() == after);
-            ordered.drain(..from.map_or(0, |index| index + 1));
+            let from = from.ok_or_else(|| ApiError::invalid("after", "there is no such item"))?;
+            ordered.drain(..=from);
         }
         let has_more = ordered.len() > self.limit;
         ordered.truncate(self.limit);
-        (ordered.into_iter().cloned().collect(), has_more)
+        Ok((ordered.into_iter().cloned().collect(), has_more))
     }
 }

@@ -286,11 +286,24 @@ async fn a_conversation_goes_on_from_a_response() {
     ))
     .await;
     assert_eq!(after["data"][0]["content"][0]["text"], "Paris.");
-    for query in ["?limit=0", "?limit=x", "?order=up", "?tpyo=1"] {
-        let path = format!("{path_of_second}/input_items{query}");
-        assert_eq!(site.get(&path).await.status, 400, "{query}");
+    for (query, param) in [
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("order=up", "order"),
+        ("after=msg_0", "after"),
+        ("includefoo=1", "includefoo"),
+        ("tpyo=1", "tpyo"),
+    ] {
+        let path = format!("{path_of_second}/input_items?{query}");
+        let refused = site.get(&path).await.refusal();
+        assert_eq!((refused.0, refused.1.as_deref()), (400, Some(param)));
     }
-    for (query, param) in [("stream=true", "stream"), ("tpyo=1", "tpyo")] {
+    assert_eq!(listed("?include[]=a").await["data"][0], newest["data"][0]);
+    for (query, param) in [
+        ("stream=true", "stream"),
+        ("includefoo=1", "includefoo"),
+        ("tpyo=1", "tpyo"),
+    ] {
         let refused = site.get(&format!("{path}?{query}")).await.refusal();
         assert_eq!((refused.0, refused.1.as_deref()), (400, Some(param)));
     }
