@@ -117,7 +117,7 @@ pub struct ResponseHead {
     pub created: u64,
     /// The model's name, as the client wrote it.
     pub model: String,
-    /// Whether it is kept.
+    /// Whether it is kept, unless it fails.
     pub store: bool,
     /// How it is routed, where the client asks.
     pub explanation: Option<Explanation>,
@@ -235,7 +235,8 @@ impl Serialize for ResponseJson<'_> {
         object.serialize_entry("model", &head.model)?;
         object.serialize_entry("output", &output)?;
         object.serialize_entry("service_tier", "default")?;
-        object.serialize_entry("store", &head.store)?;
+        let has_failed = matches!(end, Some(ResponseEnd::Failed(_)));
+        object.serialize_entry("store", &(head.store && !has_failed))?;
         // The one of the repeated fields that has its place here.
         object.serialize_entry("truncation", &repeated.get("truncation"))?;
         object.serialize_entry("usage", &end.and_then(ResponseEnd::usage))?;

@@ -84,6 +84,7 @@ async fn an_error_in_a_stream_is_the_error_it_would_have_been() {
                     assert_eq!(last["type"], "response.failed", "{said}");
                     assert_eq!(failed["message"], plain["error"]["message"], "{said}");
                     assert!(failed["code"].is_string(), "{said}");
+                    assert_eq!(last["response"]["store"], false, "{said}");
                 }
                 MESSAGES => {
                     assert_eq!(last["type"], "error", "{said}");
