@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
-use genset_backend_common::{EngineError, ErrorKind, request::NotResumable};
+use genset_backend_common::{EngineError, ErrorKind, RequestField, request::NotResumable};
 use http::{HeaderValue, StatusCode, header};
 use serde_json::{Value, json};
 
@@ -137,6 +137,17 @@ impl ApiError {
     pub(crate) fn in_chat(mut self) -> Self {
         if let Some(Param::Path(path)) = self.param {
             self.param = Some(Param::Chat(path));
+        }
+        self
+    }
+
+    /// The error of one of `count` prompts: where there are several, one about the prompt says which.
+    #[must_use]
+    pub(crate) fn of_prompt(mut self, index: usize, count: usize) -> Self {
+        let name = RequestField::Prompt.name();
+        let at = self.param.as_ref().map(Param::name);
+        if count > 1 && at == Some(name) {
+            self.param = Some(format!("{name}[{index}]").into());
         }
         self
     }
@@ -367,8 +378,6 @@ impl IntoResponse for ApiError {
 
 #[cfg(test)]
 mod tests {
-    use genset_backend_common::RequestField;
-
     use super::*;
     use crate::{anthropic, openai, responses};
 

@@ -32,7 +32,7 @@ impl Job {
     pub async fn answers(self, ctx: &RequestContext) -> Result<Answers, ApiError> {
         let job = Arc::new(self);
         let checked = Arc::clone(&job);
-        let check = move |_: &_| Ok(checked.check()?);
+        let check = move |_: &_| checked.check();
         let work = &job.model.work;
         work.run(job.bytes_to_check(), ctx.deadline(), check)
             .await?;
@@ -66,9 +66,12 @@ impl Job {
     }
 
     /// Checks the request of each prompt's first choice: the others differ in their seed alone.
-    fn check(&self) -> Result<(), EngineError> {
-        let mut prompts = 0..self.inputs.len();
-        prompts.try_for_each(|prompt| self.model.card.check(&self.request(prompt, 0)))
+    fn check(&self) -> Result<(), ApiError> {
+        let count = self.inputs.len();
+        (0..count).try_for_each(|prompt| {
+            let checked = self.model.card.check(&self.request(prompt, 0));
+            checked.map_err(|error| ApiError::from(error).of_prompt(prompt, count))
+        })
     }
 
     fn bytes_to_check(&self) -> usize {

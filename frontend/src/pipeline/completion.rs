@@ -92,22 +92,38 @@ impl Completion {
     }
 
     fn make(self, model: &ServedModel, owner: &Owner) -> Result<Made, ApiError> {
+        let count = self.prompts.len();
         let mut made = Made::default();
-        for prompt in self.prompts {
+        for (index, prompt) in self.prompts.into_iter().enumerate() {
             owner.check()?;
-            if let Prompt::Tokens(tokens) = &prompt {
-                refuse_too_many(tokens.len(), model)?;
-            }
-            if self.echo {
-                made.echoes.push(shown(&prompt, model)?);
-            }
-            let prompt = match &self.suffix {
-                Some(suffix) => between(prompt, suffix, model)?,
-                None => prompt,
-            };
-            made.inputs.push(input(prompt, model, owner)?);
+            let added = made.add(prompt, self.echo, self.suffix.as_deref(), model, owner);
+            added.map_err(|error| error.of_prompt(index, count))?;
         }
         Ok(made)
+    }
+}
+
+impl Made {
+    fn add(
+        &mut self,
+        prompt: Prompt,
+        echo: bool,
+        suffix: Option<&str>,
+        model: &ServedModel,
+        owner: &Owner,
+    ) -> Result<(), ApiError> {
+        if let Prompt::Tokens(tokens) = &prompt {
+            refuse_too_many(tokens.len(), model)?;
+        }
+        if echo {
+            self.echoes.push(shown(&prompt, model)?);
+        }
+        let prompt = match suffix {
+            Some(suffix) => between(prompt, suffix, model)?,
+            None => prompt,
+        };
+        self.inputs.push(input(prompt, model, owner)?);
+        Ok(())
     }
 }
 

@@ -91,20 +91,32 @@ async fn numbers_that_are_none() {
 }
 
 #[tokio::test]
+async fn of_several_prompts_the_one_at_fault_is_named() {
+    let site = Site::start(echo()).await;
+    for (prompts, name) in [(vec!["a", "b", ""], "prompt[2]"), (vec![""], "prompt")] {
+        let body = completion(prompts, json!({}));
+        let (status, param, ..) = site.post(COMPLETIONS, &body).await.refusal();
+        assert_eq!((status, param.as_deref()), (400, Some(name)));
+    }
+    site.close().await;
+}
+
+#[tokio::test]
 async fn prompts_longer_than_the_context() {
     let site = Site::start(echo()).await;
     let tokens = vec![100; 3000];
-    for body in [
-        completion(tokens.clone(), json!({})),
-        completion(vec![Value::from("short"), tokens.into()], json!({})),
-        completion(vec![100; 2048], json!({})),
+    let second = completion(vec![Value::from("short"), tokens.clone().into()], json!({}));
+    for (body, name) in [
+        (completion(tokens, json!({})), "prompt"),
+        (second, "prompt[1]"),
+        (completion(vec![100; 2048], json!({})), "prompt"),
     ] {
         let (status, param, code, message) = site.post(COMPLETIONS, &body).await.refusal();
         assert_eq!(
             (status, code.as_deref()),
             (400, Some("context_length_exceeded"))
         );
-        assert_eq!(param.as_deref(), Some("prompt"));
+        assert_eq!(param.as_deref(), Some(name));
         let length = if message.contains("3000") {
             "3000"
         } else {

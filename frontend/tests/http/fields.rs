@@ -418,7 +418,7 @@ async fn token_ids_out_of_the_vocabulary_are_refused_by_name_and_id() {
         (
             COMPLETIONS,
             completion(vec![vec![1], vec![2, 2048]], json!({})),
-            "prompt",
+            "prompt[1]",
             2048,
         ),
     ] {
