@@ -362,7 +362,7 @@ fn read_sampling(
     fields: &mut Fields<'_>,
     limits: &ParamLimits,
 ) -> Result<SamplingOptions, ApiError> {
-    let seed = fields.i64("seed")?.map(i64::cast_unsigned);
+    let seed = fields.bits64("seed")?;
     let sampling = SamplingOptions {
         temperature: fields.f32("temperature")?,
         top_p: fields.f32("top_p")?,

@@ -233,7 +233,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes an integer of 64 bits, with or without sign.
+    /// Takes an integer of 64 bits with a sign.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -243,6 +243,21 @@ impl<'a> Fields<'a> {
         };
         match value.as_i64() {
             Some(number) => Ok(Some(number)),
+            None => Err(self.wrong_type(name, "an integer of 64 bits", &value)),
+        }
+    }
+
+    /// Takes an integer of 64 bits, with or without sign, for its bits.
+    ///
+    /// # Errors
+    /// A 400 that names the field.
+    pub fn bits64(&mut self, name: &str) -> Result<Option<u64>, ApiError> {
+        let Some(value) = self.scalar(name)? else {
+            return Ok(None);
+        };
+        let signed = value.as_i64().map(i64::cast_unsigned);
+        match signed.or_else(|| value.as_u64()) {
+            Some(bits) => Ok(Some(bits)),
             None => Err(self.wrong_type(name, "an integer of 64 bits", &value)),
         }
     }

@@ -119,15 +119,22 @@ fn of_two_extensions_the_later_read_counts() {
 
 #[test]
 fn numbers_keep_their_range() {
+    for (seed, bits) in [
+        (json!(i64::MIN), 1 << 63),
+        (json!(-1), u64::MAX),
+        (json!(1_u64 << 63), 1 << 63),
+        (json!(u64::MAX), u64::MAX),
+    ] {
+        let request = parse_chat(json!({"seed": seed})).unwrap();
+        assert_eq!(request.params.sampling.seed, Some(bits));
+    }
+    // 2^64, which is a float as JSON.
+    let beyond = json!({"seed": 18_446_744_073_709_551_616.0});
+    assert_eq!(param_of(beyond).as_deref(), Some("seed"));
     assert_eq!(
-        parse_chat(json!({"seed": i64::MIN}))
-            .unwrap()
-            .params
-            .sampling
-            .seed,
-        Some(1 << 63)
+        param_of(json!({"priority": u64::MAX})).as_deref(),
+        Some("priority")
     );
-    assert_eq!(param_of(json!({"seed": u64::MAX})).as_deref(), Some("seed"));
     assert_eq!(
         param_of(json!({"max_tokens": 1_u64 << 32})).as_deref(),
         Some("max_tokens")
