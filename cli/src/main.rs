@@ -107,6 +107,7 @@ fn run(config: args::RunConfig) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    signals::outlive_file_limit(&runtime);
     let code = match runtime.block_on(node::run(config)) {
         Ok(code) => code,
         Err(error) => {

@@ -1,11 +1,11 @@
 //! SIGINT and SIGTERM where this process has the number 1, as in a container: there the system lets no signal end it that it does
 //! not handle. `main` calls [`end_process_1`] before all else; who has a way of its own to end says so with [`take_interrupt`] or
-//! [`take_both`]. Any other process is ended by the system.
+//! [`take_both`]. Any other process is ended by the system. By SIGXFSZ none is ended that [`outlive_file_limit`] was called in.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::input::note;
@@ -37,6 +37,17 @@ pub(crate) fn take_interrupt() {
 pub(crate) fn take_both() {
     take_interrupt();
     HAS_TERMINATE.store(true, Ordering::Release);
+}
+
+/// A file that may not grow any more (`ulimit -f`) is an error of who writes it, and not the end of this process. What it starts is
+/// left to the system.
+pub(crate) fn outlive_file_limit(runtime: &Runtime) {
+    let _entered = runtime.enter();
+    let kind = SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw());
+    // The handler stays, whether or not somebody listens.
+    if let Err(error) = signal(kind) {
+        note(format_args!("warning: SIGXFSZ cannot be handled: {error}"));
+    }
 }
 
 fn begin() -> io::Result<()> {

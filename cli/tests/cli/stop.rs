@@ -113,6 +113,15 @@ async fn a_client_that_leaves_does_not_hold_the_drain_up() {
     assert_eq!(server.exit_code().await, Some(0), "{}", server.log());
 }
 
+/// The system sends it to who writes beyond `ulimit -f`.
+#[tokio::test]
+async fn a_file_that_may_not_grow_does_not_end_the_server() {
+    let server = Server::start(&[]).await;
+    server.signal(Signal::XFSZ);
+    assert_eq!(server.get("/health").await.status, 200);
+    server.stop().await;
+}
+
 /// A command that begins with the process 1 of a namespace of its own, as a container does.
 fn as_process_1(program: &str) -> Command {
     let mut command = Command::new("unshare");
