@@ -107,7 +107,11 @@ impl<E: AnswerEvents> AnswerBody<E> {
                 Ok(Some(end)) => self.end(&end),
                 Err(error) => self.fail(error.into()),
             }
-            if has_text && !std::mem::replace(&mut self.has_sent_text, true) {
+            // Thoughts that are not shown come to nothing: nothing would wake a body that stops at them.
+            if has_text
+                && !self.buffer.is_empty()
+                && !std::mem::replace(&mut self.has_sent_text, true)
+            {
                 return;
             }
         }
