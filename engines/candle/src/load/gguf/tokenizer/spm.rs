@@ -14,6 +14,12 @@ const SPACE: &str = "\u{2581}";
 /// More bytes than any token has. Both sides of every place in a token are looked up: of a long one that would take for ever.
 const MAX_TOKEN_BYTES: usize = 1 << 10;
 
+/// The most that the merges may take, in bytes as [`MERGE_BYTES`] counts them. Gemma's half a million take a third of it.
+const MAX_MERGES_BYTES: usize = 128 << 20;
+
+/// What a merge takes beside its text, in bytes.
+const MERGE_BYTES: usize = 64;
+
 pub(super) fn tokenizer(vocabulary: &Vocabulary<'_>) -> Result<Json, LoadError> {
     let scores = match vocabulary.find("scores") {
         Some(Value::Numbers(scores)) if scores.len() == vocabulary.tokens.len() => scores,
@@ -29,6 +35,12 @@ pub(super) fn tokenizer(vocabulary: &Vocabulary<'_>) -> Result<Json, LoadError> 
         );
         return Err(LoadError::no_tokenizer(vocabulary.path, problem));
     }
+    let Some(merges) = merges(vocabulary.tokens, scores) else {
+        let problem = format!(
+            "the merges of its vocabulary take more than {MAX_MERGES_BYTES} bytes, the most that are made"
+        );
+        return Err(LoadError::no_tokenizer(vocabulary.path, problem));
+    };
     let mut vocab = Map::new();
     for (id, token) in vocabulary.tokens.iter().enumerate() {
         vocab.insert(token.clone(), id.into());
@@ -61,20 +73,21 @@ pub(super) fn tokenizer(vocabulary: &Vocabulary<'_>) -> Result<Json, LoadError> 
             "type": "BPE", "dropout": null, "unk_token": vocabulary.token("unknown_token_id"),
             "continuing_subword_prefix": null, "end_of_word_suffix": null, "fuse_unk": true,
             "byte_fallback": true, "ignore_merges": false, "vocab": vocab,
-            "merges": merges(vocabulary.tokens, scores),
+            "merges": merges,
         },
     }))
 }
 
 /// Every pair of tokens whose join is a token, the join with the highest score first: the order in which SentencePiece
-/// joins them.
-fn merges(tokens: &[String], scores: &[f64]) -> Vec<[String; 2]> {
+/// joins them. `None` where they take more than [`MAX_MERGES_BYTES`]: tokens of one letter or many equal ones have any number.
+fn merges(tokens: &[String], scores: &[f64]) -> Option<Vec<[String; 2]>> {
     let ids: HashMap<&str, usize> = tokens
         .iter()
         .enumerate()
         .map(|(id, token)| (token.as_str(), id))
         .collect();
     let mut found = Vec::new();
+    let mut left = MAX_MERGES_BYTES;
     for (token, score) in tokens.iter().zip(scores) {
         let mut pairs: Vec<(usize, usize)> = token
             .char_indices()
@@ -84,15 +97,16 @@ fn merges(tokens: &[String], scores: &[f64]) -> Vec<[String; 2]> {
                 Some((*ids.get(first)?, *ids.get(second)?))
             })
             .collect();
+        left = left.checked_sub(pairs.len() * (token.len() + MERGE_BYTES))?;
         pairs.sort_unstable();
         found.extend(pairs.into_iter().map(|pair| (*score, pair)));
     }
     found.sort_by(|(a, _), (b, _)| b.total_cmp(a));
     let token = |id: usize| tokens.get(id).cloned().unwrap_or_default();
-    found
+    let merges = found
         .into_iter()
-        .map(|(_, (first, second))| [token(first), token(second)])
-        .collect()
+        .map(|(_, (first, second))| [token(first), token(second)]);
+    Some(merges.collect())
 }
 
 #[cfg(test)]
@@ -103,8 +117,16 @@ mod tests {
     fn better_scores_merge_first() {
         let tokens = ["a", "b", "ab", "aba", "ba"].map(str::to_owned);
         let scores = [-1.0, -2.0, -4.0, -9.0, -3.0];
-        let merges = merges(&tokens, &scores);
+        let merges = merges(&tokens, &scores).unwrap();
         let shown: Vec<String> = merges.iter().map(|pair| pair.join("+")).collect();
         assert_eq!(shown, ["b+a", "a+b", "a+ba", "ab+a"]);
+    }
+
+    #[test]
+    fn merges_without_bound_are_refused() {
+        let tokens: Vec<String> = (1..=MAX_TOKEN_BYTES).map(|n| "a".repeat(n)).collect();
+        let scores = vec![0.0; tokens.len()];
+        assert!(merges(&tokens, &scores).is_none());
+        assert!(merges(&tokens[..64], &scores[..64]).is_some());
     }
 }
