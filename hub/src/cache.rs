@@ -64,6 +64,14 @@ impl Cache {
         locks.join(format!("{hash}.lock"))
     }
 
+    /// The file that is locked while a blob is fetched. It is made where it is not there.
+    pub(crate) fn open_lock(&self, repo: &RepoId, hash: &str) -> Result<fs::File, HubError> {
+        let path = self.lock(repo, hash);
+        let made = path.parent().map_or(Ok(()), fs::create_dir_all);
+        made.and_then(|()| fs::File::options().create(true).append(true).open(&path))
+            .map_err(HubError::disk(&path))
+    }
+
     pub(crate) fn snapshot(&self, repo: &RepoId, commit: &str) -> PathBuf {
         self.folder(repo).join("snapshots").join(commit)
     }
@@ -193,6 +201,26 @@ impl Cache {
         }
         replace(&path, |fresh| std::os::unix::fs::symlink(&target, fresh))
             .map_err(HubError::disk(&path))
+    }
+
+    /// Deletes what is left of downloads that were cut short and that nobody goes on with: of blobs that are not among `known`, and
+    /// that no process fetches. What cannot be deleted stays.
+    pub(crate) fn sweep(&self, repo: &RepoId, known: &BTreeSet<&str>) {
+        let blobs = fs::read_dir(self.folder(repo).join("blobs"));
+        for entry in blobs.into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let hash = name.to_str().and_then(|it| it.strip_suffix(".incomplete"));
+            let Some(hash) = hash.filter(|hash| is_blob(hash) && !known.contains(hash)) else {
+                continue;
+            };
+            // It is free again when it is dropped.
+            let lock = self.open_lock(repo, hash);
+            if lock.as_ref().is_ok_and(|lock| lock.try_lock().is_ok())
+                && let Err(error) = fs::remove_file(entry.path())
+            {
+                tracing::debug!(%error, hash, "what is left of a download stays");
+            }
+        }
     }
 
     /// The models that are there, by name.
@@ -353,6 +381,11 @@ pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+/// Whether it is the hash of a blob: SHA-1, or SHA-256.
+fn is_blob(name: &str) -> bool {
+    [40, 64].contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// Writes a file so that nobody sees a part of it, also after a power cut.
 fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     replace(path, |fresh| {
@@ -432,6 +465,30 @@ mod tests {
         assert_eq!(cache.remove(&repo).unwrap(), Some(2000));
         let listed = cache.list().unwrap();
         assert_eq!(listed.len(), 1, "the other one's: {listed:?}");
+    }
+
+    #[test]
+    fn what_is_left_of_a_download_is_swept_once_nobody_goes_on_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (cache, repo) = (Cache::new(folder.path()), "org/model".parse().unwrap());
+        let blobs = cache.folder(&repo).join("blobs");
+        fs::create_dir_all(&blobs).unwrap();
+        let hashes = ["a", "b", "c"].map(|digit| digit.repeat(64));
+        let [gone, fetched, known] = &hashes;
+        for name in hashes.iter().map(String::as_str).chain(["other"]) {
+            fs::write(blobs.join(format!("{name}.incomplete")), [1; 500]).unwrap();
+        }
+        let is_left = |hash: &str| blobs.join(format!("{hash}.incomplete")).exists();
+        let lock = cache.open_lock(&repo, fetched).unwrap();
+        lock.lock().unwrap();
+        let wanted = BTreeSet::from([known.as_str()]);
+        cache.sweep(&repo, &wanted);
+        assert!(!is_left(gone));
+        assert!(is_left(fetched), "another process fetches it");
+        assert!(is_left(known) && is_left("other"));
+        drop(lock);
+        cache.sweep(&repo, &wanted);
+        assert!(!is_left(fetched));
     }
 
     #[test]

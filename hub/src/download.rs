@@ -65,9 +65,7 @@ impl Downloads<'_> {
     /// Waits until no other process fetches the file. The lock goes with the file that is given back.
     async fn lock(&self, number: usize, file: &RemoteFile) -> Result<File, HubError> {
         let path = self.cache.lock(&self.model.repo, file.hash.hex());
-        let opened = path.parent().map_or(Ok(()), std::fs::create_dir_all);
-        let opened = opened.and_then(|()| File::options().create(true).append(true).open(&path));
-        let lock = opened.map_err(HubError::disk(&path))?;
+        let lock = self.cache.open_lock(&self.model.repo, file.hash.hex())?;
         loop {
             match lock.try_lock() {
                 Ok(()) => return Ok(lock),

@@ -126,6 +126,8 @@ impl Hub {
         if let Err(error) = noted {
             tracing::debug!(%error, "which commit a revision is is not kept");
         }
+        let hashes = snapshot.files.iter().map(|file| file.hash.hex());
+        self.cache.sweep(&model.repo, &hashes.collect());
         Ok(self.fetched(model, snapshot.commit, &choice))
     }
 
