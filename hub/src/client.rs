@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_RANGE, RANGE, RETRY_AFTER};
+use reqwest::header::{CONTENT_RANGE, HeaderValue, RANGE, RETRY_AFTER};
 use reqwest::{Client, Response, StatusCode};
 use serde::Deserialize;
 
@@ -98,6 +98,13 @@ impl HubClient {
             endpoint: settings.endpoint.clone(),
             problem: causes(&error),
         };
+        let token = settings.token.clone();
+        if (token.as_ref()).is_some_and(|token| HeaderValue::from_str(token).is_err()) {
+            return Err(HubError::Settings {
+                variable: "HF_TOKEN",
+                problem: "(or the token file) holds a character that no request may have".into(),
+            });
+        }
         // An error says that one is there already, which is as good.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let http = Client::builder()
@@ -109,7 +116,7 @@ impl HubClient {
         Ok(Self {
             http,
             endpoint: settings.endpoint.clone(),
-            token: settings.token.clone(),
+            token,
         })
     }
 
@@ -315,6 +322,7 @@ fn causes(error: &reqwest::Error) -> String {
     let mut text = match error {
         error if error.is_timeout() => "it was silent for too long".to_owned(),
         error if error.is_connect() => "no connection".to_owned(),
+        error if error.is_builder() => "no request can be made".to_owned(),
         _ => "the connection broke".to_owned(),
     };
     let mut cause = std::error::Error::source(error);
@@ -324,4 +332,24 @@ fn causes(error: &reqwest::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_that_no_request_may_have_is_named_and_not_shown() {
+        let settings = HubSettings::from_variables(|name| match name {
+            "HOME" => Some("/".into()),
+            "HF_TOKEN" => Some("hf_secret\nhf_other".into()),
+            _ => None,
+        });
+        let error = HubClient::try_new(&settings.unwrap()).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.starts_with("HF_TOKEN ") && !error.contains("secret"),
+            "{error}"
+        );
+    }
 }

@@ -56,7 +56,8 @@ impl HubSettings {
             problem: "names the folder of the cache, and there is neither it nor HOME".into(),
         })?;
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
-        if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
+        let is_web = endpoint.starts_with("https://") || endpoint.starts_with("http://");
+        if !is_web || reqwest::Url::parse(&endpoint).is_err() {
             let problem =
                 format!("{endpoint:?} is no address; expected one as https://huggingface.co");
             let variable = "HF_ENDPOINT";
@@ -130,8 +131,10 @@ mod tests {
         let direct = settings(&[("HF_HUB_CACHE", "/c"), ("HF_HOME", "/data")]).unwrap();
         assert_eq!(direct.cache, Path::new("/c"));
         settings(&[]).unwrap_err();
-        let error = settings(&[("HOME", "/"), ("HF_ENDPOINT", "mirror")]).unwrap_err();
-        assert!(error.to_string().contains("HF_ENDPOINT"), "{error}");
+        for endpoint in ["mirror", "http://", "http://mirror:port"] {
+            let error = settings(&[("HOME", "/"), ("HF_ENDPOINT", endpoint)]).unwrap_err();
+            assert!(error.to_string().contains("HF_ENDPOINT"), "{error}");
+        }
     }
 
     #[test]
