@@ -147,7 +147,6 @@ impl Place {
     fn fuzz(&self, name: &str, seconds: u32) -> anyhow::Result<Outcome> {
         fs::create_dir_all(&self.work)?;
         fs::create_dir_all(&self.findings)?;
-        let before = self.found(name)?;
         let prefix = format!("{}/{name}-", self.findings.display());
         let ran = self
             .program()
@@ -161,8 +160,7 @@ impl Place {
             .output()
             .with_context(|| format!("cannot run {}", self.program.display()))?;
         let log = String::from_utf8_lossy(&ran.stderr);
-        let mut outcome = outcome(name, &log);
-        outcome.findings = self.found(name)?.difference(&before).cloned().collect();
+        let outcome = outcome(name, &log);
         if !ran.status.success() {
             let lines: Vec<&str> = log.lines().rev().take(60).collect();
             let end: Vec<&str> = lines.into_iter().rev().collect();
@@ -172,18 +170,6 @@ impl Place {
             }
         }
         Ok(outcome)
-    }
-
-    fn found(&self, name: &str) -> anyhow::Result<BTreeSet<PathBuf>> {
-        let mut found = BTreeSet::new();
-        let prefix = format!("{name}-");
-        for entry in fs::read_dir(&self.findings)? {
-            let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(&prefix) {
-                found.insert(entry.path());
-            }
-        }
-        Ok(found)
     }
 
     /// Takes new inputs into the repository, of those that reach what others do not, as many as there is room for.
@@ -234,18 +220,22 @@ fn spread(length: usize, wanted: usize) -> Vec<usize> {
     (0..count).map(|index| index * length / count).collect()
 }
 
-/// What a program's last lines say.
+/// What a program says. A finding that it had before is written, and told, again.
 fn outcome(name: &str, log: &str) -> Outcome {
     let figure = |name: &str| {
         let line = log.lines().rev().find_map(|line| line.strip_prefix(name));
         line.and_then(|figure| figure.trim().parse().ok())
             .unwrap_or(0)
     };
+    let findings = log
+        .lines()
+        .filter_map(|line| line.split_once("Test unit written to "))
+        .map(|(_, path)| PathBuf::from(path));
     Outcome {
         name: name.to_owned(),
         executions: figure("stat::number_of_executed_units:"),
         new_inputs: figure("stat::new_units_added:"),
-        findings: Vec::new(),
+        findings: findings.collect(),
     }
 }
 
@@ -287,6 +277,14 @@ mod tests {
             table(&[outcome]).lines().nth(2),
             Some("| frames | 1234 | 56 | none |")
         );
+    }
+
+    #[test]
+    fn a_finding_counts_whether_its_file_was_there_or_not() {
+        let log = "==7== ERROR: libFuzzer: deadly signal\nartifact_prefix='findings/frames-'; \
+            Test unit written to findings/frames-crash-ab\nstat::new_units_added:          0\n";
+        let findings = outcome("frames", log).findings;
+        assert_eq!(findings, [PathBuf::from("findings/frames-crash-ab")]);
     }
 
     #[test]
