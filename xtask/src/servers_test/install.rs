@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::Context as _;
 
 use super::ServerName;
-use crate::process::{output, run as run_command};
+use crate::process::{output, run as run_command, succeeds};
 use crate::repo::Repo;
 
 /// The package that has the source of llama.cpp, and its version, which is llama.cpp's build.
@@ -133,12 +133,18 @@ fn once(home: &Path, install: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Re
 /// The Python of a virtual environment, with these packages.
 fn environment(home: &Path, install: &[&str]) -> anyhow::Result<PathBuf> {
     let python = home.join("bin/python");
-    if !python.exists() {
-        run_command(Command::new("python3").args(["-m", "venv"]).arg(home))?;
+    if !has_pip(&python) {
+        let mut make = Command::new("python3");
+        run_command(make.args(["-m", "venv", "--clear"]).arg(home))?;
     }
     let mut pip = Command::new(&python);
     run_command(pip.args(["-m", "pip", "install", "--quiet"]).args(install))?;
     Ok(python)
+}
+
+/// `pip` comes last into an environment: one without was left unfinished.
+fn has_pip(python: &Path) -> bool {
+    succeeds(Command::new(python).args(["-m", "pip", "--version"]))
 }
 
 /// `uv` can set a pin of a package aside, and `pip` cannot.
@@ -166,4 +172,20 @@ fn with_programs(program: &str, home: &Path) -> anyhow::Result<Command> {
     let mut command = Command::new(found.with_context(|| format!("there is no {program}"))?);
     command.env("PATH", path);
     Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_environment_that_was_left_unfinished_is_not_taken_for_whole() {
+        let home = tempfile::tempdir().unwrap();
+        let python = home.path().join("bin/python");
+        assert!(!has_pip(&python));
+        let mut make = Command::new("python3");
+        make.args(["-m", "venv", "--without-pip"]).arg(home.path());
+        run_command(&mut make).unwrap();
+        assert!(python.exists() && !has_pip(&python));
+    }
 }
