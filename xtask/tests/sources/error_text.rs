@@ -50,14 +50,27 @@ fn no_shipped_code_looks_into_the_text_of_an_error() {
     );
 }
 
-/// Each look into an error's text in shipped code: all before the tests within.
+/// The lines that ship: all but the items of tests, wherever they stand. The source is as `cargo fmt` leaves it.
+fn shipped(source: &str) -> Vec<&str> {
+    let (mut lines, mut shipped) = (source.lines(), Vec::new());
+    while let Some(line) = lines.next() {
+        if line != "#[cfg(test)]" {
+            shipped.push(line);
+            continue;
+        }
+        // More attributes may stand before the item.
+        let item = lines.find(|line| line.starts_with(char::is_alphabetic));
+        if item.is_some_and(|item| !item.ends_with([';', '}'])) {
+            let _end = lines.find(|line| line.starts_with('}'));
+        }
+    }
+    shipped
+}
+
+/// Each look into an error's text in shipped code.
 fn looks(source: &str) -> Vec<String> {
-    let shipped = source
-        .split("#[cfg(test)]\nmod ")
-        .next()
-        .unwrap_or_default();
-    let code: String = shipped
-        .lines()
+    let code: String = shipped(source)
+        .into_iter()
         .filter(|line| !line.trim_start().starts_with("//"))
         .flat_map(str::chars)
         .filter(|letter| !letter.is_whitespace())
@@ -86,6 +99,12 @@ fn a_look_into_a_text_is_found_however_it_is_laid_out() {
     ] {
         assert_eq!(looks(code).len(), 1, "{code}");
     }
-    let fine = "tracing::info!(message = error.message());\n// error.message().contains(x)\n#[cfg(test)]\nmod tests { error.message().contains(x) }";
-    assert_eq!(looks(fine), Vec::<String>::new());
+    let fine = "tracing::info!(message = error.message());\n// error.message().contains(x)\n";
+    let tests = "#[cfg(test)]\nmod tests {\n    error.message().contains(x)\n}\n";
+    let apart = "#[cfg(test)]\n#[path = \"a/tests.rs\"]\nmod tests;\n";
+    assert_eq!(looks(&[fine, tests, apart].concat()), Vec::<String>::new());
+    for before in [tests, apart] {
+        let code = [before, "if error.message().contains(x) {"].concat();
+        assert_eq!(looks(&code).len(), 1, "{code}");
+    }
 }
