@@ -138,6 +138,7 @@ fn ten_thousand_clients_that_send_a_byte_a_second() {
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said);
     assert!(output.status.success(), "{said}");
+    assert!(said.contains(" slow clients: "), "no test ran: {said}");
     println!("{said}");
 }
 
