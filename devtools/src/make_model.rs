@@ -6,7 +6,7 @@
 )]
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context as _, ensure};
@@ -48,36 +48,58 @@ fn main() -> ExitCode {
     }
 }
 
+/// A model that was left unfinished is begun anew: files come to their place when all of them are whole, `config.json` last.
 fn make(cli: &Cli) -> anyhow::Result<()> {
-    let (out, seed) = (&cli.out, cli.seed);
+    let out = &cli.out;
     let shown = out.display();
     ensure!(
         !out.join("config.json").exists(),
         "--out: {shown} holds a model already"
     );
+    let unfinished = out.join(".unfinished");
+    if unfinished.exists() {
+        fs::remove_dir_all(&unfinished)?;
+    }
+    fs::create_dir_all(out).with_context(|| format!("cannot create {shown}"))?;
+    // A GGUF file has the folder's name in it.
+    let folder = unfinished.join(out.canonicalize()?.file_name().unwrap_or_default());
+    fill(cli, &folder)?;
+    let entries = fs::read_dir(&folder)?.collect::<Result<Vec<_>, _>>()?;
+    let mut names: Vec<_> = entries.iter().map(fs::DirEntry::file_name).collect();
+    names.sort_by_key(|name| name == "config.json");
+    for name in names {
+        fs::rename(folder.join(&name), out.join(&name))?;
+    }
+    fs::remove_dir_all(&unfinished)?;
+    let millions = cli.params.parameters() / 1_000_000;
+    eprintln!(
+        "{shown}: {millions} million weights, bf16, seed {}",
+        cli.seed
+    );
+    Ok(())
+}
+
+fn fill(cli: &Cli, folder: &Path) -> anyhow::Result<()> {
     let family = if cli.qwen3 {
         Family::Qwen3
     } else {
         Family::Llama
     };
-    make_model_of(family, out, cli.params, seed)?;
+    make_model_of(family, folder, cli.params, cli.seed)?;
     for name in [
         "tokenizer.json",
         "tokenizer_config.json",
         "generation_config.json",
     ] {
         let from = cli.tokenizer.join(name);
-        fs::copy(&from, out.join(name))
+        fs::copy(&from, folder.join(name))
             .with_context(|| format!("cannot copy {}", from.display()))?;
     }
-    let millions = cli.params.parameters() / 1_000_000;
-    eprintln!("{shown}: {millions} million weights, bf16, seed {seed}");
     if let Some(kind) = cli.gguf {
-        let path = out.join("model.gguf");
-        let weights = checkout::read_weights(out)?;
-        let bytes = gguf::to_bytes(&Config::read(out)?, &weights, out, kind)?;
+        let path = folder.join("model.gguf");
+        let weights = checkout::read_weights(folder)?;
+        let bytes = gguf::to_bytes(&Config::read(folder)?, &weights, folder, kind)?;
         fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
-        eprintln!("{}", path.display());
     }
     Ok(())
 }
@@ -104,8 +126,15 @@ mod tests {
             seed: 7,
             tokenizer: concat!(env!("CARGO_MANIFEST_DIR"), "/../models/tiny-chat").into(),
         };
+        let no_tokenizer = Cli {
+            tokenizer: folder.path().join("none"),
+            out: cli.out.clone(),
+            ..cli
+        };
+        make(&no_tokenizer).unwrap_err();
         make(&cli).unwrap();
         assert!(cli.out.join("model.gguf").exists());
+        assert!(!cli.out.join(".unfinished").exists());
         let error = make(&cli).unwrap_err().to_string();
         assert!(error.contains("holds a model already"), "{error}");
     }
