@@ -1,4 +1,4 @@
-//! What is fuzzed: one function for each parser that reads what is not trusted.
+//! What is fuzzed: parsers that read what is not trusted, a function each. [`TARGETS`] lists them.
 //!
 //! A [`Target`] takes any bytes and returns, whatever they are; a panic is a finding. Where there is a law to keep (the
 //! same result however a text is cut, what is written is read again), the function asserts it. `cargo xtask fuzz` calls
