@@ -105,7 +105,6 @@ fn sum(ranks: &[Stats]) -> Stats {
         used_blocks: sum.used_blocks + rank.used_blocks,
         held_blocks: sum.held_blocks + rank.held_blocks,
         free_blocks: sum.free_blocks + rank.free_blocks,
-        paused: sum.paused + rank.paused,
         preemptions: sum.preemptions + rank.preemptions,
         prompt_tokens: sum.prompt_tokens + rank.prompt_tokens,
         cached_tokens: sum.cached_tokens + rank.cached_tokens,

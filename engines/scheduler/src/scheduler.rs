@@ -144,8 +144,6 @@ pub struct Stats {
     pub held_blocks: usize,
     /// KV blocks that hold nothing worth keeping.
     pub free_blocks: usize,
-    /// Running sequences whose readers are behind.
-    pub paused: usize,
     /// Sequences that lost their blocks.
     pub preemptions: u64,
     /// Prompt tokens of sequences that began.
@@ -406,7 +404,6 @@ impl Scheduler {
     /// Counts of now and since the start.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let running = self.running.values();
         Stats {
             waiting: self.waiting.len(),
             running: self.running.len(),
@@ -414,7 +411,6 @@ impl Scheduler {
             used_blocks: self.pool.used(),
             held_blocks: self.held.values().map(Vec::len).sum(),
             free_blocks: self.pool.free(),
-            paused: running.filter(|sequence| sequence.is_paused).count(),
             preemptions: self.preemptions,
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
