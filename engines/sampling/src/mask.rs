@@ -63,14 +63,6 @@ impl TokenMask {
         }
     }
 
-    /// Forbids `token`.
-    pub fn forbid(&mut self, token: TokenId) {
-        let (word, bit) = place(token);
-        if let Some(bits) = self.words.get_mut(word) {
-            *bits &= !bit;
-        }
-    }
-
     /// How many tokens are allowed.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -127,7 +119,6 @@ mod tests {
             let mut mask = TokenMask::none(len);
             assert!(mask.is_empty());
             (0..200).step_by(3).for_each(|token| mask.allow(token));
-            mask.forbid(3);
             let allowed: Vec<u32> = mask.iter().collect();
             let mut logits = vec![1.0; len];
             mask.apply(&mut logits);
