@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -360,6 +361,7 @@ pub struct HealthReporter {
     dead: CancellationToken,
     reason: Arc<Mutex<Option<String>>>,
     down: Arc<watch::Sender<Option<String>>>,
+    steps: Arc<AtomicU64>,
 }
 
 impl HealthReporter {
@@ -377,6 +379,18 @@ impl HealthReporter {
     /// Reports that an engine that was down serves again.
     pub fn report_up(&self) {
         self.down.send_replace(None);
+    }
+
+    /// Reports that the engine has computed a step, of any of its requests. An engine whose canary waits behind a long prompt is
+    /// alive while its steps are reported.
+    pub fn report_step(&self) {
+        self.steps.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Steps that were reported, ever.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
     }
 
     /// Follows whether the engine is down, and why; `None` while it is up.

@@ -136,7 +136,7 @@ pub(super) async fn watch(
     };
     let mut failures = 0;
     loop {
-        let heard = in_flight.heartbeats();
+        let (heard, steps) = (in_flight.heartbeats(), in_flight.steps());
         tokio::time::sleep(interval).await;
         let is_heard = in_flight.heartbeats() != heard;
         let failure = match is_heard {
@@ -146,7 +146,11 @@ pub(super) async fn watch(
                 .err()
                 // A full engine is alive: it refuses, or the canary waits behind others; only silence counts.
                 .filter(|error| error.kind() != ErrorKind::Overloaded)
-                .filter(|_| in_flight.heartbeats() == heard),
+                .filter(|_| in_flight.heartbeats() == heard)
+                // One that waits behind a long prompt sees no item of it, but its steps.
+                .filter(|error| {
+                    error.kind() != ErrorKind::DeadlineExceeded || in_flight.steps() == steps
+                }),
         };
         let Some(error) = failure else {
             failures = 0;

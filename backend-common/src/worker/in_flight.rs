@@ -9,11 +9,13 @@ use tokio::sync::watch;
 
 use crate::context::{CancelReason, RequestContext};
 use crate::error::EngineError;
+use crate::handles::HealthReporter;
 
 /// Every request between the door and its terminal. Clones share.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(super) struct InFlight {
     shared: Arc<Shared>,
+    health: HealthReporter,
 }
 
 #[derive(Debug, Default)]
@@ -27,6 +29,14 @@ struct Shared {
 }
 
 impl InFlight {
+    /// None yet, and the door is closed. `health` is where the engine reports its steps.
+    pub(super) fn new(health: HealthReporter) -> Self {
+        Self {
+            shared: Arc::default(),
+            health,
+        }
+    }
+
     /// Lets requests in.
     pub(super) fn open_door(&self) {
         self.shared.is_open.store(true, Ordering::Release);
@@ -89,6 +99,11 @@ impl InFlight {
     /// Items heard from the engine, ever.
     pub(super) fn heartbeats(&self) -> u64 {
         self.shared.heartbeats.load(Ordering::Relaxed)
+    }
+
+    /// Steps that the engine reported, ever.
+    pub(super) fn steps(&self) -> u64 {
+        self.health.steps()
     }
 }
 

@@ -66,6 +66,7 @@ impl Shell {
         model_server.register(&worker.start.metrics);
         board.register(&worker.start.metrics);
         let signals = Signals::new(stops, worker.start.health.clone());
+        let in_flight = InFlight::new(worker.start.health.clone());
         let effects = Effects {
             engine: worker.engine,
             config: worker.config,
@@ -73,7 +74,7 @@ impl Shell {
             start: worker.start,
             tasks: calls.tasks.clone(),
             telemetry,
-            in_flight: InFlight::default(),
+            in_flight,
             adapters,
             deadlines: calls.deadlines.clone(),
             calls,

@@ -61,6 +61,7 @@ impl Board {
     }
 
     pub(crate) fn step(&self, took: Duration, generated_tokens: u64) {
+        self.health.report_step();
         self.produced_tokens
             .fetch_add(generated_tokens, Ordering::Relaxed);
         self.step_s.observe(took.as_secs_f64());

@@ -250,6 +250,22 @@ async fn a_canary_that_waits_behind_slow_work_kills_nobody() {
     stop_cleanly(&handle).await;
 }
 
+/// No item shows that a long prompt is computed, and the canary waits behind it.
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_computes_steps_is_alive_though_its_canaries_wait() {
+    let world = World::new();
+    let handle = serving(&world, watched()).await;
+    world.answer_with(|_, ctx| Ok(silent(ctx)));
+    for _ in 0..9 {
+        tokio::time::sleep(INTERVAL).await;
+        world.compute_step();
+    }
+    assert!(handle.status().borrow().is_ready());
+    assert!(world.count(Probe) > 1 + 3);
+    let report = ended(&handle).await;
+    assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied));
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_an_interval_only_the_first_canary_flies() {
     let world = World::new();

@@ -145,6 +145,13 @@ impl World {
         }
     }
 
+    /// The engine has computed a step.
+    pub(super) fn compute_step(&self) {
+        let start = self.start.lock();
+        let health = &start.as_ref().expect("the engine was started").health;
+        health.report_step();
+    }
+
     /// The engine says that it is down, or up again.
     pub(super) fn set_down(&self, is_down: bool) {
         let start = self.start.lock();

@@ -186,6 +186,7 @@ async fn a_failed_step_ends_its_request_and_a_model_that_computes_no_more_the_en
         assert!(start.health.dead_reason().is_none());
         assert!(answer(&engine, inputs(&[&[7]])).await.is_ok());
     }
+    assert_eq!(start.health.steps(), 2);
     assert!(answer(&engine, inputs(&[&[3]])).await.is_err());
     let late = answer(&engine, inputs(&[&[7]])).await.unwrap_err();
     assert!(late.policy().is_retryable, "{late}");

@@ -174,6 +174,7 @@ impl EmbeddingCore {
         let forward = computing.elapsed();
         match computed {
             Ok(vectors) => {
+                self.health.report_step();
                 self.prompt_tokens += u64::try_from(tokens).unwrap_or(0);
                 self.queue.finish(vectors);
                 self.metrics.step(StepFigures {

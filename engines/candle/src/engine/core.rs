@@ -184,6 +184,7 @@ impl Core {
         let forward = computing.elapsed();
         match computed {
             Ok(logits) => {
+                self.outlets.health.report_step();
                 let generated_tokens = self.finish_step(&step.rows, choosing, logits);
                 let (sequences, tokens) = (batch.sequences.len(), batch.tokens.len());
                 self.step_time = began.elapsed();

@@ -101,6 +101,7 @@ async fn an_answer_is_the_models_and_its_usage_is_right() {
             (40, 10, Some(cached))
         );
     }
+    assert!(live.start.health.steps() >= 20);
     live.engine.cleanup().await.unwrap();
 }
 
