@@ -238,7 +238,12 @@ impl GuardedStream {
     ) -> Self {
         let cancelled = Box::pin(guard.ctx.cancelled_owned());
         // The engine may have kept the request waiting in `generate`, which is no silence of the stream.
-        let clock = Clock::new(guard.ctx.deadline(), idle_timeout, Instant::now());
+        let clock = Clock::new(
+            guard.ctx.deadline(),
+            idle_timeout,
+            in_flight.steps(),
+            Instant::now(),
+        );
         let places = Some(places);
         let (items, is_ended) = (0, false);
         let span = guard.ctx.span();
@@ -321,7 +326,7 @@ impl GuardedStream {
         if self.cancelled.as_mut().poll(cx).is_ready() {
             return Poll::Ready(self.guard.cancelled());
         }
-        let Poll::Ready(message) = self.clock.poll(cx) else {
+        let Poll::Ready(message) = self.clock.poll(cx, self.in_flight.steps()) else {
             return Poll::Pending;
         };
         self.guard.ctx.cancel(CancelReason::Deadline);
@@ -448,10 +453,12 @@ struct Clock {
     deadline: Option<Instant>,
     idle: Option<Duration>,
     was_active: bool,
+    /// Steps of the engine as of the last time the timer fired.
+    steps: u64,
 }
 
 impl Clock {
-    fn new(deadline: Option<Instant>, idle: Option<Duration>, now: Instant) -> Self {
+    fn new(deadline: Option<Instant>, idle: Option<Duration>, steps: u64, now: Instant) -> Self {
         let next = Self::next(deadline, idle, now);
         let sleep = next.map(|at| Box::pin(tokio::time::sleep_until(at)));
         Self {
@@ -459,6 +466,7 @@ impl Clock {
             deadline,
             idle,
             was_active: false,
+            steps,
         }
     }
 
@@ -471,8 +479,9 @@ impl Clock {
         self.was_active = true;
     }
 
-    /// Ready, with a message, when a limit has passed.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<String> {
+    /// Ready, with a message, when a limit has passed. An engine that has come to other `steps` is not silent: the request waits
+    /// for its turn, or its prompt is computed.
+    fn poll(&mut self, cx: &mut Context<'_>, steps: u64) -> Poll<String> {
         let Some(sleep) = self.sleep.as_mut() else {
             return Poll::Pending;
         };
@@ -481,8 +490,10 @@ impl Clock {
             if self.deadline.is_some_and(|deadline| now >= deadline) {
                 return Poll::Ready("the request's deadline passed before it finished".into());
             }
+            let has_stepped = std::mem::replace(&mut self.steps, steps) != steps;
+            let was_active = std::mem::take(&mut self.was_active) || has_stepped;
             if let Some(idle) = self.idle
-                && !std::mem::take(&mut self.was_active)
+                && !was_active
             {
                 return Poll::Ready(format!(
                     "the engine was silent for {} s",

@@ -205,6 +205,30 @@ async fn the_wait_for_a_place_inside_generate_is_no_silence_of_the_stream() {
     stop_cleanly(&handle).await;
 }
 
+/// It may wait in the engine's own queue, before its first token or preempted, or have a long prompt.
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_computes_steps_is_not_silent() {
+    let idle = Duration::from_secs(10);
+    let mut config = config();
+    (config.limits.idle_timeout, config.limits.request_timeout) = (Some(idle), None);
+    let world = World::new();
+    let handle = serving(&world, config).await;
+    world.answer_with(move |request, ctx| Ok(slowly(request, ctx, idle * 5)));
+    let waiting = send(&world, "waiting").await.unwrap();
+    let steps = async {
+        for _ in 0..60 {
+            tokio::time::sleep(idle / 2).await;
+            world.compute_step();
+        }
+    };
+    let (answer, ()) = tokio::join!(read(waiting), steps);
+    assert_eq!(answer.tokens, [0, 1, 2, 3]);
+
+    let failed = Transcript::failed(ErrorKind::DeadlineExceeded, &[]);
+    assert_eq!(read(send(&world, "silent").await.unwrap()).await, failed);
+    stop_cleanly(&handle).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn requests_run_wait_or_are_refused_in_this_order() {
     let (world, handle) = stalling(narrow()).await;
