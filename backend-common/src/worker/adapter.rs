@@ -73,6 +73,14 @@ impl Adapter {
         }
     }
 
+    /// The longest silence of an answer. Vectors and scores come when all are computed, so only the deadline ends their wait.
+    fn idle_timeout(&self, input: &Input) -> Option<Duration> {
+        match input {
+            Input::Tokens(_) | Input::Text(_) | Input::Chat(_) => self.limits.idle_timeout,
+            Input::Embed(_) | Input::Score(_) => None,
+        }
+    }
+
     /// Deadline and prompt length of the request as the engine sees it.
     fn engine_context(&self, request: &GenerateRequest, ctx: &RequestContext) -> RequestContext {
         let mut ctx = ctx
@@ -102,6 +110,7 @@ impl Adapter {
         let started = Instant::now();
         let guard = Guard::new(&self.config, &request, ctx.clone(), self.telemetry.clone());
         self.telemetry.request_accepted(ctx.prompt_tokens());
+        let idle_timeout = self.idle_timeout(&request.input);
         let outputs = self.call_engine(request, &ctx).await?;
         unanswered.disarm();
         let abort = Abort {
@@ -117,7 +126,7 @@ impl Adapter {
             places,
             self.in_flight.clone(),
             started,
-            self.limits.idle_timeout,
+            idle_timeout,
         );
         Ok(OutputStream::from_raw(Box::pin(guarded)))
     }

@@ -71,7 +71,7 @@ pub struct RequestLimits {
     pub max_waiting: usize,
     /// Deadline of requests that bring none; `None` for no deadline.
     pub request_timeout: Option<Duration>,
-    /// The longest silence between two items of a stream, met within twice its length; `None` for no limit. It counts from when
+    /// The longest silence between two items of a stream of tokens or text, met within twice its length; `None` for no limit. It counts from when
     /// `generate` has returned the stream, and from the engine's last [step](crate::HealthReporter::report_step) where it reports
     /// them.
     pub idle_timeout: Option<Duration>,

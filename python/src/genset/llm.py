@@ -106,9 +106,9 @@ async def register_llm(
     `image_url`, whose `url` is a `data:` URL, and `input_audio`; the handler makes the prompt, and says how long it was with
     `completion_usage`. All else comes as `token_ids`. `role`, `media` and `priority` are for `ModelType.Backend`.
 
-    `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit; without it 120 for tokens, and none for bodies and
-    embeddings: a body that is not streamed is one item at the end. Then the request's deadline alone ends it, of 600 s unless its client
-    gave another.
+    `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit; without it 120 for tokens, and none for
+    bodies: one that is not streamed is one item at the end. Embeddings have none. Where there is none, the request's deadline alone
+    ends it, of 600 s unless its client gave another.
 
     Raises `InvalidArgument` or `Unsupported`, naming the argument.
     """

@@ -13,10 +13,11 @@ use super::fakes::{
     config, counting, one_token_then_silence, request, serving, slowly, stop_cleanly,
 };
 use super::transcript::{Transcript, read};
-use crate::config::EngineConfig;
+use crate::config::{Capabilities, EngineConfig, InputKind};
 use crate::context::{CancelReason, RequestContext};
 use crate::error::{EngineError, ErrorKind};
-use crate::output::{FinishReason, OutputStream};
+use crate::output::{Finish, FinishReason, OutputStream, stream};
+use crate::request::{Input, ScorePair};
 use crate::worker::{WorkerConfig, WorkerHandle};
 
 const RUNNING: &str = "genset_worker_running_requests";
@@ -189,6 +190,42 @@ async fn a_silent_engine_meets_the_idle_limit_and_a_slow_one_does_not() {
     let answer = read(send(&world, "slow").await.unwrap()).await;
     assert_eq!(answer.tokens, [0, 1, 2, 3]);
     stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn vectors_and_scores_have_no_idle_limit() {
+    let idle = Duration::from_secs(4);
+    let pair = ScorePair {
+        token_ids: vec![1, 2],
+        first_tokens: 1,
+    };
+    for (kind, input) in [
+        (InputKind::Embed, Input::Embed(vec![vec![1, 2]].into())),
+        (InputKind::Score, Input::Score([pair].into())),
+    ] {
+        let world = World::new();
+        let can = Capabilities {
+            inputs: [kind].into(),
+            ..Capabilities::default()
+        };
+        world.declare(EngineConfig::new("m", 16).with_capabilities(can));
+        world.answer_with(move |_, ctx| {
+            Ok(stream(ctx, move |_out| async move {
+                tokio::time::sleep(idle * 5).await;
+                Ok(Finish::stop())
+            }))
+        });
+        let mut config = config();
+        config.limits.idle_timeout = Some(idle);
+        let handle = serving(&world, config).await;
+        let mut asked = request();
+        asked.input = input;
+        let answer = world.generate(asked, RequestContext::new("r"));
+        let answer = read(answer.await.unwrap()).await;
+        let whole = Transcript::finished(FinishReason::Stop, PROMPT_TOKENS, &[]);
+        assert_eq!(answer, whole);
+        stop_cleanly(&handle).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
