@@ -315,7 +315,9 @@ impl KvBlockPool {
         self.reusable.clear();
         self.free
             .extend(std::mem::take(&mut self.idle).into_values());
-        self.events.push(KvEventData::Cleared);
+        if self.is_caching {
+            self.events.push(KvEventData::Cleared);
+        }
     }
 
     /// What changed since the last call, oldest first.

@@ -112,6 +112,13 @@ fn clearing_forgets_but_takes_nothing_away() {
 }
 
 #[test]
+fn a_pool_without_a_prefix_cache_has_no_events() {
+    let mut pool = pool(4).without_prefix_caching();
+    pool.clear();
+    assert_eq!(pool.take_events(), []);
+}
+
+#[test]
 fn empty_pools_and_blocks_are_refused() {
     assert!(KvBlockPool::try_new(0, 1).is_err());
     assert!(KvBlockPool::try_new(1, 0).is_err());
