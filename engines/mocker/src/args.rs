@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, config::MAX_DATA_PARALLEL_SIZE};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -21,9 +21,6 @@ const MAX_BLOCKS: u64 = 1 << 24;
 
 /// A year: what is longer is no time that anybody waits, and a clock may not reach it.
 const LONGEST: Duration = Duration::from_hours(24 * 366);
-
-/// The most ranks of one instance: a block's holders are the bits of a word.
-pub(crate) const MAX_RANKS: u32 = 64;
 
 /// The settings. Those that vLLM has too have its names; the others are the mocker's own.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,7 +39,7 @@ pub struct MockerArgs {
     pub enable_chunked_prefill: bool,
     /// How many times faster than the model of its steps it runs, above 0.
     pub speedup_ratio: f64,
-    /// Data-parallel ranks, `1..=64`: each has a scheduler and a KV cache of its own.
+    /// Data-parallel ranks, `1..=1024`: each has a scheduler and a KV cache of its own.
     pub dp_size: u32,
     /// Share of the KV blocks that is left to running sequences when another is admitted, `0.0..1.0`.
     pub watermark: f64,
@@ -327,8 +324,11 @@ impl MockerArgs {
     }
 
     fn problem_of_sizes(&self) -> Option<(&'static str, String)> {
-        if self.dp_size > MAX_RANKS {
-            let problem = format!("must be at most {MAX_RANKS}, got {}", self.dp_size);
+        if self.dp_size > MAX_DATA_PARALLEL_SIZE {
+            let problem = format!(
+                "must be at most {MAX_DATA_PARALLEL_SIZE}, got {}",
+                self.dp_size
+            );
             return Some(("dp_size", problem));
         }
         let blocks = u64::from(self.num_gpu_blocks) * u64::from(self.dp_size);
@@ -423,6 +423,8 @@ mod tests {
         assert_eq!((args.max_num_seqs, args.speedup_ratio), (8, 2.0));
         assert_eq!(MockerArgs::from_yaml("").unwrap(), MockerArgs::default());
         assert_eq!(MockerArgs::from_json("{}").unwrap(), MockerArgs::default());
+        let wide = MockerArgs::from_json(r#"{"dp_size": 1024}"#).unwrap();
+        assert_eq!(wide.dp_size, 1024);
     }
 
     #[test]
@@ -438,7 +440,7 @@ mod tests {
                 r#"{"speedup_ratio": -1}"#,
                 "speedup_ratio: must be a finite",
             ),
-            (r#"{"dp_size": 65}"#, "dp_size: must be at most 64"),
+            (r#"{"dp_size": 1025}"#, "dp_size: must be at most 1024"),
             (
                 r#"{"num_gpu_blocks": 4294967295}"#,
                 "num_gpu_blocks: of all",
