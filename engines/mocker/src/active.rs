@@ -7,10 +7,8 @@ use genset_backend_common::output::{Finish, TokenSink};
 use genset_backend_common::{StopConditions, TokenId};
 use genset_scheduler::{NewSequence, Outcome};
 
-use tokio::sync::oneshot;
-
 use crate::tokens::Answer;
-use crate::transfer::{self, PrefillLeg};
+use crate::transfer::{PrefillLeg, Receives};
 
 /// A request that comes to a rank. The rank gives the sequence its id.
 #[derive(Debug)]
@@ -33,8 +31,8 @@ pub(crate) struct Active {
     pub(crate) is_paused: bool,
     /// On a prefill instance.
     pub(crate) prefill: Option<Box<PrefillLeg>>,
-    /// On a decode instance: told once there is a place for its blocks.
-    pub(crate) receives: Option<oneshot::Sender<transfer::Place>>,
+    /// On a decode instance; `None` where its blocks do not come, or no more.
+    pub(crate) receives: Option<Receives>,
     /// Its place among the requests of its rank.
     pub(crate) _place: Place,
 }

@@ -22,7 +22,7 @@ use crate::board::Board;
 use crate::rank::{Command, Rank};
 use crate::time::{StepTimes, float};
 use crate::tokens::{MockerModel, Tokens};
-use crate::transfer::{PrefillLeg, Transfers};
+use crate::transfer::{PrefillLeg, Receives, Transfers};
 
 /// Commands that may wait while a step passes; senders of more wait.
 const COMMANDS: usize = 256;
@@ -338,7 +338,7 @@ impl Running {
         let (receives, place) = match &source {
             Some(_) => {
                 let (sender, receiver) = oneshot::channel();
-                (Some(sender), Some(receiver))
+                (Some(Receives::Expected(sender)), Some(receiver))
             }
             None => (None, None),
         };

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::active::{Active, Arrival, Next};
 use crate::board::Board;
 use crate::time::{StepClock, StepTimes};
-use crate::transfer;
+use crate::transfer::{Place, Receives};
 
 /// How long a client refused for a full queue should wait.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -100,6 +100,7 @@ impl Rank {
             }
             self.look_at_readers();
             let step = self.scheduler.plan();
+            self.end_receiving(&step.preempted);
             self.begin_receiving(&step.receiving);
             self.publish_events();
             self.end_outgrown(&step.outgrown);
@@ -177,14 +178,28 @@ impl Rank {
             let Some(sequence) = self.scheduler.sequence(*id) else {
                 continue;
             };
-            let place = transfer::Place {
-                id: *id,
-                cached_tokens: sequence.computed_tokens(),
+            let cached_tokens = sequence.computed_tokens();
+            let Some(active) = self.requests.get_mut(id) else {
+                continue;
             };
-            let active = self.requests.get_mut(id);
-            if let Some(receives) = active.and_then(|active| active.receives.take()) {
+            if let Some(Receives::Expected(told)) = active.receives.take() {
+                let (place, lost) = oneshot::channel();
+                active.receives = Some(Receives::Running { _place: place });
                 // Whose reader has left goes before the next step.
-                drop(receives.send(place));
+                drop(told.send(Place {
+                    id: *id,
+                    cached_tokens,
+                    lost,
+                }));
+            }
+        }
+    }
+
+    /// What comes for those that lost their blocks has no place any more.
+    fn end_receiving(&mut self, preempted: &[SequenceId]) {
+        for id in preempted {
+            if let Some(active) = self.requests.get_mut(id) {
+                active.receives = None;
             }
         }
     }

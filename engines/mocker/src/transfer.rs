@@ -1,9 +1,11 @@
 //! [`Transfers`]: the mocker's part in prefill and decode apart. No byte of a KV block is moved; the time it would take passes,
 //! and blocks are held, fetched and freed as an engine's are.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::{Either, select};
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{
     EngineError, GenerateRequest, RequestContext, RequestField, Role, async_trait,
@@ -110,7 +112,7 @@ impl Transfers {
             .params(serde_json::to_value(blocks).unwrap_or_default())
     }
 
-    /// Fetches the blocks of a sequence once it has a place for them.
+    /// Fetches the blocks of a sequence once it has a place for them, and for as long.
     pub(crate) async fn fetch(
         self,
         mut transfer: TransferParams,
@@ -122,18 +124,53 @@ impl Transfers {
         let Ok(place) = place.await else {
             return Ok(());
         };
+        let Place {
+            id,
+            cached_tokens,
+            lost,
+        } = place;
         if let Value::Object(data) = &mut transfer.data {
-            data.insert("cached_tokens".into(), place.cached_tokens.into());
+            data.insert("cached_tokens".into(), cached_tokens.into());
         }
-        let mut pieces = self.door.fetch(&transfer, ctx).await?;
+        let (blocks, _) = Blocks::read(&transfer.data)?;
+        // All but the last token, which is computed for what comes next.
+        if cached_tokens.saturating_add(1) >= blocks.prompt_tokens {
+            tell(&commands, id).await;
+            // The other side lets go of what it holds, where it is still there.
+            if let Ok(mut pieces) = self.door.fetch(&transfer, ctx).await {
+                drop(pieces.next().await);
+            }
+            return Ok(());
+        }
+        let received = pin!(self.receive(&transfer, id, &commands, ctx));
+        match select(lost, received).await {
+            // The sequence has ended, or computes its prompt itself.
+            Either::Left(_) => Ok(()),
+            Either::Right((received, _)) => received,
+        }
+    }
+
+    async fn receive(
+        &self,
+        transfer: &TransferParams,
+        id: SequenceId,
+        commands: &mpsc::WeakSender<Command>,
+        ctx: RequestContext,
+    ) -> Result<(), EngineError> {
+        let mut pieces = self.door.fetch(transfer, ctx).await?;
         while let Some(piece) = pieces.next().await {
             piece?;
         }
-        if let Some(commands) = commands.upgrade() {
-            // A rank that has stopped ends the answer.
-            drop(commands.send(Command::Received(place.id)).await);
-        }
+        tell(commands, id).await;
         Ok(())
+    }
+}
+
+/// Tells the rank that a sequence's blocks have come.
+async fn tell(commands: &mpsc::WeakSender<Command>, id: SequenceId) {
+    if let Some(commands) = commands.upgrade() {
+        // A rank that has stopped ends the answer.
+        drop(commands.send(Command::Received(id)).await);
     }
 }
 
@@ -143,6 +180,17 @@ pub(crate) struct Place {
     pub(crate) id: SequenceId,
     /// Tokens whose blocks are there already.
     pub(crate) cached_tokens: usize,
+    /// Closed once the sequence has the place no more.
+    pub(crate) lost: oneshot::Receiver<()>,
+}
+
+/// How far the blocks of a request of a decode instance are.
+#[derive(Debug)]
+pub(crate) enum Receives {
+    /// Told once there is a place for them.
+    Expected(oneshot::Sender<Place>),
+    /// They come, until this is dropped.
+    Running { _place: oneshot::Sender<()> },
 }
 
 /// What a request of a prefill instance needs for its end.

@@ -1,0 +1,139 @@
+//! Prefill and decode apart: what becomes of a fetch of KV blocks.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use genset_backend_common::output::Finished;
+use genset_backend_common::{
+    DrainContext, EngineError, GenerateRequest, LLMEngine, Output, RequestContext, Role,
+    StartContext, TokenId, async_trait,
+    transfer::{KvBytes, KvCarrier, KvTransfers, LocalKvCarrier, TransferParams},
+};
+use genset_engine_mocker::{MockerArgs, MockerEngine};
+use tokio::sync::Notify;
+
+use crate::common::{args, engine};
+
+async fn started(role: Role, kv_transfers: KvTransfers, args: MockerArgs) -> MockerEngine {
+    let engine = engine(args);
+    let start = StartContext {
+        role,
+        kv_transfers,
+        ..StartContext::detached(1)
+    };
+    engine.start(start).await.unwrap();
+    engine
+}
+
+fn request(prompt_tokens: u32) -> GenerateRequest {
+    let prompt: Vec<TokenId> = (0..prompt_tokens).collect();
+    let mut request = GenerateRequest::from_tokens("m", prompt);
+    request.stop.max_tokens = Some(4);
+    request
+}
+
+async fn answer(engine: &MockerEngine, request: GenerateRequest) -> (Vec<TokenId>, Finished) {
+    let mut outputs = engine
+        .generate(request, RequestContext::new("r"))
+        .await
+        .unwrap();
+    let mut tokens = Vec::new();
+    loop {
+        match outputs.next().await.unwrap().unwrap() {
+            Output::Tokens(chunk) => tokens.extend(chunk.token_ids),
+            Output::Finished(finished) => {
+                tokens.extend(finished.last.token_ids.iter());
+                return (tokens, *finished);
+            }
+            Output::Text(_) | Output::Embeddings(_) | Output::Scores(_) => {
+                panic!("an answer without tokens")
+            }
+        }
+    }
+}
+
+/// The same request for a decode instance, with the blocks that a prefill instance has computed.
+async fn prefilled(prefill: &MockerEngine, request: &GenerateRequest) -> GenerateRequest {
+    let (_, finished) = answer(prefill, request.clone()).await;
+    let mut second = request.clone();
+    second.transfer = finished.transfer;
+    assert!(second.transfer.is_some());
+    second
+}
+
+/// The prefill instance may be gone by then.
+#[tokio::test(start_paused = true)]
+async fn an_answer_whose_blocks_are_here_depends_on_nobody() {
+    let carrier = LocalKvCarrier::default();
+    let prefill = started(Role::Prefill, carrier.join(1), args()).await;
+    let decode = started(Role::Decode, carrier.join(2), args()).await;
+    // Two full blocks and the last token.
+    let asked = request(33);
+    let first = prefilled(&prefill, &asked).await;
+    let (expected, _) = answer(&decode, first).await;
+    let second = prefilled(&prefill, &asked).await;
+    let deadline = Duration::from_millis(1);
+    prefill.drain(DrainContext { deadline }).await.unwrap();
+    prefill.cleanup().await.unwrap();
+    assert_eq!(answer(&decode, second).await.0, expected);
+    decode.cleanup().await.unwrap();
+}
+
+/// Fetches nothing, and fails when it is told to.
+#[derive(Debug, Default)]
+struct StuckCarrier {
+    is_asked: Notify,
+    fails: Notify,
+}
+
+#[async_trait]
+impl KvCarrier for StuckCarrier {
+    async fn fetch(
+        &self,
+        _transfer: &TransferParams,
+        _ctx: RequestContext,
+    ) -> Result<KvBytes, EngineError> {
+        self.is_asked.notify_one();
+        self.fails.notified().await;
+        Err(KvTransfers::lost("as a test has it"))
+    }
+}
+
+/// One that loses its place while its blocks come computes its prompt itself, so they may be lost.
+#[tokio::test(start_paused = true)]
+async fn a_fetch_ends_with_the_place_it_is_for() {
+    let few = MockerArgs {
+        num_gpu_blocks: 16,
+        ..args()
+    };
+    let prefill = started(Role::Prefill, KvTransfers::new(1), args()).await;
+    let whole = started(Role::Aggregated, KvTransfers::new(2), args()).await;
+    let stuck = Arc::new(StuckCarrier::default());
+    let door = KvTransfers::new(3);
+    door.connect(stuck.clone(), None);
+    let decode = started(Role::Decode, door, few).await;
+    let (expected, _) = answer(&whole, request(100)).await;
+    let yields = prefilled(&prefill, &request(100)).await;
+    let mut urgent = request(180);
+    urgent.priority = 1;
+    urgent.transfer = Some(TransferParams::none());
+    let urgent = async {
+        stuck.is_asked.notified().await;
+        answer(&decode, urgent).await;
+        stuck.fails.notify_one();
+    };
+    let ((tokens, _), ()) = tokio::join!(answer(&decode, yields), urgent);
+    assert_eq!(tokens, expected);
+    for engine in [prefill, whole, decode] {
+        engine.cleanup().await.unwrap();
+    }
+}
