@@ -33,7 +33,7 @@ use genset_backend_common::{
 use genset_sampling::Sampler;
 use genset_sampling::guided::{Guide, GuideFactory};
 use parking_lot::Mutex;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{JoinSet, spawn_blocking};
 
 use self::adapters::Adapters;
@@ -64,6 +64,8 @@ pub struct CandleEngine {
 struct Running {
     serving: Serving,
     compiling: Arc<Semaphore>,
+    /// Places of compiled grammars whose sequences have chosen no token yet, as many as may run: each may take dozens of megabytes.
+    compiled: Arc<Semaphore>,
     /// Wakes readers.
     tasks: Mutex<JoinSet<()>>,
 }
@@ -110,8 +112,12 @@ impl CandleEngine {
         tasks.spawn(readers.serve());
         let holds = serving.transfers.holds.clone();
         tasks.spawn(async move { holds.expire().await });
+        let places = serving.config.max_num_seqs.map_or(COMPILING, |most| {
+            usize::try_from(most).unwrap_or(Semaphore::MAX_PERMITS)
+        });
         Ok(Running {
             serving,
+            compiled: Arc::new(Semaphore::new(places)),
             compiling: Arc::new(Semaphore::new(COMPILING)),
             tasks: Mutex::new(tasks),
         })
@@ -242,7 +248,7 @@ impl Running {
             .vocab_size
             .map_or(0, |size| usize::try_from(size.get()).unwrap_or(usize::MAX));
         let sampler = Sampler::try_new(&request, vocab_size, random_seed())?;
-        let guide = self.guide(&request).await?;
+        let (guide, place_of_guide) = self.guide(&request).await?.unzip();
         let sampler = sampler.with_ends(guide.as_ref().map_or(&[][..], Guide::ends));
         let max_tokens = request.max_tokens(config.context_length_tokens);
         let far = ctx.child();
@@ -266,6 +272,7 @@ impl Running {
             outlet,
             sampler,
             guide,
+            place_of_guide,
             stop: request.stop,
             max_tokens,
             prefill,
@@ -297,8 +304,11 @@ impl Running {
         Ok(receiving(outputs, fetch))
     }
 
-    /// Compiles a request's grammar where it holds up nobody.
-    async fn guide(&self, request: &GenerateRequest) -> Result<Option<Guide>, EngineError> {
+    /// Compiles a request's grammar where it holds up nobody, once there is a place for it.
+    async fn guide(
+        &self,
+        request: &GenerateRequest,
+    ) -> Result<Option<(Guide, OwnedSemaphorePermit)>, EngineError> {
         if request.guided.is_none() {
             return Ok(None);
         }
@@ -309,6 +319,11 @@ impl Running {
             )
         };
         let guides = self.serving.guides.clone().ok_or_else(none)?;
+        let place = Arc::clone(&self.compiled).acquire_owned().await;
+        let place = place.map_err(|_| has_stopped())?;
+        if self.serving.commands.is_closed() {
+            return Err(has_stopped());
+        }
         let request = request.clone();
         let permit = Arc::clone(&self.compiling)
             .acquire_owned()
@@ -318,11 +333,12 @@ impl Running {
             let _permit = permit;
             guides.compile_for(&request)
         });
-        compiling.await.unwrap_or_else(|_| {
+        let guide = compiling.await.unwrap_or_else(|_| {
             Err(EngineError::internal(
                 "compiling a grammar panicked; please report it",
             ))
-        })
+        })?;
+        Ok(guide.map(|guide| (guide, place)))
     }
 
     /// Does not keep the engine thread alive: a stream may outlive the engine.

@@ -251,7 +251,8 @@ impl Core {
         let wanting = rows.iter().filter(|row| row.wants_token);
         wanting
             .filter_map(|row| {
-                let active = self.requests.remove(&row.id)?;
+                let mut active = self.requests.remove(&row.id)?;
+                active.place_of_guide = None;
                 Some(Choosing::new(row.id, active, row.drafts.clone()))
             })
             .collect()

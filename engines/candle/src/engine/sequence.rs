@@ -10,6 +10,7 @@ use genset_backend_common::{EngineError, StopConditions, TokenId};
 use genset_sampling::guided::Guide;
 use genset_sampling::{Sampled, Sampler, TokenMask};
 use genset_scheduler::{FreedSequences, Outcome, SequenceId};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::adapters::LoadedAdapter;
 use super::forward::Fetched;
@@ -22,6 +23,8 @@ pub(crate) struct Active {
     pub(crate) outlet: Outlet,
     pub(crate) sampler: Sampler,
     pub(crate) guide: Option<Guide>,
+    /// Its guide's place among those that wait, until it chooses its first token.
+    pub(crate) place_of_guide: Option<OwnedSemaphorePermit>,
     pub(crate) stop: StopConditions,
     /// At least 1; prompt and answer together fit the context.
     pub(crate) max_tokens: u32,
@@ -287,6 +290,7 @@ mod tests {
             outlet,
             sampler: Sampler::try_new(&request, 2, 0).unwrap(),
             guide,
+            place_of_guide: None,
             stop: request.stop,
             max_tokens: 9,
             prefill: None,

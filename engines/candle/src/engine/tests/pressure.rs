@@ -88,6 +88,41 @@ async fn a_prompt_larger_than_the_cache_is_refused_and_an_answer_ends_with_it() 
     }
 }
 
+/// No more grammars are compiled for sequences that wait than may run.
+#[tokio::test(flavor = "multi_thread")]
+async fn compiled_grammars_that_wait_are_few() {
+    let fake = few(40, 1);
+    let switches = Arc::clone(&fake.switches);
+    let live = Live::start(fake).await;
+    let places = || {
+        let running = live.engine.state.get().unwrap();
+        running.compiled.available_permits()
+    };
+    let guided = || {
+        let mut guided = request(&[1, 2, 3], 5);
+        let digits = genset_backend_common::GuidedDecoding::Regex("[0-9]{5,99}".into());
+        guided.guided = Some(digits.into());
+        guided
+    };
+    let sent = tokio::task::block_in_place(|| {
+        let _held = switches.gate.lock();
+        tokio::runtime::Handle::current().block_on(async {
+            // It runs, so the second has its place.
+            let first = live.send(guided()).await.unwrap();
+            let second = live.send(guided()).await.unwrap();
+            assert_eq!(places(), 0);
+            assert!(live.send(guided()).now_or_never().is_none());
+            [first, second]
+        })
+    });
+    for outputs in sent {
+        assert_eq!(read(outputs).await.unwrap().0.len(), 5);
+    }
+    assert_eq!(live.answer(guided()).await.unwrap().0.len(), 5);
+    live.idle().await;
+    assert_eq!(places(), 1);
+}
+
 #[tokio::test]
 async fn a_full_queue_refuses() {
     let mut fake = few(40, 1);
