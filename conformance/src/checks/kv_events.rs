@@ -51,7 +51,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("KV11", Soak, KvEvents, "after a long random workload the index built from events is what the cache is",
         clause: "StartContext::kv_events",
         breaks: "indexes that drift by a block in a thousand requests: after a day the router is guessing", soak::index_is_the_cache),
-    check!("KV12", Core, KvEvents, "prompts of different salts reuse nothing of each other, and their blocks have salted hashes",
+    check!("KV12", Core, KvEvents, "prompts of different salts, and those without one, reuse nothing of each other, and their blocks have salted hashes",
         clause: "GenerateRequest::cache_salt",
         breaks: "a tenant that finds out another's prompts by what is cached of its own", salts_keep_apart),
     check!("KV13", Strict, KvEvents, "blocks of prompts that come together are stored after blocks of their own prompt",
@@ -468,16 +468,16 @@ async fn salts_keep_apart(trial: Trial) -> CheckResult {
     let size = block_size(&live)?;
     let mut index = Index::of(&live);
     let prompt = live.prompt(block_count(&live, 3, 1 + GENERATED_TOKENS)? * size + 1, 1);
-    for salt in ["one", "two"] {
+    for salt in [Some("one"), None, Some("two")] {
         let mut request = greedy(&live, prompt.clone(), GENERATED);
-        request.cache_salt = Some(salt.into());
+        request.cache_salt = salt.map(Into::into);
         let usage = live.answer(request).await?.usage();
         let cached = usage.and_then(|usage| usage.cached_tokens).unwrap_or(0);
         ensure!(
             cached == 0,
-            "a prompt with the salt {salt:?} reused {cached} tokens of one with another salt"
+            "a prompt of the salt {salt:?} reused {cached} tokens of one with another or none"
         );
-        let expected = salted_chain(&live, Some(salt), &prompt);
+        let expected = salted_chain(&live, salt, &prompt);
         index.until_live(&live, &expected).await?;
     }
     Ok(())

@@ -119,6 +119,7 @@ pub(super) enum Flaw {
     AbandonedFreedSilently,
     LateEvents,
     SaltIgnored,
+    UnsaltedForAll,
     StoredTogether,
     // Prefill and decode.
     WrongSource,

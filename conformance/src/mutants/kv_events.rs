@@ -79,6 +79,12 @@ pub(super) const MUTANTS: &[Mutant] = &[
         build: |_, _| with_flaw(Flaw::SaltIgnored),
     },
     Mutant {
+        name: "unsalted-blocks-for-all",
+        stands_for: "a lookup that falls back on the blocks of prompts without a salt",
+        killed_by: &["KV12"],
+        build: |_, _| with_flaw(Flaw::UnsaltedForAll),
+    },
+    Mutant {
         name: "stored-together",
         stands_for: "the blocks of a step in one event, as if they were one sequence's",
         killed_by: &["KV13", "RD05"],

@@ -121,10 +121,14 @@ impl Decoder {
         if running.flaw == Flaw::PartialBlocks && full < tokens.len() {
             chain.push(Xxh3BlockHasher::new().hash_block(last_block, &tokens[full..]));
         }
-        let cached_blocks = running
+        let mut cached_blocks = running
             .cache
             .lock()
             .matching(&chain[..tokens.len() / block_len()]);
+        if running.flaw == Flaw::UnsaltedForAll {
+            let unsalted = hash_blocks(&Xxh3BlockHasher::new(), None, &tokens, block_size());
+            cached_blocks = cached_blocks.max(running.cache.lock().matching(&unsalted));
+        }
         let cached_tokens = match running.flaw {
             Flaw::CachedNotCounted => 0,
             Flaw::OwnBlocksCached => {
