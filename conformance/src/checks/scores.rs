@@ -1,9 +1,7 @@
 //! SC: scores, of engines that declare that they score pairs of texts.
 
 use genset_backend_common::{
-    GenerateRequest, Input, Output, TokenId,
-    config::{Deviation, InputKind},
-    request::ScorePair,
+    GenerateRequest, Input, Output, TokenId, config::InputKind, request::ScorePair,
 };
 
 use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
@@ -81,7 +79,7 @@ async fn started(trial: &Trial) -> Result<Live, Stop> {
 
 async fn one_each_in_order(trial: Trial) -> CheckResult {
     let live = started(&trial).await?;
-    let may_vary = (live.config.capabilities).deviates(Deviation::BatchVariant);
+    let may_vary = live.varies_with_batch();
     let pairs = pairs(&live);
     let together = score(&live, pairs.clone()).await?;
     for (place, (pair, among_others)) in pairs.into_iter().zip(together).enumerate() {

@@ -4,18 +4,34 @@ use std::sync::Arc;
 
 use genset_backend_common::{
     EngineConfig, EngineError, Finish, GenerateRequest, Input, LLMEngine, OutputStream,
-    RequestContext, TokenId, async_trait, config::InputKind, output,
+    RequestContext, TokenId, async_trait,
+    config::{Deviation, InputKind},
+    output,
 };
 
 use super::Mutant;
 use super::fault::{Fault, digest, with_fault};
 
-pub(super) const CONTROLS: &[Mutant] = &[Mutant {
-    name: "embeds",
-    stands_for: "an engine that embeds, and generates too",
-    killed_by: &[],
-    build: |clean, scenario| with_fault(clean, scenario, Embeds(|_, _| {})),
-}];
+pub(super) const CONTROLS: &[Mutant] = &[
+    Mutant {
+        name: "embeds",
+        stands_for: "an engine that embeds, and generates too",
+        killed_by: &[],
+        build: |clean, scenario| with_fault(clean, scenario, Embeds::new(|_, _| {})),
+    },
+    Mutant {
+        name: "embeds-batch-variant",
+        stands_for: "an engine that embeds and declares that sums may be rounded otherwise in a batch",
+        killed_by: &[],
+        build: |clean, scenario| {
+            let embeds = Embeds {
+                wrong: ROUNDED_IN_COMPANY,
+                deviations: &[Deviation::BatchVariant],
+            };
+            with_fault(clean, scenario, embeds)
+        },
+    },
+];
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
@@ -31,7 +47,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
                     .map(|place| embeddings[*place].clone())
                     .collect();
             };
-            with_fault(clean, scenario, Embeds(sort))
+            with_fault(clean, scenario, Embeds::new(sort))
         },
     },
     Mutant {
@@ -47,7 +63,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
                     place == 1 || *embedding != first
                 });
             };
-            with_fault(clean, scenario, Embeds(once))
+            with_fault(clean, scenario, Embeds::new(once))
         },
     },
     Mutant {
@@ -62,8 +78,14 @@ pub(super) const MUTANTS: &[Mutant] = &[
                     embedding[0] += f32::from(padding);
                 }
             };
-            with_fault(clean, scenario, Embeds(padded))
+            with_fault(clean, scenario, Embeds::new(padded))
         },
+    },
+    Mutant {
+        name: "embedded-with-other-rounding",
+        stands_for: "a kernel chosen by the size of the batch, in an engine that does not say so",
+        killed_by: &["EM01"],
+        build: |clean, scenario| with_fault(clean, scenario, Embeds::new(ROUNDED_IN_COMPANY)),
     },
     Mutant {
         name: "single-token-divides",
@@ -77,7 +99,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
                     }
                 }
             };
-            with_fault(clean, scenario, Embeds(divided))
+            with_fault(clean, scenario, Embeds::new(divided))
         },
     },
     Mutant {
@@ -94,7 +116,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
                     }
                 }
             };
-            with_fault(clean, scenario, Embeds(normalised))
+            with_fault(clean, scenario, Embeds::new(normalised))
         },
     },
 ];
@@ -102,8 +124,28 @@ pub(super) const MUTANTS: &[Mutant] = &[
 /// What is done to the embeddings of inputs.
 type Wrong = fn(&mut Vec<Vec<f32>>, &[Vec<TokenId>]);
 
-/// Adds embeddings to a clean engine.
-struct Embeds(Wrong);
+/// Adds embeddings to a clean engine, which declares these deviations.
+struct Embeds {
+    wrong: Wrong,
+    deviations: &'static [Deviation],
+}
+
+impl Embeds {
+    fn new(wrong: Wrong) -> Self {
+        Self {
+            wrong,
+            deviations: &[],
+        }
+    }
+}
+
+/// Other in the last bits where there are several.
+const ROUNDED_IN_COMPANY: Wrong = |embeddings, inputs| {
+    if inputs.len() > 1 {
+        let numbers = embeddings.iter_mut().flatten();
+        numbers.for_each(|number| *number *= 1.0 + 4.0 * f32::EPSILON);
+    }
+};
 
 /// Numbers that tell inputs apart.
 fn embedding(input: &[TokenId]) -> Vec<f32> {
@@ -116,6 +158,7 @@ fn embedding(input: &[TokenId]) -> Vec<f32> {
 impl Fault for Embeds {
     fn declare(&self, config: &mut EngineConfig) {
         config.capabilities.inputs.insert(InputKind::Embed);
+        config.capabilities.deviations.extend(self.deviations);
     }
 
     async fn generate(
@@ -128,7 +171,7 @@ impl Fault for Embeds {
             return inner.generate(request, ctx).await;
         };
         let mut embeddings = inputs.iter().map(|input| embedding(input)).collect();
-        self.0(&mut embeddings, inputs);
+        (self.wrong)(&mut embeddings, inputs);
         Ok(output::stream(ctx, |out| async move {
             out.embeddings(embeddings).await?;
             Ok(Finish::stop())
