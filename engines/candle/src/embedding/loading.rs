@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use genset_backend_common::{
-    Capabilities, EngineConfig, EngineError, StartContext, config::InputKind,
+    Capabilities, EngineConfig, EngineError, StartContext,
+    config::{Deviation, InputKind},
 };
 
 use crate::args::CandleArgs;
@@ -111,7 +112,7 @@ impl EmbedderLoader for CheckoutLoader {
         };
         let head = &mut |folder: &str| open.head_weights(folder);
         let model = Embedder::try_new(&open.backbone, &open.head, &mut weights, head, room)?;
-        let config = engine_config(&open, room);
+        let config = engine_config(&open, room, device.is_cpu());
         let max_tokens = config.context_length_tokens;
         tracing::info!(
             model = open.name,
@@ -131,7 +132,7 @@ impl EmbedderLoader for CheckoutLoader {
     }
 }
 
-fn engine_config(open: &OpenEmbedder, room: StepRoom) -> EngineConfig {
+pub(super) fn engine_config(open: &OpenEmbedder, room: StepRoom, is_cpu: bool) -> EngineConfig {
     let longest = open.max_tokens.min(room.tokens);
     if longest < open.max_tokens {
         tracing::warn!(
@@ -145,6 +146,11 @@ fn engine_config(open: &OpenEmbedder, room: StepRoom) -> EngineConfig {
             Purpose::Embed => InputKind::Embed,
             Purpose::Score => InputKind::Score,
         }]),
+        // On a GPU a row is computed by other kernels where more rows are beside it.
+        deviations: (!is_cpu)
+            .then_some(Deviation::BatchVariant)
+            .into_iter()
+            .collect(),
         ..Capabilities::default()
     };
     let mut config = EngineConfig::new(open.name.clone(), narrow(longest))

@@ -4,12 +4,16 @@ use std::path::PathBuf;
 
 use futures_util::StreamExt;
 use genset_backend_common::output::Finished;
-use genset_backend_common::{Output, TokenId, config::InputKind};
+use genset_backend_common::{
+    Output, TokenId,
+    config::{Deviation, InputKind},
+};
 
-use super::loading::{LoadedEmbedder, MakeVectors};
+use super::loading::{LoadedEmbedder, MakeVectors, engine_config};
 use super::*;
 use crate::DeviceChoice;
 use crate::engine::forward::ForwardError;
+use crate::load::OpenEmbedder;
 use crate::model::embedder::StepRoom;
 
 fn checkout(name: &str) -> PathBuf {
@@ -74,6 +78,19 @@ async fn a_checkout_is_served_with_its_own_length_and_vocabulary() {
         assert_eq!(answer(&engine, bad).await.unwrap_err().kind(), kind);
     }
     engine.cleanup().await.unwrap();
+}
+
+#[test]
+fn a_vector_may_depend_on_its_batch_on_a_gpu_alone() {
+    let open = OpenEmbedder::open(&checkout("bert")).unwrap();
+    let room = StepRoom {
+        tokens: 512,
+        sequences: 4,
+    };
+    for is_cpu in [true, false] {
+        let can = engine_config(&open, room, is_cpu).capabilities;
+        assert_eq!(can.deviates(Deviation::BatchVariant), !is_cpu);
+    }
 }
 
 #[tokio::test]
