@@ -79,7 +79,7 @@ async fn answer(engine: &MockerEngine, request: GenerateRequest) -> Answer {
 #[tokio::test(start_paused = true)]
 async fn a_step_takes_what_its_model_says_over_the_speedup() {
     for (speedup_ratio, expected) in [(1.0, [100, 110, 120, 130]), (10.0, [10, 11, 12, 13])] {
-        let (engine, _) = started(MockerArgs {
+        let (engine, start) = started(MockerArgs {
             prefill_ms: TimeModel::constant(100.0),
             decode_ms: TimeModel::constant(10.0),
             speedup_ratio,
@@ -88,6 +88,7 @@ async fn a_step_takes_what_its_model_says_over_the_speedup() {
         .await;
         let answer = answer(&engine, request(prompt(1, 40), 4)).await;
         assert_eq!(answer.at_ms, expected, "{speedup_ratio}");
+        assert_eq!(start.health.steps(), 4);
         engine.cleanup().await.unwrap();
     }
 }
