@@ -11,8 +11,8 @@ mod screen;
 mod stdin;
 
 use std::fmt::Display;
-use std::io::Write;
-use std::sync::Arc;
+use std::io::{self, Write};
+use std::sync::{Arc, OnceLock};
 
 use genset_backend_common::{EngineError, card::EndpointType};
 use genset_frontend::batch::SeenModels;
@@ -26,15 +26,37 @@ use self::question::{Asker, CONTINUATION_TOKENS};
 use self::screen::Screen;
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
 
-/// Writes to standard output at once. A reader that has gone is no error of ours.
+/// Why something that was printed is lost.
+static LOST: OnceLock<io::Error> = OnceLock::new();
+
+/// Writes to standard output at once. A reader that has gone is no error of ours; any other is kept for [`lost_output`].
 pub(crate) fn print(text: &str) {
-    let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    if let Err(error) = write(text)
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        let _ = LOST.set(error);
+    }
+}
+
+/// As [`print`], what a server says and does without.
+pub(crate) fn announce(text: &str) {
+    let _ = write(text);
+}
+
+fn write(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// Why standard output lacks something that was printed, as where its disk is full.
+pub(crate) fn lost_output() -> Option<&'static io::Error> {
+    LOST.get()
 }
 
 /// Writes a line to standard error. Where it cannot be written there is nobody to tell, and the exit code says the rest.
 pub(crate) fn note(line: impl Display) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
 /// Says on standard error why the program ends.

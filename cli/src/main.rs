@@ -35,19 +35,30 @@ const FAILED: u8 = 1;
 
 fn main() -> ExitCode {
     signals::end_process_1();
-    let command = match args::parse() {
-        Ok(command) => command,
-        Err(error) => return failed(&error),
+    let code = match args::parse() {
+        Ok(command) => perform(command),
+        Err(error) => failed(&error),
     };
+    ExitCode::from(match input::lost_output() {
+        Some(error) if code == 0 => {
+            input::complain(format_args!("standard output cannot be written: {error}"));
+            FAILED
+        }
+        Some(_) | None => code,
+    })
+}
+
+/// Does what was asked; returns the exit code.
+fn perform(command: Command) -> u8 {
     match command {
         Command::Print(text) => {
             input::print(&text);
-            ExitCode::SUCCESS
+            0
         }
         Command::Conform(command) => coded(conform::perform(*command)),
         Command::Bench(command) => coded(bench::perform(&command)),
         Command::Simulate(args) => coded(simulate::perform(&args)),
-        Command::Pull(args) => hub::pull(&args).map_or_else(|error| failed(&error), ExitCode::from),
+        Command::Pull(args) => hub::pull(&args).unwrap_or_else(|error| failed(&error)),
         Command::List(args) => coded(hub::list(&args)),
         Command::Doctor(args) => coded(doctor::perform(&args)),
         Command::Tune(args) => coded(tune::perform(&args)),
@@ -60,38 +71,38 @@ fn main() -> ExitCode {
             input::print(&format!(
                 "The key, for its owner; it is shown this once:\n\n{key}\n\nFor the file of --api-keys:\n\n{lines}"
             ));
-            ExitCode::SUCCESS
+            0
         }
         Command::Python { module, arguments } => {
             input::complain(python::become_module(module, &arguments));
-            ExitCode::from(USAGE_ERROR)
+            USAGE_ERROR
         }
         Command::Run(config) => run(*config),
     }
 }
 
 /// The exit code of a command that says how it went, or why it could not.
-fn coded(outcome: Result<u8, EngineError>) -> ExitCode {
+fn coded(outcome: Result<u8, EngineError>) -> u8 {
     match outcome {
-        Ok(code) => ExitCode::from(code),
+        Ok(code) => code,
         Err(error) => {
             input::complain(error);
-            ExitCode::from(USAGE_ERROR)
+            USAGE_ERROR
         }
     }
 }
 
 /// Says why nothing was begun, and whether it is for what was asked.
-fn failed(error: &EngineError) -> ExitCode {
+fn failed(error: &EngineError) -> u8 {
     input::complain(error);
     let is_usage = matches!(
         error.kind(),
         ErrorKind::InvalidArgument | ErrorKind::Unsupported
     );
-    ExitCode::from(if is_usage { USAGE_ERROR } else { FAILED })
+    if is_usage { USAGE_ERROR } else { FAILED }
 }
 
-fn run(config: args::RunConfig) -> ExitCode {
+fn run(config: args::RunConfig) -> u8 {
     let (verbose, quiet) = (config.worker.verbose, config.input.is_interactive());
     let _logging = genset_runtime::init_logging_with_console(verbose, quiet, config.tokio_console);
     if let Some(remark) = config.remark {
@@ -104,7 +115,7 @@ fn run(config: args::RunConfig) -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => {
             input::complain(format_args!("the async runtime cannot be started: {error}"));
-            return ExitCode::FAILURE;
+            return FAILED;
         }
     };
     signals::outlive_file_limit(&runtime);
@@ -117,5 +128,5 @@ fn run(config: args::RunConfig) -> ExitCode {
     };
     // A thread that an engine blocks, or that waits for a line, must not keep the process.
     runtime.shutdown_timeout(Duration::from_millis(500));
-    ExitCode::from(code)
+    code
 }

@@ -52,7 +52,7 @@ pub(super) async fn run_with_worker(
 pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, EngineError> {
     let server = bind(node).await?;
     let _status = node.status_without_worker(server.models()).await?;
-    input::print(&input::banner_without_model(&node.config, &server));
+    input::announce(&input::banner_without_model(&node.config, &server));
     let name = signals.next().await;
     tracing::info!("{name}: draining; a second signal stops at once");
     server.drain();
@@ -129,7 +129,7 @@ async fn serve(
 ) -> u8 {
     tokio::select! {
         ready = ready(&worker, server.models()) => match ready {
-            Ok(model) => input::print(&input::banner(config, &server, &model)),
+            Ok(model) => input::announce(&input::banner(config, &server, &model)),
             Err(NotReady::Stopped(report)) => return end(report, &server).await,
             Err(NotReady::Unservable(error)) => {
                 let report = shut_down(&worker, &mut signals).await;

@@ -48,6 +48,44 @@ async fn what_cannot_be_asked_fails_with_one_line() {
     }
 }
 
+/// How it ends where standard output is `stdout`.
+async fn ended_with(words: &[&str], stdout: impl Into<Stdio>) -> (Option<i32>, String) {
+    let mut command = genset(words);
+    command
+        .stdin(Stdio::piped())
+        .stdout(stdout)
+        .stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // What reads nothing may be gone.
+    stdin.write_all(b"hello\n").await.unwrap_or_default();
+    drop(stdin);
+    let ended = soon(child.wait_with_output()).await.unwrap();
+    let stderr = String::from_utf8_lossy(&ended.stderr).into_owned();
+    (ended.status.code(), stderr)
+}
+
+#[tokio::test]
+async fn an_output_that_is_full_is_a_failure_and_a_reader_that_has_gone_is_none() {
+    for words in [
+        &["run", "in=stdin", "out=echo_full"][..],
+        &["run", "in=text", "out=echo_full"],
+        &["key", "app"],
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full");
+        let (code, stderr) = ended_with(words, full.unwrap()).await;
+        assert_eq!(code, Some(1), "{words:?}: {stderr}");
+        let expected = "error: standard output cannot be written: ";
+        assert!(stderr.starts_with(expected), "{words:?}: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{words:?}: {stderr}");
+
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let (code, stderr) = ended_with(words, writer).await;
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{words:?}");
+    }
+}
+
 /// Starts a program whose input is open, with its log on a pipe.
 fn open_ended(words: &[&str]) -> Child {
     let mut command = genset(&["run", "in=stdin"]);
