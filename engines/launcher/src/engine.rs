@@ -112,6 +112,7 @@ impl LauncherEngine {
             tasks: self.supervision.tasks().clone(),
             progress: ctx.progress.clone(),
             load: Arc::clone(&load),
+            kv_source: source.clone(),
             kv_followers: Arc::clone(&followers),
         };
         let started = self.supervision.start(program, terms(config), ctx).await;

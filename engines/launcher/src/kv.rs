@@ -87,6 +87,11 @@ impl KvSource {
         Ok(Some(Arc::new(source)))
     }
 
+    /// The folder of the sockets.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// The server's arguments.
     pub(crate) fn args(&self) -> [String; 2] {
         let mut config = json!({

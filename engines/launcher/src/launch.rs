@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::config::LauncherConfig;
 use crate::failure::ServerFailure;
 use crate::health;
 use crate::key::ApiKey;
-use crate::kv::KvFollower;
+use crate::kv::{KvFollower, KvSource};
 use crate::lines::log;
 use crate::load::ServerLoad;
 use crate::ports::Ports;
@@ -33,6 +34,8 @@ pub(crate) struct Launch {
     pub(crate) progress: ProgressReporter,
     /// Follows the load of each server.
     pub(crate) load: Arc<ServerLoad>,
+    /// Where it publishes KV events, if it does.
+    pub(crate) kv_source: Option<Arc<KvSource>>,
     /// Who follow the KV events of each server, one a rank; known once the first has told of itself.
     pub(crate) kv_followers: Arc<OnceLock<Vec<KvFollower>>>,
 }
@@ -62,7 +65,14 @@ impl Launch {
             .envs(ports.side_channel.iter().flat_map(side_channel));
         // The server reads its key there.
         let settings = key.give(self.plan.dialect.flags().key, &mut command)?;
-        let mut process = Process::spawn(command, Duration::ZERO, (settings, ports))?;
+        let settings_path = settings.iter().map(|file| file.path().to_owned());
+        let kv_folder = self
+            .kv_source
+            .iter()
+            .map(|source| source.folder().to_owned());
+        let leftovers: Vec<PathBuf> = settings_path.chain(kv_folder).collect();
+        let kept = (settings, ports);
+        let mut process = Process::spawn(command, Duration::ZERO, &leftovers, kept)?;
         let limits = LineLimits {
             kept: self.config.log_lines,
             keeps_stdout: true,

@@ -308,26 +308,36 @@ async fn a_start_that_is_dropped_leaves_no_server() {
 
 /// The parent is this test's own binary, run again for the one test below.
 #[tokio::test]
-async fn the_server_dies_with_a_parent_that_is_killed() {
-    let mut reports = Reports::listen().await;
-    let mut parent = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "parent_for_the_test_above", "--nocapture"])
-        .env("LAUNCHER_TEST_REPORT", reports.flag())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let pid = reports.next("pid").await.as_u64().unwrap();
-    kill(parent.id().into());
-    parent.wait().unwrap();
-    is_gone(pid).await;
+async fn the_server_and_its_files_go_with_a_parent_that_is_killed() {
+    // One has a folder for its KV events, the other a file with its key.
+    for api in ["vllm", "sglang"] {
+        let mut reports = Reports::listen().await;
+        let temporary = tempfile::tempdir().unwrap();
+        let files = || std::fs::read_dir(temporary.path()).unwrap().count();
+        let mut parent = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "parent_for_the_test_above", "--nocapture"])
+            .env("LAUNCHER_TEST_REPORT", reports.flag())
+            .env("LAUNCHER_TEST_API", api)
+            .env("TMPDIR", temporary.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = reports.next("pid").await.as_u64().unwrap();
+        assert_eq!(files(), 1, "{api}");
+        kill(parent.id().into());
+        parent.wait().unwrap();
+        is_gone(pid).await;
+        assert_eq!(files(), 0, "{api}");
+    }
 }
 
 #[tokio::test]
 async fn parent_for_the_test_above() {
-    let Ok(flag) = std::env::var("LAUNCHER_TEST_REPORT") else {
+    let read = |name| std::env::var(name).ok();
+    let (Some(flag), Some(api)) = (read("LAUNCHER_TEST_REPORT"), read("LAUNCHER_TEST_API")) else {
         return;
     };
-    let _running = started(config("vllm", &[&flag])).await;
+    let _running = started(config(&api, &[&flag])).await;
     std::future::pending::<()>().await;
 }

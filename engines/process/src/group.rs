@@ -1,16 +1,16 @@
 //! [`GuardedGroup`]: a child and all that it started, which die with this process.
 
 use std::io;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, ChildStdin, Command};
 
-/// What the guard runs, with the seconds that the group has when our end of the pipe is gone. Signals that a terminal sends to
+/// What the guard runs, with the seconds that the group has when our end of the pipe is gone, and what is removed then. Signals that a terminal sends to
 /// everybody, or a member of the group to all of it, are not for the guard.
-const GUARD: &str =
-    "trap '' HUP INT QUIT TERM USR1 USR2 PIPE ALRM TSTP; read -r line; sleep \"$0\"; kill -KILL 0";
+const GUARD: &str = "trap '' HUP INT QUIT TERM USR1 USR2 PIPE ALRM TSTP; read -r line; sleep \"$0\"; rm -rf -- \"$@\"; kill -KILL 0";
 
 /// A process group. Killed when dropped; to be dropped before its leader is reaped, or be told that it was.
 #[derive(Debug)]
@@ -48,13 +48,14 @@ pub(crate) struct GuardedGroup {
 
 impl GuardedGroup {
     /// A group of a guard alone. `grace`, in whole seconds: what its members may take to end by themselves when this process
-    /// is gone.
+    /// is gone. `leftovers`: files and folders of ours that the guard removes then.
     ///
     /// # Errors
     /// When there is no shell, or the system starts no more processes.
-    pub(crate) fn start(grace: Duration) -> io::Result<Self> {
+    pub(crate) fn start(grace: Duration, leftovers: &[PathBuf]) -> io::Result<Self> {
         let mut guard = Command::new("sh")
             .args(["-c", GUARD, &grace.as_secs().to_string()])
+            .args(leftovers)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -109,7 +110,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_ended_group_takes_its_members_along() {
-        let group = GuardedGroup::start(Duration::ZERO).unwrap();
+        let group = GuardedGroup::start(Duration::ZERO, &[]).unwrap();
         let mut member = sleeper(&group);
         group.end().await;
         assert!(!member.wait().await.unwrap().success());
@@ -117,7 +118,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_dropped_group_takes_its_members_along() {
-        let group = GuardedGroup::start(Duration::ZERO).unwrap();
+        let group = GuardedGroup::start(Duration::ZERO, &[]).unwrap();
         let mut member = sleeper(&group);
         drop(group);
         assert!(!member.wait().await.unwrap().success());
@@ -133,7 +134,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_guard_outlives_the_signals_of_its_members() {
-        let mut group = GuardedGroup::start(Duration::ZERO).unwrap();
+        let mut group = GuardedGroup::start(Duration::ZERO, &[]).unwrap();
         while !ignores_term(group.id()) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -149,11 +150,16 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_guard_kills_when_its_pipe_closes() {
-        let mut group = GuardedGroup::start(Duration::ZERO).unwrap();
+    async fn the_guard_removes_what_is_left_and_kills_when_its_pipe_closes() {
+        let folder = tempfile::tempdir().unwrap();
+        let leftovers = ["-rf file", "folder"].map(|name| folder.path().join(name));
+        std::fs::write(&leftovers[0], "").unwrap();
+        std::fs::create_dir_all(leftovers[1].join("in it")).unwrap();
+        let mut group = GuardedGroup::start(Duration::ZERO, &leftovers).unwrap();
         let mut member = sleeper(&group);
         // As when this process ends.
         drop(group._pipe.take());
         assert!(!member.wait().await.unwrap().success());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::io;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,16 +46,17 @@ pub struct LineLimits {
 
 impl Process {
     /// Starts the program in a group of its own, with nothing to read and its outputs piped to us. `orphan_grace`: what it may
-    /// take to end by itself when this process is gone. `kept` is dropped after the process.
+    /// take to end by itself when this process is gone. `leftovers`: what is removed then. `kept` is dropped after the process.
     ///
     /// # Errors
     /// As the system says; `NotFound` when there is no such program.
     pub fn spawn(
         mut command: Command,
         orphan_grace: Duration,
+        leftovers: &[PathBuf],
         kept: impl Any + Send + Sync,
     ) -> io::Result<Self> {
-        let group = GuardedGroup::start(orphan_grace)?;
+        let group = GuardedGroup::start(orphan_grace, leftovers)?;
         command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

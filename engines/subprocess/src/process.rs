@@ -60,7 +60,7 @@ fn try_spawn(config: &SubprocessConfig) -> io::Result<(Process, UnixStream)> {
     };
     let mappings = vec![mapping(theirs, CHILD_FD), mapping(their_leash, LEASH_FD)];
     command.fd_mappings(mappings).map_err(io::Error::other)?;
-    let process = Process::spawn(command.into(), ORPHAN_GRACE, leash)?;
+    let process = Process::spawn(command.into(), ORPHAN_GRACE, &[], leash)?;
     Ok((process, socket))
 }
 
