@@ -1,9 +1,10 @@
 //! `out=candle`: a language model in this process, from a checkout folder, a GGUF file, or the build itself; or an embedder or a
 //! cross-encoder, from a checkout folder.
 
-use std::fs;
+use std::fs::{self, DirEntry, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use genset_backend_common::output::OutputStream;
 use genset_backend_common::worker::WorkerConfig;
@@ -24,6 +25,12 @@ const TINY_CHAT_WEIGHTS: (&str, &[u8]) = (
     "tiny-chat-q8_0.gguf",
     include_bytes!("../../../models/tiny-chat/tiny-chat-q8_0.gguf"),
 );
+
+/// What the folders begin with that the built-in model is unpacked into.
+const UNPACKED_PREFIX: &str = "genset-tiny-chat-";
+
+/// How old a folder without a lock is that nobody is about to lock.
+const LEFT_AFTER: Duration = Duration::from_secs(60);
 
 /// Builds the engine (which does not start it) and the worker's configuration.
 ///
@@ -103,10 +110,16 @@ pub(super) fn files_of(
 
 /// The built-in model's files, unpacked into a temporary folder, which goes with the last engine that uses it.
 #[derive(Clone)]
-pub(crate) struct BuiltInFiles(Arc<TempDir>);
+pub(crate) struct BuiltInFiles(Arc<Unpacked>);
+
+struct Unpacked {
+    folder: TempDir,
+    /// Its lock says that somebody uses the folder, and ends with the process, however that ends.
+    _lock: Option<File>,
+}
 
 impl BuiltInFiles {
-    /// Unpacks them.
+    /// Unpacks them, and removes those of processes that were killed.
     ///
     /// # Errors
     /// `Internal` when the folder for temporary files takes no more.
@@ -115,26 +128,33 @@ impl BuiltInFiles {
             let problem = "the built-in model cannot be unpacked into the folder for temporary files (TMPDIR)";
             EngineError::internal(problem).with_source(error)
         };
-        let files = tempfile::Builder::new()
-            .prefix("genset-tiny-chat-")
+        remove_left(&std::env::temp_dir(), LEFT_AFTER);
+        let folder = tempfile::Builder::new()
+            .prefix(UNPACKED_PREFIX)
             .tempdir()
             .map_err(cannot)?;
+        // Where there are no locks, nobody removes the folder for want of one.
+        let lock = File::open(folder.path()).ok();
+        let lock = lock.filter(|lock| lock.try_lock().is_ok());
         for (name, content) in TINY_CHAT.into_iter().chain([TINY_CHAT_WEIGHTS]) {
-            fs::write(files.path().join(name), content).map_err(cannot)?;
+            fs::write(folder.path().join(name), content).map_err(cannot)?;
         }
-        Ok(Self(Arc::new(files)))
+        Ok(Self(Arc::new(Unpacked {
+            folder,
+            _lock: lock,
+        })))
     }
 
     /// An engine for them.
     pub(crate) fn engine(&self, args: &CandleArgs) -> BuiltIn {
-        let folder = self.0.path();
+        let folder = self.0.folder.path();
         let engine = CandleEngine::from_args_with_config(args, &self.weights(), folder.to_owned());
         self.served_by(engine)
     }
 
     /// The file with the weights, which has the tokenizer as well.
     pub(super) fn weights(&self) -> PathBuf {
-        self.0.path().join(TINY_CHAT_WEIGHTS.0)
+        self.0.folder.path().join(TINY_CHAT_WEIGHTS.0)
     }
 
     /// Keeps the files for as long as `engine` is there.
@@ -144,6 +164,31 @@ impl BuiltInFiles {
             _files: self.clone(),
         }
     }
+}
+
+/// Removes the unpacked models that nobody uses any more, where they are as old as `age`.
+fn remove_left(temporary: &Path, age: Duration) {
+    for entry in fs::read_dir(temporary).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_unpacked = name
+            .as_encoded_bytes()
+            .starts_with(UNPACKED_PREFIX.as_bytes());
+        if is_unpacked && is_left(&entry, age) {
+            // What cannot be removed is another user's.
+            fs::remove_dir_all(entry.path()).unwrap_or_default();
+        }
+    }
+}
+
+/// Whether it is a folder of that age that no process has locked.
+fn is_left(entry: &DirEntry, age: Duration) -> bool {
+    let is_old = entry.metadata().is_ok_and(|found| {
+        let modified = found
+            .modified()
+            .and_then(|at| at.elapsed().map_err(std::io::Error::other));
+        found.is_dir() && modified.is_ok_and(|since| since >= age)
+    });
+    is_old && File::open(entry.path()).is_ok_and(|folder| folder.try_lock().is_ok())
 }
 
 /// The engine of the built-in model.
@@ -180,5 +225,27 @@ impl LLMEngine for BuiltIn {
 
     fn controls(&self) -> Option<&dyn EngineControls> {
         self.engine.controls()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_processes_that_were_killed_are_removed() {
+        let temporary = tempfile::tempdir().unwrap();
+        let [left, used, other] = ["genset-tiny-chat-1", "genset-tiny-chat-2", "other"]
+            .map(|name| temporary.path().join(name));
+        for folder in [&left, &used, &other] {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join("file"), "").unwrap();
+        }
+        let lock = File::open(&used).unwrap();
+        lock.try_lock().unwrap();
+        remove_left(temporary.path(), LEFT_AFTER);
+        assert!(left.exists(), "it may be about to be locked");
+        remove_left(temporary.path(), Duration::ZERO);
+        assert!(!left.exists() && used.exists() && other.exists());
     }
 }
