@@ -2,7 +2,7 @@
 //! `output.jsonl` beside them.
 //!
 //! Each answer is noted in [`BatchNotes`] as it comes, in whatever order. When all have come they are written in the input's order,
-//! and the notes are removed. A run that was interrupted finds its notes and goes on where it stood. So does one in which no worker
+//! and the notes are removed. An output without notes is of a run that is over, and is not written over. A run that was interrupted finds its notes and goes on where it stood. So does one in which no worker
 //! had room for some prompts, or that lost its engine: its notes stay.
 
 mod line;
@@ -46,7 +46,7 @@ pub(super) struct Asked {
 /// Answers every prompt at `path`, `concurrency` at a time. What a prompt failed with stands in its line.
 ///
 /// # Errors
-/// When the input cannot be read, the output cannot be written, or prompts have no answer. What was answered stays noted.
+/// When the input cannot be read, the output is there already or cannot be written, or prompts have no answer. What was answered stays noted.
 pub(super) async fn run(
     path: &Path,
     concurrency: usize,
@@ -62,6 +62,13 @@ pub(super) async fn run(
     let output = prompts.folder().join(OUTPUT);
     let total = prompts.count();
     let path = output.with_extension("jsonl.part");
+    if output.exists() && !path.exists() {
+        let problem = format!(
+            "{} has the answers of an earlier run; move or remove it to begin anew",
+            output.display()
+        );
+        return Err(refused(problem));
+    }
     let notes = BatchNotes::open(path, prompts.fingerprint(), total, model);
     let mut notes = notes.map_err(refused)?;
     if notes.count() > 0 {

@@ -212,9 +212,18 @@ async fn a_folder_stands_for_its_files() {
         "{\"text\": \"first\"}\n{\"text\": \"second\"}\n",
     )
     .unwrap();
-    fs::write(folder.path().join("output.jsonl"), "of an earlier run").unwrap();
     let ended = batch(folder.path(), &["out=echo_full", "--model-name=m"]).await;
     assert_eq!(ended.code, Some(0), "{ended:?}");
+    // The output is no input of the folder, and is not written over.
+    let file = folder.path().join("output.jsonl");
+    let before = fs::read(&file).unwrap();
+    for input in [folder.path(), &folder.path().join("b.jsonl")] {
+        let again = batch(input, &["out=echo_full", "--model-name=m"]).await;
+        assert_eq!(again.code, Some(1), "{again:?}");
+        let expected = "has the answers of an earlier run; move or remove it";
+        assert!(again.stderr.contains(expected), "{again:?}");
+        assert_eq!(fs::read(&file).unwrap(), before);
+    }
     let output = output(folder.path());
     let responses: Vec<&Value> = output.iter().map(|line| &line["response"]).collect();
     assert_eq!(responses, ["first", "second", "third"]);
@@ -309,6 +318,7 @@ async fn of_several_models_the_one_that_is_named_answers() {
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let output = output(folder.path());
         assert_eq!(output[0]["response"], format!("I am {name}"));
+        fs::remove_file(folder.path().join("output.jsonl")).unwrap();
     }
     for input in ["in=stdin", &batch] {
         let ended = fleet.ask(&["run", input, "out=dyn"]).await;
