@@ -1,8 +1,10 @@
 //! `in=text`: a chat on the terminal, with a line editor, history and a few commands. Without a terminal it reads plain
 //! lines.
 
-use std::io::{BufRead, IsTerminal};
-use std::path::PathBuf;
+use std::fs::{DirBuilder, File, Permissions};
+use std::io::{self, BufRead, IsTerminal};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use crossterm::event::DisableBracketedPaste;
 use crossterm::execute;
@@ -84,7 +86,10 @@ impl Source {
             .with_validator(Box::new(Whole))
             .use_bracketed_paste(true)
             .with_ansi_colors(Screen::of_output() == Screen::Colored);
-        let history = history_file().map(|path| FileBackedHistory::with_file(HISTORY_LINES, path));
+        let history = history_file().map(|path| {
+            make_private(&path)?;
+            FileBackedHistory::with_file(HISTORY_LINES, path).map_err(io::Error::other)
+        });
         match history {
             Some(Ok(history)) => editor = editor.with_history(Box::new(history)),
             Some(Err(error)) => tracing::warn!(%error, "the history file cannot be used"),
@@ -97,7 +102,13 @@ impl Source {
     fn read(&mut self) -> Line {
         match self {
             Self::Editor(editor, prompt) => match editor.read_line(prompt) {
-                Ok(Signal::Success(line)) => Line::Text(line),
+                Ok(Signal::Success(line)) => {
+                    // A signal ends this thread where it waits for the next line.
+                    if let Err(error) = editor.sync_history() {
+                        tracing::warn!(%error, "the history file cannot be written");
+                    }
+                    Line::Text(line)
+                }
                 Ok(Signal::CtrlD) => Line::End,
                 Ok(_) => Line::Dropped,
                 Err(error) => Line::Failed(error.to_string()),
@@ -151,6 +162,21 @@ fn history_file() -> Option<PathBuf> {
         .map(PathBuf::from)
         .filter(|path| path.is_absolute());
     Some(state.or_else(from_home)?.join("genset").join("history"))
+}
+
+/// Makes the history file, or what there is of it, one that nobody else reads: it has what was asked.
+fn make_private(path: &Path) -> io::Result<()> {
+    if let Some(folder) = path.parent() {
+        let mut private = DirBuilder::new();
+        private.recursive(true).mode(0o700).create(folder)?;
+    }
+    let mut options = File::options();
+    let file = options.append(true).create(true).mode(0o600).open(path)?;
+    // Who wants no history makes it a link to /dev/null.
+    match file.metadata()?.is_file() {
+        true => file.set_permissions(Permissions::from_mode(0o600)),
+        false => Ok(()),
+    }
 }
 
 /// Gives the terminal back as it was, also where the chat ends at the prompt.

@@ -1,5 +1,8 @@
 //! `in=text`: a chat on a terminal, and on pipes.
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
+
 use rustix::process::Signal;
 
 use crate::support::{genset, run_with, send_signal};
@@ -109,6 +112,26 @@ async fn arrow_up_brings_the_last_line_back() {
     terminal.expect(PROMPT).await;
     terminal.type_keys("\x04").await;
     assert_eq!(terminal.exit_code().await, Some(0));
+}
+
+#[tokio::test]
+async fn the_history_is_private_and_outlives_sigterm() {
+    let state = tempfile::tempdir().unwrap();
+    let folder = state.path().join("genset");
+    let file = folder.join("history");
+    fs::create_dir(&folder).unwrap();
+    fs::write(&file, "earlier\n").unwrap();
+    fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+    let variables = [("XDG_STATE_HOME", state.path().to_str().unwrap())];
+    let mut terminal = Terminal::start_with("out=echo_core", FAST, &variables);
+    terminal.enter("/first-of-all").await;
+    terminal.expect("/first-of-all is no command").await;
+    send_signal(&terminal.child, Signal::TERM);
+    assert_eq!(terminal.exit_code().await, Some(0));
+    let kept = fs::read_to_string(&file).unwrap();
+    assert_eq!(kept, "earlier\n/first-of-all\n");
+    let mode = fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
 }
 
 #[tokio::test]
