@@ -1,6 +1,7 @@
 //! `in=text`: a chat on the terminal, with a line editor, history and a few commands. Without a terminal it reads plain
 //! lines.
 
+use std::ffi::OsString;
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, BufRead, IsTerminal};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -86,7 +87,8 @@ impl Source {
             .with_validator(Box::new(Whole))
             .use_bracketed_paste(true)
             .with_ansi_colors(Screen::of_output() == Screen::Colored);
-        let history = history_file().map(|path| {
+        let [state_home, home] = ["XDG_STATE_HOME", "HOME"].map(std::env::var_os);
+        let history = history_file(state_home, home).map(|path| {
             make_private(&path)?;
             FileBackedHistory::with_file(HISTORY_LINES, path).map_err(io::Error::other)
         });
@@ -154,14 +156,12 @@ fn unfolded(typed: &str) -> String {
     }
 }
 
-/// `$XDG_STATE_HOME/genset/history`, or the same under `~/.local/state`.
-fn history_file() -> Option<PathBuf> {
-    let from_home =
-        || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
-    let state = std::env::var_os("XDG_STATE_HOME")
-        .map(PathBuf::from)
-        .filter(|path| path.is_absolute());
-    Some(state.or_else(from_home)?.join("genset").join("history"))
+/// `$XDG_STATE_HOME/genset/history`, or the same under `~/.local/state`. A variable that is no absolute path names no folder.
+fn history_file(state_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+    let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
+    let from_home = || Some(home.and_then(absolute)?.join(".local/state"));
+    let state = state_home.and_then(absolute).or_else(from_home)?;
+    Some(state.join("genset").join("history"))
 }
 
 /// Makes the history file, or what there is of it, one that nobody else reads: it has what was asked.
@@ -274,6 +274,20 @@ async fn converse(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_variable_that_is_no_absolute_path_names_no_folder_for_the_history() {
+        for (state_home, home, expected) in [
+            ("/state", "/home/u", Some("/state/genset/history")),
+            ("", "/home/u", Some("/home/u/.local/state/genset/history")),
+            ("state", "", None),
+            ("", "u", None),
+        ] {
+            let file = history_file(Some(state_home.into()), Some(home.into()));
+            assert_eq!(file.as_deref(), expected.map(Path::new));
+        }
+        assert_eq!(history_file(None, None), None);
+    }
 
     #[test]
     fn what_goes_on_in_another_line_is_not_whole() {

@@ -71,7 +71,8 @@ impl Saved {
 
 /// A path as a person types it: `~/` is the home folder.
 pub(super) fn path(typed: &str) -> PathBuf {
-    match (typed.strip_prefix("~/"), std::env::var_os("HOME")) {
+    let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
+    match (typed.strip_prefix("~/"), home) {
         (Some(rest), Some(home)) => PathBuf::from(home).join(rest),
         _ => typed.into(),
     }
