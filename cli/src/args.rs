@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use clap::builder::Resettable;
+use clap::builder::{NonEmptyStringValueParser, Resettable};
 use clap::parser::ValueSource;
 use clap::{
     ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
@@ -149,6 +149,7 @@ enum CliCommand {
     /// Make an API key, and the lines for the file of --api-keys
     Key {
         /// What metrics and logs call the key
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
     },
     /// Make models for benchmarks, and measure engines and servers

@@ -160,6 +160,14 @@ async fn a_model_that_cannot_be_loaded_is_named() {
     refused(&["out=sample", path], &["vocab_size"]).await;
 }
 
+/// The file of keys takes none either.
+#[tokio::test]
+async fn a_key_without_a_name_is_refused() {
+    let ended = run(&["key", ""]).await;
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""));
+    assert!(ended.stderr.contains("<NAME>"), "{ended:?}");
+}
+
 #[tokio::test]
 async fn without_a_command_the_help_is_shown() {
     let ended = run(&[]).await;
