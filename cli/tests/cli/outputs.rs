@@ -74,7 +74,11 @@ async fn outputs_that_nobody_reads_change_no_exit_code_and_full_ones_fail() {
             "unread: {words:?}"
         );
         // clap itself ends the program behind the help.
-        let failed = if words == ["--help"] { 0 } else { expected.max(1) };
+        let failed = if words == ["--help"] {
+            0
+        } else {
+            expected.max(1)
+        };
         assert_eq!(
             code(command(full), input).await,
             Some(failed),
