@@ -43,7 +43,9 @@ pub use controls::ControlClient;
 pub use host_names::unknown_host;
 pub use kv_blocks::{KvBlocksClient, KvBlocksRequest};
 #[cfg(feature = "cli")]
-pub use logging::{Logging, init_logging, init_logging_with_console, tokio_console_support};
+pub use logging::{
+    Logging, init_logging, init_logging_with_console, shows_colours, tokio_console_support,
+};
 pub use model_folder::{ModelFolder, ModelFolderError};
 pub use models::{LeftOutWorker, LiveModel, ModelDirectory, Pool};
 pub use names::{EndpointName, InstanceId, NameError};

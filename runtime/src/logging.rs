@@ -67,7 +67,7 @@ pub fn init_logging_with_console(verbose: u8, quiet: bool, console: Option<Socke
         },
     };
     let (filter, handle) = reload::Layer::new(filter);
-    let has_colours = std::io::stderr().is_terminal();
+    let has_colours = shows_colours(&std::io::stderr());
     let log = fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(has_colours)
@@ -97,6 +97,13 @@ pub fn init_logging_with_console(verbose: u8, quiet: bool, console: Option<Socke
         tracing::warn!(%error, "{name} cannot be read; the level is {level}");
     }
     logging
+}
+
+/// Whether a stream is to have colours: a terminal that is not dumb (`TERM`), where `NO_COLOR` is not set.
+pub fn shows_colours(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 /// Changes what the log takes, from now on.

@@ -1,6 +1,5 @@
 //! Runs, replays and reads reports.
 
-use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_engine_subprocess::SupervisedProcess;
 use genset_frontend::text::TextTokenizer;
-use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine};
+use genset_runtime::{EndpointName, Reach, RemoteConfig, RemoteEngine, shows_colours};
 
 use super::again::replay_line;
 use super::presence::Presence;
@@ -264,7 +263,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
     };
     match is_for_programs {
         true => print(&(json()? + "\n")),
-        false => print(&report.to_terminal(std::io::stdout().is_terminal())),
+        false => print(&report.to_terminal(shows_colours(&std::io::stdout()))),
     }
     if let Some(path) = json_file {
         results::write("--json", path, &json()?)?;
@@ -307,7 +306,7 @@ pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineErr
         ..Options::default()
     };
     let report = run_conformance_with(factory(subject)?, &options);
-    print(&report.to_terminal(std::io::stdout().is_terminal()));
+    print(&report.to_terminal(shows_colours(&std::io::stdout())));
     Ok(u8::from(!report.is_good()))
 }
 

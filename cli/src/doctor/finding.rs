@@ -1,8 +1,8 @@
 //! [`Finding`]: what was looked at and how it is, for people and for programs.
 
 use std::fmt::Write as _;
-use std::io::IsTerminal as _;
 
+use genset_runtime::shows_colours;
 use serde_json::{Value, json};
 
 pub(crate) const HELP: &str = "\
@@ -104,9 +104,7 @@ pub(super) fn in_json(findings: &[Finding]) -> String {
 }
 
 pub(super) fn in_words(findings: &[Finding]) -> String {
-    let has_colours = std::io::stdout().is_terminal()
-        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    text(findings, has_colours)
+    text(findings, shows_colours(&std::io::stdout()))
 }
 
 fn text(findings: &[Finding], has_colours: bool) -> String {

@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 
 use genset_frontend::markup::Delta;
+use genset_runtime::shows_colours;
 
 use super::markdown::{Markdown, is_shown};
 use super::{note, print};
@@ -23,14 +24,13 @@ pub(super) enum Screen {
 impl Screen {
     /// What standard output is. `NO_COLOR` and a dumb terminal are heeded.
     pub(super) fn of_output() -> Self {
-        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
-        if !std::io::stdout().is_terminal() {
+        let output = std::io::stdout();
+        if !output.is_terminal() {
             Self::Pipe
-        } else if is_set("NO_COLOR") || is_dumb {
-            Self::Plain
-        } else {
+        } else if shows_colours(&output) {
             Self::Colored
+        } else {
+            Self::Plain
         }
     }
 

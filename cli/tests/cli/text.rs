@@ -271,6 +271,21 @@ async fn an_answer_has_the_look_of_its_markdown() {
 }
 
 #[tokio::test]
+async fn the_log_has_no_colours_where_there_shall_be_none() {
+    let words = ["run", "in=http", "out=echo_full", "--http-port=0"];
+    for (variables, has_colours) in [
+        (&[("NO_COLOR", "")][..], true),
+        (&[("NO_COLOR", "1")], false),
+        (&[("TERM", "dumb")], false),
+    ] {
+        let mut terminal = Terminal::spawn(&words, variables);
+        terminal.expect("INFO").await;
+        let is_default = terminal.look("INFO").fgcolor() == vt100::Color::Default;
+        assert_eq!(!is_default, has_colours, "{variables:?}");
+    }
+}
+
+#[tokio::test]
 async fn thoughts_are_dimmed_and_named_where_there_is_no_colour() {
     let parser = ["--reasoning-parser", "deepseek_r1"];
     let (mut terminal, _script) = scripted(&parser, &[]);
