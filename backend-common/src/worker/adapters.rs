@@ -182,10 +182,14 @@ fn is_listable(adapter: &Adapter) -> bool {
     adapter.check().is_ok()
 }
 
-/// An error with the adapter's name.
+/// An error with the adapter's name. A folder that is not found is the flag's mistake.
 fn of(adapter: &Adapter, error: EngineError) -> EngineError {
     let message = format!("{}: {}", adapter.name, error.message());
-    EngineError::new(error.kind(), message)
+    let kind = match error.kind() {
+        ErrorKind::NotFound => ErrorKind::InvalidArgument,
+        kind => kind,
+    };
+    EngineError::new(kind, message)
         .with_at("--adapter")
         .with_source(error)
 }

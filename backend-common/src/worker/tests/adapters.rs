@@ -102,10 +102,11 @@ async fn what_cannot_be_loaded_at_start_ends_the_worker_by_the_flags_name() {
     let adapters = Adapters::default();
     adapters.broken.lock().push("b");
     for (world, names, kind) in [
+        // The engine does not find it, and the flag is wrong.
         (
             with_adapters(&adapters),
             &["a", "b"][..],
-            ErrorKind::NotFound,
+            ErrorKind::InvalidArgument,
         ),
         (World::new(), &["a"], ErrorKind::Unsupported),
         (
