@@ -22,6 +22,7 @@ use genset_runtime::{Runtime, Signals};
 use serde_json::{Value, json};
 
 use self::chat::Chat;
+use self::markdown::is_shown;
 use self::question::{Asker, CONTINUATION_TOKENS};
 use self::screen::Screen;
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
@@ -54,9 +55,21 @@ pub(crate) fn lost_output() -> Option<&'static io::Error> {
     LOST.get()
 }
 
-/// Writes a line to standard error. Where it cannot be written there is nobody to tell, and the exit code says the rest.
+/// A text of others', without what a terminal would obey: control characters are escaped, but for ends of lines and tabs.
+pub(crate) fn escaped(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for sign in text.chars() {
+        match is_shown(sign) {
+            true => shown.push(sign),
+            false => shown.extend(sign.escape_default()),
+        }
+    }
+    shown
+}
+
+/// Writes a line to standard error, [`escaped`]. Where it cannot be written there is nobody to tell, and the exit code says the rest.
 pub(crate) fn note(line: impl Display) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", escaped(&line.to_string()));
 }
 
 /// Says on standard error why the program ends.
@@ -230,5 +243,16 @@ pub(crate) async fn run_terminal(
             let chat = Chat::new(asker, Screen::of_output());
             editor::run(chat, models, signals).await
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_obeys_nothing_in_a_text_of_others() {
+        let text = "m\x1b[2J\u{9b}31m\x07\r\n\té";
+        assert_eq!(escaped(text), "m\\u{1b}[2J\\u{9b}31m\\u{7}\\r\n\té");
     }
 }

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use genset_runtime::shows_colours;
 use serde_json::{Value, json};
 
+use crate::input::escaped;
+
 pub(crate) const HELP: &str = "\
 Each line is ok, a warning or a problem; below a warning and a problem stands the line that mends it. Flags and the environment
 say what is looked at, as they do for `genset run`: --discovery-backend etcd asks etcd, NATS_SERVER the broker.
@@ -121,9 +123,12 @@ fn text(findings: &[Finding], has_colours: bool) -> String {
             true => format!("{}{word}\x1b[0m", finding.level.colour()),
             false => word,
         };
-        push(&mut text, format_args!("  {word} {}\n", finding.what));
+        push(
+            &mut text,
+            format_args!("  {word} {}\n", escaped(&finding.what)),
+        );
         if let Some(mend) = &finding.mend {
-            push(&mut text, format_args!("           -> {mend}\n"));
+            push(&mut text, format_args!("           -> {}\n", escaped(mend)));
         }
     }
     let counted = |level, one: &str| match count(findings, level) {

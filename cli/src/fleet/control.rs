@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::top::{load_in_words, load_of};
 use super::{FIND_TIMEOUT, with_runtime};
-use crate::input::print;
+use crate::input::{escaped, print};
 
 pub(crate) const HELP: &str = "\
 Examples:
@@ -164,7 +164,7 @@ pub(crate) fn control(args: &ControlArgs) -> Result<u8, EngineError> {
     let outcomes = with_runtime(&args.network, async |runtime| ask(runtime, args).await)?;
     print(&match args.json {
         true => format!("{:#}\n", outcomes.iter().map(in_json).collect::<Value>()),
-        false => outcomes.iter().map(in_words).collect(),
+        false => escaped(&outcomes.iter().map(in_words).collect::<String>()),
     });
     let did_all = outcomes.iter().all(|(_, reply)| reply.is_ok());
     Ok(if did_all { 0 } else { REFUSED })

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::{FIND_TIMEOUT, table, with_runtime};
-use crate::input::print;
+use crate::input::{escaped, print};
 
 /// What is said of an empty fleet.
 pub(super) const NONE_SERVED: &str =
@@ -35,7 +35,7 @@ pub(crate) fn models(args: &ModelsArgs) -> Result<u8, EngineError> {
     })?;
     print(&match args.json {
         true => format!("{:#}\n", models.iter().map(in_json).collect::<Value>()),
-        false => in_words(&models),
+        false => escaped(&in_words(&models)),
     });
     Ok(0)
 }

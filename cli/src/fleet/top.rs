@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::{table, with_runtime};
-use crate::input::print;
+use crate::input::{escaped, print};
 
 /// How long a worker may take to say its load.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<u8, EngineError> {
                 seen.iter().map(in_json).collect::<Value>()
             ));
         } else if args.once || !std::io::stdout().is_terminal() {
-            print(&in_words(&fleet.look().await));
+            print(&escaped(&in_words(&fleet.look().await)));
         } else {
             watch(&mut fleet, Duration::from_secs(args.interval.into())).await?;
         }
@@ -165,7 +165,7 @@ async fn draw_on(fleet: &mut Fleet, interval: Duration) -> Result<(), EngineErro
     let mut looks = tokio::time::interval(interval);
     loop {
         looks.tick().await;
-        let text = in_words(&fleet.look().await);
+        let text = escaped(&in_words(&fleet.look().await));
         draw(&text).map_err(unwritable)?;
     }
 }

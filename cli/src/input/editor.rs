@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use super::chat::{Chat, Turn};
 use super::commands::obey;
 use super::screen::Screen;
-use super::{Ending, print};
+use super::{Ending, escaped, print};
 
 /// Lines kept in the history file.
 const HISTORY_LINES: usize = 1000;
@@ -199,7 +199,7 @@ pub(super) async fn run(
     if has_editor() {
         print(&format!(
             "Chat with {}. /help lists the commands, Ctrl-D leaves.\n",
-            chat.model_name()
+            escaped(chat.model_name())
         ));
     }
     let mut lines = Lines::start().map_err(|error| {

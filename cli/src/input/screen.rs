@@ -6,7 +6,7 @@ use genset_frontend::markup::Delta;
 use genset_runtime::shows_colours;
 
 use super::markdown::{Markdown, is_shown};
-use super::{note, print};
+use super::{escaped, note, print};
 
 /// Where an answer is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl Screen {
     /// Shows what is no part of an answer.
     pub(super) fn tell(self, text: &str) {
         match self {
-            Self::Colored | Self::Plain => print(text),
+            Self::Colored | Self::Plain => print(&escaped(text)),
             Self::Bare | Self::Pipe => note(text.trim_end_matches('\n')),
         }
     }
