@@ -355,12 +355,16 @@ pub async fn run_worker(
 async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {
     // One for all turns of the loop: a new one would tell of the start again.
     let mut progress = std::pin::pin!(log_progress(&handle));
+    let mut is_draining = false;
     let report = loop {
         tokio::select! {
             report = handle.join() => break report,
             never = &mut progress => match never {},
             name = signals.next() => {
-                tracing::info!("{name}: draining; a second signal stops at once");
+                match std::mem::replace(&mut is_draining, true) {
+                    false => tracing::info!("{name}: draining; a second signal stops at once"),
+                    true => tracing::info!("{name}: stopping at once"),
+                }
                 handle.stop();
             }
         }

@@ -59,7 +59,7 @@ pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, E
     let is_over = async {
         tokio::select! {
             () = tokio::time::sleep(node.config.worker.grace) => {}
-            _ = signals.next() => {}
+            name = signals.next() => tracing::info!("{name}: stopping at once"),
         }
     };
     tokio::select! {
@@ -127,9 +127,12 @@ async fn serve(
     mut signals: Signals,
     server: FrontendServer,
 ) -> u8 {
-    tokio::select! {
+    let mut is_draining = tokio::select! {
         ready = ready(&worker, server.models()) => match ready {
-            Ok(model) => input::announce(&input::banner(config, &server, &model)),
+            Ok(model) => {
+                input::announce(&input::banner(config, &server, &model));
+                false
+            }
             Err(NotReady::Stopped(report)) => return end(report, &server).await,
             Err(NotReady::Unservable(error)) => {
                 let report = shut_down(&worker, &mut signals).await;
@@ -138,18 +141,27 @@ async fn serve(
                 return code.max(FAILED);
             }
         },
-        name = signals.next() => stop(name, &worker, &server),
-    }
+        name = signals.next() => {
+            drain(name, &worker, &server);
+            true
+        }
+    };
     let report = loop {
         tokio::select! {
             report = worker.join() => break report,
-            name = signals.next() => stop(name, &worker, &server),
+            name = signals.next() => match std::mem::replace(&mut is_draining, true) {
+                false => drain(name, &worker, &server),
+                true => {
+                    tracing::info!("{name}: stopping at once");
+                    worker.stop();
+                }
+            },
         }
     };
     end(report, &server).await
 }
 
-fn stop(signal: &str, worker: &WorkerHandle, server: &FrontendServer) {
+fn drain(signal: &str, worker: &WorkerHandle, server: &FrontendServer) {
     tracing::info!("{signal}: draining; a second signal stops at once");
     server.drain();
     worker.stop();

@@ -92,6 +92,11 @@ async fn a_second_signal_ends_streams_at_once() {
             assert!(!events_of(&stream).last().unwrap()["error"].is_null());
         }
         assert_eq!(server.exit_code().await, Some(3), "{}", server.log());
+        let log = server.log();
+        for told in ["TERM: draining", ": stopping at once"] {
+            assert_eq!(log.matches(told).count(), 1, "{told}: {log}");
+        }
+        assert_eq!(log.matches(": draining").count(), 1, "{log}");
     }
 }
 
