@@ -3,6 +3,7 @@
 mod engine;
 mod help;
 mod http;
+mod matches;
 mod shorthand;
 mod words;
 
@@ -35,6 +36,7 @@ use engine::{EngineArgs, check_engine, check_files, check_words};
 pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
 pub(crate) use help::did_you_mean;
 use help::{CompletionsArgs, ManArgs};
+use matches::{matches_of, without_environment};
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
 use words::{command_in, stand_in};
 
@@ -291,11 +293,11 @@ pub(crate) enum Command {
 /// Prints help, or clap's error, and exits when there is nothing to run.
 ///
 /// # Errors
-/// `InvalidArgument` or `Unsupported`, naming the word, the flag, or the file and its key; `Unavailable` where a model is to be fetched
+/// `InvalidArgument` or `Unsupported`, naming the word, the flag, the variable, or the file and its key; `Unavailable` where a model is to be fetched
 /// from a hub that is away.
 pub(crate) fn parse() -> Result<Command, EngineError> {
     let given = shorthand::with_run(&command(), std::env::args_os().collect());
-    let matches = grammar_of_layer(command()).get_matches_from(&given);
+    let matches = matches_of(&grammar_of_layer(command()), &given)?;
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
         CliCommand::Conform { command } => return Ok(Command::Conform(command)),
@@ -375,20 +377,18 @@ struct Read {
 
 fn read(command: clap::Command, given: Vec<OsString>) -> Result<Read, EngineError> {
     let layer = grammar_of_layer(command.clone());
-    let matches = layer.clone().get_matches_from(&given);
+    let matches = matches_of(&layer, &given)?;
     let Some(run) = matches.subcommand_matches("run") else {
         return Err(EngineError::internal("clap knows a command that we do not"));
     };
     let words = words_as_flags(run)?;
     let given = put_first(&given, words);
-    let by_hand = layer.get_matches_from(&given);
+    let by_hand = matches_of(&layer, &given)?;
     let from_file = match run.get_one::<PathBuf>("config") {
         Some(path) => layers::file_as_flags(&command, &by_hand, path)?,
         None => Vec::new(),
     };
-    let matches = command
-        .clone()
-        .get_matches_from(put_first(&given, from_file));
+    let matches = matches_of(&command, &put_first(&given, from_file))?;
     let settings = layers::Settings::new(&command, &by_hand, &matches);
     Ok(Read { matches, settings })
 }
@@ -431,12 +431,6 @@ fn command() -> clap::Command {
 /// The grammar of what is not the whole yet: what a setting of `run` requires may come from another layer.
 fn grammar_of_layer(whole: clap::Command) -> clap::Command {
     let alone = |arg: clap::Arg| arg.requires(Resettable::<clap::Id>::Reset);
-    whole.mut_subcommand("run", |run| run.mut_args(alone))
-}
-
-/// The grammar of `run` where no variable sets anything.
-fn without_environment(whole: clap::Command) -> clap::Command {
-    let alone = |arg: clap::Arg| arg.env(Resettable::<clap::builder::OsStr>::Reset);
     whole.mut_subcommand("run", |run| run.mut_args(alone))
 }
 

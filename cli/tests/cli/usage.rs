@@ -76,6 +76,32 @@ async fn bad_flags_are_named() {
     .await;
 }
 
+#[tokio::test]
+async fn a_wrong_value_of_a_variable_is_told_by_the_variables_name() {
+    let told = async |words: &[&str], name: &str, value: &str| {
+        let mut command = genset(words);
+        command.env(name, value);
+        let ended = run_with(command, b"").await;
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        ended.stderr
+    };
+    for (words, name, flag) in [
+        (&["run", "in=http"][..], "GENSET_HTTP_PORT", "--http-port"),
+        (&["run", "in=http"], "GENSET_ROUTER_MODE", "--router-mode"),
+        (&["doctor"], "GENSET_HTTP_PORT", "--http-port"),
+    ] {
+        let stderr = told(words, name, "none").await;
+        let expected = format!("error: {name}: invalid value 'none' for '{flag} ");
+        assert!(stderr.starts_with(&expected), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    }
+    // The flag counts, and is what is wrong.
+    let words = ["run", "in=http", "--http-port=bad"];
+    let stderr = told(&words, "GENSET_HTTP_PORT", "none").await;
+    let expected = "error: invalid value 'bad' for '--http-port ";
+    assert!(stderr.starts_with(expected), "{stderr}");
+}
+
 /// Known once the engine starts, and no less of a usage error.
 #[tokio::test]
 async fn flags_that_the_engine_refuses_are_named() {

@@ -1,0 +1,73 @@
+//! Taking a command line apart by its grammar. A wrong value that came from the environment is told by its variable's name; all
+//! else is clap's to tell. Called by the parent alone.
+
+use std::ffi::OsString;
+
+use clap::builder::Resettable;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Arg, ArgMatches, Command};
+use genset_backend_common::EngineError;
+
+/// What a command line and the environment say.
+///
+/// Prints help, or clap's error, and exits when there is nothing to run.
+///
+/// # Errors
+/// `InvalidArgument`, naming the variable whose value is wrong.
+pub(super) fn matches_of(command: &Command, given: &[OsString]) -> Result<ArgMatches, EngineError> {
+    let matches = command.clone().try_get_matches_from(given);
+    matches.or_else(|error| match variable_at_fault(command, given, &error) {
+        Some(variable) => Err(EngineError::invalid_argument(variable, in_a_line(&error))),
+        None => error.exit(),
+    })
+}
+
+/// The grammar where no variable sets anything.
+pub(super) fn without_environment(whole: Command) -> Command {
+    let alone = |arg: Arg| arg.env(Resettable::<clap::builder::OsStr>::Reset);
+    whole.mut_args(alone).mut_subcommands(without_environment)
+}
+
+/// The variable whose value is wrong; `None` where it is another's, as that of a flag.
+fn variable_at_fault(command: &Command, given: &[OsString], error: &clap::Error) -> Option<String> {
+    if !matches!(
+        error.kind(),
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue
+    ) {
+        return None;
+    }
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    // A flag that is given is as wrong without the environment.
+    let alone = without_environment(command.clone()).try_get_matches_from(given);
+    let is_of_flag = |other: clap::Error| {
+        other.get(ContextKind::InvalidArg) == error.get(ContextKind::InvalidArg)
+    };
+    if alone.is_err_and(is_of_flag) {
+        return None;
+    }
+    let name = flag.strip_prefix("--")?.split([' ', '=', '[']).next()?;
+    variable_of(command, name)
+}
+
+/// The variable of the flag with this long name, where it is set.
+fn variable_of(command: &Command, name: &str) -> Option<String> {
+    let named = command
+        .get_arguments()
+        .find(|arg| arg.get_long() == Some(name));
+    let variable = named.and_then(Arg::get_env);
+    let variable = variable.filter(|variable| std::env::var_os(variable).is_some());
+    let variable = variable.map(|variable| variable.to_string_lossy().into_owned());
+    let mut below = command.get_subcommands();
+    variable.or_else(|| below.find_map(|command| variable_of(command, name)))
+}
+
+/// clap's error without its first word and its advice.
+fn in_a_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let lines = text.lines().map(str::trim);
+    let lines: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
+    let line = lines.join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
