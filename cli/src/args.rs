@@ -454,6 +454,10 @@ fn words_as_flags(run: &ArgMatches) -> Result<Vec<OsString>, EngineError> {
         } else {
             ("model", word.as_os_str())
         };
+        if name != "model" && word.to_str().is_none() {
+            let problem = format!("{text:?} is not UTF-8 text; rename the file that it names");
+            return Err(EngineError::invalid_argument(name, problem));
+        }
         if !given.insert(name) {
             return Err(EngineError::invalid_argument(name, "given twice"));
         }

@@ -1,6 +1,8 @@
 //! `in=batch`: prompts in files, answers in `output.jsonl`.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -227,6 +229,21 @@ async fn a_folder_stands_for_its_files() {
     let output = output(folder.path());
     let responses: Vec<&Value> = output.iter().map(|line| &line["response"]).collect();
     assert_eq!(responses, ["first", "second", "third"]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_a_batch_is_named() {
+    let engine = ["out=echo_full", "--model-name=m"];
+    let device = batch(Path::new("/dev/null"), &engine).await;
+    assert_eq!(device.code, Some(1), "{device:?}");
+    let expected = "error: in: /dev/null is neither a file nor a folder";
+    assert!(device.stderr.contains(expected), "{device:?}");
+
+    let mut command = genset(&["run"]);
+    command.arg(OsStr::from_bytes(b"in=batch:caf\xe9.jsonl"));
+    let ended = run_with(command, b"").await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("is not UTF-8 text"), "{ended:?}");
 }
 
 #[tokio::test]

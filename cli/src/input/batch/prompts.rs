@@ -147,6 +147,13 @@ fn files_at(path: &Path) -> Result<(PathBuf, Vec<PathBuf>), EngineError> {
         let folder = path.parent().unwrap_or(Path::new(""));
         return Ok((folder.to_owned(), vec![path.to_owned()]));
     }
+    if path.exists() && !path.is_dir() {
+        let problem = format!(
+            "{} is neither a file nor a folder; a batch is read more than once, so write what comes from it into a file",
+            path.display()
+        );
+        return Err(refused(problem));
+    }
     let entries = std::fs::read_dir(path).map_err(|error| unreadable(path, &error))?;
     let mut files = Vec::new();
     for entry in entries {
