@@ -249,6 +249,12 @@ impl<'t> Found<'t> {
         }
     }
 
+    /// The engine orders lists by kind before items, and part of a list is another kind than a list. Bounded, both are lists.
+    fn orders(&mut self, left: &Expr<'_>, right: &Expr<'_>) {
+        self.reads(left, WHOLE);
+        self.reads(right, WHOLE);
+    }
+
     fn statements(&mut self, statements: &[Stmt<'_>], is_repeated: bool) {
         for statement in statements {
             self.statement(statement, is_repeated);
@@ -375,12 +381,11 @@ impl<'t> Found<'t> {
                 for op in &it.ops {
                     match op.op {
                         CompareOpKind::In | CompareOpKind::NotIn => self.reads(&op.expr, WHOLE),
-                        CompareOpKind::Eq
-                        | CompareOpKind::Ne
-                        | CompareOpKind::Lt
+                        CompareOpKind::Eq | CompareOpKind::Ne => self.compares(left, &op.expr),
+                        CompareOpKind::Lt
                         | CompareOpKind::Lte
                         | CompareOpKind::Gt
-                        | CompareOpKind::Gte => self.compares(left, &op.expr),
+                        | CompareOpKind::Gte => self.orders(left, &op.expr),
                     }
                     left = &op.expr;
                 }
@@ -459,12 +464,12 @@ impl<'t> Found<'t> {
             }
             match operation.op {
                 BinOpKind::In => self.reads(&operation.right, WHOLE),
-                BinOpKind::Eq
-                | BinOpKind::Ne
-                | BinOpKind::Lt
-                | BinOpKind::Lte
-                | BinOpKind::Gt
-                | BinOpKind::Gte => self.compares(&operation.left, &operation.right),
+                BinOpKind::Eq | BinOpKind::Ne => {
+                    self.compares(&operation.left, &operation.right);
+                }
+                BinOpKind::Lt | BinOpKind::Lte | BinOpKind::Gt | BinOpKind::Gte => {
+                    self.orders(&operation.left, &operation.right);
+                }
                 BinOpKind::ScAnd | BinOpKind::ScOr | BinOpKind::Add | BinOpKind::Concat => {}
                 BinOpKind::Sub | BinOpKind::Mul | BinOpKind::Div | BinOpKind::FloorDiv => {}
                 BinOpKind::Rem | BinOpKind::Pow => {}
