@@ -167,3 +167,72 @@ impl<E: AnswerEvents> Body for AnswerBody<E> {
         self.running.is_none() && self.buffer.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::task::Waker;
+
+    use futures_util::stream::poll_fn;
+    use genset_backend_common::output::TextChunk;
+    use genset_backend_common::{EngineError, MetricsRegistry, Output, OutputStream};
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::budget::MemoryBudget;
+    use crate::http::metrics::HttpMetrics;
+
+    const HIDDEN: &str = "Hm.";
+
+    /// Events of an API that shows some of an answer.
+    struct Hiding;
+
+    impl AnswerEvents for Hiding {
+        fn start(&mut self, out: &mut BytesMut) {
+            out.extend_from_slice(b"start");
+        }
+
+        fn delta(&mut self, delta: Delta<'_>, _rated: &[TokenLogprobs], out: &mut BytesMut) {
+            if let Delta::Content(text) = delta
+                && text != HIDDEN
+            {
+                out.extend_from_slice(text.as_bytes());
+            }
+        }
+
+        fn finish(self, _end: &AnswerEnd, _ending: Ending, out: &mut BytesMut) {
+            out.extend_from_slice(b"end");
+        }
+
+        fn fail(self, _error: ApiError, out: &mut BytesMut) {
+            out.extend_from_slice(b"error");
+        }
+    }
+
+    /// A body that is pending has asked its answer, which wakes it. Where it stopped at what it does not show, nothing would.
+    #[tokio::test]
+    async fn what_is_not_shown_does_not_stop_the_body() {
+        let (sender, mut receiver) = mpsc::channel::<Result<Output, EngineError>>(2);
+        let outputs = poll_fn(move |cx| receiver.poll_recv(cx));
+        let outputs = OutputStream::from_raw(Box::pin(outputs));
+        let answer = Answer::new(outputs, None, Arc::from([]), 1);
+        let memory = MemoryBudget::new(usize::MAX);
+        let metrics = HttpMetrics::register(&MetricsRegistry::default(), false, memory);
+        let guard = metrics.request("messages", "request");
+        let mut body = stream(Hiding, answer, guard, None).into_body();
+        let mut next = || {
+            let polled = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+            polled.map(|frame| frame.unwrap().unwrap().into_data().ok())
+        };
+        assert_eq!(next(), Poll::Ready(Some(Bytes::from_static(b"start"))));
+        assert_eq!(next(), Poll::Pending);
+        for text in [HIDDEN, "shown"] {
+            let chunk = TextChunk {
+                text: text.into(),
+                token_count: 1,
+            };
+            sender.try_send(Ok(Output::Text(chunk))).unwrap();
+        }
+        assert_eq!(next(), Poll::Ready(Some(Bytes::from_static(b"shown"))));
+    }
+}
