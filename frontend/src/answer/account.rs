@@ -107,6 +107,11 @@ impl Meter {
         self.noted.completion = self.noted.completion.max(completion_tokens);
     }
 
+    /// So many further tokens of an answer were given, whose engine counts them piece by piece.
+    pub(crate) fn note_further(&mut self, completion_tokens: u32) {
+        self.noted.completion = self.noted.completion.saturating_add(completion_tokens);
+    }
+
     /// Charges what was noted and is not charged yet. What was charged stays charged.
     pub(crate) fn settle(&mut self) {
         let prompt = self.noted.prompt - self.charged.prompt;

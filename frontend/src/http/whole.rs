@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -20,6 +21,7 @@ use super::apis::{Call, Reply};
 use super::body::{FRAME_BYTES, next_frame};
 use super::metrics::RequestGuard;
 use super::replies::event_response;
+use crate::answer::Meter;
 use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::model::{Models, ServedModel};
@@ -153,15 +155,18 @@ async fn answer(
             event_response(WholeBody::new(api, outputs, guard))
         })));
     }
+    let mut meter = Meter::new(Arc::clone(guard.account()));
     let mut answered = None;
     while let Some(output) = outputs.next().await {
         match output? {
             Output::Text(chunk) => {
+                meter.note_further(chunk.token_count);
+                meter.settle();
                 if answered.replace(chunk.text).is_some() {
                     return Err(several());
                 }
             }
-            Output::Finished(finished) => spend(guard, &finished.usage),
+            Output::Finished(finished) => spend(guard, &mut meter, &finished.usage),
             Output::Tokens(_) | Output::Embeddings(_) | Output::Scores(_) => {
                 return Err(no_object());
             }
@@ -171,10 +176,10 @@ async fn answer(
     Ok(Reply::Json(answered.ok_or_else(no_object)?))
 }
 
-fn spend(guard: &RequestGuard, usage: &Usage) {
+/// At the end of an answer. Its tokens are charged as its objects come, those of its prompt only here: just the engine counts them.
+fn spend(guard: &RequestGuard, meter: &mut Meter, usage: &Usage) {
     guard.usage(usage);
-    let account = guard.account();
-    account.charge(usage.prompt_tokens, usage.completion_tokens);
+    meter.reach(usage.prompt_tokens, usage.completion_tokens);
 }
 
 fn no_object() -> ApiError {
@@ -197,6 +202,8 @@ struct WholeBody {
     api: Api,
     /// Gone when it has ended.
     outputs: Option<OutputStream>,
+    /// Before the guard, which logs what it has charged.
+    meter: Meter,
     guard: RequestGuard,
     buffer: BytesMut,
 }
@@ -206,6 +213,7 @@ impl WholeBody {
         Self {
             api,
             outputs: Some(outputs),
+            meter: Meter::new(Arc::clone(guard.account())),
             guard,
             buffer: BytesMut::new(),
         }
@@ -218,15 +226,17 @@ impl WholeBody {
                 return;
             };
             let Poll::Ready(output) = outputs.poll_next_unpin(cx) else {
+                self.meter.settle();
                 return;
             };
             match output {
                 Some(Ok(Output::Text(chunk))) => {
+                    self.meter.note_further(chunk.token_count);
                     self.event(chunk.text.as_bytes());
                     self.guard.text();
                 }
                 Some(Ok(Output::Finished(finished))) => {
-                    spend(&self.guard, &finished.usage);
+                    spend(&self.guard, &mut self.meter, &finished.usage);
                     self.guard.set_status(StatusCode::OK);
                     self.event(b"[DONE]");
                     self.outputs = None;

@@ -12,6 +12,7 @@ use crate::client::request;
 use crate::scores::Scorer;
 use crate::script::Script;
 use crate::support::{CHAT, CONTEXT, MODEL, Site, chat, encode, eventually};
+use crate::whole_bodies::reading;
 
 /// The tokens of each answer.
 const GIVEN: u64 = 30;
@@ -68,6 +69,27 @@ async fn a_client_that_leaves_has_paid_for_what_it_took() {
     let sum = of_key(&site, "streamed") + of_key(&site, "whole");
     let prompts = site.metric("genset_http_prompt_tokens_total");
     assert_eq!(prompts + completion(), sum as f64);
+    site.close().await;
+}
+
+/// Also where the engine writes the API's objects itself: it says how many tokens each has.
+#[tokio::test]
+async fn a_client_that_leaves_has_paid_for_the_objects_it_took() {
+    let script = Script::new(|_, out| async move {
+        out.text("{}", 30).await?;
+        std::future::pending().await
+    });
+    let entries = [("streamed", "sk-a", ""), ("whole", "sk-b", "")];
+    let (site, _folder) = site_with_keys(&entries, reading(script)).await;
+    for (name, key, is_stream) in [("streamed", "sk-a", true), ("whole", "sk-b", false)] {
+        let body = chat("Hello", json!({"stream": is_stream})).to_string();
+        let mut client = site.connect().await;
+        client.send(request("POST", CHAT, &bearer(key), body)).await;
+        eventually("its tokens are given", || of_key(&site, name) == GIVEN).await;
+        drop(client);
+    }
+    site.idle().await;
+    assert_eq!(of_key(&site, "streamed") + of_key(&site, "whole"), 60);
     site.close().await;
 }
 

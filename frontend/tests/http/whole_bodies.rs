@@ -16,11 +16,15 @@ use crate::support::{
 
 /// An engine that reads bodies itself, and answers each with an object of its own.
 pub(crate) fn reader() -> Arc<Script> {
-    let engine = Script::new(|_, out| async move {
+    reading(Script::new(|_, out| async move {
         out.text(json!({"object": "its own"}).to_string(), 1)
             .await?;
         Ok(Finish::stop())
-    });
+    }))
+}
+
+/// The engine, as one that reads bodies itself.
+pub(crate) fn reading(engine: Arc<Script>) -> Arc<Script> {
     engine.declaring(|can| {
         *can = Capabilities {
             whole_bodies: true,
