@@ -121,14 +121,22 @@ impl HarmonyParser {
             // Only the marker tells the channel's name from the recipient behind it.
             (State::Header(header), CHANNEL) => header.push_str(" channel="),
             (State::Header(header), 4..) => header.push(' '),
-            (_, START) => self.between_messages(State::Header(String::new())),
-            (_, CHANNEL) => self.between_messages(State::Header(" channel=".into())),
-            (_, MESSAGE) => self.between_messages(State::Body(Body::Content)),
-            _ => self.between_messages(State::Between),
+            (_, START) => self.between_messages(State::Header(String::new()), out),
+            (_, CHANNEL) => self.between_messages(State::Header(" channel=".into()), out),
+            (_, MESSAGE) => self.between_messages(State::Body(Body::Content), out),
+            _ => self.between_messages(State::Between, out),
         }
     }
 
-    fn between_messages(&mut self, state: State) {
+    /// A call without arguments has an empty object of them.
+    fn end_call(&mut self, out: &mut Deltas) {
+        if matches!(self.state, State::Body(Body::Call)) && !self.has_arguments {
+            out.arguments("{}");
+        }
+    }
+
+    fn between_messages(&mut self, state: State, out: &mut Deltas) {
+        self.end_call(out);
         self.content.message_end();
         self.reasoning.message_end();
         self.state = state;
@@ -148,7 +156,7 @@ impl HarmonyParser {
             (None, Some("analysis")) => Body::Reasoning,
             _ => Body::Content,
         };
-        self.between_messages(State::Body(body));
+        self.between_messages(State::Body(body), out);
     }
 }
 
@@ -160,6 +168,8 @@ impl MarkupParser for HarmonyParser {
 
     fn finish(&mut self, out: &mut Deltas) {
         self.give(self.held.len(), out);
+        // The marker behind a call ends the answer too, and is often not shown then.
+        self.end_call(out);
         // A header that no body follows is not text of the model's.
         self.content.finish(out);
     }

@@ -84,6 +84,12 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         &[NOW],
     ),
     (
+        "harmony",
+        "<|channel|>commentary to=functions.now<|message|> <|call|><|start|>assistant to=functions.now<|channel|>commentary<|message|>",
+        "",
+        &[NOW, NOW],
+    ),
+    (
         "hermes",
         "I look.\n<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\", \"days\": 3}}\n</tool_call>\n\
          <tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>",
