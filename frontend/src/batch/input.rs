@@ -10,6 +10,9 @@ use thiserror::Error;
 /// The longest line, in bytes, with its end.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
+/// What editors on Windows begin a UTF-8 file with: it is no part of the first line.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// What is wrong with an input.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -104,16 +107,18 @@ impl BatchInput {
                     break;
                 }
                 hash.update(&bytes);
-                if !bytes.trim_ascii().is_empty() {
+                let marked = bytes.strip_prefix(BYTE_ORDER_MARK);
+                let text = marked.filter(|_| line == 1).unwrap_or(&bytes);
+                if !text.trim_ascii().is_empty() {
                     let at = LineAt {
                         path: &file.path,
                         line,
                     };
-                    look(at, &bytes)?;
+                    look(at, text)?;
                     places.push(Place {
                         file: files.len(),
                         line,
-                        offset,
+                        offset: offset + (bytes.len() - text.len()) as u64,
                     });
                 }
                 offset += bytes.len() as u64;
@@ -194,5 +199,27 @@ fn unreadable(path: &Path, source: io::Error) -> InputError {
     InputError::Unreadable {
         path: path.to_owned(),
         source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("input.jsonl");
+        std::fs::write(&path, "\u{feff}{\"a\": 1}\n\u{feff}\n").unwrap();
+        let mut seen = Vec::new();
+        let look = |_: LineAt<'_>, bytes: &[u8]| {
+            seen.push(bytes.to_vec());
+            Ok(())
+        };
+        let mut input = BatchInput::open([path], look).unwrap();
+        let expected = ["{\"a\": 1}\n", "\u{feff}\n"].map(|line| line.as_bytes().to_vec());
+        let read = [0, 1].map(|index| input.read(index).unwrap().1);
+        assert_eq!(seen, expected);
+        assert_eq!(read, expected);
     }
 }
