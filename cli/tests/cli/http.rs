@@ -140,7 +140,7 @@ async fn clients_write_no_lines_of_their_own_into_the_log() {
     assert!(log.len() < 1 << 20, "{} bytes", log.len());
 }
 
-/// The access log: a line for each request, whatever became of it, and none for what is not asked of a model.
+/// The access log: a line with the model for each request, whatever became of it, and none for what is not asked of a model.
 #[tokio::test]
 async fn every_request_has_one_line_in_the_access_log() {
     let mut command =
@@ -149,6 +149,7 @@ async fn every_request_has_one_line_in_the_access_log() {
     command.env("GENSET_LOG", "info");
     let mut server = Server::spawn(command).await;
     let body = json!({"model": "tiny-chat", "messages": [{"role": "user", "content": "Hi"}], "stream": true});
+    let counted = json!({"model": "tiny-chat", "messages": body["messages"]});
     let requests = [
         ("/v1/chat/completions", body.to_string(), "status=200"),
         ("/v1/chat/completions", "{}".to_owned(), "status=400"),
@@ -156,6 +157,21 @@ async fn every_request_has_one_line_in_the_access_log() {
             "/v1/responses",
             json!({"model": "nobody", "input": "Hi"}).to_string(),
             "status=404",
+        ),
+        (
+            "/tokenize",
+            json!({"model": "tiny-chat", "prompt": "Hi"}).to_string(),
+            "status=200",
+        ),
+        (
+            "/detokenize",
+            json!({"model": "nobody", "tokens": [5]}).to_string(),
+            "status=404",
+        ),
+        (
+            "/v1/messages/count_tokens",
+            counted.to_string(),
+            "status=200",
         ),
     ];
     let mut ids = Vec::new();
@@ -174,10 +190,13 @@ async fn every_request_has_one_line_in_the_access_log() {
         .filter(|line| line.contains("genset::access"))
         .collect();
     assert_eq!(lines.len(), requests.len(), "{log}");
-    for ((id, (_, _, status)), line) in ids.iter().zip(&requests).zip(lines) {
+    for ((id, (_, body, status)), line) in ids.iter().zip(&requests).zip(lines) {
         assert!(
             line.contains(id.as_str()) && line.contains(status),
             "{line}"
         );
+        for model in ["tiny-chat", "nobody"] {
+            assert_eq!(line.contains(model), body.contains(model), "{line}");
+        }
     }
 }

@@ -365,6 +365,7 @@ pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
         let request = call
             .parse(|body, limits| TokenizeRequest::parse(body, limits))
             .await?;
+        call.guard.model(&request.model);
         let model = find_any_model(&call.app, &request.model, call.ctx.deadline()).await?;
         let ctx = call.admit(&model).await?;
         let tokens = match request.input {
@@ -415,6 +416,7 @@ pub(super) fn tokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
 pub(super) fn detokenize(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
         let request = call.parse(|body, _| DetokenizeRequest::parse(body)).await?;
+        call.guard.model(&request.model);
         let model = find_any_model(&call.app, &request.model, call.ctx.deadline()).await?;
         let ctx = call.admit(&model).await?;
         let count = request.tokens.len();

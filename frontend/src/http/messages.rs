@@ -33,6 +33,7 @@ pub(super) fn count_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiEr
             .parse(|body, limits| MessagesRequest::parse_to_count(body, limits))
             .await?;
         let name = &request.chat.params.model;
+        call.guard.model(name);
         let model = call.model(name, EndpointType::Chat).await?;
         let ctx = call.admit(&model).await?;
         let of_model = Arc::clone(&model);
