@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use genset_backend_common::CancelReason;
 use genset_backend_common::request::{MediaFormat, MediaKind};
 use serde_json::Value;
 use tokio::sync::Semaphore;
@@ -59,7 +60,7 @@ impl Fetcher {
     ///
     /// # Errors
     /// A 400 that names the part: its host is not allowed, does not answer so, or has something else there; a 503 where there is no
-    /// memory for it.
+    /// memory for it; a 504 when the deadline passes meanwhile.
     ///
     /// # Cancel safety
     /// When the future is dropped, so are its connections.
@@ -83,8 +84,11 @@ impl Fetcher {
             let problem = |problem: Problem| ApiError::invalid(medium.at.clone(), problem);
             let room = max_bytes.saturating_sub(bytes);
             let fetched = timeout_at(by, self.fetch(url, room, memory)).await;
-            let slow = || Problem::Slow(self.0.config.timeout.as_secs());
-            let content = match fetched.map_err(|_| problem(slow()))? {
+            let slow = || match deadline {
+                Some(deadline) if deadline < soonest => CancelReason::Deadline.to_error().into(),
+                Some(_) | None => problem(Problem::Slow(self.0.config.timeout.as_secs())),
+            };
+            let content = match fetched.map_err(|_elapsed| slow())? {
                 Ok(content) => content,
                 Err(Failed::Problem(Problem::TooLarge)) => {
                     within(&medium.at, max_bytes.saturating_add(1), max_bytes)?;

@@ -69,6 +69,15 @@ struct Asked {
 }
 
 async fn fetch(config: &MediaConfig, may_reach: fn(IpAddr) -> bool, url: &str) -> Asked {
+    fetch_by(config, may_reach, url, None).await
+}
+
+async fn fetch_by(
+    config: &MediaConfig,
+    may_reach: fn(IpAddr) -> bool,
+    url: &str,
+    deadline: Option<Instant>,
+) -> Asked {
     let fetcher = Fetcher::with(config, Connect::new(here, may_reach));
     let part = json!({"type": "image_url", "image_url": {"url": url}});
     let mut messages = [json!({"role": "user", "content": [part]})];
@@ -84,7 +93,7 @@ async fn fetch(config: &MediaConfig, may_reach: fn(IpAddr) -> bool, url: &str) -
     };
     let mut memory = MemoryBudget::new(1 << 20).share();
     let done = fetcher
-        .fetch_all(&mut messages, &[medium], None, &mut memory)
+        .fetch_all(&mut messages, &[medium], deadline, &mut memory)
         .await;
     let url = &messages[0]["content"][0]["image_url"]["url"];
     Asked {
@@ -163,6 +172,18 @@ async fn what_is_not_fetched_is_refused_by_its_place() {
     let asked = fetch(&allowed, address::is_public, &at("cat")).await;
     let error = asked.fetched.unwrap_err();
     assert!(error.to_string().contains("no public address"), "{error}");
+}
+
+/// The request's deadline is no fault of the image's host.
+#[tokio::test]
+async fn a_deadline_that_passes_during_a_fetch_is_told_as_everywhere() {
+    let port = server().await;
+    let config = config(&[&format!("images.test:{port}")]);
+    let url = format!("http://images.test:{port}/never");
+    let asked = fetch_by(&config, |_| true, &url, Some(Instant::now())).await;
+    let error = asked.fetched.unwrap_err();
+    assert_eq!(error.status, http::StatusCode::GATEWAY_TIMEOUT, "{error}");
+    assert_eq!(error.param, None);
 }
 
 #[tokio::test]
