@@ -50,16 +50,18 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
             history,
             mut held,
         } = asked;
-        let store = request.store && call.app.responses.keeps();
+        let items = history.iter().map(Arc::as_ref).chain(&request.input);
+        let room = call.app.responses.room_behind(items);
+        let store_bytes = room.filter(|_| request.store);
         let repeated = request.repeated.bytes_with_copies();
         let new: usize = request.input.iter().map(Item::bytes).sum();
-        let conversation = if store { new + bytes_of(&history) } else { 0 };
+        let conversation = store_bytes.map_or(0, |_| new + bytes_of(&history));
         held.resize(repeated.saturating_add(conversation))?;
         let mut head = ResponseHead {
             id: new_id("resp_"),
             created: created_now(),
             model: name,
-            store,
+            store_bytes,
             explanation: None,
             repeated: Arc::new(request.repeated),
         };
@@ -70,7 +72,7 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
             store: Arc::clone(&call.app.responses),
             owner: call.caller.name().map(str::to_owned),
             id: head.id.clone(),
-            input: head.store.then(|| input.collect()),
+            input: head.store_bytes.map(|_| input.collect()),
         };
         let answers = job.answers(&ctx).await?;
         head.explanation = answers.explanation().cloned();

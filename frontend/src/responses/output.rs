@@ -6,6 +6,7 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::item::{Item, Speaker, new_id};
 use super::item_json::ItemJson;
+use super::store::kept_bytes;
 use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
 use crate::openai::chat_token;
@@ -181,6 +182,11 @@ impl Output {
             made.item.bytes() + logprobs.sum::<usize>()
         };
         self.items.iter().map(made).sum()
+    }
+
+    /// What its items weigh in a store.
+    pub(super) fn kept_bytes(&self) -> usize {
+        kept_bytes(self.items.iter().map(|made| &made.item))
     }
 
     /// The items themselves.

@@ -117,8 +117,8 @@ pub struct ResponseHead {
     pub created: u64,
     /// The model's name, as the client wrote it.
     pub model: String,
-    /// Whether it is kept, unless it fails.
-    pub store: bool,
+    /// The most bytes of it and its output with which it is kept, unless it fails; `None` where nothing is kept.
+    pub store_bytes: Option<usize>,
     /// How it is routed, where the client asks.
     pub explanation: Option<Explanation>,
     /// The rest.
@@ -183,15 +183,33 @@ impl ResponseHead {
             head: self,
             end: None,
             output: OutputJson::NONE,
+            is_kept: self.store_bytes.is_some(),
         }
     }
 
-    /// A response that has ended, as JSON.
+    /// A response that has ended, as JSON. One that is too large to be kept says so.
     pub(crate) fn ended(&self, output: &Output, end: &ResponseEnd) -> String {
+        let room = match end {
+            ResponseEnd::Completed(..) | ResponseEnd::Incomplete(..) => self.store_bytes,
+            ResponseEnd::Failed(_) => None,
+        };
+        let room = room.and_then(|room| room.checked_sub(output.kept_bytes()));
+        let written = self.written(output, end, room.is_some());
+        match room {
+            Some(room) if written.len() > room => {
+                drop(written);
+                self.written(output, end, false)
+            }
+            Some(_) | None => written,
+        }
+    }
+
+    fn written(&self, output: &Output, end: &ResponseEnd, is_kept: bool) -> String {
         let response = ResponseJson {
             head: self,
             end: Some(end),
             output: output.json(end.last_item_status()),
+            is_kept,
         };
         let written = serde_json::to_string(&response);
         debug_assert!(written.is_ok(), "strings and numbers are JSON");
@@ -218,11 +236,17 @@ pub(super) struct ResponseJson<'a> {
     /// `None` where it has just begun.
     end: Option<&'a ResponseEnd>,
     output: OutputJson<'a>,
+    is_kept: bool,
 }
 
 impl Serialize for ResponseJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { head, end, output } = *self;
+        let Self {
+            head,
+            end,
+            output,
+            is_kept,
+        } = *self;
         let repeated = &head.repeated.fields;
         let mut object = serializer.serialize_map(None)?;
         object.serialize_entry("id", &head.id)?;
@@ -235,8 +259,7 @@ impl Serialize for ResponseJson<'_> {
         object.serialize_entry("model", &head.model)?;
         object.serialize_entry("output", &output)?;
         object.serialize_entry("service_tier", "default")?;
-        let has_failed = matches!(end, Some(ResponseEnd::Failed(_)));
-        object.serialize_entry("store", &(head.store && !has_failed))?;
+        object.serialize_entry("store", &is_kept)?;
         // The one of the repeated fields that has its place here.
         object.serialize_entry("truncation", &repeated.get("truncation"))?;
         object.serialize_entry("usage", &end.and_then(ResponseEnd::usage))?;

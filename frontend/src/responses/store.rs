@@ -30,9 +30,14 @@ impl Stored {
     /// What it weighs: its whole conversation, though parts of it may be shared with others.
     fn bytes(&self) -> usize {
         let items = self.input.iter().chain(&self.output);
-        let items = items.map(|item| item.bytes() + size_of::<Arc<Item>>());
-        items.sum::<usize>() + self.response.len()
+        kept_bytes(items.map(Arc::as_ref)) + self.response.len()
     }
+}
+
+/// What items weigh.
+pub(super) fn kept_bytes<'a>(items: impl Iterator<Item = &'a Item>) -> usize {
+    let items = items.map(|item| item.bytes() + size_of::<Arc<Item>>());
+    items.sum()
 }
 
 /// The latest responses by id. When there are too many, or they take too much memory, the oldest goes of the owner who has
@@ -74,6 +79,12 @@ impl ResponseStore {
     #[must_use]
     pub fn keeps(&self) -> bool {
         self.max_responses > 0 && self.max_bytes > 0
+    }
+
+    /// The most bytes of a response and its output with which it is kept behind `input`; `None` where none is.
+    pub(crate) fn room_behind<'a>(&self, input: impl Iterator<Item = &'a Item>) -> Option<usize> {
+        let room = self.max_bytes.checked_sub(kept_bytes(input));
+        room.filter(|_| self.keeps())
     }
 
     /// Keeps a response; one that is larger than the whole store is not kept.

@@ -51,7 +51,7 @@ fn response_encoder() -> responses::ResponseEncoder {
         id: format!("resp_{:032x}", u128::MAX),
         created: 1_700_000_000,
         model: "tiny".into(),
-        store: true,
+        store_bytes: Some(usize::MAX),
         explanation: None,
         repeated: Arc::new(request.repeated),
     })

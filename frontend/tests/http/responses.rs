@@ -399,6 +399,25 @@ async fn only_so_much_is_kept() {
         assert_eq!(site.get(&ids[7]).await.status, 200, "the newest stays");
         site.close().await;
     }
+    // What does not fit says so, once it is known.
+    let config = FrontendConfig {
+        max_stored_bytes: 64 << 10,
+        ..config()
+    };
+    let site = Site::with(config, echo()).await;
+    let large = "u".repeat(100 << 10);
+    let asked_of = async |user: &str, stream: bool| {
+        let further = json!({"user": user, "stream": stream});
+        site.post(RESPONSES, &asked("Hi", further)).await
+    };
+    let streamed = joined(&asked_of(&large, true).await);
+    for response in [streamed, asked_of(&large, false).await.json()] {
+        assert_eq!(response["store"], false);
+        let at = format!("{RESPONSES}/{}", response["id"].as_str().expect("an id"));
+        assert_eq!(site.get(&at).await.status, 404);
+    }
+    assert_eq!(asked_of("me", false).await.json()["store"], true);
+    site.close().await;
     let config = FrontendConfig {
         max_stored_responses: 0,
         ..config()
