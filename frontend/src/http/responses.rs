@@ -162,7 +162,9 @@ impl Asked {
         skipped: usize,
     ) -> Result<(Self, ChatRequest), ApiError> {
         let history_bytes = bytes_of(&self.history);
-        call.guard.memory().grow(history_bytes)?;
+        // The first is made of what was read with the body, and holds that.
+        let read_bytes = if skipped > 0 { self.request.bytes() } else { 0 };
+        call.guard.memory().grow(history_bytes + read_bytes)?;
         let further_bytes = call.body_bytes + history_bytes;
         let to_chat = move |body: JsonBody<'_>, limits: &ParamLimits| {
             let chat = (self.request).take_chat(&self.history, skipped, body.meter(), limits)?;
@@ -174,7 +176,7 @@ impl Asked {
     }
 
     /// The job of its chat. Where the conversation is too long and may be cut, it is that of the most of its end that leaves
-    /// room for an answer.
+    /// room for an answer. Every job is held as long as it is there.
     async fn job(
         mut self,
         call: &mut Call,
@@ -188,7 +190,8 @@ impl Asked {
         let room = context - answer.min(context / 2);
         let too_long = match prepared(call, ctx, model, chat).await {
             // A prompt must leave room for one token.
-            Ok(job) if !self.request.truncates || tokens_of(&job) < context => {
+            Ok((job, share)) if !self.request.truncates || tokens_of(&job) < context => {
+                call.guard.memory().absorb(share);
                 return Ok((job, self));
             }
             Ok(_) => None,
@@ -204,13 +207,13 @@ impl Asked {
             let (asked, chat) = self.chat(call, skipped).await?;
             self = asked;
             match prepared(call, ctx, model, chat).await {
-                Ok(job) if tokens_of(&job) <= room => {
-                    best = Some(job);
+                Ok((job, share)) if tokens_of(&job) <= room => {
+                    best = Some((job, share));
                     most = middle;
                 }
                 // What comes later is cut more.
-                Ok(job) if tokens_of(&job) < context => {
-                    shortest = Some(job);
+                Ok((job, share)) if tokens_of(&job) < context => {
+                    shortest = Some((job, share));
                     least = middle + 1;
                 }
                 Ok(_) => least = middle + 1,
@@ -219,7 +222,10 @@ impl Asked {
             }
         }
         match best.or(shortest) {
-            Some(job) => Ok((job, self)),
+            Some((job, share)) => {
+                call.guard.memory().absorb(share);
+                Ok((job, self))
+            }
             None => Err(too_long.unwrap_or_else(|| {
                 let problem = "fills the model's context, and nothing of it can be left out";
                 ApiError::invalid("input", problem)
@@ -228,15 +234,19 @@ impl Asked {
     }
 }
 
+/// The job of a chat, and what holds it: the request's own memory is free for another.
 async fn prepared(
     call: &mut Call,
     ctx: &RequestContext,
     model: &Arc<ServedModel>,
     chat: ChatRequest,
-) -> Result<Job, ApiError> {
+) -> Result<(Job, MemoryShare), ApiError> {
     let model = Arc::clone(model);
     let job = (call.guard).prepare(ctx, |room| Job::chat(model, chat, room));
-    job.await
+    let job = job.await?;
+    let memory = call.guard.memory();
+    let empty = memory.another();
+    Ok((job, std::mem::replace(memory, empty)))
 }
 
 fn is_too_long(error: &ApiError) -> bool {

@@ -466,6 +466,19 @@ async fn what_a_response_repeats_and_keeps_is_held_to_its_end() {
     site.close().await;
 }
 
+/// Of all prompts that were tried, it is the one that is answered that is held.
+#[tokio::test]
+async fn a_conversation_that_was_cut_is_held_as_what_is_left_of_it() {
+    let site = Site::start(Script::silent(encode("Hi")[0])).await;
+    let said = |text: String| json!({"role": "user", "content": text});
+    let (long, last) = (said("one ".repeat(3000)), said("Hi".into()));
+    let asked = |input: Value| json!({"input": input, "truncation": "auto", "store": false});
+    let alone = held_in_a_stream(&site, asked(json!([last]))).await;
+    let cut = held_in_a_stream(&site, asked(json!([long, long, last]))).await;
+    assert_eq!(cut, alone);
+    site.close().await;
+}
+
 #[tokio::test]
 async fn an_error_after_the_first_byte_is_the_last_event() {
     let engine = Script::new(|_, out| async move {
