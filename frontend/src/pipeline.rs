@@ -62,13 +62,15 @@ pub struct Job {
     echoes: Vec<Arc<str>>,
 }
 
-/// What the work on a request's prompts has: until when they are wanted, and its memory.
+/// What the work on a request's prompts has: until when they are wanted, its memory, and whose tokens it may know.
 #[derive(Debug)]
 pub struct Room {
     /// When nobody wants them any more.
     pub deadline: Option<Instant>,
     /// What the work takes of the memory budget. It is given back where the work ends, also when its client has left before.
     pub memory: MemoryShare,
+    /// What is known of other prompts with the same salt need not be tokenized again.
+    pub salt: Option<String>,
 }
 
 /// What is made of a request and kept for it.

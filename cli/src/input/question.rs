@@ -129,6 +129,7 @@ impl Asker {
         let room = Room {
             deadline: None,
             memory: MemoryBudget::new(usize::MAX).share(),
+            salt: None,
         };
         if self.goes_on() {
             let request = self.continuation(messages, fields)?;

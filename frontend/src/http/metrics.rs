@@ -292,7 +292,12 @@ impl RequestGuard {
         memory.grow(2 * self.memory.bytes())?;
         memory.absorb(std::mem::replace(&mut self.memory, memory.another()));
         let deadline = ctx.deadline();
-        let job = job(Room { deadline, memory }).await?;
+        let room = Room {
+            deadline,
+            memory,
+            salt: self.callers_salt(),
+        };
+        let job = job(room).await?;
         self.memory.resize(job.held_bytes())?;
         Ok(job)
     }

@@ -76,6 +76,7 @@ impl Job {
             tools,
             add_generation_prompt,
             template_args,
+            salt: room.salt,
         };
         let mut bytes = chat.bytes();
         let mut quick = None;
@@ -122,6 +123,8 @@ struct Chat {
     tools: ToolOptions,
     add_generation_prompt: bool,
     template_args: Map<String, Value>,
+    /// Of the room it is made in.
+    salt: Option<String>,
 }
 
 /// What is made of it.
@@ -197,6 +200,7 @@ impl Chat {
             for_answer: true,
             text: &prompt,
             add_special: false,
+            salt: self.salt.as_deref(),
             param: &RequestField::Prompt.into(),
         };
         let tokens = model.timings.tokenize(|| plain.encode(model, text, owner));

@@ -150,6 +150,7 @@ fn tokens(
         for_answer: true,
         text,
         add_special: true,
+        salt: None,
         param: &RequestField::Prompt.into(),
     };
     let tokens = model.timings.tokenize(|| plain.encode(model, files, owner));

@@ -241,6 +241,7 @@ fn tokens_of(
                 for_answer: false,
                 text: &text,
                 add_special: true,
+                salt: None,
                 param: &Param::Path(name.clone()),
             };
             model

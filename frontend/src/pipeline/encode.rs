@@ -13,6 +13,8 @@ pub(super) struct Plain<'a> {
     pub(super) text: &'a str,
     /// Whether the tokenizer adds what the model expects around a plain prompt.
     pub(super) add_special: bool,
+    /// Its tokens are known from texts with the same salt alone.
+    pub(super) salt: Option<&'a str>,
     /// Whether an answer is to follow it in the model's context.
     pub(super) for_answer: bool,
     /// Where the client's request has it.
@@ -41,6 +43,7 @@ impl Plain<'_> {
         let limits = EncodeLimits {
             max_tokens: context,
             should_stop: &|| owner.has_left(),
+            salt: self.salt,
         };
         let encoded = tokenizer.encode_prompt(self.text, self.add_special, &limits);
         encoded.map_err(|error| match error {

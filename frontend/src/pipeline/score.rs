@@ -113,7 +113,7 @@ impl ScoreJob {
         let (with_model, with_texts) = (Arc::clone(&model), texts.clone());
         let work = move |owner: &Owner| {
             let _room = room.memory;
-            tokens_of(&with_model, &with_texts, owner)
+            tokens_of(&with_model, &with_texts, room.salt.as_deref(), owner)
         };
         let tokens = Arc::new(model.work.run(bytes, room.deadline, work).await?);
         Ok(Self {
@@ -215,6 +215,7 @@ fn check_scores(scores: &[f32], expected: usize) -> Result<(), EngineError> {
 fn tokens_of(
     model: &ServedModel,
     texts: &TextPairs,
+    salt: Option<&str>,
     owner: &Owner,
 ) -> Result<PairTokens, ApiError> {
     let Some(files) = &model.text else {
@@ -226,8 +227,8 @@ fn tokens_of(
         return Err(ApiError::unsupported("model", why));
     };
     let tokens = PairTokens {
-        first: list_tokens(model, files, texts.first(), owner)?,
-        second: list_tokens(model, files, texts.second(), owner)?,
+        first: list_tokens(model, files, texts.first(), salt, owner)?,
+        second: list_tokens(model, files, texts.second(), salt, owner)?,
         template: template.clone(),
     };
     let context = context_tokens(model);
@@ -241,6 +242,7 @@ fn list_tokens(
     model: &ServedModel,
     files: &TextFiles,
     list: &TextList,
+    salt: Option<&str>,
     owner: &Owner,
 ) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let mut all = Vec::with_capacity(list.texts().len());
@@ -250,6 +252,7 @@ fn list_tokens(
             for_answer: false,
             text,
             add_special: false,
+            salt,
             param: &Param::Path(list.name(index)),
         };
         let encode = || plain.encode(model, files, owner);

@@ -48,6 +48,7 @@ pub async fn tokenize_prompt(
             for_answer: true,
             text: &prompt,
             add_special: add_special_tokens,
+            salt: room.salt.as_deref(),
             param: &RequestField::Prompt.into(),
         };
         plain.encode(&with_model, text_of(&with_model)?, owner)

@@ -46,13 +46,14 @@ impl PrefixCache {
         Some(Self { borders, kept })
     }
 
-    /// The tokens of `text` without those that a post-processor adds: those known, and for the rest what `encode` gives.
+    /// The tokens of `text` without those that a post-processor adds: those known under `salt`, and for the rest what `encode` gives.
     /// `encode` must be the tokenizer's, and no lock is held while it runs. It is told how many tokens came before.
     ///
     /// # Errors
     /// What `encode` says.
     pub(super) fn encode<E>(
         &self,
+        salt: Option<&str>,
         text: &str,
         encode: impl Fn(&str, usize) -> Result<Vec<u32>, E>,
     ) -> Result<EncodedPrompt, E> {
@@ -60,7 +61,9 @@ impl PrefixCache {
         for window in self.borders.windows(text) {
             // What comes after the last border is rarely seen again as it is.
             let is_kept = window.ends_with_border();
-            let known = is_kept.then(|| self.kept.get(window.text())).flatten();
+            let known = is_kept
+                .then(|| self.kept.get(salt, window.text()))
+                .flatten();
             let new = match &known {
                 Some(_) => Vec::new(),
                 None => encode(window.text(), all.ids.len())?,
@@ -83,7 +86,7 @@ impl PrefixCache {
             if known.is_some() {
                 all.cached_tokens += added.len();
             } else if is_kept {
-                self.kept.insert(window.text(), new);
+                self.kept.insert(salt, window.text(), new);
             }
         }
         Ok(all)

@@ -140,6 +140,8 @@ pub struct EncodeLimits<'a> {
     pub max_tokens: usize,
     /// Asked between parts of the text. Once it says yes, the work ends as [`TokenizerError::Stopped`].
     pub should_stop: &'a dyn Fn() -> bool,
+    /// Tokens are known from prompts with the same salt alone.
+    pub salt: Option<&'a str>,
 }
 
 impl EncodeLimits<'static> {
@@ -147,6 +149,7 @@ impl EncodeLimits<'static> {
     pub const NONE: Self = Self {
         max_tokens: usize::MAX,
         should_stop: &|| false,
+        salt: None,
     };
 }
 
@@ -289,16 +292,18 @@ impl TextTokenizer {
     ) -> Result<EncodedPrompt, TokenizerError> {
         limits.check(0)?;
         let encoded = match &self.prefixes {
-            Some(prefixes) if !add_special_tokens => prefixes.encode(text, |part, before| {
-                limits.check(before)?;
-                // The border that a part begins with was counted before.
-                let further = EncodeLimits {
-                    max_tokens: (limits.max_tokens - before).saturating_add(1),
-                    ..*limits
-                };
-                self.encode_part(part, false, &further)
-                    .map_err(|error| error.after(before, limits))
-            })?,
+            Some(prefixes) if !add_special_tokens => {
+                prefixes.encode(limits.salt, text, |part, before| {
+                    limits.check(before)?;
+                    // The border that a part begins with was counted before.
+                    let further = EncodeLimits {
+                        max_tokens: (limits.max_tokens - before).saturating_add(1),
+                        ..*limits
+                    };
+                    self.encode_part(part, false, &further)
+                        .map_err(|error| error.after(before, limits))
+                })?
+            }
             Some(_) | None => EncodedPrompt {
                 ids: self.encode_part(text, add_special_tokens, limits)?,
                 cached_tokens: 0,

@@ -75,6 +75,22 @@ async fn each_key_has_a_salt_of_its_own_which_a_request_narrows() {
     site.close().await;
 }
 
+/// The tokenizer's cache tells no key, by its counter or its time, what another asked.
+#[tokio::test]
+async fn no_key_finds_the_tokens_of_anothers_prompts_known() {
+    let entries = [("a", "sk-a", ""), ("b", "sk-b", "")];
+    let (site, _folder) = site_with_keys(&entries, Script::tokens(encode("Hi"))).await;
+    let body = chat(&"one two ".repeat(100), json!({})).to_string();
+    let known = || site.metric("genset_frontend_tokenizer_cached_tokens_total");
+    for (key, is_known) in [("sk-a", false), ("sk-b", false), ("sk-a", true)] {
+        let before = known();
+        let asked = request("POST", CHAT, &bearer(key), &body);
+        assert_eq!(site.send(asked).await.status, 200);
+        assert_eq!(known() > before, is_known, "{key}");
+    }
+    site.close().await;
+}
+
 #[tokio::test]
 async fn without_keys_only_a_request_has_a_salt() {
     let engine = Script::tokens(encode("Hi"));

@@ -64,19 +64,19 @@ impl<S: BuildHasher> KeptWindows<S> {
         }
     }
 
-    /// The tokens of `text`, if they are known.
-    pub(super) fn get(&self, text: &str) -> Option<Arc<Known>> {
+    /// The tokens of `text`, if they are known under `salt`.
+    pub(super) fn get(&self, salt: Option<&str>, text: &str) -> Option<Arc<Known>> {
         if !self.has_room(text.len()) {
             return None;
         }
-        let hash = self.hasher.hash_one(text);
+        let hash = self.hasher.hash_one((salt, text));
         let known = self.entries.lock().take_note_of(hash)?;
         // Another text may have the hash.
         (*known.text == *text).then_some(known)
     }
 
-    /// Keeps the tokens of `text`, unless they are too large.
-    pub(super) fn insert(&self, text: &str, ids: Vec<u32>) {
+    /// Keeps the tokens of `text` under `salt`, unless they are too large.
+    pub(super) fn insert(&self, salt: Option<&str>, text: &str, ids: Vec<u32>) {
         let known = Known {
             text: text.into(),
             ids: ids.into(),
@@ -84,7 +84,7 @@ impl<S: BuildHasher> KeptWindows<S> {
         if !self.has_room(known.bytes()) {
             return;
         }
-        let hash = self.hasher.hash_one(text);
+        let hash = self.hasher.hash_one((salt, text));
         let gone = self
             .entries
             .lock()
@@ -152,16 +152,16 @@ mod tests {
     }
 
     fn ids(kept: &KeptWindows<impl BuildHasher>, text: &str) -> Option<Vec<u32>> {
-        kept.get(text).map(|known| known.ids.to_vec())
+        kept.get(None, text).map(|known| known.ids.to_vec())
     }
 
     #[test]
     fn texts_with_one_hash_never_get_each_others_tokens() {
         let kept = KeptWindows::with_hasher(1 << 20, BuildHasherDefault::<Constant>::default());
-        kept.insert("a", vec![1]);
+        kept.insert(None, "a", vec![1]);
         assert_eq!(ids(&kept, "a"), Some(vec![1]));
         assert_eq!(ids(&kept, "b"), None);
-        kept.insert("b", vec![2]);
+        kept.insert(None, "b", vec![2]);
         assert_eq!(ids(&kept, "b"), Some(vec![2]));
         assert_eq!(ids(&kept, "a"), None);
         let entries = kept.entries.lock();
@@ -173,10 +173,10 @@ mod tests {
     fn the_least_recently_used_goes_first() {
         let kept = KeptWindows::new(5 * (ENTRY_BYTES + 5));
         for (id, text) in (0..).zip(["a", "b", "c", "d", "e"]) {
-            kept.insert(text, vec![id]);
+            kept.insert(None, text, vec![id]);
         }
         assert_eq!(ids(&kept, "a"), Some(vec![0]));
-        kept.insert("f", vec![5]);
+        kept.insert(None, "f", vec![5]);
         assert_eq!(ids(&kept, "b"), None);
         assert_eq!(ids(&kept, "a"), Some(vec![0]));
         assert_eq!(ids(&kept, "f"), Some(vec![5]));
@@ -188,7 +188,7 @@ mod tests {
         let kept = KeptWindows::new(max_bytes);
         for round in 0..200_usize {
             let text = "x".repeat(round * 37 % 250);
-            kept.insert(&text, vec![0; round * 11 % 60]);
+            kept.insert(None, &text, vec![0; round * 11 % 60]);
             let entries = kept.entries.lock();
             let counted: usize = entries.by_hash.values().map(|e| e.known.bytes()).sum();
             assert_eq!(entries.bytes, counted);
@@ -200,8 +200,8 @@ mod tests {
     #[test]
     fn what_would_take_too_large_a_share_is_not_kept() {
         let kept = KeptWindows::new(4 * (ENTRY_BYTES + 10));
-        kept.insert("ab", vec![1, 2]);
-        kept.insert("abc", vec![1, 2]);
+        kept.insert(None, "ab", vec![1, 2]);
+        kept.insert(None, "abc", vec![1, 2]);
         assert_eq!(ids(&kept, "ab"), Some(vec![1, 2]));
         assert_eq!(ids(&kept, "abc"), None);
     }

@@ -53,7 +53,7 @@ impl Subject {
     /// Encodes with the cache and without. Gives how many tokens were known, and in how many parts the rest was encoded.
     fn check(&self, cache: &PrefixCache, text: &str) -> (usize, usize) {
         let parts = RefCell::new(0);
-        let cached = cache.encode(text, |part, _| {
+        let cached = cache.encode(None, text, |part, _| {
             *parts.borrow_mut() += 1;
             self.plain(part)
         });
@@ -425,7 +425,7 @@ fn tokens_other_than_expected_are_not_trusted() {
     let text = "a<|im_start|>b<|im_end|>c";
     let ids = |part: &str, _| Ok::<_, Infallible>(vec![if part == text { 7 } else { 8 }]);
     for _ in 0..2 {
-        let encoded = cache.encode(text, ids).unwrap();
+        let encoded = cache.encode(None, text, ids).unwrap();
         let expected = EncodedPrompt {
             ids: vec![7],
             cached_tokens: 0,
@@ -434,12 +434,27 @@ fn tokens_other_than_expected_are_not_trusted() {
     }
 }
 
+/// So that nobody learns from it what others ask.
+#[test]
+fn what_is_known_under_one_salt_is_not_under_another() {
+    let tiny_chat = subject("tiny-chat");
+    let cache = tiny_chat.cache(1 << 20, 0);
+    let text = "a<|im_start|>b<|im_end|>c";
+    let known = |salt| {
+        let encoded = cache.encode(salt, text, |part, _| tiny_chat.plain(part));
+        encoded.unwrap().cached_tokens
+    };
+    let salts = [None, Some("a"), Some("b")];
+    assert_eq!(salts.map(known), [0; 3]);
+    assert!(salts.map(known).iter().all(|tokens| *tokens > 0));
+}
+
 #[test]
 fn errors_are_the_tokenizers_and_nothing_wrong_is_kept() {
     let tiny_chat = subject("tiny-chat");
     let cache = tiny_chat.cache(1 << 20, 0);
     let text = "a<|im_start|>b<|im_end|>c";
-    assert_eq!(cache.encode(text, |_, _| Err("no")), Err("no"));
+    assert_eq!(cache.encode(None, text, |_, _| Err("no")), Err("no"));
     let (cached_tokens, _) = tiny_chat.check(&cache, text);
     assert_eq!(cached_tokens, 0);
 }
