@@ -21,20 +21,20 @@ use super::access::Caller;
 use super::asked_model::{find_any_model, find_model};
 use super::handlers::App;
 use super::held::held;
+use super::messages::anthropic_error;
 use super::metrics::RequestGuard;
 use super::replies::{whole_response, with_ignored};
 use super::request_body::{HeldBody, read_body};
 use super::request_id::request_id;
 use crate::answer::Answer;
-use crate::error::{ApiError, Param, shown};
+use crate::error::{ApiError, ParamName, shown};
 use crate::json::JsonBody;
 use crate::model::ServedModel;
 use crate::openai::{
     CommonParams, DetokenizeRequest, EmbeddingRequest, ParamLimits, TokenizeInput, TokenizeRequest,
-    chat_name, completion_name, embedding_name, embeddings_json, tokenize_json,
+    embeddings_json, tokenize_json,
 };
 use crate::pipeline::{self, Answers, EmbedJob, Job, REASONING_EFFORT};
-use crate::responses;
 
 /// The header with the seconds after which an answer is of no use to the client.
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
@@ -158,7 +158,12 @@ pub(super) enum Reply {
 pub(super) type Work = for<'a> fn(&'a mut Call) -> BoxFuture<'a, Result<Reply, ApiError>>;
 
 /// How an API writes its errors.
-pub(super) type WriteError = fn(&ApiError, &str) -> Response;
+#[derive(Debug, Clone, Copy)]
+pub(super) enum WriteError {
+    /// As OpenAI's API has them, which calls places in a request so.
+    OpenAi(ParamName),
+    Anthropic,
+}
 
 /// A request as it came.
 pub(super) struct Given {
@@ -223,7 +228,10 @@ pub(super) async fn answer(
             guard.fail(&error);
             let status = error.status.as_u16();
             tracing::debug!(request_id, status, error = %shown(&error.to_string()), "refused");
-            write_error(&error, &request_id)
+            match write_error {
+                WriteError::OpenAi(name) => error.response(name),
+                WriteError::Anthropic => anthropic_error(&error, &request_id),
+            }
         }
     };
     with_ignored(response, ignored)
@@ -298,31 +306,6 @@ pub(super) fn new_id(prefix: &str) -> String {
 pub(super) fn created_now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
-}
-
-/// Errors as OpenAI's API has them.
-pub(super) fn openai_error(error: &ApiError, _request_id: &str) -> Response {
-    error.response(Param::plain)
-}
-
-/// As [`openai_error`], of `/v1/chat/completions`.
-pub(super) fn chat_error(error: &ApiError, _request_id: &str) -> Response {
-    error.response(chat_name)
-}
-
-/// As [`openai_error`], of `/v1/completions`.
-pub(super) fn completions_error(error: &ApiError, _request_id: &str) -> Response {
-    error.response(completion_name)
-}
-
-/// As [`openai_error`], of `/v1/embeddings`.
-pub(super) fn embeddings_error(error: &ApiError, _request_id: &str) -> Response {
-    error.response(embedding_name)
-}
-
-/// As [`openai_error`], of `/v1/responses`.
-pub(super) fn responses_error(error: &ApiError, _request_id: &str) -> Response {
-    error.response(responses::param_name)
 }
 
 pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {

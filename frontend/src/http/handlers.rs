@@ -34,10 +34,11 @@ use super::ui;
 use crate::batch::run::Batches;
 use crate::budget::MemoryBudget;
 use crate::config::FrontendConfig;
-use crate::error::ApiError;
+use crate::error::{ApiError, Param};
 use crate::keys::ApiKeys;
 use crate::model::Models;
-use crate::responses::ResponseStore;
+use crate::openai::{chat_name, completion_name, embedding_name, rerank_name, score_name};
+use crate::responses::{ResponseStore, param_name};
 
 /// What handlers share. Clones are cheap: every layer and handler gets one.
 #[derive(Debug, Clone)]
@@ -105,20 +106,25 @@ impl App {
 
 /// The routes that ask models for something.
 fn routes_to_models() -> Router<App> {
-    use apis::{chat_error, completions_error, embeddings_error, openai_error, responses_error};
-    use messages::anthropic_error;
-    let embeddings = api("embeddings", apis::embeddings, embeddings_error);
-    let rerank = || api("rerank", scores::rerank, scores::rerank_error);
-    let score = || api("score", scores::score, scores::score_error);
-    let chat = api("chat_completions", completions::chat, chat_error);
-    let completions = api("completions", completions::completions, completions_error);
-    let create = api("responses", responses::create, responses_error);
+    use WriteError::{Anthropic, OpenAi};
+    let plain = OpenAi(Param::plain);
+    let of_response = OpenAi(param_name);
+    let embeddings = api("embeddings", apis::embeddings, OpenAi(embedding_name));
+    let rerank = || api("rerank", scores::rerank, OpenAi(rerank_name));
+    let score = || api("score", scores::score, OpenAi(score_name));
+    let chat = api("chat_completions", completions::chat, OpenAi(chat_name));
+    let completions = api(
+        "completions",
+        completions::completions,
+        OpenAi(completion_name),
+    );
+    let create = api("responses", responses::create, of_response);
     let kept = get(responses::retrieve).delete(responses::delete);
-    let input_tokens = api("input_tokens", responses::input_tokens, responses_error);
-    let messages = api("messages", messages::messages, anthropic_error);
-    let count_tokens = api("count_tokens", messages::count_tokens, anthropic_error);
-    let tokenize = api("tokenize", apis::tokenize, openai_error);
-    let detokenize = api("detokenize", apis::detokenize, openai_error);
+    let input_tokens = api("input_tokens", responses::input_tokens, of_response);
+    let messages = api("messages", messages::messages, Anthropic);
+    let count_tokens = api("count_tokens", messages::count_tokens, Anthropic);
+    let tokenize = api("tokenize", apis::tokenize, plain);
+    let detokenize = api("detokenize", apis::detokenize, plain);
     let items = get(responses::input_items);
     Router::new()
         .route("/v1/chat/completions", chat)
@@ -145,7 +151,7 @@ fn routes_to_models() -> Router<App> {
 
 /// Files and batches of them.
 fn routes_to_batches() -> Router<App> {
-    let create = api("batches", batches::create, apis::openai_error);
+    let create = api("batches", batches::create, WriteError::OpenAi(Param::plain));
     Router::new()
         .route("/v1/files", get(files::list).post(files::upload))
         .route("/v1/files/{id}", get(files::retrieve).delete(files::delete))

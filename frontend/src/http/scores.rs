@@ -1,6 +1,5 @@
 //! The APIs of cross-encoders: documents ranked again, and scores of pairs.
 
-use axum::response::Response;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use genset_backend_common::output::Usage;
@@ -10,23 +9,12 @@ use super::apis::{Call, Reply, created_now, new_id};
 use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::openai::{
-    ParamLimits, RerankRequest, RerankedDocuments, ScoreRequest, TextPairs, rerank_name,
-    score_name, scores_json,
+    ParamLimits, RerankRequest, RerankedDocuments, ScoreRequest, TextPairs, scores_json,
 };
 use crate::pipeline::{REASONING_EFFORT, ScoreJob, Scored};
 
 /// What a score takes, and its text, which may have room to grow.
 const WRITTEN_SCORE_BYTES: usize = 128;
-
-/// Errors of `/v1/rerank`, as OpenAI's API has them.
-pub(super) fn rerank_error(error: &ApiError, _request_id: &str) -> Response {
-    error.response(rerank_name)
-}
-
-/// Errors of `/v1/score`, as OpenAI's API has them.
-pub(super) fn score_error(error: &ApiError, _request_id: &str) -> Response {
-    error.response(score_name)
-}
 
 pub(super) fn rerank(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
