@@ -18,7 +18,7 @@ pub(super) struct Pages {
 pub(super) struct Page {
     pub(super) after: Option<String>,
     pub(super) limit: usize,
-    is_ascending: bool,
+    pub(super) is_ascending: bool,
     pub(super) purpose: Option<String>,
 }
 
@@ -58,11 +58,20 @@ impl Pages {
                 "purpose" if self.further.contains(&"purpose") => {
                     page.purpose = Some(value.to_owned());
                 }
+                name if is_include(name) && self.further.contains(&"include") => {}
                 other => return Err(ApiError::invalid(other, "there is no such parameter")),
             }
         }
         Ok(page)
     }
+}
+
+/// The name of the list of what to include, as clients write it.
+pub(super) fn is_include(name: &str) -> bool {
+    matches!(
+        name,
+        "include" | "include[]" | "include%5B%5D" | "include%5b%5d"
+    )
 }
 
 impl Page {

@@ -19,6 +19,7 @@ use super::apis::{Call, Reply, created_now, new_id};
 use super::completions::WRITTEN_BYTES;
 use super::handlers::App;
 use super::held::holding;
+use super::listing::{Page, Pages, is_include};
 use super::replies::{json_response, whole_response};
 use super::stream::{AnswerEvents, stream};
 use crate::answer::{AnswerEnd, Ending, TokenLogprobs};
@@ -133,6 +134,12 @@ pub(super) fn input_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiEr
 /// The part of the context that stays free for the answer of a conversation that was cut: one in so many, unless the request
 /// says how long its answer may be.
 const ANSWER_DIVISOR: usize = 4;
+
+const PAGES: Pages = Pages {
+    usual_limit: 20,
+    max_limit: 100,
+    further: &["order", "include"],
+};
 
 /// A request and the conversation that it goes on from.
 struct Asked {
@@ -416,14 +423,6 @@ fn check_query(query: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The name of the list of what to include, as clients write it.
-fn is_include(name: &str) -> bool {
-    matches!(
-        name,
-        "include" | "include[]" | "include%5B%5D" | "include%5b%5d"
-    )
-}
-
 pub(super) async fn delete(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -462,8 +461,8 @@ pub(super) async fn input_items(
         return not_found(&id).into_response();
     };
     let listed = async {
-        let page = Page::parse(query.as_deref().unwrap_or_default())?;
-        let (items, has_more) = page.of(&stored.input)?;
+        let page = PAGES.parse(query.as_deref())?;
+        let (items, has_more) = part_of(&page, &stored.input)?;
         let bytes = bytes_of(&items);
         let mut share = app.metrics.share();
         share.grow(bytes)?;
@@ -498,57 +497,21 @@ fn items_json(items: &[Arc<Item>], has_more: bool) -> String {
     written.unwrap_or_default()
 }
 
-/// Which of the items are asked for.
-struct Page {
-    after: Option<String>,
-    limit: usize,
-    is_ascending: bool,
-}
-
-impl Page {
-    fn parse(query: &str) -> Result<Self, ApiError> {
-        let mut page = Self {
-            after: None,
-            limit: 20,
-            is_ascending: false,
-        };
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            match name {
-                "after" => page.after = Some(value.to_owned()),
-                "limit" => {
-                    let limit = value.parse().ok().filter(|limit| (1..=100).contains(limit));
-                    let problem = "must be between 1 and 100";
-                    page.limit = limit.ok_or_else(|| ApiError::invalid("limit", problem))?;
-                }
-                "order" if value == "asc" || value == "desc" => page.is_ascending = value == "asc",
-                "order" => {
-                    let problem = "expected \"asc\" or \"desc\"";
-                    return Err(ApiError::invalid("order", problem));
-                }
-                name if is_include(name) => {}
-                other => return Err(ApiError::invalid(other, "there is no such parameter")),
-            }
-        }
-        Ok(page)
+/// The items of a page, and whether there are more.
+///
+/// # Errors
+/// A 400 where none of them is the one to go on after.
+fn part_of(page: &Page, items: &[Arc<Item>]) -> Result<(Vec<Arc<Item>>, bool), ApiError> {
+    let mut ordered: Vec<&Arc<Item>> = items.iter().collect();
+    if !page.is_ascending {
+        ordered.reverse();
     }
-
-    /// These items, and whether there are more.
-    ///
-    /// # Errors
-    /// A 400 where none of them is the one to go on after.
-    fn of(&self, items: &[Arc<Item>]) -> Result<(Vec<Arc<Item>>, bool), ApiError> {
-        let mut ordered: Vec<&Arc<Item>> = items.iter().collect();
-        if !self.is_ascending {
-            ordered.reverse();
-        }
-        if let Some(after) = &self.after {
-            let from = ordered.iter().position(|item| item.id() == after);
-            let from = from.ok_or_else(|| ApiError::invalid("after", "there is no such item"))?;
-            ordered.drain(..=from);
-        }
-        let has_more = ordered.len() > self.limit;
-        ordered.truncate(self.limit);
-        Ok((ordered.into_iter().cloned().collect(), has_more))
+    if let Some(after) = &page.after {
+        let from = ordered.iter().position(|item| item.id() == after);
+        let from = from.ok_or_else(|| ApiError::invalid("after", "there is no such item"))?;
+        ordered.drain(..=from);
     }
+    let has_more = ordered.len() > page.limit;
+    ordered.truncate(page.limit);
+    Ok((ordered.into_iter().cloned().collect(), has_more))
 }
