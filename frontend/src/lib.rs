@@ -9,6 +9,7 @@ pub mod anthropic;
 pub mod batch;
 mod block;
 mod budget;
+mod clock;
 mod config;
 mod error;
 mod http;

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
@@ -37,6 +37,7 @@ use admission::{Admissions, ModelLimits};
 use chosen::Chosen;
 use lingering::Lingering;
 
+use crate::clock::now;
 use crate::config::FrontendConfig;
 use crate::media::Fetcher;
 use crate::parsers::{ParserNames, Parsers};
@@ -558,14 +559,11 @@ impl Follower {
         } else {
             None
         };
-        let created = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs());
         Ok(Arc::new(ServedModel {
             card: live.card.clone(),
             adapter: None,
             endpoint: live.endpoint(),
-            created,
+            created: now(),
             engine,
             text,
             parsers,

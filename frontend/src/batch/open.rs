@@ -8,9 +8,10 @@ use serde::Deserialize;
 
 use super::input::{BatchInput, InputError};
 use super::notes::{BatchNotes, NotesError};
-use super::records::{BatchRecord, BatchStatus, Counts, FileRecord, LineError, Purpose, now};
+use super::records::{BatchRecord, BatchStatus, Counts, FileRecord, LineError, Purpose};
 use super::request::{BatchLine, OutputLine, unasked_line};
 use super::store::BatchStore;
+use crate::clock::now;
 use crate::error::shown;
 
 /// The most errors of an input that its owner is told.

@@ -3,21 +3,10 @@
 //! # Source
 //! [OpenAI's API](https://platform.openai.com/docs/api-reference/batch): the objects `file` and `batch`.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// Seconds since 1970, by the machine's clock.
-pub(crate) fn now() -> u64 {
-    since_1970().as_secs()
-}
-
-fn since_1970() -> std::time::Duration {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-}
+use crate::clock::{now, since_1970};
 
 /// An id that nobody can guess, in the order of time.
 pub(crate) fn new_id(prefix: &str) -> String {

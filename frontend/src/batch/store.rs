@@ -23,7 +23,8 @@ use tokio_util::sync::CancellationToken;
 
 use self::files::KeptFiles;
 use super::notes::write_whole;
-use super::records::{BatchRecord, BatchStatus, Counts, FileRecord, Purpose, now};
+use super::records::{BatchRecord, BatchStatus, Counts, FileRecord, Purpose};
+use crate::clock::now;
 use crate::config::BatchConfig;
 use crate::error::ApiError;
 

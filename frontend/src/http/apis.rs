@@ -3,7 +3,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
@@ -300,12 +300,6 @@ fn context(app: &App, request_id: &str, headers: &HeaderMap) -> RequestContext {
 /// The id of an answer, unlike any other.
 pub(super) fn new_id(prefix: &str) -> String {
     format!("{prefix}{:032x}", rand::random::<u128>())
-}
-
-/// When an answer is made, in seconds since 1970.
-pub(super) fn created_now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| since.as_secs())
 }
 
 pub(super) fn embeddings(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {

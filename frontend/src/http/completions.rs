@@ -4,12 +4,13 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use genset_backend_common::{RequestContext, card::EndpointType};
 
-use super::apis::{Call, Reply, created_now, new_id};
+use super::apis::{Call, Reply, new_id};
 use super::body::EventBody;
 use super::replies::event_response;
 use super::whole::{self, Asked, Parse};
 use crate::answer::{Completed, TotalUsage};
 use crate::budget::MemoryShare;
+use crate::clock::now;
 use crate::error::ApiError;
 use crate::openai::{
     Api, ChatRequest, ChunkEncoder, CompletionHead, CompletionRequest, Streaming, completed_choice,
@@ -62,7 +63,7 @@ async fn answer(
     let head = CompletionHead {
         api,
         id: new_id(api.id_prefix()),
-        created: created_now(),
+        created: now(),
         model: job.params().model.clone(),
     };
     let streaming = job.params().stream;

@@ -24,9 +24,10 @@ use super::listing::Pages;
 use super::replies::{json_response, large_json_response};
 use super::request_id::request_id;
 use super::responses::Id;
-use crate::batch::records::{FileRecord, Purpose, new_id, now};
+use crate::batch::records::{FileRecord, Purpose, new_id};
 use crate::batch::run::Batches;
 use crate::batch::store::{UploadRoom, file_not_found, not_written};
+use crate::clock::now;
 use crate::error::ApiError;
 
 /// The longest field of an upload beside its file, in bytes.

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::access::Caller;
-use super::apis::{Call, Reply, created_now, new_id};
+use super::apis::{Call, Reply, new_id};
 use super::completions::WRITTEN_BYTES;
 use super::handlers::App;
 use super::held::holding;
@@ -24,6 +24,7 @@ use super::replies::{json_response, whole_response};
 use super::stream::{AnswerEvents, stream};
 use crate::answer::{AnswerEnd, Ending, TokenLogprobs};
 use crate::budget::MemoryShare;
+use crate::clock::now;
 use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::markup::Delta;
@@ -60,7 +61,7 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         held.resize(repeated.saturating_add(conversation))?;
         let mut head = ResponseHead {
             id: new_id("resp_"),
-            created: created_now(),
+            created: now(),
             model: name,
             store_bytes,
             explanation: None,
@@ -94,7 +95,7 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         let spent = ending.spent(&end);
         call.guard.text();
         call.guard.spent(&spent);
-        let end = ResponseEnd::new(&end, spent, created_now());
+        let end = ResponseEnd::new(&end, spent, now());
         let bytes = (output.bytes() + head.repeated.bytes()) / WRITTEN_BYTES;
         let write = move |_: &_| {
             let _held = (memory, held);
@@ -338,7 +339,7 @@ impl AnswerEvents for ResponseEvents {
 
     fn finish(mut self, end: &AnswerEnd, ending: Ending, out: &mut BytesMut) {
         self.encoder.add_rated(&ending.rated);
-        let end = ResponseEnd::new(end, ending.spent(end), created_now());
+        let end = ResponseEnd::new(end, ending.spent(end), now());
         let (response, output) = self.encoder.finish(&end, out);
         self.keeper.keep(&response, output);
     }

@@ -5,7 +5,8 @@ use futures_util::future::BoxFuture;
 use genset_backend_common::output::Usage;
 use genset_backend_common::{RequestContext, card::EndpointType};
 
-use super::apis::{Call, Reply, created_now, new_id};
+use super::apis::{Call, Reply, new_id};
+use crate::clock::now;
 use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::openai::{
@@ -63,7 +64,7 @@ pub(super) fn score(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
         ) = scored(call, &model, pairs).await?;
         let bytes = scores.len().saturating_mul(WRITTEN_SCORE_BYTES);
         call.guard.memory().grow(bytes)?;
-        let (id, created) = (new_id("score-"), created_now());
+        let (id, created) = (new_id("score-"), now());
         let write = move |_: &_| Ok(scores_json(&id, created, &model, &scores, prompt_tokens));
         let work = call.app.models.work();
         let json = work.run(bytes, ctx.deadline(), write);

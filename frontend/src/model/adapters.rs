@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use genset_backend_common::controls::Adapter;
 use genset_runtime::LiveModel;
 
 use super::ServedModel;
+use crate::clock::now;
 
 /// What makes a model an adapter of another.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,9 +27,6 @@ impl ServedModel {
 
     /// The model of an adapter of this one.
     fn with_adapter(&self, adapter: &Adapter) -> Self {
-        let created = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs());
         Self {
             card: self.card.of_adapter(&adapter.name),
             adapter: Some(ServedAdapter {
@@ -37,7 +34,7 @@ impl ServedModel {
                 base: self.card.name.clone(),
             }),
             endpoint: self.endpoint.clone(),
-            created,
+            created: now(),
             engine: Arc::clone(&self.engine),
             text: self.text.clone(),
             parsers: self.parsers,
