@@ -105,6 +105,20 @@ def test_what_a_handler_awaits_may_be_cancelled_though_the_request_is_not(caplog
     assert "request r failed" in warned.getMessage()
 
 
+def test_a_handler_that_exits_ends_its_request_alone() -> None:
+    async def main() -> None:
+        async def leave(request: Any) -> Any:
+            raise SystemExit(3)
+
+        answering = Answering(cast(Bridge, FakeBridge()), "e", leave, Plain("e"))
+        call = FakeCall("a")
+        answering.on_call(cast(Any, call))
+        assert await answering.idle(60)
+        assert call.error()["message"] == "SystemExit: 3"
+
+    asyncio.run(main())
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="a task does not tell that it was cancelled")
 def test_requests_that_a_program_s_end_cancels_end_as_at_a_shutdown() -> None:
     async def main() -> None:

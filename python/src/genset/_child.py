@@ -249,8 +249,13 @@ class Child:
             await handler
         except asyncio.CancelledError:
             self._end(stream)
-        except Exception as error:
+        except GeneratorExit:
+            # The event loop is gone.
+            raise
+        except BaseException as error:
             self._fail(stream, as_engine_error(error))
+            if isinstance(error, KeyboardInterrupt):
+                raise
         else:
             self._end(stream)
 

@@ -226,8 +226,13 @@ class Answering:
                 problem = "the handler awaited something that was cancelled"
                 logger.warning("request %s failed: %s", answer.stream.context.id(), problem, exc_info=True)
                 answer.end(Internal(problem))
-        except Exception as error:
+        except GeneratorExit:
+            # The event loop is gone.
+            raise
+        except BaseException as error:
             answer.end(as_engine_error(error))
+            if isinstance(error, KeyboardInterrupt):
+                raise
         else:
             answer.end(None)
         finally:

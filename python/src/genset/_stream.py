@@ -65,7 +65,7 @@ class Stream:
         return True
 
 
-def as_engine_error(error: Exception) -> EngineError:
+def as_engine_error(error: BaseException) -> EngineError:
     """The error that a request ends with. To be called where `error` is handled: it logs one that is no genset error."""
     if isinstance(error, EngineError):
         return error

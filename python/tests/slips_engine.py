@@ -1,0 +1,38 @@
+"""An engine that does what the model's name asks for, mostly wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig
+from genset.backend import run
+
+
+class Stray(BaseException):
+    """An exception that is no `Exception`."""
+
+
+class SlipsEngine(LLMEngine):
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[SlipsEngine, WorkerConfig]:
+        return cls(), WorkerConfig()
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model="slips", context_length=8)
+
+    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        what = request["model"]
+        if what == "exit":
+            raise SystemExit(3)
+        if what == "stray":
+            raise Stray("from afar")
+        if what == "interrupt":
+            raise KeyboardInterrupt
+        yield {"token_ids": [1], "finish_reason": "length"}
+
+    async def cleanup(self) -> None:
+        pass
+
+
+if __name__ == "__main__":
+    run(SlipsEngine)
