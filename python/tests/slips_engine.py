@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig
@@ -28,6 +29,10 @@ class SlipsEngine(LLMEngine):
             raise Stray("from afar")
         if what == "interrupt":
             raise KeyboardInterrupt
+        if what == "cancelled":
+            awaited = asyncio.get_running_loop().create_future()
+            awaited.cancel()
+            await awaited
         yield {"token_ids": [1], "finish_reason": "length"}
 
     async def cleanup(self) -> None:

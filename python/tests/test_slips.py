@@ -44,6 +44,10 @@ def test_an_exit_and_a_stray_exception_end_their_requests_alone(worker: WorkerSt
     assert answer(worker, 4, "nothing")[0]["finished"]["reason"] == "length"
 
 
+def test_what_an_engine_awaits_may_be_cancelled_though_the_request_is_not(worker: WorkerStub) -> None:
+    assert answer(worker, 2, "cancelled") == "the engine awaited something that was cancelled"
+
+
 def test_an_interrupt_ends_its_request_and_the_process(worker: WorkerStub) -> None:
     assert answer(worker, 2, "interrupt") == "KeyboardInterrupt: "
     assert worker.process.wait(30) != 0

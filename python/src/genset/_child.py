@@ -24,7 +24,7 @@ from genset._frames import (
     unpack_request,
 )
 from genset._stepper import Stepper
-from genset._stream import Stream, as_engine_error
+from genset._stream import Stream, as_engine_error, awaited_cancelled
 from genset.batch import BatchEngine
 from genset.engine import Context, Event, LLMEngine, WorkerHandle, control_reply
 from genset.exceptions import EngineError, NotFound
@@ -248,7 +248,10 @@ class Child:
         try:
             await handler
         except asyncio.CancelledError:
-            self._end(stream)
+            if stream.is_cut():
+                self._end(stream)
+            else:
+                self._fail(stream, awaited_cancelled(stream, "the engine"))
         except GeneratorExit:
             # The event loop is gone.
             raise

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from genset._bridge import Bridge
 from genset._frames import pack
-from genset._stream import Stream, as_engine_error
+from genset._stream import Stream, as_engine_error, awaited_cancelled
 from genset._values import decode, encode
 from genset.engine import Context
-from genset.exceptions import EngineError, Internal, InvalidArgument
+from genset.exceptions import EngineError, InvalidArgument
 
 if TYPE_CHECKING:
     from genset._native import Call
@@ -218,14 +218,10 @@ class Answering:
                 arguments = (request, answer.stream.context) if self._with_context else (request,)
                 await answer.write(self._handler(*arguments), encoder)
         except asyncio.CancelledError:
-            # Its own task's count of cancellations: 0 where only what it awaited was cancelled, and absent before Python 3.11.
-            is_cancelled = getattr(asyncio.current_task(), "cancelling", int)() > 0
-            if is_cancelled or answer.is_cancelled or answer.stream.is_stopped:
+            if answer.is_cancelled or answer.stream.is_cut():
                 answer.cut()
             else:
-                problem = "the handler awaited something that was cancelled"
-                logger.warning("request %s failed: %s", answer.stream.context.id(), problem, exc_info=True)
-                answer.end(Internal(problem))
+                answer.end(awaited_cancelled(answer.stream, "the handler"))
         except GeneratorExit:
             # The event loop is gone.
             raise

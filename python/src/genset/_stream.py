@@ -48,6 +48,11 @@ class Stream:
         self.context.stop(reason)
         self.wake()
 
+    def is_cut(self) -> bool:
+        """Whether a `CancelledError` in the task that answers is for the request, and not just for what it awaited."""
+        # The task's count of cancellations is absent before Python 3.11.
+        return self.is_stopped or getattr(asyncio.current_task(), "cancelling", int)() > 0
+
     def take_credit_now(self) -> bool:
         """Whether an item may be sent; takes its credit."""
         if self.sent >= self.granted or self.is_stopped:
@@ -63,6 +68,13 @@ class Stream:
             self._more.clear()
             await self._more.wait()
         return True
+
+
+def awaited_cancelled(stream: Stream, what: str) -> Internal:
+    """The error of a request where `what`, the engine or handler, awaited something that was cancelled. To be called where that is handled."""
+    problem = f"{what} awaited something that was cancelled"
+    logger.warning("request %s failed: %s", stream.context.id(), problem, exc_info=True)
+    return Internal(problem)
 
 
 def as_engine_error(error: BaseException) -> EngineError:
