@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncGenerator
 
 from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig
@@ -33,6 +34,9 @@ class SlipsEngine(LLMEngine):
             awaited = asyncio.get_running_loop().create_future()
             awaited.cancel()
             await awaited
+        if what == "blocks":
+            yield {"token_ids": [1]}
+            signal.sigwait({signal.SIGUSR1})
         yield {"token_ids": [1], "finish_reason": "length"}
 
     async def cleanup(self) -> None:
@@ -40,4 +44,6 @@ class SlipsEngine(LLMEngine):
 
 
 if __name__ == "__main__":
+    # Of all threads: `generate` waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
     run(SlipsEngine)

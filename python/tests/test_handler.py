@@ -105,6 +105,28 @@ def test_what_a_handler_awaits_may_be_cancelled_though_the_request_is_not(caplog
     assert "request r failed" in warned.getMessage()
 
 
+def test_a_generator_that_awaits_nothing_lets_others_have_their_turns() -> None:
+    async def main() -> None:
+        had_turn = asyncio.Event()
+
+        async def count(request: Any) -> AsyncGenerator[int, None]:
+            for number in range(1000):
+                if had_turn.is_set():
+                    return
+                yield number
+            raise AssertionError("nobody else had a turn")
+
+        answering = Answering(cast(Bridge, FakeBridge()), "e", count, Plain("e"))
+        call = FakeCall("a")
+        call.credit = 2000
+        answering.on_call(cast(Any, call))
+        asyncio.get_running_loop().call_soon(had_turn.set)
+        assert await answering.idle(60)
+        assert call.ended[0] is None
+
+    asyncio.run(main())
+
+
 def test_a_handler_that_exits_ends_its_request_alone() -> None:
     async def main() -> None:
         async def leave(request: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,14 @@ def test_an_exit_and_a_stray_exception_end_their_requests_alone(worker: WorkerSt
 
 def test_what_an_engine_awaits_may_be_cancelled_though_the_request_is_not(worker: WorkerStub) -> None:
     assert answer(worker, 2, "cancelled") == "the engine awaited something that was cancelled"
+
+
+def test_what_an_engine_that_awaits_nothing_gives_is_sent_at_once(worker: WorkerStub) -> None:
+    worker.request(2, "generate", {"model": "blocks", "input": {"tokens": [1]}})
+    kind, _, payload = worker.frame()
+    assert (kind, msgpack.unpackb(payload)) == (Kind.ITEM, [[2, {"tokens": {"token_ids": [1]}}]])
+    worker.process.send_signal(signal.SIGUSR1)
+    assert msgpack.unpackb(worker.frame()[2])[-1] == [2, None]
 
 
 def test_an_interrupt_ends_its_request_and_the_process(worker: WorkerStub) -> None:

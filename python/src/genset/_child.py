@@ -24,7 +24,7 @@ from genset._frames import (
     unpack_request,
 )
 from genset._stepper import Stepper
-from genset._stream import Stream, as_engine_error, awaited_cancelled
+from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled
 from genset.batch import BatchEngine
 from genset.engine import Context, Event, LLMEngine, WorkerHandle, control_reply
 from genset.exceptions import EngineError, NotFound
@@ -53,6 +53,7 @@ class Child:
         self._loop = asyncio.get_running_loop()
         self._channel = Channel(sock, self._loop, self._on_frames, self._on_end)
         self._streams: dict[int, Stream] = {}
+        self._turns = Turns(self._loop)
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._events: asyncio.Queue[bytes] = asyncio.Queue(_EVENTS_KEPT)
@@ -283,20 +284,25 @@ class Child:
         request = request_from_wire(body)
         answer = Answer(request)
         chunks = self._engine.generate(request, stream.context)
+        turn = self._turns.mark()
         try:
             async for chunk in chunks:
                 plain = answer.plain(chunk)
                 # Mostly there is credit, and no need to go by the event loop.
                 if plain is not None and stream.take_credit_now():
                     self._batch(stream, plain)
-                    continue
-                for item in answer.items(chunk) if plain is None else (plain,):
-                    if not await stream.take_credit():
+                else:
+                    for item in answer.items(chunk) if plain is None else (plain,):
+                        if not await stream.take_credit():
+                            return
+                        self._batch(stream, item)
+                    if answer.is_finished:
+                        self._end(stream)
                         return
-                    self._batch(stream, item)
-                if answer.is_finished:
-                    self._end(stream)
-                    return
+                if turn == self._turns.count:
+                    # The engine awaited nothing: what it made is sent, and what came is read.
+                    await asyncio.sleep(0)
+                turn = self._turns.mark()
         finally:
             await chunks.aclose()
         # Ending without a terminal is the worker's to report: it knows the stream.

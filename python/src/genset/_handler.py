@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from genset._bridge import Bridge
 from genset._frames import pack
-from genset._stream import Stream, as_engine_error, awaited_cancelled
+from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled
 from genset._values import decode, encode
 from genset.engine import Context
 from genset.exceptions import EngineError, InvalidArgument
@@ -141,6 +141,7 @@ class Answering:
         self._on_stop = on_stop
         self._with_context = takes_context(handler, endpoint)
         self._codec = codec
+        self._turns = Turns(bridge.loop)
         self._answers: set[Answer] = set()
         """Of the requests under way."""
         self._idle = asyncio.Event()
@@ -158,7 +159,7 @@ class Answering:
             "deadline_ms": call.deadline_ms,
             "credit": call.credit,
         }
-        answer = Answer(self._bridge, call, Stream(call.id, head), self._on_stop)
+        answer = Answer(self._bridge, call, Stream(call.id, head), self._turns, self._on_stop)
         self._bridge.calls[call.id] = answer
         task = self._bridge.loop.create_task(self._answer(answer))
         answer.task = task
@@ -239,9 +240,10 @@ class Answer:
     """One answer on its way out."""
 
     def __init__(
-        self, bridge: Bridge, call: Call, stream: Stream, on_stop: Callable[[Context], None] | None = None
+        self, bridge: Bridge, call: Call, stream: Stream, turns: Turns, on_stop: Callable[[Context], None] | None = None
     ) -> None:
         self._bridge = bridge
+        self._turns = turns
         self._on_stop = on_stop
         self.call = call
         self.stream = stream
@@ -299,26 +301,30 @@ class Answer:
         if hasattr(result, "__aiter__"):
             await self._write_all(result, encoder)
         elif isinstance(result, types.GeneratorType):
-            await self._write_all(_turns(result), encoder)
+            await self._write_all(_each(result), encoder)
         elif result is not None:
             await self._write_one(result, encoder)
         if not encoder.is_finished:
             await self._write_items(encoder.finish())
 
     async def _write_all(self, values: AsyncIterator[Any], encoder: Encoder) -> None:
-        stream, call, write = self.stream, self.call, self._bridge.write
+        stream, call, write, turns = self.stream, self.call, self._bridge.write, self._turns
+        turn = turns.mark()
         try:
             async for value in values:
                 # Mostly there is credit, and no need to go by the event loop.
                 plain = encoder.plain(value)
                 if plain is not None and stream.take_credit_now():
                     write(call, plain)
-                    continue
-                if not await self._write_items([plain] if plain is not None else encoder.items(value)):
+                elif not await self._write_items([plain] if plain is not None else encoder.items(value)):
                     return
-                if encoder.is_finished:
+                elif encoder.is_finished:
                     self.end(None)
                     return
+                if turn == turns.count:
+                    # The handler awaited nothing: what it gave is sent, and others have their turns.
+                    await asyncio.sleep(0)
+                turn = turns.mark()
         finally:
             close = getattr(values, "aclose", None)
             if close is not None:
@@ -336,10 +342,7 @@ class Answer:
         return True
 
 
-async def _turns(values: Iterator[Any]) -> AsyncIterator[Any]:
-    """The values of a generator that knows no event loop; others have their turns between two of them."""
+async def _each(values: Iterator[Any]) -> AsyncIterator[Any]:
+    """The values of a generator that knows no event loop."""
     for value in values:
         yield value
-        await asyncio.sleep(0)
-
-

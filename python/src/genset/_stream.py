@@ -70,6 +70,27 @@ class Stream:
         return True
 
 
+class Turns:
+    """Turns of the event loop, so that a generator which awaits nothing has one after each of its outputs, and others have none too many."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._is_due = False
+        self.count = 0
+        """Differs from what `mark` gave once the event loop has had a turn since."""
+
+    def mark(self) -> int:
+        """The count as it is now; the next turn is counted."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._on_turn)
+        return self.count
+
+    def _on_turn(self) -> None:
+        self._is_due = False
+        self.count += 1
+
+
 def awaited_cancelled(stream: Stream, what: str) -> Internal:
     """The error of a request where `what`, the engine or handler, awaited something that was cancelled. To be called where that is handled."""
     problem = f"{what} awaited something that was cancelled"
