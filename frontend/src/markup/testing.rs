@@ -1,5 +1,7 @@
 //! What the tests of all parsers share.
 
+use std::collections::BTreeSet;
+
 use super::{IdStyle, MarkupParser, Message, Splitter};
 
 /// What a parser makes of a text in pieces; ids of calls only where the model gave them.
@@ -44,4 +46,19 @@ pub(crate) fn cut<'a>(text: &'a str, at: &[usize]) -> Vec<&'a str> {
 /// A text cut between any two characters.
 pub(crate) fn characters(text: &str) -> Vec<&str> {
     text.split_inclusive(|_: char| true).collect()
+}
+
+/// The names in a tuple of `genset._parsers`, which is Python's copy of the tables.
+pub(crate) fn python_names(tuple: &str) -> BTreeSet<String> {
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../python/src/genset/_parsers.py"
+    );
+    let module = std::fs::read_to_string(path).expect("the module is readable");
+    let (_, rest) = module
+        .split_once(&format!("\n{tuple} = ("))
+        .expect("the module has the tuple");
+    let (names, _) = rest.split_once(')').expect("the tuple ends");
+    let names = names.split('"').skip(1).step_by(2);
+    names.map(str::to_owned).collect()
 }

@@ -445,3 +445,21 @@ impl ToolDialect {
         Box::new(HarmonyParser::new(false))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{ALIASES, DIALECTS};
+    use crate::markup::testing::python_names;
+
+    #[test]
+    fn python_knows_the_names() {
+        let names = DIALECTS.iter().map(|dialect| dialect.name).chain(["none"]);
+        let names: BTreeSet<String> = names.map(str::to_owned).collect();
+        assert_eq!(python_names("TOOL_PARSERS"), names);
+        let aliases = ALIASES.iter().map(|(alias, _)| (*alias).to_owned());
+        let aliases: BTreeSet<String> = aliases.collect();
+        assert_eq!(python_names("TOOL_ALIASES"), aliases);
+    }
+}

@@ -1,19 +1,28 @@
-"""Makes plain data values of the types that methods name: pydantic models, and dataclasses with what is in them."""
+"""Makes plain data values of the types that methods name: pydantic models, and dataclasses with what is in them. And checks what programs
+declare of a model."""
 
 from __future__ import annotations
 
 import collections.abc
 import dataclasses
 import functools
+import json
 import logging
+import os
 import types
 import typing
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from typing import Any
 
+import msgpack
+
+from genset._parsers import REASONING_ALIASES, REASONING_PARSERS, TOOL_ALIASES, TOOL_PARSERS
 from genset.exceptions import InvalidArgument
 
 logger = logging.getLogger(__name__)
+
+MOST = 2**32 - 1
+"""The largest whole number that an argument may be."""
 
 _PLAIN: dict[Any, str] = {
     bool: "true or false",
@@ -56,6 +65,59 @@ def checker(of: Any, leaves_out: bool = False, reads_json: bool = False) -> Call
 
 def _only(names: Container[str], value: Any) -> Any:
     return {name: item for name, item in value.items() if name in names} if isinstance(value, dict) else value
+
+
+def check_values(
+    of: Any, values: Mapping[str, Any], names: Mapping[str, Sequence[str]], least: Mapping[str, int] | None = None
+) -> None:
+    """Raises `InvalidArgument`, naming the field, where a value is not of the type that `of` has for it, is no whole number from its `least`
+    to 2^32-1, or is none of its `names`, where it has such."""
+    hints = hints_of(of)
+    for name, value in values.items():
+        if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
+            # A tuple does as well.
+            value = list(value)
+        elif isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        elif isinstance(value, Mapping):
+            value = dict(value)
+        fitted = _fitted(hints.get(name), value, name)
+        low = 0 if least is None else least.get(name, 0)
+        if type(fitted) is int and not (isinstance(value, int) and low <= value <= MOST):
+            raise InvalidArgument(f"{value!r} is no whole number from {low} to {MOST}", field=name)
+        for each in value if isinstance(value, list) else [value]:
+            check_name(each, names.get(name, ()), name)
+
+
+def check_name(value: Any, names: Sequence[str], field: str) -> None:
+    """Raises `InvalidArgument` where there are names and the value is none of them."""
+    if names and value is not None and value not in names:
+        raise InvalidArgument(f"{value!r} is none of {', '.join(names)}", field=field)
+
+
+def json_of(value: Any, field: str) -> Any:
+    """The value as JSON has it; `InvalidArgument` where it cannot hold it."""
+    try:
+        made = json.loads(json.dumps(value, allow_nan=False))
+        # Numbers are to have 64 bits.
+        msgpack.packb(made)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidArgument(f"is not what JSON can hold: {error}", field=field) from None
+    return made
+
+
+def check_seconds(value: float | None, field: str) -> None:
+    """Raises `InvalidArgument` where there is a time that nobody can wait."""
+    if value is not None and not 0 <= value <= MOST:
+        raise InvalidArgument(f"{value!r} is no number of seconds from 0 to {MOST}", field=field)
+
+
+def check_parsers(tool: str | None, reasoning: str | None, tool_field: str = "tool_parser") -> None:
+    """Raises `InvalidArgument` where a parser has no name that frontends know."""
+    if tool not in TOOL_ALIASES:
+        check_name(tool, TOOL_PARSERS, tool_field)
+    if reasoning not in REASONING_ALIASES:
+        check_name(reasoning, REASONING_PARSERS, "reasoning_parser")
 
 
 def _fitted(hint: Any, value: Any, at: str) -> Any:

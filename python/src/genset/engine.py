@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
+from genset._checks import check_name, check_parsers, check_values, json_of
 from genset._convert import kv_event, request_to_wire
 from genset.exceptions import Internal, InvalidArgument, Unsupported
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
@@ -74,6 +75,21 @@ USUAL_SAMPLING = (
 """The options that reach an engine that does not say which it honours."""
 
 
+ROLES = ("aggregated", "prefill", "decode")
+MEDIA = ("image", "audio")
+GUIDED = ("json_object", "json_schema", "regex", "choice", "grammar")
+_CONFIG_NAMES = {
+    "inputs": ("tokens", "text", "chat", "embed", "score"),
+    "media": MEDIA,
+    "sampling": USUAL_SAMPLING,
+    "guided": GUIDED,
+    "roles": ROLES,
+    "deviations": ("batch_variant", "no_min_tokens", "penalties_count_prompt", "logprobs_after_bias"),
+}
+_CONFIG_LEAST = {"vocab_size": 1, "kv_cache_block_size": 1, "data_parallel_size": 1}
+_ENDPOINT_TYPES = ("chat", "completions", "embeddings", "scores")
+
+
 @dataclasses.dataclass
 class EngineConfig:
     """What an engine says about itself when it has started. Other abilities than it declares are refused before they reach it."""
@@ -120,12 +136,13 @@ class EngineConfig:
     for one token in, one out."""
 
     def to_wire(self) -> dict[str, Any]:
-        """The config as the worker reads it."""
+        """The config as the worker reads it. Raises `InvalidArgument`, naming the field, for a value that is none of its field."""
         if self.context_length is None:
             raise InvalidArgument(
                 "EngineConfig needs it: the most tokens of prompt and answer together",
                 field="context_length",
             )
+        check_values(type(self), vars(self), _CONFIG_NAMES, _CONFIG_LEAST)
         return {
             "model": self.served_model_name or self.model,
             "context_length_tokens": self.context_length,
@@ -152,8 +169,6 @@ class EngineConfig:
             },
             "canary": None if self.canary is None else request_to_wire({"model": self.model, **self.canary}),
         }
-
-ROLES = ("aggregated", "prefill", "decode")
 
 
 @dataclasses.dataclass
@@ -198,8 +213,12 @@ class WorkerConfig:
     """Further arguments for `genset run`, passed on unchanged."""
 
     def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise InvalidArgument(f"{self.role!r} is none of {', '.join(ROLES)}", field="role")
+        check_values(type(self), vars(self), {"role": ROLES}, {"context_length": 1})
+        for kind in [] if self.endpoint_types is None else self.endpoint_types.split(","):
+            check_name(kind, _ENDPOINT_TYPES, "endpoint_types")
+        check_parsers(self.tool_call_parser, self.reasoning_parser, "tool_call_parser")
+        if self.user_data is not None:
+            json_of(dict(self.user_data), "user_data")
         self.component = self.component or ("backend" if self.role == "aggregated" else self.role)
 
     @classmethod

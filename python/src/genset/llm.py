@@ -12,6 +12,7 @@ import asyncio
 import enum
 import json
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ from genset._convert import Answer, kv_event, request_from_wire
 from genset._declared import warn_of_sampling
 from genset._frames import pack, unpack
 from genset._bodies import Bodies
+from genset._checks import check_parsers, check_seconds, check_values, json_of
 from genset._handler import Answering, Codec, Encoder, Handler, Plain, checked
-from genset.engine import ROLES, USUAL_SAMPLING, Context
+from genset.engine import GUIDED, MEDIA, ROLES, USUAL_SAMPLING, Context
 from genset.exceptions import EngineError, EngineShutdown, Internal, InvalidArgument
 from genset.runtime import Check, Endpoint, Service
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
@@ -112,13 +114,15 @@ async def register_llm(
 
     Raises `InvalidArgument` or `Unsupported`, naming the argument.
     """
+    given = locals()
     if not isinstance(model_type, ModelType):
         raise InvalidArgument(f"{model_type!r} is no ModelType, such as ModelType.Backend", field="model_type")
     if model_type & ~_BODIES and model_type not in (ModelType.Backend, ModelType.Embedding):
         raise InvalidArgument("only Chat and Completion go together: one handler reads tokens or bodies", field="model_type")
+    _check_values(given)
     if resume and model_type is not ModelType.Backend:
         raise InvalidArgument("only answers of tokens, of a ModelType.Backend, go on at another instance", field="resume")
-    _check(model_type, role, media, priority, vocab_size, max_num_seqs)
+    _check(model_type, role, media, priority, vocab_size)
     runtime = endpoint.runtime
     if any(service.name == endpoint.name for service in runtime._services):
         raise InvalidArgument(f"{endpoint.name} is served already: call register_llm before serve_endpoint")
@@ -182,23 +186,24 @@ async def register_llm(
 
 
 _BODIES = ModelType.Chat | ModelType.Completion
-_MEDIA = ("image", "audio")
-_MOST = 2**32 - 1
+_NAMES = {"role": ROLES, "media": MEDIA, "sampling": USUAL_SAMPLING, "guided": GUIDED}
+_LEAST = dict.fromkeys(("kv_cache_block_size", "data_parallel_size", "vocab_size", "max_num_seqs", "max_running_requests"), 1)
 
 
-def _check(
-    model_type: ModelType, role: str, media: Sequence[str], priority: bool, vocab_size: int | None, max_num_seqs: int | None
-) -> None:
-    """Refuses what is no value of an argument, and what is not for a handler of this type."""
-    if role not in ROLES:
-        raise InvalidArgument(f"{role!r} is none of {', '.join(ROLES)}", field="role")
-    if isinstance(media, str) or any(kind not in _MEDIA for kind in media):
-        raise InvalidArgument(f"{media!r} is no list of {', '.join(_MEDIA)}", field="media")
-    if not isinstance(priority, bool):
-        raise InvalidArgument(f"{priority!r} does not say whether the handler honours it: give True or False", field="priority")
-    for name, size in (("vocab_size", vocab_size), ("max_num_seqs", max_num_seqs)):
-        if size is not None and (type(size) is not int or not 1 <= size <= _MOST):
-            raise InvalidArgument(f"{size!r} is no whole number from 1 to {_MOST}", field=name)
+def _check_values(given: dict[str, Any]) -> None:
+    """Refuses what is no value of an argument of `register_llm`, so that serving finds nothing wrong later."""
+    check_values(register_llm, given, _NAMES, _LEAST)
+    check_parsers(given["tool_parser"], given["reasoning_parser"])
+    check_seconds(given["idle_timeout"], "idle_timeout")
+    if given["user_data"] is not None:
+        json_of(dict(given["user_data"]), "user_data")
+    template = given["custom_template_path"]
+    if template is not None and not os.path.isfile(template):
+        raise InvalidArgument(f"{template} is no file", field="custom_template_path")
+
+
+def _check(model_type: ModelType, role: str, media: Sequence[str], priority: bool, vocab_size: int | None) -> None:
+    """Refuses what is not for a handler of this type."""
     if vocab_size is not None and model_type & _BODIES:
         raise InvalidArgument("is about token ids, and a handler of bodies gets none", field="vocab_size")
     for name, is_given in (("role", role != "aggregated"), ("media", bool(media)), ("priority", priority)):
@@ -226,7 +231,7 @@ def model_spec(
     """What the native module is told of a model: of its engine, of where its files are, and what else differs from `_SPEC`."""
     worker_id = _worker_id(endpoint, engine["model"])
     spec = {**_SPEC, "endpoint": endpoint.path, "worker_id": worker_id, "engine": engine, "model_path": folder}
-    spec["user_data"] = None if user_data is None else dict(user_data)
+    spec["user_data"] = None if user_data is None else json_of(dict(user_data), "user_data")
     return {**spec, **options}
 
 

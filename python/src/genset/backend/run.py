@@ -105,12 +105,12 @@ def worker_command(config: WorkerConfig, engine: list[str]) -> list[str]:
         "--migration-limit": config.migration_limit,
         "--tool-parser": config.tool_call_parser,
         "--reasoning-parser": config.reasoning_parser,
-        "--user-data": None if config.user_data is None else json.dumps(config.user_data),
+        "--user-data": None if config.user_data is None else json.dumps(dict(config.user_data)),
     }
     for flag, value in options.items():
         if value is not None:
             command += [flag, str(value)]
-    return command + config.extra_args
+    return [*command, *config.extra_args]
 
 
 def find_binary() -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from genset import _model_files
+from genset._checks import check_seconds
 from genset._declared import completed
 from genset._frames import pack
 from genset.engine import Context, Event, LLMEngine, WorkerConfig, WorkerHandle, control_reply
@@ -39,6 +40,7 @@ class Worker:
     def __init__(self, engine: LLMEngine, config: WorkerConfig, *, runtime: Runtime | None = None, grace: float = GRACE_S) -> None:
         if config.extra_args or config.engine_restarts:
             raise InvalidArgument("extra_args and engine_restarts are for genset.backend.run, where the engine has its own process")
+        check_seconds(grace, "grace")
         self.engine = engine
         self.config = config
         self._runtime = runtime

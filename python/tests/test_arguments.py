@@ -1,0 +1,89 @@
+"""What programs declare of a model, refused where it is declared."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any, cast
+
+import pytest
+
+from genset import EngineConfig, WorkerConfig
+from genset.exceptions import InvalidArgument
+from genset.llm import ModelType, register_llm
+
+
+def refused(declare: Any, **options: Any) -> str:
+    with pytest.raises(InvalidArgument) as error:
+        declare(**options)
+    assert error.value.field in options
+    return str(error.value)
+
+
+def register(**options: Any) -> None:
+    # What is wrong is found before the endpoint is looked at.
+    asyncio.run(register_llm(ModelType.Backend, cast(Any, None), "m", **options))
+
+
+def test_a_parser_that_no_frontend_has_is_refused_with_those_there_are() -> None:
+    assert refused(register, tool_parser="hermess").startswith("tool_parser: 'hermess' is none of cohere, ")
+    assert refused(register, reasoning_parser="think").endswith("seed_oss, step3, none")
+    assert "'hermess' is none of" in refused(WorkerConfig, tool_call_parser="hermess")
+    for known in ("none", "hermes", "qwen"):
+        WorkerConfig(tool_call_parser=known)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"aliases": "qz"}, "aliases: must be a list"),
+        ({"aliases": [1]}, "aliases.0: must be a text"),
+        ({"media": "image"}, "media: must be a list"),
+        ({"media": 5}, "media: must be a list"),
+        ({"sampling": ["temprature"]}, "sampling: 'temprature' is none of temperature, "),
+        ({"guided": ("xml",)}, "guided: 'xml' is none of json_object, "),
+        ({"context_length": "8"}, "context_length: must be a whole number"),
+        ({"context_length": 2**70}, "context_length: 1180591620717411303424 is no whole number from 0 to 4294967295"),
+        ({"kv_cache_block_size": 0}, "kv_cache_block_size: 0 is no whole number from 1 to"),
+        ({"migration_limit": -1}, "migration_limit: -1 is no whole number from 0 to"),
+        ({"max_running_requests": 2.0}, "max_running_requests: 2.0 is no whole number from 1 to"),
+        ({"resume": "yes"}, "resume: must be true or false"),
+        ({"idle_timeout": -1}, "idle_timeout: -1 is no number of seconds from 0 to"),
+        ({"idle_timeout": math.nan}, "idle_timeout: nan is no number of seconds"),
+        ({"user_data": {"at": math.inf}}, "user_data: is not what JSON can hold: "),
+        ({"user_data": {"id": 2**70}}, "user_data: is not what JSON can hold: "),
+        ({"user_data": [1]}, "user_data: must be a map"),
+        ({"custom_template_path": "/no/such/file"}, "custom_template_path: /no/such/file is no file"),
+    ],
+)
+def test_register_llm_refuses_at_the_call(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidArgument) as error:
+        register(**options)
+    assert str(error.value).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"max_num_seqs": "64"}, "max_num_seqs: must be a whole number"),
+        ({"vocab_size": 0}, "vocab_size: 0 is no whole number from 1 to"),
+        ({"inputs": "tokens"}, "inputs: must be a list"),
+        ({"inputs": ("token",)}, "inputs: 'token' is none of tokens, text, chat, embed, score"),
+        ({"kv_events": 1}, "kv_events: must be true or false"),
+        ({"served_model_name": 7}, "served_model_name: must be a text"),
+    ],
+)
+def test_an_engine_that_declares_what_is_no_value_is_told_the_field(options: dict[str, Any], problem: str) -> None:
+    config = EngineConfig(**{"model": "m", "context_length": 8, **options})
+    with pytest.raises(InvalidArgument) as error:
+        config.to_wire()
+    assert str(error.value).startswith(problem)
+
+
+def test_a_config_of_a_worker_is_refused_where_it_is_made() -> None:
+    assert refused(WorkerConfig, migration_limit="3") == "migration_limit: must be a whole number"
+    assert refused(WorkerConfig, context_length=0) == "context_length: 0 is no whole number from 1 to 4294967295"
+    assert refused(WorkerConfig, endpoint_types="chat,complete").startswith("endpoint_types: 'complete' is none of chat, ")
+    assert refused(WorkerConfig, extra_args="--verbose") == "extra_args: must be a list"
+    assert refused(WorkerConfig, engine_restarts=-1).startswith("engine_restarts: -1 is no whole number")
+    assert refused(WorkerConfig, user_data={"at": math.nan}).startswith("user_data: is not what JSON can hold")
