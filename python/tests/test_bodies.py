@@ -1,0 +1,24 @@
+"""Answers of handlers of bodies, without the native module."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from genset._bodies import Bodies
+from genset._frames import pack
+from genset.exceptions import Internal
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_an_answer_with_a_number_that_json_has_not_is_refused(number: float, is_stream: bool) -> None:
+    body = {"messages": [], "stream": is_stream}
+    _, answer = Bodies("demo.chat.answer", "m").request(pack({"input": {"text": json.dumps(body)}}))
+    made: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [{"logprob": number}]}}]}
+    with pytest.raises(Internal, match="an answer of demo.chat.answer is no JSON, which has no NaN and no infinity: Out of range"):
+        answer.items(made)
+        answer.finish()
