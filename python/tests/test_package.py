@@ -352,6 +352,14 @@ def test_a_runtime_config_gives_the_fields_it_has() -> None:
     assert (config.namespace, config.request_plane, config.model_name) == ("ns", "nats", "m")
 
 
+def test_a_chunk_that_cannot_be_sent_is_named() -> None:
+    made = Answer({"model": "m", "token_ids": [1]})
+    with pytest.raises(TypeError, match="token_ids: 1: a whole number must be from"):
+        made.plain({"token_ids": [1, 2**70]})
+    with pytest.raises(TypeError, match="a chunk: text.token_count: a whole number must be from"):
+        made.items({"text": "a", "token_count": 2**70})
+
+
 def test_the_worker_is_told_how_to_start_the_program_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     binary = tmp_path / "genset"
     binary.write_text("#!/bin/sh\n")

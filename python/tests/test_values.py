@@ -59,3 +59,37 @@ def test_a_map_stays_one_where_a_type_takes_any() -> None:
     check = checker(Outer)
     assert check is not None
     assert check(sent({"either": {"number": 1}})).either == {"number": 1}
+
+
+async def forgotten() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"a": [{"b": 2**70}]}, "a request: a.0.b: a whole number must be from -2^63 to 2^64-1"),
+        (2**70, "a request: a whole number must be from -2^63"),
+        ({"text": "cut \ud83d"}, "a request: text: 'utf-8' codec can't encode character"),
+        (Outer(Inner(-(2**70))), "a request: either.number: a whole number must"),
+        ({"a": (object(),)}, "a request: a.0: object cannot be sent: use a dict"),
+    ],
+)
+def test_what_cannot_be_sent_is_named(value: Any, problem: str) -> None:
+    with pytest.raises(TypeError) as error:
+        encode(value, "a request")
+    assert str(error.value).startswith(problem)
+
+
+def test_what_contains_itself_is_refused() -> None:
+    value: list[Any] = []
+    value.append(value)
+    with pytest.raises(TypeError, match="a request: 0.0.0"):
+        encode(value, "a request")
+
+
+def test_what_was_not_awaited_is_named() -> None:
+    coroutine = forgotten()
+    with pytest.raises(TypeError, match="a request: a: a coroutine cannot be sent: write `await` before what gave it"):
+        encode({"a": coroutine}, "a request")
+    coroutine.close()

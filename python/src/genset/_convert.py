@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgpack
 
-from genset._frames import pack
+from genset._values import encode
 from genset.exceptions import Internal
 from genset.types import GenerateChunk, GenerateRequest, OutputOptions, SamplingOptions, StopConditions
 
@@ -113,15 +113,19 @@ class Answer:
         if len(chunk) == (2 if "index" in chunk else 1):
             token_ids = chunk.get("token_ids")
             if token_ids:
+                try:
+                    packed: bytes = _PACKER.pack(token_ids)
+                except (TypeError, ValueError, OverflowError):
+                    # With the name of what is wrong.
+                    packed = encode(token_ids, "token_ids")
                 self.completion_tokens += len(token_ids)
-                packed: bytes = _PACKER.pack(token_ids)
                 return _TOKENS_PREFIX + packed
         return None
 
     def items(self, chunk: GenerateChunk) -> list[bytes]:
         """The packed items of a chunk; none for an empty one."""
         plain = self.plain(chunk)
-        return [pack(item) for item in self._maps(chunk)] if plain is None else [plain]
+        return [encode(item, "a chunk") for item in self._maps(chunk)] if plain is None else [plain]
 
     def finish(self) -> list[bytes]:
         """Nothing: ending without a finish reason is the worker's to report."""

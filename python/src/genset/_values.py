@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
@@ -16,7 +18,7 @@ class Record(dict[str, Any]):
         try:
             value = self[name]
         except KeyError:
-            raise AttributeError(f"the answer has no {name!r}, but {', '.join(map(str, self)) or 'nothing'}") from None
+            raise AttributeError(f"there is no {name!r}, but {', '.join(map(str, self)) or 'nothing'}") from None
         if type(value) is dict:
             # One that the program put there. What is written to it must stay.
             value = self[name] = Record(value)
@@ -35,17 +37,44 @@ def _plain(value: Any) -> Any:
         return dataclasses.asdict(value)
     if isinstance(value, set | frozenset):
         return list(value)
+    if isinstance(value, int):
+        raise TypeError("a whole number must be from -2^63 to 2^64-1")
+    if inspect.isawaitable(value):
+        raise TypeError(f"a {type(value).__name__} cannot be sent: write `await` before what gave it")
     raise TypeError(
         f"{type(value).__name__} cannot be sent: use a dict, list, str, bytes, number, bool or None, a dataclass or a pydantic model"
     )
 
 
+_UNFIT = (TypeError, ValueError, OverflowError)
+_DEEPEST_NAMED = 16
+"""Levels of what is inside each other that an error tells."""
+
+
+def _fault(value: Any, depth: int = 0) -> list[str]:
+    """The names on the way to what cannot be packed in the value."""
+    if not isinstance(value, Mapping | list | tuple):
+        try:
+            value = _plain(value)
+        except TypeError:
+            return []
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for name, each in inner if depth < _DEEPEST_NAMED else ():
+        try:
+            msgpack.packb(each, default=_plain)
+        except _UNFIT:
+            return [str(name), *_fault(each, depth + 1)]
+    return []
+
+
 def encode(value: Any, what: str) -> bytes:
-    """The value as MessagePack; `what` names it in the error: "a request", "an answer of demo.text.upper"."""
+    """The value as MessagePack; `what` names it in the error, before the field: "a request", "an answer of demo.text.upper"."""
     try:
         packed = msgpack.packb(value, default=_plain)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"{what}: {error}") from error
+    except _UNFIT as error:
+        field = ".".join(_fault(value))
+        at = f"{field}: " if field else ""
+        raise TypeError(f"{what}: {at}{error}") from error
     assert isinstance(packed, bytes)
     return packed
 
