@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncGenerator
+from typing import Any
 
-from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig
+from genset import Context, EngineConfig, GenerateRequest, LLMEngine, WorkerConfig
 from genset.backend import run
 
 
@@ -22,7 +23,10 @@ class SlipsEngine(LLMEngine):
     async def start(self, worker_id: int) -> EngineConfig:
         return EngineConfig(model="slips", context_length=8)
 
-    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+    def generate(self, request: GenerateRequest, context: Context) -> Any:
+        return [] if request["model"] == "list" else self.answer(request)
+
+    async def answer(self, request: GenerateRequest) -> AsyncGenerator[Any, None]:
         what = request["model"]
         if what == "exit":
             raise SystemExit(3)
@@ -30,6 +34,8 @@ class SlipsEngine(LLMEngine):
             raise Stray("from afar")
         if what == "interrupt":
             raise KeyboardInterrupt
+        if what == "number":
+            yield 5
         if what == "cancelled":
             awaited = asyncio.get_running_loop().create_future()
             awaited.cancel()

@@ -1,16 +1,19 @@
-"""What becomes of the mistakes of engines in their processes."""
+"""What becomes of the mistakes of engines."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
+from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig
 from genset._frames import Kind
+from genset._slips import made, started
 from worker_stub import WorkerStub
 
 SLIPS = str(Path(__file__).parent / "slips_engine.py")
@@ -60,3 +63,70 @@ def test_what_an_engine_that_awaits_nothing_gives_is_sent_at_once(worker: Worker
 def test_an_interrupt_ends_its_request_and_the_process(worker: WorkerStub) -> None:
     assert answer(worker, 2, "interrupt") == "KeyboardInterrupt: "
     assert worker.process.wait(30) != 0
+
+
+class Right(LLMEngine):
+    @classmethod
+    async def from_args(cls, argv: list[str] | None = None) -> tuple[LLMEngine, WorkerConfig]:
+        return cls(), WorkerConfig()
+
+    async def start(self, worker_id: int) -> EngineConfig:
+        return EngineConfig(model="right", context_length=8)
+
+    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        yield {"token_ids": [1], "finish_reason": "length"}
+
+    async def cleanup(self) -> None:
+        pass
+
+
+async def returns(self: Any, request: Any, context: Any) -> Any:
+    return [{"token_ids": [1]}]
+
+
+def plain(self: Any, request: Any, context: Any) -> Any:
+    yield {"token_ids": [1]}
+
+
+async def without_context(self: Any, request: Any) -> Any:
+    yield {"token_ids": [1]}
+
+
+async def gives_nothing(self: Any, worker_id: int) -> None:
+    pass
+
+
+def is_not_async(self: Any, worker_id: int) -> EngineConfig:
+    return EngineConfig(model="m")
+
+
+@pytest.mark.parametrize(
+    ("method", "slip", "problem"),
+    [
+        ("generate", returns, "Slip.generate returns its answer: write `yield` for each chunk of it"),
+        ("generate", plain, "Slip.generate is a generator without `async`: write `async def generate`"),
+        ("generate", without_context, "write `async def generate(self, request, context)`"),
+        ("start", gives_nothing, "Slip.start gave a NoneType: return an EngineConfig"),
+        ("start", is_not_async, "is_not_async gave a EngineConfig that cannot be awaited: write `async def"),
+    ],
+)
+def test_a_slip_is_told_in_a_sentence_when_the_engine_starts(method: str, slip: Any, problem: str) -> None:
+    engine = type("Slip", (Right,), {method: slip})()
+    with pytest.raises(TypeError) as error:
+        asyncio.run(started(engine, 1))
+    assert problem in str(error.value)
+    assert asyncio.run(started(Right(), 1)).model == "right"
+
+
+def test_from_args_gives_both() -> None:
+    async def alone(cls: Any, argv: Any = None) -> Any:
+        return cls()
+
+    with pytest.raises(TypeError, match="Slip.from_args gave a Slip: return the engine and its WorkerConfig"):
+        asyncio.run(made(type("Slip", (Right,), {"from_args": classmethod(alone)}), None))
+    assert isinstance(asyncio.run(made(Right, None))[0], Right)
+
+
+def test_what_generate_gives_is_looked_at_too(worker: WorkerStub) -> None:
+    assert "SlipsEngine.generate gave a list and no async generator" in answer(worker, 2, "list")
+    assert "SlipsEngine yields a int: yield dictionaries" in answer(worker, 3, "number")

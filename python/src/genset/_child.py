@@ -23,6 +23,7 @@ from genset._frames import (
     unpack,
     unpack_request,
 )
+from genset._slips import called, check_chunks, started
 from genset._stepper import Stepper
 from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled
 from genset.batch import BatchEngine
@@ -159,7 +160,7 @@ class Child:
 
     async def _abort(self, context: Context) -> None:
         try:
-            await self._engine.abort(context)
+            await called(self._engine.abort, context)
         except Exception:
             logger.exception("abort of request %s failed", context.id())
 
@@ -183,7 +184,7 @@ class Child:
         if self._stepper is not None:
             await asyncio.to_thread(self._stepper.close)
         await self._end_answers(grace_s)
-        await self._engine.cleanup()
+        await called(self._engine.cleanup)
 
     async def _end_answers(self, grace_s: float) -> None:
         """Returns when no generator uses the engine any more, or when some do not end though they are cancelled."""
@@ -270,7 +271,7 @@ class Child:
             self._on_loop(lambda: self._progress(stream, stage, fraction))
 
         self._engine.worker = WorkerHandle(self._queue_event, progress, body.get("role", "aggregated"))
-        config = completed(await self._engine.start(body["worker_id"]), self._model_path, self._migration_limit)
+        config = completed(await started(self._engine, body["worker_id"]), self._model_path, self._migration_limit)
         await self._item(stream, pack({"config": config.to_wire()}))
         logger.info("engine started: %s", config.model)
 
@@ -284,9 +285,13 @@ class Child:
         request = request_from_wire(body)
         answer = Answer(request)
         chunks = self._engine.generate(request, stream.context)
+        check_chunks(chunks, self._engine)
         turn = self._turns.mark()
         try:
             async for chunk in chunks:
+                if not isinstance(chunk, dict):
+                    name, kind = type(self._engine).__name__, type(chunk).__name__
+                    raise TypeError(f"{name} yields a {kind}: yield dictionaries such as {{'token_ids': [1]}}")
                 plain = answer.plain(chunk)
                 # Mostly there is credit, and no need to go by the event loop.
                 if plain is not None and stream.take_credit_now():
@@ -308,7 +313,7 @@ class Child:
         # Ending without a terminal is the worker's to report: it knows the stream.
 
     async def _drain(self, stream: Stream, body: Any) -> None:
-        await self._engine.drain()
+        await called(self._engine.drain)
 
     async def _cleanup(self, stream: Stream, body: Any) -> None:
         await self._clean_up(CANCEL_GRACE_S)
@@ -316,7 +321,7 @@ class Child:
 
     async def _control(self, stream: Stream, body: dict[str, Any]) -> None:
         arguments = dict(body)
-        reply = await self._engine.control(arguments.pop("op"), arguments)
+        reply = await called(self._engine.control, arguments.pop("op"), arguments)
         await self._item(stream, pack(control_reply(reply)))
 
     async def _publish(self, stream: Stream, body: Any) -> None:

@@ -20,6 +20,7 @@ import asyncio
 import atexit
 import contextlib
 import functools
+import inspect
 import logging
 import signal
 import weakref
@@ -414,10 +415,13 @@ async def serve_until_signalled(main: Main[Result], static: bool = False, **opti
     runtime = await Runtime.connect(static, **options)
     try:
         await runtime.open_status()
+        running = main(runtime)
+        if not inspect.isawaitable(running):
+            raise TypeError(f"what @worker() runs gave a {type(running).__name__} that cannot be awaited: write `async def main(runtime)`")
     except BaseException:
         await runtime.shutdown()
         raise
-    return cast("Result | None", await _run(runtime, main(runtime)))
+    return cast("Result | None", await _run(runtime, running))
 
 
 async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:

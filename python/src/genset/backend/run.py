@@ -17,6 +17,7 @@ from pathlib import Path
 from genset import _logging
 from genset._channel import ORPHAN_GRACE_S
 from genset._child import Child
+from genset._slips import made
 from genset.engine import LLMEngine, WorkerConfig
 
 FD_VARIABLE = "GENSET_ENGINE_FD"
@@ -40,7 +41,7 @@ def run(engine_class: type[LLMEngine], argv: list[str] | None = None) -> None:
         _logging.configure()
         asyncio.run(_serve(engine_class, argv, fd))
         return
-    _, config = asyncio.run(_from_args(engine_class, argv))
+    _, config = asyncio.run(made(engine_class, argv))
     command = worker_command(config, engine_command(argv))
     os.execv(command[0], command)
 
@@ -63,15 +64,11 @@ def watch_leash(variable: str = LEASH_VARIABLE, at_end: str = "", grace_s: float
     os.close(fd)
 
 
-async def _from_args(engine_class: type[LLMEngine], argv: list[str] | None) -> tuple[LLMEngine, WorkerConfig]:
-    return await engine_class.from_args(argv)
-
-
 async def _serve(engine_class: type[LLMEngine], argv: list[str] | None, fd: int) -> None:
     sock = socket.socket(fileno=fd)
     # What the engine starts must not hold the socket open.
     sock.set_inheritable(False)
-    engine, config = await engine_class.from_args(argv)
+    engine, config = await made(engine_class, argv)
     await Child(engine, sock, config.model_path or config.model_name, config.migration_limit).serve()
 
 

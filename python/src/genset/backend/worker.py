@@ -14,6 +14,7 @@ from genset import _model_files
 from genset._checks import check_seconds
 from genset._declared import completed
 from genset._frames import pack
+from genset._slips import called, check_engine, started
 from genset.engine import Context, Event, LLMEngine, WorkerConfig, WorkerHandle, control_reply
 from genset.exceptions import Disconnected, EngineShutdown, InvalidArgument, Unsupported
 from genset.llm import ModelService, Tokens, model_spec
@@ -40,6 +41,7 @@ class Worker:
     def __init__(self, engine: LLMEngine, config: WorkerConfig, *, runtime: Runtime | None = None, grace: float = GRACE_S) -> None:
         if config.extra_args or config.engine_restarts:
             raise InvalidArgument("extra_args and engine_restarts are for genset.backend.run, where the engine has its own process")
+        check_engine(engine)
         check_seconds(grace, "grace")
         self.engine = engine
         self.config = config
@@ -68,7 +70,7 @@ class Worker:
         engine.worker = WorkerHandle(functools.partial(self._publish, early), self._progress, config.role)
         try:
             path = config.model_path or config.model_name
-            declared = completed(await engine.start(runtime.worker_id), path, config.migration_limit)
+            declared = completed(await started(engine, runtime.worker_id), path, config.migration_limit)
             logger.info("engine started: %s", declared.model)
             wire = declared.to_wire()
             wire["model"] = config.served_model_name or config.model_name or wire["model"]
@@ -104,17 +106,17 @@ class Worker:
         finally:
             self._service = None
             early.end(self._publish_now)
-            await engine.cleanup()
+            await called(engine.cleanup)
             logger.info("engine cleaned up")
 
     async def _hook(self, request: Any) -> dict[str, Any] | None:
         """What the worker asks of the engine beside requests."""
         if "control" in request:
             arguments = dict(request["control"])
-            return control_reply(await self.engine.control(arguments.pop("op"), arguments))
+            return control_reply(await called(self.engine.control, arguments.pop("op"), arguments))
         if "drain" not in request:
             raise Unsupported(f"this version of the package does not know {', '.join(request)}")
-        await self.engine.drain()
+        await called(self.engine.drain)
         return None
 
     def _on_stop(self, context: Context) -> None:
@@ -124,7 +126,7 @@ class Worker:
 
     async def _abort(self, context: Context) -> None:
         try:
-            await self.engine.abort(context)
+            await called(self.engine.abort, context)
         except Exception:
             logger.exception("abort of request %s failed", context.id())
 

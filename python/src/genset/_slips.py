@@ -1,0 +1,60 @@
+"""What newcomers to engines write by mistake, each told in one sentence. Used by what calls an engine's methods."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from genset.engine import EngineConfig, LLMEngine, WorkerConfig
+
+
+def check_engine(engine: LLMEngine) -> None:
+    """TypeError where `generate` cannot answer."""
+    if not isinstance(engine, LLMEngine):
+        raise TypeError(f"{engine!r} is no engine: give an instance of a subclass of LLMEngine")
+    name, generate = f"{type(engine).__name__}.generate", engine.generate
+    if inspect.iscoroutinefunction(generate):
+        raise TypeError(f"{name} returns its answer: write `yield` for each chunk of it")
+    if inspect.isgeneratorfunction(generate):
+        raise TypeError(f"{name} is a generator without `async`: write `async def generate`")
+    try:
+        inspect.signature(generate).bind(None, None)
+    except ValueError:
+        pass  # A callable of C, whose signature is not known.
+    except TypeError:
+        raise TypeError(f"{name} takes other arguments than it is given: write `async def generate(self, request, context)`") from None
+
+
+def check_chunks(chunks: Any, engine: LLMEngine) -> None:
+    """TypeError where `generate` gave no async generator."""
+    if not hasattr(chunks, "aclose"):
+        kind = type(chunks).__name__
+        raise TypeError(f"{type(engine).__name__}.generate gave a {kind} and no async generator: write `async def` and `yield` each chunk")
+
+
+async def called(method: Callable[..., Any], *arguments: Any) -> Any:
+    """What an engine's method gives; TypeError where it is no `async def`."""
+    result = method(*arguments)
+    if not inspect.isawaitable(result):
+        name = getattr(method, "__name__", "it")
+        raise TypeError(f"{getattr(method, '__qualname__', name)} gave a {type(result).__name__} that cannot be awaited: write `async def {name}`")
+    return await result
+
+
+async def started(engine: LLMEngine, worker_id: int) -> EngineConfig:
+    """Starts an engine; TypeError where it cannot work."""
+    check_engine(engine)
+    config = await called(engine.start, worker_id)
+    if not isinstance(config, EngineConfig):
+        raise TypeError(f"{type(engine).__name__}.start gave a {type(config).__name__}: return an EngineConfig")
+    return config
+
+
+async def made(engine_class: type[LLMEngine], argv: list[str] | None) -> tuple[LLMEngine, WorkerConfig]:
+    """What `from_args` gives; TypeError where that is no engine with its config."""
+    given = await called(engine_class.from_args, argv)
+    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], LLMEngine) and isinstance(given[1], WorkerConfig)):
+        name = getattr(engine_class, "__name__", engine_class)
+        raise TypeError(f"{name}.from_args gave a {type(given).__name__}: return the engine and its WorkerConfig, `return cls(...), WorkerConfig(...)`")
+    return given
