@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -16,12 +17,19 @@ class Stray(BaseException):
 
 
 class SlipsEngine(LLMEngine):
+    cleanups = 0
+
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[SlipsEngine, WorkerConfig]:
         return cls(), WorkerConfig()
 
     async def start(self, worker_id: int) -> EngineConfig:
+        if sys.argv[1:] == ["fails"]:
+            raise SystemExit("there is no device")
         return EngineConfig(model="slips", context_length=8)
+
+    async def control(self, op: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+        return {"location": f"{self.cleanups} cleanups"}
 
     def generate(self, request: GenerateRequest, context: Context) -> Any:
         return [] if request["model"] == "list" else self.answer(request)
@@ -46,7 +54,7 @@ class SlipsEngine(LLMEngine):
         yield {"token_ids": [1], "finish_reason": "length"}
 
     async def cleanup(self) -> None:
-        pass
+        self.cleanups += 1
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig
 from genset._frames import Kind
 from genset._slips import made, started
-from worker_stub import WorkerStub
+from worker_stub import HELLO, WorkerStub
 
 SLIPS = str(Path(__file__).parent / "slips_engine.py")
 
@@ -63,6 +63,19 @@ def test_what_an_engine_that_awaits_nothing_gives_is_sent_at_once(worker: Worker
 def test_an_interrupt_ends_its_request_and_the_process(worker: WorkerStub) -> None:
     assert answer(worker, 2, "interrupt") == "KeyboardInterrupt: "
     assert worker.process.wait(30) != 0
+
+
+def test_an_engine_whose_start_failed_is_cleaned_up_before_the_worker_is_told() -> None:
+    worker = WorkerStub(SLIPS, "fails")
+    worker.send(Kind.HELLO, 0, HELLO)
+    assert worker.frame()[0] == Kind.HELLO
+    worker.request(1, "start", {"worker_id": 1, "role": "aggregated"})
+    kind, _, payload = worker.frame()
+    assert (kind, msgpack.unpackb(payload)["message"]) == (Kind.ERROR, "SystemExit: there is no device")
+    worker.request(2, "control", {"op": "order"})
+    assert msgpack.unpackb(worker.frame()[2])[0][1]["location"] == "1 cleanups"
+    worker.process.kill()
+    worker.process.wait(30)
 
 
 class Right(LLMEngine):

@@ -35,6 +35,9 @@ logger = logging.getLogger(__name__)
 CANCEL_GRACE_S = 1.0
 """How long a stopped request may take to end by itself before it is cancelled where it waits."""
 
+CLEANUP_S = 30.0
+"""How long the cleanup after a start that failed may take, as the worker limits any other."""
+
 _BATCH_BYTES = 256 << 10
 _EVENTS_KEPT = 4096
 _NIL = b"\xc0"
@@ -271,9 +274,21 @@ class Child:
             self._on_loop(lambda: self._progress(stream, stage, fraction))
 
         self._engine.worker = WorkerHandle(self._queue_event, progress, body.get("role", "aggregated"))
-        config = completed(await started(self._engine, body["worker_id"]), self._model_path, self._migration_limit)
-        await self._item(stream, pack({"config": config.to_wire()}))
+        try:
+            config = completed(await started(self._engine, body["worker_id"]), self._model_path, self._migration_limit)
+            wire = config.to_wire()
+        except (Exception, SystemExit):
+            # The worker ends the process as soon as it is told.
+            await self._clean_up_start()
+            raise
+        await self._item(stream, pack({"config": wire}))
         logger.info("engine started: %s", config.model)
+
+    async def _clean_up_start(self) -> None:
+        try:
+            await asyncio.wait_for(called(self._engine.cleanup), CLEANUP_S)
+        except Exception:
+            logger.exception("cleanup after the start that failed did not succeed")
 
     def _progress(self, stream: Stream, stage: str, fraction: float | None) -> None:
         # One place is kept for the config. A stage nobody has room for is no loss.
