@@ -16,9 +16,10 @@ from test_llm import ask, frontend
 from test_status import until_status
 
 from genset import deploy, serve
-from genset._service import limit, parse_bytes
+from genset._service import limit
 from genset.backend import find_binary
 from genset.runtime import Runtime
+from genset.sdk import parse_bytes
 
 GRAPH = Path(__file__).parents[2] / "examples/python/graph"
 

@@ -12,20 +12,10 @@ import sys
 from genset import sdk
 from genset.backend.run import watch_leash
 from genset.runtime import KILL_S, Runtime, worker
-from genset.sdk import ServiceSpec
+from genset.sdk import ServiceSpec, parse_bytes
 from genset.serve import CONFIG_VARIABLE, CORES_VARIABLE, LEASH_VARIABLE, load
 
 logger = logging.getLogger(__name__)
-
-_UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-
-
-def parse_bytes(text: str) -> int:
-    """`20Gi`, `512M` or a number as bytes; ValueError for anything else."""
-    for unit in sorted(_UNITS, key=len, reverse=True):
-        if text.endswith(unit):
-            return int(float(text.removesuffix(unit)) * _UNITS[unit])
-    return int(text)
 
 
 def limit(spec: ServiceSpec) -> None:

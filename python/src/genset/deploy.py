@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from genset.runtime import KILL_S
-from genset.sdk import ServiceSpec, parse_cpu
+from genset.sdk import ServiceSpec, parse_cpu, parse_gpus
 from genset.serve import CONFIG_VARIABLE, STATUS_VARIABLE, UsageError, check_names, configuration, load
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
@@ -80,7 +80,7 @@ class _Deployed:
 
     @property
     def gpus(self) -> int:
-        return int(float(self.spec.resources.get("gpu", "0")))
+        return parse_gpus(self.spec.resources.get("gpu", "0"))
 
     def names(self, target: str) -> list[str]:
         """What it is called there. In compose all containers of one name have the same devices, so workers with GPUs have names apart."""

@@ -128,6 +128,29 @@ def parse_cpu(text: str) -> float:
     return float(number) / (1000 if milli else 1)
 
 
+_BYTES = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([kMGT]|[KMGT]i|)")
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def parse_bytes(text: str) -> int:
+    """`20Gi`, `512M` or a number as bytes, of which there are some; ValueError for anything else."""
+    found = _BYTES.fullmatch(text)
+    if found is None or not int(float(found[1]) * _UNITS[found[2]]):
+        raise ValueError(f"{text!r} is no memory, such as 20Gi, 512M or a number of bytes")
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def parse_gpus(text: str) -> int:
+    """`2` or `2.0` as devices; ValueError for anything else."""
+    number, _, part = text.partition(".")
+    if not (number.isascii() and number.isdigit()) or part.strip("0"):
+        raise ValueError(f"{text!r} is no whole number of devices")
+    return int(number)
+
+
+_PARSERS: Mapping[str, Callable[[str], object]] = {"cpu": parse_cpu, "memory": parse_bytes, "gpu": parse_gpus}
+
+
 def _graph(spec: ServiceSpec, seen: set[type]) -> Iterator[ServiceSpec]:
     if spec.cls in seen:
         return
@@ -160,14 +183,14 @@ def service(
         raise TypeError("@service(dynamo={'enabled': False}): a class that is not to be served needs no decorator")
     if workers < 1:
         raise ValueError(f"@service(workers={workers}): must be at least 1")
-    unknown = set(resources or {}) - {"cpu", "memory", "gpu"}
+    unknown = set(resources or {}) - set(_PARSERS)
     if unknown:
         raise TypeError(f"@service(resources=...) knows cpu, memory and gpu, not {', '.join(sorted(unknown))}")
-    if resources and "cpu" in resources:
+    for resource, amount in (resources or {}).items():
         try:
-            parse_cpu(str(resources["cpu"]))
+            _PARSERS[resource](str(amount))
         except ValueError as error:
-            raise ValueError(f"@service(resources=...): cpu: {error}") from None
+            raise ValueError(f"@service(resources=...): {resource}: {error}") from None
 
     def decorate(cls: Class) -> Class:
         spec = ServiceSpec(

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from genset.sdk import ServiceSpec, parse_cpu
+from genset.sdk import ServiceSpec, parse_cpu, parse_gpus
 
 CONFIG_VARIABLE = "GENSET_SERVICE_CONFIG"
 """JSON with a service's configuration, in its process."""
@@ -137,7 +137,7 @@ def plan(
     others have those after it; any free ones for 0."""
     check_names([(each, each.name) for each in spec.graph()], {})
     devices = _devices()
-    wanted = sum(int(float(each.resources.get("gpu", "0"))) * each.workers for each in spec.graph())
+    wanted = sum(parse_gpus(each.resources.get("gpu", "0")) * each.workers for each in spec.graph())
     if wanted > len(devices):
         raise UsageError(
             f"the services want {wanted} GPUs, and this machine offers {len(devices)}; "
@@ -148,7 +148,7 @@ def plan(
     cores = itertools.cycle(available)
     processes = []
     for each in spec.graph():
-        gpus = int(float(each.resources.get("gpu", "0")))
+        gpus = parse_gpus(each.resources.get("gpu", "0"))
         cpu = each.resources.get("cpu")
         bound = 0 if cpu is None else min(max(1, math.ceil(parse_cpu(cpu))), len(available))
         for worker in range(each.workers):

@@ -1,0 +1,25 @@
+"""Declarations of services, their configuration and their manifests, without the native module."""
+
+from __future__ import annotations
+
+import pytest
+
+from genset.sdk import parse_bytes, parse_gpus, service
+
+
+@pytest.mark.parametrize("memory", ["20 Gi", "lots", "-1", "nan", "0", "20GiB", ""])
+def test_memory_that_is_none_is_refused_where_it_is_declared(memory: str) -> None:
+    with pytest.raises(ValueError, match=f"memory: '{memory}' is no memory, such as 20Gi, 512M or a number of bytes"):
+        service(resources={"memory": memory})
+
+
+@pytest.mark.parametrize("gpu", ["0.5", "-1", "one", "1e3", ""])
+def test_devices_come_whole(gpu: str) -> None:
+    with pytest.raises(ValueError, match=f"gpu: '{gpu}' is no whole number of devices"):
+        service(resources={"gpu": gpu})
+
+
+def test_amounts_are_read() -> None:
+    service(resources={"gpu": 2, "memory": 1 << 30, "cpu": 0.5})
+    assert [parse_bytes(text) for text in ("20Gi", "1.5k", "512M", "7")] == [20 << 30, 1500, 512_000_000, 7]
+    assert [parse_gpus(text) for text in ("0", "2", "2.0")] == [0, 2, 2]
