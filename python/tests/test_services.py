@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from genset.sdk import parse_bytes, parse_gpus, service
+from genset import deploy, serve
+from genset.sdk import ServiceSpec, endpoint, parse_bytes, parse_gpus, service
 
 
 @pytest.mark.parametrize("memory", ["20 Gi", "lots", "-1", "nan", "0", "20GiB", ""])
@@ -23,3 +27,19 @@ def test_amounts_are_read() -> None:
     service(resources={"gpu": 2, "memory": 1 << 30, "cpu": 0.5})
     assert [parse_bytes(text) for text in ("20Gi", "1.5k", "512M", "7")] == [20 << 30, 1500, 512_000_000, 7]
     assert [parse_gpus(text) for text in ("0", "2", "2.0")] == [0, 2, 2]
+
+
+@service(image="mine:1")
+class Quoting:
+    @endpoint()
+    async def generate(self, request: Any) -> Any:
+        return request
+
+
+def test_a_setting_with_a_dollar_is_the_same_in_a_container() -> None:
+    told = {"template": "$(HOME) costs $5"}
+    deployed = deploy._Deployed(ServiceSpec.of(Quoting), "m:Quoting", None, told)
+    written = deploy.compose([deployed], None)["services"]["quoting"]["environment"][serve.CONFIG_VARIABLE]
+    (container,) = deploy.kubernetes([deployed], None)[-1]["spec"]["template"]["spec"]["containers"]
+    assert {"name": serve.CONFIG_VARIABLE, "value": written} in container["env"]
+    assert written == '{"template": "$$(HOME) costs $$5"}'

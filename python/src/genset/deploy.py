@@ -223,7 +223,8 @@ def _asks(path: str, failures: int, port: str = "status") -> dict[str, Any]:
 
 
 def _env(values: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"name": name, "value": value} for name, value in values.items()]
+    # Kubernetes reads `$(NAME)` as another variable, and `$$` as `$`.
+    return [{"name": name, "value": value.replace("$", "$$")} for name, value in values.items()]
 
 
 def _kubernetes_service(name: str, port: int) -> dict[str, Any]:
