@@ -43,3 +43,22 @@ def test_a_setting_with_a_dollar_is_the_same_in_a_container() -> None:
     (container,) = deploy.kubernetes([deployed], None)[-1]["spec"]["template"]["spec"]["containers"]
     assert {"name": serve.CONFIG_VARIABLE, "value": written} in container["env"]
     assert written == '{"template": "$$(HOME) costs $$5"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("broken.json", b"{", "Expecting property name"),
+        ("broken.yaml", b"Quoting: {model", "while parsing a flow mapping"),
+        ("date.yaml", b"Quoting: {day: 2026-01-01}", "Object of type date is not JSON serializable"),
+        ("broken.yml", b"\xff\xfe", "is no text: 'utf-8' codec can't decode"),
+        ("list.json", b"[]", "must map names of services to their settings"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, problem: str, tmp_path: Path) -> None:
+    if name.endswith(".yaml"):
+        pytest.importorskip("yaml")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(serve.UsageError, match=problem) as error:
+        serve.configuration(str(tmp_path / name), [], ["Quoting"])
+    assert str(error.value).startswith(f"{tmp_path / name}: ")

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         told = configuration(parsed.file, settings, [each.name for each in graph])
         services = [_Deployed(each, parsed.target_class, parsed.image, told.get(each.name, {})) for each in graph]
         check_names([(each.spec, name) for each in services for name in each.names(parsed.target)], BESIDE)
-    except (UsageError, json.JSONDecodeError) as error:
+    except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     image = services[-1].image

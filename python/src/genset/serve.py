@@ -100,16 +100,29 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         text = path.read_text()
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: is no text: {error}") from error
     if path.suffix == ".json":
-        read = json.loads(text)
+        try:
+            read = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{path}: {error}") from error
     else:
         try:
             import yaml
         except ImportError:
             raise UsageError(f"{path}: YAML needs PyYAML (`pip install pyyaml`); a .json file needs nothing") from None
-        read = yaml.safe_load(text) or {}
+        try:
+            read = yaml.safe_load(text) or {}
+        except yaml.YAMLError as error:
+            raise UsageError(f"{path}: {error}") from error
     if not isinstance(read, dict) or not all(isinstance(value, dict) for value in read.values()):
         raise UsageError(f"{path}: must map names of services to their settings")
+    try:
+        # They travel so; YAML has values, such as dates, that JSON has not.
+        json.dumps(read)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{path}: {error}") from error
     return read
 
 
@@ -360,7 +373,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         spec = load(parsed.target)
         told = configuration(parsed.file, settings, [each.name for each in spec.graph()])
         processes = plan(spec, told, parsed.target, parsed.status_port)
-    except (UsageError, json.JSONDecodeError) as error:
+    except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for process in processes:
