@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +63,23 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, problem:
     with pytest.raises(serve.UsageError, match=problem) as error:
         serve.configuration(str(tmp_path / name), [], ["Quoting"])
     assert str(error.value).startswith(f"{tmp_path / name}: ")
+
+
+@pytest.mark.parametrize(("tells", "code"), [(False, 1), (True, 0)])
+def test_a_long_life_begins_when_a_service_has_started(
+    tells: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each life is a long one here. The seventh stops the supervisor, where it comes to that.
+    (tmp_path / "dying.py").write_text(
+        "import os, signal\nfrom pathlib import Path\nfrom genset._service import tell_started\n"
+        f"if {tells}:\n    tell_started()\n"
+        "lives = len(list(Path('.').glob('life*')))\nPath(f'life{lives}').touch()\n"
+        "if lives == 6:\n    os.kill(os.getppid(), signal.SIGTERM)\nraise SystemExit(3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(serve.__file__).parents[1]))
+    monkeypatch.setattr(serve, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(serve, "LONG_LIFE_S", -1.0)
+    process = serve.Process(ServiceSpec.of(Quoting), "dying", {})
+    assert asyncio.run(serve.Supervisor("dying:Dying", [process]).run()) == code
+    assert len(list(tmp_path.glob("life*"))) == (7 if tells else serve.MAX_DEATHS)

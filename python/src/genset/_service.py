@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -13,7 +14,7 @@ from genset import sdk
 from genset.backend.run import watch_leash
 from genset.runtime import KILL_S, Runtime, worker
 from genset.sdk import ServiceSpec, parse_bytes
-from genset.serve import CONFIG_VARIABLE, CORES_VARIABLE, LEASH_VARIABLE, load
+from genset.serve import CONFIG_VARIABLE, CORES_VARIABLE, LEASH_VARIABLE, READY_VARIABLE, load
 
 logger = logging.getLogger(__name__)
 
@@ -30,10 +31,20 @@ def limit(spec: ServiceSpec) -> None:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
 
 
+def tell_started() -> None:
+    """Tells `genset serve` that the service has started; nobody in a container."""
+    ready = os.environ.pop(READY_VARIABLE, None)
+    if ready is not None:
+        # It may be gone.
+        with contextlib.suppress(OSError):
+            os.write(int(ready), b"1")
+            os.close(int(ready))
+
+
 @worker()
 async def main(runtime: Runtime, spec: ServiceSpec) -> None:
     """Serves the class until a signal."""
-    await sdk.serve(spec.cls, runtime)
+    await sdk.serve(spec.cls, runtime, on_started=tell_started)
 
 
 if __name__ == "__main__":

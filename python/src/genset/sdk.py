@@ -389,8 +389,9 @@ def set_config(values: Mapping[str, Any]) -> None:
     _config = dict(values)
 
 
-async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S) -> None:
-    """Builds the service and serves all its endpoints, until the runtime shuts down. `genset serve` calls it, and programs may."""
+async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S, on_started: Callable[[], None] = lambda: None) -> None:
+    """Builds the service and serves all its endpoints, until the runtime shuts down. `genset serve` calls it, and programs may. `on_started`
+    is called after the methods of `on_start`."""
     spec = ServiceSpec.of(cls)
     if not spec.endpoints:
         raise TypeError(f"{spec.name} has no endpoint: decorate a method with @endpoint()")
@@ -399,6 +400,7 @@ async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S) -> None:
     for name, model in spec.models.items():
         await register_llm(model.kind, endpoint_of(instance, name), model.path, model.name, **model.options)
     await _call_hooks(instance, "start")
+    on_started()
     runtime.note_server()
     serving = [asyncio.ensure_future(_serve_one(instance, spec, name, runtime, grace)) for name in spec.endpoints]
     try:

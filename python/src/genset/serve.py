@@ -33,13 +33,15 @@ CORES_VARIABLE = "GENSET_SERVICE_CORES"
 """The cores that it is bound to, in the process of a service; empty for all."""
 LEASH_VARIABLE = "GENSET_SERVICE_LEASH_FD"
 """Names a pipe that ends with `genset serve`, in the process of a service."""
+READY_VARIABLE = "GENSET_SERVICE_READY_FD"
+"""Names a pipe that is told once the service has started, in the process of a service."""
 STATUS_VARIABLE = "GENSET_STATUS_PORT"
 """The status port, in the process of a service."""
 MAX_PORT = (1 << 16) - 1
 MAX_DEATHS = 5
 FIRST_PAUSE_S = 0.5
 LONG_LIFE_S = 60.0
-"""A process that lived so long begins a new row of deaths."""
+"""A process that lived so long after its start begins a new row of deaths. What it takes to load is no life."""
 LAST_LINES = 20
 MAX_LINE_BYTES = 1 << 20
 LAST_WORDS_S = 0.5
@@ -237,6 +239,27 @@ class _Output(asyncio.SubprocessProtocol):
         _print(f"[{self._title}] {text}")
 
 
+class _Readiness:
+    """When a process said that it has started."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None
+        self._begin, self.end = os.pipe()
+
+    def __enter__(self) -> _Readiness:
+        asyncio.get_running_loop().add_reader(self._begin, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.get_running_loop().remove_reader(self._begin)
+        os.close(self._begin)
+        os.close(self.end)
+
+    def _note(self) -> None:
+        os.read(self._begin, 1)
+        self.since = time.monotonic()
+
+
 class Supervisor:
     """Keeps processes alive until it is told to stop, or one of them dies too often."""
 
@@ -281,11 +304,10 @@ class Supervisor:
     async def _keep(self, process: Process, leash: int) -> None:
         deaths, pause = 0, FIRST_PAUSE_S
         while not self._stopping.is_set():
-            started = time.monotonic()
-            code, lines = await self._once(process, leash)
+            code, lines, started = await self._once(process, leash)
             if self._stopping.is_set():
                 return
-            if time.monotonic() - started > LONG_LIFE_S:
+            if started is not None and time.monotonic() - started > LONG_LIFE_S:
                 deaths, pause = 0, FIRST_PAUSE_S
             deaths += 1
             if deaths >= MAX_DEATHS:
@@ -300,7 +322,13 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), pause)
             pause *= 2
 
-    async def _once(self, process: Process, leash: int) -> tuple[int, collections.deque[str]]:
+    async def _once(self, process: Process, leash: int) -> tuple[int, collections.deque[str], float | None]:
+        """Runs a process to its end: its exit code, its last lines, and when it had started, where it ever had."""
+        with _Readiness() as ready:
+            code, lines = await self._run(process, leash, ready)
+            return code, lines, ready.since
+
+    async def _run(self, process: Process, leash: int, ready: _Readiness) -> tuple[int, collections.deque[str]]:
         running, output = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Output(process.title),
             sys.executable,
@@ -312,8 +340,8 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **process.environment, LEASH_VARIABLE: str(leash)},
-            pass_fds=[leash],
+            env={**os.environ, **process.environment, LEASH_VARIABLE: str(leash), READY_VARIABLE: str(ready.end)},
+            pass_fds=[leash, ready.end],
             # A Ctrl-C at the terminal is this process's to pass on. And what a service leaves can be killed as its group.
             start_new_session=True,
         )
