@@ -70,6 +70,7 @@ def test_register_llm_refuses_at_the_call(options: dict[str, Any], problem: str)
         ({"inputs": "tokens"}, "inputs: must be a list"),
         ({"inputs": ("token",)}, "inputs: 'token' is none of tokens, text, chat, embed, score"),
         ({"kv_events": 1}, "kv_events: must be true or false"),
+        ({"canary": {"stop_conditions": {"max_tokens": 1}}}, "canary: must be a request with one of token_ids, "),
         ({"served_model_name": 7}, "served_model_name: must be a text"),
     ],
 )
@@ -78,6 +79,11 @@ def test_an_engine_that_declares_what_is_no_value_is_told_the_field(options: dic
     with pytest.raises(InvalidArgument) as error:
         config.to_wire()
     assert str(error.value).startswith(problem)
+
+
+def test_what_is_not_given_to_a_worker_s_config_is_its_default() -> None:
+    config = WorkerConfig.from_runtime_config(WorkerConfig(role="decode"), namespace=None, model_name=None)
+    assert (config.namespace, config.component, config.model_name) == ("genset", "decode", "")
 
 
 def test_a_config_of_a_worker_is_refused_where_it_is_made() -> None:

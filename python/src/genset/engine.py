@@ -167,8 +167,14 @@ class EngineConfig:
                 "roles": list(self.roles),
                 "deviations": list(self.deviations),
             },
-            "canary": None if self.canary is None else request_to_wire({"model": self.model, **self.canary}),
+            "canary": None if self.canary is None else self._canary(self.canary),
         }
+
+    def _canary(self, canary: GenerateRequest) -> dict[str, Any]:
+        kinds = ("token_ids", "text", "messages", "embed", "score")
+        if not isinstance(canary, dict) or not any(kind in canary for kind in kinds):
+            raise InvalidArgument(f"must be a request with one of {', '.join(kinds)}", field="canary")
+        return request_to_wire({"model": self.model, **canary})
 
 
 @dataclasses.dataclass
@@ -213,20 +219,20 @@ class WorkerConfig:
     """Further arguments for `genset run`, passed on unchanged."""
 
     def __post_init__(self) -> None:
+        self.component = self.component or ("backend" if self.role == "aggregated" else self.role)
+        self.model_name = self.model_name or ""
         check_values(type(self), vars(self), {"role": ROLES}, {"context_length": 1})
         for kind in [] if self.endpoint_types is None else self.endpoint_types.split(","):
             check_name(kind, _ENDPOINT_TYPES, "endpoint_types")
         check_parsers(self.tool_call_parser, self.reasoning_parser, "tool_call_parser")
         if self.user_data is not None:
             json_of(dict(self.user_data), "user_data")
-        self.component = self.component or ("backend" if self.role == "aggregated" else self.role)
 
     @classmethod
     def from_runtime_config(cls, runtime_config: object, **overrides: Any) -> WorkerConfig:
-        """Takes the fields that `runtime_config` has by the same names; `overrides` win."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        values = {name: getattr(runtime_config, name) for name in names if hasattr(runtime_config, name)}
-        return cls(**{**values, **overrides})
+        """Takes the fields that `runtime_config` has by the same names, but for those that are None; `overrides` win."""
+        values = {field.name: getattr(runtime_config, field.name, None) for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in {**values, **overrides}.items() if value is not None})
 
 
 Event = dict[str, Any]
