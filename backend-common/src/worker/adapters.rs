@@ -185,9 +185,10 @@ fn is_listable(adapter: &Adapter) -> bool {
 /// An error with the adapter's name. A folder that is not found is the flag's mistake.
 fn of(adapter: &Adapter, error: EngineError) -> EngineError {
     let message = format!("{}: {}", adapter.name, error.message());
-    let kind = match error.kind() {
-        ErrorKind::NotFound => ErrorKind::InvalidArgument,
-        kind => kind,
+    let kind = if error.kind() == ErrorKind::NotFound {
+        ErrorKind::InvalidArgument
+    } else {
+        error.kind()
     };
     EngineError::new(kind, message)
         .with_at("--adapter")
