@@ -400,11 +400,11 @@ async fn only_so_much_is_kept() {
         site.close().await;
     }
     // What does not fit says so, once it is known.
-    let config = FrontendConfig {
+    let keeps_little = FrontendConfig {
         max_stored_bytes: 64 << 10,
         ..config()
     };
-    let site = Site::with(config, echo()).await;
+    let site = Site::with(keeps_little, echo()).await;
     let large = "u".repeat(100 << 10);
     let asked_of = async |user: &str, stream: bool| {
         let further = json!({"user": user, "stream": stream});
@@ -418,11 +418,11 @@ async fn only_so_much_is_kept() {
     }
     assert_eq!(asked_of("me", false).await.json()["store"], true);
     site.close().await;
-    let config = FrontendConfig {
+    let keeps_none = FrontendConfig {
         max_stored_responses: 0,
         ..config()
     };
-    let site = Site::with(config, echo()).await;
+    let site = Site::with(keeps_none, echo()).await;
     let response = site.post(RESPONSES, &asked("Hi", json!({}))).await.json();
     assert_eq!(response["store"], false);
     site.close().await;
