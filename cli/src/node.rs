@@ -89,13 +89,15 @@ impl Node {
         Ok(genset_runtime::run_worker(&self.runtime, name, engine, worker, args, signals).await)
     }
 
-    /// The status server of a process without a worker, when the flags ask for one: ready while there is a model.
+    /// The status server of a process without a worker, when the flags ask for one: ready while there is a model
+    /// and nobody drains it.
     async fn status_without_worker(
         &self,
         models: &Models,
+        is_draining: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Result<Option<StatusServer>, EngineError> {
         let models = models.clone();
-        let is_ready: Readiness = Arc::new(move || !models.all().is_empty());
+        let is_ready: Readiness = Arc::new(move || !is_draining() && !models.all().is_empty());
         let args = &self.config.worker;
         args.status_server_with(&self.runtime, is_ready).await
     }

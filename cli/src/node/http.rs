@@ -1,6 +1,7 @@
 //! The OpenAI server, with a worker beside it or for the workers of other processes.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::worker::{Report, State, WorkerHandle};
@@ -50,8 +51,11 @@ pub(super) async fn run_with_worker(
 /// # Errors
 /// A configuration that cannot run, before anything was started.
 pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, EngineError> {
-    let server = bind(node).await?;
-    let _status = node.status_without_worker(server.models()).await?;
+    let server = Arc::new(bind(node).await?);
+    let asked = Arc::clone(&server);
+    let is_draining = move || asked.is_draining();
+    let status = node.status_without_worker(server.models(), is_draining);
+    let _status = status.await?;
     input::announce(&input::banner_without_model(&node.config, &server));
     let name = signals.next().await;
     tracing::info!("{name}: draining; a second signal stops at once");
@@ -62,9 +66,14 @@ pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, E
             name = signals.next() => tracing::info!("{name}: stopping at once"),
         }
     };
+    // Who comes meanwhile is refused in words: the listener closes behind the last answer.
+    let is_drained = async {
+        server.idle().await;
+        server.shutdown(Duration::MAX).await
+    };
     tokio::select! {
         biased;
-        _ = server.shutdown(Duration::MAX) => return Ok(0),
+        _ = is_drained => return Ok(0),
         () = is_over => {}
     }
     server.cut_short();

@@ -52,7 +52,7 @@ pub(super) async fn run_with_worker(
 /// A configuration that cannot run, before anything was started.
 pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, EngineError> {
     let models = Models::follow(&node.runtime, &node.config.frontend);
-    let _status = node.status_without_worker(&models).await?;
+    let _status = node.status_without_worker(&models, || false).await?;
     let ended = tokio::select! {
         model = asked_model(node, &models) => match model {
             Ok(model) => run_input(node, &models, model, &mut signals).await,

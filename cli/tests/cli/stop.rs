@@ -7,6 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 use tokio::task::JoinSet;
 
+use crate::fleet::Fleet;
 use crate::support::{Exchange, Server, done_events, events_of, finish_reason, soon};
 
 const STREAMS: usize = 50;
@@ -107,6 +108,27 @@ async fn sigint_stops_an_idle_server_cleanly() {
     assert_eq!(server.exit_code().await, Some(0), "{}", server.log());
     // The port is free again.
     TcpListener::bind(server.address).unwrap();
+}
+
+/// A frontend for the workers of other processes, as one with a worker beside it.
+#[tokio::test]
+async fn a_frontend_without_a_worker_refuses_in_words_while_it_drains() {
+    let fleet = Fleet::new();
+    let words = ["in=dyn", "out=sample", "--token-delay-ms", "30"];
+    let worker = fleet.worker_of(&words, &[]).await;
+    let mut frontend = fleet.frontend(&[]).await;
+    let streams = open_streams(&frontend, 2, 100).await;
+    frontend.signal(Signal::TERM);
+    until_draining(&frontend).await;
+
+    let refused = frontend.stream(1).await.response().await;
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    assert!(refused.head.contains("retry-after: 1\r\n"));
+    for stream in read_all(streams).await {
+        assert_eq!(finish_reason(&done_events(&stream)), Some("length"));
+    }
+    assert_eq!(frontend.exit_code().await, Some(0), "{}", frontend.log());
+    worker.stop().await;
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -77,6 +78,8 @@ pub(super) struct HttpMetrics {
 struct Shared {
     requests: Family<RequestLabels, Counter>,
     in_flight: Gauge,
+    /// Told when the last request in flight has ended.
+    idle: Notify,
     connections: Gauge,
     refused_connections: Counter,
     tokens: TokenCounters,
@@ -105,6 +108,7 @@ impl HttpMetrics {
                 "genset_http_requests_in_flight",
                 "Requests not answered to the end",
             ),
+            idle: Notify::new(),
             connections: registry.create("genset_http_connections", "Open connections"),
             refused_connections: registry.create(
                 "genset_http_refused_connections",
@@ -153,6 +157,17 @@ impl HttpMetrics {
         };
         Self {
             shared: Arc::new(shared),
+        }
+    }
+
+    /// Waits until no request is in flight.
+    pub(super) async fn idle(&self) {
+        loop {
+            let ended = self.shared.idle.notified();
+            if self.shared.in_flight.get() == 0 {
+                return;
+            }
+            ended.await;
         }
     }
 
@@ -457,7 +472,9 @@ impl Drop for RequestGuard {
             self.span.record("otel.status_code", "ERROR");
         }
         let shared = &self.metrics.shared;
-        shared.in_flight.dec();
+        if shared.in_flight.dec() == 1 {
+            shared.idle.notify_waiters();
+        }
         let labels = RequestLabels {
             endpoint: self.endpoint,
             status: self.status.as_u16(),

@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use super::connection::Acceptor;
 use super::handlers::{App, router};
 use super::local::LocalFrontend;
+use super::metrics::HttpMetrics;
 use super::tls::Tls;
 use crate::batch::run::{Batches, Stops};
 use crate::batch::store::BatchStore;
@@ -74,6 +75,7 @@ pub struct FrontendServer {
     draining: CancellationToken,
     closing: CancellationToken,
     aborting: CancellationToken,
+    metrics: HttpMetrics,
     /// What every request is a child of.
     all_requests: RequestContext,
 }
@@ -124,6 +126,7 @@ impl FrontendServer {
             draining,
             closing: CancellationToken::new(),
             aborting: CancellationToken::new(),
+            metrics: app.metrics.clone(),
             all_requests: app.all_requests.clone(),
         };
         if let Some(store) = store {
@@ -138,7 +141,6 @@ impl FrontendServer {
             batches.resume();
             app = app.with_batches(batches);
         }
-        let metrics = app.metrics.clone();
         if let Some(keys) = keys {
             server.tasks.spawn(keys.follow(server.closing.clone()));
         }
@@ -147,7 +149,7 @@ impl FrontendServer {
             router: router(app),
             tls,
             config,
-            metrics,
+            metrics: server.metrics.clone(),
             tasks: server.tasks.clone(),
             closing: server.closing.clone(),
             aborting: server.aborting.clone(),
@@ -171,6 +173,20 @@ impl FrontendServer {
     /// From now on `/health` says 503 and new requests are refused with a 503; those under way go on.
     pub fn drain(&self) {
         self.draining.cancel();
+    }
+
+    /// Whether new requests are refused.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.is_cancelled()
+    }
+
+    /// Waits until no request is under way, those that batches send included. Others may come later, unless the server drains.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn idle(&self) {
+        self.metrics.idle().await;
     }
 
     /// Ends every request under way, now: a stream with an error event, another with a 503, both of which say to send it again. As
