@@ -151,34 +151,42 @@ fn write(model: &Model, folder: &Path, output: &Path) -> anyhow::Result<()> {
 
 /// Reads both files again and asks the golden questions.
 fn check(folder: &Path, output: &Path, encoder: &Encoder) -> anyhow::Result<()> {
-    let config = Config::read(folder)?;
     let golden = Golden::read(folder)?;
     let weights = checkout::read_weights(output)?;
-    let path = output.join(GGUF);
-    let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let quantized = gguf::read(&config, std::io::Cursor::new(&bytes))
-        .with_context(|| format!("cannot read {}", path.display()))?;
-    let is_same = bytes == gguf::to_bytes(&config, &weights, folder, GgufType::Q8_0)?;
+    let quantized = read_gguf(folder, output)?;
     let all_right = [
         check_weights(WEIGHTS, &weights, folder, &golden, encoder)?,
         check_weights(GGUF, &quantized, folder, &golden, encoder)?,
     ];
-    if !is_same {
-        bail!("{} is not what {} makes", GGUF, WEIGHTS);
-    }
+    check_gguf(&weights, folder, output)?;
     if !all_right.iter().all(|&right| right) {
         bail!("not every golden question is answered as it must be");
     }
     Ok(())
 }
 
-/// Asks the questions that were not trained of the Q8_0 weights, and says how many come out right and what does not.
-fn ask_held_out(folder: &Path, output: &Path, encoder: &Encoder) -> anyhow::Result<()> {
-    let config = Config::read(folder)?;
+/// The weights of the GGUF file.
+fn read_gguf(folder: &Path, output: &Path) -> anyhow::Result<NamedTensors> {
     let path = output.join(GGUF);
     let file = fs::File::open(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let weights = gguf::read(&config, std::io::BufReader::new(file))?;
-    let model = Model::from_tensors(config, &weights)?;
+    gguf::read(&Config::read(folder)?, std::io::BufReader::new(file))
+        .with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Fails unless the GGUF file is what these weights make.
+fn check_gguf(weights: &NamedTensors, folder: &Path, output: &Path) -> anyhow::Result<()> {
+    let path = output.join(GGUF);
+    let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    if bytes != gguf::to_bytes(&Config::read(folder)?, weights, folder, GgufType::Q8_0)? {
+        bail!("{} is not what {} makes", GGUF, WEIGHTS);
+    }
+    Ok(())
+}
+
+/// Asks the questions that were not trained of the Q8_0 weights, and says how many come out right and what does not.
+fn ask_held_out(folder: &Path, output: &Path, encoder: &Encoder) -> anyhow::Result<()> {
+    let weights = read_gguf(folder, output)?;
+    let model = Model::from_tensors(Config::read(folder)?, &weights)?;
     let shares = HeldOut::read(folder)?.ask(&model, encoder)?;
     for [kind, expected, given] in &shares.wrong {
         eprintln!("{kind}: expected {expected:?}\n  given    {given:?}");
@@ -230,11 +238,24 @@ mod tests {
         assert!(error.starts_with("cannot write into /"), "{error}");
     }
 
+    /// Those of the GGUF file answer them, and the agents, in tests of `genset`.
     #[test]
     fn committed_weights_answer_the_golden_questions() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");
         let encoder = Encoder::read(&folder).unwrap();
-        check(&folder, &folder, &encoder).unwrap();
+        let weights = checkout::read_weights(&folder).unwrap();
+        let model = Model::from_tensors(Config::read(&folder).unwrap(), &weights).unwrap();
+        let golden = Golden::read(&folder).unwrap();
+        let outcome = golden.ask(&model, &encoder).unwrap();
+        assert!(outcome.is_right(), "{:?}", outcome.wrong);
+    }
+
+    #[test]
+    fn the_committed_gguf_file_is_what_the_committed_weights_make() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");
+        let weights = checkout::read_weights(&folder).unwrap();
+        check_gguf(&weights, &folder, &folder).unwrap();
+        assert_eq!(read_gguf(&folder, &folder).unwrap().len(), weights.len());
     }
 
     #[test]
