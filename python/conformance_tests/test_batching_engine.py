@@ -1,4 +1,4 @@
-"""As test_sample_engine.py, on the engine whose steps serve many requests."""
+"""As test_sample_engine.py, on the engine whose steps serve many requests, and all checks."""
 
 from pathlib import Path
 
