@@ -1,5 +1,5 @@
-//! `cargo xtask train-tiny-chat` and `cargo xtask make-model`: builds a program of the crate `genset-devtools` with optimization and
-//! runs it.
+//! `cargo xtask make-tiny-chat`, `train-tiny-chat` and `make-model`: builds a program of the crate `genset-devtools` with
+//! optimization and runs it. What they depend on would be built before every other task if it were this program's.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -23,6 +23,15 @@ pub(crate) fn train_tiny_chat(repo: &Repo, args: &[OsString]) -> anyhow::Result<
         command.env(format!("MALLOC_{name}_"), bytes.to_string());
     }
     process::run(&mut command)
+}
+
+/// Makes the files of `models/tiny-chat` but for its weights; with `check`, compares those that are there.
+///
+/// # Errors
+/// When the program cannot be built, or does not exit with 0.
+pub(crate) fn make_tiny_chat(repo: &Repo, check: bool) -> anyhow::Result<()> {
+    let mut command = program(repo, "make-tiny-chat");
+    process::run(command.args(check.then_some("--check")))
 }
 
 /// Makes a model with random weights; `--help` among the arguments says what can be chosen.

@@ -47,7 +47,6 @@ mod soak;
 mod stopwatch;
 mod system_packages;
 mod test_command;
-mod tiny_chat;
 mod tools;
 mod wheel;
 mod wire_client;
@@ -59,7 +58,6 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::repo::Repo;
-use crate::tiny_chat::Mode;
 
 /// Tasks of the Genset repository.
 #[derive(Debug, Parser)]
@@ -332,9 +330,7 @@ fn run(task: &Task) -> anyhow::Result<()> {
         Task::Test {
             steps, advisories, ..
         } => test_command::run(&repo, steps, deny::Advisories::from_flag(*advisories)),
-        Task::MakeTinyChat { check } => {
-            tiny_chat::run(&repo, if *check { Mode::Check } else { Mode::Write })
-        }
+        Task::MakeTinyChat { check } => devtools::make_tiny_chat(&repo, *check),
         Task::TrainTinyChat { args } => devtools::train_tiny_chat(&repo, args),
         Task::MakeModel { args } => devtools::make_model(&repo, args),
         Task::Readme { check } => readme::run(

@@ -1,18 +1,15 @@
 //! What tiny-chat promises to the tests of other crates, and that the committed files keep it.
 
+use clap::CommandFactory as _;
 use minijinja::{Environment, Error, ErrorKind, context};
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
 use super::*;
-use crate::tiny_chat::tokenizer::{END_OF_TEXT, MESSAGE_END, MESSAGE_START, VOCABULARY_SIZE};
+use crate::tokenizer::{END_OF_TEXT, MESSAGE_END, MESSAGE_START, VOCABULARY_SIZE};
 
-fn folder() -> std::path::PathBuf {
-    Repo::locate()
-        .unwrap()
-        .root()
-        .join("models")
-        .join("tiny-chat")
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
 }
 
 fn committed_tokenizer() -> Tokenizer {
@@ -59,8 +56,14 @@ fn conversation(turns: &[(&str, &str)]) -> Value {
 }
 
 #[test]
+fn command_line_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
 fn committed_files_are_as_the_corpus_makes_them() {
-    run(&Repo::locate().unwrap(), Mode::Check).unwrap();
+    let files = make(&folder().join("corpus")).unwrap();
+    check(&folder(), &files).unwrap();
 }
 
 #[test]

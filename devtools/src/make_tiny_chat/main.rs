@@ -1,25 +1,32 @@
-//! `cargo xtask make-tiny-chat`: the files of `models/tiny-chat`, made from its corpus and from nothing else.
+//! Makes the files of `models/tiny-chat` from its corpus and from nothing else: `cargo xtask make-tiny-chat`.
 //!
 //! The same corpus gives the same bytes on every machine, so the files are committed and a test compares them. Weights
 //! are not made here: `cargo xtask train-tiny-chat` trains them.
+
+#![expect(
+    clippy::print_stderr,
+    reason = "who makes the files sees on the terminal what was made"
+)]
 
 mod config;
 mod tokenizer;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
+use clap::Parser;
 
-use crate::repo::Repo;
-
-/// What to do with the files that were made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// Write them into the model's folder.
-    Write,
-    /// Compare them with those in the model's folder.
-    Check,
+/// Makes the tokenizer, the chat template and the configurations of this repository's model from its corpus.
+#[derive(Debug, Parser)]
+struct Cli {
+    /// Folder of the model, with its corpus
+    #[arg(long, default_value = "models/tiny-chat", value_name = "DIR")]
+    model: PathBuf,
+    /// Write nothing; fail if a file is not as the corpus makes it
+    #[arg(long)]
+    check: bool,
 }
 
 /// A file of the model: its name in the model's folder and its content.
@@ -28,16 +35,15 @@ struct ModelFile {
     content: String,
 }
 
-/// Makes the model's files and writes or compares them.
-///
-/// # Errors
-/// When the corpus cannot be read, a file cannot be written, or a compared file differs.
-pub(crate) fn run(repo: &Repo, mode: Mode) -> anyhow::Result<()> {
-    let folder = repo.root().join("models").join("tiny-chat");
-    let files = make(&folder.join("corpus"))?;
-    match mode {
-        Mode::Write => write(&folder, &files),
-        Mode::Check => check(&folder, &files),
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let run = if cli.check { check } else { write };
+    match make(&cli.model.join("corpus")).and_then(|files| run(&cli.model, &files)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 
