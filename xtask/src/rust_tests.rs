@@ -17,7 +17,7 @@ const ALONE: &str = "genset-engine-candle";
 
 /// The programs that take longest, from half a minute to a quarter of an hour on two cores. They begin first, so that none is left alone
 /// at the end.
-const LONGEST: [&str; 15] = [
+const LONGEST: [&str; 14] = [
     "genset-engine-launcher tests/conformance",
     "genset tests/fleet",
     "genset-runtime tests/runtime",
@@ -25,7 +25,6 @@ const LONGEST: [&str; 15] = [
     "genset-engine-subprocess tests/process_kill_matrix",
     "genset-conformance tests/kill_matrix",
     "genset-conformance tests/text_kill_matrix",
-    "genset-conformance tests/unusual",
     "genset-engine-mocker tests/conformance",
     "genset tests/migration",
     "sample-worker tests/binary",
@@ -35,6 +34,10 @@ const LONGEST: [&str; 15] = [
     "genset-devtools bin/train-tiny-chat",
 ];
 
+/// A program and what the names of its tests begin with that wait on a clock that goes, four minutes for some seconds of computing.
+/// They are a process of their own: the program's checks that count what belongs to the whole process wait for each other's end.
+const IN_REAL_TIME: (&str, &str) = ("genset-conformance tests/unusual", "real_time::");
+
 /// Builds the tests and says what is to be run.
 ///
 /// # Errors
@@ -43,6 +46,8 @@ pub(crate) fn jobs(repo: &Repo) -> anyhow::Result<Jobs> {
     let built = Artifacts::build_all(repo)?;
     let (alone, mut others): (Vec<_>, Vec<_>) = built.tests().partition(is_alone);
     others.sort_by_key(|program| rank(&program.name));
+    others.iter_mut().for_each(skip_real_time);
+    let waiting = built.tests().filter_map(in_real_time);
     let mut doc_tests = cargo(repo.root());
     let words = ["test", "--workspace", "--doc"];
     doc_tests.args(words);
@@ -57,6 +62,7 @@ pub(crate) fn jobs(repo: &Repo) -> anyhow::Result<Jobs> {
     Ok(Jobs {
         alone: alone.into_iter().map(job).collect(),
         builds: vec![doc_tests],
+        waiting: waiting.map(job).collect(),
         others: others.into_iter().map(job).collect(),
     })
 }
@@ -94,6 +100,27 @@ fn job(program: TestProgram, path: Option<&OsStr>) -> Job {
     }
 }
 
+/// Leaves out the tests that [`in_real_time`] has.
+fn skip_real_time(program: &mut TestProgram) {
+    let (name, tests) = IN_REAL_TIME;
+    if program.name == name {
+        program.command.args(["--skip", tests]);
+    }
+}
+
+/// The program with nothing but its tests in real time, all at once; `None` of a program that has none.
+fn in_real_time(mut program: TestProgram) -> Option<TestProgram> {
+    let (name, tests) = IN_REAL_TIME;
+    if program.name != name {
+        return None;
+    }
+    program.name = format!("{name} {tests}");
+    program.repeat = format!("{} {tests}", program.repeat);
+    // A flag could not be given once more where they run again.
+    program.command.arg(tests).env("RUST_TEST_THREADS", "8");
+    Some(program)
+}
+
 fn is_alone(program: &TestProgram) -> bool {
     program.name.split(' ').next() == Some(ALONE)
 }
@@ -120,6 +147,30 @@ mod tests {
         assert!(is_alone(&program("genset-engine-candle")));
         assert!(is_alone(&program("genset-engine-candle tests/conformance")));
         assert!(!is_alone(&program("genset-engine-candle-more")));
+    }
+
+    #[test]
+    fn tests_in_real_time_are_a_program_of_their_own() {
+        let program = |name: &str| TestProgram {
+            name: name.to_owned(),
+            repeat: "cargo test".to_owned(),
+            command: Command::new("true"),
+        };
+        let arguments = |program: &TestProgram| -> Vec<_> {
+            let words = program.command.get_args();
+            words.map(OsStr::to_owned).collect()
+        };
+        let (name, tests) = IN_REAL_TIME;
+        let mut rest = program(name);
+        skip_real_time(&mut rest);
+        assert_eq!(arguments(&rest), ["--skip", tests]);
+        let own = in_real_time(program(name)).unwrap();
+        assert_eq!(arguments(&own), [tests]);
+        assert_eq!(own.repeat, format!("cargo test {tests}"));
+        assert_ne!(own.name, rest.name);
+        let mut other = program("b");
+        skip_real_time(&mut other);
+        assert!(arguments(&other).is_empty() && in_real_time(other).is_none());
     }
 
     #[test]

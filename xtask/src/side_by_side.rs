@@ -1,7 +1,7 @@
 //! Programs that run side by side: tests mostly wait, and while one waits another computes.
 //!
-//! Each program writes to a log of its own, which is shown where the program fails. Two queues: what builds runs one after another,
-//! since cargo lets only one build into a folder, and beside it the other programs run on several lanes.
+//! Each program writes to a log of its own, which is shown where the program fails. Three queues: what builds runs one after another,
+//! since cargo lets only one build into a folder; what only waits does, too; and beside them the other programs run on several lanes.
 //!
 //! A program that fails beside others runs once more, alone, when the others are done: where it says which of its tests failed, those
 //! tests, one at a time, or else the whole. If it fails again, the run fails. If it passes, a test in it does not bear its
@@ -35,8 +35,10 @@ pub(crate) struct Job {
 pub(crate) struct Jobs {
     /// One after another and before all others, with nothing beside them.
     pub(crate) alone: Vec<Job>,
-    /// One after another, beside `others`.
+    /// One after another, beside the others.
     pub(crate) builds: Vec<Job>,
+    /// One after another, beside the others: they compute next to nothing, so no lane is theirs.
+    pub(crate) waiting: Vec<Job>,
     /// Begun in this order, several at a time.
     pub(crate) others: Vec<Job>,
 }
@@ -92,9 +94,11 @@ pub(crate) fn run(jobs: Jobs, lanes: usize, logs: &Path) -> anyhow::Result<Outco
     }
     let state = State::default();
     let builds = Mutex::new(VecDeque::from(jobs.builds));
+    let waiting = Mutex::new(VecDeque::from(jobs.waiting));
     let others = Mutex::new(VecDeque::from(jobs.others));
     thread::scope(|scope| {
         scope.spawn(|| state.work(&[&builds, &others], logs));
+        scope.spawn(|| state.work(&[&waiting], logs));
         for _ in 0..lanes {
             scope.spawn(|| state.work(&[&others], logs));
         }
@@ -272,10 +276,32 @@ mod tests {
                 job("one", &format!("read a < {first}; echo b > {second}")),
                 job("two", &format!("read b < {second}")),
             ],
+            ..Jobs::default()
         };
         let done = run(jobs, 2, folder.path()).unwrap().done;
         assert_eq!(names(&done)[0], "alone");
         assert_eq!(done.len(), 4);
+    }
+
+    #[test]
+    fn what_only_waits_takes_no_lane() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe").display().to_string();
+        assert!(
+            Command::new("mkfifo")
+                .arg(&pipe)
+                .status()
+                .unwrap()
+                .success()
+        );
+        let jobs = Jobs {
+            builds: vec![job("build", &format!("echo a > {pipe}"))],
+            waiting: vec![job("waits", &format!("read a < {pipe}"))],
+            ..Jobs::default()
+        };
+        let outcome = run(jobs, 0, folder.path()).unwrap();
+        assert_eq!(outcome.done.len(), 2);
+        assert_eq!(outcome.warnings().count(), 0);
     }
 
     #[test]
