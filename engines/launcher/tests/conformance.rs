@@ -1,4 +1,5 @@
-//! Engines on stand-in servers keep the contract: all of the conformance kit, one test a check.
+//! Engines on stand-in servers keep the contract: all of the conformance kit, one test a check; of a server of two ranks, what ranks
+//! touch.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,13 +21,38 @@ mod vllm {
     )));
 }
 
+/// What a request asks and what its answer says is translated by the same code as for one rank.
 mod vllm_of_two_ranks {
-    use genset_conformance::{Scenario, suite};
+    use genset_conformance::{Level, Options, Scenario, run_conformance_with};
     use genset_engine_launcher::LauncherEngine;
 
     const FLAGS: [&str; 3] = ["-dp", "2", "--block-size=32"];
 
-    suite!(|_: &Scenario| LauncherEngine::new(crate::support::config("vllm", &FLAGS)));
+    fn keep(groups: &[&str]) {
+        let options = Options {
+            only: groups.iter().map(ToString::to_string).collect(),
+            level: Level::Soak,
+            is_measuring: false,
+            ..Options::default()
+        };
+        let engine = |_: &Scenario| LauncherEngine::new(crate::support::config("vllm", &FLAGS));
+        run_conformance_with(engine, &options).assert_conformant();
+    }
+
+    #[test]
+    fn start_and_end() {
+        keep(&["LC", "SH"]);
+    }
+
+    #[test]
+    fn requests_beside_each_other() {
+        keep(&["CC", "CN", "SQ"]);
+    }
+
+    #[test]
+    fn load_caches_and_ranks() {
+        keep(&["MT", "KV", "DG", "RK"]);
+    }
 }
 
 mod sglang {
