@@ -1,6 +1,7 @@
 //! The metrics of the HTTP server. Names and labels are documented in the operators' guide.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::output::Usage;
@@ -78,7 +79,9 @@ pub(super) struct HttpMetrics {
 struct Shared {
     requests: Family<RequestLabels, Counter>,
     in_flight: Gauge,
-    /// Told when the last request in flight has ended.
+    /// Requests that have come whole and were taken on: the others are refused when the server drains.
+    under_way: AtomicUsize,
+    /// Told when the last request under way has ended.
     idle: Notify,
     connections: Gauge,
     refused_connections: Counter,
@@ -108,6 +111,7 @@ impl HttpMetrics {
                 "genset_http_requests_in_flight",
                 "Requests not answered to the end",
             ),
+            under_way: AtomicUsize::new(0),
             idle: Notify::new(),
             connections: registry.create("genset_http_connections", "Open connections"),
             refused_connections: registry.create(
@@ -160,11 +164,11 @@ impl HttpMetrics {
         }
     }
 
-    /// Waits until no request is in flight.
+    /// Waits until no request is under way. One whose body still comes is none.
     pub(super) async fn idle(&self) {
         loop {
             let ended = self.shared.idle.notified();
-            if self.shared.in_flight.get() == 0 {
+            if self.shared.under_way.load(Ordering::Relaxed) == 0 {
                 return;
             }
             ended.await;
@@ -249,7 +253,7 @@ impl RequestGuard {
         self.status = status;
     }
 
-    /// Opens the request's span as a child of the client's trace; the context is what workers shall see.
+    /// Takes the request on, and opens its span as a child of the client's trace; the context is what workers shall see. Called once.
     pub(super) fn trace(&mut self, ctx: RequestContext) -> RequestContext {
         self.span = tracing::debug_span!(
             "http_request",
@@ -263,6 +267,8 @@ impl RequestGuard {
         );
         let ctx = continue_trace(&self.span, ctx);
         self.ctx = Some(ctx.clone());
+        let shared = &self.metrics.shared;
+        shared.under_way.fetch_add(1, Ordering::Relaxed);
         ctx
     }
 
@@ -472,7 +478,8 @@ impl Drop for RequestGuard {
             self.span.record("otel.status_code", "ERROR");
         }
         let shared = &self.metrics.shared;
-        if shared.in_flight.dec() == 1 {
+        shared.in_flight.dec();
+        if self.ctx.is_some() && shared.under_way.fetch_sub(1, Ordering::Relaxed) == 1 {
             shared.idle.notify_waiters();
         }
         let labels = RequestLabels {

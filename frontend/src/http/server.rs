@@ -181,7 +181,8 @@ impl FrontendServer {
         self.draining.is_cancelled()
     }
 
-    /// Waits until no request is under way, those that batches send included. Others may come later, unless the server drains.
+    /// Waits until no request is under way, those that batches send included. Others may come later, unless the server drains:
+    /// what it refuses then is not waited for.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.

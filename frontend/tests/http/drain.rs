@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use genset_backend_common::output::Finish;
 use serde_json::json;
 use tokio::net::TcpStream;
@@ -71,6 +72,29 @@ async fn draining_finishes_what_runs_and_refuses_what_comes() {
     assert_eq!(last.as_deref(), Some("[DONE]"));
     assert_eq!(whole.response().await.status, 200);
     site.idle().await;
+    site.close().await;
+}
+
+/// Clients that go on asking do not keep a server that drains.
+#[tokio::test]
+async fn what_is_refused_while_draining_is_not_waited_for() {
+    let (engine, gate) = gated();
+    let site = Site::start(engine.clone()).await;
+    let mut running = site.connect().await;
+    let request = post(CHAT, chat("Hello", json!({})).to_string());
+    running.send(&request).await;
+    eventually("it runs", || engine.active() == 1).await;
+    site.server.drain();
+    let mut late = site.connect().await;
+    late.send(&request[..request.len() - 1]).await;
+    let in_flight = || site.metric("genset_http_requests_in_flight");
+    eventually("both are in flight", || in_flight() == 2.0).await;
+    assert!(site.server.idle().now_or_never().is_none());
+    gate.add_permits(1);
+    soon(site.server.idle()).await;
+    assert_eq!(running.response().await.status, 200);
+    late.send(&request[request.len() - 1..]).await;
+    assert_eq!(late.response().await.status, 503);
     site.close().await;
 }
 
