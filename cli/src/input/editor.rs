@@ -89,8 +89,11 @@ impl Source {
             .with_ansi_colors(Screen::of_output() == Screen::Colored);
         let [state_home, home] = ["XDG_STATE_HOME", "HOME"].map(std::env::var_os);
         let history = history_file(state_home, home).map(|path| {
-            make_private(&path)?;
-            FileBackedHistory::with_file(HISTORY_LINES, path).map_err(io::Error::other)
+            let history = match make_private(&path)? {
+                true => FileBackedHistory::with_file(HISTORY_LINES, path),
+                false => FileBackedHistory::new(HISTORY_LINES),
+            };
+            history.map_err(io::Error::other)
         });
         match history {
             Some(Ok(history)) => editor = editor.with_history(Box::new(history)),
@@ -164,19 +167,20 @@ fn history_file(state_home: Option<OsString>, home: Option<OsString>) -> Option<
     Some(state.join("genset").join("history"))
 }
 
-/// Makes the history file, or what there is of it, one that nobody else reads: it has what was asked.
-fn make_private(path: &Path) -> io::Result<()> {
+/// Makes the history file, or what there is of it, one that nobody else reads: it has what was asked. Says whether it is a file:
+/// who wants no history makes it a link to /dev/null.
+fn make_private(path: &Path) -> io::Result<bool> {
     if let Some(folder) = path.parent() {
         let mut private = DirBuilder::new();
         private.recursive(true).mode(0o700).create(folder)?;
     }
     let mut options = File::options();
     let file = options.append(true).create(true).mode(0o600).open(path)?;
-    // Who wants no history makes it a link to /dev/null.
-    match file.metadata()?.is_file() {
-        true => file.set_permissions(Permissions::from_mode(0o600)),
-        false => Ok(()),
+    let is_file = file.metadata()?.is_file();
+    if is_file {
+        file.set_permissions(Permissions::from_mode(0o600))?;
     }
+    Ok(is_file)
 }
 
 /// Gives the terminal back as it was, also where the chat ends at the prompt.

@@ -1,7 +1,7 @@
 //! `in=text`: a chat on a terminal, and on pipes.
 
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use rustix::process::Signal;
 
@@ -96,22 +96,28 @@ async fn a_conversation_keeps_its_turns_and_no_failed_one() {
 }
 
 #[tokio::test]
-async fn arrow_up_brings_the_last_line_back() {
-    let mut terminal = Terminal::start(FAST);
-    terminal.enter("/first-of-all").await;
-    terminal.expect("/first-of-all is no command").await;
-    terminal.enter("/second-of-all").await;
-    terminal.expect("/second-of-all is no command").await;
-    terminal.expect(PROMPT).await;
-    terminal.type_keys("\x1b[A").await;
-    terminal.expect("/second-of-all").await;
-    terminal.type_keys("\x1b[A").await;
-    terminal.expect("/first-of-all").await;
-    terminal.type_keys("\r").await;
-    terminal.expect("/first-of-all is no command").await;
-    terminal.expect(PROMPT).await;
-    terminal.type_keys("\x04").await;
-    assert_eq!(terminal.exit_code().await, Some(0));
+async fn arrow_up_brings_the_last_lines_back() {
+    let state = tempfile::tempdir().unwrap();
+    fs::create_dir(state.path().join("genset")).unwrap();
+    symlink("/dev/null", state.path().join("genset/history")).unwrap();
+    let kept_nowhere = [("XDG_STATE_HOME", state.path().to_str().unwrap())];
+    for variables in [&[][..], &kept_nowhere] {
+        let mut terminal = Terminal::start_with("out=echo_core", FAST, variables);
+        terminal.enter("/first-of-all").await;
+        terminal.expect("/first-of-all is no command").await;
+        terminal.enter("/second-of-all").await;
+        terminal.expect("/second-of-all is no command").await;
+        terminal.expect(PROMPT).await;
+        terminal.type_keys("\x1b[A").await;
+        terminal.expect("/second-of-all").await;
+        terminal.type_keys("\x1b[A").await;
+        terminal.expect("/first-of-all").await;
+        terminal.type_keys("\r").await;
+        terminal.expect("/first-of-all is no command").await;
+        terminal.expect(PROMPT).await;
+        terminal.type_keys("\x04").await;
+        assert_eq!(terminal.exit_code().await, Some(0));
+    }
 }
 
 #[tokio::test]
