@@ -9,7 +9,7 @@ use genset_hub::{CachedModel, HubError, ModelRef, Needs, RepoId};
 use indicatif::HumanBytes;
 use serde_json::json;
 
-use crate::input::{complain, print};
+use crate::input::{complain, escaped, print};
 
 /// The exit code when a model to delete is not there.
 const ABSENT: u8 = 1;
@@ -68,7 +68,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<u8, EngineError> {
             hub.cache().root().display()
         )
     } else {
-        table(&models)
+        escaped(&table(&models))
     };
     print(&text);
     Ok(0)
