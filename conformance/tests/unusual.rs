@@ -535,6 +535,64 @@ fn an_engine_of_text_to_which_a_word_is_three_tokens() {
     });
 }
 
+/// Was asked before whatever one of its kind ever was, as a worker that serves already.
+struct Veteran {
+    engine: Arc<dyn LLMEngine>,
+    asked: Arc<Mutex<Vec<GenerateRequest>>>,
+}
+
+#[async_trait]
+impl LLMEngine for Veteran {
+    async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError> {
+        let config = self.engine.start(ctx).await?;
+        let asked = self.asked.lock().clone();
+        for request in asked {
+            let ctx = RequestContext::new("before")
+                .with_prompt_tokens(request.prompt_tokens().unwrap_or(0));
+            let mut outputs = self.engine.generate(request, ctx).await?;
+            while outputs.next().await.is_some() {}
+        }
+        Ok(config)
+    }
+
+    async fn generate(
+        &self,
+        request: GenerateRequest,
+        ctx: RequestContext,
+    ) -> Result<OutputStream, EngineError> {
+        self.asked.lock().push(request.clone());
+        self.engine.generate(request, ctx).await
+    }
+
+    async fn abort(&self, ctx: &RequestContext) {
+        self.engine.abort(ctx).await;
+    }
+
+    async fn cleanup(&self) -> Result<(), EngineError> {
+        self.engine.cleanup().await
+    }
+}
+
+#[test]
+fn an_engine_whose_cache_has_what_it_was_asked_in_an_earlier_run() {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    for _ in 0..2 {
+        let asked = Arc::clone(&asked);
+        let veteran = move |scenario: &Scenario| {
+            let fresh = capable(scenario);
+            Subject {
+                engine: Arc::new(Veteran {
+                    engine: fresh.engine,
+                    asked: Arc::clone(&asked),
+                }),
+                ..fresh
+            }
+        };
+        let report = run_check(find("KV12").unwrap(), veteran);
+        assert_eq!(report.verdict, Verdict::Pass);
+    }
+}
+
 mod real_time {
     use std::sync::Arc;
 

@@ -13,6 +13,8 @@ use crate::trial::{Live, Trial};
 
 mod long;
 
+pub(super) use self::long::unique_salt;
+
 pub(super) const CHECKS: &[Check] = &[
     // The type of the terminal has a usage always; left unfilled it is all zeros.
     check!("US01", Core, Tokens, "the terminal's usage is filled in, however the sequence ended",

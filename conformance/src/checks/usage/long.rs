@@ -78,7 +78,7 @@ pub(super) async fn only_what_was_cached_counts(trial: Trial) -> CheckResult {
 }
 
 /// A live worker may have seen the same prompts in an earlier run; under this salt nobody has sent anything.
-fn unique_salt() -> String {
+pub(crate) fn unique_salt() -> String {
     format!("{:x}", RandomState::new().hash_one("salt"))
 }
 
