@@ -78,6 +78,15 @@ def test_an_engine_whose_start_failed_is_cleaned_up_before_the_worker_is_told() 
     worker.process.wait(30)
 
 
+def test_an_engine_that_is_let_go_reports_no_failure(capfd: pytest.CaptureFixture[str], worker: WorkerStub) -> None:
+    worker.request(2, "events", None)
+    assert answer(worker, 3, "nothing")
+    worker.send(Kind.GO_AWAY, 0, {"code": "shutdown", "reason": ""})
+    worker.sock.close()
+    assert worker.process.wait(30) == 0
+    assert "failed" not in capfd.readouterr().err
+
+
 class Right(LLMEngine):
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[LLMEngine, WorkerConfig]:

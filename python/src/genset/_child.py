@@ -253,7 +253,8 @@ class Child:
         try:
             await handler
         except asyncio.CancelledError:
-            if stream.is_cut():
+            # Before Python 3.11 a task does not tell that it is cancelled at the program's end.
+            if stream.is_cut() or self._over.done():
                 self._end(stream)
             else:
                 self._fail(stream, awaited_cancelled(stream, "the engine"))
