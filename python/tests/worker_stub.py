@@ -20,7 +20,7 @@ HELLO = {"version": 1, "min_version": 1, "max_frame_bytes": 16 << 20, "has_secre
 class WorkerStub:
     """An engine's process, and the socket to it."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, stderr: int | None = None) -> None:
         ours, theirs = socket.socketpair()
         self.leash, their_leash = socket.socketpair()
         fds = {"GENSET_ENGINE_FD": theirs, "GENSET_ENGINE_LEASH_FD": their_leash}
@@ -33,6 +33,7 @@ class WorkerStub:
             },
             pass_fds=[end.fileno() for end in fds.values()],
             start_new_session=True,
+            stderr=stderr,
         )
         theirs.close()
         their_leash.close()
