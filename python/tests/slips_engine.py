@@ -8,12 +8,27 @@ import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from genset import Context, EngineConfig, GenerateRequest, LLMEngine, WorkerConfig
+from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig
 from genset.backend import run
 
 
 class Stray(BaseException):
     """An exception that is no `Exception`."""
+
+
+class Single:
+    """An async iterator that is no generator."""
+
+    def __init__(self) -> None:
+        self._chunks: list[GenerateChunk] = [{"token_ids": [7], "finish_reason": "stop"}]
+
+    def __aiter__(self) -> Single:
+        return self
+
+    async def __anext__(self) -> GenerateChunk:
+        if not self._chunks:
+            raise StopAsyncIteration
+        return self._chunks.pop()
 
 
 class SlipsEngine(LLMEngine):
@@ -32,6 +47,8 @@ class SlipsEngine(LLMEngine):
         return {"location": f"{self.cleanups} cleanups"}
 
     def generate(self, request: GenerateRequest, context: Context) -> Any:
+        if request["model"] == "iterator":
+            return Single()
         return [] if request["model"] == "list" else self.answer(request)
 
     async def answer(self, request: GenerateRequest) -> AsyncGenerator[Any, None]:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -144,6 +144,19 @@ def test_a_slip_is_told_in_a_sentence_when_the_engine_starts(method: str, slip: 
     assert asyncio.run(started(Right(), 1)).model == "right"
 
 
+class Alike:
+    """No subclass, with the methods that are required."""
+
+    start, generate, cleanup = Right.start, Right.generate, Right.cleanup
+
+
+def test_what_has_the_methods_of_an_engine_is_one() -> None:
+    assert asyncio.run(started(cast(Any, Alike()), 1)).model == "right"
+    for no_engine in (Alike, object(), None):
+        with pytest.raises(TypeError, match="is no engine: give an instance of a subclass of LLMEngine"):
+            asyncio.run(started(cast(Any, no_engine), 1))
+
+
 def test_from_args_gives_both() -> None:
     async def alone(cls: Any, argv: Any = None) -> Any:
         return cls()
@@ -155,4 +168,5 @@ def test_from_args_gives_both() -> None:
 
 def test_what_generate_gives_is_looked_at_too(worker: WorkerStub) -> None:
     assert "SlipsEngine.generate gave a list and no async generator" in answer(worker, 2, "list")
+    assert answer(worker, 4, "iterator")[0]["finished"]["last"] == {"token_ids": [7]}
     assert "SlipsEngine yields a int: yield dictionaries" in answer(worker, 3, "number")

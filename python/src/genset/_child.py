@@ -325,7 +325,9 @@ class Child:
                     await asyncio.sleep(0)
                 turn = self._turns.mark()
         finally:
-            await chunks.aclose()
+            close = getattr(chunks, "aclose", None)
+            if close is not None:
+                await close()
         # Ending without a terminal is the worker's to report: it knows the stream.
 
     async def _drain(self, stream: Stream, body: Any) -> None:

@@ -10,8 +10,8 @@ from genset.engine import EngineConfig, LLMEngine, WorkerConfig
 
 
 def check_engine(engine: LLMEngine) -> None:
-    """TypeError where `generate` cannot answer."""
-    if not isinstance(engine, LLMEngine):
+    """TypeError where `generate` cannot answer. What has the methods of an engine is one."""
+    if isinstance(engine, type) or not all(callable(getattr(engine, name, None)) for name in ("start", "generate", "cleanup")):
         raise TypeError(f"{engine!r} is no engine: give an instance of a subclass of LLMEngine")
     name, generate = f"{type(engine).__name__}.generate", engine.generate
     if inspect.iscoroutinefunction(generate):
@@ -27,8 +27,8 @@ def check_engine(engine: LLMEngine) -> None:
 
 
 def check_chunks(chunks: Any, engine: LLMEngine) -> None:
-    """TypeError where `generate` gave no async generator."""
-    if not hasattr(chunks, "aclose"):
+    """TypeError where `generate` gave no async generator, nor another async iterator."""
+    if not hasattr(chunks, "__aiter__"):
         kind = type(chunks).__name__
         raise TypeError(f"{type(engine).__name__}.generate gave a {kind} and no async generator: write `async def` and `yield` each chunk")
 
@@ -54,7 +54,9 @@ async def started(engine: LLMEngine, worker_id: int) -> EngineConfig:
 async def made(engine_class: type[LLMEngine], argv: list[str] | None) -> tuple[LLMEngine, WorkerConfig]:
     """What `from_args` gives; TypeError where that is no engine with its config."""
     given = await called(engine_class.from_args, argv)
-    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], LLMEngine) and isinstance(given[1], WorkerConfig)):
+    if not (isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[1], WorkerConfig)):
         name = getattr(engine_class, "__name__", engine_class)
         raise TypeError(f"{name}.from_args gave a {type(given).__name__}: return the engine and its WorkerConfig, `return cls(...), WorkerConfig(...)`")
-    return given
+    engine, config = given
+    check_engine(engine)
+    return engine, config
