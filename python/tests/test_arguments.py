@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from typing import Any, cast
 
@@ -84,6 +85,22 @@ def test_an_engine_that_declares_what_is_no_value_is_told_the_field(options: dic
 def test_what_is_not_given_to_a_worker_s_config_is_its_default() -> None:
     config = WorkerConfig.from_runtime_config(WorkerConfig(role="decode"), namespace=None, model_name=None)
     assert (config.namespace, config.component, config.model_name) == ("genset", "decode", "")
+
+
+def test_an_option_that_was_not_given_is_none_of_what_is_refused() -> None:
+    config = WorkerConfig(namespace=cast(Any, None), use_kv_events=cast(Any, None), engine_restarts=cast(Any, None), endpoint_types="")
+    assert (config.namespace, config.use_kv_events, config.engine_restarts) == ("genset", False, 0)
+    with pytest.raises(AttributeError):
+        # What comes after the values: the endpoint.
+        register(kv_cache_block_size=None)
+
+
+def test_the_fields_that_a_subclass_adds_are_its_own() -> None:
+    @dataclasses.dataclass
+    class Mine(EngineConfig):
+        offset: int = 0
+
+    assert Mine(model="m", context_length=8, offset=-1).to_wire()["model"] == "m"
 
 
 def test_a_config_of_a_worker_is_refused_where_it_is_made() -> None:

@@ -72,8 +72,10 @@ def check_values(
 ) -> None:
     """Raises `InvalidArgument`, naming the field, where a value is not of the type that `of` has for it, is no whole number from its `least`
     to 2^32-1, or is none of its `names`, where it has such."""
-    hints = hints_of(of)
-    for name, value in values.items():
+    for name, hint in hints_of(of).items():
+        if name not in values:
+            continue
+        value = values[name]
         if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
             # A tuple does as well.
             value = list(value)
@@ -81,7 +83,7 @@ def check_values(
             value = os.fspath(value)
         elif isinstance(value, Mapping):
             value = dict(value)
-        fitted = _fitted(hints.get(name), value, name)
+        fitted = _fitted(hint, value, name)
         low = 0 if least is None else least.get(name, 0)
         if type(fitted) is int and not (isinstance(value, int) and low <= value <= MOST):
             raise InvalidArgument(f"{value!r} is no whole number from {low} to {MOST}", field=name)

@@ -142,7 +142,7 @@ class EngineConfig:
                 "EngineConfig needs it: the most tokens of prompt and answer together",
                 field="context_length",
             )
-        check_values(type(self), vars(self), _CONFIG_NAMES, _CONFIG_LEAST)
+        check_values(EngineConfig, vars(self), _CONFIG_NAMES, _CONFIG_LEAST)
         return {
             "model": self.served_model_name or self.model,
             "context_length_tokens": self.context_length,
@@ -219,10 +219,13 @@ class WorkerConfig:
     """Further arguments for `genset run`, passed on unchanged."""
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(WorkerConfig):
+            if getattr(self, field.name) is None and field.default is not dataclasses.MISSING:
+                # Of an option that was not given.
+                setattr(self, field.name, field.default)
         self.component = self.component or ("backend" if self.role == "aggregated" else self.role)
-        self.model_name = self.model_name or ""
-        check_values(type(self), vars(self), {"role": ROLES}, {"context_length": 1})
-        for kind in [] if self.endpoint_types is None else self.endpoint_types.split(","):
+        check_values(WorkerConfig, vars(self), {"role": ROLES}, {"context_length": 1})
+        for kind in self.endpoint_types.split(",") if self.endpoint_types else []:
             check_name(kind, _ENDPOINT_TYPES, "endpoint_types")
         check_parsers(self.tool_call_parser, self.reasoning_parser, "tool_call_parser")
         if self.user_data is not None:

@@ -56,7 +56,7 @@ async def register_llm(
     model_path: str,
     model_name: str | None = None,
     context_length: int | None = None,
-    kv_cache_block_size: int = 16,
+    kv_cache_block_size: int | None = 16,
     migration_limit: int = 3,
     user_data: Mapping[str, Any] | None = None,
     *,
