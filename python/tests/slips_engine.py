@@ -39,8 +39,10 @@ class SlipsEngine(LLMEngine):
         return cls(), WorkerConfig()
 
     async def start(self, worker_id: int) -> EngineConfig:
-        if sys.argv[1:] == ["fails"]:
+        if sys.argv[1:] == ["exit"]:
             raise SystemExit("there is no device")
+        if sys.argv[1:] == ["cancelled"]:
+            raise asyncio.CancelledError
         return EngineConfig(model="slips", context_length=8)
 
     async def control(self, op: str, arguments: dict[str, Any]) -> dict[str, Any] | None:

@@ -66,13 +66,17 @@ def test_an_interrupt_ends_its_request_and_the_process(worker: WorkerStub) -> No
     assert worker.process.wait(30) != 0
 
 
-def test_an_engine_whose_start_failed_is_cleaned_up_before_the_worker_is_told() -> None:
-    worker = WorkerStub(SLIPS, "fails")
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [("exit", "SystemExit: there is no device"), ("cancelled", "the engine awaited something that was cancelled")],
+)
+def test_an_engine_whose_start_failed_is_cleaned_up_before_the_worker_is_told(how: str, problem: str) -> None:
+    worker = WorkerStub(SLIPS, how)
     worker.send(Kind.HELLO, 0, HELLO)
     assert worker.frame()[0] == Kind.HELLO
     worker.request(1, "start", {"worker_id": 1, "role": "aggregated"})
     kind, _, payload = worker.frame()
-    assert (kind, msgpack.unpackb(payload)["message"]) == (Kind.ERROR, "SystemExit: there is no device")
+    assert (kind, msgpack.unpackb(payload)["message"]) == (Kind.ERROR, problem)
     worker.request(2, "control", {"op": "order"})
     assert msgpack.unpackb(worker.frame()[2])[0][1]["location"] == "1 cleanups"
     worker.process.kill()

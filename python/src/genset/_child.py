@@ -278,7 +278,10 @@ class Child:
         try:
             config = completed(await started(self._engine, body["worker_id"]), self._model_path, self._migration_limit)
             wire = config.to_wire()
-        except (Exception, SystemExit):
+        except GeneratorExit:
+            # The event loop is gone.
+            raise
+        except BaseException:
             # The worker ends the process as soon as it is told.
             await self._clean_up_start()
             raise
