@@ -61,6 +61,11 @@ def test_a_map_stays_one_where_a_type_takes_any() -> None:
     assert check(sent({"either": {"number": 1}})).either == {"number": 1}
 
 
+class Broken:
+    def model_dump(self) -> Any:
+        raise ValueError("it cannot be written")
+
+
 async def forgotten() -> None:
     pass
 
@@ -72,6 +77,7 @@ async def forgotten() -> None:
         (2**70, "a request: a whole number must be from -2^63"),
         ({"text": "cut \ud83d"}, "a request: text: 'utf-8' codec can't encode character"),
         (Outer(Inner(-(2**70))), "a request: either.number: a whole number must"),
+        ({"a": Broken()}, "a request: a: it cannot be written"),
         ({"a": (object(),)}, "a request: a.0: object cannot be sent: use a dict"),
     ],
 )

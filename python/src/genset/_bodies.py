@@ -125,7 +125,7 @@ class BodyAnswer:
         try:
             text = json.dumps(made, ensure_ascii=False, allow_nan=False, default=_plain)
         except (TypeError, ValueError) as error:
-            raise Internal(f"an answer of {self._endpoint} is no JSON, which has no NaN and no infinity: {error}") from error
+            raise Internal(f"an answer of {self._endpoint} is no JSON: {error}") from error
         # The worker counts tokens with what is given; usage tells of them all up to now.
         total = max(self._counted, int(self._usage.get("completion_tokens") or 0))
         count, self._counted = total - self._counted, total

@@ -56,7 +56,7 @@ def _fault(value: Any, depth: int = 0) -> list[str]:
     if not isinstance(value, Mapping | list | tuple):
         try:
             value = _plain(value)
-        except TypeError:
+        except _UNFIT:
             return []
     inner = value.items() if isinstance(value, Mapping) else enumerate(value)
     for name, each in inner if depth < _DEEPEST_NAMED else ():
