@@ -50,7 +50,9 @@ def test_a_setting_with_a_dollar_is_the_same_in_a_container() -> None:
     ("name", "content", "problem"),
     [
         ("broken.json", b"{", "Expecting property name"),
-        ("broken.yaml", b"Quoting: {model", "while parsing a flow mapping"),
+        ("broken.yaml", b"Quoting: {model", "line 1, column 16: expected ',' or '}', but got '<stream end>'"),
+        ("control.yaml", b"Quoting: \0", "unacceptable character"),
+        ("no_date.yaml", b"Quoting: {day: 2026-13-01}", "month must be in 1..12"),
         ("date.yaml", b"Quoting: {day: 2026-01-01}", "Object of type date is not JSON serializable"),
         ("broken.yml", b"\xff\xfe", "is no text: 'utf-8' codec can't decode"),
         ("list.json", b"[]", "must map names of services to their settings"),
@@ -63,6 +65,7 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes, problem:
     with pytest.raises(serve.UsageError, match=problem) as error:
         serve.configuration(str(tmp_path / name), [], ["Quoting"])
     assert str(error.value).startswith(f"{tmp_path / name}: ")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("tells", "code"), [(False, 1), (True, 0)])

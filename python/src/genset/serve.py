@@ -116,8 +116,12 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
             raise UsageError(f"{path}: YAML needs PyYAML (`pip install pyyaml`); a .json file needs nothing") from None
         try:
             read = yaml.safe_load(text) or {}
-        except yaml.YAMLError as error:
-            raise UsageError(f"{path}: {error}") from error
+        except (yaml.YAMLError, ValueError) as error:
+            # A ValueError is a date that there is not, say.
+            mark = getattr(error, "problem_mark", None)
+            at = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+            problem = getattr(error, "problem", None) or " ".join(str(error).split())
+            raise UsageError(f"{path}: {at}{problem}") from error
     if not isinstance(read, dict) or not all(isinstance(value, dict) for value in read.values()):
         raise UsageError(f"{path}: must map names of services to their settings")
     try:
