@@ -28,6 +28,8 @@ mod patience;
 mod queueing;
 mod route;
 mod sync;
+#[cfg(test)]
+mod testing;
 
 // Not in the module, whose files `tests/loom.rs` compiles once more.
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{FutureExt, StreamExt, stream};
-use genset_backend_common::output::{Finished, TokenChunk};
+use genset_backend_common::output::TokenChunk;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
     CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, Finish, FinishReason,
@@ -27,6 +27,7 @@ use super::{Disaggregating, DisaggregationConfig, Legs, PoolSet, Pools};
 use crate::config::RouterConfig;
 use crate::migrating::{Migrating, MigrationConfig, Migrations};
 use crate::route::{Holder, Route, Routed};
+use crate::testing::{Read, read};
 
 const PROMPT: [TokenId; 4] = [7, 8, 9, 10];
 const CONTEXT: u32 = 64;
@@ -273,32 +274,6 @@ fn expected(count: usize) -> Vec<TokenId> {
     (0..count)
         .map(|place| token(PROMPT.len() + place))
         .collect()
-}
-
-/// An answer, read to its end.
-#[derive(Debug)]
-struct Read {
-    tokens: Vec<TokenId>,
-    end: Result<Finished, EngineError>,
-}
-
-async fn read(mut outputs: OutputStream) -> Read {
-    let mut tokens = Vec::new();
-    loop {
-        match outputs.next().await.unwrap() {
-            Ok(Output::Tokens(chunk)) => tokens.extend(chunk.token_ids),
-            Ok(Output::Finished(finished)) => {
-                tokens.extend(finished.last.token_ids.iter());
-                let end = Ok(*finished);
-                return Read { tokens, end };
-            }
-            Ok(_) => {}
-            Err(error) => {
-                let end = Err(error);
-                return Read { tokens, end };
-            }
-        }
-    }
 }
 
 impl Site {

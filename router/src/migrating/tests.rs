@@ -10,7 +10,6 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::StreamExt;
 use genset_backend_common::output::{Finish, FinishReason, Finished};
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
@@ -25,6 +24,7 @@ use tokio::time::Instant;
 
 use super::{Migrating, MigrationConfig, Migrations};
 use crate::route::{Holder, Route, Routed};
+use crate::testing::{Read, read};
 
 const PROMPT: [TokenId; 3] = [5, 6, 7];
 const WHOLE: u32 = 24;
@@ -236,31 +236,6 @@ fn request() -> GenerateRequest {
 
 fn ctx() -> RequestContext {
     RequestContext::new("r")
-}
-
-/// An answer, read to its end.
-#[derive(Debug)]
-struct Read {
-    tokens: Vec<TokenId>,
-    end: Result<Finished, EngineError>,
-}
-
-async fn read(mut outputs: OutputStream) -> Read {
-    let mut tokens = Vec::new();
-    loop {
-        match outputs.next().await.unwrap() {
-            Ok(Output::Tokens(chunk)) => tokens.extend(chunk.token_ids),
-            Ok(Output::Finished(finished)) => {
-                let end = Ok(*finished);
-                return Read { tokens, end };
-            }
-            Ok(_) => {}
-            Err(error) => {
-                let end = Err(error);
-                return Read { tokens, end };
-            }
-        }
-    }
 }
 
 impl Site {
