@@ -1,8 +1,7 @@
 //! The usage of answers that moved.
 
-use genset_backend_common::output::PredictionTokens;
+use genset_backend_common::output::{Finish, PredictionTokens};
 
-use super::*;
 use crate::migrating::resume::without_seam;
 
 #[test]
