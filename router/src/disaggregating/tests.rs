@@ -1,32 +1,29 @@
 //! Requests in two legs, over pools that do as they are told.
 
+mod pool;
 mod waiting;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::{FutureExt, StreamExt, stream};
-use genset_backend_common::output::TokenChunk;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{
-    CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, Finish, FinishReason,
-    GenerateRequest, MetricsRegistry, ModelCard, Output, OutputStream, RequestContext,
-    RequestField, Role, TokenId,
+    CancelReason, Capabilities, EngineConfig, EngineError, ErrorKind, FinishReason,
+    GenerateRequest, MetricsRegistry, ModelCard, Output, RequestContext, Role, TokenId,
     config::SamplingOption,
-    transfer::{KvAddress, TransferParams},
 };
 use genset_runtime::plane::{Encoded, Handler, ResponseStream};
 use genset_runtime::{InstanceId, KvBlocksClient, KvBlocksRequest, Runtime};
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
+use self::pool::{Does, Fake, token};
 use super::{Disaggregating, DisaggregationConfig, Legs, PoolSet, Pools};
 use crate::config::RouterConfig;
 use crate::migrating::{Migrating, MigrationConfig, Migrations};
-use crate::route::{Holder, Route, Routed};
+use crate::route::{Route, Routed};
 use crate::testing::{Read, read};
 
 const PROMPT: [TokenId; 4] = [7, 8, 9, 10];
@@ -34,154 +31,6 @@ const CONTEXT: u32 = 64;
 /// Where the prefill worker holds its blocks.
 const BLOCKS: &str = "test.prefill.kv_blocks";
 const HOLDER: InstanceId = InstanceId(1);
-
-/// What a pool does with a request.
-#[derive(Debug, Clone, Copy)]
-enum Does {
-    /// One token, and where the blocks are.
-    Prefills,
-    /// The first token, and that is the end.
-    Stops,
-    /// All of it.
-    Answers,
-    /// So many tokens, and then it is lost.
-    Dies(u32, ErrorKind),
-    /// Nothing.
-    Hangs,
-    Refuses(ErrorKind),
-    /// It has not the adapter of the request.
-    LacksAdapter,
-    /// It does not know what to make of the blocks.
-    RefusesBlocks,
-    /// All of it, beginning with another token.
-    AnswersOtherwise,
-}
-
-/// A pool of instances, numbered from `first` on, one for each request.
-struct Fake {
-    first: u64,
-    does: Mutex<VecDeque<Does>>,
-    asked: Mutex<Vec<(GenerateRequest, Vec<InstanceId>)>>,
-    cached: u32,
-}
-
-impl Fake {
-    fn new(first: u64, does: impl IntoIterator<Item = Does>) -> Arc<Self> {
-        Arc::new(Self {
-            first,
-            does: Mutex::new(does.into_iter().collect()),
-            asked: Mutex::default(),
-            cached: 0,
-        })
-    }
-
-    fn asked(&self) -> Vec<GenerateRequest> {
-        let asked = self.asked.lock();
-        asked.iter().map(|(request, _)| request.clone()).collect()
-    }
-
-    fn count(&self) -> usize {
-        self.asked.lock().len()
-    }
-}
-
-/// The token at a place of the sequence, whoever gives it.
-fn token(place: usize) -> TokenId {
-    u32::try_from(place * 31 % 50 + 100).unwrap()
-}
-
-fn answer(request: &GenerateRequest, does: Does) -> Result<OutputStream, EngineError> {
-    let prompt = request.tokens()?.len();
-    let most = request.stop.max_tokens.unwrap_or(CONTEXT);
-    let chunks = |count: u32, shift: u32| -> Vec<Result<Output, EngineError>> {
-        let places = prompt..prompt + usize::try_from(count).unwrap();
-        let tokens = places.map(|place| Ok(Output::from(token(place) + shift)));
-        tokens.collect()
-    };
-    let prompt_tokens = u32::try_from(prompt).unwrap();
-    let end = |finish: Finish, given: u32| {
-        let finished = finish
-            .with_cached_tokens(2)
-            .into_finished(prompt_tokens, given);
-        Ok(Output::Finished(Box::new(finished)))
-    };
-    let whole = |shift| {
-        let mut items = chunks(most, shift);
-        items.push(end(Finish::length(), most));
-        items
-    };
-    let items = match does {
-        Does::Prefills => {
-            let source = KvAddress {
-                plane: "memory".into(),
-                location: format!("{BLOCKS}/{HOLDER}"),
-                endpoint: BLOCKS.into(),
-            };
-            let blocks = TransferParams {
-                source_worker_id: HOLDER.0,
-                source: Some(Box::new(source)),
-                data: json!("blocks"),
-            };
-            let last = TokenChunk::from(token(prompt));
-            vec![end(
-                Finish::length().with_last(last).with_transfer(blocks),
-                0,
-            )]
-        }
-        Does::Stops => vec![end(Finish::stop_token(3).with_last(token(prompt)), 0)],
-        Does::Answers => whole(0),
-        Does::AnswersOtherwise => whole(1),
-        Does::Dies(count, kind) => {
-            let mut items = chunks(count, 0);
-            items.push(Err(EngineError::new(kind, "the worker is lost")));
-            items
-        }
-        Does::Hangs => return Ok(OutputStream::from_raw(Box::pin(stream::pending()))),
-        Does::Refuses(kind) => return Err(EngineError::new(kind, "refused")),
-        Does::LacksAdapter => {
-            let refusal = EngineError::new(ErrorKind::NotFound, "no such adapter");
-            return Err(refusal.with_at(RequestField::Adapter));
-        }
-        Does::RefusesBlocks => {
-            let problem = "they have another layout";
-            return Err(EngineError::invalid_argument(
-                RequestField::Transfer,
-                problem,
-            ));
-        }
-    };
-    Ok(OutputStream::from_raw(Box::pin(stream::iter(items))))
-}
-
-#[async_trait]
-impl Route for Fake {
-    async fn route(
-        &self,
-        request: GenerateRequest,
-        ctx: RequestContext,
-        left_out: &[InstanceId],
-    ) -> Result<Routed, EngineError> {
-        let count = {
-            let mut asked = self.asked.lock();
-            asked.push((request.clone(), left_out.to_vec()));
-            u64::try_from(asked.len()).unwrap()
-        };
-        let does = self.does.lock().pop_front();
-        let does = does.unwrap_or(Does::Refuses(ErrorKind::Unavailable));
-        if matches!(does, Does::Refuses(ErrorKind::Disconnected)) {
-            // As a client of instances does.
-            ctx.note_loss();
-        }
-        Ok(Routed {
-            holder: Holder::One(InstanceId(self.first + count)),
-            outputs: answer(&request, does)?,
-        })
-    }
-
-    fn cached_tokens(&self, _request: &GenerateRequest) -> u32 {
-        self.cached
-    }
-}
 
 /// Pools, and the layer over them.
 struct Site {
