@@ -8,6 +8,9 @@
     reason = "a test fails by panicking, and no test file needs all of the support"
 )]
 
+mod characters;
+mod media;
+#[path = "../support/mod.rs"]
 mod support;
 
 use futures_util::StreamExt as _;
@@ -15,12 +18,10 @@ use futures_util::future::join_all;
 use genset_backend_common::output::{Finished, TokenLogprob};
 use genset_backend_common::{
     CancelReason, EngineError, ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine,
-    Output, RequestContext, StartContext,
-    context::TraceContext,
-    request::{ChatInput, MediaKind},
+    Output, RequestContext, StartContext, context::TraceContext, request::ChatInput,
 };
 use genset_engine_launcher::LauncherEngine;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::timeout;
 
 use support::{LONG, Reports, config};
@@ -262,161 +263,6 @@ async fn refusals_have_their_kinds() {
     }
 }
 
-/// "こんにちは。" in the tokens of `models/tiny-chat`, as llama-server generated them.
-const KONNICHIWA: [u32; 14] = [
-    1085, 244, 162, 227, 244, 1085, 107, 1085, 97, 1085, 110, 162, 225, 227,
-];
-
-async fn saying(tokens: &[u32]) -> LauncherEngine {
-    let tokens: Vec<String> = tokens.iter().map(u32::to_string).collect();
-    let mut config = config("llama", &["--say", &tokens.join(",")]);
-    config.input = genset_engine_launcher::ServerInput::Tokens { vocab_size: None };
-    let engine = LauncherEngine::new(config);
-    engine.start(StartContext::detached(1)).await.unwrap();
-    engine
-}
-
-fn until_eos(max_tokens: u32) -> GenerateRequest {
-    let mut request = request(&[5, 6, 7, 8], max_tokens);
-    request.stop.eos_token_ids = [2].into();
-    request
-}
-
-#[tokio::test]
-async fn characters_of_several_tokens_come_with_all_of_them() {
-    let engine = saying(&KONNICHIWA).await;
-    let whole = answer(&engine, until_eos(50)).await;
-    assert_eq!(whole.tokens, KONNICHIWA);
-    assert_eq!(whole.finished().stop_token, Some(2));
-    assert_eq!(whole.finished().usage.completion_tokens, 14);
-    // A limit inside a character too.
-    for limit in 1..=14_u32 {
-        let cut = answer(&engine, until_eos(limit)).await;
-        assert_eq!(cut.tokens, KONNICHIWA[..limit as usize]);
-        assert_eq!(cut.finished().reason, FinishReason::Length);
-    }
-    engine.cleanup().await.unwrap();
-}
-
-/// The real one names none of them then, and would hold its slot if it were let end the character.
-#[tokio::test]
-async fn a_limit_inside_a_character_is_kept_to_with_the_tokens_so_far() {
-    let tokens = [162, 227, 244, 162, 227, 244];
-    let engine = saying(&tokens).await;
-    for limit in 1..=5 {
-        let found = answer(&engine, until_eos(limit)).await;
-        let limit = usize::try_from(limit).unwrap();
-        assert_eq!(found.tokens, tokens[..limit]);
-        assert_eq!(found.finished().reason, FinishReason::Length);
-    }
-    engine.cleanup().await.unwrap();
-}
-
-/// The real one ends at its model's end whatever it is told, or bans that end.
-#[tokio::test]
-async fn llama_server_goes_on_behind_an_end_that_is_none() {
-    let engine = saying(&KONNICHIWA[..2]).await;
-    let again = [1085, 244, 2, 1085, 244, 2, 1085];
-    let mut ignoring = until_eos(7);
-    ignoring.stop.ignore_eos = true;
-    let ignored = answer(&engine, ignoring).await;
-    assert_eq!(ignored.tokens, again);
-    assert_eq!(ignored.finished().reason, FinishReason::Length);
-    assert_eq!(ignored.finished().usage.prompt_tokens, 4);
-    let mut early = until_eos(50);
-    early.stop.min_tokens = 4;
-    let early = answer(&engine, early).await;
-    assert_eq!(early.tokens, again[..5]);
-    assert_eq!(early.finished().stop_token, Some(2));
-    // An end that is the last token of all is one like any other.
-    let mut last = until_eos(3);
-    last.stop.ignore_eos = true;
-    let last = answer(&engine, last).await;
-    assert_eq!(last.tokens, again[..3]);
-    assert_eq!(last.finished().reason, FinishReason::Length);
-    engine.cleanup().await.unwrap();
-}
-
-/// Bytes one by one, which its own tokenizer joins; and a character that never ends.
-#[tokio::test]
-async fn tokens_that_their_text_does_not_tell_are_drawn_again_and_never_silence() {
-    for tokens in [&[162, 226, 244][..], &[1085]] {
-        let engine = saying(tokens).await;
-        let found = answer(&engine, until_eos(50)).await;
-        assert_eq!(found.tokens, tokens);
-        assert_eq!(found.finished().stop_token, Some(2));
-        let mut ignoring = until_eos(11);
-        ignoring.stop.ignore_eos = true;
-        let ignored = answer(&engine, ignoring).await;
-        let again = tokens.iter().copied().chain([2]).cycle();
-        assert_eq!(ignored.tokens, again.take(11).collect::<Vec<_>>());
-        // A grammar cannot be left and taken up again.
-        let mut guided = until_eos(50);
-        guided.guided = Some(GuidedDecoding::Grammar("root ::= [^x]*".into()).into());
-        let error = answer(&engine, guided).await;
-        assert_eq!(error.error().kind(), ErrorKind::Disconnected);
-        engine.cleanup().await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn tokens_inside_a_character_are_rated_too() {
-    // The second is in bytes that the text does not tell, so it is drawn again.
-    for tokens in [&KONNICHIWA[..], &[162, 226, 244]] {
-        let engine = saying(tokens).await;
-        // With one candidate the token is not among those that are shown.
-        for asked in [0, 1, 2] {
-            let mut rated = until_eos(50);
-            rated.output.logprobs = Some(asked);
-            let found = answer(&engine, rated).await;
-            assert_eq!(found.tokens, tokens);
-            let own: Vec<f32> = found.logprobs.iter().map(|at| at.logprob).collect();
-            let expected = (0_u8..).take(tokens.len());
-            let expected: Vec<f32> = expected
-                .map(|place| -1.0 - f32::from(place) / 16.0)
-                .collect();
-            assert_eq!(own, expected);
-            let shown = usize::try_from(asked).unwrap();
-            assert!(found.logprobs.iter().all(|at| at.top.len() == shown));
-        }
-        engine.cleanup().await.unwrap();
-    }
-}
-
-/// A grammar cannot be left and taken up again, and need not be: what is rated is rated beside the answer.
-#[tokio::test]
-async fn tokens_inside_a_character_are_rated_beside_a_grammar() {
-    let engine = saying(&KONNICHIWA).await;
-    let mut guided = until_eos(5);
-    guided.guided = Some(GuidedDecoding::Grammar("root ::= [^x]*".into()).into());
-    guided.output.logprobs = Some(2);
-    let found = answer(&engine, guided).await;
-    assert_eq!(found.tokens, KONNICHIWA[..5]);
-    assert_eq!(found.logprobs[4].logprob, -1.25);
-    engine.cleanup().await.unwrap();
-}
-
-#[tokio::test]
-async fn pieces_of_text_are_as_many_tokens_as_the_server_counts() {
-    let tokens: Vec<String> = KONNICHIWA.iter().map(u32::to_string).collect();
-    let mut config = config("llama", &["--say", &tokens.join(",")]);
-    config.input = genset_engine_launcher::ServerInput::Text;
-    let engine = LauncherEngine::new(config);
-    engine.start(StartContext::detached(1)).await.unwrap();
-    let messages = vec![json!({"role": "user", "content": "Say hello."})];
-    let tools = vec![];
-    for request in [
-        GenerateRequest::from_text("m", "Say hello."),
-        GenerateRequest::from_chat("m", ChatInput { messages, tools }),
-    ] {
-        let answer = answer(&engine, request).await;
-        assert_eq!(answer.text, "こんにちは。");
-        let usage = &answer.finished().usage;
-        assert_eq!((usage.prompt_tokens, usage.completion_tokens), (5, 15));
-    }
-    engine.cleanup().await.unwrap();
-}
-
 #[tokio::test]
 async fn numbers_that_no_server_can_hold_end_none() {
     for api in OF_TOKENS {
@@ -574,116 +420,4 @@ async fn a_prompt_of_too_many_tokens_to_count_is_the_servers_to_judge() {
     long.stop.max_tokens = Some(2);
     assert_eq!(answer(&engine, long).await.text, "a a");
     engine.cleanup().await.unwrap();
-}
-
-/// A GIF of one pixel, and another.
-const PIXELS: [&str; 2] = [
-    "data:image/gif;base64,R0lGODlhAQABAAAAACw=",
-    "data:image/gif;base64,R0lGODlhAQABAAAAACw7",
-];
-
-fn seen(url: &str) -> GenerateRequest {
-    seen_with(url, Vec::new())
-}
-
-fn seen_with(url: &str, tools: Vec<Value>) -> GenerateRequest {
-    let image = json!({"type": "image_url", "image_url": {"url": url}});
-    let sound = json!({"type": "input_audio", "input_audio": {"data": "UklGRgAAAABXQVZFZm10IA==", "format": "wav"}});
-    let text = json!({"type": "text", "text": "what is it"});
-    let mut request = GenerateRequest::from_chat(
-        "m",
-        ChatInput {
-            messages: vec![json!({"role": "user", "content": [text, image, sound]})],
-            tools,
-        },
-    );
-    request.stop.max_tokens = Some(6);
-    request.sampling.temperature = Some(0.0);
-    request
-}
-
-/// The server makes the prompt: three words, an image and a sound.
-#[tokio::test]
-async fn images_and_audio_reach_the_server_as_they_came() {
-    for (api, flag) in [("vllm", "-"), ("sglang", "-"), ("sglang", "--incremental")] {
-        let mut reports = Reports::listen().await;
-        let mut config = config(api, &[&reports.flag(), flag]);
-        config.media = MediaKind::ALL.into();
-        let engine = LauncherEngine::new(config);
-        let declared = engine.start(StartContext::detached(1)).await.unwrap();
-        assert_eq!(declared.capabilities.media, MediaKind::ALL.into());
-        declared.validate().unwrap();
-        let mut answers = Vec::new();
-        for url in PIXELS {
-            let request = seen(url);
-            declared.check(&request).unwrap();
-            let sent = serde_json::to_value(&request).unwrap();
-            let answer = answer(&engine, request).await;
-            let report = reports.next("request").await;
-            assert_eq!(report["path"], "/v1/chat/completions");
-            assert_eq!(
-                report["body"]["messages"],
-                sent["input"]["chat"]["messages"]
-            );
-            let finished = answer.finished();
-            assert_eq!(finished.reason, FinishReason::Length, "{api}");
-            let usage = &finished.usage;
-            assert_eq!(
-                (usage.prompt_tokens, usage.completion_tokens),
-                (3 + 4 + 2, 6),
-                "{api}"
-            );
-            assert_eq!(answer.tokens.len(), if api == "vllm" { 6 } else { 0 });
-            answers.push((answer.tokens, answer.text));
-        }
-        assert_ne!(answers[0], answers[1], "{api}: other bytes, another answer");
-        engine.cleanup().await.unwrap();
-    }
-}
-
-/// Each tool is one more token of the prompt.
-#[tokio::test]
-async fn the_model_sees_the_tools_of_a_chat_with_images() {
-    let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
-    for api in ["vllm", "sglang"] {
-        let mut config = config(api, &[]);
-        config.media = MediaKind::ALL.into();
-        let engine = LauncherEngine::new(config);
-        engine.start(StartContext::detached(1)).await.unwrap();
-        let request = seen_with(PIXELS[0], vec![tool("look"), tool("measure")]);
-        let answer = answer(&engine, request).await;
-        let prompt_tokens = answer.finished().usage.prompt_tokens;
-        assert_eq!(prompt_tokens, 2 + 3 + 4 + 2, "{api}");
-        engine.cleanup().await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn what_a_server_does_not_give_beside_media_is_refused_by_name() {
-    let with_logprobs = || {
-        let mut request = seen(PIXELS[0]);
-        request.output.logprobs = Some(2);
-        request
-    };
-    let of = |api: &str| {
-        let mut config = config(api, &[]);
-        config.media = MediaKind::ALL.into();
-        LauncherEngine::new(config)
-    };
-    let engine = of("vllm");
-    engine.start(StartContext::detached(1)).await.unwrap();
-    let rated = answer(&engine, with_logprobs()).await;
-    assert_eq!(rated.tokens.len(), 6);
-    engine.cleanup().await.unwrap();
-    let engine = of("sglang");
-    engine.start(StartContext::detached(1)).await.unwrap();
-    let refused = engine.generate(with_logprobs(), RequestContext::new("r"));
-    let error = refused.await.map(drop).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert_eq!(error.at().map(|at| at.name()), Some("logprobs"));
-    engine.cleanup().await.unwrap();
-    let mut deaf = config("trtllm", &[]);
-    deaf.media = [MediaKind::Image].into();
-    let error = deaf.validate().unwrap_err();
-    assert_eq!(error.at().map(|at| at.name()), Some("--media"));
 }
