@@ -4,11 +4,16 @@
 //! themselves): options are copied for options, and a reference becomes a copy of what it names. So thirty definitions of two
 //! lines can become 2^30 properties. Here the same is done with what counts alone, until a budget is used up.
 
+mod shape;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
 
 use serde_json::{Map, Value};
 
+use self::shape::{
+    ALL, ARRAY, BOOLEAN, NULL, NUMBER, OBJECT, Plain, STRING, Shape, compare_two, kinds,
+};
 use super::super::limits::GuideLimits;
 use super::check_count;
 
@@ -45,16 +50,6 @@ const OWN: [&str; 18] = [
     "maximum",
 ];
 
-/// Types that a value may be of, a bit each.
-type Kinds = u8;
-const NULL: Kinds = 1;
-const BOOLEAN: Kinds = 2;
-const NUMBER: Kinds = 4;
-const STRING: Kinds = 8;
-const ARRAY: Kinds = 16;
-const OBJECT: Kinds = 32;
-const ALL: Kinds = 63;
-
 /// Counts what `schema` becomes, and takes it from the budget.
 ///
 /// # Errors
@@ -82,97 +77,6 @@ struct Expansion<'a> {
     left: usize,
     /// By their reference; `None` while one is made.
     definitions: HashMap<&'a str, Option<Shape<'a>>>,
-}
-
-/// What counts of a schema.
-#[derive(Clone)]
-enum Shape<'a> {
-    Any,
-    Never,
-    Reference(&'a str),
-    AnyOf(Vec<Shape<'a>>),
-    OneOf(Vec<Shape<'a>>),
-    Plain(Box<Plain<'a>>),
-}
-
-/// The schema of values of some types: what counts of arrays and of objects is here together.
-#[derive(Clone, Default)]
-struct Plain<'a> {
-    kinds: Kinds,
-    /// What is copied with it beside what follows.
-    weight: usize,
-    properties: BTreeMap<&'a str, Shape<'a>>,
-    patterns: BTreeMap<&'a str, Shape<'a>>,
-    additional: Option<Shape<'a>>,
-    required: BTreeSet<&'a str>,
-    prefix: Vec<Shape<'a>>,
-    items: Option<Shape<'a>>,
-    /// Has a `minProperties` or `maxProperties`.
-    is_counted: bool,
-}
-
-impl<'a> Shape<'a> {
-    /// Those in it that are of the same kind become options of it.
-    fn any_of(options: Vec<Shape<'a>>) -> Self {
-        let options = options.into_iter().flat_map(|option| match option {
-            Shape::AnyOf(nested) => nested,
-            one @ (Shape::Any
-            | Shape::Never
-            | Shape::Reference(_)
-            | Shape::OneOf(_)
-            | Shape::Plain(_)) => vec![one],
-        });
-        Shape::AnyOf(options.collect())
-    }
-
-    /// As [`Shape::any_of`].
-    fn one_of(options: Vec<Shape<'a>>) -> Self {
-        let options = options.into_iter().flat_map(|option| match option {
-            Shape::OneOf(nested) => nested,
-            one @ (Shape::Any
-            | Shape::Never
-            | Shape::Reference(_)
-            | Shape::AnyOf(_)
-            | Shape::Plain(_)) => vec![one],
-        });
-        Shape::OneOf(options.collect())
-    }
-
-    /// What a copy costs.
-    fn size(&self) -> usize {
-        match self {
-            Shape::Any | Shape::Never | Shape::Reference(_) => 1,
-            Shape::AnyOf(options) | Shape::OneOf(options) => {
-                1 + options.iter().map(Shape::size).sum::<usize>()
-            }
-            Shape::Plain(plain) => plain.size(),
-        }
-    }
-}
-
-impl<'a> Plain<'a> {
-    /// What may be said of a property of that name.
-    fn said_of(&self, name: &str) -> Vec<&Shape<'a>> {
-        match self.properties.get(name) {
-            Some(shape) => vec![shape],
-            None => self.patterns.values().chain(&self.additional).collect(),
-        }
-    }
-
-    /// What it costs to see which of the patterns a name matches.
-    fn lookup(&self) -> usize {
-        let patterns = self.patterns.keys();
-        patterns.map(|name| 1 + name.len() / PATTERN_BYTES).sum()
-    }
-
-    fn size(&self) -> usize {
-        let parts = (self.properties.values())
-            .chain(self.patterns.values())
-            .chain(&self.additional)
-            .chain(&self.prefix)
-            .chain(&self.items);
-        1 + self.weight + self.required.len() + parts.map(Shape::size).sum::<usize>()
-    }
 }
 
 impl<'a> Expansion<'a> {
@@ -547,33 +451,6 @@ impl<'a> Expansion<'a> {
     }
 }
 
-/// Takes from `left` what it takes to see whether two schemas exclude each other; `None` where that is more.
-fn compare_two(first: &Shape<'_>, second: &Shape<'_>, left: &mut usize) -> Option<()> {
-    *left = left.checked_sub(1)?;
-    match (first, second) {
-        (Shape::AnyOf(options) | Shape::OneOf(options), other)
-        | (other, Shape::AnyOf(options) | Shape::OneOf(options)) => {
-            for option in options {
-                compare_two(option, other, left)?;
-            }
-        }
-        (Shape::Plain(first), Shape::Plain(second)) => {
-            let lookups = 1 + first.lookup() + second.lookup();
-            for name in first.required.union(&second.required) {
-                *left = left.checked_sub(lookups)?;
-                for first in first.said_of(name) {
-                    for second in second.said_of(name) {
-                        compare_two(first, second, left)?;
-                    }
-                }
-            }
-        }
-        (Shape::Any | Shape::Never | Shape::Reference(_), _)
-        | (_, Shape::Any | Shape::Never | Shape::Reference(_)) => {}
-    }
-    Some(())
-}
-
 /// Where `#/...` leads, with llguidance's eyes: no escapes, and numbers as Rust reads them.
 fn find<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     if reference == "#" || reference == "#/" {
@@ -601,23 +478,6 @@ fn check_types(types: Option<&Value>) -> Result<(), String> {
         return Ok(());
     }
     Err("a `type` of the schema names a type more than once".into())
-}
-
-/// What `type` allows; whatever else it says, llguidance refuses.
-fn kinds(types: &Value) -> Kinds {
-    let kind = |name: &Value| match name.as_str() {
-        Some("null") => NULL,
-        Some("boolean") => BOOLEAN,
-        Some("number" | "integer") => NUMBER,
-        Some("string") => STRING,
-        Some("array") => ARRAY,
-        Some("object") => OBJECT,
-        _ => ALL,
-    };
-    match types.as_array() {
-        Some(names) => names.iter().map(kind).fold(0, |all, kind| all | kind),
-        None => kind(types),
-    }
 }
 
 fn check_properties(limits: &GuideLimits, count: usize) -> Result<(), String> {
