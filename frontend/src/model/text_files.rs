@@ -1,0 +1,121 @@
+//! [`TextFiles`]: what a model's files say about text.
+
+use std::sync::Arc;
+
+use genset_backend_common::{EngineError, TokenId, error::At, request::Shared};
+use serde::Deserialize;
+
+use super::{Infill, Matryoshka, embed_prompt};
+use crate::text::{ChatTemplate, TemplateSource, TextTokenizer};
+
+/// How many instructions a chat template may take where it holds up others.
+const QUICK_FUEL: u64 = 50_000;
+
+/// What a model's files say about text.
+#[derive(Debug)]
+pub struct TextFiles {
+    /// Text to tokens and back.
+    pub tokenizer: Arc<TextTokenizer>,
+    /// Messages to text; `None` when the model has no chat template.
+    pub template: Option<ChatTemplate>,
+    /// The same with the fuel and the room of a few milliseconds, to be rendered where it would hold up others.
+    pub quick_template: Option<ChatTemplate>,
+    /// The tokens that end a sequence.
+    pub eos_token_ids: Shared<Vec<TokenId>>,
+    /// The lengths its embeddings may be cut to.
+    pub matryoshka: Matryoshka,
+    /// What stands before every text to embed; empty for most models.
+    pub embed_prompt: String,
+    /// How it is asked for what stands between two texts; `None` when it cannot be.
+    pub infill: Option<&'static Infill>,
+}
+
+/// `generation_config.json` and `config.json`, as far as they matter here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TokenConfig {
+    eos_token_id: Option<OneOrMany>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(TokenId),
+    Many(Vec<TokenId>),
+}
+
+impl TextFiles {
+    /// Reads a model's files; `file` gives them by name. The tokenizer keeps at most so many bytes of known prompts and words.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the file at fault.
+    pub fn read(
+        file: impl Fn(&str) -> Option<Vec<u8>>,
+        tokenizer_cache_bytes: usize,
+    ) -> Result<Self, EngineError> {
+        let required = |name: &'static str| {
+            file(name).ok_or_else(|| {
+                EngineError::invalid_argument(
+                    At::other(name),
+                    "the model's workers publish no such file",
+                )
+            })
+        };
+        let tokenizer = TextTokenizer::from_bytes(&required("tokenizer.json")?)
+            .map_err(|error| bad_file("tokenizer.json", error))?
+            .with_cache(tokenizer_cache_bytes);
+        let tokenizer_config = required("tokenizer_config.json")?;
+        let mut template_file = "tokenizer_config.json";
+        let source = match file("chat_template.jinja").map(String::from_utf8) {
+            Some(Ok(jinja)) => {
+                template_file = "chat_template.jinja";
+                TemplateSource::from_jinja(jinja, &tokenizer_config).map(Some)
+            }
+            Some(Err(error)) => return Err(bad_file("chat_template.jinja", error)),
+            None => TemplateSource::from_tokenizer_config(&tokenizer_config),
+        };
+        let source = source.map_err(|error| bad_file("tokenizer_config.json", error))?;
+        let template = source.as_ref().map(TemplateSource::compile).transpose();
+        let template = template.map_err(|error| bad_file(template_file, error))?;
+        let mut eos_token_ids = Vec::new();
+        for name in ["generation_config.json", "config.json"] {
+            let Some(content) = file(name) else { continue };
+            let config: TokenConfig =
+                serde_json::from_slice(&content).map_err(|error| bad_file(name, error))?;
+            match config.eos_token_id {
+                Some(OneOrMany::One(id)) => eos_token_ids.push(id),
+                Some(OneOrMany::Many(ids)) => eos_token_ids.extend(ids),
+                None => continue,
+            }
+            break;
+        }
+        if eos_token_ids.is_empty() {
+            let eos = source
+                .as_ref()
+                .and_then(|source| source.eos_token.as_deref());
+            eos_token_ids.extend(eos.and_then(|eos| tokenizer.token_id(eos)));
+        }
+        let matryoshka = file("config.json").map(|json| Matryoshka::from_config(&json));
+        let matryoshka = matryoshka.transpose();
+        let matryoshka = matryoshka.map_err(|error| bad_file("config.json", error))?;
+        let prompts = "config_sentence_transformers.json";
+        let embed_prompt = file(prompts).map(|json| embed_prompt::from_config(&json));
+        let embed_prompt = embed_prompt.transpose();
+        let embed_prompt = embed_prompt.map_err(|error| bad_file(prompts, error))?;
+        Ok(Self {
+            embed_prompt: embed_prompt.unwrap_or_default(),
+            infill: Infill::of(&tokenizer),
+            tokenizer: Arc::new(tokenizer),
+            quick_template: template
+                .clone()
+                .map(|template| template.into_quick(QUICK_FUEL)),
+            template,
+            eos_token_ids: eos_token_ids.into(),
+            matryoshka: matryoshka.unwrap_or_default(),
+        })
+    }
+}
+
+fn bad_file(name: &str, error: impl std::error::Error + Send + Sync + 'static) -> EngineError {
+    EngineError::invalid_argument(At::other(name), &error).with_source(error)
+}
