@@ -3,6 +3,7 @@
 //! They are drawn from the kinds of tools in `training/tools.toml`, and from tools that nobody knows, whose names and
 //! descriptions are made-up words: there is nothing to remember of those, so they must be read.
 
+mod tool;
 mod unknown;
 
 use std::collections::BTreeMap;
@@ -14,10 +15,11 @@ use rand::seq::{IndexedRandom as _, SliceRandom as _};
 use rand::{Rng, RngExt as _};
 use serde::Deserialize;
 
+use self::tool::Tool;
 use self::unknown::unknown;
 use crate::encode::{Encoder, Role};
 use crate::text::Text;
-use crate::values::{WORDS, fill, is_integer, value};
+use crate::values::{WORDS, value};
 use crate::wording::wants_name;
 
 /// The file's name in the model's folder.
@@ -38,8 +40,6 @@ const SYSTEM_MESSAGES: [&str; 6] = [
 const FIRST_TRIED: [&str; 2] = ["get_weather", "multiply"];
 /// What joins two questions.
 const JOINTS: [&str; 6] = [" And ", " Also, ", " Then, ", " And also: ", " ", " Next: "];
-/// What a tool's result may be called in an object.
-const RESULT_NAMES: [&str; 6] = ["result", "output", "value", "answer", "text", "content"];
 
 /// The file.
 #[derive(Debug, Deserialize)]
@@ -70,24 +70,6 @@ struct Parameter {
     names: Vec<String>,
     /// A list of the file, or a built-in kind of value.
     values: String,
-}
-
-/// A tool as it is offered in one conversation.
-struct Tool {
-    kind: Kind,
-    name: String,
-    description: String,
-    parameters: Vec<String>,
-}
-
-/// One use of a tool.
-struct Use {
-    question: String,
-    call: String,
-    result: String,
-    answer: String,
-    /// The answer where a schema asks for an object.
-    in_json: String,
 }
 
 fn any<'a>(list: &'a [String], rng: &mut impl Rng) -> &'a str {
@@ -380,119 +362,6 @@ pub(crate) fn after_the_question(messages: &[(Role, String)]) -> usize {
     question.map_or(0, |at| at + 1)
 }
 
-impl Tool {
-    fn new(kind: Kind, rng: &mut impl Rng) -> Self {
-        Self {
-            name: any(&kind.names, rng).to_owned(),
-            description: any(&kind.descriptions, rng).to_owned(),
-            parameters: kind
-                .parameters
-                .iter()
-                .map(|it| any(&it.names, rng).to_owned())
-                .collect(),
-            kind,
-        }
-    }
-
-    /// The tool's line in the prompt: what it does comes first, so that whoever reads its name knows it already.
-    fn line(&self) -> String {
-        let parameter = |(name, parameter): (&String, &Parameter)| {
-            let kind = if is_integer(&parameter.values) {
-                "integer"
-            } else {
-                "string"
-            };
-            format!("\"{name}\": {kind}")
-        };
-        let parameters = self.parameters.iter().zip(&self.kind.parameters);
-        let parameters: Vec<String> = parameters.map(parameter).collect();
-        format!(
-            "{} {{\"name\": \"{}\", \"arguments\": {{{}}}}}",
-            self.description,
-            self.name,
-            parameters.join(", ")
-        )
-    }
-
-    fn used(&self, lists: &BTreeMap<String, Vec<String>>, rng: &mut impl Rng) -> Use {
-        let arguments: Vec<String> = self
-            .kind
-            .parameters
-            .iter()
-            .map(|it| value(&it.values, lists, rng).unwrap_or_default())
-            .collect();
-        let written = std::iter::zip(&self.parameters, &self.kind.parameters)
-            .zip(&arguments)
-            .map(|((name, parameter), argument)| {
-                if is_integer(&parameter.values) {
-                    format!("\"{name}\": {argument}")
-                } else {
-                    format!("\"{name}\": \"{argument}\"")
-                }
-            });
-        let result = fill(any(&self.kind.results, rng), &arguments, lists, rng);
-        let (result, answer) = if rng.random_bool(0.04) {
-            let problem = value("phrase", lists, rng).unwrap_or_default();
-            let problem = format!("error: {problem}");
-            let answer = format!("That did not work: {problem}");
-            (problem, answer)
-        } else {
-            let answer = fill(&self.kind.answer, &arguments, lists, rng);
-            (result.clone(), answer.replace("{result}", &result))
-        };
-        Use {
-            question: fill(any(&self.kind.questions, rng), &arguments, lists, rng),
-            call: call(&self.name, &written.collect::<Vec<_>>().join(", ")),
-            in_json: in_json(&result, rng),
-            result: in_a_form(&result, rng),
-            answer,
-        }
-    }
-}
-
-/// A call as the chat template writes it.
-pub(crate) fn call(name: &str, arguments: &str) -> String {
-    format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{{arguments}}}}}\n</tool_call>")
-}
-
-/// The result as an object of one field.
-fn in_json(result: &str, rng: &mut impl Rng) -> String {
-    let numbers = ["degrees", "value", "count", "number", "amount", "minutes"];
-    let texts = ["result", "text", "answer", "weather", "value", "summary"];
-    let digits = |it: &char| it.is_ascii_digit();
-    let number: String = result
-        .chars()
-        .skip_while(|it| !digits(it))
-        .take_while(digits)
-        .collect();
-    match number.parse::<u32>() {
-        Ok(number) => format!(
-            "{{\"{}\": {number}}}",
-            numbers.choose(rng).unwrap_or(&"value")
-        ),
-        Err(_) => format!(
-            "{{\"{}\": \"{result}\"}}",
-            texts.choose(rng).unwrap_or(&"text")
-        ),
-    }
-}
-
-/// A result as tools give it: mostly the text, at times in JSON.
-fn in_a_form(result: &str, rng: &mut impl Rng) -> String {
-    match rng.random_range(0..10) {
-        0..6 => result.to_owned(),
-        6 => format!("\"{result}\""),
-        7 => {
-            let name = RESULT_NAMES.choose(rng).unwrap_or(&"result");
-            format!("{{\"{name}\":\"{result}\"}}")
-        }
-        _ => {
-            let name = RESULT_NAMES.choose(rng).unwrap_or(&"result");
-            format!("{{\"{name}\": \"{result}\"}}")
-        }
-    }
-}
-
 /// The text with a small letter at its beginning.
 fn small_first(text: &str) -> String {
     let mut letters = text.chars();
@@ -530,6 +399,7 @@ mod tests {
     use rand::rngs::StdRng;
     use serde_json::{Value, json};
 
+    use super::tool::call;
     use super::*;
 
     fn model() -> std::path::PathBuf {
