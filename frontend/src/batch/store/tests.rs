@@ -1,5 +1,6 @@
 //! Which batches are kept, and which of them a page has.
 
+use super::kept::MAX_ENDED_BATCHES;
 use super::*;
 use crate::batch::records::BatchTimes;
 

@@ -1,0 +1,92 @@
+//! [`Kept`]: the records of files and batches. The disk is no concern of it.
+
+use std::collections::BTreeMap;
+
+use tokio_util::sync::CancellationToken;
+
+use super::files::KeptFiles;
+use crate::batch::records::BatchRecord;
+use crate::config::BatchConfig;
+
+/// The most batches of one owner that are remembered after their end.
+pub(super) const MAX_ENDED_BATCHES: usize = 1000;
+
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    pub(super) files: KeptFiles,
+    pub(super) batches: BTreeMap<String, Batch>,
+}
+
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) record: BatchRecord,
+    /// Ends its run.
+    pub(super) cancelled: CancellationToken,
+}
+
+impl Kept {
+    fn of_owner(&self, owner: Option<&str>) -> impl Iterator<Item = &BatchRecord> {
+        let batches = self.batches.values().map(|batch| &batch.record);
+        batches.filter(move |batch| batch.owner.as_deref() == owner)
+    }
+
+    /// How many of the owner's batches have not ended.
+    pub(super) fn unfinished_of(&self, owner: Option<&str>) -> usize {
+        let unfinished = self.of_owner(owner).filter(|batch| !batch.status.is_end());
+        unfinished.count()
+    }
+
+    /// Forgets the oldest of the owner's batches that have ended, if there are too many; returns their ids.
+    pub(super) fn take_beyond(&mut self, owner: Option<&str>) -> Vec<String> {
+        let ended = self.of_owner(owner);
+        let ended = ended.filter_map(|batch| Some((batch.ended_at()?, batch.id.as_str())));
+        let mut ended: Vec<(u64, &str)> = ended.collect();
+        ended.sort_unstable();
+        ended.truncate(ended.len().saturating_sub(MAX_ENDED_BATCHES));
+        let ids: Vec<String> = ended.into_iter().map(|(_, id)| id.to_owned()).collect();
+        for id in &ids {
+            self.batches.remove(id);
+        }
+        ids
+    }
+
+    /// The batch that has not ended and has this file as its input.
+    pub(super) fn reader_of(&self, file: &str) -> Option<&BatchRecord> {
+        let mut batches = self.batches.values().map(|batch| &batch.record);
+        batches.find(|batch| batch.input_file_id == file && !batch.status.is_end())
+    }
+
+    /// Forgets what is old; returns the ids of files and batches.
+    pub(super) fn take_old(
+        &mut self,
+        config: &BatchConfig,
+        now: u64,
+    ) -> (Vec<String>, Vec<String>) {
+        let files = self.files.values().filter(|file| file.expires_at <= now);
+        let files = files.filter(|file| self.reader_of(&file.id).is_none());
+        let files: Vec<String> = files.map(|file| file.id.clone()).collect();
+        let mut ended: BTreeMap<Option<&str>, Vec<(u64, &str)>> = BTreeMap::new();
+        for batch in self.batches.values() {
+            if let Some(at) = batch.record.ended_at() {
+                let of_owner = ended.entry(batch.record.owner.as_deref()).or_default();
+                of_owner.push((at, &batch.record.id));
+            }
+        }
+        let mut batches = Vec::new();
+        for mut of_owner in ended.into_values() {
+            of_owner.sort_unstable();
+            let beyond = of_owner.len().saturating_sub(MAX_ENDED_BATCHES);
+            let old = of_owner.iter().enumerate().filter(|(index, (at, _))| {
+                *index < beyond || at.saturating_add(config.lifetime.as_secs()) <= now
+            });
+            batches.extend(old.map(|(_, (_, id))| (*id).to_owned()));
+        }
+        for id in &files {
+            self.files.remove(id);
+        }
+        for id in &batches {
+            self.batches.remove(id);
+        }
+        (files, batches)
+    }
+}
