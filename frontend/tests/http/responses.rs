@@ -1,18 +1,19 @@
 //! OpenAI's Responses API, from outside.
 
+mod held;
+mod long;
+
 use std::sync::Arc;
 
 use genset_backend_common::output::Finish;
 use genset_backend_common::{EngineError, ErrorKind, LLMEngine, card::Artifact};
-use genset_frontend::FrontendConfig;
 use serde_json::{Map, Value, json};
 
-use crate::client::{Response, post, request};
+use crate::client::{Response, request};
 use crate::golden;
 use crate::script::Script;
 use crate::support::{
-    CHAT, MODEL, Site, chat, config, echo, echo_text, encode, eventually, thinking_and_calling,
-    tokenizer,
+    CHAT, MODEL, Site, chat, config, echo, echo_text, encode, thinking_and_calling, tokenizer,
 };
 
 const RESPONSES: &str = "/v1/responses";
@@ -24,10 +25,6 @@ const CALLS: &str = "<think>\nI need the weather.\n</think>\n\nI look.\n\
 fn tools() -> Value {
     let city = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     json!([{"type": "function", "name": "get_weather", "description": "Weather.", "parameters": city}])
-}
-
-fn decode(tokens: &[u32]) -> String {
-    tokenizer().decode_all(tokens, false).expect("a text")
 }
 
 /// A request with further fields.
@@ -377,109 +374,6 @@ async fn calls_and_what_they_came_to_reach_the_template() {
 }
 
 #[tokio::test]
-async fn only_so_much_is_kept() {
-    let limits = [(2, 64 << 20), (64, 6 << 10)];
-    for (max_stored_responses, max_stored_bytes) in limits {
-        let config = FrontendConfig {
-            max_stored_responses,
-            max_stored_bytes,
-            ..config()
-        };
-        let site = Site::with(config, echo()).await;
-        let mut ids = Vec::new();
-        for _ in 0..8 {
-            let response = site.post(RESPONSES, &asked("Hi", json!({}))).await.json();
-            assert_eq!(response["store"], true);
-            ids.push(format!(
-                "{RESPONSES}/{}",
-                response["id"].as_str().expect("an id")
-            ));
-        }
-        assert_eq!(site.get(&ids[0]).await.status, 404, "the oldest goes");
-        assert_eq!(site.get(&ids[7]).await.status, 200, "the newest stays");
-        site.close().await;
-    }
-    // What does not fit says so, once it is known.
-    let keeps_little = FrontendConfig {
-        max_stored_bytes: 64 << 10,
-        ..config()
-    };
-    let site = Site::with(keeps_little, echo()).await;
-    let large = "u".repeat(100 << 10);
-    let asked_of = async |user: &str, stream: bool| {
-        let further = json!({"user": user, "stream": stream});
-        site.post(RESPONSES, &asked("Hi", further)).await
-    };
-    let streamed = joined(&asked_of(&large, true).await);
-    for response in [streamed, asked_of(&large, false).await.json()] {
-        assert_eq!(response["store"], false);
-        let at = format!("{RESPONSES}/{}", response["id"].as_str().expect("an id"));
-        assert_eq!(site.get(&at).await.status, 404);
-    }
-    assert_eq!(asked_of("me", false).await.json()["store"], true);
-    site.close().await;
-    let keeps_none = FrontendConfig {
-        max_stored_responses: 0,
-        ..config()
-    };
-    let site = Site::with(keeps_none, echo()).await;
-    let response = site.post(RESPONSES, &asked("Hi", json!({}))).await.json();
-    assert_eq!(response["store"], false);
-    site.close().await;
-}
-
-/// The memory that a streamed response holds once it has begun to answer.
-async fn held_in_a_stream(site: &Site, further: Value) -> f64 {
-    let mut body = json!({"model": MODEL, "input": "Hi", "stream": true});
-    body.as_object_mut()
-        .unwrap()
-        .extend(further.as_object().unwrap().clone());
-    let used = || site.metric("genset_http_memory_used_bytes");
-    let mut client = site.connect().await;
-    client.send(post(RESPONSES, body.to_string())).await;
-    let head = client.head("POST").await.expect("an answer");
-    assert_eq!(head.status, 200);
-    let mut came = String::new();
-    while !came.contains("response.output_text.delta") {
-        let piece = client.piece().await.expect("an event");
-        came += &String::from_utf8(piece).expect("text");
-    }
-    let held = used();
-    drop(client);
-    eventually("nothing is held any more", || used() == 0.0).await;
-    held
-}
-
-#[tokio::test]
-async fn what_a_response_repeats_and_keeps_is_held_to_its_end() {
-    let engine = Script::silent(encode("Hi")[0]);
-    engine.widen();
-    let site = Site::start(engine).await;
-    let user = "u".repeat(1 << 20);
-    let repeated = held_in_a_stream(&site, json!({"user": user})).await;
-    assert!(repeated > user.len() as f64, "{repeated}");
-    let input = "many words ".repeat(10_000);
-    let bytes = input.len() as f64;
-    let kept = held_in_a_stream(&site, json!({"input": input})).await;
-    let forgotten = held_in_a_stream(&site, json!({"input": input, "store": false})).await;
-    assert!(kept >= forgotten + bytes, "{kept} {forgotten}");
-    site.close().await;
-}
-
-/// Of all prompts that were tried, it is the one that is answered that is held.
-#[tokio::test]
-async fn a_conversation_that_was_cut_is_held_as_what_is_left_of_it() {
-    let site = Site::start(Script::silent(encode("Hi")[0])).await;
-    let said = |text: String| json!({"role": "user", "content": text});
-    let (long, last) = (said("one ".repeat(3000)), said("Hi".into()));
-    let asked = |input: Value| json!({"input": input, "truncation": "auto", "store": false});
-    let alone = held_in_a_stream(&site, asked(json!([last]))).await;
-    let cut = held_in_a_stream(&site, asked(json!([long, long, last]))).await;
-    assert_eq!(cut, alone);
-    site.close().await;
-}
-
-#[tokio::test]
 async fn an_error_after_the_first_byte_is_the_last_event() {
     let engine = Script::new(|_, out| async move {
         for token in encode("Hel") {
@@ -645,150 +539,4 @@ async fn what_is_wrong_is_named_in_the_words_of_this_api() {
         404
     );
     site.close().await;
-}
-
-/// Forty turns behind a system message, several times as long as the model's context.
-fn long_talk() -> Value {
-    let turn = |index: usize| {
-        let said = format!("Turn {index}. {}", "many words ".repeat(40));
-        [
-            json!({"role": "user", "content": said}),
-            json!({"role": "assistant", "content": "I see."}),
-        ]
-    };
-    let mut items: Vec<Value> = (0..40).flat_map(turn).collect();
-    items.insert(0, json!({"role": "system", "content": "Stay polite."}));
-    items.push(json!({"role": "user", "content": "The last question?"}));
-    items.into()
-}
-
-#[tokio::test]
-async fn a_conversation_that_is_too_long_loses_its_beginning_where_it_may() {
-    let engine = Script::tokens(encode("Paris."));
-    let site = site(engine.clone()).await;
-    let ask = |further: Value| {
-        let mut body = json!({"model": MODEL, "input": long_talk()});
-        body.as_object_mut()
-            .unwrap()
-            .extend(further.as_object().unwrap().clone());
-        let site = &site;
-        async move { site.post(RESPONSES, &body).await }
-    };
-    for further in [json!({}), json!({"truncation": "disabled"})] {
-        let (status, _, code, _) = ask(further).await.refusal();
-        assert_eq!(
-            (status, code.as_deref()),
-            (400, Some("context_length_exceeded"))
-        );
-    }
-    let mut prompts = Vec::new();
-    for further in [
-        json!({"truncation": "auto"}),
-        json!({"truncation": "auto", "stream": true}),
-        json!({"truncation": "auto", "max_output_tokens": 1000}),
-    ] {
-        let response = ask(further.clone()).await;
-        assert_eq!(response.status, 200, "{}", response.text());
-        if further["stream"].is_null() {
-            assert_eq!(response.json()["truncation"], "auto");
-        }
-        let request = engine.requests().pop().expect("a request");
-        let prompt = request.tokens().expect("tokens").to_vec();
-        let text = decode(&prompt);
-        for kept in ["Stay polite.", "Turn 39.", "The last question?"] {
-            assert!(text.contains(kept), "{kept}: {text}");
-        }
-        assert!(!text.contains("Turn 0."), "{text}");
-        prompts.push(prompt.len());
-    }
-    // A quarter of the context stays free, or what the answer asks for, and not much more than that.
-    assert!((1100..=1536).contains(&prompts[0]), "{prompts:?}");
-    assert_eq!(prompts[0], prompts[1]);
-    assert!((600..=1048).contains(&prompts[2]), "{prompts:?}");
-    // However much room the answer asks for, it has it, and no turn is left out needlessly: one is about 200 tokens.
-    for answer in (100..=1000).step_by(60) {
-        let response = ask(json!({"truncation": "auto", "max_output_tokens": answer})).await;
-        assert_eq!(response.status, 200, "{}", response.text());
-        let request = engine.requests().pop().expect("a request");
-        let prompt = request.tokens().expect("tokens").len();
-        let room = 2048 - answer;
-        assert!((room - 250..=room).contains(&prompt), "{answer}: {prompt}");
-    }
-    // The last message alone is too long.
-    let input = "many words ".repeat(3000);
-    let alone = ask(json!({"truncation": "auto", "input": input})).await;
-    assert_eq!(alone.refusal().0, 400);
-    site.idle().await;
-    site.close().await;
-}
-
-/// A count is what the usage of the same request says.
-#[tokio::test]
-async fn the_prompts_tokens_are_counted_without_an_answer() {
-    const COUNT: &str = "/v1/responses/input_tokens";
-    let engine = Script::tokens(encode("Paris."));
-    let site = site(engine.clone()).await;
-    let first = site.post(RESPONSES, &asked("Hi", json!({}))).await.json();
-    for further in [
-        json!({}),
-        json!({"instructions": "Be brief.", "truncation": "disabled"}),
-        json!({"input": long_talk(), "truncation": "auto"}),
-        json!({"tools": tools(), "tool_choice": "auto", "parallel_tool_calls": true}),
-        json!({"previous_response_id": first["id"], "text": {"format": {"type": "text"}}}),
-        json!({"input": [{"role": "user", "content": "One"}, {"role": "assistant", "content": "two"}]}),
-    ] {
-        let mut body = json!({"model": MODEL, "input": "And?"});
-        for (name, value) in further.as_object().into_iter().flatten() {
-            body[name] = value.clone();
-        }
-        let counted = site.post(COUNT, &body).await;
-        assert_eq!(counted.status, 200, "{}", counted.text());
-        let before = engine.requests().len();
-        let usage = site.post(RESPONSES, &body).await.json()["usage"].clone();
-        let expected =
-            json!({"object": "response.input_tokens", "input_tokens": usage["input_tokens"]});
-        assert_eq!(counted.json(), expected, "{further}");
-        assert_eq!(engine.requests().len(), before + 1);
-    }
-    let body = json!({"model": MODEL, "input": "Hello there"});
-    golden::check("responses_input_tokens", &site.post(COUNT, &body).await);
-    for (further, param, code) in [
-        (json!({"input": null}), "input", None),
-        (json!({"model": null}), "model", None),
-        (
-            json!({"conversation": "conv_1"}),
-            "conversation",
-            Some("unsupported_parameter"),
-        ),
-        (
-            json!({"personality": "friendly"}),
-            "personality",
-            Some("unsupported_parameter"),
-        ),
-        (json!({"truncation": "some"}), "truncation", None),
-        (json!({"stream": true}), "stream", Some("unknown_parameter")),
-        (
-            json!({"max_output_tokens": 4}),
-            "max_output_tokens",
-            Some("unknown_parameter"),
-        ),
-        (
-            json!({"previous_response_id": "resp_0"}),
-            "previous_response_id",
-            Some("previous_response_not_found"),
-        ),
-    ] {
-        let mut body = body.clone();
-        for (name, value) in further.as_object().into_iter().flatten() {
-            body[name] = value.clone();
-        }
-        let (status, named, known, message) = site.post(COUNT, &body).await.refusal();
-        assert_eq!((status, named.as_deref()), (400, Some(param)), "{message}");
-        assert_eq!(known.as_deref(), code, "{message}");
-    }
-    site.close().await;
-    let text = Site::start(echo_text()).await;
-    let response = text.post(COUNT, &body).await;
-    assert_eq!(response.status, 400, "{}", response.text());
-    text.close().await;
 }
