@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use genset_backend_common::{EngineError, MetricsRegistry};
 use parking_lot::Mutex;
@@ -316,6 +316,7 @@ impl Endpoint {
             endpoint: self.clone(),
             instance,
             served,
+            started_ms: now_ms(),
             lease,
         })
     }
@@ -346,11 +347,18 @@ impl Endpoint {
     }
 }
 
+/// Milliseconds since the Unix epoch.
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0))
+}
+
 /// An instance of an endpoint: reachable, and listed or not. Dropping it takes it off the list and ends the service.
 pub struct Serving {
     endpoint: Endpoint,
     instance: InstanceId,
     served: Served,
+    started_ms: u64,
     lease: tokio::sync::Mutex<Option<Arc<dyn Lease>>>,
 }
 
@@ -369,6 +377,7 @@ impl Serving {
             instance: self.instance,
             address: self.served.address.clone(),
             card,
+            started_ms: self.started_ms,
         }
     }
 

@@ -318,6 +318,7 @@ mod tests {
                 location: location.into(),
             },
             card: Some(ModelCard::from_config(&config)),
+            started_ms: 0,
         };
         record.to_entry().unwrap()
     }

@@ -298,7 +298,7 @@ async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>)
                 }
                 Change::Removed(key) => drop(records.remove(&key)),
             }
-            let now = Arc::new(by_model(records.values(), &models.borrow()));
+            let now = Arc::new(by_model(records.values()));
             reported = report(&now, reported);
             models.send_if_modified(|known| {
                 let is_new = *known != now;

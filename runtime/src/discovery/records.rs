@@ -46,6 +46,9 @@ pub struct InstanceRecord {
     /// The model it serves, for endpoints that generate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub card: Option<ModelCard>,
+    /// When it began to serve, in milliseconds since the Unix epoch by its own clock; 0 where it does not say.
+    #[serde(default)]
+    pub started_ms: u64,
 }
 
 impl InstanceRecord {
@@ -223,6 +226,7 @@ mod tests {
                 location: "127.0.0.1:1/1".into(),
             },
             card: None,
+            started_ms: 0,
         })
     }
 
@@ -245,6 +249,7 @@ mod tests {
                 location: "127.0.0.1:1/1".into(),
             },
             card: Some(card),
+            started_ms: 0,
         };
         Entry {
             key: record.key(),

@@ -1,5 +1,6 @@
 //! Which instances serve which model: pure, from what discovery lists.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use genset_backend_common::{ModelCard, Role, controls::Adapter};
@@ -105,14 +106,14 @@ struct Group {
     pool: Pool,
     /// Those of any of the instances.
     adapters: BTreeMap<String, Adapter>,
+    /// When the first of the instances began to serve, as records have it.
+    started_ms: u64,
 }
 
-/// The models of `records`. Where cards of one name disagree, the one that is in use stays while anybody publishes it;
-/// otherwise the one most workers publish is used. One that cannot be served yields to one that can.
-pub(super) fn by_model<'a>(
-    records: impl Iterator<Item = &'a InstanceRecord>,
-    in_use: &ModelMap,
-) -> ModelMap {
+/// The models of `records`, which come in the order of their keys. Where cards of one name disagree, the one most workers publish
+/// is used, and of equals the one that was published first. One that cannot be served yields to one that can. What was used
+/// before does not count: everybody who reads the same records chooses alike.
+pub(super) fn by_model<'a>(records: impl Iterator<Item = &'a InstanceRecord>) -> ModelMap {
     let mut groups: BTreeMap<String, Vec<Group>> = BTreeMap::new();
     for record in records {
         if let Some(card) = &record.card {
@@ -123,7 +124,7 @@ pub(super) fn by_model<'a>(
     groups
         .into_iter()
         .filter_map(|(name, groups)| {
-            let chosen = choose(groups, in_use.get(&name))?;
+            let chosen = choose(groups)?;
             Some((name, chosen))
         })
         .collect()
@@ -142,6 +143,7 @@ fn join(groups: &mut Vec<Group>, record: &InstanceRecord, card: &ModelCard) {
         Some(group) => {
             group.pool.instances.push(record.instance);
             group.adapters.extend(adapters);
+            group.started_ms = group.started_ms.min(record.started_ms);
         }
         None => groups.push(Group {
             card,
@@ -151,57 +153,46 @@ fn join(groups: &mut Vec<Group>, record: &InstanceRecord, card: &ModelCard) {
                 instances: vec![record.instance],
             },
             adapters: adapters.collect(),
+            started_ms: record.started_ms,
         }),
     }
 }
 
-fn choose(groups: Vec<Group>, in_use: Option<&LiveModel>) -> Option<LiveModel> {
-    let mut services: Vec<(LiveModel, Vec<Group>)> = Vec::new();
-    // Those in use first, then the largest: they take the place of their role. Of equals, the first: records come in the
-    // order of their keys, so every frontend chooses alike.
-    let mut groups = groups;
-    groups.sort_by_key(|group| {
-        let known = in_use.filter(|model| model.card == group.card);
-        let known = known.and_then(|model| model.pools.get(&group.role));
-        let is_in_use = known.is_some_and(|pool| pool.endpoint == group.pool.endpoint);
-        std::cmp::Reverse((is_in_use, group.pool.instances.len()))
-    });
+/// Groups of one card, of which the largest of each role serve.
+struct Service {
+    model: LiveModel,
+    rest: Vec<Group>,
+    started_ms: u64,
+}
+
+fn choose(mut groups: Vec<Group>) -> Option<LiveModel> {
+    let mut services: Vec<Service> = Vec::new();
+    // The largest first: they take the place of their role.
+    groups.sort_by_key(|group| Reverse((group.pool.instances.len(), Reverse(group.started_ms))));
     for group in groups {
-        let known = services
-            .iter_mut()
-            .find(|(model, _)| model.card == group.card);
+        let mut known = services.iter_mut();
+        let known = known.find(|service| service.model.card == group.card);
         match known {
-            Some((model, rest)) if model.pools.contains_key(&group.role) => rest.push(group),
-            Some((model, _)) => model.take(group),
-            None => {
-                let mut model = LiveModel {
-                    card: group.card.clone(),
-                    pools: BTreeMap::new(),
-                    adapters: BTreeMap::new(),
-                    left_out: Vec::new(),
-                };
-                model.take(group);
-                services.push((model, Vec::new()));
+            Some(service) if service.model.pools.contains_key(&group.role) => {
+                service.rest.push(group);
             }
+            Some(service) => service.take(group),
+            None => services.push(Service::of(group)),
         }
     }
-    let rank = |model: &LiveModel| {
-        let is_in_use = in_use.is_some_and(|in_use| model.card == in_use.card);
-        (model.is_servable(), is_in_use, model.size())
+    let rank = |service: &Service| {
+        let model = &service.model;
+        let first = Reverse(service.started_ms);
+        (model.is_servable(), model.size(), first)
     };
-    let ranks = services.iter().map(|(model, _)| rank(model)).enumerate();
+    let ranks = services.iter().map(rank).enumerate();
     let (index, _) = ranks.rev().max_by_key(|(_, rank)| *rank)?;
-    let (mut chosen, rest) = services.swap_remove(index);
-    let others = services.into_iter().flat_map(|(model, rest)| {
-        let LiveModel { card, pools, .. } = model;
-        let pools = pools.into_iter().map(move |(role, pool)| Group {
-            card: card.clone(),
-            role,
-            pool,
-            adapters: BTreeMap::new(),
-        });
-        pools.chain(rest)
-    });
+    let Service {
+        model: mut chosen,
+        rest,
+        ..
+    } = services.swap_remove(index);
+    let others = services.into_iter().flat_map(Service::into_groups);
     let others: Vec<Group> = rest.into_iter().chain(others).collect();
     for pool in chosen.pools.values_mut() {
         pool.instances.sort_unstable();
@@ -214,6 +205,43 @@ fn choose(groups: Vec<Group>, in_use: Option<&LiveModel>) -> Option<LiveModel> {
         .left_out
         .sort_unstable_by_key(|worker| worker.instance);
     Some(chosen)
+}
+
+impl Service {
+    fn of(group: Group) -> Self {
+        let model = LiveModel {
+            card: group.card.clone(),
+            pools: BTreeMap::new(),
+            adapters: BTreeMap::new(),
+            left_out: Vec::new(),
+        };
+        let mut service = Self {
+            model,
+            rest: Vec::new(),
+            started_ms: group.started_ms,
+        };
+        service.take(group);
+        service
+    }
+
+    fn take(&mut self, group: Group) {
+        self.started_ms = self.started_ms.min(group.started_ms);
+        self.model.take(group);
+    }
+
+    /// All of its groups.
+    fn into_groups(self) -> impl Iterator<Item = Group> {
+        let LiveModel { card, pools, .. } = self.model;
+        let started_ms = self.started_ms;
+        let pools = pools.into_iter().map(move |(role, pool)| Group {
+            card: card.clone(),
+            role,
+            pool,
+            adapters: BTreeMap::new(),
+            started_ms,
+        });
+        pools.chain(self.rest)
+    }
 }
 
 fn left_out(group: &Group, chosen: &LiveModel) -> Vec<LeftOutWorker> {
@@ -271,16 +299,17 @@ mod tests {
                 location: instance.to_string(),
             },
             card: Some(ModelCard::from_config(&EngineConfig::new("m", context))),
+            started_ms: instance,
         }
     }
 
-    fn the_model(records: &[InstanceRecord], in_use: &ModelMap) -> LiveModel {
-        by_model(records.iter(), in_use).remove("m").unwrap()
+    fn the_model(records: &[InstanceRecord]) -> LiveModel {
+        by_model(records.iter()).remove("m").unwrap()
     }
 
     #[test]
     fn workers_that_agree_serve_together() {
-        let model = the_model(&[record(1, 10), record(2, 10)], &ModelMap::new());
+        let model = the_model(&[record(1, 10), record(2, 10)]);
         assert_eq!(model.instances(), [InstanceId(1), InstanceId(2)]);
         assert!(model.left_out.is_empty());
     }
@@ -288,7 +317,7 @@ mod tests {
     #[test]
     fn the_majority_is_used_and_the_others_are_named_with_what_differs() {
         let records = [record(1, 20), record(2, 10), record(3, 10)];
-        let model = the_model(&records, &ModelMap::new());
+        let model = the_model(&records);
         assert_eq!(model.card.context_length_tokens, 10);
         let [left_out] = &model.left_out[..] else {
             panic!("one is left out")
@@ -317,30 +346,41 @@ mod tests {
             having(3, Role::Aggregated, &["b", "c"]),
             having(4, Role::Prefill, &["d"]),
         ];
-        let model = the_model(&records, &ModelMap::new());
+        let model = the_model(&records);
         assert!(model.left_out.is_empty() && model.card.adapters.is_empty());
         assert_eq!(model.pools[&Role::Aggregated].instances.len(), 3);
         let names: Vec<&String> = model.adapters.keys().collect();
         assert_eq!(names, ["a", "b", "c"]);
-        let fewer = the_model(&records[1..3], &ModelMap::new());
+        let fewer = the_model(&records[1..3]);
         assert!(fewer.is_same_service(&model) && fewer != model);
     }
 
+    /// In a roll, workers of the new card take over once they are more: at least half of them serve at any time.
     #[test]
-    fn what_is_in_use_stays_while_anybody_publishes_it() {
-        let first = by_model([record(9, 10)].iter(), &ModelMap::new());
-        let records = [record(1, 20), record(2, 20), record(9, 10)];
-        assert_eq!(the_model(&records, &first).card.context_length_tokens, 10);
-        let without = the_model(&records[..2], &first);
-        assert_eq!(without.card.context_length_tokens, 20);
-        assert!(without.left_out.is_empty());
+    fn a_new_card_is_used_once_more_workers_publish_it() {
+        let all = [4, 5, 6].map(|instance| record(instance, 20));
+        let old = [1, 2, 3].map(|instance| record(instance, 10));
+        for (new, left, expected) in [(1, 3, 10), (2, 2, 10), (2, 1, 20), (3, 0, 20)] {
+            let records = [&old[..left], &all[..new]].concat();
+            let model = the_model(&records);
+            assert_eq!(model.card.context_length_tokens, expected, "{new} {left}");
+            assert_eq!(model.left_out.len(), new.min(left));
+        }
     }
 
     #[test]
-    fn equals_are_chosen_alike_everywhere() {
-        let model = the_model(&[record(1, 20), record(2, 10)], &ModelMap::new());
-        assert_eq!(model.card.context_length_tokens, 20);
+    fn of_equals_the_first_to_serve_is_used() {
+        let mut records = [record(1, 20), record(2, 10)];
+        assert_eq!(the_model(&records).card.context_length_tokens, 20);
+        records[0].started_ms = 3;
+        assert_eq!(the_model(&records).card.context_length_tokens, 10);
+        // Who does not say when comes before who does; then the order of keys decides.
+        records[0].started_ms = 0;
+        assert_eq!(the_model(&records).card.context_length_tokens, 20);
+        records[1].started_ms = 0;
+        assert_eq!(the_model(&records).card.context_length_tokens, 20);
     }
+
     fn record_as(role: Role, instance: u64, context: u32) -> InstanceRecord {
         let mut record = record(instance, context);
         record.endpoint.component = role.to_string();
@@ -357,23 +397,22 @@ mod tests {
             record_as(Decode, 3, 10),
             record(4, 10),
         ];
-        let all = the_model(&records, &ModelMap::new());
+        let all = the_model(&records);
         assert!(all.left_out.is_empty());
         assert_eq!(all.pools[&Prefill].instances, [InstanceId(1)]);
         assert_eq!(all.pools[&Decode].instances, [InstanceId(2), InstanceId(3)]);
         assert_eq!(all.pools[&Aggregated].instances, [InstanceId(4)]);
         assert_eq!(all.endpoint(), EndpointName::default());
-        let apart = the_model(&records[..3], &ModelMap::new());
+        let apart = the_model(&records[..3]);
         assert_eq!(apart.endpoint().component, "decode");
         assert!(apart.is_servable());
-        assert!(!the_model(&records[..1], &ModelMap::new()).is_servable());
+        assert!(!the_model(&records[..1]).is_servable());
     }
 
     #[test]
     fn what_cannot_be_served_yields_to_what_can() {
         let prefill = record_as(Role::Prefill, 1, 20);
-        let in_use = by_model([prefill.clone()].iter(), &ModelMap::new());
-        let model = the_model(&[prefill, record(2, 10)], &in_use);
+        let model = the_model(&[prefill, record(2, 10)]);
         assert_eq!(model.card.context_length_tokens, 10);
         assert_eq!(model.left_out[0].instance, InstanceId(1));
     }
@@ -387,7 +426,7 @@ mod tests {
             record_as(Role::Decode, 2, 10),
             other,
         ];
-        let model = the_model(&records, &ModelMap::new());
+        let model = the_model(&records);
         let [left_out] = &model.left_out[..] else {
             panic!("one is left out")
         };

@@ -31,6 +31,7 @@ async fn list_dead(discovery: &dyn Discovery, endpoint: &Endpoint, id: u64) -> B
             location: "nowhere".into(),
         },
         card: None,
+        started_ms: 0,
     };
     let lease = discovery.lease().await.unwrap();
     lease.put(record.to_entry().unwrap()).await.unwrap();

@@ -221,6 +221,7 @@ fn lie_of(id: u64, artifacts: Vec<ArtifactRef>) -> Entry {
             location: "1".into(),
         },
         card: Some(card),
+        started_ms: 0,
     };
     Entry {
         key: record.key(),

@@ -514,6 +514,7 @@ pub(crate) async fn a_record_under_anothers_key_is_nobody_and_leaves_no_ghost(
             location: location.into(),
         },
         card: None,
+        started_ms: 0,
     };
     let honest = record("theirs", 1, "honest");
     let there = backend.connect().await;

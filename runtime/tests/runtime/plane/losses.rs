@@ -47,6 +47,7 @@ async fn a_request_that_brings_down_its_worker_goes_to_few() {
                 location: format!("{}/{id:014x}", listener.local_addr().unwrap()),
             },
             card: None,
+            started_ms: 0,
         };
         lease.put(record.to_entry().unwrap()).await.unwrap();
         listeners.push(listener);
