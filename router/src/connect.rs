@@ -1,11 +1,16 @@
 //! [`connect`]: stacks the layers that a model needs.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use genset_backend_common::ports::Generate;
 use genset_backend_common::{EngineError, MetricsRegistry, Role};
-use genset_runtime::{KvBlocksClient, LiveModel, ModelDirectory, SelectionMode, endpoints};
+use genset_runtime::{
+    GenerateClient, KvBlocksClient, LiveModel, ModelDirectory, SelectionMode, endpoints,
+};
 
 use crate::config::{RouterConfig, RouterMode};
 use crate::disaggregating::{Disaggregating, Legs, Pools};
@@ -95,11 +100,25 @@ pub(crate) async fn pool_route(
 ) -> Result<Arc<dyn Route>, EngineError> {
     match config.mode {
         RouterMode::Plain(mode) => {
-            let client = directory.pool_client(model, role, mode, timeout);
+            let client = pool_client(directory, model, role, mode, timeout);
             Ok(Arc::new(client.await?))
         }
         RouterMode::Kv => selecting(directory, model, role, config, metrics, timeout).await,
     }
+}
+
+/// A client of the instances that play `role`. It waits where none is there and neither [`Migrating`] does nor another pool takes
+/// the request.
+async fn pool_client(
+    directory: &ModelDirectory,
+    model: &LiveModel,
+    role: Role,
+    mode: SelectionMode,
+    timeout: Duration,
+) -> Result<GenerateClient, EngineError> {
+    let client = directory.pool_client(model, role, mode, timeout).await?;
+    let waits = model.card.migration_limit == 0 && role != Role::Prefill;
+    Ok(if waits { client } else { client.without_wait() })
 }
 
 /// By what is cached, by load and by affinity.
@@ -112,7 +131,7 @@ async fn selecting(
     timeout: Duration,
 ) -> Result<Arc<dyn Route>, EngineError> {
     let by_load = SelectionMode::LeastLoaded;
-    let client = directory.pool_client(model, role, by_load, timeout).await?;
+    let client = pool_client(directory, model, role, by_load, timeout).await?;
     let Some(pool) = model.pools.get(&role) else {
         return Ok(Arc::new(client));
     };

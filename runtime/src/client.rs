@@ -268,13 +268,14 @@ const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
 /// A client of token-generating instances that answers the same `generate` as an engine. A request that was refused by an
 /// instance that is full, gone or going, or has just lost the adapter, and has yielded nothing, is tried on the others. When all
-/// were gone or going, it waits a second for another to appear. One with which more instances were lost than its context
-/// [allows](RequestContext::with_loss_limit), [`DEFAULT_MIGRATION_LIMIT`] where that says nothing, is tried on no other.
+/// were gone or going, it waits a second for another to appear, or [not at all](Self::without_wait). One with which more instances
+/// were lost than its context [allows](RequestContext::with_loss_limit), [`DEFAULT_MIGRATION_LIMIT`] where that says nothing, is tried on no other.
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
     mode: SelectionMode,
     selector: BoxSelector,
+    successor_time: Duration,
     _loads: Option<AbortOnDropHandle<()>>,
 }
 
@@ -294,8 +295,17 @@ impl GenerateClient {
             client,
             mode,
             selector: BoxSelector(mode.selector()),
+            successor_time: SUCCESSOR_TIME,
             _loads: None,
         }
+    }
+
+    /// A request for which every instance is gone or going is refused at once: for callers that wait themselves, or have another
+    /// client whose instances take it.
+    #[must_use]
+    pub fn without_wait(mut self) -> Self {
+        self.successor_time = Duration::ZERO;
+        self
     }
 
     /// Selects by what the instances publish at their `load` endpoint too: what other clients ask of them counts then.
@@ -471,7 +481,8 @@ impl GenerateClient {
                 Ok(instance) => instance,
                 Err(none_left) => {
                     let error = last_error.take().unwrap_or(none_left);
-                    let until = *wait_until.get_or_insert_with(|| Instant::now() + SUCCESSOR_TIME);
+                    let until =
+                        *wait_until.get_or_insert_with(|| Instant::now() + self.successor_time);
                     let another = (self.client).other_than(&tried, wanted, until, &ctx);
                     if error.kind().is_instance_gone() && another.await {
                         continue;
