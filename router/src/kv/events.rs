@@ -32,6 +32,9 @@ const RUNS_A_TURN: u32 = 1024;
 /// Snapshots from so many blocks on are put in order on a thread of their own.
 const LONG_SNAPSHOT: usize = 4096;
 
+/// How long events cannot be followed before that is a warning: clients do not hear of a new worker all at once.
+const LOST_TIME: Duration = Duration::from_secs(5);
+
 /// How often what a worker gets wrong is logged.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -149,6 +152,8 @@ struct Publisher {
     one_stale: Arc<Semaphore>,
     /// Whether blocks were left out since it began anew: it may say that they are gone.
     has_left_out: bool,
+    /// Since when nothing came; `None` once something does.
+    lost_since: Option<Instant>,
     logged: Option<Instant>,
 }
 
@@ -237,6 +242,7 @@ impl Publisher {
             next: None,
             one_stale: Arc::new(Semaphore::new(1)),
             has_left_out: false,
+            lost_since: None,
             logged: None,
         }
     }
@@ -244,6 +250,7 @@ impl Publisher {
     /// Takes one item in; false when only a new snapshot helps.
     async fn take(&mut self, item: KvItem) -> bool {
         let indexed = Arc::clone(&self.indexed);
+        self.lost_since = None;
         let goes_on = match item {
             KvItem::Snapshot(snapshot) => {
                 self.replace_with(snapshot.blocks).await;
@@ -349,11 +356,18 @@ impl Publisher {
     /// The events ended with an error. That of a worker that is away is told by others.
     fn lost(&mut self, error: &EngineError) {
         let (instance, rank) = (self.place.instance, self.place.rank);
-        if !error.policy().is_migratable && self.is_log_due() {
+        let stays_lost = self.stays_lost();
+        if stays_lost && !error.policy().is_migratable && self.is_log_due() {
             tracing::warn!(%instance, rank, %error, "the KV events of a worker cannot be followed");
         } else {
             tracing::debug!(%instance, rank, %error, "the KV events of a worker ended");
         }
+    }
+
+    /// Whether nothing has come for a while, as of this loss.
+    fn stays_lost(&mut self) -> bool {
+        let since = *self.lost_since.get_or_insert_with(Instant::now);
+        since.elapsed() >= LOST_TIME
     }
 
     fn is_log_due(&mut self) -> bool {
@@ -390,18 +404,33 @@ mod tests {
         }
     }
 
+    fn publisher() -> (Publisher, Arc<Indexed>) {
+        let metrics = RouterMetrics::register(&MetricsRegistry::default(), RouterMode::Kv);
+        let indexed = Arc::new(Indexed::new(metrics.of("m"), &KvConfig::default()));
+        let place = Place {
+            instance: InstanceId(1),
+            rank: 0,
+        };
+        (Publisher::new(Arc::clone(&indexed), place), indexed)
+    }
+
+    /// The client of its events hears of a new worker after the one of its requests.
+    #[tokio::test(start_paused = true)]
+    async fn events_are_lost_when_none_have_come_for_a_while() {
+        let (mut publisher, _) = publisher();
+        let snapshot = || KvItem::Snapshot(KvSnapshot::default());
+        for _ in 0..2 {
+            assert!(!publisher.stays_lost());
+            tokio::time::advance(LOST_TIME).await;
+            assert!(publisher.stays_lost());
+            assert!(publisher.take(snapshot()).await);
+        }
+    }
+
     /// A worker that begins anew again and again, while nobody removes what it gave up.
     #[tokio::test(start_paused = true)]
     async fn a_worker_has_one_part_that_is_to_be_removed_and_waits_for_it() {
-        let metrics = RouterMetrics::register(&MetricsRegistry::default(), RouterMode::Kv);
-        let indexed = Arc::new(Indexed::new(metrics.of("m"), &KvConfig::default()));
-        let mut publisher = Publisher::new(
-            Arc::clone(&indexed),
-            Place {
-                instance: InstanceId(1),
-                rank: 0,
-            },
-        );
+        let (mut publisher, indexed) = publisher();
         let snapshot = || {
             KvItem::Snapshot(KvSnapshot {
                 last_event_id: 0,
