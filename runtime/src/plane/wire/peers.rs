@@ -44,6 +44,8 @@ struct Peer {
     /// Attempts that failed.
     failures: AtomicU64,
     is_down: AtomicBool,
+    /// It said goodbye before its last connection ended.
+    has_left: AtomicBool,
     /// A process that accepts connections and closes them would fill the log.
     logged: LogLimit,
 }
@@ -88,8 +90,10 @@ impl Peers {
         let connect = async move { peers.connect(&to, &connected).await };
         let connected = self.shared.common.vital.run(connect).await;
         if let Err(error) = &connected {
-            // Its address is for operators: clients read the error.
-            if self.shared.common.metrics.may_log("cannot_connect") {
+            // Its address is for operators: clients read the error. That of a process which said goodbye is no news.
+            if peer.has_left.load(Ordering::Relaxed) {
+                tracing::debug!(process, %error, "a worker that left cannot be reached");
+            } else if self.shared.common.metrics.may_log("cannot_connect") {
                 tracing::warn!(process, %error, "a worker cannot be reached; further ones are not told of for a minute");
             }
             peer.failures.fetch_add(1, Ordering::Relaxed);
@@ -166,6 +170,7 @@ impl Peers {
         );
         *peer.caller.lock() = Some(Arc::clone(&caller));
         peer.is_down.store(false, Ordering::Relaxed);
+        peer.has_left.store(false, Ordering::Relaxed);
         let connection = Connection {
             peers: self.clone(),
             process: process.to_owned(),
@@ -205,6 +210,7 @@ impl Connection {
         let was_leaving = !self.caller.is_open();
         let is_current = self.forget();
         if is_current && *ended != Ended::Shutdown {
+            self.peer.has_left.store(was_leaving, Ordering::Relaxed);
             self.peer.is_down.store(true, Ordering::Relaxed);
         }
         self.caller.end(ended);

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use genset_backend_common::MetricsRegistry;
+use genset_backend_common::{ErrorKind, MetricsRegistry};
 use genset_runtime::discovery::Address;
 use genset_runtime::plane::{RequestPlane, TcpConfig, WireConfig, WirePlane, WireTls};
 
-use super::suite::{PlaneKind, plane_suite};
+use super::log::Log;
+use super::scripted::error;
+use super::suite::{Pair, PlaneKind, count, plane_suite};
+use crate::support::{soon, until};
 
 plane_suite!(tcp, OverTcp(|| None));
 
@@ -42,4 +45,19 @@ impl<F: Fn() -> Option<WireTls> + Send + Sync> PlaneKind for OverTcp<F> {
 /// The host and port in an address.
 pub(super) fn process(address: &Address) -> &str {
     address.location.rsplit_once('/').unwrap().0
+}
+
+#[tokio::test]
+async fn that_a_worker_which_said_goodbye_cannot_be_reached_is_no_warning() {
+    let log = Log::watched();
+    let pair = Pair::of(&OverTcp(|| None)).await;
+    let served = pair.serve(count).await;
+    let numbers = pair.ask::<u32, u32>(&served, 3).await;
+    assert_eq!(numbers.unwrap(), [0, 1, 2]);
+    let before = log.lines();
+    soon(pair.callee.shutdown()).await;
+    until(|| !pair.caller.is_reachable(&served.address)).await;
+    let refused = error(pair.ask::<u32, u32>(&served, 3).await);
+    assert_eq!(refused.kind(), ErrorKind::CannotConnect);
+    assert_eq!(log.lines(), before);
 }
