@@ -191,18 +191,18 @@ impl Key {
             && per_minute(&self.tokens) == entry.tokens_per_minute
     }
 
-    /// Counts a request in.
+    /// Counts a request, and lets it in.
     ///
     /// # Errors
     /// A 429, with the time until there is room, when a quota is used up.
     pub fn admit(&self) -> Result<(), ApiError> {
+        self.counted_requests.inc();
         if let Some(Err(wait)) = self.tokens.as_ref().map(Quota::check) {
             return Err(used_up("tokens", wait));
         }
         if let Some(Err(wait)) = self.requests.as_ref().map(|quota| quota.take(1)) {
             return Err(used_up("requests", wait));
         }
-        self.counted_requests.inc();
         Ok(())
     }
 

@@ -277,17 +277,18 @@ impl RequestGuard {
         self.started = Instant::now();
     }
 
-    /// Counts the request on its caller's account.
+    /// Notes whose the request is, and counts it on their account.
     ///
     /// # Errors
     /// A 429 when one of the caller's quotas is used up.
     pub(super) fn admit(&mut self, caller: Caller) -> Result<(), ApiError> {
-        if let Some(key) = &caller.key {
-            key.admit()?;
+        let key = caller.key.clone();
+        if key.is_some() {
             self.account = self.metrics.account(Some(&caller));
         }
+        // Also of one that is refused: operators look for who sends too many.
         self.caller = caller;
-        Ok(())
+        key.map_or(Ok(()), |key| key.admit())
     }
 
     /// Its part of the memory budget. What may outlive it takes [another](MemoryShare::another) along.
@@ -501,5 +502,32 @@ pub(super) struct ConnectionGuard(HttpMetrics);
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.0.shared.connections.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::{ApiKeys, KeyHash};
+
+    #[test]
+    fn a_request_that_a_quota_refuses_is_its_callers() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("keys.toml");
+        let hash = KeyHash::of("sk-a");
+        let entry = format!("[[key]]\nname = \"a\"\nhash = \"{hash}\"\nrequests_per_minute = 1\n");
+        std::fs::write(&path, entry).expect("a file");
+        let registry = MetricsRegistry::default();
+        let keys = ApiKeys::load(path, &registry).expect("they load");
+        let metrics = HttpMetrics::register(&registry, false, MemoryBudget::new(1));
+        for is_admitted in [true, false] {
+            let mut guard = metrics.request("chat_completions", "r");
+            let caller = Caller {
+                key: keys.named("a"),
+                is_local: false,
+            };
+            assert_eq!(guard.admit(caller).is_ok(), is_admitted);
+            assert_eq!(guard.caller.name(), Some("a"));
+        }
     }
 }

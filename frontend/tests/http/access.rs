@@ -147,6 +147,9 @@ async fn a_quota_that_is_used_up_says_when_to_come_back() {
     for refusals in [
         "genset_http_requests_total{endpoint=\"chat_completions\",status=\"429\"} 2",
         "genset_http_failures_total{endpoint=\"chat_completions\",kind=\"quota\"} 2",
+        // Who sends too many is seen.
+        "genset_http_key_requests_total{key=\"a\"} 2",
+        "genset_http_key_requests_total{key=\"b\"} 2",
     ] {
         assert!(metrics.contains(refusals), "{metrics}");
     }
