@@ -26,19 +26,24 @@ pub(super) fn by_cost(
     let named = named.filter_map(|index| {
         let (work, cost) = weighed.of(index)?;
         let place = places.get(index)?;
-        Some(json!({
+        let mut candidate = json!({
             "instance": place.instance.to_string(),
-            "rank": rank(place),
             "cost": thousandths(cost),
             "overlap_blocks": work.overlap_blocks,
             "prefill_blocks": thousandths(work.prefill_blocks),
             "active_blocks": thousandths(work.active_blocks),
-        }))
+        });
+        if let Some(rank) = rank(place) {
+            candidate["rank"] = rank.into();
+        }
+        Some(candidate)
     });
     let place = places.get(chosen);
     let instance = place.map(|place| place.instance);
     let mut decision = decision(pool, weighed.reason(chosen), instance, places.len());
-    decision["rank"] = place.and_then(rank).into();
+    if let Some(rank) = place.and_then(rank) {
+        decision["rank"] = rank.into();
+    }
     decision["candidates"] = named.collect();
     decision["block_size"] = request.block_size.into();
     decision["prompt_blocks"] = request.prompt_blocks().into();

@@ -747,8 +747,8 @@ async fn a_decision_is_explained_when_asked() {
         (&23.into(), &16.into())
     );
     let candidates = serde_json::json!([
-        {"instance": holder, "rank": null, "cost": 25.5, "overlap_blocks": 20, "prefill_blocks": 22.5, "active_blocks": 23.0},
-        {"instance": other, "rank": null, "cost": 45.5, "overlap_blocks": 0, "prefill_blocks": 22.5, "active_blocks": 23.0},
+        {"instance": holder, "cost": 25.5, "overlap_blocks": 20, "prefill_blocks": 22.5, "active_blocks": 23.0},
+        {"instance": other, "cost": 45.5, "overlap_blocks": 0, "prefill_blocks": 22.5, "active_blocks": 23.0},
     ]);
     assert_eq!(decision["candidates"], candidates);
 }
