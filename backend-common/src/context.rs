@@ -27,7 +27,7 @@ pub enum CancelReason {
     Client,
     /// The request's deadline or idle limit passed.
     Deadline,
-    /// The worker is shutting down; the request may go on elsewhere.
+    /// The worker, or the frontend that sent the request, is shutting down; the request may go on elsewhere.
     Shutdown,
     /// The engine reported itself dead; the request may go on elsewhere.
     EngineDead,
@@ -58,8 +58,9 @@ impl CancelReason {
         let message = match self {
             Self::Client => "the request was cancelled",
             Self::Deadline => "the request's deadline passed before it finished",
+            // A worker says so, also where it was told by the frontend that shuts down.
             Self::Shutdown => {
-                "the worker is shutting down and cut the request short; send it again"
+                "the server is shutting down and cut the request short; send it again"
             }
             Self::EngineDead => "the engine died while it served the request; send it again",
         };

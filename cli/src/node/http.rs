@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::worker::{Report, State, WorkerHandle};
+use genset_backend_common::worker::{Outcome, Report, State, WorkerHandle};
 use genset_backend_common::{EngineError, ErrorKind};
 use genset_frontend::model::Models;
 use genset_frontend::{BindError, FrontendServer};
@@ -12,7 +12,7 @@ use genset_runtime::Signals;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::sync::watch;
 
-use super::{CUT_SHORT, FAILED, Node, NotReady, ready, shut_down, tell};
+use super::{FAILED, Node, NotReady, ready, shut_down, tell};
 use crate::args::{EngineKind, RunConfig};
 use crate::input;
 
@@ -71,14 +71,17 @@ pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, E
         server.idle().await;
         server.shutdown(Duration::MAX).await
     };
-    tokio::select! {
+    let outcome = tokio::select! {
         biased;
-        _ = is_drained => return Ok(0),
-        () = is_over => {}
-    }
-    server.cut_short();
-    server.shutdown(CONNECTION_GRACE).await;
-    Ok(CUT_SHORT)
+        _ = is_drained => Outcome::Clean,
+        () = is_over => {
+            server.cut_short();
+            server.shutdown(CONNECTION_GRACE).await;
+            Outcome::Forced
+        }
+    };
+    tracing::info!(?outcome, "stopped");
+    Ok(outcome.exit_code())
 }
 
 /// Every connection takes a file descriptor: lets the process have as many as the system allows it.

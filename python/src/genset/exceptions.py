@@ -29,7 +29,7 @@ class EngineError(Exception):
         if reason == "deadline":
             return DeadlineExceeded("the request's deadline passed before it finished")
         if reason in ("shutdown", "engine_dead"):
-            return EngineShutdown("the worker is shutting down and cut the request short; send it again")
+            return EngineShutdown("the server is shutting down and cut the request short; send it again")
         return Cancelled("the request was cancelled")
 
     def __str__(self) -> str:

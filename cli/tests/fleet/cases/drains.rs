@@ -70,10 +70,16 @@ pub(crate) async fn a_second_signal_to_a_frontend_ends_streams_with_an_error<M: 
     .await;
     frontend.signal(Signal::TERM);
     for end in ends(begun).await {
-        assert!(matches!(end, End::Error(_)), "{end:?}");
+        let End::Error(error) = end else {
+            panic!("{end:?}")
+        };
+        let message = error["message"].as_str().unwrap_or_default();
+        assert!(message.contains("the server is shutting down"), "{error}");
     }
     // Work was cut short.
     assert_eq!(frontend.exit_code().await, Some(3));
+    let log = frontend.log();
+    assert!(log.contains("stopped outcome=Forced"), "{log}");
     worker.until_running(0.0).await;
 }
 
