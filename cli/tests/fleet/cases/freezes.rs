@@ -25,6 +25,7 @@ pub(crate) async fn a_worker_frozen_past_its_lease_comes_back<M: Meeting>(fleet:
     until_unlisted(&frontend).await;
     worker.signal(Signal::CONT);
     until_listed(&frontend).await;
+    worker.until_log("lease").await;
     assert_eq!(burst(&frontend, 20).await, [""; 0]);
     worker.stop().await;
 }

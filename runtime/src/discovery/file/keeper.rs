@@ -99,6 +99,7 @@ impl Keeper {
             let now = Instant::now();
             if now >= beat_at {
                 self.beat(|_| true);
+                self.tell_of_silence();
                 beat_at = now + self.config.heartbeat_interval;
             } else {
                 self.beat(LeaseFile::is_ended);
@@ -107,6 +108,18 @@ impl Keeper {
             scan_at = pause.map(|pause| Instant::now() + pause);
         }
         self.beat(LeaseFile::is_ended);
+    }
+
+    /// Says so where the leases were not kept fresh for so long that others took this process for dead.
+    fn tell_of_silence(&self) {
+        let leases = self.work.lock().leases.clone();
+        let silent = leases.iter().map(|lease| lease.take_silence()).max();
+        if let Some(silent) = silent.filter(|silent| *silent >= self.config.time_to_live) {
+            tracing::warn!(
+                silent_s = silent.as_secs_f64(),
+                "this process did not run, or was kept from its discovery directory, for longer than its leases live: it was off the list, and is on it again"
+            );
+        }
     }
 
     /// Waits until something is due, or somebody pokes. `false` once nobody needs the thread.

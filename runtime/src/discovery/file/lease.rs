@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use genset_backend_common::{EngineError, ErrorKind, error::At};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::blocking;
@@ -36,6 +37,8 @@ pub(super) struct LeaseFile {
     id: LeaseId,
     store: Arc<Store>,
     written: Mutex<Written>,
+    /// When its [silence](Self::take_silence) began.
+    beaten: Mutex<Instant>,
     is_ended: AtomicBool,
     lost: CancellationToken,
 }
@@ -78,6 +81,7 @@ impl LeaseFile {
             id,
             store,
             written: Mutex::new(written),
+            beaten: Mutex::new(Instant::now()),
             is_ended: AtomicBool::new(false),
             lost: CancellationToken::new(),
         })
@@ -104,6 +108,12 @@ impl LeaseFile {
                 Beat::Again
             }
         }
+    }
+
+    /// How long nobody has tried to keep it fresh; the time begins anew.
+    pub(super) fn take_silence(&self) -> Duration {
+        let now = Instant::now();
+        now.duration_since(std::mem::replace(&mut *self.beaten.lock(), now))
     }
 
     fn try_beat(&self, written: &mut Written) -> Result<Beat, EngineError> {
