@@ -269,7 +269,8 @@ const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 /// A client of token-generating instances that answers the same `generate` as an engine. A request that was refused by an
 /// instance that is full, gone or going, or has just lost the adapter, and has yielded nothing, is tried on the others. When all
 /// were gone or going, it waits a second for another to appear, or [not at all](Self::without_wait). One with which more instances
-/// were lost than its context [allows](RequestContext::with_loss_limit), [`DEFAULT_MIGRATION_LIMIT`] where that says nothing, is tried on no other.
+/// were lost than its context [allows](RequestContext::with_loss_limit), [`DEFAULT_MIGRATION_LIMIT`] where that says nothing, is
+/// tried on no other.
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
