@@ -12,6 +12,7 @@ use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::builder::{NonEmptyStringValueParser, Resettable};
 use clap::parser::ValueSource;
@@ -20,7 +21,7 @@ use clap::{
 };
 use genset_backend_common::EngineError;
 use genset_frontend::{FrontendConfig, ParserNames};
-use genset_runtime::{EndpointName, WorkerArgs, tokio_console_support};
+use genset_runtime::{EndpointName, WorkerArgs, positive_seconds, tokio_console_support};
 
 use crate::bench::{self, BenchCommand};
 use crate::conform::{self, ConformCommand};
@@ -215,6 +216,9 @@ struct RunArgs {
         default_value = "16"
     )]
     batch_concurrency: NonZeroUsize,
+    /// How long in=stdin and in=batch wait for a worker of out=dyn, in seconds
+    #[arg(long, env = "GENSET_WORKER_WAIT", value_name = "SECONDS", default_value = "60", value_parser = positive_seconds)]
+    worker_wait: Duration,
     #[command(flatten, next_help_heading = "HTTP")]
     http: HttpArgs,
     #[command(flatten, next_help_heading = "HTTP")]
@@ -257,6 +261,8 @@ pub(crate) struct RunConfig {
     pub(crate) worker: WorkerArgs,
     pub(crate) frontend: FrontendConfig,
     pub(crate) batch_concurrency: NonZeroUsize,
+    /// How long an input that nobody watches waits for a worker of another process.
+    pub(crate) worker_wait: Duration,
     pub(crate) tokio_console: Option<SocketAddr>,
     /// What the user should know of the words, once there is a log.
     pub(crate) remark: Option<&'static str>,
@@ -496,6 +502,7 @@ fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
         input,
         output,
         batch_concurrency,
+        worker_wait,
         http,
         mut frontend,
         engine: mut engine_args,
@@ -550,6 +557,7 @@ fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
         worker,
         frontend,
         batch_concurrency,
+        worker_wait,
         tokio_console,
         remark,
     })

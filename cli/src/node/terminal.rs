@@ -1,10 +1,11 @@
 //! The terminal inputs, with a worker beside them or for the workers of other processes.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, ErrorKind};
 use genset_frontend::model::{Models, ServedModel};
-use genset_runtime::Signals;
+use genset_runtime::{Signals, in_seconds};
 
 use super::{
     CUT_SHORT, FAILED, Node, NotReady, PROGRESS_AFTER, ready, shut_down, tell, unservable,
@@ -87,6 +88,9 @@ fn without_engine(node: &Node) -> Ending {
 }
 
 /// The model of `--model-name`, or the first that is ready; says that it is being waited for when that takes long.
+///
+/// # Errors
+/// The model cannot be served, or nobody watches the input and no worker came in time.
 async fn asked_model(node: &Node, models: &Models) -> Result<Arc<ServedModel>, EngineError> {
     let name = node.config.worker.model_name.as_deref();
     let model = async {
@@ -101,15 +105,44 @@ async fn asked_model(node: &Node, models: &Models) -> Result<Arc<ServedModel>, E
             }
         }
     };
-    tokio::pin!(model);
-    if let Ok(model) = tokio::time::timeout(PROGRESS_AFTER, &mut model).await {
-        return model;
+    let model = async {
+        match node.config.input {
+            InputKind::Stdin | InputKind::Batch(_) => {
+                let waited = tokio::time::timeout(node.config.worker_wait, model).await;
+                waited.unwrap_or_else(|_| Err(no_worker(node)))
+            }
+            // Somebody sees that it waits, and ends it.
+            InputKind::Text | InputKind::Http | InputKind::Dyn(_) => model.await,
+        }
+    };
+    tokio::select! {
+        biased;
+        model = model => model,
+        never = tell_of_wait(node, models) => match never {},
     }
-    match name {
+}
+
+/// Says what is waited for, once it takes long.
+async fn tell_of_wait(node: &Node, models: &Models) -> Infallible {
+    tokio::time::sleep(PROGRESS_AFTER).await;
+    match node.config.worker.model_name.as_deref() {
         Some(name) => input::note(input::waiting_for_model(name, models)),
         None => input::note(input::waiting_for_workers(&node.config)),
     }
-    model.await
+    std::future::pending().await
+}
+
+/// Why an input that nobody watches waits no longer.
+fn no_worker(node: &Node) -> EngineError {
+    let config = &node.config;
+    let name = config.worker.model_name.as_deref();
+    let problem = format!(
+        "no worker of out={} served {} within {} s (--worker-wait); `genset models` lists what is served",
+        config.output.word(),
+        name.map_or("a model".into(), |name| format!("the model {name}")),
+        in_seconds(config.worker_wait)
+    );
+    EngineError::new(ErrorKind::Unavailable, problem)
 }
 
 fn code_of(node: &Node, ended: Result<Ending, EngineError>, code: u8) -> u8 {

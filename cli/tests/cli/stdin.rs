@@ -48,6 +48,19 @@ async fn what_cannot_be_asked_fails_with_one_line() {
     }
 }
 
+#[tokio::test]
+async fn without_a_worker_an_input_that_nobody_watches_ends_with_code_1() {
+    let fleet = Fleet::new();
+    for input in ["in=stdin", "in=batch:prompts.jsonl"] {
+        let words = ["run", input, "out=dyn://nobody", "--worker-wait=0.1"];
+        let ended = fleet.ask(&words).await;
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        let told = ended.stderr.lines().last().unwrap_or_default();
+        let expected = "error: no worker of out=dyn://nobody.backend.generate served a model within 0.1 s (--worker-wait)";
+        assert!(told.starts_with(expected), "{ended:?}");
+    }
+}
+
 /// How it ends where standard output is `stdout`.
 async fn ended_with(words: &[&str], stdout: impl Into<Stdio>) -> (Option<i32>, String) {
     let mut command = genset(words);
