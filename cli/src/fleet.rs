@@ -9,13 +9,17 @@ use std::time::Duration;
 
 use genset_backend_common::EngineError;
 use genset_runtime::{NetworkArgs, Reach, Runtime};
+use serde_json::{Value, json};
 
 pub(crate) use control::{ControlArgs, HELP as CONTROL_HELP, control};
 pub(crate) use models::{ModelsArgs, models};
-pub(crate) use top::{TopArgs, top};
+pub(crate) use top::{TopArgs, top, unanswered};
 
 /// How long workers may take to be found.
 const FIND_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The exit code when a worker refused, failed or gave no answer.
+const FAILED: u8 = 1;
 
 /// Runs `ask` on a runtime that reaches other processes, and ends it.
 ///
@@ -39,6 +43,11 @@ fn with_runtime<T>(
         runtime.shutdown().await;
         answer
     })
+}
+
+/// Why a worker did not do what it was asked.
+fn error_in_json(error: &EngineError) -> Value {
+    json!({"kind": error.kind().name(), "message": error.to_string()})
 }
 
 /// Rows under their headings, in columns as wide as what stands in them.

@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
 use super::finding::Finding;
+use crate::fleet;
 
 const AREA: &str = "Network";
 
@@ -30,7 +31,7 @@ pub(super) async fn look(args: &NetworkArgs) -> Vec<Finding> {
     if args.discovery_backend.is_none() && is_set("ETCD_ENDPOINTS") {
         args.discovery_backend = Some(DiscoveryBackend::Etcd);
     }
-    let mut findings = vec![discovery(&args).await];
+    let mut findings = discovery(&args).await;
     if args.request_plane == Some(RequestPlaneKind::Nats) || is_set("NATS_SERVER") {
         for server in &args.nats_server {
             findings.push(nats(server).await);
@@ -39,7 +40,7 @@ pub(super) async fn look(args: &NetworkArgs) -> Vec<Finding> {
     findings
 }
 
-async fn discovery(args: &NetworkArgs) -> Finding {
+async fn discovery(args: &NetworkArgs) -> Vec<Finding> {
     let (name, mend) = match args.discovery_backend {
         Some(DiscoveryBackend::Etcd) => (
             format!("etcd at {}", args.etcd_endpoints.join(", ")),
@@ -56,17 +57,15 @@ async fn discovery(args: &NetworkArgs) -> Finding {
             )
         }
         Some(DiscoveryBackend::Memory) => {
-            return Finding::ok(
-                AREA,
-                "discovery in one process alone, as --discovery-backend says",
-            );
+            let what = "discovery in one process alone, as --discovery-backend says";
+            return vec![Finding::ok(AREA, what)];
         }
     };
     let began = Instant::now();
     let runtime = match timeout(PATIENCE, args.runtime(Reach::OtherProcesses)).await {
         Ok(Ok(runtime)) => runtime,
-        Ok(Err(error)) => return unusable(&name, &error, mend),
-        Err(_) => return Finding::problem(AREA, format!("{name} does not answer"), mend),
+        Ok(Err(error)) => return vec![unusable(&name, &error, mend)],
+        Err(_) => return vec![silent(&name, mend)],
     };
     let opened = began.elapsed();
     let listed = timeout(PATIENCE, runtime.discovery().get(all_instances())).await;
@@ -80,21 +79,50 @@ async fn discovery(args: &NetworkArgs) -> Finding {
         Ok(Ok(entries)) if !entries.is_empty() => models_of(&runtime).await,
         Ok(_) | Err(_) => Vec::new(),
     };
+    let workers = match names.is_empty() {
+        true => Vec::new(),
+        false => workers(&runtime).await,
+    };
     runtime.shutdown().await;
     match listed {
         Ok(Ok(_)) => {}
-        Ok(Err(error)) => return unusable(&name, &error, mend),
-        Err(_) => return Finding::problem(AREA, format!("{name} does not answer"), mend),
+        Ok(Err(error)) => return vec![unusable(&name, &error, mend)],
+        Err(_) => return vec![silent(&name, mend)],
     }
     let served = match names.len() {
         0 => "no model is served".into(),
         count => format!("{count} served: {}", names.join(", ")),
     };
     let what = format!("{name} answers in {} ms; {served}", took.as_millis());
-    match took > SLOW {
+    let discovery = match took > SLOW {
         true => Finding::warning(AREA, what, "run it nearer, or raise --peer-timeout"),
         false => Finding::ok(AREA, what),
+    };
+    [vec![discovery], workers].concat()
+}
+
+fn silent(name: &str, mend: &str) -> Finding {
+    Finding::problem(AREA, format!("{name} does not answer"), mend)
+}
+
+/// Whether the workers of models answer, as `genset top` asks them.
+async fn workers(runtime: &Runtime) -> Vec<Finding> {
+    let Ok((count, reasons)) = fleet::unanswered(runtime).await else {
+        return Vec::new();
+    };
+    if reasons.is_empty() {
+        let what = format!("workers that answer: {count} of {count}");
+        return vec![Finding::ok(AREA, what)];
     }
+    let finding = |(reason, silent): (String, Vec<String>)| {
+        let what = format!(
+            "workers that give no answer: {} of {count}; {reason}",
+            silent.len()
+        );
+        let mend = "give the flags or variables of the workers, as --wire-secret-file; `genset top --once` names those workers";
+        Finding::problem(AREA, what, mend)
+    };
+    reasons.into_iter().map(finding).collect()
 }
 
 /// What an error of discovery's says of it.

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::top::{load_in_words, load_of};
-use super::{FIND_TIMEOUT, with_runtime};
+use super::{FAILED, FIND_TIMEOUT, error_in_json, with_runtime};
 use crate::input::{escaped, print};
 
 pub(crate) const HELP: &str = "\
@@ -28,9 +28,6 @@ Examples:
 Workers that others than this machine reach want the right to it: give both the same --control-secret-file.
 
 Exit codes: 0 every worker did it, 1 one did not, 2 usage, or no worker found.";
-
-/// The exit code when a worker refused or failed.
-const REFUSED: u8 = 1;
 
 #[derive(Debug, Args)]
 pub(crate) struct ControlArgs {
@@ -167,7 +164,7 @@ pub(crate) fn control(args: &ControlArgs) -> Result<u8, EngineError> {
         false => escaped(&outcomes.iter().map(in_words).collect::<String>()),
     });
     let did_all = outcomes.iter().all(|(_, reply)| reply.is_ok());
-    Ok(if did_all { 0 } else { REFUSED })
+    Ok(if did_all { 0 } else { FAILED })
 }
 
 async fn ask(runtime: &Runtime, args: &ControlArgs) -> Result<Vec<Outcome>, EngineError> {
@@ -225,8 +222,6 @@ fn in_json((worker, reply): &Outcome) -> Value {
     let worker = worker.to_string();
     match reply {
         Ok(reply) => json!({"worker": worker, "reply": reply}),
-        Err(error) => {
-            json!({"worker": worker, "error": {"kind": error.kind().name(), "message": error.to_string()}})
-        }
+        Err(error) => json!({"worker": worker, "error": error_in_json(error)}),
     }
 }

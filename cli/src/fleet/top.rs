@@ -1,6 +1,6 @@
 //! `genset top`: the workers of a fleet and their load, as they are now.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use genset_runtime::{
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{table, with_runtime};
+use super::{FAILED, error_in_json, table, with_runtime};
 use crate::input::{escaped, print};
 
 /// How long a worker may take to say its load.
@@ -45,30 +45,52 @@ struct Seen {
     model: String,
     role: Role,
     worker: InstanceId,
-    /// `None` where it gave no answer in time.
-    load: Option<Load>,
+    /// Or why it gave no answer.
+    load: Result<Load, EngineError>,
 }
 
-/// Shows the fleet until Ctrl-C or SIGTERM, or once.
+/// Shows the fleet until Ctrl-C or SIGTERM, or once. The exit code of a look says whether every worker answered.
 ///
 /// # Errors
 /// A network setting is wrong, discovery is away, or the terminal cannot be written to.
 pub(crate) fn top(args: &TopArgs) -> Result<u8, EngineError> {
     with_runtime(&args.network, async |runtime| {
         let mut fleet = Fleet::find(runtime).await?;
-        if args.json {
-            let seen = fleet.look().await;
-            print(&format!(
-                "{:#}\n",
-                seen.iter().map(in_json).collect::<Value>()
-            ));
-        } else if args.once || !std::io::stdout().is_terminal() {
-            print(&escaped(&in_words(&fleet.look().await)));
-        } else {
+        if !args.json && !args.once && std::io::stdout().is_terminal() {
             watch(&mut fleet, Duration::from_secs(args.interval.into())).await?;
+            return Ok(0);
         }
-        Ok(0)
+        let seen = fleet.look().await;
+        print(&match args.json {
+            true => format!("{:#}\n", seen.iter().map(in_json).collect::<Value>()),
+            false => escaped(&in_words(&seen)),
+        });
+        let did_all = seen.iter().all(|seen| seen.load.is_ok());
+        Ok(if did_all { 0 } else { FAILED })
     })
+}
+
+/// Asks every worker for its load: how many there are, and why some gave no answer, with their ids.
+///
+/// # Errors
+/// Discovery is away.
+pub(crate) async fn unanswered(
+    runtime: &Runtime,
+) -> Result<(usize, BTreeMap<String, Vec<String>>), EngineError> {
+    let seen = Fleet::find(runtime).await?.look().await;
+    Ok((seen.len(), reasons(&seen)))
+}
+
+/// Why workers gave no answer, and which.
+fn reasons(seen: &[Seen]) -> BTreeMap<String, Vec<String>> {
+    let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for seen in seen {
+        if let Err(error) = &seen.load {
+            let workers = reasons.entry(error.to_string()).or_default();
+            workers.push(seen.worker.to_string());
+        }
+    }
+    reasons
 }
 
 /// The models that discovery knows, and who says the load of their workers.
@@ -111,8 +133,8 @@ impl Fleet {
                 role,
                 worker,
                 load: match self.clients.get(&endpoint) {
-                    Some(client) => load_of(client, worker).await.ok(),
-                    None => None,
+                    Some(client) => load_of(client, worker).await,
+                    None => Err(EngineError::internal("a worker has no client")),
                 },
             });
         join_all(looks).await
@@ -198,10 +220,10 @@ fn in_words(seen: &[Seen]) -> String {
     }
     let rows: Vec<[String; 8]> = seen.iter().map(row).collect();
     let total = |of: fn(&Load) -> u32| -> u64 {
-        let loads = seen.iter().filter_map(|seen| seen.load.as_ref());
+        let loads = seen.iter().filter_map(|seen| seen.load.as_ref().ok());
         loads.map(|load| u64::from(of(load))).sum()
     };
-    format!(
+    let mut text = format!(
         "{} worker{}, {} requests running, {} waiting\n\n{}",
         seen.len(),
         if seen.len() == 1 { "" } else { "s" },
@@ -213,14 +235,19 @@ fn in_words(seen: &[Seen]) -> String {
             ],
             &rows
         )
-    )
+    );
+    for (reason, workers) in reasons(seen) {
+        let workers = workers.join(" ");
+        text.push_str(&format!("\n{workers} gave no answer: {reason}\n"));
+    }
+    text
 }
 
 fn row(seen: &Seen) -> [String; 8] {
     let dash = || "-".to_owned();
     let [running, waiting, hits, ttft, kv] = match &seen.load {
-        None => [dash(), dash(), dash(), dash(), "gave no answer".into()],
-        Some(load) => [
+        Err(_) => [dash(), dash(), dash(), dash(), "gave no answer".into()],
+        Ok(load) => [
             load.running_requests.to_string(),
             load.waiting_requests.to_string(),
             hits(load).unwrap_or_else(dash),
@@ -295,7 +322,8 @@ fn in_json(seen: &Seen) -> Value {
         "model": seen.model,
         "role": seen.role.to_string(),
         "worker": seen.worker.to_string(),
-        "load": seen.load,
+        "load": seen.load.as_ref().ok(),
+        "error": seen.load.as_ref().err().map(error_in_json),
     })
 }
 

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::fleet::Fleet;
-use crate::support::{send_signal, tiny_chat};
+use crate::support::{run_with, send_signal, tiny_chat};
 use crate::terminal::Terminal;
 
 const ENDPOINT: &str = "dyn://genset.backend.generate";
@@ -86,6 +86,37 @@ async fn what_is_asked_of_an_endpoint_reaches_its_workers() {
     assert_eq!(refused[0]["error"]["kind"], "unsupported");
     first.stop().await;
     second.stop().await;
+}
+
+#[tokio::test]
+async fn without_the_secret_of_the_fleet_top_and_the_doctor_say_why_workers_give_no_answer() {
+    let fleet = Fleet::new();
+    let folder = tempfile::tempdir().unwrap();
+    let secret = folder.path().join("secret");
+    std::fs::write(&secret, "the secret of the fleet").unwrap();
+    let variable = [("GENSET_WIRE_SECRET_FILE", secret.to_str().unwrap())];
+    let worker = fleet.worker(&variable).await;
+
+    let shown = fleet.ask(&["top", "--once"]).await;
+    assert_eq!(shown.code, Some(1), "{shown:?}");
+    let reason = shown.stdout.lines().last().unwrap_or_default();
+    assert!(reason.contains(" gave no answer: "), "{shown:?}");
+    assert!(reason.contains("--wire-secret-file"), "{shown:?}");
+    let seen = fleet.ask(&["top", "--json"]).await;
+    assert_eq!(seen.code, Some(1), "{seen:?}");
+    let seen: Value = serde_json::from_str(&seen.stdout).unwrap();
+    assert_eq!(seen[0]["load"], Value::Null);
+    assert_eq!(seen[0]["error"]["kind"], "cannot_connect");
+
+    let words = ["doctor", "--http-port=0"];
+    let looked = fleet.ask(&words).await;
+    assert_eq!(looked.code, Some(1), "{looked:?}");
+    let silent = "problem  workers that give no answer: 1 of 1; ";
+    assert!(looked.stdout.contains(silent), "{looked:?}");
+    let looked = run_with(fleet.command(&words, &variable), b"").await;
+    let answering = "ok       workers that answer: 1 of 1";
+    assert!(looked.stdout.contains(answering), "{looked:?}");
+    worker.stop().await;
 }
 
 #[tokio::test]
