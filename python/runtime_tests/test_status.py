@@ -113,7 +113,7 @@ def test_the_model_that_is_served_is_shown_and_asked() -> None:
             shown = {name: health[name] for name in ("state", "instance_id", "endpoint", "model")}
             assert shown == {
                 "state": "serving",
-                "instance_id": runtime.worker_id,
+                "instance_id": f"{runtime.worker_id:014x}",
                 "endpoint": "py.backend.generate",
                 "model": "mine",
             }

@@ -52,11 +52,22 @@ pub enum NameError {
         part: String,
     },
     /// No id of an instance.
-    #[error("{text:?} is no instance id: up to 14 hex digits, not 0 and below 2^53")]
+    #[error(
+        "{text:?} is no instance id: up to 14 hex digits, not 0 and below 2^53{}",
+        in_hex(text)
+    )]
     BadInstance {
         /// The text.
         text: String,
     },
+}
+
+/// What an id that was written in decimal digits is in hex, as a hint.
+fn in_hex(text: &str) -> String {
+    match text.parse() {
+        Ok(id) if InstanceId::is_one(id) => format!("; in hex digits it is {}", InstanceId(id)),
+        Ok(_) | Err(_) => String::new(),
+    }
 }
 
 impl EndpointName {
@@ -162,6 +173,10 @@ impl InstanceId {
     pub fn random() -> Self {
         Self(rand::random_range(1..Self::LIMIT))
     }
+
+    fn is_one(id: u64) -> bool {
+        (1..Self::LIMIT).contains(&id)
+    }
 }
 
 impl FromStr for InstanceId {
@@ -170,7 +185,7 @@ impl FromStr for InstanceId {
     /// Reads what `Display` writes: hex digits.
     fn from_str(text: &str) -> Result<Self, NameError> {
         match u64::from_str_radix(text, 16) {
-            Ok(id) if (1..Self::LIMIT).contains(&id) => Ok(Self(id)),
+            Ok(id) if Self::is_one(id) => Ok(Self(id)),
             Ok(_) | Err(_) => Err(NameError::BadInstance {
                 text: text.to_owned(),
             }),
@@ -228,5 +243,8 @@ mod tests {
         for text in ["", "x", "0", "20000000000000"] {
             text.parse::<InstanceId>().unwrap_err();
         }
+        let decimal = "667985562206542".parse::<InstanceId>().unwrap_err();
+        let hint = "; in hex digits it is 025f878226814e";
+        assert!(decimal.to_string().ends_with(hint), "{decimal}");
     }
 }

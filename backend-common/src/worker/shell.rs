@@ -127,19 +127,20 @@ impl Shell {
 
     /// One line for an operator at each station of the life; the steps between are for debugging.
     fn log(&self, state: State) {
-        let worker_id = self.effects.start.worker_id;
+        // As ids of instances are written everywhere.
+        let instance = format!("{:014x}", self.effects.start.worker_id);
         match state {
-            State::Starting => tracing::info!(worker_id, "starting the engine"),
+            State::Starting => tracing::info!(%instance, "starting the engine"),
             State::Serving(Listing::Listed) => {
-                tracing::info!(worker_id, model = self.model(), "serving");
+                tracing::info!(%instance, model = self.model(), "serving");
             }
-            State::Stopped(outcome) => tracing::info!(worker_id, ?outcome, "stopped"),
+            State::Stopped(outcome) => tracing::info!(%instance, ?outcome, "stopped"),
             State::Created
             | State::Registering(_)
             | State::Serving(Listing::Relisting)
             | State::Suspended(_)
             | State::Draining { .. }
-            | State::CleaningUp { .. } => tracing::debug!(worker_id, ?state, "worker"),
+            | State::CleaningUp { .. } => tracing::debug!(%instance, ?state, "worker"),
         }
     }
 

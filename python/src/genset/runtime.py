@@ -332,7 +332,7 @@ class EndpointService(Service):
             await self.bridge.operation(
                 lambda op: node.serve(op, number, self._endpoint.path, worker_id, self._max_requests)
             )
-            logger.info("%s: served by instance %x", self.name, worker_id)
+            logger.info("%s: served by instance %014x", self.name, worker_id)
             await self._stopped.wait()
         finally:
             await self._end()

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::Readiness;
-use crate::names::EndpointName;
+use crate::names::{EndpointName, InstanceId};
 
 /// A process's health at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl Health {
             "status": self.word(),
             "state": worker.state_name(),
             "since": rfc3339(worker.since),
-            "instance_id": worker.worker_id,
+            "instance_id": InstanceId(worker.worker_id).to_string(),
             "endpoint": endpoint.to_string(),
             "model": worker.model,
             "failed_canaries": worker.failed_canaries,
@@ -147,7 +147,7 @@ mod tests {
             "status": "not ready",
             "state": "serving",
             "since": "1970-01-01T00:00:00Z",
-            "instance_id": 7,
+            "instance_id": "00000000000007",
             "endpoint": "genset.backend.generate",
             "model": "m",
             "failed_canaries": 1,

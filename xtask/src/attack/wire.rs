@@ -21,7 +21,6 @@ use serde_json::Value;
 
 use super::figures::Row;
 use super::{Bench, Deed, Scene};
-use crate::http::{Request, exchange};
 use crate::served::resident_bytes;
 
 const HELLO: u8 = 0;
@@ -119,9 +118,7 @@ pub(super) fn large_headers(bench: &Bench) -> anyhow::Result<Row> {
     let location = record["address"]["location"].as_str();
     let location = location.context("the record has no address")?;
     let address: SocketAddr = location.split('/').next().unwrap_or(location).parse()?;
-    let health = exchange(worker.address, Request::get("/health"))?;
-    let health: Value = serde_json::from_slice(&health.body)?;
-    let request = request(&health["instance_id"]);
+    let request = request(&record["instance"]);
     let mut scene = Scene::of(worker);
     scene.frontend = Some(frontend);
     Ok(bench.measure(&mut scene, |scene| {
