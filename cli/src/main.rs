@@ -63,9 +63,9 @@ fn perform(command: Command) -> u8 {
         Command::Doctor(args) => coded(doctor::perform(&args)),
         Command::Tune(args) => coded(tune::perform(&args)),
         Command::Rm(args) => coded(hub::rm(&args)),
-        Command::Models(args) => coded(fleet::models(&args)),
-        Command::Top(args) => coded(fleet::top(&args)),
-        Command::Control(args) => coded(fleet::control(&args)),
+        Command::Models(args) => fleet::models(&args).unwrap_or_else(|error| failed(&error)),
+        Command::Top(args) => fleet::top(&args).unwrap_or_else(|error| failed(&error)),
+        Command::Control(args) => fleet::control(&args).unwrap_or_else(|error| failed(&error)),
         Command::Key(name) => {
             let (key, lines) = genset_frontend::keys::new_key(&name);
             input::print(&format!(
@@ -92,7 +92,7 @@ fn coded(outcome: Result<u8, EngineError>) -> u8 {
     }
 }
 
-/// Says why nothing was begun, and whether it is for what was asked.
+/// Says why nothing came of it, and whether it is for what was asked.
 fn failed(error: &EngineError) -> u8 {
     input::complain(error);
     let is_usage = matches!(

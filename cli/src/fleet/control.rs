@@ -27,7 +27,7 @@ Examples:
 
 Workers that others than this machine reach want the right to it: give both the same --control-secret-file.
 
-Exit codes: 0 every worker did it, 1 one did not, 2 usage, or no worker found.";
+Exit codes: 0 every worker did it, 1 one did not, no worker was found or discovery is away, 2 usage.";
 
 #[derive(Debug, Args)]
 pub(crate) struct ControlArgs {

@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::fleet::Fleet;
-use crate::support::{run_with, send_signal, tiny_chat};
+use crate::support::{run, run_with, send_signal, tiny_chat};
 use crate::terminal::Terminal;
 
 const ENDPOINT: &str = "dyn://genset.backend.generate";
@@ -139,8 +139,23 @@ async fn sigterm_gives_back_the_terminal_that_top_draws_on() {
 async fn where_there_is_no_worker_control_says_so() {
     let fleet = Fleet::new();
     let ended = fleet.ask(&["control", "dyn://nobody", "wake"]).await;
-    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.stderr.contains("nobody.backend.control"), "{ended:?}");
+    let misspelt = fleet.ask(&["control", "dyn://a.b.c.d", "wake"]).await;
+    assert_eq!(misspelt.code, Some(2), "{misspelt:?}");
+}
+
+#[tokio::test]
+async fn a_discovery_that_is_away_is_a_failure_and_no_usage_error() {
+    // A port that this test has, and on which nobody answers as etcd does.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    drop(silent);
+    let etcd = format!("--etcd-endpoints=http://{address}");
+    for command in ["models", "top"] {
+        let ended = run(&[command, "--discovery-backend=etcd", &etcd]).await;
+        assert_eq!(ended.code, Some(1), "{command}: {ended:?}");
+    }
 }
 
 #[tokio::test]
