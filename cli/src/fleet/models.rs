@@ -69,6 +69,10 @@ fn in_words(models: &[LiveModel]) -> String {
         }
     }
     let mut text = table(["MODEL", "ROLE", "CONTEXT", "ENDPOINT", "WORKERS"], &rows);
+    for model in models.iter().filter(|model| !model.is_servable()) {
+        let line = format!("{}: not served: no decode worker\n", model.card.name);
+        text.push_str(&line);
+    }
     for model in models.iter().filter(|model| !model.adapters.is_empty()) {
         let names: Vec<&str> = model.adapters.keys().map(String::as_str).collect();
         let line = format!("{}: adapters {}\n", model.card.name, names.join(", "));
@@ -103,6 +107,7 @@ fn in_json(model: &LiveModel) -> Value {
     json!({
         "model": model.card.name,
         "context_length_tokens": model.card.context_length_tokens,
+        "served": model.is_servable(),
         "pools": model.pools.iter().map(pool).collect::<Value>(),
         "adapters": model.adapters.keys().collect::<Vec<_>>(),
         "left_out_workers": model.left_out.iter().map(left_out).collect::<Value>(),

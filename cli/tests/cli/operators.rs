@@ -37,6 +37,24 @@ async fn models_are_listed_with_their_workers() {
     second.stop().await;
 }
 
+#[tokio::test]
+async fn a_model_that_has_prefill_workers_alone_is_listed_as_not_served() {
+    let fleet = Fleet::new();
+    let words = ["in=dyn", "out=sample", "--role=prefill"];
+    let prefill = fleet.worker_of(&words, &[]).await;
+    let shown = fleet.ask(&["models"]).await;
+    let line = shown.stdout.lines().last();
+    let expected = "tiny-chat: not served: no decode worker";
+    assert_eq!(line, Some(expected), "{shown:?}");
+    let words = ["in=dyn", "out=sample", "--role=decode"];
+    let decode = fleet.worker_of(&words, &[]).await;
+    let listed = fleet.ask(&["models", "--json"]).await;
+    let listed: Value = serde_json::from_str(&listed.stdout).unwrap();
+    assert_eq!(listed[0]["served"], true, "{listed}");
+    prefill.stop().await;
+    decode.stop().await;
+}
+
 fn words_of(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
