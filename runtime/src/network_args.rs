@@ -337,7 +337,10 @@ impl NetworkArgs {
             access,
             ..FileDiscoveryConfig::default()
         };
-        FileDiscovery::open(path, config)
+        FileDiscovery::open(path, config).map_err(|error| match error.at().is_some() {
+            true => error.with_at("--discovery-path"),
+            false => error,
+        })
     }
 
     #[cfg(not(feature = "etcd"))]

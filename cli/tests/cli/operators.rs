@@ -1,5 +1,7 @@
 //! `genset models`, `genset top` and `genset control`: what operators ask of a fleet that runs.
 
+use std::os::unix::fs::PermissionsExt;
+
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -161,6 +163,17 @@ async fn where_there_is_no_worker_control_says_so() {
     assert!(ended.stderr.contains("nobody.backend.control"), "{ended:?}");
     let misspelt = fleet.ask(&["control", "dyn://a.b.c.d", "wake"]).await;
     assert_eq!(misspelt.code, Some(2), "{misspelt:?}");
+}
+
+#[tokio::test]
+async fn a_discovery_directory_that_cannot_be_trusted_is_told_by_its_flag() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    let flag = ["--discovery-path", folder.path().to_str().unwrap()];
+    let ended = run(&[&["models"], &flag[..]].concat()).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    let expected = "error: --discovery-path: the discovery directory ";
+    assert!(ended.stderr.starts_with(expected), "{ended:?}");
 }
 
 #[tokio::test]
