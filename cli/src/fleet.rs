@@ -7,8 +7,8 @@ mod top;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use genset_backend_common::EngineError;
-use genset_runtime::{NetworkArgs, Reach, Runtime};
+use genset_backend_common::{EngineError, ErrorKind};
+use genset_runtime::{DiscoveryBackend, NetworkArgs, Reach, Runtime};
 use serde_json::{Value, json};
 
 pub(crate) use control::{ControlArgs, HELP as CONTROL_HELP, control};
@@ -29,6 +29,7 @@ fn with_runtime<T>(
     network: &NetworkArgs,
     ask: impl AsyncFnOnce(&Runtime) -> Result<T, EngineError>,
 ) -> Result<T, EngineError> {
+    check_directory(network)?;
     let threads = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -43,6 +44,25 @@ fn with_runtime<T>(
         runtime.shutdown().await;
         answer
     })
+}
+
+/// Refuses a directory of discovery that is named and not there: who looks at a fleet makes none.
+///
+/// # Errors
+/// `Unavailable`, naming the flag.
+fn check_directory(network: &NetworkArgs) -> Result<(), EngineError> {
+    let path = match network.discovery_backend {
+        Some(DiscoveryBackend::File) | None => network.discovery_path.as_deref(),
+        Some(DiscoveryBackend::Memory | DiscoveryBackend::Etcd) => None,
+    };
+    let Some(path) = path.filter(|path| !path.exists()) else {
+        return Ok(());
+    };
+    let problem = format!(
+        "{} is not there; the first worker or frontend of a fleet makes it",
+        path.display()
+    );
+    Err(EngineError::new(ErrorKind::Unavailable, problem).with_at("--discovery-path"))
 }
 
 /// Why a worker did not do what it was asked.

@@ -1,6 +1,8 @@
 //! Workers and frontends as processes of their own, which meet in a directory of the test.
 
+use std::fs::DirBuilder;
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -23,6 +25,11 @@ pub(crate) struct Fleet {
 impl Fleet {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
+        // Who only looks at a fleet makes none.
+        let made = DirBuilder::new()
+            .mode(0o700)
+            .create(folder.path().join("discovery"));
+        made.expect("a folder");
         Self { folder }
     }
 

@@ -142,8 +142,7 @@ async fn without_the_secret_of_the_fleet_top_and_the_doctor_say_why_workers_give
 #[tokio::test]
 async fn sigterm_gives_back_the_terminal_that_top_draws_on() {
     let folder = tempfile::tempdir().unwrap();
-    let discovery = folder.path().join("discovery");
-    let words = ["top", "--discovery-path", discovery.to_str().unwrap()];
+    let words = ["top", "--discovery-path", folder.path().to_str().unwrap()];
     let mut terminal = Terminal::spawn(&words, &[]);
     terminal
         .until(|screen| screen.alternate_screen() && screen.hide_cursor())
@@ -163,6 +162,23 @@ async fn where_there_is_no_worker_control_says_so() {
     assert!(ended.stderr.contains("nobody.backend.control"), "{ended:?}");
     let misspelt = fleet.ask(&["control", "dyn://a.b.c.d", "wake"]).await;
     assert_eq!(misspelt.code, Some(2), "{misspelt:?}");
+}
+
+#[tokio::test]
+async fn who_looks_at_a_fleet_makes_no_discovery_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    let misspelt = folder.path().join("misspelt");
+    let flag = ["--discovery-path", misspelt.to_str().unwrap()];
+    for words in [&["models"][..], &["top"], &["control", ENDPOINT, "wake"]] {
+        let ended = run(&[words, &flag].concat()).await;
+        assert_eq!(ended.code, Some(1), "{ended:?}");
+        let expected = format!(
+            "error: --discovery-path: {} is not there",
+            misspelt.display()
+        );
+        assert!(ended.stderr.starts_with(&expected), "{ended:?}");
+        assert!(!misspelt.exists());
+    }
 }
 
 #[tokio::test]
