@@ -264,6 +264,8 @@ pub(crate) struct RunConfig {
     /// How long an input that nobody watches waits for a worker of another process.
     pub(crate) worker_wait: Duration,
     pub(crate) tokio_console: Option<SocketAddr>,
+    /// What another process is given to meet this one.
+    pub(crate) network_flags: String,
     /// What the user should know of the words, once there is a log.
     pub(crate) remark: Option<&'static str>,
 }
@@ -348,7 +350,8 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     } else {
         HubModels::Fetch
     };
-    let config = check(*args, models)?;
+    let mut config = check(*args, models)?;
+    config.network_flags = read.settings.network_flags();
     Ok(match format {
         Some(format) => Command::Print(read.settings.print(format)),
         None => Command::Run(Box::new(config)),
@@ -559,6 +562,7 @@ fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
         batch_concurrency,
         worker_wait,
         tokio_console,
+        network_flags: String::new(),
         remark,
     })
 }

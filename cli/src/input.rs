@@ -145,7 +145,8 @@ pub(crate) fn waiting_for_workers(config: &RunConfig) -> String {
     let name = config.frontend.endpoint.as_ref();
     let word = name.map_or("dyn".into(), |name| format!("dyn://{name}"));
     format!(
-        "waiting for workers; start one in another terminal with:\n  genset run in={word} out=sample"
+        "waiting for workers; start one in another terminal with:\n  genset run in={word} out=sample{}",
+        config.network_flags
     )
 }
 

@@ -4,11 +4,12 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches};
+use clap::{Arg, ArgMatches, Args as _};
 use genset_backend_common::EngineError;
+use genset_runtime::NetworkArgs;
 use serde_json::{Map, Number, Value, json};
 
-use crate::args::{PrintFormat, did_you_mean, flag};
+use crate::args::{PrintFormat, did_you_mean, flag, quoted};
 
 /// Flags that a file may not hold: they are about the file, or end the program.
 const NOT_IN_FILES: &[&str] = &[
@@ -19,6 +20,9 @@ const NOT_IN_FILES: &[&str] = &[
     "version",
     "verbose",
 ];
+
+/// Flags of the network that each process has for itself.
+const OF_ONE_PROCESS: &[&str] = &["wire-host", "wire-port", "advertise-host"];
 
 /// The settings of `genset run`, each with its long name.
 fn settings(command: &clap::Command) -> impl Iterator<Item = (&str, &Arg)> {
@@ -114,6 +118,18 @@ impl Settings {
         of_file.count()
     }
 
+    /// What was given about the network, as flags behind a command: a process that has them meets this one.
+    pub(crate) fn network_flags(&self) -> String {
+        let network = NetworkArgs::augment_args(clap::Command::new("network"));
+        let is_shared = |setting: &&Setting| {
+            let name = setting.name.as_str();
+            let mut flags = network.get_arguments();
+            flags.any(|flag| flag.get_long() == Some(name)) && !OF_ONE_PROCESS.contains(&name)
+        };
+        let settings = self.0.iter().filter(is_shared);
+        settings.filter_map(Setting::given_flag).collect()
+    }
+
     /// As TOML that `--config` reads, or as JSON.
     pub(crate) fn print(&self, format: PrintFormat) -> String {
         match format {
@@ -131,6 +147,16 @@ impl Settings {
 }
 
 impl Setting {
+    /// As a flag behind a space, where it was given by hand or in the file.
+    fn given_flag(&self) -> Option<String> {
+        let value = self.value.as_ref()?;
+        let text = value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned);
+        let is_given = matches!(self.source, "flag" | "file");
+        is_given.then(|| format!(" {}", quoted(&format!("--{}={text}", self.name))))
+    }
+
     fn toml_line(&self) -> String {
         let Self {
             name,

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use rustix::process::Signal;
 
+use crate::fleet::Fleet;
 use crate::support::{Server, done_events, finish_reason, text_of, tiny_chat};
 
 /// The `curl` command of the banner, as the address, path and body it would send.
@@ -42,6 +43,20 @@ async fn the_command_that_the_banner_shows_gets_a_streamed_answer() {
         assert_eq!(text.contains("the capital of France"), is_echo, "{text}");
         server.stop().await;
     }
+}
+
+#[tokio::test]
+async fn the_worker_that_the_banner_shows_meets_the_frontend() {
+    let fleet = Fleet::new();
+    let words = ["run", "in=http", "out=dyn"];
+    let mut command = fleet.command(&words, &[]);
+    command.args(["--http-port=0", "--wire-port=0"]);
+    let mut server = Server::spawn(command).await;
+    let shown = server.line_with("genset run in=dyn").await;
+    let expected = "  genset run in=dyn out=sample --discovery-path=/";
+    assert!(shown.starts_with(expected), "{shown}");
+    assert!(shown.ends_with("/discovery"), "{shown}");
+    server.stop().await;
 }
 
 #[tokio::test]
