@@ -129,11 +129,17 @@ async fn without_the_secret_of_the_fleet_top_and_the_doctor_say_why_workers_give
     assert_eq!(seen[0]["error"]["kind"], "cannot_connect");
 
     let words = ["doctor", "--http-port=0"];
-    let looked = fleet.ask(&words).await;
+    // Without programs that the doctor could ask, and with a cache of its own.
+    let alone = [
+        ("PATH", "/nowhere"),
+        ("HF_HOME", folder.path().to_str().unwrap()),
+    ];
+    let looked = run_with(fleet.command(&words, &alone), b"").await;
     assert_eq!(looked.code, Some(1), "{looked:?}");
     let silent = "problem  workers that give no answer: 1 of 1; ";
     assert!(looked.stdout.contains(silent), "{looked:?}");
-    let looked = run_with(fleet.command(&words, &variable), b"").await;
+    let with_secret = [&alone[..], &variable].concat();
+    let looked = run_with(fleet.command(&words, &with_secret), b"").await;
     let answering = "ok       workers that answer: 1 of 1";
     assert!(looked.stdout.contains(answering), "{looked:?}");
     worker.stop().await;
