@@ -3,7 +3,7 @@
 use genset_frontend::FrontendConfig;
 use serde_json::{Value, json};
 
-use super::{RESPONSES, asked, joined};
+use super::{RESPONSES, asked, events};
 use crate::client::post;
 use crate::script::Script;
 use crate::support::{MODEL, Site, config, echo, encode, eventually};
@@ -42,7 +42,8 @@ async fn only_so_much_is_kept() {
         let further = json!({"user": user, "stream": stream});
         site.post(RESPONSES, &asked("Hi", further)).await
     };
-    let streamed = joined(&asked_of(&large, true).await);
+    let streamed = events(&asked_of(&large, true).await);
+    let streamed = streamed.last().expect("events")["response"].clone();
     for response in [streamed, asked_of(&large, false).await.json()] {
         assert_eq!(response["store"], false);
         let at = format!("{RESPONSES}/{}", response["id"].as_str().expect("an id"));
