@@ -7,7 +7,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         name: "stops-publishing",
         stands_for: "a publisher's connection that breaks after a while and is not made again",
-        killed_by: &["KV01", "KV08"],
+        killed_by: &["KV01", "KV08", "KV12"],
         build: |_, _| with_flaw(Flaw::StopsPublishing),
     },
     Mutant {
