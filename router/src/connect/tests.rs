@@ -82,6 +82,7 @@ impl Site {
                 location: "nowhere".into(),
             },
             card: Some(card),
+            started_ms: 0,
         };
         let lease = self.discovery.lease().await.unwrap();
         lease.put(record.to_entry().unwrap()).await.unwrap();
