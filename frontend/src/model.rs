@@ -75,7 +75,15 @@ impl ServedModel {
         self.card == live.card && (can_be_apart || self.endpoint == live.endpoint())
     }
 
-    /// The same of the model that it is, or is an adapter of.
+    /// What of `live` serves the model that it is, or is an adapter of: also workers that are left out do, until what is preferred to
+    /// them is ready.
+    fn base_in<'a>(&self, live: &'a LiveModel) -> Option<&'a LiveModel> {
+        let others = live.others.iter().filter(|other| other.is_servable());
+        let mut all = std::iter::once(live).chain(others);
+        all.find(|service| self.is_base_of(service))
+    }
+
+    /// As [`Self::is_of`], of the model that it is, or is an adapter of.
     fn is_base_of(&self, live: &LiveModel) -> bool {
         match &self.adapter {
             None => self.is_of(live),

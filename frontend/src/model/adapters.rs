@@ -71,7 +71,9 @@ pub(super) fn renew(
     let mut wanted: BTreeMap<String, Arc<ServedModel>> = BTreeMap::new();
     let mut is_new = false;
     for base in &models {
-        let adapters = live.get(&base.card.name).map(|live| live.adapters.values());
+        let live = live.get(&base.card.name);
+        let service = live.and_then(|live| base.base_in(live));
+        let adapters = service.map(|service| service.adapters.values());
         for adapter in adapters.into_iter().flatten() {
             let name = &adapter.name;
             if wanted.contains_key(name) || is_models(name) {

@@ -1,4 +1,5 @@
-//! [`Follower`] prepares models as workers announce them, and lets them go with their workers.
+//! [`Follower`] prepares models as workers announce them, and lets them go with their workers. Where another card of a name comes to
+//! be preferred, the model is served by the former until the new one is ready.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -71,7 +72,8 @@ impl Follower {
                 Arc::make_mut(map).retain(|name, known| {
                     // An adapter stays as long as its model is there and has it.
                     let name = known.adapter.as_ref().map_or(name, |served| &served.base);
-                    let is_served = wanted.get(name).is_some_and(|live| known.is_base_of(live));
+                    let live = wanted.get(name);
+                    let is_served = live.is_some_and(|live| known.base_in(live).is_some());
                     if !is_served {
                         self.lingering.gone(&known.card);
                     }
@@ -84,7 +86,10 @@ impl Follower {
                 let known = failures.len();
                 // Those that have come by a place since are not told that there is none.
                 let is_stale = |failure: &Failure| matches!(failure, Failure::NoRoom(_));
-                failures.retain(|name, failure| wanted.contains_key(name) && !is_stale(failure));
+                failures.retain(|name, failure| {
+                    let live = wanted.get(name);
+                    live.is_some_and(|live| !self.is_ready(name, live)) && !is_stale(failure)
+                });
                 let has_gone = failures.len() != known;
                 let no_room = |(name, refusal)| (name, Failure::NoRoom(refusal));
                 failures.extend(left_out.into_iter().map(no_room));
@@ -96,7 +101,7 @@ impl Follower {
                     .is_some_and(|live| live.is_same_service(&known.live))
             });
             for (name, live) in &wanted {
-                if !self.map.borrow().contains_key(name) && !preparing.contains_key(name) {
+                if !self.is_ready(name, live) && !preparing.contains_key(name) {
                     preparing.insert(name.clone(), self.begin(live));
                 }
             }
@@ -116,6 +121,12 @@ impl Follower {
                 }
             }
         }
+    }
+
+    /// Whether the model of this name is served as `live` says, and not by another card.
+    fn is_ready(&self, name: &str, live: &LiveModel) -> bool {
+        let map = self.map.borrow();
+        map.get(name).is_some_and(|known| known.is_of(live))
     }
 
     fn begin(&self, live: &LiveModel) -> Preparing<'_> {

@@ -8,7 +8,8 @@ use std::time::Duration;
 use genset_backend_common::output::Finish;
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{
-    EngineError, ErrorKind, MetricsRegistry, RequestField, card::EndpointType,
+    EngineError, ErrorKind, MetricsRegistry, RequestField, Role,
+    card::{Artifact, EndpointType},
 };
 use genset_frontend::{FrontendConfig, FrontendServer};
 use genset_runtime::Runtime;
@@ -472,4 +473,57 @@ async fn a_worker_whose_card_differs_is_named_with_what_differs() {
     soon(second.shutdown()).await;
     eventually("it is gone", || site.metric(left_out) < 1.0).await;
     site.close().await;
+}
+
+/// Most workers publish another card, which cannot be prepared at first.
+#[tokio::test]
+async fn a_model_is_served_by_its_old_card_until_the_new_one_is_ready() {
+    let mut broken = worker_config();
+    for artifact in &mut broken.artifacts {
+        if artifact.reference.name == "tokenizer.json" {
+            *artifact = Artifact::new("tokenizer.json", b"{".to_vec());
+        }
+    }
+    let good = WorkerConfig {
+        context_length_tokens: Some(100),
+        ..worker_config()
+    };
+    // Also with roles, where the layers follow whoever plays them.
+    for roles in [&[][..], &Role::ALL] {
+        let [one, two] = one_and_two().map(|engine| {
+            let roles = roles.iter().copied();
+            engine.declaring(|can| can.roles.extend(roles))
+        });
+        let site = Site::start(one).await;
+        let start = async |ids: [u64; 2], publishing: &WorkerConfig| {
+            let [first, second] = ids.map(|id| {
+                let (engine, metrics) = (two.clone(), MetricsRegistry::default());
+                start_worker(&site.runtime, id, engine, publishing.clone(), metrics)
+            });
+            tokio::join!(first, second)
+        };
+        let workers = start([2, 3], &broken).await;
+        let models = site.server.models();
+        eventually("it cannot be prepared", || !models.is_coming(MODEL)).await;
+        for _ in 0..4 {
+            assert_eq!(ask(&site).await, (200, "one".into()));
+        }
+        soon(workers.0.shutdown()).await;
+        soon(workers.1.shutdown()).await;
+
+        let workers = start([4, 5], &good).await;
+        soon(async {
+            loop {
+                let (status, text) = ask(&site).await;
+                assert_eq!(status, 200, "{text}");
+                if text == "two" {
+                    break;
+                }
+            }
+        })
+        .await;
+        soon(workers.0.shutdown()).await;
+        soon(workers.1.shutdown()).await;
+        site.close().await;
+    }
 }

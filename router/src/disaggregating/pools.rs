@@ -119,9 +119,10 @@ impl Follower {
         let mut models = self.directory.subscribe();
         loop {
             let model = models.borrow_and_update().get(&self.card.name).cloned();
-            // Another card of the name is another model, which is connected anew.
-            let model = model.filter(|model| model.card == self.card);
-            let is_whole = self.update(model.as_ref(), &sender).await;
+            // Where another card of the name is preferred, that is another model, which is connected anew; what began by this one
+            // goes on by it.
+            let model = model.as_ref().and_then(|model| model.by_card(&self.card));
+            let is_whole = self.update(model, &sender).await;
             let changed = models.changed();
             if is_whole {
                 if changed.await.is_err() {

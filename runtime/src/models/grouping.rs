@@ -20,6 +20,8 @@ pub struct LiveModel {
     pub adapters: BTreeMap<String, Adapter>,
     /// Workers of this name that are kept apart, since they publish something else.
     pub left_out: Vec<LeftOutWorker>,
+    /// What those workers serve, by their cards and endpoints: who began with one of these may go on with it.
+    pub others: Vec<LiveModel>,
 }
 
 /// The instances of a model that play one role.
@@ -58,6 +60,13 @@ impl LiveModel {
     pub fn endpoint(&self) -> EndpointName {
         let pool = self.pools.get(&self.whole_role());
         pool.map(|pool| pool.endpoint.clone()).unwrap_or_default()
+    }
+
+    /// The service by `card`: this one, or that of workers that are left out.
+    #[must_use]
+    pub fn by_card(&self, card: &ModelCard) -> Option<&Self> {
+        let mut all = std::iter::once(self).chain(&self.others);
+        all.find(|service| service.card == *card)
     }
 
     /// All instances, whatever their role, by id.
@@ -192,18 +201,23 @@ fn choose(mut groups: Vec<Group>) -> Option<LiveModel> {
         rest,
         ..
     } = services.swap_remove(index);
-    let others = services.into_iter().flat_map(Service::into_groups);
-    let others: Vec<Group> = rest.into_iter().chain(others).collect();
     for pool in chosen.pools.values_mut() {
         pool.instances.sort_unstable();
     }
+    let alone = |group: Group| Service::of(group).model;
+    let mut others: Vec<LiveModel> = rest.into_iter().map(alone).collect();
+    for Service { model, rest, .. } in services {
+        others.push(model);
+        others.extend(rest.into_iter().map(alone));
+    }
     chosen.left_out = others
         .iter()
-        .flat_map(|group| left_out(group, &chosen))
+        .flat_map(|other| left_out(other, &chosen))
         .collect();
     chosen
         .left_out
         .sort_unstable_by_key(|worker| worker.instance);
+    chosen.others = others;
     Some(chosen)
 }
 
@@ -214,6 +228,7 @@ impl Service {
             pools: BTreeMap::new(),
             adapters: BTreeMap::new(),
             left_out: Vec::new(),
+            others: Vec::new(),
         };
         let mut service = Self {
             model,
@@ -228,47 +243,33 @@ impl Service {
         self.started_ms = self.started_ms.min(group.started_ms);
         self.model.take(group);
     }
-
-    /// All of its groups.
-    fn into_groups(self) -> impl Iterator<Item = Group> {
-        let LiveModel { card, pools, .. } = self.model;
-        let started_ms = self.started_ms;
-        let pools = pools.into_iter().map(move |(role, pool)| Group {
-            card: card.clone(),
-            role,
-            pool,
-            adapters: BTreeMap::new(),
-            started_ms,
-        });
-        pools.chain(self.rest)
-    }
 }
 
-fn left_out(group: &Group, chosen: &LiveModel) -> Vec<LeftOutWorker> {
-    let differences = differences(group, chosen);
-    let workers = group.pool.instances.iter().map(|instance| LeftOutWorker {
-        instance: *instance,
-        endpoint: group.pool.endpoint.clone(),
-        differences: differences.clone(),
+/// The workers of `other`, each with what differs.
+fn left_out(other: &LiveModel, chosen: &LiveModel) -> Vec<LeftOutWorker> {
+    let workers = other.pools.iter().flat_map(|(role, pool)| {
+        let differences = differences(&other.card, *role, pool, chosen);
+        pool.instances.iter().map(move |instance| LeftOutWorker {
+            instance: *instance,
+            endpoint: pool.endpoint.clone(),
+            differences: differences.clone(),
+        })
     });
     workers.collect()
 }
 
-/// What `other` publishes that `chosen` does not, or otherwise.
-fn differences(other: &Group, chosen: &LiveModel) -> Vec<String> {
+/// What the workers of a pool publish that `chosen` does not, or otherwise.
+fn differences(card: &ModelCard, role: Role, pool: &Pool, chosen: &LiveModel) -> Vec<String> {
     let mut differences = Vec::new();
-    let endpoint = chosen.pools.get(&other.role).map(|pool| &pool.endpoint);
-    if let Some(endpoint) = endpoint.filter(|endpoint| **endpoint != other.pool.endpoint) {
-        differences.push(format!(
-            "endpoint: {}, in use: {endpoint}",
-            other.pool.endpoint
-        ));
+    let endpoint = chosen.pools.get(&role).map(|pool| &pool.endpoint);
+    if let Some(endpoint) = endpoint.filter(|endpoint| **endpoint != pool.endpoint) {
+        differences.push(format!("endpoint: {}, in use: {endpoint}", pool.endpoint));
     }
     let fields = |card: &ModelCard| match serde_json::to_value(card) {
         Ok(Value::Object(fields)) => fields,
         Ok(_) | Err(_) => serde_json::Map::new(),
     };
-    let (theirs, ours) = (fields(&other.card), fields(&chosen.card));
+    let (theirs, ours) = (fields(card), fields(&chosen.card));
     let null = Value::Null;
     let names: std::collections::BTreeSet<&String> = theirs.keys().chain(ours.keys()).collect();
     for name in names {
@@ -365,6 +366,13 @@ mod tests {
             let model = the_model(&records);
             assert_eq!(model.card.context_length_tokens, expected, "{new} {left}");
             assert_eq!(model.left_out.len(), new.min(left));
+            // Those of the other card go on with what they have begun.
+            let serving = |context: u32| {
+                let config = EngineConfig::new("m", context);
+                let service = model.by_card(&ModelCard::from_config(&config));
+                service.map_or(0, LiveModel::size)
+            };
+            assert_eq!((serving(10), serving(20)), (left, new));
         }
     }
 
