@@ -54,6 +54,15 @@ impl Peer {
     fn open_caller(&self) -> Option<Arc<Caller>> {
         self.caller.lock().clone().filter(|caller| caller.is_open())
     }
+
+    /// Whether it said goodbye on its last connection, which may not have ended yet.
+    fn is_leaving(&self) -> bool {
+        let caller = self.caller.lock();
+        match &*caller {
+            Some(caller) => !caller.is_open(),
+            None => self.has_left.load(Ordering::Relaxed),
+        }
+    }
 }
 
 impl Peers {
@@ -91,7 +100,7 @@ impl Peers {
         let connected = self.shared.common.vital.run(connect).await;
         if let Err(error) = &connected {
             // Its address is for operators: clients read the error. That of a process which said goodbye is no news.
-            if peer.has_left.load(Ordering::Relaxed) {
+            if peer.is_leaving() {
                 tracing::debug!(process, %error, "a worker that left cannot be reached");
             } else if self.shared.common.metrics.may_log("cannot_connect") {
                 tracing::warn!(process, %error, "a worker cannot be reached; further ones are not told of for a minute");
@@ -170,7 +179,6 @@ impl Peers {
         );
         *peer.caller.lock() = Some(Arc::clone(&caller));
         peer.is_down.store(false, Ordering::Relaxed);
-        peer.has_left.store(false, Ordering::Relaxed);
         let connection = Connection {
             peers: self.clone(),
             process: process.to_owned(),
@@ -208,9 +216,8 @@ struct Connection {
 impl Connection {
     async fn ended(self, ended: &Ended) {
         let was_leaving = !self.caller.is_open();
-        let is_current = self.forget();
+        let is_current = self.forget(was_leaving);
         if is_current && *ended != Ended::Shutdown {
-            self.peer.has_left.store(was_leaving, Ordering::Relaxed);
             self.peer.is_down.store(true, Ordering::Relaxed);
         }
         self.caller.end(ended);
@@ -237,12 +244,13 @@ impl Connection {
     }
 
     /// Whether this was the process's connection, and no newer one has taken its place.
-    fn forget(&self) -> bool {
+    fn forget(&self, was_leaving: bool) -> bool {
         let mut current = self.peer.caller.lock();
         let is_current = current
             .as_ref()
             .is_some_and(|caller| Arc::ptr_eq(caller, &self.caller));
         if is_current {
+            self.peer.has_left.store(was_leaving, Ordering::Relaxed);
             *current = None;
         }
         is_current
