@@ -10,6 +10,7 @@ use genset_runtime::NetworkArgs;
 use serde_json::{Map, Number, Value, json};
 
 use crate::args::{PrintFormat, did_you_mean, flag, quoted};
+use crate::urls::without_password;
 
 /// Flags that a file may not hold: they are about the file, or end the program.
 const NOT_IN_FILES: &[&str] = &[
@@ -147,12 +148,17 @@ impl Settings {
 }
 
 impl Setting {
-    /// As a flag behind a space, where it was given by hand or in the file.
+    /// As a flag behind a space, where it was given by hand or in the file. Passwords of URLs are left out: it is for a terminal.
     fn given_flag(&self) -> Option<String> {
         let value = self.value.as_ref()?;
         let text = value
             .as_str()
             .map_or_else(|| value.to_string(), str::to_owned);
+        let shown = |part: &str| match part.contains("://") {
+            true => without_password(part),
+            false => part.to_owned(),
+        };
+        let text = text.split(',').map(shown).collect::<Vec<_>>().join(",");
         let is_given = matches!(self.source, "flag" | "file");
         is_given.then(|| format!(" {}", quoted(&format!("--{}={text}", self.name))))
     }
@@ -204,6 +210,20 @@ fn number_or_text(text: String) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flag_that_is_shown_has_no_password() {
+        let setting = |value: &str| Setting {
+            name: "nats-server".to_owned(),
+            value: Some(value.into()),
+            source: "flag",
+        };
+        let shown = setting("nats://me:secret@one:4222,nats://two:4222").given_flag();
+        let expected = " --nats-server=nats://one:4222,nats://two:4222";
+        assert_eq!(shown.as_deref(), Some(expected));
+        let shown = setting("/srv/a fleet").given_flag();
+        assert_eq!(shown.as_deref(), Some(" '--nats-server=/srv/a fleet'"));
+    }
 
     #[test]
     fn what_a_number_would_change_stays_a_text() {
