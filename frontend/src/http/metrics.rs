@@ -1,7 +1,6 @@
 //! The metrics of the HTTP server. Names and labels are documented in the operators' guide.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use genset_backend_common::output::Usage;
@@ -15,7 +14,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::Span;
 
@@ -80,9 +79,7 @@ struct Shared {
     requests: Family<RequestLabels, Counter>,
     in_flight: Gauge,
     /// Requests that have come whole and were taken on: the others are refused when the server drains.
-    under_way: AtomicUsize,
-    /// Told when the last request under way has ended.
-    idle: Notify,
+    under_way: watch::Sender<usize>,
     connections: Gauge,
     refused_connections: Counter,
     tokens: TokenCounters,
@@ -111,8 +108,7 @@ impl HttpMetrics {
                 "genset_http_requests_in_flight",
                 "Requests not answered to the end",
             ),
-            under_way: AtomicUsize::new(0),
-            idle: Notify::new(),
+            under_way: watch::Sender::new(0),
             connections: registry.create("genset_http_connections", "Open connections"),
             refused_connections: registry.create(
                 "genset_http_refused_connections",
@@ -166,13 +162,9 @@ impl HttpMetrics {
 
     /// Waits until no request is under way. One whose body still comes is none.
     pub(super) async fn idle(&self) {
-        loop {
-            let ended = self.shared.idle.notified();
-            if self.shared.under_way.load(Ordering::Relaxed) == 0 {
-                return;
-            }
-            ended.await;
-        }
+        let mut under_way = self.shared.under_way.subscribe();
+        // Who tells is there as long as `self` is.
+        drop(under_way.wait_for(|count| *count == 0).await);
     }
 
     /// Counts a request in until the guard is dropped. Its status is that of a client that left until another is set.
@@ -268,7 +260,7 @@ impl RequestGuard {
         let ctx = continue_trace(&self.span, ctx);
         self.ctx = Some(ctx.clone());
         let shared = &self.metrics.shared;
-        shared.under_way.fetch_add(1, Ordering::Relaxed);
+        shared.under_way.send_modify(|count| *count += 1);
         ctx
     }
 
@@ -480,8 +472,8 @@ impl Drop for RequestGuard {
         }
         let shared = &self.metrics.shared;
         shared.in_flight.dec();
-        if self.ctx.is_some() && shared.under_way.fetch_sub(1, Ordering::Relaxed) == 1 {
-            shared.idle.notify_waiters();
+        if self.ctx.is_some() {
+            shared.under_way.send_modify(|count| *count -= 1);
         }
         let labels = RequestLabels {
             endpoint: self.endpoint,
