@@ -71,9 +71,10 @@ pub struct RequestLimits {
     pub max_waiting: usize,
     /// Deadline of requests that bring none; `None` for no deadline.
     pub request_timeout: Option<Duration>,
-    /// The longest silence between two items of a stream of tokens or text, met within twice its length; `None` for no limit. It counts from when
-    /// `generate` has returned the stream, and from the engine's last [step](crate::HealthReporter::report_step) where it reports
-    /// them.
+    /// The longest silence between two items of a stream of tokens or text, met within twice its length; `None` for no limit. It
+    /// counts from when `generate` has returned the stream, and from the engine's last
+    /// [step](crate::HealthReporter::report_step) where it reports them. Before the first item, an engine that answers others is
+    /// not silent.
     pub idle_timeout: Option<Duration>,
 }
 

@@ -241,7 +241,7 @@ impl GuardedStream {
         let clock = Clock::new(
             guard.ctx.deadline(),
             idle_timeout,
-            in_flight.steps(),
+            progress(&in_flight, 0),
             Instant::now(),
         );
         let places = Some(places);
@@ -282,6 +282,9 @@ impl GuardedStream {
             Ok(Poll::Ready(Some(Ok(output)))) => {
                 // Only the engine's own items are a sign of life, not the errors made here.
                 self.in_flight.heartbeat();
+                if self.is_canary() {
+                    self.in_flight.canary_heartbeat();
+                }
                 match self.guard.judge(output) {
                     Some(item) => {
                         if self.guard.is_cut {
@@ -326,7 +329,8 @@ impl GuardedStream {
         if self.cancelled.as_mut().poll(cx).is_ready() {
             return Poll::Ready(self.guard.cancelled());
         }
-        let Poll::Ready(message) = self.clock.poll(cx, self.in_flight.steps()) else {
+        let progress = progress(&self.in_flight, self.items);
+        let Poll::Ready(message) = self.clock.poll(cx, progress) else {
             return Poll::Pending;
         };
         self.guard.ctx.cancel(CancelReason::Deadline);
@@ -447,18 +451,25 @@ impl Drop for GuardedStream {
     }
 }
 
+/// What moves while the engine works for a request that has had so many items: the steps that it reports, and before the first item,
+/// which may wait for its turn in the engine, also what others are answered.
+fn progress(in_flight: &InFlight, items: u64) -> u64 {
+    let answers = if items == 0 { in_flight.answers() } else { 0 };
+    in_flight.steps().wrapping_add(answers)
+}
+
 /// The deadline and the idle limit of one stream, on one timer that is touched only when it fires.
 struct Clock {
     sleep: Option<Pin<Box<Sleep>>>,
     deadline: Option<Instant>,
     idle: Option<Duration>,
     was_active: bool,
-    /// Steps of the engine as of the last time the timer fired.
-    steps: u64,
+    /// The engine's [`progress`] as of the last time the timer fired.
+    progress: u64,
 }
 
 impl Clock {
-    fn new(deadline: Option<Instant>, idle: Option<Duration>, steps: u64, now: Instant) -> Self {
+    fn new(deadline: Option<Instant>, idle: Option<Duration>, progress: u64, now: Instant) -> Self {
         let next = Self::next(deadline, idle, now);
         let sleep = next.map(|at| Box::pin(tokio::time::sleep_until(at)));
         Self {
@@ -466,7 +477,7 @@ impl Clock {
             deadline,
             idle,
             was_active: false,
-            steps,
+            progress,
         }
     }
 
@@ -479,9 +490,9 @@ impl Clock {
         self.was_active = true;
     }
 
-    /// Ready, with a message, when a limit has passed. An engine that has come to other `steps` is not silent: the request waits
-    /// for its turn, or its prompt is computed.
-    fn poll(&mut self, cx: &mut Context<'_>, steps: u64) -> Poll<String> {
+    /// Ready, with a message, when a limit has passed. An engine that has made `progress` is not silent: the request waits for its
+    /// turn, or its prompt is computed.
+    fn poll(&mut self, cx: &mut Context<'_>, progress: u64) -> Poll<String> {
         let Some(sleep) = self.sleep.as_mut() else {
             return Poll::Pending;
         };
@@ -490,8 +501,8 @@ impl Clock {
             if self.deadline.is_some_and(|deadline| now >= deadline) {
                 return Poll::Ready("the request's deadline passed before it finished".into());
             }
-            let has_stepped = std::mem::replace(&mut self.steps, steps) != steps;
-            let was_active = std::mem::take(&mut self.was_active) || has_stepped;
+            let has_progressed = std::mem::replace(&mut self.progress, progress) != progress;
+            let was_active = std::mem::take(&mut self.was_active) || has_progressed;
             if let Some(idle) = self.idle
                 && !was_active
             {

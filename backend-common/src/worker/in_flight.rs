@@ -26,6 +26,8 @@ struct Shared {
     count: watch::Sender<usize>,
     /// Items heard from the engine, ever; shows the canary whether it is needed.
     heartbeats: AtomicU64,
+    /// Those of them that were canaries'.
+    of_canaries: AtomicU64,
 }
 
 impl InFlight {
@@ -96,9 +98,20 @@ impl InFlight {
         self.shared.heartbeats.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Notes that the item was a canary's.
+    pub(super) fn canary_heartbeat(&self) {
+        self.shared.of_canaries.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Items heard from the engine, ever.
     pub(super) fn heartbeats(&self) -> u64 {
         self.shared.heartbeats.load(Ordering::Relaxed)
+    }
+
+    /// Items of clients' requests heard from the engine, ever.
+    pub(super) fn answers(&self) -> u64 {
+        let of_canaries = self.shared.of_canaries.load(Ordering::Relaxed);
+        self.heartbeats().wrapping_sub(of_canaries)
     }
 
     /// Steps that the engine reported, ever.

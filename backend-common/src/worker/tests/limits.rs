@@ -266,6 +266,33 @@ async fn an_engine_that_computes_steps_is_not_silent() {
     stop_cleanly(&handle).await;
 }
 
+/// It may wait in a queue of the engine's, which reports no steps. What canaries get says nothing of that.
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_answers_others_is_not_silent_before_the_first_item() {
+    let idle = Duration::from_secs(10);
+    let mut config = config();
+    (config.limits.idle_timeout, config.limits.request_timeout) = (Some(idle), None);
+    let world = World::new();
+    let handle = serving(&world, config).await;
+    world.answer_with(move |request, ctx| {
+        let is_busy = request.stop.max_tokens == Some(20);
+        let pause = if is_busy { idle / 2 } else { idle * 5 };
+        Ok(slowly(request, ctx, pause))
+    });
+    let ask = async |max_tokens| {
+        let mut request = request();
+        request.stop.max_tokens = Some(max_tokens);
+        let ctx = RequestContext::new(max_tokens.to_string());
+        read(world.generate(request, ctx).await.unwrap()).await
+    };
+    let (waiting, busy) = tokio::join!(ask(1), ask(20));
+    assert_eq!((waiting.tokens.len(), busy.tokens.len()), (1, 20));
+
+    let failed = Transcript::failed(ErrorKind::DeadlineExceeded, &[]);
+    assert_eq!(read(send(&world, "alone").await.unwrap()).await, failed);
+    stop_cleanly(&handle).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn requests_run_wait_or_are_refused_in_this_order() {
     let (world, handle) = stalling(narrow()).await;
