@@ -182,7 +182,7 @@ impl Models {
         let left_out = LeftOutWorkers::default();
         runtime.metrics().register(
             "genset_frontend_left_out_workers",
-            "Workers that get no requests because their card differs from the one in use",
+            "Workers whose card differs from the preferred one: they get no new requests once that one is ready",
             left_out.clone(),
         );
         models.work.register(runtime.metrics());

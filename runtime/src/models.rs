@@ -321,7 +321,7 @@ fn report(models: &ModelMap, reported: BTreeSet<InstanceId>) -> BTreeSet<Instanc
                     instance = %worker.instance,
                     endpoint = %worker.endpoint,
                     differences = worker.differences.join("; "),
-                    "this worker's card differs from the one in use; it gets no requests"
+                    "this worker's card differs from the preferred one; it gets no new requests once that one is ready"
                 );
             }
         }

@@ -81,7 +81,7 @@ fn in_words(models: &[LiveModel]) -> String {
     for model in models {
         for worker in &model.left_out {
             let line = format!(
-                "{}: worker {} gets no requests, for it publishes something else: {}\n",
+                "{}: worker {} gets no new requests, for it publishes something else: {}\n",
                 model.card.name,
                 worker.instance,
                 worker.differences.join("; ")

@@ -93,7 +93,7 @@ impl LiveModel {
     }
 }
 
-/// A worker that gets no requests, because its card is not the one in use.
+/// A worker that gets no new requests once the model's card is ready, because its own is another.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOutWorker {
     /// The worker.
