@@ -205,6 +205,17 @@ fn refuse_to_choose(config: &RunConfig, models: &Models) -> Result<(), EngineErr
     Err(EngineError::invalid_argument("--model-name", problem))
 }
 
+/// Looks for what is wrong with the input, before there is a model.
+///
+/// # Errors
+/// When a batch has no prompts, or has its answers already.
+pub(crate) fn check(config: &RunConfig) -> Result<(), EngineError> {
+    match &config.input {
+        InputKind::Batch(path) => batch::check(path),
+        InputKind::Text | InputKind::Stdin | InputKind::Http | InputKind::Dyn(_) => Ok(()),
+    }
+}
+
 /// Runs a terminal input to its end.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ mod tally;
 
 use std::fmt::Display;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use futures_util::{StreamExt, stream};
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
@@ -43,6 +43,16 @@ pub(super) struct Asked {
     pub(super) seen: SeenModels,
 }
 
+/// Looks for what keeps [`run`] from beginning, before there is an engine.
+///
+/// # Errors
+/// When there is no input at `path`, or the output is there already.
+pub(super) fn check(path: &Path) -> Result<(), EngineError> {
+    let (folder, _) = prompts::files_at(path)?;
+    let output = folder.join(OUTPUT);
+    refuse_written(&output, &notes_of(&output))
+}
+
 /// Answers every prompt at `path`, `concurrency` at a time. What a prompt failed with stands in its line.
 ///
 /// # Errors
@@ -61,14 +71,8 @@ pub(super) async fn run(
     }
     let output = prompts.folder().join(OUTPUT);
     let total = prompts.count();
-    let path = output.with_extension("jsonl.part");
-    if output.exists() && !path.exists() {
-        let problem = format!(
-            "{} has the answers of an earlier run; move or remove it to begin anew",
-            output.display()
-        );
-        return Err(refused(problem));
-    }
+    let path = notes_of(&output);
+    refuse_written(&output, &path)?;
     let notes = BatchNotes::open(path, prompts.fingerprint(), total, model);
     let mut notes = notes.map_err(refused)?;
     if notes.count() > 0 {
@@ -138,6 +142,23 @@ pub(super) async fn run(
         );
     }
     Err(EngineError::internal(problem))
+}
+
+/// Where the answers to an output are noted as they come.
+fn notes_of(output: &Path) -> PathBuf {
+    output.with_extension("jsonl.part")
+}
+
+/// Refuses an output without notes, that of a run that is over.
+fn refuse_written(output: &Path, notes: &Path) -> Result<(), EngineError> {
+    if !output.exists() || notes.exists() {
+        return Ok(());
+    }
+    let problem = format!(
+        "{} has the answers of an earlier run; move or remove it to begin anew",
+        output.display()
+    );
+    Err(refused(problem))
 }
 
 /// Writes all answers in the order of their prompts, whole or not at all. Returns how many are errors.

@@ -220,7 +220,8 @@ async fn a_folder_stands_for_its_files() {
     let file = folder.path().join("output.jsonl");
     let before = fs::read(&file).unwrap();
     for input in [folder.path(), &folder.path().join("b.jsonl")] {
-        let again = batch(input, &["out=echo_full", "--model-name=m"]).await;
+        // Before there is an engine.
+        let again = batch(input, &["out=cmd:/no/such/program"]).await;
         assert_eq!(again.code, Some(1), "{again:?}");
         let expected = "has the answers of an earlier run; move or remove it";
         assert!(again.stderr.contains(expected), "{again:?}");

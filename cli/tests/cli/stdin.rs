@@ -51,7 +51,10 @@ async fn what_cannot_be_asked_fails_with_one_line() {
 #[tokio::test]
 async fn without_a_worker_an_input_that_nobody_watches_ends_with_code_1() {
     let fleet = Fleet::new();
-    for input in ["in=stdin", "in=batch:prompts.jsonl"] {
+    let folder = tempfile::tempdir().unwrap();
+    let prompts = folder.path().join("prompts.jsonl");
+    std::fs::write(&prompts, r#"{"text": "Hello"}"#).unwrap();
+    for input in ["in=stdin", &format!("in=batch:{}", prompts.display())] {
         let words = ["run", input, "out=dyn://nobody", "--worker-wait=0.1"];
         let ended = fleet.ask(&words).await;
         assert_eq!(ended.code, Some(1), "{ended:?}");

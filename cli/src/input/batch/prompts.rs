@@ -134,7 +134,10 @@ fn unreadable(path: &Path, error: &std::io::Error) -> EngineError {
 }
 
 /// The folder of an input, and its files.
-fn files_at(path: &Path) -> Result<(PathBuf, Vec<PathBuf>), EngineError> {
+///
+/// # Errors
+/// When there is no such file, none in the folder, or a folder that cannot be read.
+pub(super) fn files_at(path: &Path) -> Result<(PathBuf, Vec<PathBuf>), EngineError> {
     let is_output = |path: &Path| path.file_name().is_some_and(|name| name == OUTPUT);
     if path.is_file() {
         if is_output(path) {
