@@ -352,6 +352,12 @@ def test_a_runtime_config_gives_the_fields_it_has() -> None:
     assert (config.namespace, config.request_plane, config.model_name) == ("ns", "nats", "m")
 
 
+def test_a_runtime_config_of_dynamo_s_gives_its_parsers() -> None:
+    runtime = types.SimpleNamespace(dyn_tool_call_parser="hermes", dyn_reasoning_parser="qwen3", reasoning_parser="deepseek_r1")
+    config = WorkerConfig.from_runtime_config(runtime)
+    assert (config.tool_call_parser, config.reasoning_parser) == ("hermes", "deepseek_r1")
+
+
 def test_a_chunk_that_cannot_be_sent_is_named() -> None:
     made = Answer({"model": "m", "token_ids": [1]})
     with pytest.raises(TypeError, match="token_ids: 1: a whole number must be from"):

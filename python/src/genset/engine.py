@@ -233,8 +233,12 @@ class WorkerConfig:
 
     @classmethod
     def from_runtime_config(cls, runtime_config: object, **overrides: Any) -> WorkerConfig:
-        """Takes the fields that `runtime_config` has by the same names, but for those that are None; `overrides` win."""
+        """Takes the fields that `runtime_config` has by the same names, but for those that are None; `overrides` win. The parsers may
+        have Dynamo's names: `dyn_tool_call_parser`, `dyn_reasoning_parser`."""
         values = {field.name: getattr(runtime_config, field.name, None) for field in dataclasses.fields(cls)}
+        for name in ("tool_call_parser", "reasoning_parser"):
+            if values[name] is None:
+                values[name] = getattr(runtime_config, f"dyn_{name}", None)
         return cls(**{name: value for name, value in {**values, **overrides}.items() if value is not None})
 
 
