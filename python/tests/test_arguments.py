@@ -21,9 +21,9 @@ def refused(declare: Any, **options: Any) -> str:
     return str(error.value)
 
 
-def register(**options: Any) -> None:
+def register(model_type: ModelType = ModelType.Backend, **options: Any) -> None:
     # What is wrong is found before the endpoint is looked at.
-    asyncio.run(register_llm(ModelType.Backend, cast(Any, None), "m", **options))
+    asyncio.run(register_llm(model_type, cast(Any, None), "m", **options))
 
 
 def test_a_parser_that_no_frontend_has_is_refused_with_those_there_are() -> None:
@@ -61,6 +61,14 @@ def test_register_llm_refuses_at_the_call(options: dict[str, Any], problem: str)
     with pytest.raises(InvalidArgument) as error:
         register(**options)
     assert str(error.value).startswith(problem)
+
+
+def test_embeddings_refuse_an_idle_timeout_which_they_do_not_have() -> None:
+    told = refused(register, model_type=ModelType.Embedding, idle_timeout=5)
+    assert told.startswith("idle_timeout: embeddings have none")
+    with pytest.raises(AttributeError):
+        # What comes after the values: the endpoint.
+        register(ModelType.Embedding, idle_timeout=0)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ async def register_llm(
     `completion_usage`. All else comes as `token_ids`. `role`, `media` and `priority` are for `ModelType.Backend`.
 
     `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit; without it 120 for tokens, and none for
-    bodies: one that is not streamed is one item at the end. Embeddings have none. Where there is none, the request's deadline alone
+    bodies: one that is not streamed is one item at the end. Embeddings have none, and refuse one. Where there is none, the request's deadline alone
     ends it, of 600 s unless its client gave another.
 
     Raises `InvalidArgument` or `Unsupported`, naming the argument.
@@ -122,7 +122,7 @@ async def register_llm(
     _check_values(given)
     if resume and model_type is not ModelType.Backend:
         raise InvalidArgument("only answers of tokens, of a ModelType.Backend, go on at another instance", field="resume")
-    _check(model_type, role, media, priority, vocab_size)
+    _check(model_type, role, media, priority, vocab_size, idle_timeout)
     runtime = endpoint.runtime
     if any(service.name == endpoint.name for service in runtime._services):
         raise InvalidArgument(f"{endpoint.name} is served already: call register_llm before serve_endpoint")
@@ -202,10 +202,14 @@ def _check_values(given: dict[str, Any]) -> None:
         raise InvalidArgument(f"{template} is no file", field="custom_template_path")
 
 
-def _check(model_type: ModelType, role: str, media: Sequence[str], priority: bool, vocab_size: int | None) -> None:
+def _check(
+    model_type: ModelType, role: str, media: Sequence[str], priority: bool, vocab_size: int | None, idle_timeout: float | None
+) -> None:
     """Refuses what is not for a handler of this type."""
     if vocab_size is not None and model_type & _BODIES:
         raise InvalidArgument("is about token ids, and a handler of bodies gets none", field="vocab_size")
+    if idle_timeout and model_type is ModelType.Embedding:
+        raise InvalidArgument("embeddings have none: leave it out, and the request's deadline ends them", field="idle_timeout")
     for name, is_given in (("role", role != "aggregated"), ("media", bool(media)), ("priority", priority)):
         if is_given and model_type is not ModelType.Backend:
             raise InvalidArgument("is for a ModelType.Backend: a body comes whole, and embeddings have none", field=name)
