@@ -39,7 +39,7 @@ class SlipsEngine(LLMEngine):
         return cls(), WorkerConfig()
 
     async def start(self, worker_id: int) -> EngineConfig:
-        if sys.argv[1:] == ["exit"]:
+        if sys.argv[1:] in (["exit"], ["exit-again"]):
             raise SystemExit("there is no device")
         if sys.argv[1:] == ["cancelled"]:
             raise asyncio.CancelledError
@@ -74,6 +74,8 @@ class SlipsEngine(LLMEngine):
 
     async def cleanup(self) -> None:
         self.cleanups += 1
+        if sys.argv[1:] == ["exit-again"]:
+            raise SystemExit(4)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,11 @@ def test_an_interrupt_ends_its_request_and_the_process(worker: WorkerStub) -> No
 
 @pytest.mark.parametrize(
     ("how", "problem"),
-    [("exit", "SystemExit: there is no device"), ("cancelled", "the engine awaited something that was cancelled")],
+    [
+        ("exit", "SystemExit: there is no device"),
+        ("exit-again", "SystemExit: there is no device"),
+        ("cancelled", "the engine awaited something that was cancelled"),
+    ],
 )
 def test_an_engine_whose_start_failed_is_cleaned_up_before_the_worker_is_told(how: str, problem: str) -> None:
     worker = WorkerStub(SLIPS, how)

@@ -289,8 +289,15 @@ class Child:
         logger.info("engine started: %s", config.model)
 
     async def _clean_up_start(self) -> None:
+        async def cleanup() -> None:
+            try:
+                await called(self._engine.cleanup)
+            except SystemExit as error:
+                # Before Python 3.12 this is a task of its own, out of which it would end the process.
+                raise RuntimeError("cleanup called sys.exit()") from error
+
         try:
-            await asyncio.wait_for(called(self._engine.cleanup), CLEANUP_S)
+            await asyncio.wait_for(cleanup(), CLEANUP_S)
         except Exception:
             logger.exception("cleanup after the start that failed did not succeed")
 
