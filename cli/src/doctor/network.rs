@@ -119,7 +119,8 @@ async fn workers(runtime: &Runtime) -> Vec<Finding> {
             "workers that give no answer: {} of {count}; {reason}",
             silent.len()
         );
-        let mend = "give the flags or variables of the workers, as --wire-secret-file; `genset top --once` names those workers";
+        let mend = "a worker whose connection is refused has died, and is listed until its lease ends; for others give the flags or \
+                    variables of the workers, as --wire-secret-file; `genset top --once` names those workers";
         Finding::problem(AREA, what, mend)
     };
     reasons.into_iter().map(finding).collect()

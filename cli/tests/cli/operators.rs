@@ -138,6 +138,9 @@ async fn without_the_secret_of_the_fleet_top_and_the_doctor_say_why_workers_give
     assert_eq!(looked.code, Some(1), "{looked:?}");
     let silent = "problem  workers that give no answer: 1 of 1; ";
     assert!(looked.stdout.contains(silent), "{looked:?}");
+    let dead =
+        "-> a worker whose connection is refused has died, and is listed until its lease ends";
+    assert!(looked.stdout.contains(dead), "{looked:?}");
     let with_secret = [&alone[..], &variable].concat();
     let looked = run_with(fleet.command(&words, &with_secret), b"").await;
     let answering = "ok       workers that answer: 1 of 1";
