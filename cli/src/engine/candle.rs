@@ -1,10 +1,9 @@
 //! `out=candle`: a language model in this process, from a checkout folder, a GGUF file, or the build itself; or an embedder or a
 //! cross-encoder, from a checkout folder.
 
-use std::fs::{self, DirEntry, File};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use genset_backend_common::output::OutputStream;
 use genset_backend_common::worker::WorkerConfig;
@@ -14,6 +13,7 @@ use genset_backend_common::{
 };
 use genset_engine_candle::load::{OpenEmbedder, OpenModel};
 use genset_engine_candle::{CandleArgs, CandleEngine, EmbeddingEngine};
+use genset_process::{lock_folder, remove_left_folders};
 use genset_runtime::ModelFolder;
 use tempfile::TempDir;
 
@@ -28,9 +28,6 @@ const TINY_CHAT_WEIGHTS: (&str, &[u8]) = (
 
 /// What the folders begin with that the built-in model is unpacked into.
 const UNPACKED_PREFIX: &str = "genset-tiny-chat-";
-
-/// How old a folder without a lock is that nobody is about to lock.
-const LEFT_AFTER: Duration = Duration::from_secs(60);
 
 /// Builds the engine (which does not start it) and the worker's configuration.
 ///
@@ -114,7 +111,7 @@ pub(crate) struct BuiltInFiles(Arc<Unpacked>);
 
 struct Unpacked {
     folder: TempDir,
-    /// Its lock says that somebody uses the folder, and ends with the process, however that ends.
+    /// For as long as the folder is used.
     _lock: Option<File>,
 }
 
@@ -128,14 +125,12 @@ impl BuiltInFiles {
             let problem = "the built-in model cannot be unpacked into the folder for temporary files (TMPDIR)";
             EngineError::internal(problem).with_source(error)
         };
-        remove_left(&std::env::temp_dir(), LEFT_AFTER);
+        remove_left_folders(UNPACKED_PREFIX);
         let folder = tempfile::Builder::new()
             .prefix(UNPACKED_PREFIX)
             .tempdir()
             .map_err(cannot)?;
-        // Where there are no locks, nobody removes the folder for want of one.
-        let lock = File::open(folder.path()).ok();
-        let lock = lock.filter(|lock| lock.try_lock().is_ok());
+        let lock = lock_folder(folder.path());
         for (name, content) in TINY_CHAT.into_iter().chain([TINY_CHAT_WEIGHTS]) {
             fs::write(folder.path().join(name), content).map_err(cannot)?;
         }
@@ -164,31 +159,6 @@ impl BuiltInFiles {
             _files: self.clone(),
         }
     }
-}
-
-/// Removes the unpacked models that nobody uses any more, where they are as old as `age`.
-fn remove_left(temporary: &Path, age: Duration) {
-    for entry in fs::read_dir(temporary).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let is_unpacked = name
-            .as_encoded_bytes()
-            .starts_with(UNPACKED_PREFIX.as_bytes());
-        if is_unpacked && is_left(&entry, age) {
-            // What cannot be removed is another user's.
-            fs::remove_dir_all(entry.path()).unwrap_or_default();
-        }
-    }
-}
-
-/// Whether it is a folder of that age that no process has locked.
-fn is_left(entry: &DirEntry, age: Duration) -> bool {
-    let is_old = entry.metadata().is_ok_and(|found| {
-        let modified = found
-            .modified()
-            .and_then(|at| at.elapsed().map_err(std::io::Error::other));
-        found.is_dir() && modified.is_ok_and(|since| since >= age)
-    });
-    is_old && File::open(entry.path()).is_ok_and(|folder| folder.try_lock().is_ok())
 }
 
 /// The engine of the built-in model.
@@ -225,27 +195,5 @@ impl LLMEngine for BuiltIn {
 
     fn controls(&self) -> Option<&dyn EngineControls> {
         self.engine.controls()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn folders_of_processes_that_were_killed_are_removed() {
-        let temporary = tempfile::tempdir().unwrap();
-        let [left, used, other] = ["genset-tiny-chat-1", "genset-tiny-chat-2", "other"]
-            .map(|name| temporary.path().join(name));
-        for folder in [&left, &used, &other] {
-            fs::create_dir(folder).unwrap();
-            fs::write(folder.join("file"), "").unwrap();
-        }
-        let lock = File::open(&used).unwrap();
-        lock.try_lock().unwrap();
-        remove_left(temporary.path(), LEFT_AFTER);
-        assert!(left.exists(), "it may be about to be locked");
-        remove_left(temporary.path(), Duration::ZERO);
-        assert!(!left.exists() && used.exists() && other.exists());
     }
 }

@@ -13,13 +13,14 @@ mod batch;
 mod follow;
 mod translate;
 
-use std::fs::Permissions;
+use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use genset_backend_common::config::MAX_DATA_PARALLEL_SIZE;
+use genset_process::{lock_folder, remove_left_folders};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -47,15 +48,21 @@ const REPLAY: &str = "inproc-replay";
 /// The longest path of a socket, in bytes: the kernel has room for 108.
 const MAX_PATH_BYTES: usize = 100;
 
+/// What the folders begin with.
+const FOLDER_PREFIX: &str = "genset-kv-";
+
 /// Where a server publishes its KV events: two sockets for each rank, in a folder of ours, which is removed with this.
 #[derive(Debug)]
 pub(crate) struct KvSource {
     folder: TempDir,
+    /// For as long as the folder is used: a server's guard removes it only while that server runs.
+    _lock: Option<File>,
     dialect: Dialect,
 }
 
 impl KvSource {
-    /// The source for a server to be started; `None` for one that publishes nothing, or not to us.
+    /// The source for a server to be started; `None` for one that publishes nothing, or not to us. Folders of processes that were
+    /// killed are removed.
     ///
     /// # Errors
     /// When the folder cannot be made.
@@ -71,12 +78,17 @@ impl KvSource {
         if !has_events || config.extra.as_ref().is_some_and(has_own) {
             return Ok(None);
         }
+        remove_left_folders(FOLDER_PREFIX);
         // Nobody else may look into it.
         let folder = tempfile::Builder::new()
-            .prefix("genset-kv-")
+            .prefix(FOLDER_PREFIX)
             .permissions(Permissions::from_mode(0o700))
             .tempdir()?;
-        let source = Self { folder, dialect };
+        let source = Self {
+            _lock: lock_folder(folder.path()),
+            folder,
+            dialect,
+        };
         if source.path(REPLAY, MAX_DATA_PARALLEL_SIZE).len() > MAX_PATH_BYTES {
             tracing::warn!(
                 folder = %source.folder.path().display(),

@@ -8,9 +8,11 @@
 //! - [`RestartPolicy`]: whether and when one that ended is started again.
 //! - [`Tail`], [`LineLimits`], [`LogLimit`]: what is kept of its output, and how much of it the log takes; [`log`] and
 //!   [`level_named`] log a line.
+//! - [`lock_folder`] and [`remove_left_folders`]: what a process that is killed leaves in the folder for temporary files.
 
 mod end;
 mod env;
+mod folders;
 mod group;
 mod lines;
 mod oom;
@@ -21,6 +23,7 @@ mod throttle;
 
 pub use end::End;
 pub use env::{InheritedEnv, InvalidEnv};
+pub use folders::{lock_folder, remove_left_folders};
 pub use lines::{Tail, level_named, log};
 pub use process::{LineLimits, Process};
 pub use restart::RestartPolicy;

@@ -299,6 +299,8 @@ fn only_a_server_that_can_publish_to_us_alone_is_told_to() {
     let mode = std::fs::metadata(folder).unwrap().permissions();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o077, 0);
     assert!(!vllm.is_bound(0));
+    // So nobody else removes it.
+    assert!(lock_folder(folder).is_none());
     assert!(source(&config(Some("{\"dtype\": \"half\"}")), Dialect::Vllm).is_some());
     assert!(source(&config(None), Dialect::Trtllm).is_none());
     for own in [
