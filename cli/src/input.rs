@@ -15,6 +15,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, OnceLock};
 
 use genset_backend_common::{EngineError, card::EndpointType};
+pub(crate) use genset_conformance::escaped;
 use genset_frontend::batch::SeenModels;
 use genset_frontend::model::{Models, ServedModel};
 use genset_frontend::{FrontendServer, LocalFrontend};
@@ -22,7 +23,6 @@ use genset_runtime::{Runtime, Signals};
 use serde_json::{Value, json};
 
 use self::chat::Chat;
-use self::markdown::is_shown;
 use self::question::{Asker, CONTINUATION_TOKENS};
 use self::screen::Screen;
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
@@ -53,18 +53,6 @@ fn write(text: &str) -> io::Result<()> {
 /// Why standard output lacks something that was printed, as where its disk is full.
 pub(crate) fn lost_output() -> Option<&'static io::Error> {
     LOST.get()
-}
-
-/// A text of others', without what a terminal would obey: control characters are escaped, but for ends of lines and tabs.
-pub(crate) fn escaped(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for sign in text.chars() {
-        match is_shown(sign) {
-            true => shown.push(sign),
-            false => shown.extend(sign.escape_default()),
-        }
-    }
-    shown
 }
 
 /// Writes a line to standard error, [`escaped`]. Where it cannot be written there is nobody to tell, and the exit code says the rest.

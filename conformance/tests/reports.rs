@@ -64,6 +64,21 @@ fn a_failure_is_told_with_what_it_breaks_and_how_to_replay_it() {
 }
 
 #[test]
+fn a_terminal_obeys_nothing_that_an_engine_says() {
+    let mut report = broken();
+    report.engine.name = "m\x1b[2J".into();
+    for check in &mut report.checks {
+        if let Verdict::Fail { reason } = &mut check.verdict {
+            reason.push('\u{9b}');
+        }
+    }
+    let text = report.to_terminal(false);
+    assert!(text.contains(" of m\\u{1b}[2J, level 1"), "{text}");
+    assert!(text.contains("\\u{9b}\n"), "{text}");
+    assert!(!text.contains(['\x1b', '\u{9b}']), "{text}");
+}
+
+#[test]
 fn a_run_ends_when_the_engine_is_gone_and_says_what_it_saw() {
     let mutant = corpus()
         .find(|mutant| mutant.name == "silent-on-a-whole-chunk")

@@ -19,7 +19,7 @@ use clap::{Args, ValueEnum};
 use genset_backend_common::EngineError;
 use genset_simulate::{Load, Single};
 
-use crate::input::{note, print};
+use crate::input::{escaped, note, print};
 use crate::results;
 use crate::simulate::{LoadArgs, LoadKind};
 use client::Client;
@@ -155,7 +155,7 @@ pub(super) fn perform(args: &ServeBenchArgs) -> Result<u8, EngineError> {
     if args.json {
         print(&(report.json() + "\n"));
     } else {
-        print(&report.to_string());
+        print(&escaped(&report.to_string()));
     }
     if let Some(path) = &args.plot {
         results::write("--plot", path, &report.curves().svg())?;

@@ -25,7 +25,7 @@ use super::{RunArgs, SequencesArgs, SubjectArgs, url};
 use crate::args::{EngineKind, required_script};
 use crate::engine::candle::BuiltInFiles;
 use crate::engine::{self, scripted::Parts};
-use crate::input::print;
+use crate::input::{escaped, print};
 use crate::results;
 
 /// Pause before each token under test, in milliseconds: the clock is paused, so it costs nothing, and an answer takes time
@@ -363,7 +363,7 @@ fn told(failure: &SequenceFailure) -> Result<u8, EngineError> {
             failure,
         ));
     }
-    print(&format!("{failure}\n"));
+    print(&escaped(&format!("{failure}\n")));
     Ok(1)
 }
 

@@ -95,10 +95,9 @@ impl Report {
     pub fn to_terminal(&self, has_color: bool) -> String {
         let paint = Paint { is_on: has_color };
         let mut out = String::new();
-        let name = if self.engine.name.is_empty() {
-            "an engine that did not start"
-        } else {
-            &self.engine.name
+        let name = match self.engine.name.is_empty() {
+            true => "an engine that did not start".to_owned(),
+            false => escaped(&self.engine.name),
         };
         line(
             &mut out,
@@ -203,7 +202,7 @@ impl Report {
                 out,
                 format_args!("\n{failed} before it could be tried: {}", ids.join(", ")),
             );
-            line(out, format_args!("  seen    {seen}"));
+            line(out, format_args!("  seen    {}", escaped(seen)));
             line(
                 out,
                 format_args!("  breaks  nothing is known of what these checks are about"),
@@ -227,7 +226,7 @@ impl Report {
         let title = known.map_or("", |known| known.title);
         let failed = paint.bad("FAILED");
         line(out, format_args!("\n{failed} {} {title}", check.id));
-        line(out, format_args!("  seen    {seen}"));
+        line(out, format_args!("  seen    {}", escaped(&seen)));
         if let Some(known) = known {
             line(out, format_args!("  breaks  {}", known.breaks));
             let source = known.source().map(|source| format!(" ({source})"));
@@ -262,6 +261,7 @@ impl Report {
             ),
         );
         if let Some(reason) = self.end() {
+            let reason = escaped(reason);
             line(out, format_args!("{}: {reason}", paint.bad("ENDED EARLY")));
         }
         let core = { self.checks.iter() }.filter(|check| check.level == Level::Core);
@@ -293,6 +293,19 @@ fn skip_words(code: SkipReason) -> &'static str {
         SkipReason::Waived => "waived",
         SkipReason::Gone => "not run",
     }
+}
+
+/// A text of others', without what a terminal would obey: control characters are escaped, but for ends of lines and tabs.
+#[must_use]
+pub fn escaped(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for sign in text.chars() {
+        match !sign.is_control() || matches!(sign, '\n' | '\t') {
+            true => shown.push(sign),
+            false => shown.extend(sign.escape_default()),
+        }
+    }
+    shown
 }
 
 fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
