@@ -39,7 +39,7 @@ pub(crate) fn print(text: &str) {
     }
 }
 
-/// As [`print`], what a server says and does without.
+/// As [`print()`], what a server says and does without.
 pub(crate) fn announce(text: &str) {
     let _ = write(text);
 }
