@@ -165,6 +165,7 @@ async fn requests_in_openais_format_are_answered_as_over_http() {
     }
 
     // Two answers under one name would be none.
+    fs::remove_file(folder.path().join("output.jsonl")).unwrap();
     fs::write(
         &input,
         text.replace("completion\",\"method", "chat\",\"method"),
