@@ -5,5 +5,6 @@
 //! configurations of the model in this repository. Nothing that is shipped depends on it, and it depends on no crate of ours.
 
 pub mod checkout;
+pub mod corpus;
 pub mod gguf;
 pub mod synthetic;

@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, bail};
 use clap::Parser;
+use genset_devtools::corpus::text_files;
 
 /// Makes the tokenizer, the chat template and the configurations of this repository's model from its corpus.
 #[derive(Debug, Parser)]
@@ -75,18 +76,10 @@ fn make(corpus: &Path) -> anyhow::Result<Vec<ModelFile>> {
 
 /// The texts of the corpus in the order of their file names.
 fn read_corpus(folder: &Path) -> anyhow::Result<Vec<String>> {
-    let context = || format!("cannot read {}", folder.display());
-    let entries = fs::read_dir(folder).with_context(context)?;
-    let mut paths = entries
-        .map(|entry| Ok(entry?.path()))
-        .collect::<std::io::Result<Vec<_>>>()
-        .with_context(context)?;
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "txt"));
-    paths.sort();
-    let read = |path| {
-        fs::read_to_string(path).with_context(|| format!("cannot read {}", Path::display(path)))
+    let read = |path: &PathBuf| {
+        fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
     };
-    paths.iter().map(|path| read(path)).collect()
+    text_files(folder)?.iter().map(read).collect()
 }
 
 fn pretty(value: &serde_json::Value) -> anyhow::Result<String> {

@@ -7,9 +7,10 @@
 //! block.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, ensure};
+use genset_devtools::corpus::text_files;
 
 /// One thing said by the user, and the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,19 +64,6 @@ impl Text {
         }
         Ok(())
     }
-}
-
-/// The folder's text files by name.
-pub(crate) fn text_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let context = || format!("cannot read {}", folder.display());
-    let entries = fs::read_dir(folder).with_context(context)?;
-    let mut paths = entries
-        .map(|entry| Ok(entry?.path()))
-        .collect::<std::io::Result<Vec<_>>>()
-        .with_context(context)?;
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "txt"));
-    paths.sort();
-    Ok(paths)
 }
 
 fn parse(content: &str) -> anyhow::Result<Vec<Conversation>> {
