@@ -48,8 +48,21 @@ pub(crate) fn characters(text: &str) -> Vec<&str> {
     text.split_inclusive(|_: char| true).collect()
 }
 
-/// The names in a tuple of `genset._parsers`, which is Python's copy of the tables.
-pub(crate) fn python_names(tuple: &str) -> BTreeSet<String> {
+/// Compares a table of parsers with `genset._parsers`, which is Python's copy: the tuples whose names begin with `kind`.
+pub(crate) fn assert_python_knows<'a>(
+    kind: &str,
+    names: impl Iterator<Item = &'a str>,
+    aliases: impl Iterator<Item = &'a str>,
+) {
+    let names = names.chain(["none"]).map(str::to_owned);
+    let names: BTreeSet<String> = names.collect();
+    assert_eq!(python_names(&format!("{kind}_PARSERS")), names);
+    let aliases: BTreeSet<String> = aliases.map(str::to_owned).collect();
+    assert_eq!(python_names(&format!("{kind}_ALIASES")), aliases);
+}
+
+/// The names in a tuple of the module.
+fn python_names(tuple: &str) -> BTreeSet<String> {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../python/src/genset/_parsers.py"

@@ -226,18 +226,13 @@ impl ReasoningDialect {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::{ALIASES, DIALECTS};
-    use crate::markup::testing::python_names;
+    use crate::markup::testing::assert_python_knows;
 
     #[test]
     fn python_knows_the_names() {
-        let names = DIALECTS.iter().map(|dialect| dialect.name).chain(["none"]);
-        let names: BTreeSet<String> = names.map(str::to_owned).collect();
-        assert_eq!(python_names("REASONING_PARSERS"), names);
-        let aliases = ALIASES.iter().map(|(alias, _)| (*alias).to_owned());
-        let aliases: BTreeSet<String> = aliases.collect();
-        assert_eq!(python_names("REASONING_ALIASES"), aliases);
+        let names = DIALECTS.iter().map(|dialect| dialect.name);
+        let aliases = ALIASES.iter().map(|(alias, _)| *alias);
+        assert_python_knows("REASONING", names, aliases);
     }
 }
