@@ -1,4 +1,4 @@
-//! What the process publishes beside its answers: metrics, KV events, load, and that it can go on no more.
+//! What the process publishes beside its answers: metrics, KV events, load, that its engine steps, and that it can go on no more.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -27,6 +27,7 @@ enum Event {
     Kv(KvEventData),
     KvRank { rank: u32, data: KvEventData },
     Load(Load),
+    Step,
     Dead { reason: String },
 }
 
@@ -82,7 +83,11 @@ impl Sinks {
                     }
                     // What is gone may be forgotten already, and its last words are of nothing that is there. Why it ended, they may say.
                     Ok(
-                        Event::Metrics(_) | Event::Kv(_) | Event::KvRank { .. } | Event::Load(_),
+                        Event::Metrics(_)
+                        | Event::Kv(_)
+                        | Event::KvRank { .. }
+                        | Event::Load(_)
+                        | Event::Step,
                     ) if link.is_dead() => {}
                     Ok(event) => self.publish(event),
                     Err(error) => {
@@ -126,6 +131,7 @@ impl Sinks {
             }
             Event::KvRank { rank, data } => self.publish_of_rank(rank, data),
             Event::Load(load) => self.load.publish(load),
+            Event::Step => self.health.report_step(),
             Event::Dead { reason } => self.health.report_dead(reason),
         }
     }
@@ -181,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn load_kv_events_and_death_reach_their_handles() {
+    fn load_kv_events_steps_and_death_reach_their_handles() {
         let ctx = StartContext::detached(1);
         let sinks = Sinks::new(&ctx, false);
         publish(&sinks, json!({"load": {"running_requests": 3}}));
@@ -191,6 +197,8 @@ mod tests {
             json!({"kv": {"stored": {"parent": null, "blocks": [5, 6]}}}),
         );
         assert_eq!(ctx.kv_events.subscribe().snapshot.blocks.len(), 2);
+        publish(&sinks, json!("step"));
+        assert_eq!(ctx.health.steps(), 1);
         publish(&sinks, json!({"dead": {"reason": "the device is lost"}}));
         assert_eq!(
             ctx.health.dead_reason().as_deref(),

@@ -1,7 +1,7 @@
 //! The process's own side, for engines in Rust: [`worker_socket`] takes the descriptor that the worker gave, [`serve`] answers on it
 //! with an engine. For an engine that cannot be linked into the worker, because it wants other versions of the same crates, say.
 //!
-//! What is carried is what answers need: start with its progress, requests, load, health, drain and cleanup. Controls, KV events, metrics
+//! What is carried is what answers need: start with its progress, requests, load, health with the engine's steps, drain and cleanup. Controls, KV events, metrics
 //! and KV transfers are not; what an engine declares of them is left out.
 
 use std::collections::HashMap;
@@ -36,7 +36,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, timeout};
 use tokio_util::task::TaskTracker;
 
 use crate::process::FD_VARIABLE;
@@ -46,6 +46,8 @@ const ROOM_BYTES: usize = 1 << 20;
 /// Bytes read from the socket at once, at least.
 const READ_BYTES: usize = 64 << 10;
 
+/// How often the worker is told that the engine steps, at most.
+const STEP_INTERVAL: Duration = Duration::from_millis(250);
 /// The most letters of the reason that an engine gives for its end.
 const MAX_REASON_LETTERS: usize = 4096;
 /// What cleanup may take once the worker is gone: a second later its guard kills the process.
@@ -228,6 +230,7 @@ enum StartItem {
 #[serde(rename_all = "snake_case")]
 enum Event {
     Load(Load),
+    Step,
     Dead { reason: String },
 }
 
@@ -462,6 +465,9 @@ impl Reply {
             return Err(EngineError::engine_shutdown(problem));
         };
         let mut loads = ctx.load.subscribe();
+        let mut told_steps = ctx.health.steps();
+        let mut ticks = tokio::time::interval(STEP_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 reason = ctx.health.died() => {
@@ -473,6 +479,12 @@ impl Reply {
                 Ok(()) = loads.changed() => {
                     let load = *loads.borrow_and_update();
                     self.item(&Event::Load(load)).await?;
+                }
+                _ = ticks.tick() => {
+                    let steps = ctx.health.steps();
+                    if std::mem::replace(&mut told_steps, steps) != steps {
+                        self.item(&Event::Step).await?;
+                    }
                 }
             }
         }

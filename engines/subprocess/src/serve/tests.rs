@@ -1,3 +1,4 @@
+use futures_util::FutureExt as _;
 use genset_backend_common::ErrorKind;
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_wire::{MAX_HEAD_BYTES, RequestHead, encode_request};
@@ -20,19 +21,32 @@ fn child(limit: usize) -> Arc<Child> {
     })
 }
 
+fn reply(child: &Arc<Child>, credit: usize) -> Reply {
+    Reply {
+        child: Arc::clone(child),
+        id: 1,
+        open: Open {
+            ctx: RequestContext::new("r"),
+            credit: Arc::new(Semaphore::new(credit)),
+            is_generate: false,
+        },
+        is_ended: false,
+    }
+}
+
+/// The frames that wait for the socket.
+async fn written(child: &Child) -> Vec<Frame> {
+    let mut bytes = Vec::new();
+    let mut batch = child.outbox.take(BytesMut::new()).await;
+    batch.write_to(&mut bytes, || ()).await.unwrap();
+    let mut decoder = FrameDecoder::new();
+    decoder.extend(&bytes);
+    std::iter::from_fn(|| decoder.next_frame().unwrap()).collect()
+}
+
 #[tokio::test]
 async fn an_item_over_the_workers_limit_is_an_error() {
-    let open = Open {
-        ctx: RequestContext::new("r"),
-        credit: Arc::new(Semaphore::new(2)),
-        is_generate: true,
-    };
-    let reply = Reply {
-        child: child(100),
-        id: 1,
-        open,
-        is_ended: false,
-    };
+    let reply = reply(&child(100), 2);
     reply.item(&"x".repeat(50)).await.unwrap();
     let error = reply.item(&"x".repeat(200)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Internal);
@@ -49,15 +63,33 @@ async fn a_request_with_too_long_a_head_is_refused_alone() {
     };
     let payload = Bytes::from(encode_request(&head, &[0xc0]).unwrap());
     child.asked(7, &payload).unwrap();
-    let mut bytes = Vec::new();
-    let mut batch = child.outbox.take(BytesMut::new()).await;
-    batch.write_to(&mut bytes, || ()).await.unwrap();
-    let mut decoder = FrameDecoder::new();
-    decoder.extend(&bytes);
-    let frame = decoder.next_frame().unwrap().unwrap();
+    let frame = written(&child).await.remove(0);
     assert_eq!((frame.kind, frame.stream), (FrameKind::Error, 7));
     let error: WireError = decode_payload(&frame.payload).unwrap();
     assert_eq!(error.kind, ErrorKind::InvalidArgument);
     // On a stream that is not free it is against the protocol, as any other.
     assert!(child.asked(0, &payload).is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_many_steps_the_worker_is_told_one_now_and_then() {
+    let child = child(MAX_FRAME_BYTES);
+    let ctx = StartContext::detached(1);
+    *child.started.lock() = Some(ctx.clone());
+    let reply = reply(&child, 16);
+    let mut events = std::pin::pin!(reply.events());
+    for steps in [0, 1000, 0, 1] {
+        assert!(events.as_mut().now_or_never().is_none());
+        for _ in 0..steps {
+            ctx.health.report_step();
+        }
+        tokio::time::advance(STEP_INTERVAL).await;
+    }
+    assert!(events.as_mut().now_or_never().is_none());
+    let told: Vec<String> = written(&child)
+        .await
+        .iter()
+        .map(|frame| decode_payload(&frame.payload).unwrap())
+        .collect();
+    assert_eq!(told, ["step", "step"]);
 }
