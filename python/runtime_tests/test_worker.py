@@ -86,6 +86,8 @@ def test_an_engine_serves_is_told_of_leavers_and_drains(start_genset: Callable[.
             assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 2)
             assert engine.seen == ["start", "seed 7"]
             engine.worker.publish_kv_stored([11, 12])
+            # The worker knows it: what it does not, raises.
+            engine.worker.report_step()
             events = await other.endpoint("py.backend.kv_events").client()
             first = await anext(events.random(None))
             assert sorted(block["hash"] for block in first["snapshot"]["blocks"]) == [11, 12]

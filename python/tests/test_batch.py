@@ -7,16 +7,29 @@ import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import pytest
 
 from batching_engine import BatchingEngine
-from genset import BatchEngine, Context, EngineConfig, GenerateChunk, GenerateRequest, StepOutput, WorkerConfig, _stepper
+from genset import (
+    BatchEngine,
+    Context,
+    EngineConfig,
+    GenerateChunk,
+    GenerateRequest,
+    StepOutput,
+    WorkerConfig,
+    WorkerHandle,
+    _stepper,
+    engine,
+)
 from genset._frames import Decoder, Kind, encode, encode_batches, pack
 from genset._stepper import Stepper
 from genset._stream import Stream
+from genset.engine import Event
 from genset.exceptions import EngineShutdown
 from genset.testing import collect
 from worker_stub import WorkerStub
@@ -185,6 +198,14 @@ def test_a_step_that_ends_its_thread_is_a_dead_engine(worker: Worker) -> None:
     assert worker.answer(3) == ["engine_shutdown"]
 
 
+def test_the_worker_is_told_that_the_engine_steps(worker: Worker) -> None:
+    worker.request(90, "events", None)
+    worker.ask(2, "count")
+    while 90 not in worker.came:
+        worker.read()
+    assert worker.came[90] == ["step"]
+
+
 def test_pings_and_controls_are_answered_during_a_step(worker: Worker) -> None:
     worker.ask_at_gate(2)
     worker.sock.sendall(encode(Kind.PING, 0, b"beat-1-2"))
@@ -237,8 +258,13 @@ class WaitsTwice(BatchEngine[list[None]]):
         return [waits.pop() if waits else GenerateChunk(token_ids=[7], finish_reason="length") for waits in batch]
 
 
-def test_steps_that_make_nothing_leave_the_processor_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+# On the slowest machine, too, a step takes less than the one, and none less than the other.
+@pytest.mark.parametrize(("idle_s", "paused", "reported"), [(60.0, 2, 1), (0.0, 0, 3)])
+def test_steps_that_make_nothing_at_once_leave_the_processor_to_others_and_are_not_reported(
+    monkeypatch: pytest.MonkeyPatch, idle_s: float, paused: int, reported: int
+) -> None:
     pauses: list[float] = []
+    events: list[Event] = []
 
     class Wake(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -248,15 +274,28 @@ def test_steps_that_make_nothing_leave_the_processor_to_others(monkeypatch: pyte
             return False
 
     monkeypatch.setattr("genset._stepper.threading.Event", Wake)
-    # On the slowest machine, too, a step of it takes less.
-    monkeypatch.setattr(_stepper, "_IDLE_S", 60.0)
+    monkeypatch.setattr(_stepper, "_IDLE_S", idle_s)
+    monkeypatch.setattr(engine, "STEP_INTERVAL_S", 0.0)
     written = queue.SimpleQueue[bytes]()
     streams = {1: Stream(1, {"endpoint": "generate", "credit": 8})}
-    stepper = Stepper(WaitsTwice(), streams, written.put, 1 << 16)
+    waits = WaitsTwice()
+    waits.worker = WorkerHandle(events.append)
+    stepper = Stepper(waits, streams, written.put, 1 << 16)
     stepper.submit(streams[1], body("m", 1))
     assert written.get(timeout=60)
     stepper.close()
-    assert pauses == [60.0, 60.0]
+    assert pauses == [idle_s] * paused
+    assert events == ["step"] * reported
+
+
+def test_many_steps_are_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[Event] = []
+    now_s = 7.0
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: now_s))
+    worker = WorkerHandle(events.append)
+    for now_s in (7.0, 7.1, 7.2, 8.0, 8.001):
+        worker.report_step()
+    assert events == ["step", "step"]
 
 
 def test_the_sample_answers_by_itself() -> None:

@@ -121,6 +121,17 @@ async fn what_is_published_reaches_the_workers_handles() {
 }
 
 #[tokio::test]
+async fn steps_reach_the_workers_health() {
+    let ctx = StartContext::detached(42);
+    let health = ctx.health.clone();
+    let engine = started(ctx).await;
+    assert_eq!(health.steps(), 0);
+    items(&engine, request("step")).await;
+    soon("a step", async || (health.steps() > 0).then_some(())).await;
+    engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_request_arrives_with_its_context() {
     let engine = engine().await;
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";

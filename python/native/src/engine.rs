@@ -41,6 +41,8 @@ pub(crate) enum Published {
     Load(Load),
     /// What some of its series are now.
     Metrics(Vec<MetricSample>),
+    /// That it has computed a step.
+    Step,
     /// That it can go on no more.
     Dead {
         /// Why.
@@ -109,6 +111,7 @@ impl HandlerEngine {
             },
             Published::Load(load) => start.load.publish(load),
             Published::Metrics(samples) => self.metrics.publish(samples),
+            Published::Step => start.health.report_step(),
             Published::Dead { reason } => start.health.report_dead(reason),
         }
     }

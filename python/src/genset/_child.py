@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections.abc import Coroutine
@@ -27,7 +28,7 @@ from genset._slips import called, check_chunks, started
 from genset._stepper import Stepper
 from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled
 from genset.batch import BatchEngine
-from genset.engine import Context, Event, LLMEngine, WorkerHandle, control_reply
+from genset.engine import STEP, Context, Event, LLMEngine, WorkerHandle, control_reply
 from genset.exceptions import EngineError, NotFound
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ CLEANUP_S = 30.0
 _BATCH_BYTES = 256 << 10
 _EVENTS_KEPT = 4096
 _NIL = b"\xc0"
+_STEP = pack(STEP)
 _DEAD = b"\x81\xa4dead"
 """Begins the event of an engine that can go on no more."""
 
@@ -61,6 +63,7 @@ class Child:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._events: asyncio.Queue[bytes] = asyncio.Queue(_EVENTS_KEPT)
+        self._events_stream: Stream | None = None
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._background: set[asyncio.Task[None]] = set()
         self._answers: set[asyncio.Task[None]] = set()
@@ -353,13 +356,23 @@ class Child:
         await self._item(stream, pack(control_reply(reply)))
 
     async def _publish(self, stream: Stream, body: Any) -> None:
+        self._events_stream = stream
         while True:
             await self._item(stream, await self._events.get())
 
     def _queue_event(self, event: Event) -> None:
+        if event == STEP:
+            self._on_loop(self._tell_step)
+            return
         # Now: it may be the caller's own list, which changes. What cannot be packed is the caller's error.
         packed = pack(event)
         self._on_loop(lambda: self._keep_event(packed))
+
+    def _tell_step(self) -> None:
+        # One that nobody has room for, or has asked for yet, is no loss: the next comes soon.
+        stream = self._events_stream
+        if stream is not None and stream.take_credit_now():
+            self._batch(stream, _STEP)
 
     def _keep_event(self, packed: bytes) -> None:
         if self._events.full():
@@ -380,4 +393,6 @@ class Child:
         if running is self._loop:
             call()
         else:
-            self._loop.call_soon_threadsafe(call)
+            # A loop that is closed has nobody to tell, and the caller may be the engine's thread.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(call)

@@ -98,6 +98,8 @@ class Stepper:
                     self._wake.wait()
                 elif turn is Turn.NOTHING_MADE and time.monotonic() - began < _IDLE_S:
                     self._wake.wait(_IDLE_S)
+                else:
+                    self._engine.worker.report_step()
             self._end_all(EngineShutdown("the engine is shut down"))
         except BaseException as error:
             self._is_over = True

@@ -36,7 +36,8 @@ class BatchEngine(LLMEngine, Generic[S]):
         Returns an entry for each, in order: the token, if there is just that to say; else a chunk, and one with
         `finish_reason` is the sequence's last; an `EngineError` that ends it; None where the step made nothing for it, because
         it waits or its prompt is still being read. What is raised ends all of `batch`, and no other sequence. A step that makes
-        nothing for anybody in less than a millisecond is followed by a pause of one.
+        nothing for anybody in less than a millisecond is followed by a pause of one. Each other is reported
+        (`WorkerHandle.report_step`), so a prompt may take as many as it needs; one that takes minutes reports in between, by itself.
         """
 
     def end(self, sequence: S) -> None:  # noqa: B027

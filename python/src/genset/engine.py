@@ -5,8 +5,10 @@ from __future__ import annotations
 import abc
 import asyncio
 import dataclasses
+import math
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
+from typing import Any, Union
 
 from genset._checks import check_name, check_parsers, check_values, json_of
 from genset._convert import kv_event, request_to_wire
@@ -242,7 +244,12 @@ class WorkerConfig:
         return cls(**{name: value for name, value in {**values, **overrides}.items() if value is not None})
 
 
-Event = dict[str, Any]
+Event = Union[dict[str, Any], str]
+"""As the worker reads it: what has no data is its name."""
+
+STEP = "step"
+STEP_INTERVAL_S = 0.25
+"""How often a step is told, at most: one stands for all that follow so soon."""
 
 
 class WorkerHandle:
@@ -259,6 +266,7 @@ class WorkerHandle:
         self._progress: Callable[[str, float | None], None] = progress or (lambda stage, fraction: None)
         self.role = role
         """`aggregated`, `prefill` or `decode`."""
+        self._next_step_s = -math.inf
 
     def report_progress(self, stage: str, fraction: float | None = None) -> None:
         """Says how far `start` is; `fraction` is from 0 to 1."""
@@ -284,6 +292,15 @@ class WorkerHandle:
     def publish_kv_cleared(self, rank: int | None = None) -> None:
         """No block is reusable any more: of the rank, or of all."""
         self._publish(kv_event("cleared", rank))
+
+    def report_step(self) -> None:
+        """The engine has computed a step, of any of its requests. Call it after each, also where only a part of a prompt was read: no
+        answer counts as silent while steps are reported, and an engine whose canary waits behind a long prompt is alive. The worker is
+        told four times a second at most. Of a `BatchEngine` that `genset.backend.run` runs, the package reports them."""
+        now_s = time.monotonic()
+        if now_s >= self._next_step_s:
+            self._next_step_s = now_s + STEP_INTERVAL_S
+            self._publish(STEP)
 
     def report_dead(self, reason: str) -> None:
         """The engine can go on no more: the worker unlists it and ends its requests."""

@@ -106,6 +106,11 @@ class FullEngine(LLMEngine):
             self.produced += 1
             yield {"token_ids": [1]}
 
+    async def step(self, request, context):
+        for _ in range(1000):
+            self.worker.report_step()
+        yield {"finish_reason": "stop"}
+
     async def stuck(self, request, context):
         try:
             await asyncio.Event().wait()

@@ -164,6 +164,9 @@ class _Early:
         with self._lock:
             if self._is_over:
                 return False
+            if isinstance(event, str):
+                # A step: nobody waits for an answer yet.
+                return True
             if "metrics" in event:
                 self._keep_samples(event["metrics"])
             elif "load" in event or "dead" in event:
