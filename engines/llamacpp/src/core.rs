@@ -168,6 +168,7 @@ impl<'model> Core<'model> {
         }
         match self.compute(&rows) {
             Ok(ends) => {
+                self.health.report_step();
                 for (row, end) in rows.iter().zip(ends) {
                     self.slots.all[row.slot].computed += row.tokens;
                     if let Some(place) = end {
