@@ -1,7 +1,7 @@
 //! [`ServerLoad`]: how busy a launched server is, as the worker publishes it. The requests that were sent to it are counted here, at
 //! once; how many of them wait inside, and how full its KV cache is, the server says by itself and is asked every second. That
 //! never holds a request up and ends nothing: what a server has not said for a while is not known any more. The metrics that it
-//! tells on the way are [`Repeated`].
+//! tells on the way are [`Repeated`], and where they say that it has computed something since, that is a step.
 
 pub(crate) mod figures;
 
@@ -10,7 +10,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::handles::{Load, LoadPublisher};
+use genset_backend_common::handles::{HealthReporter, Load, LoadPublisher};
 use genset_backend_common::{EngineConfig, StartContext};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -20,7 +20,7 @@ use crate::dialect::Dialect;
 use crate::gate::Gate;
 use crate::http::{Client, HttpError};
 use crate::repeated::{Repeated, Source};
-use figures::{Figures, KvBlocks, RankLoads};
+use figures::{Figures, KvBlocks, RankLoads, computed};
 
 /// How often a server is asked, and for how long it is believed.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +54,7 @@ const SGLANG_METRICS_EVERY: u32 = 5;
 pub(crate) struct ServerLoad {
     dialect: Dialect,
     publisher: LoadPublisher,
+    health: HealthReporter,
     pace: Pace,
     known: Mutex<Known>,
     /// `None` of a server that has no metrics.
@@ -77,6 +78,8 @@ struct Known {
     total_blocks: Option<u64>,
     /// What the server said last, and when.
     figures: Option<(Instant, Figures)>,
+    /// How much it had [`computed`] then.
+    computed: Option<f64>,
     /// Whether the server takes no requests. Otherwise one that sleeps would look like the emptiest of all.
     is_closed: bool,
 }
@@ -111,6 +114,7 @@ impl ServerLoad {
         Self {
             dialect,
             publisher: ctx.load.clone(),
+            health: ctx.health.clone(),
             pace: PACE,
             known: Mutex::default(),
             repeated: source.map(|source| Repeated::registered(source, &ctx.metrics)),
@@ -193,10 +197,20 @@ impl ServerLoad {
     /// Asks for its metrics, which are repeated from now on.
     async fn metrics(&self, client: &Client) -> Option<String> {
         let metrics = self.in_time(client.text("/metrics")).await?;
-        if let Some(repeated) = &self.repeated {
-            repeated.tell(&metrics);
-        }
+        self.told(&metrics);
         Some(metrics)
+    }
+
+    fn told(&self, metrics: &str) {
+        if let Some(now) = computed(metrics)
+            && let Some(before) = self.known.lock().computed.replace(now)
+            && now > before
+        {
+            self.health.report_step();
+        }
+        if let Some(repeated) = &self.repeated {
+            repeated.tell(metrics);
+        }
     }
 
     /// What is answered in time; what else is, is no fault of the server's: its health is asked elsewhere.
@@ -240,6 +254,7 @@ impl Drop for Forgets<'_> {
     fn drop(&mut self) {
         self.0.change(|known| {
             known.figures = None;
+            known.computed = None;
             known.is_closed = false;
         });
         if let Some(repeated) = &self.0.repeated {

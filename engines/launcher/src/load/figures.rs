@@ -4,6 +4,8 @@
 //! vLLM 0.32.0, "Production Metrics" (`kv_cache_usage_perc` was `gpu_cache_usage_perc` before), a series for each rank. llama.cpp,
 //! `tools/server/README.md` (`/metrics`). SGLang 0.5.23, `entrypoints/v1_loads.py` and `managers/io_struct.py`
 //! (`GetLoadsReqOutput`): what the ranks answer when they are asked, while its metrics are those of the last step that was logged.
+//! Of these `realtime_tokens_total` counts a prompt's parts, and vLLM's counters only whole prompts; llama.cpp counts calls of
+//! `llama_decode`.
 
 use serde::Deserialize;
 
@@ -11,6 +13,14 @@ use crate::exposition::{count, samples};
 
 /// The share of the KV blocks in use, by the names that vLLM had for it.
 const VLLM_USAGE: [&str; 2] = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"];
+
+/// Counters that grow when a server has computed a step, and only then.
+const COMPUTED: [&str; 4] = [
+    "vllm:prompt_tokens_total",
+    "vllm:generation_tokens_total",
+    "sglang:realtime_tokens_total",
+    "llamacpp:n_decode_total",
+];
 
 /// What a server says of its load, of all its ranks together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +87,13 @@ impl Figures {
             blocks: None,
         })
     }
+}
+
+/// How much a server has computed, in a measure of its own: more than before says that it made a step since. `None` where it does
+/// not tell.
+pub(crate) fn computed(metrics: &str) -> Option<f64> {
+    let counts = COMPUTED.iter().flat_map(|name| values(metrics, name));
+    counts.reduce(|sum, count| sum + count)
 }
 
 /// The finite values of one name.
@@ -168,6 +185,20 @@ mod tests {
             Figures::of_vllm("vllm:cache_config_info{num_gpu_blocks=\"4\"} 1.0\n"),
             None
         );
+    }
+
+    #[test]
+    fn what_was_computed_is_counted_of_all_ranks() {
+        let vllm = "vllm:prompt_tokens_total{engine=\"0\"} 40.0\n\
+            vllm:prompt_tokens_created{engine=\"0\"} 1.7e+09\n\
+            vllm:generation_tokens_total{engine=\"0\"} 2.0\n\
+            vllm:generation_tokens_total{engine=\"1\"} 3.0\n";
+        assert_eq!(computed(vllm), Some(45.0));
+        let sglang = "sglang:realtime_tokens_total{mode=\"prefill_compute\"} 8192.0\n\
+            sglang:realtime_tokens_total{mode=\"decode\"} 40.0\n";
+        assert_eq!(computed(sglang), Some(8232.0));
+        assert_eq!(computed("llamacpp:n_decode_total 7\n"), Some(7.0));
+        assert_eq!(computed(VLLM), None);
     }
 
     #[test]

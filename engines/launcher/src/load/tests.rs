@@ -86,6 +86,20 @@ fn what_a_server_says_waits_is_never_more_than_there_is() {
     assert_eq!(figures_of(&published.borrow()), (0, 0, 5, 8));
 }
 
+#[test]
+fn what_a_server_has_computed_since_it_was_asked_is_a_step() {
+    let ctx = StartContext::detached(1);
+    let load = ServerLoad::new(Dialect::LlamaServer, &ctx);
+    let told = |decoded: &str| {
+        load.told(&format!("llamacpp:n_decode_total {decoded}\n"));
+        ctx.health.steps()
+    };
+    assert_eq!(["7", "7", "NaN", "9"].map(told), [0, 0, 0, 1]);
+    // Another server counts from the beginning.
+    drop(Forgets(&load));
+    assert_eq!(["100", "101"].map(told), [1, 2]);
+}
+
 #[tokio::test]
 async fn a_server_that_takes_no_requests_is_full() {
     let (load, mut published) = load(Dialect::Vllm, LONG);
