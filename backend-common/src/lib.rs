@@ -27,6 +27,7 @@ pub mod recent;
 pub mod request;
 pub mod series;
 mod state;
+pub mod terminal;
 pub mod transfer;
 pub mod worker;
 

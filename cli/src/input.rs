@@ -14,8 +14,8 @@ use std::fmt::Display;
 use std::io::{self, Write};
 use std::sync::{Arc, OnceLock};
 
+pub(crate) use genset_backend_common::terminal::escaped;
 use genset_backend_common::{EngineError, card::EndpointType};
-pub(crate) use genset_conformance::escaped;
 use genset_frontend::batch::SeenModels;
 use genset_frontend::model::{Models, ServedModel};
 use genset_frontend::{FrontendServer, LocalFrontend};
@@ -243,16 +243,5 @@ pub(crate) async fn run_terminal(
             let chat = Chat::new(asker, Screen::of_output());
             editor::run(chat, models, signals).await
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_terminal_obeys_nothing_in_a_text_of_others() {
-        let text = "m\x1b[2J\u{9b}31m\x07\r\n\té";
-        assert_eq!(escaped(text), "m\\u{1b}[2J\\u{9b}31m\\u{7}\\r\n\té");
     }
 }

@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 
 pub use markdown::matrix;
 pub use read::ReadReportError;
-pub use terminal::escaped;
 pub use waivers::{WaiverProblem, Waivers};
 
 use crate::check::{Level, Profile, SkipReason};

@@ -6,6 +6,8 @@
 
 use std::fmt::Write;
 
+use genset_backend_common::terminal::is_shown;
+
 /// What makes a line's beginning undecided at most: `######` and a space, or the longest number of a list.
 const LONGEST_BEGINNING: usize = 8;
 
@@ -212,11 +214,6 @@ impl Markdown {
             out.push_str(CODE);
         }
     }
-}
-
-/// Whether a terminal may get a character of a model's.
-pub(super) fn is_shown(sign: char) -> bool {
-    !sign.is_control() || matches!(sign, '\n' | '\t')
 }
 
 fn beginning(line: &str, is_fenced: bool) -> Beginning {

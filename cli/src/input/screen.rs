@@ -2,10 +2,11 @@
 
 use std::io::IsTerminal;
 
+use genset_backend_common::terminal::is_shown;
 use genset_frontend::markup::Delta;
 use genset_runtime::shows_colours;
 
-use super::markdown::{Markdown, is_shown};
+use super::markdown::Markdown;
 use super::{escaped, note, print};
 
 /// Where an answer is shown.

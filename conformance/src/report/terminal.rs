@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use genset_backend_common::terminal::escaped;
+
 use super::{CheckReport, Evidence, Report, Verdict, listed};
 use crate::check::{Level, SkipReason};
 
@@ -293,19 +295,6 @@ fn skip_words(code: SkipReason) -> &'static str {
         SkipReason::Waived => "waived",
         SkipReason::Gone => "not run",
     }
-}
-
-/// A text of others', without what a terminal would obey: control characters are escaped, but for ends of lines and tabs.
-#[must_use]
-pub fn escaped(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for sign in text.chars() {
-        match !sign.is_control() || matches!(sign, '\n' | '\t') {
-            true => shown.push(sign),
-            false => shown.extend(sign.escape_default()),
-        }
-    }
-    shown
 }
 
 fn line(out: &mut String, text: std::fmt::Arguments<'_>) {
