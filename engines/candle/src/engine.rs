@@ -43,7 +43,7 @@ use self::readers::Readers;
 use self::real::RealLoader;
 use self::sequence::{Active, Arrival};
 use self::thread::{EngineThread, Loader, Serving};
-use self::transfer::{PrefillLeg, Receives};
+use self::transfer::PrefillLeg;
 use crate::CandleArgs;
 
 /// The most log probabilities a request may ask for.
@@ -252,13 +252,7 @@ impl Running {
         let sampler = sampler.with_ends(guide.as_ref().map_or(&[][..], Guide::ends));
         let max_tokens = request.max_tokens(config.context_length_tokens);
         let far = ctx.child();
-        let (receives, place) = match &source {
-            Some(_) => {
-                let (sender, receiver) = oneshot::channel();
-                (Some(Receives::Expected(sender)), Some(receiver))
-            }
-            None => (None, None),
-        };
+        let (receives, place) = source.as_ref().map(|_| oneshot::channel()).unzip();
         let prefill = (transfers.role == Role::Prefill).then(|| {
             Box::new(PrefillLeg {
                 transfers: transfers.clone(),
@@ -276,7 +270,6 @@ impl Running {
             stop: request.stop,
             max_tokens,
             prefill,
-            receives,
             predictions: PredictionTokens::default(),
         });
         let salt = request.cache_salt.as_deref();
@@ -289,6 +282,7 @@ impl Running {
             priority: request.priority,
             root,
             adapter,
+            receives,
             active,
         };
         commands

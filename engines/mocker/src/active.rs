@@ -5,15 +5,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use genset_backend_common::output::{Finish, TokenSink};
 use genset_backend_common::{StopConditions, TokenId};
-use genset_scheduler::{NewSequence, Outcome};
+use genset_scheduler::{NewSequence, Outcome, ReceivingPlace};
+use tokio::sync::oneshot;
 
 use crate::tokens::Answer;
-use crate::transfer::{PrefillLeg, Receives};
+use crate::transfer::PrefillLeg;
 
 /// A request that comes to a rank. The rank gives the sequence its id.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) sequence: NewSequence,
+    /// On a decode instance whose blocks come from elsewhere: told where they go.
+    pub(crate) receives: Option<oneshot::Sender<ReceivingPlace>>,
     pub(crate) active: Active,
 }
 
@@ -31,8 +34,6 @@ pub(crate) struct Active {
     pub(crate) is_paused: bool,
     /// On a prefill instance.
     pub(crate) prefill: Option<Box<PrefillLeg>>,
-    /// On a decode instance; `None` where its blocks do not come, or no more.
-    pub(crate) receives: Option<Receives>,
     /// Its place among the requests of its rank.
     pub(crate) _place: Place,
 }

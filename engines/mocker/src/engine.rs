@@ -22,7 +22,7 @@ use crate::board::Board;
 use crate::rank::{Command, Rank};
 use crate::time::{StepTimes, float};
 use crate::tokens::{MockerModel, Tokens};
-use crate::transfer::{PrefillLeg, Receives, Transfers};
+use crate::transfer::{PrefillLeg, Transfers};
 
 /// Commands that may wait while a step passes; senders of more wait.
 const COMMANDS: usize = 256;
@@ -335,13 +335,7 @@ impl Running {
             root: sequence_root(request.cache_salt.as_deref(), request.adapter.as_deref()),
         };
         let rank = self.rank_for(&request)?;
-        let (receives, place) = match &source {
-            Some(_) => {
-                let (sender, receiver) = oneshot::channel();
-                (Some(Receives::Expected(sender)), Some(receiver))
-            }
-            None => (None, None),
-        };
+        let (receives, place) = source.as_ref().map(|_| oneshot::channel()).unzip();
         let prefill = (self.transfers.role == Role::Prefill).then(|| {
             Box::new(PrefillLeg {
                 transfers: self.transfers.clone(),
@@ -359,10 +353,13 @@ impl Running {
             max_tokens,
             is_paused: false,
             prefill,
-            receives,
             _place: rank.in_flight.enter(),
         };
-        let arrival = Box::new(Arrival { sequence, active });
+        let arrival = Box::new(Arrival {
+            sequence,
+            receives,
+            active,
+        });
         let sent = rank.commands.send(Command::Add(arrival)).await;
         sent.map_err(|_| has_stopped())?;
         let Some((source, place)) = source.zip(place) else {

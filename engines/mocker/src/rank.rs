@@ -18,7 +18,6 @@ use tokio_util::sync::CancellationToken;
 use crate::active::{Active, Arrival, Next};
 use crate::board::Board;
 use crate::time::{StepClock, StepTimes};
-use crate::transfer::{Place, Receives};
 
 /// How long a client refused for a full queue should wait.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -100,8 +99,6 @@ impl Rank {
             }
             self.look_at_readers();
             let step = self.scheduler.plan();
-            self.end_receiving(&step.preempted);
-            self.begin_receiving(&step.receiving);
             self.publish_events();
             self.end_outgrown(&step.outgrown);
             if step.is_empty() {
@@ -159,48 +156,17 @@ impl Rank {
         let id = SequenceId(self.last_id);
         let Arrival {
             mut sequence,
+            receives,
             active,
         } = arrival;
         sequence.id = id;
-        let added = match &active.receives {
-            Some(_) => self.scheduler.add_receiving(sequence),
+        let added = match receives {
+            Some(told) => self.scheduler.add_receiving(sequence, told),
             None => self.scheduler.add(sequence),
         };
         match added {
             Ok(()) => drop(self.requests.insert(id, active)),
             Err(refusal) => active.sink.fail(refused(refusal)),
-        }
-    }
-
-    /// Tells those whose blocks come from elsewhere that there is a place for them.
-    fn begin_receiving(&mut self, receiving: &[SequenceId]) {
-        for id in receiving {
-            let Some(sequence) = self.scheduler.sequence(*id) else {
-                continue;
-            };
-            let cached_tokens = sequence.computed_tokens();
-            let Some(active) = self.requests.get_mut(id) else {
-                continue;
-            };
-            if let Some(Receives::Expected(told)) = active.receives.take() {
-                let (place, lost) = oneshot::channel();
-                active.receives = Some(Receives::Running { _place: place });
-                // Whose reader has left goes before the next step.
-                drop(told.send(Place {
-                    id: *id,
-                    cached_tokens,
-                    lost,
-                }));
-            }
-        }
-    }
-
-    /// What comes for those that lost their blocks has no place any more.
-    fn end_receiving(&mut self, preempted: &[SequenceId]) {
-        for id in preempted {
-            if let Some(active) = self.requests.get_mut(id) {
-                active.receives = None;
-            }
         }
     }
 

@@ -11,7 +11,7 @@ use genset_backend_common::{
     EngineError, GenerateRequest, RequestContext, RequestField, Role, async_trait,
     transfer::{Held, KvBytes, KvHolds, KvSource, KvTransfers, TransferParams},
 };
-use genset_scheduler::{HeldSequence, SequenceId};
+use genset_scheduler::{HeldSequence, ReceivingPlace, SequenceId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::{mpsc, oneshot};
@@ -116,7 +116,7 @@ impl Transfers {
     pub(crate) async fn fetch(
         self,
         mut transfer: TransferParams,
-        place: oneshot::Receiver<Place>,
+        place: oneshot::Receiver<ReceivingPlace>,
         commands: mpsc::WeakSender<Command>,
         ctx: RequestContext,
     ) -> Result<(), EngineError> {
@@ -124,7 +124,7 @@ impl Transfers {
         let Ok(place) = place.await else {
             return Ok(());
         };
-        let Place {
+        let ReceivingPlace {
             id,
             cached_tokens,
             lost,
@@ -172,25 +172,6 @@ async fn tell(commands: &mpsc::WeakSender<Command>, id: SequenceId) {
         // A rank that has stopped ends the answer.
         drop(commands.send(Command::Received(id)).await);
     }
-}
-
-/// A place for blocks.
-#[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) id: SequenceId,
-    /// Tokens whose blocks are there already.
-    pub(crate) cached_tokens: usize,
-    /// Closed once the sequence has the place no more.
-    pub(crate) lost: oneshot::Receiver<()>,
-}
-
-/// How far the blocks of a request of a decode instance are.
-#[derive(Debug)]
-pub(crate) enum Receives {
-    /// Told once there is a place for them.
-    Expected(oneshot::Sender<Place>),
-    /// They come, until this is dropped.
-    Running { _place: oneshot::Sender<()> },
 }
 
 /// What a request of a prefill instance needs for its end.

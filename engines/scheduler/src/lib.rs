@@ -9,6 +9,7 @@
 //! - [`Scheduler`] has the queues, and decides about admission and preemption.
 //! - [`Scheduler::set_drafts`] has a step compute guesses behind a sequence's last token.
 //! - [`HeldSequence`] and [`FreedSequences`] say when the blocks of an ended sequence, which others fetch, are needed no more.
+//! - [`ReceivingPlace`] says where the KV blocks go that come to a sequence from elsewhere.
 //! - [`SchedulerMetrics`] shows what the schedulers of an engine do.
 //!
 //! # Examples
@@ -39,4 +40,4 @@ pub use freed::{FreedSequences, HeldSequence};
 pub use metrics::SchedulerMetrics;
 pub use pool::{After, BlockId, KvBlockPool};
 pub use scheduler::{Limits, Outcome, Outgrown, Report, Scheduled, Scheduler, Stats, Step};
-pub use sequence::{NewSequence, Sequence, SequenceId};
+pub use sequence::{NewSequence, ReceivingPlace, Sequence, SequenceId};

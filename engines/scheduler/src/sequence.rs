@@ -2,6 +2,7 @@
 
 use genset_backend_common::TokenId;
 use genset_backend_common::kv::BlockHash;
+use tokio::sync::oneshot;
 
 use crate::pool::{After, BlockId, KvBlockPool};
 
@@ -23,6 +24,17 @@ pub struct NewSequence {
     ///
     /// [`sequence_root`]: genset_backend_common::kv::sequence_root
     pub root: Option<BlockHash>,
+}
+
+/// Where the KV blocks of a sequence go that come from elsewhere.
+#[derive(Debug)]
+pub struct ReceivingPlace {
+    /// The sequence.
+    pub id: SequenceId,
+    /// Tokens, from the first on, whose keys and values are there already: whole blocks of them.
+    pub cached_tokens: usize,
+    /// Closed once the sequence waits for them no more.
+    pub lost: oneshot::Receiver<()>,
 }
 
 /// A sequence, waiting or running.
@@ -52,14 +64,14 @@ pub struct Sequence {
 }
 
 /// Whether the keys and values of its prompt come from elsewhere.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Receipt {
     /// No, or no more: it computes what it lacks.
     None,
-    /// Yes, as soon as it has blocks.
-    Expected,
-    /// It has blocks and waits for their content.
-    Running,
+    /// Yes; told once it has blocks.
+    Expected(oneshot::Sender<ReceivingPlace>),
+    /// It has blocks and waits for their content, until this is dropped.
+    Running { _place: oneshot::Sender<()> },
 }
 
 impl Sequence {
@@ -127,14 +139,30 @@ impl Sequence {
 
     /// Begins to run in blocks that are held for it, of which the first `reused` have their content already. Whether it
     /// is the first time.
-    pub(crate) fn begin(&mut self, blocks: Vec<BlockId>, reused: usize, block_size: usize) -> bool {
+    pub(crate) fn begin(
+        &mut self,
+        id: SequenceId,
+        blocks: Vec<BlockId>,
+        reused: usize,
+        block_size: usize,
+    ) -> bool {
         self.blocks = blocks;
         self.computed = reused * block_size;
         self.stored_blocks = reused;
         self.is_storing = true;
-        if self.receipt == Receipt::Expected {
-            self.receipt = Receipt::Running;
-        }
+        self.receipt = match std::mem::replace(&mut self.receipt, Receipt::None) {
+            Receipt::Expected(told) => {
+                let (place, lost) = oneshot::channel();
+                // One whose reader has left is cancelled soon.
+                drop(told.send(ReceivingPlace {
+                    id,
+                    cached_tokens: self.computed,
+                    lost,
+                }));
+                Receipt::Running { _place: place }
+            }
+            receipt @ (Receipt::None | Receipt::Running { .. }) => receipt,
+        };
         let is_first_time = self.cached_tokens.is_none();
         self.cached_tokens.get_or_insert(self.computed);
         is_first_time
@@ -144,7 +172,7 @@ impl Sequence {
     pub(crate) fn give_up_blocks(&mut self) -> Vec<BlockId> {
         self.unplan();
         (self.computed, self.stored_blocks) = (0, 0);
-        if self.receipt == Receipt::Running {
+        if self.is_receiving() {
             // What comes has no place any more.
             self.receipt = Receipt::None;
         }
@@ -209,7 +237,7 @@ impl Sequence {
     /// Whether it has blocks whose content is on its way.
     #[must_use]
     pub fn is_receiving(&self) -> bool {
-        self.receipt == Receipt::Running
+        matches!(self.receipt, Receipt::Running { .. })
     }
 
     /// Whether it makes nothing in the next step.

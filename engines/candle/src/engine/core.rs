@@ -14,7 +14,7 @@ use genset_scheduler::{
     FreedSequences, Outcome, Outgrown, Report, Scheduled, Scheduler, SequenceId,
 };
 use rayon::prelude::*;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 pub(crate) use self::commands::{Command, too_long_for_cache};
@@ -26,7 +26,6 @@ use super::metrics::{Metrics, StepFigures};
 use super::readers::Readers;
 use super::sequence::{Active, Choosing, Next, Unchosen};
 use super::speculation::Speculation;
-use super::transfer::{Place, Receives};
 use crate::model::{SequenceRows, StepBatch};
 
 /// Where the engine thread publishes.
@@ -166,8 +165,6 @@ impl Core {
         }
         let mut step = self.scheduler.plan();
         self.publish_events();
-        self.end_receiving(&step.preempted);
-        self.begin_receiving(&step.receiving);
         self.end_outgrown(&step.outgrown);
         if step.rows.is_empty() {
             return if step.is_empty() {
@@ -200,39 +197,6 @@ impl Core {
                 Then::GoOn
             }
             Err(problem) => self.fail_step(&step.rows, choosing, &problem),
-        }
-    }
-
-    /// Tells those whose blocks come from elsewhere that there is a place for them.
-    fn begin_receiving(&mut self, receiving: &[SequenceId]) {
-        let block_size = self.scheduler.pool().block_size();
-        for id in receiving {
-            let Some(sequence) = self.scheduler.sequence(*id) else {
-                continue;
-            };
-            let cached_blocks = sequence.computed_tokens() / block_size;
-            let Some(active) = self.requests.get_mut(id) else {
-                continue;
-            };
-            if let Some(Receives::Expected(told)) = active.receives.take() {
-                let (place, lost) = oneshot::channel();
-                active.receives = Some(Receives::Running { _place: place });
-                // One whose reader has left goes before the next step.
-                drop(told.send(Place {
-                    id: *id,
-                    cached_blocks,
-                    lost,
-                }));
-            }
-        }
-    }
-
-    /// What comes for those that lost their blocks has no place any more.
-    fn end_receiving(&mut self, preempted: &[SequenceId]) {
-        for id in preempted {
-            if let Some(active) = self.requests.get_mut(id) {
-                active.receives = None;
-            }
         }
     }
 

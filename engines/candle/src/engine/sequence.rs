@@ -9,13 +9,13 @@ use genset_backend_common::output::{Finish, PredictionTokens, TokenChunk};
 use genset_backend_common::{EngineError, StopConditions, TokenId};
 use genset_sampling::guided::Guide;
 use genset_sampling::{Sampled, Sampler, TokenMask};
-use genset_scheduler::{FreedSequences, Outcome, SequenceId};
-use tokio::sync::OwnedSemaphorePermit;
+use genset_scheduler::{FreedSequences, Outcome, ReceivingPlace, SequenceId};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::adapters::LoadedAdapter;
 use super::forward::Fetched;
 use super::mailbox::Outlet;
-use super::transfer::{PrefillLeg, Receives};
+use super::transfer::PrefillLeg;
 
 /// A request in the engine.
 #[derive(Debug)]
@@ -30,8 +30,6 @@ pub(crate) struct Active {
     pub(crate) max_tokens: u32,
     /// On a prefill instance.
     pub(crate) prefill: Option<Box<PrefillLeg>>,
-    /// On a decode instance; `None` where its blocks do not come, or no more.
-    pub(crate) receives: Option<Receives>,
     /// What became of its drafts.
     pub(crate) predictions: PredictionTokens,
 }
@@ -263,6 +261,8 @@ pub(crate) struct Arrival {
     /// What its first KV block follows.
     pub(crate) root: Option<BlockHash>,
     pub(crate) adapter: Option<Arc<LoadedAdapter>>,
+    /// On a decode instance whose blocks come from elsewhere: told where they go.
+    pub(crate) receives: Option<oneshot::Sender<ReceivingPlace>>,
     pub(crate) active: Box<Active>,
 }
 
@@ -294,7 +294,6 @@ mod tests {
             stop: request.stop,
             max_tokens: 9,
             prefill: None,
-            receives: None,
             predictions: PredictionTokens::default(),
         };
         let mut choosing = Choosing::new(SequenceId(1), Box::new(active), Vec::new());

@@ -18,7 +18,7 @@ use genset_backend_common::{
     EngineError, GenerateRequest, RequestContext, RequestField, Role, async_trait,
     transfer::{Held, KvBytes, KvHolds, KvSource, KvTransfers, TransferParams},
 };
-use genset_scheduler::{HeldSequence, SequenceId};
+use genset_scheduler::{HeldSequence, ReceivingPlace, SequenceId};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::mpsc::error::TrySendError;
@@ -182,7 +182,7 @@ impl Transfers {
     pub(crate) async fn fetch(
         self,
         mut transfer: TransferParams,
-        place: oneshot::Receiver<Place>,
+        place: oneshot::Receiver<ReceivingPlace>,
         commands: mpsc::WeakSender<Command>,
         ctx: RequestContext,
     ) -> Result<(), EngineError> {
@@ -190,15 +190,16 @@ impl Transfers {
         let Ok(place) = place.await else {
             return Ok(());
         };
-        let Place {
+        let ReceivingPlace {
             id,
-            cached_blocks,
+            cached_tokens,
             lost,
         } = place;
+        let (blocks, _) = Blocks::read(&transfer.data)?;
+        let cached_blocks = cached_tokens / blocks.layout.block_size;
         if let Value::Object(data) = &mut transfer.data {
             data.insert("cached_blocks".into(), cached_blocks.into());
         }
-        let (blocks, _) = Blocks::read(&transfer.data)?;
         let wanted = bytes_of(&blocks.layout, blocks.prompt_tokens, cached_blocks);
         if wanted.is_empty() {
             tell(&commands, Command::Received(id)).await;
@@ -267,25 +268,6 @@ async fn tell(commands: &mpsc::WeakSender<Command>, command: Command) -> bool {
         Some(commands) => commands.send(command).await.is_ok(),
         None => false,
     }
-}
-
-/// A place for blocks.
-#[derive(Debug)]
-pub(crate) struct Place {
-    pub(crate) id: SequenceId,
-    /// Blocks whose content is there already.
-    pub(crate) cached_blocks: usize,
-    /// Closed once the sequence has the place no more.
-    pub(crate) lost: oneshot::Receiver<()>,
-}
-
-/// How far the blocks of a request of a decode instance are.
-#[derive(Debug)]
-pub(crate) enum Receives {
-    /// Told once there is a place for them.
-    Expected(oneshot::Sender<Place>),
-    /// They come, until this is dropped.
-    Running { _place: oneshot::Sender<()> },
 }
 
 /// What a request of a prefill instance needs for its end.

@@ -107,7 +107,7 @@ impl Scheduler {
 
     fn begin(&mut self, rank: Rank, mut sequence: Sequence, room: Room, planning: &mut Planning) {
         let Room { blocks, reused } = room;
-        let is_first_time = sequence.begin(blocks, reused, self.pool.block_size());
+        let is_first_time = sequence.begin(rank.2, blocks, reused, self.pool.block_size());
         if is_first_time {
             self.prompt_tokens += count(sequence.prompt_tokens());
             self.cached_tokens += count(sequence.cached_tokens());

@@ -1,23 +1,29 @@
 //! Sequences whose KV blocks go to another instance, or come from one.
 
+use tokio::sync::oneshot;
+
 use super::Scheduler;
 use crate::error::AddError;
 use crate::pool::BlockId;
-use crate::sequence::{NewSequence, Receipt, SequenceId};
+use crate::sequence::{NewSequence, Receipt, ReceivingPlace, SequenceId};
 
 impl Scheduler {
     /// Puts a sequence among those that wait, whose prompt was computed elsewhere. Once it has blocks, it is in
-    /// [`Step::receiving`](super::Step::receiving): the content of the blocks from [`computed_tokens`] on goes into
-    /// [`blocks`], and [`received`](Self::received) lets it go on. One that loses its blocks before that computes its prompt
-    /// itself.
+    /// [`Step::receiving`](super::Step::receiving), and `told` gets the place: the content of the blocks from
+    /// [`computed_tokens`] on goes into [`blocks`], and [`received`](Self::received) lets it go on. One that loses its blocks
+    /// before that computes its prompt itself.
     ///
     /// # Errors
     /// As [`add`](Self::add).
     ///
     /// [`computed_tokens`]: crate::Sequence::computed_tokens
     /// [`blocks`]: crate::Sequence::blocks
-    pub fn add_receiving(&mut self, new: NewSequence) -> Result<(), AddError> {
-        self.enqueue(new, Receipt::Expected)
+    pub fn add_receiving(
+        &mut self,
+        new: NewSequence,
+        told: oneshot::Sender<ReceivingPlace>,
+    ) -> Result<(), AddError> {
+        self.enqueue(new, Receipt::Expected(told))
     }
 
     /// Takes note that all of a sequence's blocks have their content. Whether it waited for that.
@@ -51,6 +57,8 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use tokio::sync::oneshot::error::TryRecvError;
+
     use super::super::{Limits, Outcome, Report};
     use super::*;
 
@@ -70,6 +78,22 @@ mod tests {
             priority: 0,
             root: None,
         }
+    }
+
+    /// Adds one that receives; it is told where.
+    fn add_receiving(
+        scheduler: &mut Scheduler,
+        id: u64,
+        prompt_tokens: u32,
+    ) -> oneshot::Receiver<ReceivingPlace> {
+        let (told, place) = oneshot::channel();
+        let new = new(id, prompt_tokens);
+        scheduler.add_receiving(new, told).unwrap();
+        place
+    }
+
+    fn is_lost(place: &mut ReceivingPlace) -> bool {
+        place.lost.try_recv() == Err(TryRecvError::Closed)
     }
 
     fn commit(scheduler: &mut Scheduler, id: u64, outcome: Outcome) {
@@ -103,7 +127,8 @@ mod tests {
     #[test]
     fn what_is_received_is_not_computed_but_for_the_last_token() {
         let mut scheduler = scheduler(8);
-        scheduler.add_receiving(new(1, 10)).unwrap();
+        let mut place = add_receiving(&mut scheduler, 1, 10);
+        assert!(place.try_recv().is_err());
         let step = scheduler.plan();
         assert_eq!((step.rows.len(), step.receiving.len()), (0, 1));
         assert!(!step.is_empty() && scheduler.plan().is_empty());
@@ -112,7 +137,9 @@ mod tests {
             (sequence.blocks().len(), sequence.computed_tokens()),
             (3, 0)
         );
-        assert!(scheduler.received(SequenceId(1)));
+        let mut place = place.try_recv().unwrap();
+        assert_eq!((place.id, place.cached_tokens), (SequenceId(1), 0));
+        assert!(!is_lost(&mut place) && scheduler.received(SequenceId(1)));
         assert!(!scheduler.received(SequenceId(1)));
         let step = scheduler.plan();
         assert_eq!(
@@ -121,8 +148,9 @@ mod tests {
         );
         commit(&mut scheduler, 1, Outcome::Sampled(7));
         // What came is as good as what was computed here: the next one begins with it.
-        scheduler.add_receiving(new(2, 10)).unwrap();
+        let mut place = add_receiving(&mut scheduler, 2, 10);
         assert_eq!(scheduler.plan().receiving, [SequenceId(2)]);
+        assert_eq!(place.try_recv().unwrap().cached_tokens, 8);
         assert_eq!(
             scheduler.sequence(SequenceId(2)).unwrap().computed_tokens(),
             8
@@ -132,13 +160,16 @@ mod tests {
     #[test]
     fn one_that_loses_its_blocks_meanwhile_computes_its_prompt() {
         let mut scheduler = scheduler(4);
-        scheduler.add_receiving(new(1, 10)).unwrap();
+        let mut place = add_receiving(&mut scheduler, 1, 10);
         assert_eq!(scheduler.plan().receiving, [SequenceId(1)]);
+        let mut place = place.try_recv().unwrap();
         let mut urgent = new(2, 12);
         urgent.prompt.reverse();
         urgent.priority = 1;
         scheduler.add(urgent).unwrap();
+        assert!(!is_lost(&mut place));
         assert_eq!(scheduler.plan().preempted, [SequenceId(1)]);
+        assert!(is_lost(&mut place));
         assert!(!scheduler.received(SequenceId(1)));
         scheduler.plan();
         commit(&mut scheduler, 2, Outcome::Finished);
@@ -152,7 +183,7 @@ mod tests {
     #[test]
     fn a_prompt_of_one_token_needs_nothing_from_elsewhere() {
         let mut scheduler = scheduler(4);
-        scheduler.add_receiving(new(1, 1)).unwrap();
+        let _place = add_receiving(&mut scheduler, 1, 1);
         assert_eq!(scheduler.plan().receiving, [SequenceId(1)]);
         assert_eq!(
             scheduler
@@ -168,9 +199,10 @@ mod tests {
     #[test]
     fn a_receiving_sequence_that_is_cancelled_leaves_nothing() {
         let mut scheduler = scheduler(4);
-        scheduler.add_receiving(new(1, 10)).unwrap();
+        let mut place = add_receiving(&mut scheduler, 1, 10);
         scheduler.plan();
         assert!(scheduler.cancel(SequenceId(1)));
+        assert!(is_lost(&mut place.try_recv().unwrap()));
         assert!(!scheduler.received(SequenceId(1)));
         assert_eq!(scheduler.stats().used_blocks, 0);
     }

@@ -137,6 +137,7 @@ impl Core {
             priority,
             root,
             adapter,
+            receives,
             active,
         } = arrival;
         let sequence = NewSequence {
@@ -145,8 +146,8 @@ impl Core {
             priority,
             root,
         };
-        let added = match &active.receives {
-            Some(_) => self.scheduler.add_receiving(sequence),
+        let added = match receives {
+            Some(told) => self.scheduler.add_receiving(sequence, told),
             None => self.scheduler.add(sequence),
         };
         match added {
