@@ -16,14 +16,14 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use genset_backend_common::controls::SleepLevel;
 use genset_backend_common::{
-    EngineControls, EngineError, ErrorKind, GenerateRequest, LLMEngine, Output, OutputStream,
+    EngineControls, EngineError, ErrorKind, GenerateRequest, LLMEngine, OutputStream,
     RequestContext, StartContext,
 };
 use genset_engine_launcher::{LauncherConfig, LauncherEngine};
 use serde_json::json;
 use tokio::time::{sleep, timeout};
 
-use support::{LONG, Reports, config, operated};
+use support::{LONG, Reports, config, operated, read};
 
 async fn started(config: LauncherConfig) -> LauncherEngine {
     let engine = LauncherEngine::new(config);
@@ -43,26 +43,10 @@ async fn ask(engine: &LauncherEngine, tokens: u32) -> Result<OutputStream, Engin
     engine.generate(request, RequestContext::new("r")).await
 }
 
-/// The tokens of an answer, and how it ended.
-async fn read(mut outputs: OutputStream) -> (Vec<u32>, Result<(), EngineError>) {
-    let mut tokens = Vec::new();
-    loop {
-        match timeout(LONG, outputs.next()).await.unwrap().unwrap() {
-            Ok(Output::Tokens(chunk)) => tokens.extend(chunk.token_ids),
-            Ok(Output::Finished(finished)) => {
-                tokens.extend_from_slice(&finished.last.token_ids);
-                return (tokens, Ok(()));
-            }
-            Ok(other) => panic!("{other:?}"),
-            Err(error) => return (tokens, Err(error)),
-        }
-    }
-}
-
 async fn answer(engine: &LauncherEngine, tokens: u32) -> Vec<u32> {
-    let (given, ended) = read(ask(engine, tokens).await.unwrap()).await;
-    ended.unwrap();
-    given
+    let answer = read(ask(engine, tokens).await.unwrap()).await;
+    answer.end.unwrap();
+    answer.tokens
 }
 
 /// The paths and bodies of what was asked since, the next of them `count`.
@@ -157,9 +141,9 @@ async fn requests_under_way_end_before_the_server_sleeps() {
         let engine = started(operated(api, &["--delay=0.01"])).await;
         let outputs = ask(&engine, 20).await.unwrap();
         let sleep = controls(&engine).sleep(SleepLevel::Weights);
-        let ((tokens, ended), slept) = tokio::join!(read(outputs), sleep);
-        ended.unwrap();
-        assert_eq!(tokens.len(), 20, "{api}");
+        let (answer, slept) = tokio::join!(read(outputs), sleep);
+        answer.end.unwrap();
+        assert_eq!(answer.tokens.len(), 20, "{api}");
         slept.unwrap();
         engine.cleanup().await.unwrap();
     }
@@ -219,9 +203,9 @@ async fn an_older_vllm_that_cannot_free_its_kv_cache_alone_keeps_its_weights_and
         error = refused(controls(&engine).sleep(SleepLevel::KvCache)) => error,
     };
     assert!(error.contains("ask for level weights"), "{error}");
-    let (tokens, ended) = reading.await;
-    ended.unwrap();
-    assert_eq!(tokens.len(), 150);
+    let long = reading.await;
+    long.end.unwrap();
+    assert_eq!(long.tokens.len(), 150);
     assert_eq!(answer(&engine, 6).await, before);
 
     controls(&engine).wake().await.unwrap();
@@ -254,7 +238,7 @@ async fn the_prefix_cache_is_cleared_beside_requests() {
     let path = "/reset_prefix_cache";
     let paths = [path, "/reset_prefix_cache?reset_running_requests=true"];
     assert_eq!(asked(&mut reports, 2).await, bare(&paths));
-    read(outputs).await.1.unwrap();
+    read(outputs).await.end.unwrap();
     controls(&engine).clear_prefix_cache().await.unwrap();
     assert_eq!(asked(&mut reports, 1).await, bare(&[path]));
     engine.cleanup().await.unwrap();
@@ -273,7 +257,7 @@ async fn the_prefix_cache_is_cleared_beside_requests() {
     let outputs = ask(&engine, 30).await.unwrap();
     let clear = controls(&engine).clear_prefix_cache();
     let (read, cleared) = tokio::join!(read(outputs), clear);
-    read.1.unwrap();
+    read.end.unwrap();
     cleared.unwrap();
     engine.cleanup().await.unwrap();
 }
@@ -287,7 +271,7 @@ async fn blocks_that_are_being_transferred_are_cleared_later() {
     let held = controls(&engine).clear_prefix_cache().await.unwrap_err();
     assert_eq!(held.kind(), ErrorKind::Unavailable, "{held}");
     assert!(held.message().contains("ask again"), "{held}");
-    read(outputs).await.1.unwrap();
+    read(outputs).await.end.unwrap();
     controls(&engine).clear_prefix_cache().await.unwrap();
     engine.cleanup().await.unwrap();
 }
@@ -367,9 +351,9 @@ async fn requests_under_way_go_on_behind_a_profile_and_new_ones_are_refused_mean
         let refused = refused.map(drop).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Overloaded, "{api}");
         assert!(refused.message().contains("a profile"), "{refused}");
-        let (tokens, ended) = read(outputs).await;
-        ended.unwrap();
-        assert_eq!(tokens.len(), 20, "{api}");
+        let long = read(outputs).await;
+        long.end.unwrap();
+        assert_eq!(long.tokens.len(), 20, "{api}");
         answer(&engine, 2).await;
         engine.cleanup().await.unwrap();
     }

@@ -24,7 +24,7 @@ use genset_engine_launcher::{
 };
 use tokio::time::timeout;
 
-use support::{LONG, Reports, config};
+use support::{LONG, Reports, answer, config, read};
 
 fn request(max_tokens: u32) -> GenerateRequest {
     let mut request = GenerateRequest::from_tokens("m", vec![1, 2, 3]);
@@ -52,29 +52,6 @@ async fn stream(engine: &LauncherEngine, request: GenerateRequest) -> OutputStre
         .generate(request, RequestContext::new("r"))
         .await
         .unwrap()
-}
-
-/// The tokens and the terminal.
-async fn all(
-    mut outputs: OutputStream,
-) -> (
-    Vec<u32>,
-    Result<genset_backend_common::output::Finished, EngineError>,
-) {
-    let mut tokens = Vec::new();
-    let read = async {
-        while let Some(item) = outputs.next().await {
-            match item {
-                Ok(Output::Tokens(chunk)) => tokens.extend(chunk.token_ids),
-                Ok(Output::Finished(finished)) => return Ok(*finished),
-                Ok(other) => panic!("{other:?}"),
-                Err(error) => return Err(error),
-            }
-        }
-        panic!("no terminal")
-    };
-    let end = timeout(LONG, read).await.unwrap();
-    (tokens, end)
 }
 
 fn failure(error: &EngineError) -> &ServerFailure {
@@ -197,8 +174,7 @@ async fn a_server_that_is_killed_ends_its_requests_at_once_and_is_reported_dead(
     }
     kill(pid);
     for outputs in streams {
-        let (_, end) = all(outputs).await;
-        let error = end.unwrap_err();
+        let error = read(outputs).await.end.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
         assert!(error.policy().is_migratable);
         assert_eq!(failure(&error), &ServerFailure::Killed);
@@ -216,13 +192,10 @@ async fn a_server_that_is_killed_ends_its_requests_at_once_and_is_reported_dead(
 #[tokio::test]
 async fn a_server_that_exits_is_told_with_its_last_lines() {
     let (engine, ctx) = started(config("sglang", &["--fault", "exit"])).await;
-    let (tokens, end) = all(stream(&engine, request(50)).await).await;
+    let answer = answer(&engine, request(50)).await;
     // What was still to be read when it ended is lost.
-    assert!(tokens.len() <= 3, "{tokens:?}");
-    assert_eq!(
-        failure(&end.unwrap_err()),
-        &ServerFailure::Exited { code: 7 }
-    );
+    assert!(answer.tokens.len() <= 3, "{answer:?}");
+    assert_eq!(failure(answer.error()), &ServerFailure::Exited { code: 7 });
     let reason = timeout(LONG, ctx.health.died()).await.unwrap();
     assert!(reason.contains("ERROR: the device is gone"), "{reason}");
     engine.cleanup().await.unwrap();
@@ -236,11 +209,8 @@ async fn a_server_that_says_nothing_of_its_health_is_hung() {
     let silent_for = Duration::from_secs(5);
     config.health_timeout = silent_for;
     let (engine, ctx) = started(config).await;
-    let (_, end) = all(stream(&engine, request(250)).await).await;
-    assert_eq!(
-        failure(&end.unwrap_err()),
-        &ServerFailure::Hung { silent_for }
-    );
+    let answer = answer(&engine, request(250)).await;
+    assert_eq!(failure(answer.error()), &ServerFailure::Hung { silent_for });
     timeout(LONG, ctx.health.died()).await.unwrap();
     engine.cleanup().await.unwrap();
 }
@@ -266,8 +236,8 @@ async fn a_server_is_started_again_as_often_as_asked() {
         .unwrap()
         .unwrap();
     let second = reports.next("pid").await.as_u64().unwrap();
-    let (tokens, end) = all(stream(&engine, request(5)).await).await;
-    assert_eq!(tokens.len(), 5, "{end:?}");
+    let answer = answer(&engine, request(5)).await;
+    assert_eq!(answer.tokens.len(), 5, "{answer:?}");
     kill(second);
     timeout(LONG, ctx.health.died()).await.unwrap();
     engine.cleanup().await.unwrap();

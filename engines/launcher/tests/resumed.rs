@@ -10,17 +10,13 @@
 
 mod support;
 
-use futures_util::StreamExt as _;
-use genset_backend_common::output::Finished;
 use genset_backend_common::{
-    ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine, Output, RequestContext,
-    StartContext,
+    ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine, StartContext,
 };
 use genset_engine_launcher::LauncherEngine;
 use serde_json::json;
-use tokio::time::timeout;
 
-use support::{LONG, Reports, config};
+use support::{Reports, answer, config};
 
 const OF_TOKENS: [&str; 4] = ["vllm", "sglang", "trtllm", "llama"];
 const PROMPT: [u32; 4] = [5, 6, 7, 8];
@@ -39,22 +35,6 @@ fn resumed(given: &[u32], max_tokens: u32) -> GenerateRequest {
     request
 }
 
-async fn answer(engine: &LauncherEngine, request: GenerateRequest) -> (Vec<u32>, Finished) {
-    let outputs = engine.generate(request, RequestContext::new("r")).await;
-    let mut outputs = outputs.unwrap();
-    let mut tokens = Vec::new();
-    loop {
-        match timeout(LONG, outputs.next()).await.unwrap() {
-            Some(Ok(Output::Tokens(chunk))) => tokens.extend(chunk.token_ids),
-            Some(Ok(Output::Finished(finished))) => {
-                tokens.extend_from_slice(&finished.last.token_ids);
-                return (tokens, *finished);
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
 #[tokio::test]
 async fn every_api_goes_on_behind_the_tokens_of_another_instance() {
     for api in OF_TOKENS {
@@ -63,14 +43,15 @@ async fn every_api_goes_on_behind_the_tokens_of_another_instance() {
         let declared = engine.start(StartContext::detached(1)).await.unwrap();
         let can = &declared.capabilities;
         assert!(can.resume_as_prompt && !can.resume, "{api}");
-        let (whole, _) = answer(&engine, request(PROMPT.to_vec(), 6)).await;
+        let whole = answer(&engine, request(PROMPT.to_vec(), 6)).await.tokens;
         reports.next("request").await;
 
         let mut resumed = resumed(&whole[..2], 4);
         resumed.stop.min_tokens = 3;
         declared.check(&resumed).unwrap();
-        let (rest, finished) = answer(&engine, resumed).await;
-        assert_eq!(rest, whole[2..], "{api}");
+        let rest = answer(&engine, resumed).await;
+        assert_eq!(rest.tokens, whole[2..], "{api}");
+        let finished = rest.finished();
         assert_eq!(finished.reason, FinishReason::Length, "{api}");
         let usage = &finished.usage;
         // The router takes the resumed tokens off the one and adds them to the other.

@@ -13,18 +13,16 @@ mod support;
 
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use genset_backend_common::output::Finished;
 use genset_backend_common::{
-    DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest, LLMEngine, Output,
-    RequestContext, RequestField, Role, StartContext,
+    DrainContext, ErrorKind, FinishReason, GenerateRequest, LLMEngine, RequestContext,
+    RequestField, Role, StartContext,
     transfer::{LocalKvCarrier, TransferParams},
 };
 use genset_engine_launcher::{ExtraArgs, LauncherConfig, LauncherEngine};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use support::{LONG, Reports, config};
+use support::{Answer, LONG, Reports, answer, config};
 
 const PROMPT: [u32; 4] = [5, 6, 7, 8];
 
@@ -65,31 +63,9 @@ fn with(mut request: GenerateRequest, transfer: TransferParams) -> GenerateReque
     request
 }
 
-type Answer = (Vec<u32>, Result<Finished, EngineError>);
-
-async fn answer(engine: &LauncherEngine, request: GenerateRequest) -> Answer {
-    let mut outputs = engine
-        .generate(request, RequestContext::new("r"))
-        .await
-        .unwrap();
-    let mut tokens = Vec::new();
-    while let Some(item) = timeout(LONG, outputs.next()).await.unwrap() {
-        match item {
-            Ok(Output::Tokens(chunk)) => tokens.extend(chunk.token_ids),
-            Ok(Output::Finished(finished)) => {
-                tokens.extend(&finished.last.token_ids);
-                return (tokens, Ok(*finished));
-            }
-            Ok(other) => panic!("{other:?}"),
-            Err(error) => return (tokens, Err(error)),
-        }
-    }
-    panic!("no terminal")
-}
-
 /// The first leg: its token, and what it says of its blocks.
 async fn prefill(engine: &LauncherEngine, request: GenerateRequest) -> (u32, TransferParams) {
-    let (tokens, end) = answer(engine, request).await;
+    let Answer { tokens, end, .. } = answer(engine, request).await;
     let finished = end.unwrap();
     assert_eq!(
         (tokens.len(), finished.reason),
@@ -118,9 +94,9 @@ async fn two_legs_answer_as_one_instance() {
         let mut request = request(6);
         request.sampling.temperature = Some(temperature);
         request.sampling.seed = Some(7);
-        let (expected, _) = answer(&whole, request.clone()).await;
+        let expected = answer(&whole, request.clone()).await.tokens;
         let (token, transfer) = prefill(&first, request.clone()).await;
-        let (tokens, end) = answer(&second, with(request, transfer)).await;
+        let Answer { tokens, end, .. } = answer(&second, with(request, transfer)).await;
         assert_eq!(end.unwrap().reason, FinishReason::Length);
         assert_eq!(
             (token, &tokens),
@@ -178,7 +154,7 @@ async fn a_rank_that_is_named_computes_the_prompt_and_gives_its_blocks() {
     let port: u16 = port.unwrap().parse().unwrap();
     let params = &transfer.data["kv_transfer_params"];
     assert_eq!(params["remote_port"], port + 1, "{transfer:?}");
-    let (tokens, end) = answer(&second, with(asked, transfer)).await;
+    let Answer { tokens, end, .. } = answer(&second, with(asked, transfer)).await;
     assert_eq!(
         (tokens.len(), end.unwrap().reason),
         (6, FinishReason::Length)
@@ -261,7 +237,7 @@ async fn a_prefill_is_asked_whole_and_a_decode_gets_what_it_said_unchanged() {
     let said = transfer.data["kv_transfer_params"].clone();
     assert_eq!(said["do_remote_prefill"], true);
     assert_eq!(said["remote_num_tokens"], 4);
-    answer(&second, with(request, transfer)).await.1.unwrap();
+    answer(&second, with(request, transfer)).await.end.unwrap();
     let body = second_reports.next("request").await["body"].take();
     assert_eq!(body["kv_transfer_params"], said);
     assert_eq!(
@@ -278,13 +254,13 @@ async fn what_ends_with_its_first_token_is_an_ordinary_answer() {
     let engine = Workers::default()
         .start(Role::Prefill, &[&reports.flag()])
         .await;
-    let (tokens, end) = answer(&engine, request(1)).await;
+    let Answer { tokens, end, .. } = answer(&engine, request(1)).await;
     assert_eq!(end.unwrap().transfer, None);
     let body = reports.next("request").await["body"].take();
     assert_eq!(body.get("kv_transfer_params"), None);
     let mut stopping = request(6);
     stopping.stop.stop_token_ids = tokens.into();
-    let (tokens, end) = answer(&engine, stopping).await;
+    let Answer { tokens, end, .. } = answer(&engine, stopping).await;
     let finished = end.unwrap();
     assert_eq!(tokens, [0; 0]);
     assert_eq!(
@@ -299,14 +275,14 @@ async fn an_answer_that_says_nothing_of_its_blocks_may_move() {
     let engine = Workers::default()
         .start(Role::Prefill, &["--fault", "no-params"])
         .await;
-    let (tokens, end) = answer(&engine, request(6)).await;
+    let Answer { tokens, end, .. } = answer(&engine, request(6)).await;
     let error = end.unwrap_err();
     // Before any token, so that it can be begun anew.
     assert_eq!(tokens, [0; 0]);
     assert!(error.policy().is_migratable, "{error}");
     assert!(error.message().contains("kv_transfer_params"), "{error}");
     // What needs no blocks is answered.
-    answer(&engine, request(1)).await.1.unwrap();
+    answer(&engine, request(1)).await.end.unwrap();
     engine.cleanup().await.unwrap();
 }
 
@@ -318,14 +294,14 @@ async fn a_decode_that_cannot_fetch_loses_the_blocks_and_not_the_worker() {
         .start(Role::Decode, &["--fault", "fetch-fails"])
         .await;
     let (_, transfer) = prefill(&first, request(6)).await;
-    let (tokens, end) = answer(&second, with(request(6), transfer)).await;
+    let Answer { tokens, end, .. } = answer(&second, with(request(6), transfer)).await;
     let error = end.unwrap_err();
     assert_eq!(tokens, [0; 0]);
     assert_eq!(error.kind(), ErrorKind::StreamIncomplete, "{error}");
     assert!(error.message().contains("cannot be fetched"), "{error}");
     // It computes the prompt where it is told to.
-    let (tokens, _) = answer(&second, with(request(6), TransferParams::none())).await;
-    assert_eq!(tokens.len(), 6);
+    let whole = answer(&second, with(request(6), TransferParams::none())).await;
+    assert_eq!(whole.tokens.len(), 6);
     first.cleanup().await.unwrap();
     second.cleanup().await.unwrap();
 }
@@ -341,7 +317,7 @@ async fn blocks_are_fetched_once_and_in_their_time_and_from_a_worker_that_is_the
     let (_, fetched) = prefill(&first, request(6)).await;
     answer(&second, with(request(6), fetched.clone()))
         .await
-        .1
+        .end
         .unwrap();
     let (_, late) = prefill(&brief, request(6)).await;
     let (_, gone) = prefill(&first, request(6)).await;
@@ -349,7 +325,7 @@ async fn blocks_are_fetched_once_and_in_their_time_and_from_a_worker_that_is_the
     timeout(LONG, brief.drain(drain)).await.unwrap().unwrap();
     first.cleanup().await.unwrap();
     for transfer in [fetched, late, gone] {
-        let (tokens, end) = answer(&second, with(request(6), transfer)).await;
+        let Answer { tokens, end, .. } = answer(&second, with(request(6), transfer)).await;
         let error = end.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::StreamIncomplete, "{error}");
         assert_eq!(tokens, [0; 0]);
@@ -368,9 +344,9 @@ async fn a_drain_waits_for_blocks_until_they_are_fetched() {
     let fetched = answer(&second, with(request(6), transfer));
     tokio::pin!(drain, fetched);
     assert!(futures_util::poll!(&mut drain).is_pending());
-    let (drained, (tokens, _)) = tokio::join!(timeout(LONG, drain), fetched);
+    let (drained, fetched) = tokio::join!(timeout(LONG, drain), fetched);
     drained.unwrap().unwrap();
-    assert_eq!(tokens.len(), 6);
+    assert_eq!(fetched.tokens.len(), 6);
     first.cleanup().await.unwrap();
     second.cleanup().await.unwrap();
 }

@@ -7,8 +7,8 @@ use genset_backend_common::{
 use genset_engine_launcher::LauncherEngine;
 use serde_json::json;
 
-use crate::support::config;
-use crate::{answer, request};
+use crate::request;
+use crate::support::{answer, config};
 
 /// "こんにちは。" in the tokens of `models/tiny-chat`, as llama-server generated them.
 const KONNICHIWA: [u32; 14] = [

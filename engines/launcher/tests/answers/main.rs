@@ -15,16 +15,15 @@ mod support;
 
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use genset_backend_common::output::{Finished, TokenLogprob};
 use genset_backend_common::{
-    CancelReason, EngineError, ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine,
-    Output, RequestContext, StartContext, context::TraceContext, request::ChatInput,
+    CancelReason, ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine, Output,
+    RequestContext, StartContext, context::TraceContext, request::ChatInput,
 };
 use genset_engine_launcher::LauncherEngine;
 use serde_json::json;
 use tokio::time::timeout;
 
-use support::{LONG, Reports, config};
+use support::{LONG, Reports, answer, config};
 
 const OF_TOKENS: [&str; 4] = ["vllm", "sglang", "trtllm", "llama"];
 
@@ -39,51 +38,6 @@ fn request(prompt: &[u32], max_tokens: u32) -> GenerateRequest {
     request.stop.max_tokens = Some(max_tokens);
     request.sampling.temperature = Some(0.0);
     request
-}
-
-#[derive(Debug, Default)]
-struct Answer {
-    tokens: Vec<u32>,
-    logprobs: Vec<TokenLogprob>,
-    text: String,
-    end: Option<Result<Finished, EngineError>>,
-}
-
-impl Answer {
-    fn finished(&self) -> &Finished {
-        match &self.end {
-            Some(Ok(finished)) => finished,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn error(&self) -> &EngineError {
-        match &self.end {
-            Some(Err(error)) => error,
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
-async fn answer(engine: &LauncherEngine, request: GenerateRequest) -> Answer {
-    let mut outputs = engine
-        .generate(request, RequestContext::new("r"))
-        .await
-        .unwrap();
-    let mut answer = Answer::default();
-    while let Some(item) = timeout(LONG, outputs.next()).await.unwrap() {
-        match item {
-            Ok(Output::Tokens(chunk)) => {
-                answer.tokens.extend(chunk.token_ids);
-                answer.logprobs.extend(chunk.logprobs);
-            }
-            Ok(Output::Text(chunk)) => answer.text += &chunk.text,
-            Ok(Output::Finished(finished)) => answer.end = Some(Ok(*finished)),
-            Ok(Output::Embeddings(_) | Output::Scores(_)) => panic!("no embeddings were asked for"),
-            Err(error) => answer.end = Some(Err(error)),
-        }
-    }
-    answer
 }
 
 #[tokio::test]

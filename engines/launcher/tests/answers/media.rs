@@ -7,8 +7,7 @@ use genset_backend_common::{
 use genset_engine_launcher::LauncherEngine;
 use serde_json::{Value, json};
 
-use crate::answer;
-use crate::support::{Reports, config};
+use crate::support::{Reports, answer, config};
 
 /// A GIF of one pixel, and another.
 const PIXELS: [&str; 2] = [

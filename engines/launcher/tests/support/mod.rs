@@ -1,9 +1,14 @@
-//! Engines on stand-in servers, and what those report.
+//! Engines on stand-in servers, what they answer, and what those report.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use genset_engine_launcher::{LauncherConfig, ServerInput, ServerKind};
+use futures_util::StreamExt as _;
+use genset_backend_common::output::{Finished, TokenLogprob};
+use genset_backend_common::{
+    EngineError, GenerateRequest, LLMEngine, Output, OutputStream, RequestContext,
+};
+use genset_engine_launcher::{LauncherConfig, LauncherEngine, ServerInput, ServerKind};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream};
@@ -61,6 +66,56 @@ pub fn operated(api: &str, flags: &[&str]) -> LauncherConfig {
     let variable = "VLLM_SERVER_DEV_MODE".to_owned();
     config.env.insert(variable, "1".to_owned());
     config
+}
+
+/// What came of a request.
+#[derive(Debug)]
+pub struct Answer {
+    pub tokens: Vec<u32>,
+    pub logprobs: Vec<TokenLogprob>,
+    pub text: String,
+    pub end: Result<Finished, EngineError>,
+}
+
+impl Answer {
+    pub fn finished(&self) -> &Finished {
+        self.end.as_ref().unwrap()
+    }
+
+    pub fn error(&self) -> &EngineError {
+        self.end.as_ref().unwrap_err()
+    }
+}
+
+pub async fn answer(engine: &LauncherEngine, request: GenerateRequest) -> Answer {
+    let outputs = engine.generate(request, RequestContext::new("r")).await;
+    read(outputs.unwrap()).await
+}
+
+/// Reads up to the terminal.
+pub async fn read(mut outputs: OutputStream) -> Answer {
+    let (mut tokens, mut logprobs, mut text) = (Vec::new(), Vec::new(), String::new());
+    let end = loop {
+        match timeout(LONG, outputs.next()).await.unwrap().unwrap() {
+            Ok(Output::Tokens(chunk)) => {
+                tokens.extend(chunk.token_ids);
+                logprobs.extend(chunk.logprobs);
+            }
+            Ok(Output::Text(chunk)) => text += &chunk.text,
+            Ok(Output::Finished(finished)) => {
+                tokens.extend(&finished.last.token_ids);
+                break Ok(*finished);
+            }
+            Ok(Output::Embeddings(_) | Output::Scores(_)) => panic!("no embeddings were asked for"),
+            Err(error) => break Err(error),
+        }
+    };
+    Answer {
+        tokens,
+        logprobs,
+        text,
+        end,
+    }
 }
 
 /// What a stand-in reports while it runs.
