@@ -137,6 +137,9 @@ impl From<WireDetails> for ErrorDetails {
     }
 }
 
+/// What is said of a request that an engine had taken when it stopped.
+pub(crate) const STOPPED_EARLY: &str = "the engine stopped before the request ended; send it again";
+
 /// The error of every call that crosses a crate border.
 ///
 /// Cheap to clone. The message is for the client: it says what is wrong and what to do, and never holds prompt text.
@@ -205,6 +208,19 @@ impl EngineError {
     #[must_use]
     pub fn engine_shutdown(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::EngineShutdown, message)
+    }
+
+    /// [`ErrorKind::EngineShutdown`], of a request that comes once the engine has stopped.
+    #[must_use]
+    pub fn engine_has_stopped() -> Self {
+        Self::engine_shutdown("the engine has stopped; send the request again")
+    }
+
+    /// [`ErrorKind::Disconnected`], of a request that the engine left without an end. See
+    /// [`HealthReporter::stopped`](crate::HealthReporter::stopped) where the engine ends it.
+    #[must_use]
+    pub fn lost_with_engine() -> Self {
+        Self::new(ErrorKind::Disconnected, STOPPED_EARLY)
     }
 
     /// [`ErrorKind::Internal`].

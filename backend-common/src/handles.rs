@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::error::{EngineError, STOPPED_EARLY};
+
 /// Upper bounds of latency histograms, in seconds: from one millisecond, mostly doubling, up to ten minutes.
 /// Shared, so that the histograms of frontend and worker can be set side by side.
 pub const LATENCY_BUCKETS_S: [f64; 18] = [
@@ -405,6 +407,16 @@ impl HealthReporter {
         self.reason.lock().clone()
     }
 
+    /// The error of the requests that the engine ends as it stops: `Disconnected` where it was reported dead, else
+    /// `EngineShutdown`.
+    #[must_use]
+    pub fn stopped(&self) -> EngineError {
+        match self.dead_reason() {
+            Some(_) => EngineError::lost_with_engine(),
+            None => EngineError::engine_shutdown(STOPPED_EARLY),
+        }
+    }
+
     /// Waits until the engine is reported dead; returns the reason.
     ///
     /// # Cancel safety
@@ -423,6 +435,7 @@ mod tests {
     use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 
     use super::*;
+    use crate::error::ErrorKind;
 
     #[derive(Debug)]
     struct One(&'static str);
@@ -500,6 +513,14 @@ mod tests {
             "# EOF",
         ];
         assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn requests_of_an_engine_that_stops_are_lost_where_it_has_died() {
+        let health = HealthReporter::default();
+        assert_eq!(health.stopped().kind(), ErrorKind::EngineShutdown);
+        health.report_dead("its device is gone");
+        assert_eq!(health.stopped().kind(), ErrorKind::Disconnected);
     }
 
     #[test]

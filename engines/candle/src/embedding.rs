@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::{
-    EngineConfig, EngineError, EngineState, ErrorKind, GenerateRequest, Input, LLMEngine,
-    RequestContext, RequestField, StartContext, async_trait, request::ScorePair,
+    EngineConfig, EngineError, EngineState, GenerateRequest, Input, LLMEngine, RequestContext,
+    RequestField, StartContext, async_trait, request::ScorePair,
 };
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
@@ -25,7 +25,6 @@ use self::loading::{CheckoutLoader, EmbedderLoader};
 use self::queue::Pending;
 use self::thread::{Serving, Told};
 use crate::CandleArgs;
-use crate::engine::has_stopped;
 use crate::engine::thread::EngineThread;
 use crate::model::embedder::WholeSequence;
 
@@ -117,7 +116,9 @@ impl LLMEngine for EmbeddingEngine {
         let ctx = ctx.with_prompt_tokens(prompt_tokens);
         Ok(output::stream(ctx, |out| async move {
             // The thread drops a request only where it ends itself.
-            let mut vectors = vectors.await.map_err(|_| was_lost())??;
+            let mut vectors = vectors
+                .await
+                .map_err(|_| EngineError::lost_with_engine())??;
             if is_scored {
                 out.scores(vectors.into_iter().flatten().collect()).await?;
                 return Ok(Finish::stop());
@@ -173,14 +174,8 @@ async fn ask(
 ) -> Result<oneshot::Receiver<Result<Vec<Vec<f32>>, EngineError>>, EngineError> {
     let (reply, replied) = oneshot::channel();
     let add = Told::Add(Pending::new(sequences, reply));
-    told.send(add).await.map_err(|_| has_stopped())?;
+    told.send(add)
+        .await
+        .map_err(|_| EngineError::engine_has_stopped())?;
     Ok(replied)
-}
-
-/// The error of a request that the engine thread had taken.
-fn was_lost() -> EngineError {
-    EngineError::new(
-        ErrorKind::Disconnected,
-        "the engine stopped before the request ended; send it again",
-    )
 }

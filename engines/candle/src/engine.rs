@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use genset_backend_common::output::{OutputStream, PredictionTokens};
 use genset_backend_common::{
-    Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
+    Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState,
     GenerateRequest, LLMEngine, RequestContext, RequestField, Role, StartContext, TokenId,
     async_trait, controls::Adapter, kv::salt_root, transfer::receiving,
 };
@@ -194,8 +194,8 @@ impl EngineControls for CandleEngine {
             .commands
             .send(command)
             .await
-            .map_err(|_| has_stopped())?;
-        is_done.await.map_err(|_| has_stopped())
+            .map_err(|_| EngineError::engine_has_stopped())?;
+        is_done.await.map_err(|_| EngineError::engine_has_stopped())
     }
 
     async fn load_adapter(&self, adapter: Adapter) -> Result<(), EngineError> {
@@ -288,7 +288,7 @@ impl Running {
         commands
             .send(Command::Add(Box::new(arrival)))
             .await
-            .map_err(|_| has_stopped())?;
+            .map_err(|_| EngineError::engine_has_stopped())?;
         let Some((source, place)) = source.zip(place) else {
             return Ok(outputs);
         };
@@ -314,15 +314,15 @@ impl Running {
         };
         let guides = self.serving.guides.clone().ok_or_else(none)?;
         let place = Arc::clone(&self.compiled).acquire_owned().await;
-        let place = place.map_err(|_| has_stopped())?;
+        let place = place.map_err(|_| EngineError::engine_has_stopped())?;
         if self.serving.commands.is_closed() {
-            return Err(has_stopped());
+            return Err(EngineError::engine_has_stopped());
         }
         let request = request.clone();
         let permit = Arc::clone(&self.compiling)
             .acquire_owned()
             .await
-            .map_err(|_| has_stopped())?;
+            .map_err(|_| EngineError::engine_has_stopped())?;
         let compiling = spawn_blocking(move || {
             let _permit = permit;
             guides.compile_for(&request)
@@ -345,14 +345,6 @@ impl Running {
             }
         })
     }
-}
-
-/// The refusal of a request that came too late.
-pub(crate) fn has_stopped() -> EngineError {
-    EngineError::new(
-        ErrorKind::EngineShutdown,
-        "the engine has stopped; send the request again",
-    )
 }
 
 /// The one copy of a prompt, which its answer is appended to. It has room for an answer as long as the prompt, so that the first

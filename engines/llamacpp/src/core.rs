@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use futures_util::FutureExt as _;
 use futures_util::future::select_all;
+use genset_backend_common::EngineError;
 use genset_backend_common::handles::{HealthReporter, Load, LoadPublisher};
-use genset_backend_common::{EngineError, ErrorKind};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::token::LlamaToken;
@@ -343,14 +343,7 @@ impl<'model> Core<'model> {
     }
 
     fn end_all(&mut self) {
-        let is_dead = self.health.dead_reason().is_some();
-        let kind = if is_dead {
-            ErrorKind::Disconnected
-        } else {
-            ErrorKind::EngineShutdown
-        };
-        let problem = "the engine stopped before the request ended; send it again";
-        let error = EngineError::new(kind, problem);
+        let error = self.health.stopped();
         let running = (0..self.slots.all.len()).filter_map(|slot| self.slots.release(slot));
         let running: Vec<Active> = running.collect();
         let waiting = self.waiting.drain(..).map(|sequence| sequence.request);

@@ -142,8 +142,8 @@ impl EngineControls for LlamaCppEngine {
         let command = Command::ClearPrefixCache(done);
         let serving = self.state.get()?;
         let sent = serving.commands.send(command).await;
-        sent.map_err(|_| has_stopped())?;
-        is_done.await.map_err(|_| has_stopped())
+        sent.map_err(|_| EngineError::engine_has_stopped())?;
+        is_done.await.map_err(|_| EngineError::engine_has_stopped())
     }
 }
 
@@ -180,7 +180,7 @@ impl Serving {
             },
         };
         let sent = self.commands.send(Command::Add(Box::new(sequence))).await;
-        sent.map_err(|_| has_stopped())?;
+        sent.map_err(|_| EngineError::engine_has_stopped())?;
         Ok(outputs)
     }
 
@@ -195,7 +195,7 @@ impl Serving {
         })?;
         let request = request.clone();
         let permit = Arc::clone(&self.compiling).acquire_owned().await;
-        let permit = permit.map_err(|_| has_stopped())?;
+        let permit = permit.map_err(|_| EngineError::engine_has_stopped())?;
         let compiling = spawn_blocking(move || {
             let _permit = permit;
             guides.compile_for(&request)
@@ -205,10 +205,6 @@ impl Serving {
             Err(EngineError::internal("compiling a grammar panicked").with_source(error))
         })
     }
-}
-
-fn has_stopped() -> EngineError {
-    EngineError::engine_shutdown("the engine has stopped; send the request again")
 }
 
 impl fmt::Debug for LlamaCppEngine {

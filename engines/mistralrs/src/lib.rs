@@ -114,9 +114,7 @@ impl Model {
         })?;
         let request = request.clone();
         let permit = Arc::clone(&self.compiling).acquire_owned().await;
-        let permit = permit.map_err(|_| {
-            EngineError::engine_shutdown("the engine has stopped; send the request again")
-        })?;
+        let permit = permit.map_err(|_| EngineError::engine_has_stopped())?;
         let compiled = blocking(move || {
             let _permit = permit;
             guides.compile_for(&request)

@@ -6,7 +6,7 @@ use futures_util::future::try_join_all;
 use genset_backend_common::kv::sequence_root;
 use genset_backend_common::output::{self, OutputStream};
 use genset_backend_common::{
-    Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState, ErrorKind,
+    Capabilities, DrainContext, EngineConfig, EngineControls, EngineError, EngineState,
     GenerateRequest, LLMEngine, RequestContext, Role, StartContext, async_trait,
     transfer::receiving,
 };
@@ -307,8 +307,8 @@ impl EngineControls for MockerEngine {
             let (done, is_done) = oneshot::channel();
             let command = Command::ClearPrefixCache(done);
             let sent = rank.commands.send(command).await;
-            sent.map_err(|_| has_stopped())?;
-            is_done.await.map_err(|_| has_stopped())
+            sent.map_err(|_| EngineError::engine_has_stopped())?;
+            is_done.await.map_err(|_| EngineError::engine_has_stopped())
         });
         try_join_all(cleared).await?;
         Ok(())
@@ -361,7 +361,7 @@ impl Running {
             active,
         });
         let sent = rank.commands.send(Command::Add(arrival)).await;
-        sent.map_err(|_| has_stopped())?;
+        sent.map_err(|_| EngineError::engine_has_stopped())?;
         let Some((source, place)) = source.zip(place) else {
             return Ok(outputs);
         };
@@ -381,11 +381,4 @@ impl Running {
         };
         rank.ok_or_else(|| EngineError::internal("a rank that was checked is not there"))
     }
-}
-
-fn has_stopped() -> EngineError {
-    EngineError::new(
-        ErrorKind::EngineShutdown,
-        "the engine has stopped; send the request again",
-    )
 }

@@ -288,16 +288,7 @@ impl Rank {
     }
 
     fn end_all(&mut self) {
-        let is_dead = self.board.health.dead_reason().is_some();
-        let kind = if is_dead {
-            ErrorKind::Disconnected
-        } else {
-            ErrorKind::EngineShutdown
-        };
-        let error = EngineError::new(
-            kind,
-            "the engine stopped before the request ended; send it again",
-        );
+        let error = self.board.health.stopped();
         for (id, active) in std::mem::take(&mut self.requests) {
             self.scheduler.cancel(id);
             active.sink.fail(error.clone());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use futures_util::StreamExt;
 use genset_backend_common::output::Finished;
 use genset_backend_common::{
-    Output, TokenId,
+    ErrorKind, Output, TokenId,
     config::{Deviation, InputKind},
 };
 
@@ -218,5 +218,5 @@ async fn a_thread_that_has_ended_is_no_fault_of_the_request() {
     drop(commands);
     let error = ask(&told, Vec::new()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::EngineShutdown);
-    assert!(was_lost().policy().is_retryable);
+    assert!(EngineError::lost_with_engine().policy().is_retryable);
 }

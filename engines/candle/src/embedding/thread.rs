@@ -114,13 +114,7 @@ impl EmbeddingCore {
         while let Ok(command) = commands.try_recv() {
             let _ = self.obey(command);
         }
-        let kind = if self.health.dead_reason().is_some() {
-            ErrorKind::Disconnected
-        } else {
-            ErrorKind::EngineShutdown
-        };
-        let problem = "the engine stopped before the request ended; send it again";
-        self.queue.fail_all(&EngineError::new(kind, problem));
+        self.queue.fail_all(&self.health.stopped());
         self.publish();
     }
 

@@ -16,7 +16,6 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
-use super::has_stopped;
 use crate::load::{AdapterError, AdapterReader};
 use crate::model::{AdapterWeights, gpu};
 
@@ -117,7 +116,9 @@ impl Adapters {
     pub(crate) async fn load(self: &Arc<Self>, adapter: Adapter) -> Result<(), EngineError> {
         adapter.check()?;
         let permit = Arc::clone(&self.reading).acquire_owned();
-        let permit = permit.await.map_err(|_| has_stopped())?;
+        let permit = permit
+            .await
+            .map_err(|_| EngineError::engine_has_stopped())?;
         self.ensure_room(&adapter)?;
         let used = self.used_bytes.load(Ordering::Relaxed);
         let left = self.limits.bytes.saturating_sub(used);

@@ -446,16 +446,7 @@ impl Core {
     }
 
     fn end_all(&mut self) {
-        let is_dead = self.outlets.health.dead_reason().is_some();
-        let kind = if is_dead {
-            ErrorKind::Disconnected
-        } else {
-            ErrorKind::EngineShutdown
-        };
-        let error = EngineError::new(
-            kind,
-            "the engine stopped before the request ended; send it again",
-        );
+        let error = self.outlets.health.stopped();
         for (id, active) in self.requests.drain() {
             self.scheduler.cancel(id);
             self.outlets

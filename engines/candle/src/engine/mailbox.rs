@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use futures_core::Stream;
 use genset_backend_common::inbox::{Inbox, Taken};
 use genset_backend_common::output::{Finish, Output, OutputStream, TokenChunk};
-use genset_backend_common::{EngineError, ErrorKind, RequestContext};
+use genset_backend_common::{EngineError, RequestContext};
 
 /// Items a reader may leave before its sequence is paused: seconds of generation, and a few kilobytes.
 const BEHIND_ITEMS: usize = 64;
@@ -76,10 +76,7 @@ impl Outlet {
 
 impl Drop for Outlet {
     fn drop(&mut self) {
-        let lost = EngineError::new(
-            ErrorKind::Disconnected,
-            "the engine stopped before the request ended; send it again",
-        );
+        let lost = EngineError::lost_with_engine();
         self.mailbox.inbox.end_and_wake(Err(lost));
     }
 }
