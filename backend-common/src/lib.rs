@@ -23,6 +23,7 @@ pub mod kv;
 mod named;
 pub mod output;
 pub mod ports;
+pub mod random;
 pub mod recent;
 pub mod request;
 pub mod series;

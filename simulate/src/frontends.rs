@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, random::mix};
 use genset_runtime::{ModelDirectory, Runtime};
 use parking_lot::Mutex;
 
 use crate::fleet::Fleet;
 use crate::policy::{Policy, Way};
-use crate::random::{Random, mix};
+use crate::random::Random;
 use crate::run::Plan;
 
 /// The stream of randomness that deals requests to frontends.

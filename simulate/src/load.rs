@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use genset_backend_common::TokenId;
+use genset_backend_common::{TokenId, random::mix};
 
 use crate::lengths::Single;
-use crate::random::{Random, mix};
+use crate::random::Random;
 use crate::trace::Trace;
 
 /// Token ids are below this.

@@ -1,20 +1,19 @@
 //! [`Random`]: numbers that look random and are the same in every run, whatever the version of a library.
 
-/// # Source
-/// G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", 2014 (SplitMix64).
+use genset_backend_common::random::{STEP, mix};
+
+/// SplitMix64.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
-
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl Random {
     /// Numbers of one purpose: another `stream` of the same seed has nothing in common with it.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
-        Self(mix(seed ^ mix(stream.wrapping_mul(GOLDEN))))
+        Self(mix(seed ^ mix(stream.wrapping_mul(STEP))))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(GOLDEN);
+        self.0 = self.0.wrapping_add(STEP);
         mix(self.0)
     }
 
@@ -49,11 +48,4 @@ impl Random {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.unit()).cos()
     }
-}
-
-/// Mixes a number so that neighbours have nothing in common.
-pub(crate) fn mix(mut number: u64) -> u64 {
-    number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    number ^ (number >> 31)
 }

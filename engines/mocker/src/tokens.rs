@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use genset_backend_common::TokenId;
 use genset_backend_common::kv::{BlockHash, BlockHasher, Xxh3BlockHasher};
+use genset_backend_common::random::{STEP, mix};
 
 /// What the mocker is told about the model it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,7 +85,7 @@ pub(crate) struct Answer {
 impl Answer {
     /// The next token, without going on to the one after.
     pub(crate) fn peek(&self) -> TokenId {
-        let mixed = mix(self.start.wrapping_add(self.next.wrapping_mul(GOLDEN)));
+        let mixed = mix(self.start.wrapping_add(self.next.wrapping_mul(STEP)));
         let used = u64::from(self.tokens.used);
         // Below `used`, and as likely as any other but for one part in 2^32.
         let mut token = u32::try_from(((mixed >> 32) * used) >> 32).unwrap_or(0);
@@ -101,19 +102,6 @@ impl Answer {
     pub(crate) fn advance(&mut self) {
         self.next += 1;
     }
-}
-
-/// The step of the sequence below.
-const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
-
-/// Mixes a number so that neighbours have nothing in common.
-///
-/// # Source
-/// G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", 2014 (SplitMix64).
-fn mix(mut number: u64) -> u64 {
-    number = (number ^ (number >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    number = (number ^ (number >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    number ^ (number >> 31)
 }
 
 #[cfg(test)]

@@ -7,19 +7,13 @@
 //! SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014), whose n-th output can be
 //! computed without the ones before it.
 
-const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-
-fn finalize(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
+use genset_backend_common::random::{STEP, mix};
 
 /// The draw at `position`, in `0.0..1.0`. The seed is stirred first, so that neighbouring seeds have unrelated sequences.
 #[expect(clippy::cast_precision_loss, reason = "53 bits fit an f64")]
 pub(crate) fn uniform(seed: u64, position: u64) -> f64 {
-    let start = finalize(seed.wrapping_add(STEP));
-    let bits = finalize(start.wrapping_add(STEP.wrapping_mul(position.wrapping_add(1))));
+    let start = mix(seed.wrapping_add(STEP));
+    let bits = mix(start.wrapping_add(STEP.wrapping_mul(position.wrapping_add(1))));
     (bits >> 11) as f64 / (1_u64 << 53) as f64
 }
 

@@ -1,6 +1,7 @@
 //! A long random workload, after which the index that routers keep must still be what the cache is.
 
 use futures_util::future::join_all;
+use genset_backend_common::random::{STEP, mix};
 use genset_backend_common::{CancelReason, TokenId};
 
 use super::{GENERATED, GENERATED_TOKENS, Index, block_count, block_size, chain, greedy, send};
@@ -65,18 +66,12 @@ impl Prompts {
 }
 
 /// Numbers that look random and are the same in every run.
-///
-/// # Source
-/// G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", 2014 (SplitMix64).
 struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
+        self.0 = self.0.wrapping_add(STEP);
+        mix(self.0)
     }
 }
 

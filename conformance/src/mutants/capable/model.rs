@@ -1,19 +1,17 @@
 //! A language model whose logits are hashed from the context: no weights, yet every sampling option means something.
 
 use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
-use genset_backend_common::{SamplingOptions, TokenId};
+use genset_backend_common::{SamplingOptions, TokenId, random};
 
 /// Token ids 0 to 255 are bytes; the one after them ends a text.
 pub(super) const END: TokenId = 256;
 /// Bytes and [`END`].
 pub(super) const VOCAB_SIZE: u32 = 257;
 
-/// Stirs `value` into `hash`: the finalizer of SplitMix64.
+/// Stirs `value` into `hash`.
 pub(super) fn mix(hash: u64, value: u64) -> u64 {
-    let mut z = hash.wrapping_add(value.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
+    let step = value.wrapping_add(1).wrapping_mul(random::STEP);
+    random::mix(hash.wrapping_add(step))
 }
 
 /// A number in `0.0..1.0`.
