@@ -1,5 +1,7 @@
 //! What the router counts of its own requests, and for how long.
 
+use genset_backend_common::context::Explanation;
+
 use super::*;
 
 impl Router {

@@ -1,0 +1,65 @@
+//! Requests of one key.
+
+use super::*;
+
+/// New prompts, which nobody has cached.
+#[tokio::test(start_paused = true)]
+async fn a_key_stays_where_it_was_served_as_long_as_that_costs_little() {
+    let site = Site::new(true);
+    let workers = [
+        site.worker(1, vec![]).await,
+        site.worker(2, vec![]).await,
+        site.worker(3, vec![]).await,
+    ];
+    let router = site.router(KvConfig::default()).await;
+    router
+        .until("genset_router_snapshots_total", "", |count| count == 3.0)
+        .await;
+    for seed in 0..7 {
+        read(router.begin_for("me", &prompt(seed, 64)).await).await;
+    }
+    let served = workers.each_ref().map(Worker::asked);
+    let mine = served.iter().position(|asked| *asked == 7).unwrap();
+    assert_eq!(
+        router.metric("genset_router_choices_total", "affinity"),
+        6.0
+    );
+    // Two long prompts wait there: 2 * 20 blocks are more than 32.
+    workers[mine].fake.may_answer.send_replace(None);
+    let waiting = [
+        router.begin_for("me", &prompt(50, 160)).await,
+        router.begin_for("me", &prompt(51, 160)).await,
+    ];
+    assert_eq!(workers[mine].asked(), 9);
+    read(router.begin_for("me", &prompt(52, 64)).await).await;
+    assert_eq!(workers[mine].asked(), 9);
+    // It lives elsewhere now.
+    drop(waiting);
+    read(router.begin_for("me", &prompt(53, 64)).await).await;
+    assert_eq!(workers[mine].asked(), 9);
+    // Whoever has no key takes turns.
+    workers[mine].fake.may_answer.send_replace(Some(1));
+    for seed in 100..109 {
+        router.ask(&prompt(seed, 64)).await;
+    }
+    assert!(workers.iter().all(|worker| worker.asked() >= 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_stays_where_it_was_served_without_kv_blocks_too() {
+    for (affinity_blocks, expected) in [(32, [0, 6]), (0, [3, 3])] {
+        let site = Site::new(false);
+        let workers = [site.worker(1, vec![]).await, site.worker(2, vec![]).await];
+        let kv = KvConfig {
+            affinity_blocks,
+            ..KvConfig::default()
+        };
+        let router = site.router(kv).await;
+        for seed in 0..6 {
+            read(router.begin_for("me", &prompt(seed, 64)).await).await;
+        }
+        let mut asked = workers.each_ref().map(Worker::asked);
+        asked.sort_unstable();
+        assert_eq!(asked, expected);
+    }
+}
