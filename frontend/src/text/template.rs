@@ -18,6 +18,7 @@
 
 mod bounds;
 mod config;
+mod iterator;
 mod python;
 mod source;
 

@@ -16,7 +16,7 @@ use minijinja::{
     tests as predicates,
 };
 
-use super::source;
+use super::{iterator, source};
 pub(super) use grows::Grows;
 use takes::Takes;
 pub(super) use takes::{count_method, count_text_method};
@@ -177,7 +177,8 @@ fn count_filter(environment: &mut Environment<'_>, name: &'static str, filter: V
         if let (Takes::Part, Some(input)) = (takes, args.first_mut()) {
             *input = settled(std::mem::take(input))?;
         }
-        filter.call(state, &args)
+        let outcome = filter.call(state, &args)?;
+        as_in_python(name, &args, outcome)
     };
     environment.add_filter(name, filter);
 }
@@ -192,9 +193,24 @@ fn bound_filter(environment: &mut Environment<'_>, name: &'static str, filter: V
         if name == "chain" {
             value = chained(value)?;
         }
-        bounded(value)
+        as_in_python(name, &args, bounded(value)?)
     };
     environment.add_filter(name, filter);
+}
+
+/// What a filter gives in Python.
+fn as_in_python(name: &str, args: &[Value], outcome: Value) -> Result<Value, Error> {
+    let is_list = matches!(outcome.kind(), ValueKind::Seq | ValueKind::Iterable);
+    if !is_list || !iterator::FILTERS.contains(&name) {
+        return Ok(outcome);
+    }
+    charge(part_bytes(&outcome))?;
+    let items = outcome.try_iter()?;
+    // Python reads an iterator from its beginning only, so Jinja makes a list of it first.
+    if name == "reverse" && args.first().is_some_and(iterator::is_iterator) {
+        return Ok(items.collect());
+    }
+    Ok(iterator::over(items))
 }
 
 /// What `chain` makes asks those it is made of whenever it is read: the same without them, as of lists in [`settled`].
@@ -245,6 +261,11 @@ pub(super) fn add_functions(environment: &mut Environment<'_>, function: &str) {
     environment.add_function(format!("{function}{}", source::PART), read);
     environment.add_function(format!("{function}{}", source::ITEM), reach);
     environment.add_function(format!("{function}{}", source::BASE), cut);
+    environment.add_filter(
+        format!("{function}{}", source::COMPARED),
+        iterator::compared,
+    );
+    environment.add_filter(format!("{function}{}", source::ORDERED), ordered);
 }
 
 /// The value, once what looks into it is counted: a text, or the items of a list that is passed over.
@@ -276,10 +297,17 @@ fn cut(value: Value) -> Result<Value, Error> {
     settled(value)
 }
 
+/// The value, if it has an order and the template may have made it. The engine orders lists by kind before items, and part of a
+/// list is another kind than a list; here both are lists.
+fn ordered(value: Value) -> Result<Value, Error> {
+    iterator::check_ordered(&value)?;
+    bounded(value)
+}
+
 /// The value, but no list that takes its items from another when it is read. Such a one of such a one, and so on, could lie
 /// deeper than a stack reaches.
 fn settled(value: Value) -> Result<Value, Error> {
-    if value.kind() != ValueKind::Iterable {
+    if value.kind() != ValueKind::Iterable || iterator::is_iterator(&value) {
         return Ok(value);
     }
     charge(part_bytes(&value))?;

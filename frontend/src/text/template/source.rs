@@ -33,6 +33,12 @@ pub(super) const BASE: &str = "_base";
 /// How its call opens.
 const CUT: &str = "_base(";
 
+/// What the name of the filter ends with through which values pass that are tested for equality.
+pub(super) const COMPARED: &str = "_compared";
+
+/// What it ends with of the one for values whose order is asked for.
+pub(super) const ORDERED: &str = "_ordered";
+
 /// So far into a text it may be looked without being counted.
 const NEAR: usize = 1_000;
 
@@ -158,6 +164,8 @@ fn check_tags(source: &str, syntax: SyntaxConfig) -> Result<(), Error> {
 struct Found<'t> {
     source: &'t str,
     growing: Vec<Growing>,
+    /// Where an expression ends that passes through a filter, and which.
+    filtered: Vec<(usize, &'static str)>,
     longest_repeated: usize,
 }
 
@@ -182,6 +190,7 @@ impl<'t> Found<'t> {
         Self {
             source,
             growing: Vec::new(),
+            filtered: Vec::new(),
             longest_repeated: 0,
         }
     }
@@ -195,6 +204,10 @@ impl<'t> Found<'t> {
             let closing = (end, false, usize::MAX - start, usize::MAX - index);
             marks.push((opening, function.to_owned() + growing.opening));
             marks.push((closing, growing.closing.clone()));
+        }
+        for &(end, filter) in &self.filtered {
+            let mark = (end, false, usize::MAX - end, 0);
+            marks.push((mark, format!(" | {function}{filter}")));
         }
         marks.sort();
         let mut out = String::with_capacity(self.source.len() + 2 * marks.len() * function.len());
@@ -242,17 +255,47 @@ impl<'t> Found<'t> {
         }
     }
 
-    /// Two values are compared up to the end of the shorter one.
+    /// Two values are compared up to the end of the shorter one. A constant is no list.
     fn compares(&mut self, left: &Expr<'_>, right: &Expr<'_>) {
         if is_uncounted(left) && is_uncounted(right) {
             self.reads(left, WHOLE);
         }
+        if !matches!(left, Expr::Const(_)) && !matches!(right, Expr::Const(_)) {
+            self.passes(left, COMPARED);
+            self.passes(right, COMPARED);
+        }
     }
 
-    /// The engine orders lists by kind before items, and part of a list is another kind than a list. Bounded, both are lists.
     fn orders(&mut self, left: &Expr<'_>, right: &Expr<'_>) {
-        self.reads(left, WHOLE);
-        self.reads(right, WHOLE);
+        self.passes(left, ORDERED);
+        self.passes(right, ORDERED);
+    }
+
+    /// Leads a value through a filter, unless it is certainly no iterator and no part of a list.
+    fn passes(&mut self, expression: &Expr<'_>, filter: &'static str) {
+        match expression {
+            Expr::Var(_)
+            | Expr::GetAttr(_)
+            | Expr::GetItem(_)
+            | Expr::Call(_)
+            | Expr::Slice(_)
+            | Expr::Filter(_) => {
+                let end = expression.span().end_offset as usize;
+                self.filtered.push((end, filter));
+            }
+            Expr::IfExpr(it) => {
+                self.passes(&it.true_expr, filter);
+                if let Some(other) = &it.false_expr {
+                    self.passes(other, filter);
+                }
+            }
+            Expr::BinOp(it) if matches!(it.op, BinOpKind::ScAnd | BinOpKind::ScOr) => {
+                self.passes(&it.left, filter);
+                self.passes(&it.right, filter);
+            }
+            Expr::BinOp(_) | Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) => {}
+            Expr::Test(_) | Expr::Compare(_) | Expr::UnaryOp(_) | Expr::Const(_) => {}
+        }
     }
 
     fn statements(&mut self, statements: &[Stmt<'_>], is_repeated: bool) {

@@ -126,6 +126,54 @@ fn python_methods_slices_and_loop_controls_work() {
     }
 }
 
+/// What each gives is what Jinja gives in Python.
+#[test]
+fn an_iterator_is_equal_to_itself_alone_and_has_no_order() {
+    let sets =
+        "{% set l = [1, 2] %}{% set r = l | reverse %}{% set t = (1, 2) %}{% set d = { 'a': 1 } %}";
+    for (comparison, expected) in [
+        ("(l | reverse) == [2, 1]", "False"),
+        ("[2, 1] == l | reverse", "False"),
+        ("(l | reverse) != l", "True"),
+        ("(l | reverse) == (l | reverse)", "False"),
+        ("r == r", "True"),
+        ("r == [2, 1] or [2, 1] == r", "False"),
+        ("(r if l else 1) == [2, 1]", "False"),
+        ("(t | reverse) == (2, 1)", "False"),
+        ("(d | reverse) == ['a']", "False"),
+        ("(d | items) == [('a', 1)]", "False"),
+        ("l | map('int') == l", "False"),
+        ("l | select == l", "False"),
+        ("l | unique == l", "False"),
+        ("l | batch(1) == [[1], [2]]", "False"),
+        ("(l | reverse | list) == l[::-1] == [2, 1]", "True"),
+        ("(l | reverse | reverse) == l", "True"),
+        ("l | map('int') | reverse == [2, 1]", "True"),
+        ("l[::-1] | list < l", "False"),
+        ("(l | reverse | reverse) < [2]", "True"),
+        ("('ab' | reverse) == 'ba'", "True"),
+        ("'ab' | reverse < 'c'", "True"),
+        ("2 in l | reverse and l | reverse not in [l]", "True"),
+        ("r | join('-') == '2-1'", "True"),
+    ] {
+        let source = format!("{sets}{{{{ {comparison} }}}}");
+        let outcome = try_render(&source, &[]);
+        assert_eq!(outcome.as_deref(), Ok(expected), "{comparison}");
+    }
+    for order in [
+        "(l | reverse) < l",
+        "l <= l | reverse",
+        "r > 1",
+        "0 < 1 < r",
+    ] {
+        let error = try_render(&format!("{sets}{{{{ {order} }}}}"), &[]).unwrap_err();
+        assert!(
+            matches!(&error, TemplateError::Render { message, .. } if message.contains("iterator")),
+            "{order}: {error:?}"
+        );
+    }
+}
+
 #[test]
 fn tojson_writes_what_json_dumps_writes() {
     let m = json!({ "b": [1, 2.0, 1e16, 1e-5, 0.5, true, null], "a": "é<&>'\"\n\u{1}", "e": {}, "l": [] });

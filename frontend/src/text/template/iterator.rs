@@ -1,0 +1,91 @@
+//! What Jinja's filters give as an iterator in Python, where the engine here gives a list.
+//!
+//! It can be read as often as a list. But where it is compared it is an iterator: equal to itself alone, and neither more nor less
+//! than anything.
+//!
+//! # Source
+//!
+//! `jinja2/filters.py`
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr};
+use minijinja::{Error, ErrorKind, Value};
+
+/// The filters that give one of a list.
+pub(super) const FILTERS: [&str; 10] = [
+    "batch",
+    "items",
+    "map",
+    "reject",
+    "rejectattr",
+    "reverse",
+    "select",
+    "selectattr",
+    "slice",
+    "unique",
+];
+
+#[derive(Debug)]
+struct PythonIterator(Vec<Value>);
+
+impl Object for PythonIterator {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Iterable
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.0.get(key.as_usize()?).cloned()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Seq(self.0.len())
+    }
+}
+
+/// An iterator that is compared. The engine would compare its items.
+#[derive(Debug)]
+struct Itself(Arc<PythonIterator>);
+
+impl Object for Itself {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
+        let other = other.downcast_ref::<Self>()?;
+        Some(Arc::as_ptr(&self.0).cmp(&Arc::as_ptr(&other.0)))
+    }
+}
+
+/// An iterator over the items.
+pub(super) fn over(items: impl Iterator<Item = Value>) -> Value {
+    Value::from_object(PythonIterator(items.collect()))
+}
+
+/// Whether the value is an iterator.
+pub(super) fn is_iterator(value: &Value) -> bool {
+    value.downcast_object_ref::<PythonIterator>().is_some()
+}
+
+/// What stands for the value where it is tested for equality.
+pub(super) fn compared(value: Value) -> Value {
+    match value.downcast_object::<PythonIterator>() {
+        Some(iterator) => Value::from_object(Itself(iterator)),
+        None => value,
+    }
+}
+
+/// Refuses an iterator where an order is asked for.
+///
+/// # Errors
+///
+/// The value is an iterator.
+pub(super) fn check_ordered(value: &Value) -> Result<(), Error> {
+    if is_iterator(value) {
+        let detail = "an iterator is not ordered; make a list of it";
+        return Err(Error::new(ErrorKind::InvalidOperation, detail));
+    }
+    Ok(())
+}
