@@ -200,6 +200,11 @@ impl Answer {
     ) -> Poll<Result<Option<AnswerEnd>, EngineError>> {
         let mut text = std::mem::take(&mut self.text);
         let taken = self.poll_text(cx, &mut text);
+        if let (Poll::Ready(Ok(Some(end))), Some(splitter)) = (&taken, &mut self.splitter)
+            && (end.reason != FinishReason::Stop || end.stop_string.is_some())
+        {
+            splitter.cut_short();
+        }
         if !text.is_empty() {
             self.deliver(&text, each);
             text.clear();

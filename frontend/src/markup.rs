@@ -37,6 +37,9 @@ pub trait MarkupParser: Send {
         false
     }
 
+    /// The model was not done where the text ends, so nothing is completed. Comes before [`finish`](Self::finish).
+    fn cut_short(&mut self) {}
+
     /// The text is over: gives out what was held back.
     fn finish(&mut self, out: &mut Deltas);
 

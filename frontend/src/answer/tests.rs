@@ -213,6 +213,30 @@ async fn special_tokens_of_markup_are_read_and_others_skipped() {
     );
 }
 
+/// The marker behind a call ends the answer too and is not shown: only the reason tells a call without arguments from one that
+/// was cut before them.
+#[tokio::test]
+async fn a_call_that_was_cut_before_its_arguments_has_none() {
+    let header = "<|channel|>commentary to=functions.now<|message|>";
+    for (end, arguments) in [
+        (finished(Finish::stop(), 4), "{}"),
+        (finished(Finish::length(), 4), ""),
+        (text("END", 1), ""),
+    ] {
+        let dialect = crate::tools::ToolDialect::find("harmony").unwrap();
+        let parser = dialect.parser(Arc::default());
+        let splitter = Splitter::new(None, Some(parser), dialect.id_style());
+        let answer =
+            answer(vec![text(header, 4), end], &["END"]).with_splitter(splitter, Arc::default());
+        let Completed { message, .. } = collect(answer).await.unwrap();
+        let call = &message.tool_calls[0];
+        assert_eq!(
+            (call.name.as_str(), call.arguments.as_str()),
+            ("now", arguments)
+        );
+    }
+}
+
 #[tokio::test]
 async fn a_whole_answer_is_refused_where_there_is_no_memory_for_it() {
     let budget = MemoryBudget::new(100_000);

@@ -124,6 +124,14 @@ impl Splitter {
         of(&self.reasoning).or_else(|| of(&self.tools))
     }
 
+    /// The model was not done where the text ends. Comes before [`finish`](Self::finish).
+    pub(crate) fn cut_short(&mut self) {
+        let parsers = [&mut self.reasoning, &mut self.tools];
+        for parser in parsers.into_iter().flatten() {
+            parser.cut_short();
+        }
+    }
+
     /// The text is over; `each` gets what was held back.
     pub fn finish(&mut self, each: impl FnMut(Delta<'_>)) {
         let mut deltas = std::mem::take(&mut self.deltas);

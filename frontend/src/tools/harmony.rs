@@ -44,6 +44,8 @@ pub(super) struct HarmonyParser {
     content: Prose,
     reasoning: Prose,
     has_arguments: bool,
+    /// Whether the model was not done where the text ends.
+    is_cut: bool,
     held: String,
 }
 
@@ -56,6 +58,7 @@ impl HarmonyParser {
             content: Prose::content(),
             reasoning: Prose::reasoning(),
             has_arguments: false,
+            is_cut: false,
             held: String::new(),
         }
     }
@@ -166,10 +169,16 @@ impl MarkupParser for HarmonyParser {
         while self.step(out) {}
     }
 
+    fn cut_short(&mut self) {
+        self.is_cut = true;
+    }
+
     fn finish(&mut self, out: &mut Deltas) {
         self.give(self.held.len(), out);
         // The marker behind a call ends the answer too, and is often not shown then.
-        self.end_call(out);
+        if !self.is_cut {
+            self.end_call(out);
+        }
         // A header that no body follows is not text of the model's.
         self.content.finish(out);
     }

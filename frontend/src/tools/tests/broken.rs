@@ -1,6 +1,7 @@
 //! Calls that are cut short, or that are none.
 
-use super::{run, seen};
+use super::{ToolDialect, run, seen, tools};
+use crate::markup::{IdStyle, Message, Splitter};
 
 #[test]
 fn a_call_without_a_name_is_content_without_its_markers() {
@@ -95,6 +96,27 @@ fn a_call_that_is_cut_short_keeps_the_arguments_that_came() {
             ("", vec![(tool, arguments)]),
             "{name}: {text:?}"
         );
+    }
+}
+
+#[test]
+fn a_call_that_is_cut_before_its_arguments_has_none() {
+    for (name, text) in [
+        ("mistral", "[TOOL_CALLS]now[ARGS]"),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>now<｜tool▁sep｜>"),
+        ("qwen3_coder", "<function=now>"),
+        (
+            "harmony",
+            "<|channel|>commentary to=functions.now<|message|>",
+        ),
+    ] {
+        let parser = ToolDialect::find(name).unwrap().parser(tools());
+        let mut splitter = Splitter::new(None, Some(parser), IdStyle::Call);
+        let mut message = Message::default();
+        splitter.push(text, |delta| message.add(delta));
+        splitter.cut_short();
+        splitter.finish(|delta| message.add(delta));
+        assert_eq!(seen(&message), ("", vec![("now", "")]), "{name}");
     }
 }
 
