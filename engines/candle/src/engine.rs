@@ -298,14 +298,14 @@ impl Running {
         Ok(receiving(outputs, fetch))
     }
 
-    /// Compiles a request's grammar where it holds up nobody, once there is a place for it.
+    /// Compiles a request's grammar, once there is a place for it. What is wrong with it by itself, it need not wait to hear.
     async fn guide(
         &self,
         request: &GenerateRequest,
     ) -> Result<Option<(Guide, OwnedSemaphorePermit)>, EngineError> {
-        if request.guided.is_none() {
+        let Some(guided) = request.guided.clone() else {
             return Ok(None);
-        }
+        };
         let none = || {
             EngineError::unsupported(
                 RequestField::Guided,
@@ -313,26 +313,41 @@ impl Running {
             )
         };
         let guides = self.serving.guides.clone().ok_or_else(none)?;
-        let place = Arc::clone(&self.compiled).acquire_owned().await;
-        let place = place.map_err(|_| EngineError::engine_has_stopped())?;
+        let free = Arc::clone(&self.compiled).try_acquire_owned();
+        let place = if let Ok(place) = free {
+            place
+        } else {
+            let factory = Arc::clone(&guides);
+            self.beside(move || factory.check(&guided)).await?;
+            let place = Arc::clone(&self.compiled).acquire_owned().await;
+            place.map_err(|_| EngineError::engine_has_stopped())?
+        };
         if self.serving.commands.is_closed() {
             return Err(EngineError::engine_has_stopped());
         }
         let request = request.clone();
+        let guide = self.beside(move || guides.compile_for(&request)).await?;
+        Ok(guide.map(|guide| (guide, place)))
+    }
+
+    /// Does work on a grammar where it holds up nobody.
+    async fn beside<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, EngineError> + Send + 'static,
+    ) -> Result<T, EngineError> {
         let permit = Arc::clone(&self.compiling)
             .acquire_owned()
             .await
             .map_err(|_| EngineError::engine_has_stopped())?;
-        let compiling = spawn_blocking(move || {
+        let working = spawn_blocking(move || {
             let _permit = permit;
-            guides.compile_for(&request)
+            work()
         });
-        let guide = compiling.await.unwrap_or_else(|_| {
+        working.await.unwrap_or_else(|_| {
             Err(EngineError::internal(
                 "compiling a grammar panicked; please report it",
             ))
-        })?;
-        Ok(guide.map(|guide| (guide, place)))
+        })
     }
 
     /// Does not keep the engine thread alive: a stream may outlive the engine.

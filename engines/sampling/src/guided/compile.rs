@@ -1,9 +1,10 @@
 //! From a request's [`GuidedDecoding`] to a parser: checks first, then llguidance, on a stack of its own.
 
+use std::panic::AssertUnwindSafe;
 use std::thread;
 
 use genset_backend_common::{EngineError, GuidedDecoding, RequestField};
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarInit, TopLevelGrammar};
 use llguidance::derivre::RegexBuilder;
 use llguidance::{ParserFactory, TokenParser, panic_utils};
 use serde_json::{Value, json};
@@ -27,7 +28,6 @@ pub(super) fn compile(
     limits: &GuideLimits,
     guided: &GuidedDecoding,
 ) -> Result<TokenParser, EngineError> {
-    let refused = |problem| EngineError::invalid_argument(RequestField::Guided, problem);
     on_large_stack(|| {
         parsers
             .create_parser(grammar(limits, guided)?)
@@ -38,6 +38,29 @@ pub(super) fn compile(
         parser.start_without_prompt();
         parser
     })
+}
+
+/// Looks for what is wrong with a grammar by itself. It takes far less than to compile one, and leaves nothing.
+///
+/// # Errors
+/// As [`compile`].
+pub(super) fn check(
+    parsers: &ParserFactory,
+    limits: &GuideLimits,
+    guided: &GuidedDecoding,
+) -> Result<(), EngineError> {
+    let checked = on_large_stack(|| {
+        let source = GrammarInit::Serialized(grammar(limits, guided)?);
+        let tokens = Some(parsers.tok_env().clone());
+        let read = || source.to_internal(tokens, parsers.limits().clone());
+        let read = panic_utils::catch_unwind(AssertUnwindSafe(read));
+        read.map(drop).map_err(|error| reason(&error))
+    })?;
+    checked.map_err(refused)
+}
+
+fn refused(problem: String) -> EngineError {
+    EngineError::invalid_argument(RequestField::Guided, problem)
 }
 
 fn grammar(limits: &GuideLimits, guided: &GuidedDecoding) -> Result<TopLevelGrammar, String> {

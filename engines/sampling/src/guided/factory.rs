@@ -117,6 +117,15 @@ impl GuideFactory {
         Ok(Guide::try_new(parser, eos, self.vocabulary.len())?)
     }
 
+    /// Looks for what is wrong with a grammar by itself: its syntax, and what is no part of its notation or over a limit of its
+    /// size. It takes far less than to [`compile`](Self::compile) it, which may find more.
+    ///
+    /// # Errors
+    /// As [`compile`](Self::compile).
+    pub fn check(&self, guided: &GuidedDecoding) -> Result<(), EngineError> {
+        compile::check(&self.parsers, &self.limits, guided)
+    }
+
     /// The guide of a request, if it has one to follow. That of a resumed request stands where its tokens left it.
     ///
     /// # Errors

@@ -380,6 +380,8 @@ fn bad_grammars_are_refused_by_field_and_reason() {
     for (guided, field, part) in cases {
         let (found, message) = refusal(&factory, &guided);
         assert_eq!(found, field, "{message}");
+        let checked = factory.check(&guided).unwrap_err();
+        assert_eq!(checked.message(), message, "{guided:?}");
         assert!(message.contains(part), "{guided:?}: {message}");
         assert!(message.len() < 600, "{message}");
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
+use genset_backend_common::GuidedDecoding;
 use genset_backend_common::kv::{Xxh3BlockHasher, hash_blocks};
 
 use super::*;
@@ -98,13 +99,13 @@ async fn compiled_grammars_that_wait_are_few() {
         let running = live.engine.state.get().unwrap();
         running.compiled.available_permits()
     };
-    let guided = || {
+    let following = |grammar: GuidedDecoding| {
         let mut guided = request(&[1, 2, 3], 5);
-        // So many that none of the answers may end by itself.
-        let digits = genset_backend_common::GuidedDecoding::Regex("[0-9]{99}".into());
-        guided.guided = Some(digits.into());
+        guided.guided = Some(grammar.into());
         guided
     };
+    // So many that none of the answers may end by itself.
+    let guided = || following(GuidedDecoding::Regex("[0-9]{99}".into()));
     let sent = tokio::task::block_in_place(|| {
         let _held = switches.gate.lock();
         tokio::runtime::Handle::current().block_on(async {
@@ -112,7 +113,18 @@ async fn compiled_grammars_that_wait_are_few() {
             let first = live.send(guided()).await.unwrap();
             let second = live.send(guided()).await.unwrap();
             assert_eq!(places(), 0);
-            assert!(live.send(guided()).now_or_never().is_none());
+            let waits = live.send(guided());
+            tokio::pin!(waits);
+            assert!((&mut waits).now_or_never().is_none());
+            // What is wrong by itself is refused meanwhile.
+            for wrong in [
+                GuidedDecoding::Regex("[0-9".into()),
+                GuidedDecoding::Grammar("start: \"a\" |(".into()),
+            ] {
+                let refused = live.send(following(wrong)).await.unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+            }
+            assert!(waits.now_or_never().is_none());
             [first, second]
         })
     });
