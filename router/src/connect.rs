@@ -107,8 +107,7 @@ pub(crate) async fn pool_route(
     }
 }
 
-/// A client of the instances that play `role`. It waits where none is there and neither [`Migrating`] does nor another pool takes
-/// the request.
+/// A client of the instances that play `role`. It waits where none is there and neither [`Migrating`] nor [`Disaggregating`] does.
 async fn pool_client(
     directory: &ModelDirectory,
     model: &LiveModel,
@@ -117,7 +116,8 @@ async fn pool_client(
     timeout: Duration,
 ) -> Result<GenerateClient, EngineError> {
     let client = directory.pool_client(model, role, mode, timeout).await?;
-    let waits = model.card.migration_limit == 0 && role != Role::Prefill;
+    let card = &model.card;
+    let waits = card.migration_limit == 0 && !card.capabilities.can_be_apart();
     Ok(if waits { client } else { client.without_wait() })
 }
 

@@ -9,6 +9,7 @@
 //!   it, or decode instances are told to compute the prompt themselves.
 //! - Both legs choose the first token, the second one to go on from it. So a request that leaves its seed to chance gets one; where
 //!   it may have none, the second leg's token is the one that counts.
+//! - A request that may not move waits a moment here where the instances of all pools are gone; the layer above has others wait.
 //! - A request whose prompt is computed waits where no instance goes on with it, as one that moves does.
 //! - Blocks that nobody will fetch are released: the request was cancelled, its client left, or no decode instance took it.
 
@@ -35,7 +36,12 @@ use self::metrics::{ModelLegs, Whole};
 pub(crate) use self::pools::{PoolSet, Pools};
 use self::stream::TwoLegs;
 use crate::config::RouterConfig;
+use crate::patience::Patience;
 use crate::route::{Route, Routed};
+
+/// How long a request waits that may not move, where all instances that it could go to whole are gone or going. A client of one pool
+/// waits as long by itself.
+const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
 /// When requests are served in two legs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -58,6 +64,8 @@ struct Parts {
     config: DisaggregationConfig,
     /// How long a request waits between its legs.
     wait: Duration,
+    /// How long it waits where it cannot begin.
+    successor_time: Duration,
     context_length_tokens: u32,
     /// Whether a seed decides what is chosen by chance.
     has_seeds: bool,
@@ -80,6 +88,10 @@ impl Disaggregating {
             pools,
             config: config.disaggregation,
             wait: config.migration.wait,
+            successor_time: match card.migration_limit {
+                0 => SUCCESSOR_TIME,
+                _ => Duration::ZERO,
+            },
             context_length_tokens: card.context_length_tokens,
             has_seeds: card.capabilities.sampling.contains(&SamplingOption::Seed),
             resumes_exactly: card.capabilities.resume,
@@ -121,7 +133,7 @@ impl Parts {
         Ok(Apart { prefill, decode })
     }
 
-    /// Serves the request in one leg, and counts it.
+    /// Serves the request in one leg, and counts it. Where no instance is there any more it waits for one, if nobody else does.
     async fn whole(
         &self,
         why: Whole,
@@ -130,7 +142,24 @@ impl Parts {
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
         self.metrics.whole(why);
-        self.ask_whole(why, request, ctx, left_out).await
+        let mut patience = Patience::new(self.successor_time, &ctx);
+        let mut refusal: Option<EngineError> = None;
+        loop {
+            let asked = self.ask_whole(why, request.clone(), ctx.clone(), left_out);
+            let error = match asked.await {
+                Err(error) if may_be_tried_again(&error, &ctx) => error,
+                decided => return decided,
+            };
+            let is_gone = error.kind().is_instance_gone();
+            // Those that were gone are not asked again for a while.
+            if !is_gone && !(refusal.is_some() && error.kind() == ErrorKind::Unavailable) {
+                return Err(error);
+            }
+            let refusal = refusal.get_or_insert(error);
+            if !patience.pause(&ctx).await {
+                return Err(refusal.clone());
+            }
+        }
     }
 
     /// Asks instances to serve the request in one leg.

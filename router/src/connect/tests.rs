@@ -120,6 +120,7 @@ async fn no_request_waits_for_a_pool_whose_last_worker_was_killed_where_another_
         (3, Role::Prefill),
         (3, Role::Aggregated),
         (0, Role::Prefill),
+        (0, Role::Aggregated),
     ] {
         let site = Site::new(limit);
         let _dead = site.dead(gone).await;
@@ -136,5 +137,8 @@ async fn where_nobody_is_left_a_request_waits_as_long_as_it_may_and_no_longer() 
         let _dead = site.dead(Role::Aggregated).await;
         let after = Duration::from_secs(seconds);
         assert_eq!(site.ask(1).await, (refused, after), "{limit}");
+        // For both pools at once.
+        let _also = site.dead(Role::Decode).await;
+        assert_eq!(site.ask(2).await, (refused, after), "{limit}");
     }
 }
