@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
+use tokio::time::Instant;
 
 use super::config::CanaryConfig;
 use super::effects::Started;
@@ -24,6 +25,9 @@ use crate::transfer::TransferParams;
 /// The header that marks a canary: it passes admission, so that clients who fill a worker and read nothing cannot make its
 /// engine look dead.
 pub(super) const PROBE_HEADER: &str = "genset-probe";
+
+/// How often it is looked for steps in the time before a canary.
+const LOOKS: u32 = 10;
 
 /// The request to probe with. A decode instance is to compute its prompt itself.
 pub(super) fn request(started: &Started) -> GenerateRequest {
@@ -135,24 +139,30 @@ pub(super) async fn watch(
         return std::future::pending().await;
     };
     let mut failures = 0;
+    let mut since = Instant::now();
     loop {
         let (heard, steps) = (in_flight.heartbeats(), in_flight.steps());
-        tokio::time::sleep(interval).await;
+        let last_step = wait(&in_flight, since + interval).await;
+        let before = in_flight.steps();
         let is_heard = in_flight.heartbeats() != heard;
-        let failure = match is_heard {
+        let silence = match is_heard {
             true => None,
             false => probe(&*registration, request.clone(), config.timeout)
                 .await
                 .err()
                 // A full engine is alive: it refuses, or the canary waits behind others; only silence counts.
                 .filter(|error| error.kind() != ErrorKind::Overloaded)
-                .filter(|_| in_flight.heartbeats() == heard)
-                // One that waits behind a long prompt sees no item of it, but its steps.
-                .filter(|error| {
-                    error.kind() != ErrorKind::DeadlineExceeded || in_flight.steps() == steps
-                }),
+                .filter(|_| in_flight.heartbeats() == heard),
         };
-        let Some(error) = failure else {
+        let is_late = |error: &EngineError| error.kind() == ErrorKind::DeadlineExceeded;
+        // One that waits behind a long prompt sees no item of it, but its steps.
+        let has_stepped = silence.as_ref().is_some_and(is_late) && in_flight.steps() != steps;
+        since = match last_step {
+            // It has been silent from there on.
+            Some(step) if has_stepped && in_flight.steps() == before => step,
+            Some(_) | None => Instant::now(),
+        };
+        let Some(error) = silence.filter(|_| !has_stepped) else {
             failures = 0;
             board.canary_passed();
             continue;
@@ -164,4 +174,19 @@ pub(super) async fn watch(
             return error;
         }
     }
+}
+
+/// Waits until `until`. When the engine was last seen to have computed a step meanwhile: at that time or before.
+async fn wait(in_flight: &InFlight, until: Instant) -> Option<Instant> {
+    let begun = Instant::now();
+    let pause = until.saturating_duration_since(begun) / LOOKS;
+    let (mut steps, mut last_step) = (in_flight.steps(), None);
+    for look in 1..=LOOKS {
+        tokio::time::sleep_until(begun + pause * look).await;
+        let now = in_flight.steps();
+        if std::mem::replace(&mut steps, now) != now {
+            last_step = Some(Instant::now());
+        }
+    }
+    last_step
 }

@@ -266,6 +266,21 @@ async fn an_engine_that_computes_steps_is_alive_though_its_canaries_wait() {
     assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied));
 }
 
+/// The step speaks for the canary that was sent after it, and the next one does not wait for another interval.
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_falls_silent_after_a_step_is_dead_one_canary_later() {
+    let world = World::new();
+    let handle = serving(&world, watched()).await;
+    world.answer_with(|_, ctx| Ok(silent(ctx)));
+    let start = tokio::time::Instant::now();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    world.compute_step();
+    let report = ended(&handle).await;
+    assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied));
+    assert_eq!(start.elapsed(), (INTERVAL + TIMEOUT) * 3 + TIMEOUT);
+    assert_eq!(world.count(Probe), 1 + 1 + 3);
+}
+
 #[tokio::test(start_paused = true)]
 async fn without_an_interval_only_the_first_canary_flies() {
     let world = World::new();
