@@ -7,13 +7,17 @@ use std::fs;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use crate::error::HubError;
 use crate::reference::RepoId;
 
 /// In front of the name of a folder that is being deleted; behind it stand `-` and a part of [`unique`].
 const DELETING: &str = ".deleting-";
+
+/// For so long nothing must have been written to what is left of a download for nobody to go on with it: it may be of another
+/// revision, whose download is begun again after a weekend.
+const LEFT_AFTER: Duration = Duration::from_hours(7 * 24);
 
 /// A folder with models.
 #[derive(Debug, Clone)]
@@ -203,8 +207,8 @@ impl Cache {
             .map_err(HubError::disk(&path))
     }
 
-    /// Deletes what is left of downloads that were cut short and that nobody goes on with: of blobs that are not among `known`, and
-    /// that no process fetches. What cannot be deleted stays.
+    /// Deletes what is left of downloads that were cut short and that nobody goes on with: of blobs that are not among `known`, that
+    /// no process fetches, and to which nothing was written for [`LEFT_AFTER`]. What cannot be deleted stays.
     pub(crate) fn sweep(&self, repo: &RepoId, known: &BTreeSet<&str>) {
         let blobs = fs::read_dir(self.folder(repo).join("blobs"));
         for entry in blobs.into_iter().flatten().flatten() {
@@ -213,6 +217,11 @@ impl Cache {
             let Some(hash) = hash.filter(|hash| is_blob(hash) && !known.contains(hash)) else {
                 continue;
             };
+            let written = entry.metadata().and_then(|about| about.modified());
+            let is_old = written.is_ok_and(|at| at.elapsed().is_ok_and(|age| age >= LEFT_AFTER));
+            if !is_old {
+                continue;
+            }
             // It is free again when it is dropped.
             let lock = self.open_lock(repo, hash);
             if lock.as_ref().is_ok_and(|lock| lock.try_lock().is_ok())
@@ -475,8 +484,15 @@ mod tests {
         fs::create_dir_all(&blobs).unwrap();
         let hashes = ["a", "b", "c"].map(|digit| digit.repeat(64));
         let [gone, fetched, known] = &hashes;
-        for name in hashes.iter().map(String::as_str).chain(["other"]) {
-            fs::write(blobs.join(format!("{name}.incomplete")), [1; 500]).unwrap();
+        let recent = "d".repeat(64);
+        let left = hashes.iter().map(String::as_str).chain(["other"]);
+        let long_ago = SystemTime::now() - LEFT_AFTER;
+        for (name, written) in left
+            .map(|name| (name, long_ago))
+            .chain([(recent.as_str(), long_ago + Duration::from_secs(600))])
+        {
+            let file = fs::File::create(blobs.join(format!("{name}.incomplete"))).unwrap();
+            file.set_modified(written).unwrap();
         }
         let is_left = |hash: &str| blobs.join(format!("{hash}.incomplete")).exists();
         let lock = cache.open_lock(&repo, fetched).unwrap();
@@ -486,6 +502,7 @@ mod tests {
         assert!(!is_left(gone));
         assert!(is_left(fetched), "another process fetches it");
         assert!(is_left(known) && is_left("other"));
+        assert!(is_left(&recent), "somebody may go on with it");
         drop(lock);
         cache.sweep(&repo, &wanted);
         assert!(!is_left(fetched));

@@ -248,9 +248,10 @@ async fn wrong_bytes_are_never_kept() {
     .unwrap();
     fs::remove_file(&blob).unwrap();
     fs::write(blob.with_extension("incomplete"), [1; 500]).unwrap();
-    // So is what was left of a file that the hub has no more.
+    // What was left long ago of a file that the hub has no more is of no use.
     let gone = blob.with_file_name(format!("{}.incomplete", "a".repeat(64)));
-    fs::write(&gone, [1; 500]).unwrap();
+    let left = fs::File::create(&gone).unwrap();
+    left.set_modified(std::time::UNIX_EPOCH).unwrap();
     fetch(&hub, &cache, Needs::Weights).await.unwrap();
     assert!(!gone.exists());
     assert_eq!(fs::read(blob).unwrap(), WEIGHTS);
