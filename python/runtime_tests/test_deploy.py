@@ -30,10 +30,10 @@ from genset import deploy, sdk
 from genset.runtime import FINISH_S, GRACE_S
 
 
-def documents(target: str, folder: Path) -> list[Any]:
+def documents(target: str, folder: Path, *flags: str) -> list[Any]:
     """What `genset deploy` writes for the example."""
     arguments = ["graph:Frontend", "--target", target, "--out", str(folder), "--image", "mine:1", "--Frontend.model=deployed"]
-    assert deploy.main(arguments) == 0
+    assert deploy.main([*arguments, *flags]) == 0
     (file,) = folder.iterdir()
     return list(yaml.safe_load_all(file.read_text()))
 
@@ -77,6 +77,39 @@ def test_both_manifests_say_the_same(in_graph: None, tmp_path: Path) -> None:
     assert services["backend"]["command"][-2:] == ["graph:Frontend", "Backend"]
     exposed = {each["metadata"]["name"] for each in manifests if each["kind"] == "Service"}
     assert exposed == {"etcd", "http"}
+
+
+def test_services_share_a_cache_of_models_and_get_the_token(in_graph: None, tmp_path: Path) -> None:
+    flags = ["--model-cache", "models", "--hf-token"]
+    (composed,) = documents("compose", tmp_path / "compose", *flags)
+    manifests = documents("kubernetes", tmp_path / "kubernetes", *flags)
+    pods = {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in manifests if each["kind"] == "Deployment"}
+    assert composed["volumes"] == {"models": {}}
+    for name, service in composed["services"].items():
+        (container,) = pods[name]["containers"]
+        given = {each["name"]: each for each in container.get("env", [])}
+        if name in deploy.BESIDE:
+            # What reads no model has no token either.
+            assert "volumes" not in service and "volumes" not in pods[name], name
+            assert "HF_TOKEN" not in service.get("environment", {}) and "HF_TOKEN" not in given, name
+            continue
+        home = service["environment"]["HF_HOME"]
+        assert (service["volumes"], given["HF_HOME"]["value"]) == ([f"models:{home}"], home), name
+        # The token itself is in no file.
+        assert service["environment"]["HF_TOKEN"] is None, name
+        assert given["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hf-token", "key": "HF_TOKEN"}}, name
+        (volume,), (mount,) = pods[name]["volumes"], container["volumeMounts"]
+        assert volume["persistentVolumeClaim"] == {"claimName": "models"}, name
+        assert mount == {"name": volume["name"], "mountPath": home}, name
+        assert pods[name]["securityContext"]["fsGroup"] == deploy.IMAGE_USER, name
+
+
+@pytest.mark.parametrize("name", ["/srv/models", "Models", "", "models-"])
+def test_a_cache_of_models_has_a_name(name: str, in_graph: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["graph:Frontend", "--target", "kubernetes", "--out", str(tmp_path / "out"), "--image", "mine:1"]
+    assert deploy.main([*arguments, f"--model-cache={name}"]) == 2
+    assert f"error: --model-cache {name}: must be a name in lower case" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_cannot_be_written_is_told_in_one_line(in_graph: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -444,7 +444,13 @@ async fn the_image_for_python_has_the_wheel_and_what_genset_deploy_starts() {
     };
     let settings = start.settings().await;
     assert_eq!(setting(&settings, "http-port").to_string(), ports[0]);
-    assert_ne!(line("USER "), "0", "the image does not run as root");
+    // The image's user, no root, owns the folder that the manifests mount a cache of models on.
+    let user = of_python(&deploy, "IMAGE_USER");
+    assert_eq!(line("USER "), format!("{user}:{user}"));
+    assert!(text.contains(&format!("useradd --system --uid {user} ")));
+    let cache = of_python(&deploy, "MODEL_CACHE");
+    assert_eq!(Some(line("ENV HF_HOME=")), cache.as_str());
+    assert!(text.contains("install --directory --owner=genset --group=genset \"$HF_HOME\""));
 }
 
 /// Our metrics in a query, by their documented names.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import itertools
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,12 @@ WIRE_PORT = 7480
 STATUS_PORT = 9090
 GRACE_S = int(KILL_S)
 """Longer than a service's drain may take, with what comes after it."""
+IMAGE_USER = 10001
+"""Whoever the containers of our image run as."""
+MODEL_CACHE = "/var/cache/genset/huggingface"
+"""Where a container has the cache of the Hugging Face Hub. In our image its user owns the folder."""
+HF_SECRET = "hf-token"
+"""The secret of Kubernetes that has `HF_TOKEN`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,10 +43,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder for the file; it is made")
     parser.add_argument("--image", help="image of services that name none; else GENSET_IMAGE")
     parser.add_argument("-f", "--file", metavar="FILE", help="as for genset serve")
+    parser.add_argument(
+        "--model-cache",
+        metavar="NAME",
+        help="what keeps models of the Hugging Face Hub, for all services: a volume in compose, a claim of a volume in Kubernetes",
+    )
+    parser.add_argument(
+        "--hf-token",
+        action="store_true",
+        help=f"services get HF_TOKEN: in compose that of whoever starts them, in Kubernetes that of the secret {HF_SECRET}",
+    )
     parsed, settings = parser.parse_known_args(arguments)
     try:
         graph = list(load(parsed.target_class).graph())
         told = configuration(parsed.file, settings, [each.name for each in graph])
+        hub = Hub.of(parsed.model_cache, parsed.hf_token)
         services = [_Deployed(each, parsed.target_class, parsed.image, told.get(each.name, {})) for each in graph]
         check_names([(each.spec, name) for each in services for name in each.names(parsed.target)], BESIDE)
     except UsageError as error:
@@ -46,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     image = services[-1].image
     if parsed.target == "compose":
-        documents, name = [compose(services, image)], "compose.yaml"
+        documents, name = [compose(services, image, hub)], "compose.yaml"
     else:
-        documents, name = kubernetes(services, image), "graph.yaml"
+        documents, name = kubernetes(services, image, hub), "graph.yaml"
     path = parsed.out / name
     # What is there stays until the whole is written.
     part = parsed.out / f".{name}.part"
@@ -63,6 +82,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(path)
     return 0
+
+
+_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Hub:
+    """What the services are given of the Hugging Face Hub."""
+
+    cache: str = ""
+    """The volume, or the claim of one, that they share; empty where each has its own files."""
+    has_token: bool = False
+
+    @staticmethod
+    def of(cache: str | None, has_token: bool) -> Hub:
+        """What was asked for; UsageError for a name that a volume cannot have."""
+        if cache is not None and not _NAME.fullmatch(cache):
+            raise UsageError(f"--model-cache {cache}: must be a name in lower case, of a volume or of a claim of one, such as models")
+        return Hub(cache or "", has_token)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"HF_HOME": MODEL_CACHE} if self.cache else {}
 
 
 class _Deployed:
@@ -123,7 +165,7 @@ def _healthcheck(port: int, path: str, retries: int) -> dict[str, Any]:
     }
 
 
-def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
+def compose(services: Sequence[_Deployed], image: str | None, hub: Hub = Hub()) -> dict[str, Any]:
     """The file of docker compose."""
     made: dict[str, Any] = {
         "etcd": {"image": ETCD_IMAGE, "command": ETCD_COMMAND, "restart": "on-failure"},
@@ -144,22 +186,28 @@ def compose(services: Sequence[_Deployed], image: str | None) -> dict[str, Any]:
         for name in names:
             # A `count` of them would be the first ones of the machine for every container.
             mine = list(itertools.islice(devices, each.gpus))
-            made[name] = _compose_service(each, each.spec.workers // len(names), mine)
-    return {"services": made}
+            made[name] = _compose_service(each, each.spec.workers // len(names), mine, hub)
+    whole: dict[str, Any] = {"services": made}
+    if hub.cache:
+        whole["volumes"] = {hub.cache: {}}
+    return whole
 
 
-def _compose_service(each: _Deployed, replicas: int, devices: Sequence[str]) -> dict[str, Any]:
+def _compose_service(each: _Deployed, replicas: int, devices: Sequence[str], hub: Hub) -> dict[str, Any]:
     cpu, memory = each.spec.resources.get("cpu"), each.spec.resources.get("memory")
     limits = {"cpus": None if cpu is None else f"{parse_cpu(cpu):g}", "memory": _compose_bytes(memory)}
     resources: dict[str, Any] = {"limits": {key: value for key, value in limits.items() if value is not None}}
     if devices:
         resources["reservations"] = {"devices": [{"driver": "nvidia", "device_ids": list(devices), "capabilities": ["gpu"]}]}
+    # What has no value is passed on from the environment of `docker compose`.
+    token: dict[str, None] = {"HF_TOKEN": None} if hub.has_token else {}
     return {
         "image": each.image,
         # Each of several containers tells others its own address.
         "entrypoint": ["/bin/sh", "-c", 'GENSET_ADVERTISE_HOST=$$(hostname -i) exec "$$0" "$$@"'],
         "command": each.command,
-        "environment": {key: value.replace("$", "$$") for key, value in each.environment.items()},
+        "environment": {key: value.replace("$", "$$") for key, value in each.environment.items()} | hub.environment | token,
+        **({"volumes": [f"{hub.cache}:{MODEL_CACHE}"]} if hub.cache else {}),
         "healthcheck": _healthcheck(STATUS_PORT, "/ready", 3),
         "depends_on": ["etcd"],
         "stop_grace_period": f"{GRACE_S}s",
@@ -173,7 +221,7 @@ def _compose_bytes(memory: str | None) -> str | None:
     return None if memory is None else memory.replace("i", "").lower()
 
 
-def kubernetes(services: Sequence[_Deployed], image: str | None) -> list[dict[str, Any]]:
+def kubernetes(services: Sequence[_Deployed], image: str | None, hub: Hub = Hub()) -> list[dict[str, Any]]:
     """The manifests, for `kubectl apply -f`."""
     http = {
         "name": "http",
@@ -193,17 +241,19 @@ def kubernetes(services: Sequence[_Deployed], image: str | None) -> list[dict[st
         limits = {key: value for key, value in each.spec.resources.items() if key != "gpu"}
         if each.gpus:
             limits["nvidia.com/gpu"] = str(each.gpus)
-        own_address = {"name": "GENSET_ADVERTISE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+        elsewhere = [{"name": "GENSET_ADVERTISE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+        if hub.has_token:
+            elsewhere.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": HF_SECRET, "key": "HF_TOKEN"}}})
         container = {
             "name": each.name,
             "image": each.image,
             "command": each.command,
-            "env": [*_env(each.environment), own_address],
+            "env": [*_env(each.environment | hub.environment), *elsewhere],
             "ports": [{"name": "wire", "containerPort": WIRE_PORT}, STATUS_OF_CONTAINER],
             **_probes(_asks("/ready", 1)),
             "resources": {"requests": limits, "limits": limits},
         }
-        documents.append(_deployment(each.name, container, each.spec.workers))
+        documents.append(_deployment(each.name, container, each.spec.workers, hub.cache))
     return documents
 
 
@@ -232,9 +282,15 @@ def _kubernetes_service(name: str, port: int) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Service", "metadata": {"name": name}, "spec": spec}
 
 
-def _deployment(name: str, container: Mapping[str, Any], replicas: int = 1) -> dict[str, Any]:
+def _deployment(name: str, container: Mapping[str, Any], replicas: int = 1, claim: str = "") -> dict[str, Any]:
     labels = {"app": name}
-    pod = {"terminationGracePeriodSeconds": GRACE_S, "containers": [dict(container)]}
+    pod: dict[str, Any] = {"terminationGracePeriodSeconds": GRACE_S, "containers": [dict(container)]}
+    if claim:
+        volume = "model-cache"
+        pod["containers"][0]["volumeMounts"] = [{"name": volume, "mountPath": MODEL_CACHE}]
+        pod["volumes"] = [{"name": volume, "persistentVolumeClaim": {"claimName": claim}}]
+        # A new volume is root's. A full one is not walked through at each start.
+        pod["securityContext"] = {"fsGroup": IMAGE_USER, "fsGroupChangePolicy": "OnRootMismatch"}
     template = {"metadata": {"labels": labels}, "spec": pod}
     spec = {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
     return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
