@@ -1,7 +1,7 @@
 """Writes a small Llama-shaped model with random weights in CTranslate2's format: enough to try the engine, and nothing to
 read in its answers.
 
-    python make_model.py FOLDER
+    python make_model.py FOLDER [VOCAB_SIZE]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy
 VOCAB_SIZE, LAYERS, HEADS, WIDTH, INNER = 512, 2, 4, 64, 128
 
 
-def make(folder: str, seed: int = 7) -> None:
+def make(folder: str, vocab_size: int = VOCAB_SIZE, seed: int = 7) -> None:
     random = numpy.random.default_rng(seed)
 
     def weights(*shape: int) -> numpy.ndarray:
@@ -33,10 +33,10 @@ def make(folder: str, seed: int = 7) -> None:
         rotary_interleave=False,
     )
     decoder = spec.decoder
-    decoder.embeddings.weight = weights(VOCAB_SIZE, WIDTH)
+    decoder.embeddings.weight = weights(vocab_size, WIDTH)
     decoder.scale_embeddings = False
     # Apart from the embeddings, or a token would mostly be followed by itself.
-    decoder.projection.weight = 4.0 * weights(VOCAB_SIZE, WIDTH)
+    decoder.projection.weight = 4.0 * weights(vocab_size, WIDTH)
     decoder.layer_norm.gamma = ones()
     for layer in decoder.layer:
         attention, ffn = layer.self_attention, layer.ffn
@@ -48,7 +48,7 @@ def make(folder: str, seed: int = 7) -> None:
         ffn.linear_0_noact.weight = weights(INNER, WIDTH)
         ffn.linear_1.weight = weights(WIDTH, INNER)
     # The engine speaks in ids; the names are of no meaning.
-    spec.register_vocabulary(["<unk>", "<s>", "</s>"] + [f"<{number}>" for number in range(3, VOCAB_SIZE)])
+    spec.register_vocabulary(["<unk>", "<s>", "</s>"] + [f"<{number}>" for number in range(3, vocab_size)])
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = "<s>", "</s>", "<unk>"
     spec.validate()
     spec.optimize()
@@ -56,4 +56,4 @@ def make(folder: str, seed: int = 7) -> None:
 
 
 if __name__ == "__main__":
-    make(sys.argv[1])
+    make(sys.argv[1], *map(int, sys.argv[2:]))
