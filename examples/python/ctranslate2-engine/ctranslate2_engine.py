@@ -1,6 +1,6 @@
-"""CTranslate2 behind Genset: a converted language model on CPU or GPU, one thread a running request.
+"""CTranslate2 behind Genset: a converted language model on CPU or GPU, as an engine that has a process of its own.
 
-    python make_model.py /tmp/model            # or ct2-transformers-converter, for a real one
+    python make_model.py /tmp/model 2048       # or ct2-transformers-converter, for a real one
     python ctranslate2_engine.py --model /tmp/model --tokenizer ../../../models/tiny-chat
 """
 
@@ -8,195 +8,60 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import threading
-import time
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
-import ctranslate2
-
-from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, SamplingOptions, WorkerConfig
+from ctranslate2_model import OPTIONS, Model, add_arguments
+from genset import Context, EngineConfig, GenerateChunk, GenerateRequest, LLMEngine, WorkerConfig
 from genset.backend import run
-from genset.exceptions import EngineShutdown, InvalidArgument
-from genset.metrics import Metrics
-
-STEP_BOUNDS_S = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5]
-PUBLISH_EVERY_S = 1.0
-
-
-class Decoding:
-    """One request on its thread: steps go to the event loop, and end when nobody wants more."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.tokens: asyncio.Queue[int | None] = asyncio.Queue()
-        self.is_over = threading.Event()
-        self._loop = loop
-
-    def wake(self, _done: object = None) -> None:
-        """Says that there is news other than a token."""
-        self.tokens.put_nowait(None)
-
-    def step(self, result: Any) -> bool:
-        """Takes a token on CTranslate2's thread; whether it was the last that is wanted."""
-        if not self.is_over.is_set():
-            self._loop.call_soon_threadsafe(self.tokens.put_nowait, result.token_id)
-        return self.is_over.is_set()
+from genset.exceptions import EngineShutdown
 
 
 class CTranslate2Engine(LLMEngine):
-    """Serves one model; `parallel` requests at a time, the others wait in their order."""
+    """Serves one model; `parallel` requests at a time."""
 
     def __init__(self, model: str, context_length: int, parallel: int, device: str) -> None:
-        self.folder = Path(model)
+        self.folder = model
         self.context_length = context_length
         self.parallel = parallel
         self.device = device
-        self._model: ctranslate2.Generator | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        self._vocabulary: list[str] = []
-        self._running: set[Decoding] = set()
+        self._model: Model | None = None
         self._publisher: asyncio.Task[None] | None = None
-        self._metrics = Metrics()
-        self._tokens = self._metrics.counter("ctranslate2_tokens_total", "Tokens generated")
-        self._step_s = self._metrics.histogram("ctranslate2_step_seconds", "Time between two tokens", STEP_BOUNDS_S)
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[CTranslate2Engine, WorkerConfig]:
         parser = argparse.ArgumentParser(prog="ctranslate2_engine.py", description="Serves a CTranslate2 model")
-        parser.add_argument("--model", required=True, help="folder of the converted model")
+        add_arguments(parser)
         parser.add_argument("--tokenizer", help="folder with tokenizer.json; without one the worker takes tokens only")
-        parser.add_argument("--model-name", default="ctranslate2", help="what clients call the model")
-        parser.add_argument("--namespace", default="genset")
-        parser.add_argument("--context-length", type=int, default=2048, help="tokens of prompt and answer together")
-        parser.add_argument("--parallel", type=int, default=8, help="requests that run at a time")
-        parser.add_argument("--device", default="cpu", help="cpu, cuda or auto")
         args = parser.parse_args(argv)
         engine = cls(args.model, args.context_length, args.parallel, args.device)
         config = WorkerConfig(namespace=args.namespace, model_name=args.model_name, model_path=args.tokenizer)
         return engine, config
 
     async def start(self, worker_id: int) -> EngineConfig:
-        if not ctranslate2.contains_model(str(self.folder)):
-            raise InvalidArgument(f"{self.folder} holds no CTranslate2 model; convert one first", field="model")
         self.worker.report_progress("loading weights")
-        self._vocabulary = json.loads((self.folder / "vocabulary.json").read_text())
-        self._model = await asyncio.to_thread(
-            ctranslate2.Generator, str(self.folder), device=self.device, inter_threads=self.parallel, intra_threads=1
-        )
-        self._pool = ThreadPoolExecutor(self.parallel, thread_name_prefix="ctranslate2")
-        self._publisher = asyncio.create_task(self._publish())
+        model = await asyncio.to_thread(Model, self.folder, self.context_length, self.parallel, self.device)
+        self._model = model
+        self._publisher = asyncio.create_task(model.publish(self.worker.publish_load, self.worker.publish_metrics))
         return EngineConfig(
-            model=self.folder.name,
+            model=model.name,
             context_length=self.context_length,
-            vocab_size=len(self._vocabulary),
+            vocab_size=model.vocab_size,
             max_num_seqs=self.parallel,
-            sampling=("temperature", "top_p", "top_k", "repetition_penalty"),
+            sampling=OPTIONS,
         )
 
-    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
-        model, pool = self._model, self._pool
-        if model is None or pool is None:
+    def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        if self._model is None:
             raise EngineShutdown("the engine does not run")
-        loop = asyncio.get_running_loop()
-        stop = request.get("stop_conditions", {})
-        prompt = request["token_ids"]
-        room = self.context_length - len(prompt)
-        max_tokens = min(stop.get("max_tokens") or room, room)
-        ends = set(stop.get("stop_token_ids", []))
-        if not stop.get("ignore_eos", False):
-            ends |= set(stop.get("eos_token_ids", []))
-        decoding = Decoding(loop)
-        self._running.add(decoding)
-        options = sampling(request.get("sampling_options", {}))
-        job = loop.run_in_executor(pool, self._decode, model, prompt, max_tokens, options, decoding)
-        job.add_done_callback(decoding.wake)
-        stopped = asyncio.ensure_future(context.stopped())
-        stopped.add_done_callback(decoding.wake)
-        generated = 0
-        try:
-            while True:
-                token = await decoding.tokens.get()
-                if context.is_stopped():
-                    yield {"token_ids": [], "index": 0, "finish_reason": "cancelled"}
-                    return
-                if token is None:
-                    # The thread ended before its last token: the reason is its exception, or that cleanup told it to.
-                    await job
-                    raise EngineShutdown("the engine stopped while it generated")
-                if token in ends and generated >= stop.get("min_tokens", 0):
-                    yield {"token_ids": [], "index": 0, "finish_reason": "stop", "stop_token": token}
-                    return
-                generated += 1
-                chunk: GenerateChunk = {"token_ids": [token], "index": 0}
-                if generated == max_tokens:
-                    chunk["finish_reason"] = "length"
-                    yield chunk
-                    return
-                yield chunk
-        finally:
-            # However it ends, also where it waits: no further step is made.
-            decoding.is_over.set()
-            self._running.discard(decoding)
-            job.cancel()
-            stopped.cancel()
-
-    def _decode(
-        self, model: ctranslate2.Generator, prompt: list[int], max_tokens: int, options: dict[str, Any], decoding: Decoding
-    ) -> None:
-        """Runs on a thread of the pool, without the GIL but in `step`."""
-        last = time.perf_counter()
-
-        def step(result: Any) -> bool:
-            nonlocal last
-            now = time.perf_counter()
-            self._tokens.add()
-            self._step_s.observe(now - last)
-            last = now
-            return decoding.step(result)
-
-        model.generate_batch(
-            [[self._vocabulary[token] for token in prompt]],
-            max_length=max_tokens,
-            # Ends are the request's, and may come before they count.
-            end_token=[],
-            include_prompt_in_result=False,
-            callback=step,
-            **options,
-        )
-
-    async def _publish(self) -> None:
-        while True:
-            running = len(self._running)
-            waiting = max(0, running - self.parallel)
-            self.worker.publish_load({"running_requests": running - waiting, "waiting_requests": waiting})
-            self.worker.publish_metrics(self._metrics.samples())
-            await asyncio.sleep(PUBLISH_EVERY_S)
+        return self._model.generate(request, context)
 
     async def cleanup(self) -> None:
         if self._publisher is not None:
             self._publisher.cancel()
             self._publisher = None
-        for decoding in self._running:
-            decoding.is_over.set()
-        if self._pool is not None:
-            # Each thread ends with its present step.
-            await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
-            self._pool = None
-        self._model = None
-
-
-def sampling(asked: SamplingOptions) -> dict[str, Any]:
-    """CTranslate2's options; greedy where no temperature is asked for."""
-    options: dict[str, Any] = {"repetition_penalty": asked.get("repetition_penalty") or 1.0}
-    temperature = asked.get("temperature") or 0.0
-    if temperature > 0.0:
-        options["sampling_temperature"] = temperature
-        options["sampling_topk"] = asked.get("top_k") or 0
-        options["sampling_topp"] = asked.get("top_p") or 1.0
-    return options
+        if self._model is not None:
+            await self._model.close()
+            self._model = None
 
 
 def main() -> None:

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from ctranslate2_engine import CTranslate2Engine, sampling
+from ctranslate2_engine import CTranslate2Engine
+from ctranslate2_model import sampling
 from genset import GenerateRequest
 from genset.exceptions import EngineShutdown, InvalidArgument
 from genset.testing import StubContext, collect, conformance_tests
@@ -91,7 +92,7 @@ def test_a_client_that_leaves_ends_the_thread_of_its_request() -> None:
         assert chunks[-1]["finish_reason"] == "cancelled"
         # With one thread, the next request runs only when that of the first is free.
         assert len(await collect(engine, request(3), StubContext("two"))) == 3
-        assert not engine._running
+        assert engine._model is not None and not engine._model._running
 
     with_engine(test, parallel=1)
 
