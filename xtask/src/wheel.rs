@@ -131,7 +131,7 @@ pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
         repo,
         "venv-runtime",
         &requirements,
-        "msgpack, openai, pydantic, pytest, pytest_asyncio, uvloop",
+        "ctranslate2, msgpack, openai, pydantic, pytest, pytest_asyncio, uvloop",
     )?;
     let mut install = Command::new(&python);
     install.args([
