@@ -282,6 +282,39 @@ def test_devices_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
         serve.plan(ServiceSpec.of(Large), {}, "x:Large")
 
 
+def test_a_service_that_names_no_gpu_keeps_those_of_its_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from genset.sdk import ServiceSpec, depends, endpoint, service
+
+    @service(resources={"gpu": 0})
+    class Hidden:
+        @endpoint()
+        async def generate(self, request: object) -> None: ...
+
+    @service(resources={"gpu": 1})
+    class Large:
+        hidden = depends(Hidden)
+
+        @endpoint()
+        async def generate(self, request: object) -> None: ...
+
+    @service(resources={"cpu": 1})
+    class Free:
+        large = depends(Large)
+
+        @endpoint()
+        async def generate(self, request: object) -> None: ...
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    planned = serve.plan(ServiceSpec.of(Free), {}, "x:Free")
+    assert [each.environment.get("CUDA_VISIBLE_DEVICES") for each in planned] == ["", "4", None]
+    monkeypatch.setattr(serve, "load", lambda target: ServiceSpec.of(Free))
+    assert serve.main(["x:Free", "--dry-run"]) == 0
+    hidden, large, free = capsys.readouterr().out.splitlines()
+    assert "GPUs none" in hidden and "GPUs 4" in large and "GPUs 4,5 (all, it names none)" in free
+
+
 def test_cores_are_shared_out_and_bind_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     from genset.sdk import ServiceSpec, depends, endpoint, service
 

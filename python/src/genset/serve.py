@@ -60,6 +60,8 @@ class Process:
     title: str
     """Before each line of its log."""
     environment: dict[str, str]
+    gpus: str = ""
+    """Which it has, for people; empty where the machine has none."""
 
 
 def load(target: str) -> ServiceSpec:
@@ -152,10 +154,11 @@ def plan(
     spec: ServiceSpec, told: Mapping[str, Mapping[str, Any]], target: str, status_port: int | None = None
 ) -> list[Process]:
     """The processes, those that others depend on first, each with its devices and cores; `UsageError` where there are too few devices, or
-    names are not of one service alone. Cores are shared evenly where there are too few. The first has the status port `status_port`, the
-    others have those after it; any free ones for 0."""
+    names are not of one service alone. Where a service names no `gpu`, the devices are as they were. Cores are shared evenly where there are
+    too few. The first has the status port `status_port`, the others have those after it; any free ones for 0."""
     check_names([(each, each.name) for each in spec.graph()], {})
     devices = _devices()
+    all_gpus = f"{','.join(devices)} (all, it names none)" if devices else ""
     wanted = sum(parse_gpus(each.resources.get("gpu", "0")) * each.workers for each in spec.graph())
     if wanted > len(devices):
         raise UsageError(
@@ -175,11 +178,14 @@ def plan(
             environment = {
                 CONFIG_VARIABLE: json.dumps(told.get(each.name, {})),
                 CORES_VARIABLE: ",".join(itertools.islice(cores, bound)),
-                "CUDA_VISIBLE_DEVICES": ",".join(mine),
                 **next(ports),
             }
+            shown = all_gpus
+            if "gpu" in each.resources:
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+                shown = ",".join(mine) or "none"
             title = each.name if each.workers == 1 else f"{each.name}.{worker}"
-            processes.append(Process(each, title, environment))
+            processes.append(Process(each, title, environment, shown))
     return processes
 
 
@@ -409,10 +415,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for process in processes:
-        given, cores = process.environment["CUDA_VISIBLE_DEVICES"], process.environment[CORES_VARIABLE]
+        cores = process.environment[CORES_VARIABLE]
         at = f"{process.spec.namespace}.{process.spec.name}.{{{','.join(process.spec.endpoints)}}}"
         port = process.environment.get(STATUS_VARIABLE)
-        shown = {"GPUs": given, "cores": cores, "status port": port}
+        shown = {"GPUs": process.gpus, "cores": cores, "status port": port}
         _say(", ".join([f"{process.title}: {at}", *(f"{what} {value}" for what, value in shown.items() if value)]))
     if parsed.dry_run:
         return 0
