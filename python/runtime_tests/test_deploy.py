@@ -139,6 +139,26 @@ def test_a_frontend_is_ready_with_the_first_model_of_a_graph_that_offers_one() -
     assert (probe["httpGet"], probe["failureThreshold"]) == ({"path": "/ready", "port": "http"}, 2)
 
 
+def test_a_flag_wins_over_the_environment_s_image_and_a_service_s_own_over_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "images.py").write_text(
+        "from genset.sdk import IMAGE, depends, endpoint, service\n\n"
+        "@service(image='own:1')\nclass Own:\n    @endpoint()\n    async def generate(self, request): ...\n\n"
+        "@service(image=IMAGE)\nclass Said:\n    own = depends(Own)\n    @endpoint()\n    async def generate(self, request): ...\n\n"
+        "@service()\nclass Silent:\n    said = depends(Said)\n    @endpoint()\n    async def generate(self, request): ...\n"
+    )
+
+    def images(*flags: str, **given: str) -> list[str]:
+        words = [sys.executable, "-m", "genset.deploy", "images:Silent", "--target", "compose", "--out", str(tmp_path), *flags]
+        environment = {**{key: value for key, value in os.environ.items() if not key.endswith("_IMAGE")}, **given}
+        subprocess.run(words, cwd=tmp_path, env=environment, check=True, timeout=LONG_S)
+        services = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]
+        return [services[name]["image"] for name in ("own", "said", "silent", "http")]
+
+    assert images("--image", "flag:1", GENSET_IMAGE="mine:1") == ["own:1", "flag:1", "flag:1", "flag:1"]
+    assert images(GENSET_IMAGE="mine:1", DYNAMO_IMAGE="theirs:1") == ["own:1", "mine:1", "mine:1", "mine:1"]
+    assert images("--image", "flag:1") == ["own:1", "flag:1", "flag:1", "flag:1"]
+
+
 def test_parts_of_a_core_are_written_as_each_target_reads_them() -> None:
     @sdk.service(image="mine:1", resources={"cpu": "1500m"})
     class Parts:

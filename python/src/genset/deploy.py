@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from genset.runtime import KILL_S
-from genset.sdk import ServiceSpec, parse_cpu, parse_gpus
+from genset.sdk import IMAGE, ServiceSpec, parse_cpu, parse_gpus
 from genset.serve import CONFIG_VARIABLE, STATUS_VARIABLE, UsageError, check_names, configuration, load
 
 ETCD_IMAGE = "quay.io/coreos/etcd:v3.5.21"
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("target_class", metavar="MODULE:CLASS")
     parser.add_argument("--target", choices=["compose", "kubernetes"], required=True)
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="folder for the file; it is made")
-    parser.add_argument("--image", help="image of services that name none; else GENSET_IMAGE")
+    parser.add_argument("--image", help="image of services that name none of their own (default: GENSET_IMAGE)")
     parser.add_argument("-f", "--file", metavar="FILE", help="as for genset serve")
     parser.add_argument(
         "--model-cache",
@@ -112,9 +112,10 @@ class _Deployed:
 
     def __init__(self, spec: ServiceSpec, target: str, image: str | None, told: Mapping[str, Any]) -> None:
         self.spec = spec
-        self.image = spec.image or image
+        # One that has the environment's names none of its own, also where it says so with `image=IMAGE`.
+        self.image = (image or IMAGE) if spec.image == IMAGE else spec.image
         if not self.image:
-            raise UsageError(f"{spec.name} has no image: set it in @service(image=...), GENSET_IMAGE or --image")
+            raise UsageError(f"{spec.name} has no image: set it in @service(image=...), --image or GENSET_IMAGE")
         # What is deployed has names in lower case.
         self.name = spec.name.lower().replace("_", "-")
         self.command = ["python", "-u", "-m", "genset._service", target, spec.name]
