@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import signal
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Program, run, until
+from conftest import LONG_S, Program, run, until
 from test_llm import MODEL, ask
 
 from genset import exceptions
@@ -177,3 +179,9 @@ def test_frontend_and_sample_run_as_modules() -> None:
         for program in (server, sample):
             if program.process.poll() is None:
                 program.process.kill()
+
+
+def test_the_wheel_brings_dynamo_run() -> None:
+    words = [Path(sysconfig.get_path("scripts")) / "dynamo-run", "in=stdin", "out=echo_full"]
+    ran = subprocess.run(words, input="hello there", capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert ran.returncode == 0 and "hello there" in ran.stdout, ran.stderr

@@ -203,6 +203,14 @@ def test_a_module_of_dynamo_s_that_is_not_here_says_what_to_use(tmp_path: Path) 
         assert ran.stdout == expected, ran.stderr
 
 
+def test_dynamo_run_is_the_binary_by_that_name() -> None:
+    # A shell says by which name it was started.
+    words = [sys.executable, "-m", "genset.dynamo.run", "-c", "echo $0"]
+    environment = {**os.environ, BINARY_VARIABLE: "/bin/sh"}
+    ran = subprocess.run(words, cwd=Path(frontend.__file__).parents[1], env=environment, capture_output=True, text=True, check=False)
+    assert ran.stdout == "dynamo-run\n", ran.stderr
+
+
 def test_publishers_of_dynamo_s_say_what_they_take_here() -> None:
     llm = importlib.import_module("genset.dynamo.llm")
     for publisher, instead in [
