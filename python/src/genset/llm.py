@@ -91,8 +91,9 @@ async def register_llm(
     end of a longer prompt, so requests with a seed, a penalty or a grammar, whose rest that is not, are lost with their instance once
     their answer has begun. With `resume` these go on too, and the handler takes the last `resumed_tokens` of `token_ids` as generated:
     seeds draw on behind them, penalties count them, grammars go on from them. `user_data` is published as it is. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
-    are let through. With `priority` the handler honours that of its requests, the larger first; without it a request with one is
-    refused. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent.
+    are let through. `max_logprobs` is how many candidates of each token the handler gives log probabilities of, and `guided` names the
+    kinds of structured output that it keeps to; without them requests with these are refused. With `priority` the handler honours that
+    of its requests, the larger first; without it a request with one is refused. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent.
     `data_parallel_size` is the number of ranks, of which a request may name one (`data_parallel_rank`); with `kv_ranks` the
     `KvEventPublisher` is told the rank of each event, and routers choose among the ranks.
     `vocab_size` is what token ids are below; without it that of the model's files. `max_num_seqs`, how many requests the handler runs at
