@@ -7,9 +7,11 @@ import os
 import sys
 
 LEVEL_VARIABLE = "GENSET_ENGINE_LOG"
-
+FILTER_VARIABLES = ("GENSET_LOG", "DYN_LOG")
+"""The filter of a program's log, in the syntax of `RUST_LOG`; the first that is set counts, as in the native module."""
 
 _LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
+_FILTER_LEVELS = {**_LEVELS, "off": logging.CRITICAL + 1, "warn": logging.WARNING, "trace": 1}
 
 
 class _OneLevelALine(logging.Formatter):
@@ -20,9 +22,26 @@ class _OneLevelALine(logging.Formatter):
         return "\n".join(f"{record.levelname} {line}" for line in text.splitlines())
 
 
+def levels_of(text: str) -> dict[str, int]:
+    """The levels that a filter names: of loggers, and by the empty name of all others. What is said of spans is the native module's alone."""
+    levels = {}
+    for directive in text.split(","):
+        target, has_target, name = directive.strip().rpartition("=")
+        level = _FILTER_LEVELS.get(name.strip().lower())
+        if level is not None and "[" not in target and bool(target) == bool(has_target):
+            levels[target.strip().replace("::", ".")] = level
+    return levels
+
+
 def configure_program() -> None:
-    """Sends the root logger to standard error, unless the program has set one up."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    """Sends the root logger to standard error, unless the program has set one up. Levels are those of `FILTER_VARIABLES`."""
+    if logging.getLogger().handlers:
+        return
+    given = next((os.environ[name] for name in FILTER_VARIABLES if name in os.environ), "")
+    levels = levels_of(given)
+    logging.basicConfig(level=levels.pop("", logging.INFO), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 def configure() -> None:
