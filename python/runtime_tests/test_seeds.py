@@ -107,8 +107,8 @@ RequestHandler.generate = generate
     program.write_text(f"{text}{filled}\nif __name__{main}")
     address = frontend(start_genset)
     worker = start(str(program))
-    wait_for_model(address, "Qwen3-0.6B", worker)
-    body = {"model": "Qwen3-0.6B", "messages": [{"role": "user", "content": "hello"}]}
+    wait_for_model(address, HUB_ID, worker)
+    body = {"model": HUB_ID, "messages": [{"role": "user", "content": "hello"}]}
     answer = ask(address, "/v1/chat/completions", body)
     assert (answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]) == ("stop", 3)
     assert worker.stop() == 0

@@ -269,7 +269,7 @@ def test_models_of_the_hub_are_named_as_on_the_command_line() -> None:
     for text in ("a", "/a/b", "a/b/c", "a/b/../c.gguf", "a/b@", "./a/b.gguf", ""):
         assert HubName.parse(text) is None, text
     names = ["Qwen/Qwen3-0.6B@v1", "hf://a/b-GGUF:Q8_0", "hf://a/b@main/UD/c.GGUF", "./no/folder/"]
-    assert [name_of(name) for name in names] == ["Qwen3-0.6B", "b-GGUF", "c", "folder"]
+    assert [name_of(name) for name in names] == ["Qwen/Qwen3-0.6B", "a/b-GGUF", "a/b", "folder"]
     assert [is_gguf(name) for name in names] == [False, True, True, False]
 
 

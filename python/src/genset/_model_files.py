@@ -107,12 +107,11 @@ def _context_in(config: Any) -> int | None:
 
 
 def name_of(model_path: str) -> str:
-    """The name clients use where none is given: of the repository, the folder or the GGUF file."""
+    """The name clients use where none is given: `ORG/NAME` of the Hub, as `genset run` has it, or that of the folder or the GGUF file."""
     hub_name = None if os.path.exists(model_path) else HubName.parse(model_path)
     if hub_name is not None:
-        name = os.path.basename(hub_name.file or hub_name.repo)
-    else:
-        name = os.path.basename(os.path.realpath(model_path) if os.path.exists(model_path) else model_path.rstrip("/"))
+        return hub_name.repo
+    name = os.path.basename(os.path.realpath(model_path) if os.path.exists(model_path) else model_path.rstrip("/"))
     return name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
 
 

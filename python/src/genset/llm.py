@@ -85,7 +85,8 @@ async def register_llm(
 
     `model_path` is the folder of a model, a GGUF file, or the name of a model in the Hugging Face Hub (`ORG/NAME`, `ORG/NAME@REVISION`,
     `ORG/NAME:QUANTIZATION`, `ORG/NAME/FILE.gguf`; `hf://` before it or not): its tokenizer and template are published. What the Hub's
-    cache lacks is fetched as by `genset pull --config-only`, a GGUF file whole; for bodies, which need no files, nothing is. `model_name` is the name clients use; without it the folder's or the file's. `context_length` is the most tokens
+    cache lacks is fetched as by `genset pull --config-only`, a GGUF file whole; for bodies, which need no files, nothing is. `model_name` is the name clients use; without it
+    `ORG/NAME` of the Hub's model, or the folder's or the file's name. `context_length` is the most tokens
     of prompt and answer; without it that of the model's files, and where they have none requests of any length are let through.
     `migration_limit` is how often a request may go on at another instance, from the tokens it has. To the handler there they are the
     end of a longer prompt, so requests with a seed, a penalty or a grammar, whose rest that is not, are lost with their instance once
