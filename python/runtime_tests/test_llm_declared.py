@@ -89,6 +89,57 @@ def test_a_transfer_is_whole_and_names_its_worker() -> None:
             transfer({**ended, "transfer": wrong})
 
 
+def test_a_finish_reason_may_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    codec = Tokens("a.b.c", 7, needs_reason=False)
+
+    def ends(limit: int | None, *chunks: Any) -> Any:
+        _, answer = codec.request(pack({"model": "m", "input": {"tokens": [1, 2]}, "stop": {"max_tokens": limit}}))
+        for chunk in chunks:
+            answer.items(chunk)
+        (finished,) = answer.finish()
+        assert answer.is_finished
+        return unpack(finished)["finished"]
+
+    usage = {"prompt_tokens": 2, "completion_tokens": 2, "cached_tokens": None}
+    assert ends(3, {"token_ids": [5]}, {"token_ids": [6]}) == {"reason": "stop", "usage": usage, "last": {}}
+    assert ends(2, {"token_ids": [5, 6]}) == {"reason": "length", "usage": usage, "last": {}}
+    assert ends(None, {"token_ids": [5]})["reason"] == ends(9, {"token_ids": []})["reason"] == "stop"
+    assert [record.getMessage() for record in caplog.records] == [
+        "a.b.c: an answer ended without finish_reason; such count as length at max_tokens, else as stop"
+    ]
+    with pytest.raises(exceptions.Internal, match="gave nothing"):
+        ends(3)
+    # An engine must say it, and so must a prefill handler, whose transfer would be lost without a word.
+    _, answer = Tokens("a.b.c").request(pack({"model": "m", "input": {"tokens": [1]}}))
+    answer.items({"token_ids": [5]})
+    assert answer.finish() == []
+
+
+def test_a_handler_that_says_no_finish_reason_serves(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+
+    async def two(request: Any) -> AsyncIterator[Any]:
+        for token in (40, 41)[: request["stop_conditions"]["max_tokens"]]:
+            yield {"token_ids": [token]}
+
+    async def whole(request: Any) -> Any:
+        return {"embeddings": [[1.0] for _ in request["embed"]]}
+
+    def ends(limit: int) -> tuple[str, int]:
+        answer = ask(address, "/v1/completions", {"model": "py", "prompt": "one two", "max_tokens": limit})
+        return answer["choices"][0]["finish_reason"], answer["usage"]["completion_tokens"]
+
+    async def main() -> None:
+        async with model(address, two):
+            assert await asyncio.to_thread(ends, 5) == ("stop", 2)
+            assert await asyncio.to_thread(ends, 2) == ("length", 2)
+        async with model(address, whole, "vectors", ModelType.Embedding):
+            answer = await asyncio.to_thread(ask, address, "/v1/embeddings", {"model": "vectors", "input": ["a"]})
+            assert answer["data"][0]["embedding"] == [1.0]
+
+    run(main())
+
+
 def test_an_image_reaches_a_handler_that_takes_images(start_genset: Callable[..., Program]) -> None:
     address = frontend(start_genset)
     seen: list[Any] = []

@@ -82,6 +82,26 @@ def test_an_answer_that_ended_is_not_stopped_while_its_handler_cleans_up() -> No
     assert seen == [None]
 
 
+def test_an_answer_that_nobody_wants_may_end_without_a_finish_reason(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        bridge = FakeBridge()
+
+        async def generate(request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+            yield {"token_ids": [1]}
+            await context.stopped()
+
+        answering = Answering(cast(Bridge, bridge), "e", generate, Tokens("e", needs_reason=False))
+        call = FakeCall({"model": "m", "input": {"tokens": [1]}})
+        answering.on_call(cast(Any, call))
+        await asyncio.sleep(0)
+        bridge.tell_stopped()
+        assert await answering.idle(60)
+        assert call.ended[0] is None and len(bridge.written) == 1
+
+    asyncio.run(main())
+    assert not caplog.records
+
+
 def test_what_a_handler_awaits_may_be_cancelled_though_the_request_is_not(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async def handler(request: Any) -> Any:

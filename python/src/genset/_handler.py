@@ -304,7 +304,8 @@ class Answer:
             await self._write_all(_each(result), encoder)
         elif result is not None:
             await self._write_one(result, encoder)
-        if not encoder.is_finished:
+        # Where nobody wants the answer any more, it may end as it likes.
+        if not (encoder.is_finished or self.stream.is_stopped):
             await self._write_items(encoder.finish())
 
     async def _write_all(self, values: AsyncIterator[Any], encoder: Encoder) -> None:

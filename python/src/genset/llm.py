@@ -40,14 +40,15 @@ class ModelType(enum.Flag):
     """What a handler takes and answers."""
 
     Backend = enum.auto()
-    """`token_ids` in, `token_ids` and at last `finish_reason` out: a `genset.GenerateRequest`, and `genset.GenerateChunk`s."""
+    """`token_ids` in, `token_ids` and at last `finish_reason` out: a `genset.GenerateRequest`, and `genset.GenerateChunk`s. Without a
+    `finish_reason` an answer that ends is a `length` where it has `max_tokens`, else a `stop`."""
     Chat = enum.auto()
     """The body of a chat request as its client sent it in; a `chat.completion`, `chat.completion.chunk`s or plain text out. The
     other kind is made of what the handler gives, as the client asked to have it streamed or not."""
     Completion = enum.auto()
     """The same for `/v1/completions`."""
     Embedding = enum.auto()
-    """`embed`, a list of token sequences, in; `embeddings`, a vector for each, and `finish_reason` out."""
+    """`embed`, a list of token sequences, in; `embeddings`, a vector for each, out."""
 
 
 async def register_llm(
@@ -103,7 +104,7 @@ async def register_llm(
     `role` is the part of a model in two pools, `prefill` or `decode`: handlers at two endpoints, of components of their own, registered
     with the same arguments but for it. Both get the client's request. A prefill handler answers with one token and, in the chunk
     with the `finish_reason` `length`, `transfer`: a map with `data`, for the decode handler, of what JSON can hold. What ends with its
-    first token has none. A decode handler finds it as `request["transfer"]`, and answers all, the first token again included; where
+    first token has none, and the `finish_reason` may not be left out. A decode handler finds it as `request["transfer"]`, and answers all, the first token again included; where
     `source_worker_id` is 0 in it, nothing was computed, and the handler does that too.
 
     `media` is what chats may have beside text, of `image` and `audio`. Such a chat comes as `messages`, with parts of the types
@@ -183,7 +184,8 @@ async def register_llm(
         max_waiting=max_waiting_requests,
         idle_timeout_s=idle_timeout,
     )
-    codec = Bodies(endpoint.name, name) if has_bodies else Tokens(endpoint.name, spec["worker_id"])
+    # A prefill answer without one may have lost its transfer.
+    codec = Bodies(endpoint.name, name) if has_bodies else Tokens(endpoint.name, spec["worker_id"], role == "prefill")
     runtime._models[endpoint.name] = _Registered(spec, codec)
 
 
@@ -302,10 +304,12 @@ _ANSWERS = ("token_ids", "text", "embeddings", "scores", "finish_reason")
 class _TokenAnswer(Answer):
     """The answer of a `ModelType.Backend`; one that is none is refused with what is wrong about it."""
 
-    def __init__(self, request: GenerateRequest, endpoint: str, worker_id: int | None) -> None:
+    def __init__(self, request: GenerateRequest, codec: Tokens) -> None:
         super().__init__(request)
-        self._endpoint = endpoint
-        self._worker_id = worker_id
+        self._codec = codec
+        self._endpoint = codec.endpoint
+        self._worker_id = codec.worker_id
+        self._max_tokens = request["stop_conditions"].get("max_tokens")
         self._is_begun = False
 
     def plain(self, chunk: GenerateChunk) -> bytes | None:
@@ -331,7 +335,11 @@ class _TokenAnswer(Answer):
             raise Internal(
                 f"the handler of {self._endpoint} gave nothing; yield dictionaries such as {{'token_ids': [1]}}, the last with finish_reason"
             )
-        return super().finish()
+        if self._codec.needs_reason:
+            return super().finish()
+        self._codec.warn_of_open_end()
+        is_full = self._max_tokens is not None and self.completion_tokens >= self._max_tokens
+        return self.items({"finish_reason": "length" if is_full else "stop"})
 
     def _finished(self, chunk: GenerateChunk, reason: Any, last: dict[str, Any]) -> dict[str, Any]:
         finished = super()._finished(chunk, reason, last)
@@ -342,16 +350,25 @@ class _TokenAnswer(Answer):
 
 
 class Tokens:
-    """Requests and answers of a `ModelType.Backend`."""
+    """Requests and answers of a `ModelType.Backend`, an `Embedding`, or an engine."""
 
-    def __init__(self, endpoint: str, worker_id: int | None = None) -> None:
-        """`worker_id` is that of what prefill answers hand over, where they name none."""
-        self._endpoint = endpoint
-        self._worker_id = worker_id
+    def __init__(self, endpoint: str, worker_id: int | None = None, needs_reason: bool = True) -> None:
+        """`worker_id` is that of what prefill answers hand over, where they name none. With `needs_reason` an answer that ends without a
+        `finish_reason` is broken."""
+        self.endpoint = endpoint
+        self.worker_id = worker_id
+        self.needs_reason = needs_reason
+        self._has_warned = False
 
     def request(self, payload: bytes) -> tuple[Any, Encoder]:
         request = request_from_wire(unpack(payload))
-        return request, _TokenAnswer(request, self._endpoint, self._worker_id)
+        return request, _TokenAnswer(request, self)
+
+    def warn_of_open_end(self) -> None:
+        """Says, once, that answers end without a `finish_reason`."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning("%s: an answer ended without finish_reason; such count as length at max_tokens, else as stop", self.endpoint)
 
 
 class ModelService(Service):
