@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from conftest import Program, run
+from conftest import Program, run, until
 from test_llm import MODEL, answered_apart, ask, frontend, letters, model
 
 from genset import exceptions
@@ -136,6 +136,42 @@ def test_a_handler_that_says_no_finish_reason_serves(start_genset: Callable[...,
         async with model(address, whole, "vectors", ModelType.Embedding):
             answer = await asyncio.to_thread(ask, address, "/v1/embeddings", {"model": "vectors", "input": ["a"]})
             assert answer["data"][0]["embedding"] == [1.0]
+
+    run(main())
+
+
+def test_the_canary_is_not_given_beside_the_most_requests() -> None:
+    async def held(request: Any) -> AsyncIterator[Any]:
+        yield {"token_ids": [40]}
+        if request["stop_conditions"]["max_tokens"] > 1:
+            await let_go.wait()
+        yield {"token_ids": [], "finish_reason": "length"}
+
+    let_go = asyncio.Event()
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+            endpoint = runtime.endpoint("py.backend.generate")
+            await register_llm(ModelType.Backend, endpoint, str(MODEL), "py", max_running_requests=1)
+            serving = asyncio.ensure_future(endpoint.serve_endpoint(held))
+            client = await other.endpoint(endpoint.name).client()
+            await until(client.instance_ids, "its canary is answered")
+            [instance] = client.instance_ids()
+
+            def asked(limit: int, **options: Any) -> Any:
+                return client.direct({"model": "py", "input": {"tokens": [1]}, "stop": {"max_tokens": limit}}, instance, **options)
+
+            answer = asked(2)
+            await anext(answer)
+            # As the worker sends it.
+            canary = {"genset-probe": "canary"}
+            with pytest.raises(exceptions.Overloaded, match="has the 1 requests that it is given at once"):
+                await anext(asked(1, headers=canary))
+            let_go.set()
+            assert [item async for item in answer][-1]["finished"]["reason"] == "length"
+            assert len([item async for item in asked(1, headers=canary)]) == 2
+            await runtime.shutdown()
+            await serving
 
     run(main())
 

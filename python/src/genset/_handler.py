@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from genset._bridge import Bridge
 from genset._frames import pack
+from genset._places import Places
 from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled
 from genset._values import decode, encode
 from genset.engine import Context
@@ -134,13 +136,16 @@ class Answering:
         handler: Handler,
         codec: Codec,
         on_stop: Callable[[Context], None] | None = None,
+        places: Places | None = None,
     ) -> None:
+        """Without `places` the handler is given all requests that come."""
         self._bridge = bridge
         self._endpoint = endpoint
         self._handler = handler
         self._on_stop = on_stop
         self._with_context = takes_context(handler, endpoint)
         self._codec = codec
+        self._places = places
         self._turns = Turns(bridge.loop)
         self._answers: set[Answer] = set()
         """Of the requests under way."""
@@ -204,6 +209,8 @@ class Answering:
             answer.cut()
             answer.forget()
         self._answers.discard(answer)
+        if self._places is not None:
+            self._places.given_before += answer.stream.sent
         if not self._answers:
             self._idle.set()
 
@@ -211,11 +218,13 @@ class Answering:
         try:
             request, encoder = self._codec.request(answer.call.request)
             if isinstance(request, Misfit):
-                if PROBE_HEADER not in answer.call.headers:
+                if not answer.is_probe:
                     raise request.error
                 # The canary cannot know what a handler's type needs. That it came so far is the answer.
                 await answer.write("", encoder)
             else:
+                if self._places is not None:
+                    await self._places.take(answer, self._answers)
                 arguments = (request, answer.stream.context) if self._with_context else (request,)
                 await answer.write(self._handler(*arguments), encoder)
         except asyncio.CancelledError:
@@ -250,6 +259,10 @@ class Answer:
         self.task: asyncio.Task[None] | None = None
         self.is_cancelled = False
         """Whether it was cancelled from here, and not just what its handler waits for."""
+        self.is_probe = PROBE_HEADER in stream.context.headers
+        left_ms = stream.context.deadline_ms
+        self.deadline_s = math.inf if left_ms is None else bridge.loop.time() + left_ms / 1000
+        """By the loop's clock."""
         self._timer: asyncio.TimerHandle | None = None
         stream.context.native = call
 

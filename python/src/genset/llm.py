@@ -23,6 +23,7 @@ from genset._frames import pack, unpack
 from genset._bodies import Bodies
 from genset._checks import check_parsers, check_seconds, check_values, json_of
 from genset._handler import Answering, Codec, Encoder, Handler, Plain, checked
+from genset._places import Places
 from genset.engine import GUIDED, MEDIA, ROLES, USUAL_SAMPLING, Context
 from genset.exceptions import EngineError, EngineShutdown, Internal, InvalidArgument
 from genset.runtime import Check, Endpoint, Service
@@ -99,7 +100,8 @@ async def register_llm(
     `data_parallel_size` is the number of ranks, of which a request may name one (`data_parallel_rank`); with `kv_ranks` the
     `KvEventPublisher` is told the rank of each event, and routers choose among the ranks.
     `vocab_size` is what token ids are below; without it that of the model's files. `max_num_seqs`, how many requests the handler runs at
-    once, is published; `max_running_requests` is what it is never given more of.
+    once, is published; `max_running_requests` is what it is never given more of, the worker's canary included. One that finds all taken is left
+    out, until what ran when the handler last gave something must have ended.
 
     `role` is the part of a model in two pools, `prefill` or `decode`: handlers at two endpoints, of components of their own, registered
     with the same arguments but for it. Both get the client's request. A prefill handler answers with one token and, in the chunk
@@ -388,7 +390,8 @@ class ModelService(Service):
         `on_served` that the model is listed: from then on what is published arrives."""
         super().__init__(endpoint)
         self._on_served = on_served
-        self._answering = Answering(self.bridge, self.name, handler, codec, on_stop)
+        places = Places(self.name, spec["max_running"], spec["idle_timeout_s"])
+        self._answering = Answering(self.bridge, self.name, handler, codec, on_stop, places)
         self._hooks = None if hooks is None else Answering(self.bridge, self.name, hooks, Plain(self.name))
         self._hooks_number = None if hooks is None else self.bridge.number()
         self._spec = {**spec, "hooks": self._hooks_number}
