@@ -171,7 +171,7 @@ pub struct ModelCard {
     /// The LoRA adapters that the instance has at the moment, at most [`MAX_ADAPTERS`]. Instances of one model may differ in them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<Adapter>,
-    /// The operator's own metadata.
+    /// The operator's own metadata. Instances of one model may differ in it.
     #[serde(default)]
     pub user_data: Value,
 }
@@ -215,8 +215,8 @@ impl ModelCard {
         }
     }
 
-    /// The same, without what instances of one model may differ in: their role, their ranks, how many sequences they run at once
-    /// and their adapters.
+    /// The same, without what instances of one model may differ in: their role, their ranks, how many sequences they run at once,
+    /// their adapters and the operator's metadata.
     #[must_use]
     pub fn in_common(&self) -> Self {
         Self {
@@ -224,6 +224,7 @@ impl ModelCard {
             data_parallel_size: one_rank(),
             max_num_seqs: None,
             adapters: Vec::new(),
+            user_data: Value::Null,
             ..self.clone()
         }
     }

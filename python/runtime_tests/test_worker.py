@@ -112,6 +112,7 @@ def test_an_engine_that_dies_or_does_not_start_is_cleaned_up() -> None:
             running = asyncio.ensure_future(Worker(dying, CONFIG, runtime=runtime).run())
             client = await other.endpoint("py.backend.generate").client()
             await client.wait_for_instances(120)
+            assert client.user_data() == {runtime.worker_id: {"team": "a"}}
             dying.worker.report_dead("the device is lost")
             with pytest.raises(exceptions.EngineError, match="the device is lost"):
                 await running

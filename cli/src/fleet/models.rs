@@ -1,9 +1,11 @@
 //! `genset models`: what a fleet serves, as discovery lists it.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
 use genset_backend_common::EngineError;
-use genset_runtime::discovery::all_instances;
-use genset_runtime::{LiveModel, ModelDirectory, NetworkArgs, Runtime};
+use genset_runtime::discovery::{InstanceRecord, all_instances};
+use genset_runtime::{EndpointName, InstanceId, LiveModel, ModelDirectory, NetworkArgs, Runtime};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -23,18 +25,22 @@ pub(crate) struct ModelsArgs {
     network: NetworkArgs,
 }
 
+/// What workers publish as their user data, by endpoint and instance; without those that publish none.
+type UserData = BTreeMap<(EndpointName, InstanceId), Value>;
+
 /// Prints each model, a line for each role that workers of it play.
 ///
 /// # Errors
 /// A network setting is wrong, or discovery is away.
 pub(crate) fn models(args: &ModelsArgs) -> Result<u8, EngineError> {
-    let models: Vec<LiveModel> = with_runtime(&args.network, async |runtime| {
+    let (models, user_data) = with_runtime(&args.network, async |runtime| {
         let models = directory(runtime).await?.subscribe();
-        let found = models.borrow().values().cloned().collect();
-        Ok(found)
+        let found: Vec<LiveModel> = models.borrow().values().cloned().collect();
+        Ok((found, user_data(runtime).await?))
     })?;
+    let shown = |model| in_json(model, &user_data);
     print(&match args.json {
-        true => format!("{:#}\n", models.iter().map(in_json).collect::<Value>()),
+        true => format!("{:#}\n", models.iter().map(shown).collect::<Value>()),
         false => escaped(&in_words(&models)),
     });
     Ok(0)
@@ -49,6 +55,15 @@ pub(super) async fn directory(runtime: &Runtime) -> Result<ModelDirectory, Engin
         let _changed = timeout(FIND_TIMEOUT, directory.subscribe().changed()).await;
     }
     Ok(directory)
+}
+
+async fn user_data(runtime: &Runtime) -> Result<UserData, EngineError> {
+    let entries = runtime.discovery().get(all_instances()).await?;
+    let records = entries.iter().filter_map(|entry| {
+        let record = InstanceRecord::try_from_entry(entry).ok()?;
+        Some(((record.endpoint, record.instance), record.card?.user_data))
+    });
+    Ok(records.filter(|(_, data)| !data.is_null()).collect())
 }
 
 fn in_words(models: &[LiveModel]) -> String {
@@ -92,16 +107,30 @@ fn in_words(models: &[LiveModel]) -> String {
     text
 }
 
-fn in_json(model: &LiveModel) -> Value {
+fn in_json(model: &LiveModel, user_data: &UserData) -> Value {
+    let data_of = |endpoint: &EndpointName, instance: InstanceId| {
+        let data = user_data.get(&(endpoint.clone(), instance));
+        data.cloned().unwrap_or_default()
+    };
     let pool = |(role, pool): (&genset_backend_common::Role, &genset_runtime::Pool)| {
         let ids: Vec<String> = pool.instances.iter().map(ToString::to_string).collect();
-        json!({"role": role.to_string(), "endpoint": pool.endpoint.to_string(), "workers": ids})
+        let instances = pool.instances.iter();
+        let data = instances.map(|id| (id.to_string(), data_of(&pool.endpoint, *id)));
+        let data: serde_json::Map<String, Value> =
+            data.filter(|(_, data)| !data.is_null()).collect();
+        json!({
+            "role": role.to_string(),
+            "endpoint": pool.endpoint.to_string(),
+            "workers": ids,
+            "user_data": data,
+        })
     };
     let left_out = |worker: &genset_runtime::LeftOutWorker| {
         json!({
             "worker": worker.instance.to_string(),
             "endpoint": worker.endpoint.to_string(),
             "differences": worker.differences,
+            "user_data": data_of(&worker.endpoint, worker.instance),
         })
     };
     json!({

@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::fleet::Fleet;
 use crate::support::{run, run_with, send_signal, tiny_chat};
@@ -19,7 +19,8 @@ async fn models_are_listed_with_their_workers() {
     assert!(none.stdout.starts_with("no model is served"), "{none:?}");
 
     let first = fleet.worker(&[]).await;
-    let second = fleet.worker(&[]).await;
+    let words = ["in=dyn", "out=sample", "--user-data={\"team\": \"a\"}"];
+    let second = fleet.worker_of(&words, &[]).await;
     let shown = fleet.ask(&["models"]).await;
     let lines: Vec<Vec<&str>> = shown.stdout.lines().map(words_of).collect();
     assert_eq!(
@@ -35,6 +36,9 @@ async fn models_are_listed_with_their_workers() {
     let workers = listed[0]["pools"][0]["workers"].as_array().unwrap();
     let workers: Vec<&str> = workers.iter().filter_map(Value::as_str).collect();
     assert_eq!(workers, lines[1][4..]);
+    let data = listed[0]["pools"][0]["user_data"].as_object().unwrap();
+    let data: Vec<&Value> = data.values().collect();
+    assert_eq!(data, [&json!({"team": "a"})], "{listed}");
     first.stop().await;
     second.stop().await;
 }

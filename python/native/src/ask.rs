@@ -80,6 +80,15 @@ impl Caller {
         instances.iter().map(|record| record.instance.0).collect()
     }
 
+    /// What the live instances of a model publish as their user data: their ids, and JSON. Those that publish none are left out.
+    fn user_data(&self) -> Vec<(u64, String)> {
+        let published = self.client.instances().into_iter().filter_map(|record| {
+            let data = record.card?.user_data;
+            (!data.is_null()).then(|| (record.instance.0, data.to_string()))
+        });
+        published.collect()
+    }
+
     /// Waits, as operation `op`, for an instance.
     fn wait_for_instances(&self, op: u64, timeout_s: f64) -> PyResult<()> {
         let timeout = Duration::try_from_secs_f64(timeout_s)

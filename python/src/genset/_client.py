@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -122,6 +123,10 @@ class Client:
     def instance_ids(self) -> list[int]:
         """The ids of the live instances, the lowest first."""
         return self._caller.instance_ids()
+
+    def user_data(self) -> dict[int, Any]:
+        """What the live instances of a model publish as their `user_data`, by id; those that publish none are left out."""
+        return {instance: json.loads(data) for instance, data in self._caller.user_data()}
 
     async def wait_for_instances(self, timeout: float = 60.0) -> list[int]:
         """Waits up to `timeout` seconds for an instance, and gives all ids; `Unavailable` when none came."""

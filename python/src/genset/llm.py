@@ -93,7 +93,7 @@ async def register_llm(
     `migration_limit` is how often a request may go on at another instance, from the tokens it has. To the handler there they are the
     end of a longer prompt, so requests with a seed, a penalty or a grammar, whose rest that is not, are lost with their instance once
     their answer has begun. With `resume` these go on too, and the handler takes the last `resumed_tokens` of `token_ids` as generated:
-    seeds draw on behind them, penalties count them, grammars go on from them. `user_data` is published as it is. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
+    seeds draw on behind them, penalties count them, grammars go on from them. `user_data` is published as it is, and workers of one model may have others each. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
     are let through. `max_logprobs` is how many candidates of each token the handler gives log probabilities of, and `guided` names the
     kinds of structured output that it keeps to; without them requests with these are refused. With `priority` the handler honours that
     of its requests, the larger first; without it a request with one is refused. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent.

@@ -356,6 +356,16 @@ mod tests {
         assert!(fewer.is_same_service(&model) && fewer != model);
     }
 
+    #[test]
+    fn workers_that_differ_in_their_user_data_alone_serve_together() {
+        let mut records = [record(1, 10), record(2, 10)];
+        let card = records[1].card.as_mut().unwrap();
+        card.user_data = serde_json::json!({"team": "a"});
+        let model = the_model(&records);
+        assert!(model.left_out.is_empty() && model.card.user_data.is_null());
+        assert_eq!(model.instances().len(), 2);
+    }
+
     /// In a roll, workers of the new card take over once they are more: at least half of them serve at any time.
     #[test]
     fn a_new_card_is_used_once_more_workers_publish_it() {
