@@ -2,6 +2,7 @@
 //! cross-encoder, from a checkout folder.
 
 use std::fs::{self, File};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ pub(super) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerCon
     }
     let (mut folder, engine): (_, Arc<dyn LLMEngine>) = match &config.worker.model_path {
         None => {
-            let engine = BuiltInFiles::unpack()?.engine(&args.candle);
+            let engine = BuiltInFiles::unpack()?.engine(&candle_args(config));
             (super::tiny_chat()?, Arc::new(engine))
         }
         Some(path) => of_path(path, args.model_config.as_deref(), config)?,
@@ -76,13 +77,21 @@ fn of_path(
     model_config: Option<&Path>,
     config: &RunConfig,
 ) -> Result<(ModelFolder, Arc<dyn LLMEngine>), EngineError> {
-    let args = &config.engine_args.candle;
+    let args = candle_args(config);
     let folder = files_of(path, model_config, config)?;
     let engine = match model_config.filter(|_| !path.is_dir()) {
-        Some(folder) => CandleEngine::from_args_with_config(args, path, folder.to_owned()),
-        None => CandleEngine::from_args(args, path),
+        Some(folder) => CandleEngine::from_args_with_config(&args, path, folder.to_owned()),
+        None => CandleEngine::from_args(&args, path),
     };
     Ok((folder, Arc::new(engine)))
+}
+
+/// What the flags say of the engine, one of the worker's among them.
+fn candle_args(config: &RunConfig) -> CandleArgs {
+    CandleArgs {
+        context_length_tokens: config.worker.context_length.and_then(NonZeroU32::new),
+        ..config.engine_args.candle.clone()
+    }
 }
 
 /// What is published of a model: the files of its folder, or those inside a GGUF file.

@@ -42,6 +42,9 @@ pub struct CandleArgs {
     /// What weights become on the CPU when their file has them as floats: none, q8_0, q6_k, q5_k, q4_k, q4_0
     #[cfg_attr(feature = "cli", arg(long, default_value_t, value_name = "TYPE"))]
     pub quantize: Quantization,
+    /// The most tokens of a sequence; `None` for as many as the model's context holds. The KV cache is made for it.
+    #[cfg_attr(feature = "cli", arg(skip))]
+    pub context_length_tokens: Option<NonZeroU32>,
     /// Memory for the KV cache, such as 512MiB or 8GiB [default: enough for every sequence, at most half of what is free]
     #[cfg_attr(feature = "cli", arg(long, value_name = "BYTES"))]
     pub kv_cache_memory: Option<ByteSize>,
@@ -99,6 +102,7 @@ impl Default for CandleArgs {
             dtype: DtypeChoice::Auto,
             enforce_eager: false,
             quantize: Quantization::default(),
+            context_length_tokens: None,
             kv_cache_memory: None,
             kv_cache_dtype: DtypeChoice::Auto,
             max_num_seqs: None,

@@ -115,7 +115,10 @@ impl Loader for RealLoader {
             ));
         }
         start.progress.report("reading the model's headers", None);
-        let open = OpenModel::open(&self.model)?;
+        let mut open = OpenModel::open(&self.model)?;
+        if let Some(most) = self.args.context_length_tokens {
+            open.config.context_length = open.config.context_length.min(wide(most.get()));
+        }
         let device = device(self.args.device)?;
         set_activation_bits(self.args.activation_bits, device.is_cpu())?;
         let dtype = dtype(self.args.dtype, &device)?;
@@ -528,7 +531,29 @@ pub(crate) fn narrow(value: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
+
+    #[test]
+    fn the_kv_cache_is_made_for_the_context_that_is_asked_for() {
+        let loaded = |context_length_tokens| {
+            let args = CandleArgs {
+                device: DeviceChoice::Cpu,
+                max_num_seqs: Some(2),
+                context_length_tokens,
+                ..CandleArgs::default()
+            };
+            let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
+            let loader = RealLoader::new(args, model.into(), None);
+            let loaded = loader.load(&StartContext::detached(1), &|| false).unwrap();
+            (loaded.config.context_length_tokens, loaded.num_blocks)
+        };
+        assert_eq!(loaded(NonZeroU32::new(64)), (64, 8));
+        // The model's own is 2048.
+        assert_eq!(loaded(NonZeroU32::new(1 << 20)), (2048, 256));
+        assert_eq!(loaded(None), (2048, 256));
+    }
 
     #[test]
     fn on_the_cpu_the_kv_cache_is_f16_unless_told_otherwise() {
