@@ -109,13 +109,18 @@ def test_a_backend_answers_chats_and_completions(start_genset: Callable[..., Pro
     run(main())
 
 
-def test_a_gguf_file_brings_tokenizer_template_and_context(start_genset: Callable[..., Program]) -> None:
+def test_a_gguf_file_brings_tokenizer_template_and_context(start_genset: Callable[..., Program], tmp_path: Path) -> None:
     address = frontend(start_genset)
     body = {"model": "py", "messages": [{"role": "user", "content": "The capital of France is Paris"}], "max_tokens": 40}
     contents = []
+    known = MODEL / "tiny-chat-q8_0.gguf"
+    # Of an architecture that `genset run` does not compute: its name, and the keys that begin with it.
+    other = tmp_path / "other.gguf"
+    content = known.read_bytes()
+    other.write_bytes(content[:1000].replace(b"llama", b"other") + content[1000:])
 
     async def main() -> None:
-        for path in (MODEL, MODEL / "tiny-chat-q8_0.gguf"):
+        for path in (MODEL, known, other):
             async with model(address, letters, model_path=path):
                 answer = await asyncio.to_thread(ask, address, "/v1/chat/completions", body)
                 told = await asyncio.to_thread(ask, address, "/v1/models/py")
@@ -128,7 +133,7 @@ def test_a_gguf_file_brings_tokenizer_template_and_context(start_genset: Callabl
 
     run(main())
     # The handler gives the prompt back, which so shows the template too.
-    assert contents[0] == contents[1] and "capital of France is Paris" in contents[0][0], contents
+    assert contents[0] == contents[1] == contents[2] and "capital of France is Paris" in contents[0][0], contents
 
 
 def test_a_gguf_file_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ pub(crate) mod tests;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
+
 pub use self::adapter::{AdapterError, AdapterReader};
 pub use self::embedder::{OpenEmbedder, Purpose};
 pub use self::kv::{KvCacheOptions, KvCacheSize, kv_bytes_per_block, kv_cache_size};
@@ -189,10 +191,10 @@ impl OpenModel {
                 path: path.to_owned(),
             });
         }
-        let (file, config) = GgufFile::open(path)?;
+        let file = GgufFile::open(path)?;
         Ok(Self {
             name: name_of_file(path),
-            config,
+            config: file.config()?,
             path: path.to_owned(),
             architecture: file.metadata().architecture.to_owned(),
             source: Source::Gguf(file),
@@ -212,10 +214,13 @@ impl OpenModel {
     /// There is no tokenizer that can be used, or it belongs to another model.
     pub fn files(&self, model_config: Option<&Path>) -> Result<Vec<ModelFile>, LoadError> {
         let mut files = match (&self.source, model_config) {
-            (Source::Gguf(file), None) => return files_of(file, &self.config, &self.path),
+            (Source::Gguf(file), None) => {
+                let config = gguf::tokenizer::computed(file.metadata(), &self.config);
+                return files_of(file, config, self.config.vocab_size, &self.path);
+            }
             (Source::Gguf(file), Some(folder)) => {
-                let own = gguf::tokenizer::config_file(file.metadata(), &self.config);
-                let mut files = vec![own];
+                let config = gguf::tokenizer::computed(file.metadata(), &self.config);
+                let mut files = vec![gguf::tokenizer::config_file(&config)];
                 files.extend(tokenizer_files(folder)?);
                 files
             }
@@ -312,19 +317,33 @@ impl TensorFiles for OpenModel {
     }
 }
 
-/// The files that a worker publishes of a GGUF file, made from its metadata, whether or not its tensors are there: for engines that
-/// read those by themselves.
+/// The files that a worker publishes of a GGUF file, made from its metadata, whether or not its tensors are there and the decoder
+/// knows its architecture: for engines that compute it by themselves.
 ///
 /// # Errors
-/// As [`OpenModel::open`], but for tensors that are missing; there is no tokenizer that can be used, or it belongs to another model.
+/// It is no GGUF file of a language model; there is no tokenizer that can be used, or it belongs to another model.
 pub fn gguf_files(path: &Path) -> Result<Vec<ModelFile>, LoadError> {
-    let (file, config) = GgufFile::open(path)?;
-    files_of(&file, &config, path)
+    let file = GgufFile::open(path)?;
+    let metadata = file.metadata();
+    let (config, vocab_size) = match file.config() {
+        Ok(config) => {
+            let described = gguf::tokenizer::computed(metadata, &config);
+            (described, config.vocab_size)
+        }
+        Err(error) => {
+            tracing::debug!(%error, "out=candle would not compute this model");
+            let vocab_size = gguf::config::vocab_size(metadata)?;
+            (gguf::tokenizer::said(metadata, vocab_size)?, vocab_size)
+        }
+    };
+    files_of(&file, config, vocab_size, path)
 }
 
+/// The files of a GGUF file, whose `config.json` begins as `config`.
 fn files_of(
     file: &GgufFile,
-    config: &ModelConfig,
+    config: Value,
+    vocab_size: usize,
     path: &Path,
 ) -> Result<Vec<ModelFile>, LoadError> {
     let files = gguf::tokenizer::files(file.metadata(), config)?;
@@ -332,7 +351,7 @@ fn files_of(
         return Err(LoadError::no_tokenizer(path, "it has no tokenizer"));
     };
     let shown = path.join(tokenizer.name);
-    tokenizer::check(&shown, &tokenizer.content, config.vocab_size)?;
+    tokenizer::check(&shown, &tokenizer.content, vocab_size)?;
     Ok(files)
 }
 

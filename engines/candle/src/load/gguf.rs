@@ -28,22 +28,30 @@ pub(crate) struct GgufFile {
 }
 
 impl GgufFile {
-    /// Maps the file and the parts that follow it, and reads their headers; no tensor is read.
-    pub(crate) fn open(path: &Path) -> Result<(Self, ModelConfig), LoadError> {
+    /// Maps the file and the parts that follow it, and reads their headers; no tensor is read. It may be of any architecture.
+    pub(crate) fn open(path: &Path) -> Result<Self, LoadError> {
         let (files, header) = parts::open(path)?;
         let architecture = Metadata::new(path, &header)?.architecture.to_owned();
-        let opened = Self {
+        Ok(Self {
             path: path.to_owned(),
             files,
             header,
             architecture,
-        };
-        let frequencies = opened
-            .tensor(config::frequencies_tensor(opened.metadata())?)?
+        })
+    }
+
+    /// What the decoder has to be.
+    ///
+    /// # Errors
+    /// It does not know the architecture, or something in the metadata.
+    pub(crate) fn config(&self) -> Result<ModelConfig, LoadError> {
+        let metadata = self.metadata();
+        metadata.check_architecture()?;
+        let frequencies = self
+            .tensor(config::frequencies_tensor(metadata)?)?
             .filter(|raw| raw.dtype.is_float())
             .map(|raw| floats(&raw));
-        let config = config::read(opened.metadata(), frequencies)?;
-        Ok((opened, config))
+        config::read(metadata, frequencies)
     }
 
     /// The file, or its parts.

@@ -34,23 +34,31 @@ pub(crate) struct Metadata<'a> {
 
 impl<'a> Metadata<'a> {
     /// # Errors
-    /// The file names no architecture, or one that is not known.
+    /// The file names no architecture.
     pub(crate) fn new(path: &'a Path, header: &'a Header) -> Result<Self, LoadError> {
         let Some(Value::Text(architecture)) = header.metadata.get("general.architecture") else {
             let problem = "missing; is it a language model?";
             return Err(LoadError::bad_config(path, "general.architecture", problem));
         };
-        if !ARCHITECTURES.contains(&architecture.as_str()) {
-            return Err(LoadError::UnknownArchitecture {
-                path: path.to_owned(),
-                architecture: architecture.clone(),
-                known: &ARCHITECTURES,
-            });
-        }
         Ok(Self {
             path,
             header,
             architecture,
+        })
+    }
+
+    /// Whether the decoder knows the architecture.
+    ///
+    /// # Errors
+    /// It does not.
+    pub(crate) fn check_architecture(&self) -> Result<(), LoadError> {
+        if ARCHITECTURES.contains(&self.architecture) {
+            return Ok(());
+        }
+        Err(LoadError::UnknownArchitecture {
+            path: self.path.to_owned(),
+            architecture: self.architecture.to_owned(),
+            known: &ARCHITECTURES,
         })
     }
 
@@ -67,7 +75,7 @@ impl<'a> Metadata<'a> {
     }
 
     /// A size; where it is a list, one for each layer, all must be the same.
-    fn size(&self, key: &str) -> Result<Option<usize>, LoadError> {
+    pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, LoadError> {
         let to_size = |value: i64| usize::try_from(value).ok();
         let found = match self.get(key) {
             None => return Ok(None),
@@ -245,7 +253,8 @@ fn intermediate_size(metadata: Metadata<'_>, has_experts: bool) -> Result<usize,
     }
 }
 
-fn vocab_size(metadata: Metadata<'_>) -> Result<usize, LoadError> {
+/// The rows of the embedding.
+pub(crate) fn vocab_size(metadata: Metadata<'_>) -> Result<usize, LoadError> {
     let name = "token_embd.weight";
     let info = metadata.header.tensors.get(name);
     let info = info.ok_or_else(|| LoadError::MissingTensor {

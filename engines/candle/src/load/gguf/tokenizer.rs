@@ -20,6 +20,9 @@ use crate::error::LoadError;
 use crate::load::ModelFile;
 use crate::model::config::ModelConfig;
 
+/// What `config.json` calls the most tokens of a sequence.
+const CONTEXT_LENGTH: &str = "max_position_embeddings";
+
 const NORMAL: i64 = 1;
 const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
@@ -232,12 +235,12 @@ impl<'a> Vocabulary<'a> {
         ids
     }
 
-    fn tokenizer_config(&self, config: &ModelConfig) -> Json {
+    fn tokenizer_config(&self, context_length: &Json) -> Json {
         let mut json = json!({
             "tokenizer_class": "PreTrainedTokenizerFast",
             "add_bos_token": self.adds_bos(),
             "clean_up_tokenization_spaces": false,
-            "model_max_length": config.context_length,
+            "model_max_length": context_length,
             "bos_token": self.token("bos_token_id"),
             "eos_token": self.token("eos_token_id"),
             "unk_token": self.token("unknown_token_id"),
@@ -254,27 +257,29 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// The files of a GGUF model; without those of the tokenizer if it has none.
+/// The files of a GGUF model, whose `config.json` begins as `config`; without those of the tokenizer if it has none.
 ///
 /// # Errors
 /// The tokenizer is of a kind that is not understood.
-pub(crate) fn files(
-    metadata: Metadata<'_>,
-    config: &ModelConfig,
-) -> Result<Vec<ModelFile>, LoadError> {
+pub(crate) fn files(metadata: Metadata<'_>, mut config: Json) -> Result<Vec<ModelFile>, LoadError> {
     let vocabulary = Vocabulary::new(metadata)?;
     let bos = vocabulary.as_ref().and_then(|it| it.id("bos_token_id"));
     let ends = vocabulary
         .as_ref()
         .map(Vocabulary::end_ids)
         .unwrap_or_default();
-    let mut files = vec![file(
-        "config.json",
-        &config_json(metadata, config, bos, &ends),
-    )];
+    if let Some(object) = config.as_object_mut() {
+        if let Some(bos) = bos {
+            object.insert("bos_token_id".into(), bos.into());
+        }
+        if !ends.is_empty() {
+            object.insert("eos_token_id".into(), ends.as_slice().into());
+        }
+    }
+    let mut files = vec![config_file(&config)];
     if let Some(vocabulary) = vocabulary {
         files.push(file("tokenizer.json", &vocabulary.tokenizer_json()?));
-        let tokenizer_config = vocabulary.tokenizer_config(config);
+        let tokenizer_config = vocabulary.tokenizer_config(&config[CONTEXT_LENGTH]);
         files.push(file("tokenizer_config.json", &tokenizer_config));
         let generation = json!({
             "bos_token_id": bos,
@@ -287,8 +292,8 @@ pub(crate) fn files(
 }
 
 /// `config.json` alone, for a model whose tokenizer comes from elsewhere.
-pub(crate) fn config_file(metadata: Metadata<'_>, config: &ModelConfig) -> ModelFile {
-    file("config.json", &config_json(metadata, config, None, &[]))
+pub(crate) fn config_file(config: &Json) -> ModelFile {
+    file("config.json", config)
 }
 
 fn file(name: &'static str, json: &Json) -> ModelFile {
@@ -298,14 +303,10 @@ fn file(name: &'static str, json: &Json) -> ModelFile {
     }
 }
 
-/// What a frontend reads of a model's configuration. The engine takes the whole of it from the metadata.
-fn config_json(
-    metadata: Metadata<'_>,
-    config: &ModelConfig,
-    bos: Option<usize>,
-    ends: &[usize],
-) -> Json {
-    let mut json = json!({
+/// What a frontend reads of the configuration of a model that the decoder computes. The engine takes the whole of it from the
+/// metadata.
+pub(crate) fn computed(metadata: Metadata<'_>, config: &ModelConfig) -> Json {
+    json!({
         "model_type": metadata.architecture,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -314,16 +315,19 @@ fn config_json(
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
-        "max_position_embeddings": config.context_length,
+        CONTEXT_LENGTH: config.context_length,
         "tie_word_embeddings": config.is_tied,
-    });
-    if let Some(object) = json.as_object_mut() {
-        if let Some(bos) = bos {
-            object.insert("bos_token_id".into(), bos.into());
-        }
-        if !ends.is_empty() {
-            object.insert("eos_token_id".into(), ends.into());
-        }
-    }
-    json
+    })
+}
+
+/// The same of a model that others compute: what the metadata of every architecture say.
+///
+/// # Errors
+/// The context's length is no number.
+pub(crate) fn said(metadata: Metadata<'_>, vocab_size: usize) -> Result<Json, LoadError> {
+    Ok(json!({
+        "model_type": metadata.architecture,
+        "vocab_size": vocab_size,
+        CONTEXT_LENGTH: metadata.size("context_length")?,
+    }))
 }

@@ -7,7 +7,7 @@ use super::write::{Entry, FloatType, encode, write_gguf};
 use super::*;
 use crate::load::gguf::config::Metadata;
 use crate::load::gguf::header::Header;
-use crate::load::gguf::tokenizer::files;
+use crate::load::gguf::tokenizer::{computed, files};
 
 fn json_of(files: &[ModelFile], name: &str) -> Json {
     let file = files.iter().find(|file| file.name == name).unwrap();
@@ -105,6 +105,35 @@ fn a_file_without_a_tokenizer_asks_for_a_folder() {
 }
 
 #[test]
+fn the_files_of_an_architecture_that_others_compute_are_made_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-chat/tiny-chat-q8_0.gguf");
+    let known = gguf_files(&path).unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    // The architecture, and the keys that begin with it.
+    for start in 0..1000 {
+        if bytes[start..].starts_with(b"llama") {
+            bytes[start..start + 5].copy_from_slice(b"other");
+        }
+    }
+    let path = folder.path().join("other.gguf");
+    fs::write(&path, bytes).unwrap();
+    let error = open_error(&path).to_string();
+    assert!(
+        error.contains("the architecture other is not supported"),
+        "{error}"
+    );
+    let files = gguf_files(&path).unwrap();
+    assert_eq!(files[1..], known[1..]);
+    let expected = json!({
+        "model_type": "other", "vocab_size": 2048, "max_position_embeddings": 2048,
+        "eos_token_id": json_of(&known, "config.json")["eos_token_id"],
+    });
+    assert_eq!(json_of(&files, "config.json"), expected);
+}
+
+#[test]
 fn another_models_tokenizer_in_a_checkout_is_refused() {
     let copy = copy_of("llama");
     let tokenizer = tiny_chat_tokenizer();
@@ -136,10 +165,8 @@ fn made_for(architecture: &str, entries: Vec<(&str, Entry)>) -> Result<Vec<Model
     all.extend(entries);
     let header = Header::parse(&encode(&all, &[])).unwrap();
     let config = OpenModel::open(&reference("llama")).unwrap().config;
-    files(
-        Metadata::new(Path::new("m.gguf"), &header).unwrap(),
-        &config,
-    )
+    let metadata = Metadata::new(Path::new("m.gguf"), &header).unwrap();
+    files(metadata, computed(metadata, &config))
 }
 
 fn texts(texts: &[&str]) -> Entry {
