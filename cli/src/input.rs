@@ -5,6 +5,7 @@ mod chat;
 mod commands;
 mod editor;
 mod markdown;
+mod objects;
 mod question;
 mod saved;
 mod screen;
@@ -218,9 +219,12 @@ pub(crate) async fn run_terminal(
     refuse_without_answers(config, &model)?;
     let asker = Asker::new(model, config.output.is(EngineKind::EchoCore));
     if asker.goes_on() {
+        let why = match asker.reads_bodies() {
+            true => "takes completions and no chats",
+            false => "has no chat template, as base models have none",
+        };
         note(format_args!(
-            "{} has no chat template, as base models have none: it goes on from your text, with {CONTINUATION_TOKENS} tokens \
-             at most unless max_tokens is set",
+            "{} {why}: it goes on from your text, with {CONTINUATION_TOKENS} tokens at most unless max_tokens is set",
             asker.model_name()
         ));
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Program, run, until
+from conftest import LONG_S, Program, run, until
 from test_runtime import cancel_while_it_begins, until_nobody_else_serves
 
 from genset import exceptions
+from genset.backend import find_binary
 from genset.llm import KvEventPublisher, LoadPublisher, ModelType, register_llm
 from genset.runtime import Context, Endpoint, Runtime
 
@@ -491,6 +493,45 @@ def test_a_chat_engine_without_files_serves_the_official_client(start_genset: Ca
             await serving
 
     run(main())
+
+
+def test_terminals_and_prompts_of_a_batch_are_asked_with_bodies(tmp_path: Path) -> None:
+    def genset(*words: str, question: str = "") -> str:
+        command = [find_binary(), "run", *words, "out=dyn"]
+        done = subprocess.run(command, input=question, capture_output=True, text=True, timeout=LONG_S)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    async def chat(body: Any) -> AsyncIterator[Any]:
+        yield f"{body.get('x_of_mine', 'you')} said "
+        yield {"choices": [{"index": 0, "delta": {"content": body["messages"][-1]["content"]}, "finish_reason": "stop"}]}
+        yield {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}}
+
+    async def completion(body: Any) -> AsyncIterator[Any]:
+        yield {"choices": [{"index": 0, "text": body["prompt"] + "!", "finish_reason": "stop"}]}
+
+    async def served(kind: ModelType, handler: Any, ask_it: Callable[[], None]) -> None:
+        async with await Runtime.connect() as runtime:
+            endpoint = runtime.endpoint("py.bodies.generate")
+            await register_llm(kind, endpoint, "bodies")
+            serving = asyncio.ensure_future(endpoint.serve_endpoint(handler))
+            await asyncio.to_thread(ask_it)
+            await runtime.shutdown()
+            await serving
+
+    def ask_chats() -> None:
+        assert genset("in=stdin", question="hello") == "you said hello\n"
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text('{"text": "hi", "x_of_mine": "she"}\n')
+        genset(f"in=batch:{prompts}")
+        answer = json.loads((tmp_path / "output.jsonl").read_text())
+        assert (answer["response"], answer["tokens_in"], answer["tokens_out"]) == ("she said hi", 3, 4)
+
+    def ask_completions() -> None:
+        assert genset("in=stdin", question="hello") == "hello!\n"
+
+    run(served(ModelType.Chat, chat, ask_chats))
+    run(served(ModelType.Completion, completion, ask_completions))
 
 
 def test_wrong_objects_are_named() -> None:

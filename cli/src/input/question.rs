@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
+use genset_backend_common::card::EndpointType;
 use genset_backend_common::output::Usage;
-use genset_backend_common::{EngineError, ErrorKind, RequestContext};
+use genset_backend_common::{EngineError, ErrorKind, GenerateRequest, RequestContext};
 use genset_frontend::answer::Answer;
 use genset_frontend::model::ServedModel;
 use genset_frontend::openai::{ChatRequest, CompletionRequest, ParamLimits};
 use genset_frontend::pipeline::{Job, Room};
 use genset_frontend::{ApiError, FrontendConfig, MemoryBudget};
 use serde_json::{Map, Value, json};
+
+use super::objects;
 
 /// Tokens with which a base model goes on at most, unless `max_tokens` says otherwise: many never end by themselves.
 pub(super) const CONTINUATION_TOKENS: u32 = 256;
@@ -57,7 +60,12 @@ impl Asker {
         self.model = model;
     }
 
-    /// Whether a conversation with these fields of a chat request could be asked.
+    /// Whether the model's engine reads the body of a request itself.
+    pub(super) fn reads_bodies(&self) -> bool {
+        self.model.card.capabilities.whole_bodies
+    }
+
+    /// Whether a conversation with these fields of a chat request could be asked. Of an engine that reads bodies only it knows.
     ///
     /// # Errors
     /// `InvalidArgument`, which names the field.
@@ -66,6 +74,9 @@ impl Asker {
         messages: &[Value],
         fields: &Map<String, Value>,
     ) -> Result<(), EngineError> {
+        if self.reads_bodies() {
+            return Ok(());
+        }
         let mut messages = messages.to_vec();
         messages.push(json!({"role": "user", "content": "?"}));
         let request = self.request(&messages, fields);
@@ -109,6 +120,9 @@ impl Asker {
         messages: &[Value],
         fields: &Map<String, Value>,
     ) -> Result<Answer, EngineError> {
+        if self.reads_bodies() {
+            return self.begin_with_body(ctx, messages, fields).await;
+        }
         let job = self.job(messages, fields).await.map_err(to_engine_error)?;
         let mut answers = job.answers(ctx).await.map_err(to_engine_error)?;
         answers.begin().await?;
@@ -117,10 +131,37 @@ impl Asker {
             .ok_or_else(|| EngineError::internal("the request had no answer"))
     }
 
-    /// Whether the model goes on from the text in place of answering it: a base model, which has no chat template.
+    async fn begin_with_body(
+        &self,
+        ctx: &RequestContext,
+        messages: &[Value],
+        fields: &Map<String, Value>,
+    ) -> Result<Answer, EngineError> {
+        let mut body = match self.goes_on() {
+            true => self.continuation_body(messages, fields),
+            false => self.chat_body(messages, fields),
+        };
+        body.insert("stream".into(), true.into());
+        let body = Value::Object(body).to_string();
+        let request = GenerateRequest::from_text(self.model_name(), body);
+        let answered = self.model.engine.generate(request, ctx.child()).await?;
+        Ok(Answer::new(
+            objects::texts(answered),
+            None,
+            Arc::default(),
+            0,
+        ))
+    }
+
+    /// Whether the model goes on from the text in place of answering it: a base model, which has no chat template, or one whose engine
+    /// reads completions alone.
     pub(super) fn goes_on(&self) -> bool {
+        let card = &self.model.card;
+        if self.reads_bodies() {
+            return !card.endpoint_types.contains(&EndpointType::Chat);
+        }
         let text = self.model.text.as_ref();
-        self.model.card.takes_tokens() && text.is_some_and(|text| text.template.is_none())
+        card.takes_tokens() && text.is_some_and(|text| text.template.is_none())
     }
 
     async fn job(&self, messages: &[Value], fields: &Map<String, Value>) -> Result<Job, ApiError> {
@@ -138,12 +179,24 @@ impl Asker {
         Job::chat(Arc::clone(&self.model), request, room).await
     }
 
-    /// All that was written so far as a prompt.
     fn continuation(
         &self,
         messages: &[Value],
         fields: &Map<String, Value>,
     ) -> Result<CompletionRequest, ApiError> {
+        let body = self.continuation_body(messages, fields);
+        CompletionRequest::parse(
+            Value::Object(body).to_string().as_bytes(),
+            &ParamLimits::from(&FrontendConfig::default()),
+        )
+    }
+
+    /// All that was written so far as a prompt.
+    fn continuation_body(
+        &self,
+        messages: &[Value],
+        fields: &Map<String, Value>,
+    ) -> Map<String, Value> {
         let mut body = Map::from_iter([("max_tokens".into(), CONTINUATION_TOKENS.into())]);
         body.extend(fields.clone());
         if let Some(tokens) = body.remove("max_completion_tokens") {
@@ -151,10 +204,7 @@ impl Asker {
         }
         body.insert("model".into(), self.model_name().into());
         body.insert("prompt".into(), text_of(messages).into());
-        CompletionRequest::parse(
-            Value::Object(body).to_string().as_bytes(),
-            &ParamLimits::from(&FrontendConfig::default()),
-        )
+        body
     }
 
     fn request(
@@ -162,9 +212,7 @@ impl Asker {
         messages: &[Value],
         fields: &Map<String, Value>,
     ) -> Result<ChatRequest, ApiError> {
-        let mut body = fields.clone();
-        body.insert("model".into(), self.model_name().into());
-        body.insert("messages".into(), messages.into());
+        let mut body = self.chat_body(messages, fields);
         if self.echoes_prompt {
             body.insert("ignore_eos".into(), true.into());
         }
@@ -172,6 +220,13 @@ impl Asker {
             Value::Object(body).to_string().as_bytes(),
             &ParamLimits::from(&FrontendConfig::default()),
         )
+    }
+
+    fn chat_body(&self, messages: &[Value], fields: &Map<String, Value>) -> Map<String, Value> {
+        let mut body = fields.clone();
+        body.insert("model".into(), self.model_name().into());
+        body.insert("messages".into(), messages.into());
+        body
     }
 }
 
