@@ -183,6 +183,17 @@ enum CliCommand {
         )]
         arguments: Vec<OsString>,
     },
+    /// Offer a running endpoint of a service in Python behind HTTP as a model, for as long as this runs
+    #[command(disable_help_flag = true)]
+    Offer {
+        /// As for `python -m genset.offer`
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "NAME ENDPOINT"
+        )]
+        arguments: Vec<OsString>,
+    },
     /// Compare ways to route, with a fleet of mockers in virtual time
     #[command(after_help = simulate::HELP)]
     Simulate(Box<SimulateArgs>),
@@ -305,6 +316,7 @@ pub(crate) enum Command {
 /// from a hub that is away.
 pub(crate) fn parse() -> Result<Command, EngineError> {
     let given = shorthand::with_run(&command(), std::env::args_os().collect());
+    shorthand::refuse_foreign(&given)?;
     let matches = matches_of(&grammar_of_layer(command()), &given)?;
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command {
@@ -314,14 +326,9 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
         CliCommand::Pull(args) => return Ok(Command::Pull(args)),
         CliCommand::List(args) => return Ok(Command::List(args)),
         CliCommand::Rm(args) => return Ok(Command::Rm(args)),
-        CliCommand::Serve { arguments } => {
-            let module = "genset.serve";
-            return Ok(Command::Python { module, arguments });
-        }
-        CliCommand::Deploy { arguments } => {
-            let module = "genset.deploy";
-            return Ok(Command::Python { module, arguments });
-        }
+        CliCommand::Serve { arguments } => return Ok(python("genset.serve", arguments)),
+        CliCommand::Deploy { arguments } => return Ok(python("genset.deploy", arguments)),
+        CliCommand::Offer { arguments } => return Ok(python("genset.offer", arguments)),
         CliCommand::Doctor(args) => return Ok(Command::Doctor(args)),
         CliCommand::Tune(args) => return Ok(Command::Tune(args)),
         CliCommand::Models(args) => return Ok(Command::Models(args)),
@@ -356,6 +363,11 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
         Some(format) => Command::Print(read.settings.print(format)),
         None => Command::Run(Box::new(config)),
     })
+}
+
+/// A command that is a module of the Python package.
+fn python(module: &'static str, arguments: Vec<OsString>) -> Command {
+    Command::Python { module, arguments }
 }
 
 /// Reads a file as `genset run --config` does, and checks what would run with nothing else given: no variable either, for the

@@ -1,5 +1,5 @@
-//! Commands of the Python package: `genset serve` and `genset deploy` are modules of it, since what they serve are classes in
-//! Python. This process becomes the interpreter.
+//! Commands of the Python package: `genset serve`, `genset deploy` and `genset offer` are modules of it, since what they serve are
+//! classes and endpoints in Python. This process becomes the interpreter.
 
 use std::env;
 use std::ffi::OsString;

@@ -3,6 +3,8 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use genset_backend_common::EngineError;
+
 use super::is_gguf;
 
 /// The name under which scripts may know the program, with the words of `run` right behind it.
@@ -24,6 +26,19 @@ pub(super) fn with_run(command: &clap::Command, given: Vec<OsString>) -> Vec<OsS
     }
     let run = OsString::from("run");
     [std::slice::from_ref(program), &[run], rest].concat()
+}
+
+/// Refuses a command of NVIDIA Dynamo's that is none here, with what takes its place.
+///
+/// # Errors
+/// `Unsupported`, naming the command.
+pub(super) fn refuse_foreign(given: &[OsString]) -> Result<(), EngineError> {
+    if given.get(1).is_none_or(|word| word != "llmctl") {
+        return Ok(());
+    }
+    let instead = "frontends find models by themselves, and `genset models` lists them; `genset offer NAME ENDPOINT` offers a running \
+        endpoint behind HTTP for as long as it runs";
+    Err(EngineError::unsupported("llmctl", instead))
 }
 
 fn is_command(command: &clap::Command, word: &OsStr) -> bool {

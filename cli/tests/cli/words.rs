@@ -17,6 +17,13 @@ async fn run_may_be_left_out() {
     assert!(ended.stderr.contains("'rnu'"), "{ended:?}");
 }
 
+#[tokio::test]
+async fn a_command_of_others_is_told_what_takes_its_place() {
+    let ended = run(&["llmctl", "http", "add", "chat-model", "m", "a.b.c"]).await;
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("`genset offer"), "{ended:?}");
+}
+
 /// The usage line of `dynamo-run`, with the values that it shows.
 #[tokio::test]
 async fn values_that_choose_nothing_are_taken_by_every_engine() {

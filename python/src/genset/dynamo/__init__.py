@@ -11,7 +11,7 @@ from importlib.abc import MetaPathFinder
 _GUIDE = "docs/guide/coming-from-dynamo.md lists what is there"
 
 _INSTEAD = {
-    "llmctl": "frontends find models by themselves; `genset models` lists them",
+    "llmctl": "frontends find models by themselves; `genset models` lists them, and `genset offer` offers a running endpoint",
     "mocker": "run `genset run in=dyn://NAMESPACE out=mocker MODEL`",
     "nixl_connect": "workers move KV blocks by themselves: `genset run --role prefill`, and `decode`",
     "planner": "there is no planner; `genset top` shows a fleet's load",
