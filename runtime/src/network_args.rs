@@ -1,17 +1,17 @@
 //! [`NetworkArgs`]: the flags that say where instances are listed and how requests travel, and the runtime they make.
 
+mod kinds;
 mod wire_tls;
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use genset_backend_common::{EngineError, MetricsRegistry};
 
+pub use kinds::{DiscoveryBackend, Reach, RequestPlaneKind};
 pub use wire_tls::WireTlsArgs;
 
 use crate::component::Runtime;
@@ -177,76 +177,6 @@ pub fn in_seconds(time: Duration) -> String {
     time.as_secs_f64().to_string()
 }
 
-/// Where instances are listed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DiscoveryBackend {
-    /// In this process.
-    Memory,
-    /// In a directory.
-    File,
-    /// In etcd.
-    Etcd,
-}
-
-/// How requests travel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RequestPlaneKind {
-    /// As function calls inside this process.
-    Memory,
-    /// Over TCP connections from caller to worker.
-    Tcp,
-    /// Over NATS.
-    Nats,
-}
-
-/// What a process does when no flag says how it meets others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reach {
-    /// It meets nobody: memory.
-    ThisProcess,
-    /// It meets the other processes of this user: file and tcp.
-    OtherProcesses,
-}
-
-/// Parses one of several names; the error lists them.
-fn one_of<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<T, String> {
-    let found = known.iter().find(|(name, _)| *name == text);
-    found.map(|(_, value)| *value).ok_or_else(|| {
-        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-        format!("{text:?} is none of {}", names.join(", "))
-    })
-}
-
-impl FromStr for DiscoveryBackend {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        one_of(
-            text,
-            &[
-                ("memory", Self::Memory),
-                ("file", Self::File),
-                ("etcd", Self::Etcd),
-            ],
-        )
-    }
-}
-
-impl FromStr for RequestPlaneKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        one_of(
-            text,
-            &[
-                ("memory", Self::Memory),
-                ("tcp", Self::Tcp),
-                ("nats", Self::Nats),
-            ],
-        )
-    }
-}
-
 impl NetworkArgs {
     /// The address of this machine that others are told, or else the one that is listened on.
     ///
@@ -272,33 +202,6 @@ impl NetworkArgs {
         let discovery = self.discovery(backend, &vital).await?;
         let plane = self.plane(plane, &vital, &metrics)?;
         Ok(Runtime::on(Some(vital), discovery, plane, metrics))
-    }
-
-    /// What holds when one of the two flags is given: the other suits it.
-    fn kinds(&self, reach: Reach) -> Result<(DiscoveryBackend, RequestPlaneKind), EngineError> {
-        use {DiscoveryBackend as D, RequestPlaneKind as P};
-        let kinds = match (self.discovery_backend, self.request_plane, reach) {
-            (None, None, Reach::ThisProcess) => (D::Memory, P::Memory),
-            (None, None, Reach::OtherProcesses) => (D::File, P::Tcp),
-            (Some(D::Memory), None, _) => (D::Memory, P::Memory),
-            (Some(backend), None, _) => (backend, P::Tcp),
-            (None, Some(P::Memory), _) => (D::Memory, P::Memory),
-            (None, Some(plane), _) => (D::File, plane),
-            (Some(backend), Some(plane), _) => (backend, plane),
-        };
-        let (backend, plane) = kinds;
-        if plane == P::Memory && backend != D::Memory {
-            let problem = "memory reaches this process alone, and other processes would be told of it; use tcp or nats";
-            return Err(EngineError::invalid_argument("--request-plane", problem));
-        }
-        if backend == D::Memory && reach == Reach::OtherProcesses {
-            let problem = "memory lists instances in this process alone, and this command meets others; use file or etcd";
-            return Err(EngineError::invalid_argument(
-                "--discovery-backend",
-                problem,
-            ));
-        }
-        Ok(kinds)
     }
 
     async fn discovery(
@@ -511,26 +414,6 @@ fn text_of(flag: &str, path: &Path) -> Result<String, EngineError> {
     })
 }
 
-impl fmt::Display for DiscoveryBackend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "memory",
-            Self::File => "file",
-            Self::Etcd => "etcd",
-        })
-    }
-}
-
-impl fmt::Display for RequestPlaneKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Memory => "memory",
-            Self::Tcp => "tcp",
-            Self::Nats => "nats",
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -543,7 +426,7 @@ mod tests {
         network: NetworkArgs,
     }
 
-    fn args(words: &[&str]) -> NetworkArgs {
+    pub(super) fn args(words: &[&str]) -> NetworkArgs {
         Alone::parse_from(["test"].iter().chain(words)).network
     }
 
@@ -557,30 +440,6 @@ mod tests {
         assert_eq!(seconds("0"), Ok(Duration::ZERO));
         for bad in ["0", "-1", "1e-12", "1.1e9", "inf", "nan", "1s", ""] {
             assert!(positive_seconds(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn one_flag_makes_the_other_suit_it() {
-        use {DiscoveryBackend as D, RequestPlaneKind as P};
-        for (words, reach, kinds) in [
-            (&[][..], Reach::ThisProcess, (D::Memory, P::Memory)),
-            (&[], Reach::OtherProcesses, (D::File, P::Tcp)),
-            (
-                &["--discovery-backend=etcd"],
-                Reach::ThisProcess,
-                (D::Etcd, P::Tcp),
-            ),
-            (
-                &["--request-plane=nats"],
-                Reach::OtherProcesses,
-                (D::File, P::Nats),
-            ),
-        ] {
-            assert_eq!(args(words).kinds(reach).unwrap(), kinds, "{words:?}");
-        }
-        for words in [["--request-plane=memory"], ["--discovery-backend=memory"]] {
-            args(&words).kinds(Reach::OtherProcesses).unwrap_err();
         }
     }
 
