@@ -16,13 +16,14 @@ import subprocess
 import sys
 import textwrap
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import LONG_S, SEEDS, Program, run
 from pydantic import BaseModel
+from test_deploy import free_port
 from test_llm import MODEL, ask, frontend
 
 from genset import sdk
@@ -244,15 +245,36 @@ def test_the_tests_of_an_engine(package: Path) -> None:
     assert ran.returncode == 0 and "2 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An etcd and a NATS, named by the variables of the documents."""
+    client, nats = f"http://127.0.0.1:{free_port()}", str(free_port())
+    urls = [f"--listen-client-urls={client}", f"--advertise-client-urls={client}", "--listen-peer-urls=http://127.0.0.1:0"]
+    programs = [
+        Program("etcd", f"--data-dir={tmp_path / 'etcd'}", *urls),
+        Program("nats-server", "--addr", "127.0.0.1", "--port", nats),
+    ]
+    monkeypatch.setenv("ETCD_ENDPOINTS", client)
+    monkeypatch.setenv("NATS_SERVER", f"nats://127.0.0.1:{nats}")
+    monkeypatch.delenv("GENSET_DISCOVERY_PATH")
+    try:
+        programs[0].wait_for("ready to serve client requests")
+        programs[1].wait_for("Server is ready")
+        yield
+    finally:
+        for program in programs:
+            program.process.kill()
+            program.exit_code()
+
+
 def test_an_engine_serves(
-    package: Path, monkeypatch: pytest.MonkeyPatch, start_genset: Callable[..., Program]
+    package: Path, servers: None, monkeypatch: pytest.MonkeyPatch, start_genset: Callable[..., Program]
 ) -> None:
     document = Document("003")
     monkeypatch.setenv("PYTHONPATH", str(package / "src"))
+    # Its worker asks for tcp, and the frontend for nothing.
     address = frontend(start_genset)
-    # The document's worker finds its fleet in etcd.
-    words = ["-m", "my_backend.main", "--model-name", HUB_ID, "--namespace", "dynamo", "--discovery-backend", "file"]
-    worker = Program(sys.executable, *words)
+    worker = Program(sys.executable, "-m", "my_backend.main", "--model-name", HUB_ID, "--namespace", "dynamo")
     try:
         wait_for_model(address, HUB_ID, worker)
         (body,) = re.findall(r"-d '(\{.*?\})'$", document.take("curl http"), flags=re.MULTILINE | re.DOTALL)
@@ -263,6 +285,7 @@ def test_an_engine_serves(
         warm = ask(address, "/v1/chat/completions", {**json.loads(body), "temperature": 0.7, "top_p": 0.9})
         assert warm["choices"][0]["finish_reason"] in ("stop", "length")
         assert worker.stop() == 0
+        assert any("discovery: etcd at" in line and "request plane: tcp" in line for line in worker.lines)
         assert any("nothing says which sampling options it honours" in line for line in worker.lines)
     finally:
         if worker.process.poll() is None:

@@ -21,14 +21,15 @@ use crate::discovery::{
 use crate::plane::wire::own_address;
 use crate::plane::{MemoryPlane, RequestPlane, TcpConfig, WireConfig, WirePlane, WireSecret};
 #[cfg(feature = "nats")]
-use crate::plane::{NatsConfig, NatsCredentials, NatsTls};
+use crate::plane::{MixedPlane, NatsConfig, NatsCredentials, NatsTls};
 use crate::vital::VitalRuntime;
 
 /// Flags about the network between processes.
 #[derive(Debug, Clone, Args)]
 pub struct NetworkArgs {
     /// Where instances are listed: memory (this process alone), file or etcd
-    /// [default: file between processes, memory in one]
+    /// [default: between processes etcd where --etcd-endpoints names servers and --discovery-path no directory, else file; memory
+    /// in one]
     #[arg(long, env = "GENSET_DISCOVERY_BACKEND", value_name = "BACKEND")]
     pub discovery_backend: Option<DiscoveryBackend>,
     /// Directory of file discovery, shared by all processes [default: one for each user]
@@ -38,13 +39,12 @@ pub struct NetworkArgs {
     #[arg(long, env = "GENSET_DISCOVERY_SHARED", value_name = "BOOL", default_value_t = false, action = ArgAction::Set,
         num_args = 0..=1, default_missing_value = "true", requires_if("true", "discovery_path"))]
     pub discovery_shared: bool,
-    /// Servers of etcd discovery, as http://host:2379
+    /// Servers of etcd discovery, as http://host:2379 [default: http://127.0.0.1:2379 with --discovery-backend etcd]
     #[arg(
         long,
         env = "ETCD_ENDPOINTS",
         value_delimiter = ',',
-        value_name = "URLS",
-        default_value = "http://127.0.0.1:2379"
+        value_name = "URLS"
     )]
     pub etcd_endpoints: Vec<String>,
     /// User at etcd
@@ -87,17 +87,11 @@ pub struct NetworkArgs {
     )]
     pub etcd_lease_ttl: u64,
     /// How requests travel: memory (this process alone), tcp or nats
-    /// [default: tcp between processes, memory in one]
+    /// [default: between processes nats where --nats-server names servers, else tcp; memory in one]
     #[arg(long, env = "GENSET_REQUEST_PLANE", value_name = "PLANE")]
     pub request_plane: Option<RequestPlaneKind>,
-    /// Servers of the nats request plane, as nats://host:4222
-    #[arg(
-        long,
-        env = "NATS_SERVER",
-        value_delimiter = ',',
-        value_name = "URLS",
-        default_value = "nats://127.0.0.1:4222"
-    )]
+    /// Servers of the nats request plane, as nats://host:4222 [default: nats://127.0.0.1:4222 with --request-plane nats]
+    #[arg(long, env = "NATS_SERVER", value_delimiter = ',', value_name = "URLS")]
     pub nats_server: Vec<String>,
     /// File with NATS credentials (.creds)
     #[arg(long, env = "NATS_CREDS", value_name = "FILE")]
@@ -196,11 +190,14 @@ impl NetworkArgs {
     /// # Errors
     /// `InvalidArgument` or `Unsupported`, naming the flag; `Unavailable` when a directory or server cannot be reached.
     pub async fn runtime(&self, reach: Reach) -> Result<Runtime, EngineError> {
-        let (backend, plane) = self.kinds(reach)?;
+        let kinds = self.kinds(reach)?;
         let metrics = MetricsRegistry::default();
         let vital = VitalRuntime::start()?;
-        let discovery = self.discovery(backend, &vital).await?;
-        let plane = self.plane(plane, &vital, &metrics)?;
+        let discovery = self.discovery(kinds.0, &vital).await?;
+        let plane = self.plane(kinds, &vital, &metrics)?;
+        if kinds.0 != DiscoveryBackend::Memory {
+            tracing::info!("{}", self.meeting_place(kinds));
+        }
         Ok(Runtime::on(Some(vital), discovery, plane, metrics))
     }
 
@@ -224,23 +221,25 @@ impl NetworkArgs {
         }
     }
 
-    fn file_discovery(&self) -> Result<FileDiscovery, EngineError> {
-        let default_path = || {
+    /// The directory of file discovery.
+    fn directory(&self) -> PathBuf {
+        self.discovery_path.clone().unwrap_or_else(|| {
             let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
             FileDiscovery::default_path(runtime_dir.as_deref(), &std::env::temp_dir())
-        };
-        let path = self.discovery_path.clone().unwrap_or_else(default_path);
+        })
+    }
+
+    fn file_discovery(&self) -> Result<FileDiscovery, EngineError> {
         let access = if self.discovery_shared {
             DirectoryAccess::Shared
         } else {
             DirectoryAccess::Private
         };
-        tracing::debug!(path = %path.display(), "discovery in a directory");
         let config = FileDiscoveryConfig {
             access,
             ..FileDiscoveryConfig::default()
         };
-        FileDiscovery::open(path, config).map_err(|error| match error.at().is_some() {
+        FileDiscovery::open(self.directory(), config).map_err(|error| match error.at().is_some() {
             true => error.with_at("--discovery-path"),
             false => error,
         })
@@ -285,7 +284,7 @@ impl NetworkArgs {
             None => None,
         };
         let config = EtcdConfig {
-            endpoints: self.etcd_endpoints.clone(),
+            endpoints: self.etcd_servers(),
             credentials,
             tls,
             lease_ttl: Duration::from_secs(self.etcd_lease_ttl),
@@ -298,27 +297,36 @@ impl NetworkArgs {
 
     fn plane(
         &self,
-        plane: RequestPlaneKind,
+        kinds: (DiscoveryBackend, RequestPlaneKind),
         vital: &VitalRuntime,
         metrics: &MetricsRegistry,
     ) -> Result<Arc<dyn RequestPlane>, EngineError> {
-        match plane {
+        match kinds.1 {
             RequestPlaneKind::Memory => Ok(Arc::new(MemoryPlane::new())),
             RequestPlaneKind::Tcp => {
-                let tcp = TcpConfig {
-                    listen: SocketAddr::new(self.wire_host, self.wire_port),
-                    advertised_host: self.advertise_host.clone(),
-                    tls: self.wire_tls.tls()?,
-                };
-                let config = self.wire_config()?;
-                let plane = WirePlane::tcp_on(vital.clone(), tcp, config, metrics)?;
+                let plane = self.tcp_plane(kinds.0, vital, metrics)?;
                 Ok(Arc::new(plane))
             }
             RequestPlaneKind::Nats => {
                 self.wire_tls.refuse_on_nats()?;
-                self.nats_plane(vital, metrics)
+                self.nats_plane(kinds.0, vital, metrics)
             }
         }
+    }
+
+    fn tcp_plane(
+        &self,
+        backend: DiscoveryBackend,
+        vital: &VitalRuntime,
+        metrics: &MetricsRegistry,
+    ) -> Result<WirePlane, EngineError> {
+        let tcp = TcpConfig {
+            listen: SocketAddr::new(self.wire_host, self.wire_port),
+            advertised_host: self.advertise_host.clone(),
+            tls: self.wire_tls.tls()?,
+            has_distant_callers: self.spans_machines(backend),
+        };
+        WirePlane::tcp_on(vital.clone(), tcp, self.wire_config()?, metrics)
     }
 
     /// The right to ask workers for what changes them, if the flags give one.
@@ -357,6 +365,7 @@ impl NetworkArgs {
     #[cfg(feature = "nats")]
     fn nats_plane(
         &self,
+        backend: DiscoveryBackend,
         vital: &VitalRuntime,
         metrics: &MetricsRegistry,
     ) -> Result<Arc<dyn RequestPlane>, EngineError> {
@@ -365,7 +374,7 @@ impl NetworkArgs {
         };
         let ca_pem = read("--nats-ca", &self.nats_ca)?;
         let config = NatsConfig {
-            servers: self.nats_server.clone(),
+            servers: self.nats_servers(),
             credentials: read("--nats-creds", &self.nats_creds)?.map(NatsCredentials::Creds),
             tls: ca_pem.map(|pem| NatsTls {
                 ca_pem: Some(pem),
@@ -374,12 +383,23 @@ impl NetworkArgs {
             ..NatsConfig::default()
         };
         let plane = WirePlane::nats_on(vital.clone(), config, self.wire_config()?, metrics)?;
-        Ok(Arc::new(plane))
+        if self.request_plane.is_some() {
+            return Ok(Arc::new(plane));
+        }
+        let tcp_metrics = metrics.labelled("request_plane", "tcp");
+        let tcp = self.tcp_plane(backend, vital, &tcp_metrics)?;
+        Ok(Arc::new(MixedPlane {
+            own: Arc::new(plane),
+            other: Arc::new(tcp),
+            other_name: "tcp",
+            _other_metrics: tcp_metrics,
+        }))
     }
 
     #[cfg(not(feature = "nats"))]
     fn nats_plane(
         &self,
+        _backend: DiscoveryBackend,
         _vital: &VitalRuntime,
         _metrics: &MetricsRegistry,
     ) -> Result<Arc<dyn RequestPlane>, EngineError> {

@@ -2,6 +2,8 @@
 //! inside one process nothing is serialized.
 
 mod memory;
+#[cfg(all(feature = "cli", feature = "nats"))]
+mod mixed;
 pub(crate) mod wire;
 
 use std::any::Any;
@@ -19,6 +21,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use memory::MemoryPlane;
+#[cfg(all(feature = "cli", feature = "nats"))]
+pub(crate) use mixed::MixedPlane;
 pub use wire::{
     ClientCertificates, TcpConfig, WireConfig, WireIdentity, WirePlane, WireSecret, WireTls,
 };

@@ -9,7 +9,7 @@ use crate::input::escaped;
 
 pub(crate) const HELP: &str = "\
 Each line is ok, a warning or a problem; below a warning and a problem stands the line that mends it. Flags and the environment
-say what is looked at, as they do for `genset run`: --discovery-backend etcd asks etcd, NATS_SERVER the broker.
+say what is looked at, as they do for `genset run`: ETCD_ENDPOINTS asks etcd, NATS_SERVER the broker.
 
 Exit codes: 0 no problem, 1 a problem, 2 usage.";
 

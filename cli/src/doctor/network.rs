@@ -26,27 +26,30 @@ const LIST_PATIENCE: Duration = Duration::from_millis(500);
 const SLOW: Duration = Duration::from_millis(250);
 
 pub(super) async fn look(args: &NetworkArgs) -> Vec<Finding> {
-    let is_set = |name| std::env::var_os(name).is_some();
-    let mut args = args.clone();
-    if args.discovery_backend.is_none() && is_set("ETCD_ENDPOINTS") {
-        args.discovery_backend = Some(DiscoveryBackend::Etcd);
-    }
-    let mut findings = discovery(&args).await;
-    if args.request_plane == Some(RequestPlaneKind::Nats) || is_set("NATS_SERVER") {
-        for server in &args.nats_server {
-            findings.push(nats(server).await);
+    let (backend, plane) = match args.kinds(Reach::OtherProcesses) {
+        Ok(kinds) => kinds,
+        Err(_) if args.discovery_backend == Some(DiscoveryBackend::Memory) => {
+            let what = "discovery in one process alone, as --discovery-backend says";
+            return vec![Finding::ok(AREA, what)];
+        }
+        Err(error) => return vec![unusable("how processes meet", &error, "")],
+    };
+    let mut findings = discovery(args, backend).await;
+    if plane == RequestPlaneKind::Nats {
+        for server in args.nats_servers() {
+            findings.push(nats(&server).await);
         }
     }
     findings
 }
 
-async fn discovery(args: &NetworkArgs) -> Vec<Finding> {
-    let (name, mend) = match args.discovery_backend {
-        Some(DiscoveryBackend::Etcd) => (
-            format!("etcd at {}", args.etcd_endpoints.join(", ")),
+async fn discovery(args: &NetworkArgs, backend: DiscoveryBackend) -> Vec<Finding> {
+    let (name, mend) = match backend {
+        DiscoveryBackend::Etcd => (
+            format!("etcd at {}", args.etcd_servers().join(", ")),
             "start etcd, or name its servers: --etcd-endpoints http://HOST:2379",
         ),
-        Some(DiscoveryBackend::File) | None => {
+        DiscoveryBackend::File | DiscoveryBackend::Memory => {
             let path = args.discovery_path.as_ref();
             let shown = path.map_or("the user's own directory".into(), |path| {
                 path.display().to_string()
@@ -55,10 +58,6 @@ async fn discovery(args: &NetworkArgs) -> Vec<Finding> {
                 format!("discovery in {shown}"),
                 "name a directory of yours: --discovery-path DIR",
             )
-        }
-        Some(DiscoveryBackend::Memory) => {
-            let what = "discovery in one process alone, as --discovery-backend says";
-            return vec![Finding::ok(AREA, what)];
         }
     };
     let began = Instant::now();
@@ -69,11 +68,11 @@ async fn discovery(args: &NetworkArgs) -> Vec<Finding> {
     };
     let opened = began.elapsed();
     let listed = timeout(PATIENCE, runtime.discovery().get(all_instances())).await;
-    let took = match args.discovery_backend {
+    let took = match backend {
         // It is connected to for the first thing that is asked of it.
-        Some(DiscoveryBackend::Etcd) => began.elapsed(),
+        DiscoveryBackend::Etcd => began.elapsed(),
         // It answered when it was opened; a listing waits for the signs of life of others.
-        Some(DiscoveryBackend::File | DiscoveryBackend::Memory) | None => opened,
+        DiscoveryBackend::File | DiscoveryBackend::Memory => opened,
     };
     let names = match &listed {
         Ok(Ok(entries)) if !entries.is_empty() => models_of(&runtime).await,

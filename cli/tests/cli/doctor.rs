@@ -10,12 +10,18 @@ use tokio::process::Command;
 use crate::support::{Ended, genset, run_with};
 
 /// Without programs that it could ask, and with a cache of its own.
-fn doctor(words: &[&str], folder: &tempfile::TempDir) -> Command {
+fn doctor_anywhere(words: &[&str], folder: &tempfile::TempDir) -> Command {
     let mut command = genset(&["doctor"]);
     command
         .args(words)
         .env("HF_HOME", folder.path())
         .env("PATH", "/nowhere");
+    command
+}
+
+/// As that, with discovery in a directory of its own.
+fn doctor(words: &[&str], folder: &tempfile::TempDir) -> Command {
+    let mut command = doctor_anywhere(words, folder);
     command
         .arg("--discovery-path")
         .arg(folder.path().join("discovery"));
@@ -91,7 +97,7 @@ async fn a_server_that_is_not_there_is_a_problem() {
     let folder = tempfile::tempdir().unwrap();
     let keys = folder.path().join("keys.toml");
     fs::write(&keys, "no = 1").unwrap();
-    let mut command = doctor(
+    let mut command = doctor_anywhere(
         &["--http-port=0", "--api-keys", keys.to_str().unwrap()],
         &folder,
     );

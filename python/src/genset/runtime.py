@@ -84,7 +84,7 @@ class Runtime:
 
     @classmethod
     async def connect(cls, static: bool = False, **options: Any) -> Runtime:
-        """Joins the fleet that the environment names (`GENSET_DISCOVERY_BACKEND`, `ETCD_ENDPOINTS`, ...).
+        """Joins the fleet that the environment names (`ETCD_ENDPOINTS`, `NATS_SERVER`, `GENSET_DISCOVERY_BACKEND`, ...).
 
         `options` win over it; they are the flags of `genset run --help` about the network and the status port, with `_` for `-`:
         `discovery_backend="etcd"`. With `static` it joins none: what is served is found in this process alone. The port of

@@ -26,6 +26,8 @@ pub struct TcpConfig {
     pub advertised_host: Option<String>,
     /// Certificates; with them every connection is secure, those we dial and those we accept. `None` for plain TCP.
     pub tls: Option<WireTls>,
+    /// Whether callers may be on other machines: where those would be told an address of loopback, a warning says so.
+    pub has_distant_callers: bool,
 }
 
 impl Default for TcpConfig {
@@ -34,6 +36,7 @@ impl Default for TcpConfig {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
             advertised_host: None,
             tls: None,
+            has_distant_callers: false,
         }
     }
 }
@@ -85,6 +88,12 @@ impl Tcp {
                  encrypted nor authenticated; keep it on a trusted network, or give every process --wire-tls-ca"
             );
         }
+    }
+
+    /// Whether callers on other machines are told a location that is each machine's own.
+    fn is_told_in_vain(&self, location: &str) -> bool {
+        let address = location.parse::<SocketAddr>();
+        self.config.has_distant_callers && address.is_ok_and(|told| told.ip().is_loopback())
     }
 
     fn location(&self, listening: SocketAddr) -> Result<String, EngineError> {
@@ -167,6 +176,13 @@ impl Transport for Tcp {
         let location = self.location(listener.local_addr().map_err(cannot)?)?;
         if !listen.ip().is_loopback() {
             self.warn_of_others(listen);
+        }
+        if self.is_told_in_vain(&location) {
+            tracing::warn!(
+                "this process is listed as {location}, which no other machine reaches: listen with --wire-host 0.0.0.0, and name \
+                 this machine with --advertise-host where the address that is found is not the one; or send requests over NATS, \
+                 with --request-plane nats"
+            );
         }
         Ok(Box::new(Accepting {
             listener,
@@ -262,22 +278,28 @@ mod tests {
         let config = TcpConfig {
             listen: listen.parse().unwrap(),
             advertised_host: advertised.map(str::to_owned),
-            tls: None,
+            has_distant_callers: true,
+            ..TcpConfig::default()
         };
         made(config).unwrap()
     }
 
     #[test]
     fn others_are_told_a_location_they_can_dial() {
-        for (listen, advertised, told) in [
-            ("127.0.0.1:7", None, "127.0.0.1:7"),
-            ("[::1]:7", None, "[::1]:7"),
-            ("0.0.0.0:7", Some("worker-1"), "worker-1:7"),
-            ("0.0.0.0:7", Some("fd00::1"), "[fd00::1]:7"),
+        for (listen, advertised, told, is_in_vain) in [
+            ("127.0.0.1:7", None, "127.0.0.1:7", true),
+            ("[::1]:7", None, "[::1]:7", true),
+            ("0.0.0.0:7", Some("127.0.0.1"), "127.0.0.1:7", true),
+            ("0.0.0.0:7", Some("worker-1"), "worker-1:7", false),
+            ("0.0.0.0:7", Some("fd00::1"), "[fd00::1]:7", false),
         ] {
-            let location = tcp(listen, advertised).location(listen.parse().unwrap());
-            assert_eq!(location.unwrap(), told);
+            let tcp = tcp(listen, advertised);
+            let location = tcp.location(listen.parse().unwrap()).unwrap();
+            assert_eq!(location, told);
+            assert_eq!(tcp.is_told_in_vain(&location), is_in_vain, "{told}");
         }
+        let tcp = made(TcpConfig::default()).unwrap();
+        assert!(!tcp.is_told_in_vain("127.0.0.1:7"));
     }
 
     #[test]

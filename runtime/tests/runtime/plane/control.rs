@@ -14,7 +14,7 @@ fn plane(host: &str, secret: Option<&str>) -> Arc<WirePlane> {
     let tcp = TcpConfig {
         listen: format!("{host}:0").parse().unwrap(),
         advertised_host: Some("127.0.0.1".into()),
-        tls: None,
+        ..TcpConfig::default()
     };
     let config = WireConfig {
         control_secret: secret.map(|text| WireSecret::try_new(text.as_bytes()).unwrap()),
