@@ -94,6 +94,9 @@ const CALLS_STAY: &str = "SGLang would take calls of tools out of the text, wher
 const NEVER_IDLE: &str = "llama-server would never sleep, for it is asked for its metrics each second and now and then for an \
                           answer; leave it out";
 
+const NAMED_BY_US: &str = "clients ask genset for the model, and genset asks the server for its path; leave it out, and name the model with \
+                           --model-name";
+
 const VLLM: Flags = Flags {
     words: &["serve"],
     model: None,
@@ -106,7 +109,7 @@ const VLLM: Flags = Flags {
     kv_block_size: Flag::Named(&["block-size"]),
     key: KeyPlace::Variable("VLLM_API_KEY"),
     reserved: &["api-key"],
-    refused: &[],
+    refused: &[("served-model-name", NAMED_BY_US)],
     defaults: &[
         ("enable-prompt-tokens-details", None),
         ("uvicorn-log-level", Some("warning")),
@@ -127,7 +130,10 @@ const SGLANG: Flags = Flags {
     // It reads its key from no variable.
     key: KeyPlace::File("config"),
     reserved: &["api-key", "config"],
-    refused: &[("tool-call-parser", CALLS_STAY)],
+    refused: &[
+        ("tool-call-parser", CALLS_STAY),
+        ("served-model-name", NAMED_BY_US),
+    ],
     defaults: &[
         ("log-level-http", Some("warning")),
         ("enable-metrics", None),

@@ -278,6 +278,19 @@ fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
     assert!(line(&vllm, Dialect::Vllm).contains("--tool-call-parser hermes"));
 }
 
+/// vLLM would answer to that name alone.
+#[test]
+fn a_name_that_no_request_has_is_refused() {
+    for kind in [ServerKind::Vllm, ServerKind::Sglang] {
+        let mut config = config(kind);
+        let _folder = with_extra(&mut config, "extra.json", r#"{"served_model_name": "x"}"#);
+        let error = Plan::new(&config, Dialect::first_of(kind)).unwrap_err();
+        for part in ["served_model_name", "leave it out", "--model-name"] {
+            assert!(error.message().contains(part), "{error}");
+        }
+    }
+}
+
 /// Its load is asked each second.
 #[test]
 fn a_sleep_that_would_never_come_is_refused() {
