@@ -240,6 +240,12 @@ async fn a_server_of_another_project_is_looked_for_by_its_name() {
         .iter()
         .any(|named| ended.stderr.contains(named));
         assert!(is_named, "{line}: {ended:?}");
+        // Of the servers, this one has stand-ins.
+        let has_others = line.contains("out=llamacpp");
+        for other in ["out=candle", "out=libllama"] {
+            let is_told = ended.stderr.contains(other);
+            assert_eq!(is_told, has_others, "{line}: {ended:?}");
+        }
     }
     // The guide shows a flag with it, and leaves the model out.
     let ended = run_with(machine.command("in=text out=llamacpp -vv", &[]), b"").await;

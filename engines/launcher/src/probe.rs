@@ -1,5 +1,6 @@
 //! Which program there is to start, and what to install where there is none.
 
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::process::Stdio;
@@ -36,9 +37,16 @@ pub(crate) async fn dialect(config: &LauncherConfig) -> Result<Dialect, EngineEr
         ServerKind::LlamaCpp if runs(config, "llama-server").await? => Ok(Dialect::LlamaServer),
         ServerKind::LlamaCpp => {
             // The server's own needs come with the extra `server` of the package.
-            match has_modules(config, &["llama_cpp", "uvicorn", "sse_starlette"]).await? {
-                true => Ok(Dialect::LlamaCppPython),
-                false => Err(no_llama(config)),
+            let python = config.python.display();
+            match has_modules(config, &["llama_cpp", "uvicorn", "sse_starlette"]).await {
+                Ok(true) => Ok(Dialect::LlamaCppPython),
+                Ok(false) => Err(no_llama(format_args!(
+                    "{python} has no module llama_cpp with its server"
+                ))),
+                Err(error) if error.kind() == ErrorKind::NotFound => {
+                    Err(no_llama(format_args!("there is no Python `{python}`")))
+                }
+                Err(error) => Err(error),
             }
         }
     }
@@ -120,11 +128,12 @@ fn no_module(config: &LauncherConfig, module: &str) -> EngineError {
     EngineError::not_found(message)
 }
 
-fn no_llama(config: &LauncherConfig) -> EngineError {
-    let (python, install) = (config.python.display(), config.kind.install_line());
+fn no_llama(nor: impl fmt::Display) -> EngineError {
+    let install = ServerKind::LlamaCpp.install_line();
     let message = format!(
-        "there is no program `llama-server`, and {python} has no module llama_cpp with its server; install the one \
-         (brew install llama.cpp, or a release of llama.cpp) or the other ({install})"
+        "there is no program `llama-server`, and {nor}; install the one \
+         (brew install llama.cpp, or a release of llama.cpp) or the other ({install}); or take out=candle, which reads many \
+         GGUF files and needs no server, or out=libllama, which is llama.cpp's library"
     );
     EngineError::not_found(message)
 }
