@@ -227,8 +227,8 @@ fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), En
         return Ok(());
     }
     let mut launcher = engine.launcher.clone();
-    if output.is(EngineKind::Mocker) {
-        // The one of these flags that is the mocker's too.
+    if let OutputKind::Engine(EngineKind::Mocker | EngineKind::Apart(_)) = output {
+        // The one of these flags that is theirs too.
         launcher.extra_engine_args = None;
     }
     let Some(flag) = launcher.first_given() else {

@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use genset_backend_common::worker::WorkerConfig;
 use genset_backend_common::{EngineError, LLMEngine};
+use genset_engine_candle::DtypeChoice;
+use genset_engine_launcher::ExtraArgs;
 use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine};
 
 use super::candle::{BuiltInFiles, files_of};
@@ -66,13 +68,38 @@ impl Apart {
             .find(|program| program.is_file())
     }
 
-    /// What the program is told beside the model.
-    fn flags(self, config: &RunConfig) -> Vec<String> {
-        match (self, config.worker.context_length) {
-            // llama.cpp makes room for keys and values as it starts, by default not for all that a model holds.
-            (Self::LibLlama, Some(context)) => vec!["--max-model-len".into(), context.to_string()],
-            (Self::LibLlama | Self::MistralRs, _) => Vec::new(),
-        }
+    /// What the program is told beside the model: flags of ours that it has too, and its own.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the file with its own.
+    fn flags(self, config: &RunConfig) -> Result<Vec<String>, EngineError> {
+        let engine = &config.engine_args;
+        let candle = &engine.candle;
+        let text = |number: Option<u32>| number.map(|number| number.to_string());
+        let dtype = (candle.dtype != DtypeChoice::Auto).then(|| candle.dtype.to_string());
+        let threads = candle.threads.map(|threads| threads.to_string());
+        let ours = match self {
+            Self::MistralRs => vec![
+                ("--dtype", dtype),
+                ("--max-num-seqs", text(candle.max_num_seqs)),
+            ],
+            Self::LibLlama => vec![
+                // llama.cpp makes room for keys and values as it starts, by default not for all that a model holds.
+                ("--max-model-len", text(config.worker.context_length)),
+                (
+                    "--max-num-batched-tokens",
+                    text(candle.max_num_batched_tokens),
+                ),
+                ("--max-num-seqs", text(candle.max_num_seqs)),
+                ("--threads", threads),
+            ],
+        };
+        let given = ours
+            .into_iter()
+            .filter_map(|(flag, value)| Some([flag.to_owned(), value?]));
+        let own = engine.launcher.extra_engine_args.as_deref();
+        let own = own.map(|path| ExtraArgs::load(path)?.flags()).transpose()?;
+        Ok(given.flatten().chain(own.into_iter().flatten()).collect())
     }
 }
 
@@ -86,12 +113,13 @@ pub(super) fn build(
 ) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
     let program = apart.program();
     let program = program.ok_or_else(|| EngineError::unsupported("out", apart.is_missing()))?;
+    let flags = apart.flags(config)?;
     let process = |weights: PathBuf| -> Result<SubprocessEngine, EngineError> {
         let weights = weights.into_os_string().into_string().map_err(|_| {
             let problem = format!("must be a path in UTF-8 for out={}", apart.word());
             EngineError::invalid_argument("MODEL", problem)
         })?;
-        let args = [weights].into_iter().chain(apart.flags(config));
+        let args = [weights].into_iter().chain(flags);
         let process = SubprocessConfig::new(&program).with_args(args);
         Ok(supervised(process, config))
     };

@@ -65,7 +65,7 @@ async fn mistralrs_is_its_program_where_that_is_in_the_path() {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = tempfile::tempdir().expect("a folder");
     let program = folder.path().join("genset-mistralrs");
-    let script = "#!/bin/sh\necho \"ERROR it is to load $1\" >&2\nexit 7\n";
+    let script = "#!/bin/sh\necho \"ERROR it is to load $*\" >&2\nexit 7\n";
     std::fs::write(&program, script).expect("a program");
     let executable = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(&program, executable).expect("a program");
@@ -74,11 +74,15 @@ async fn mistralrs_is_its_program_where_that_is_in_the_path() {
     let path = std::env::join_paths(folders.chain(std::env::split_paths(&path)));
     let model = tiny_chat();
     let model = model.to_str().expect("UTF-8");
+    let own = folder.path().join("own.yaml");
+    std::fs::write(&own, "prefix_cache: 4\n").expect("a file");
+    let own = own.to_str().expect("UTF-8");
     let mut command = genset(&["in=stdin", "out=mistralrs", model]);
+    command.args(["--max-num-seqs=8", "--extra-engine-args", own]);
     command.env("PATH", path.expect("folders"));
     let ended = run_with(command, b"Hello").await;
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    let asked = format!("it is to load {model}");
+    let asked = format!("it is to load {model} --max-num-seqs 8 --prefix-cache 4");
     assert!(ended.stderr.contains(&asked), "{ended:?}");
     assert!(!ended.stderr.contains("no mistral.rs"), "{ended:?}");
 }

@@ -73,8 +73,8 @@ pub struct LauncherArgs {
     /// [default: the one that other processes are told] [out=vllm]
     #[arg(long, value_name = "ADDRESS")]
     pub kv_transfer_host: Option<IpAddr>,
-    /// JSON or YAML file with settings of the server's own, passed through unchanged, or with the mocker's [out=vllm, sglang,
-    /// trtllm, llamacpp, mocker]
+    /// JSON or YAML file with settings of the server's own, passed through unchanged, or of the engine's own [out=vllm, sglang,
+    /// trtllm, llamacpp, mistralrs, libllama, mocker]
     #[arg(long, value_name = "FILE")]
     pub extra_engine_args: Option<PathBuf>,
     /// What the model takes in chats beside text: image, audio, both separated by a comma, or none [default: what its config.json

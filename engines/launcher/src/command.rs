@@ -360,7 +360,7 @@ fn defaults(flags: &Flags, extra: Option<&ExtraArgs>) -> Vec<String> {
 }
 
 /// The entries of the file as the program takes them.
-fn extra_args(extra: &ExtraArgs, style: ExtraStyle) -> Result<Vec<String>, EngineError> {
+pub(crate) fn extra_args(extra: &ExtraArgs, style: ExtraStyle) -> Result<Vec<String>, EngineError> {
     if let ExtraStyle::File(name) = style {
         // The server's directory is ours, but its own launchers may change it.
         let path = std::path::absolute(extra.path()).unwrap_or_else(|_| extra.path().to_owned());

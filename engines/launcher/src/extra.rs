@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use genset_backend_common::EngineError;
 use serde_json::{Map, Value};
 
+use crate::command::extra_args;
+use crate::dialect::ExtraStyle;
+
 /// The flag that names the file.
 const FLAG: &str = "--extra-engine-args";
 
@@ -64,6 +67,14 @@ impl ExtraArgs {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The settings as flags, for a program that reads those as most do: `--some-name value`, and true as `--some-name`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the file, for a name that is none.
+    pub fn flags(&self) -> Result<Vec<String>, EngineError> {
+        extra_args(self, ExtraStyle::Dashes)
     }
 
     /// The settings.
