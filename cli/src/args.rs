@@ -33,7 +33,7 @@ use crate::simulate::{self, SimulateArgs};
 use crate::tune::TuneArgs;
 
 pub(crate) use self::http::HttpArgs;
-use engine::{EngineArgs, check_engine, check_files, check_words};
+use engine::{EngineArgs, check_candle_flags, check_engine, check_files, check_words};
 pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
 pub(crate) use help::did_you_mean;
 use help::{CompletionsArgs, ManArgs};
@@ -357,7 +357,7 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     } else {
         HubModels::Fetch
     };
-    let mut config = check(*args, models)?;
+    let mut config = check(*args, &read.settings, models)?;
     config.network_flags = read.settings.network_flags();
     Ok(match format {
         Some(format) => Command::Print(read.settings.print(format)),
@@ -381,7 +381,7 @@ fn check_file(file: &Path) -> Result<String, EngineError> {
     let read = read(without_environment(command()), given)?;
     let cli = Cli::from_arg_matches(&read.matches).unwrap_or_else(|error| error.exit());
     if let CliCommand::Run(args) = cli.command {
-        check(*args, HubModels::Leave)?;
+        check(*args, &read.settings, HubModels::Leave)?;
     }
     Ok(format!(
         "{}: {} settings, all well\n",
@@ -512,7 +512,11 @@ enum HubModels {
     Leave,
 }
 
-fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
+fn check(
+    args: RunArgs,
+    settings: &layers::Settings,
+    models: HubModels,
+) -> Result<RunConfig, EngineError> {
     let RunArgs {
         input,
         output,
@@ -556,6 +560,7 @@ fn check(args: RunArgs, models: HubModels) -> Result<RunConfig, EngineError> {
     })?;
     check_words(&input, &output, &worker)?;
     check_engine(&output, &engine_args, &worker)?;
+    check_candle_flags(&output, settings)?;
     // Last, for it may take an hour.
     let is_of_hub = hub::is_asked(&worker, engine_args.model_config.as_deref());
     if is_of_hub && models == HubModels::Fetch {

@@ -113,6 +113,12 @@ impl Settings {
         Self(settings(command).map(setting).collect())
     }
 
+    /// Whether a flag was given by hand or in the file.
+    pub(crate) fn is_given(&self, name: &str) -> bool {
+        let mut settings = self.0.iter();
+        settings.any(|setting| setting.name == name && setting.is_given())
+    }
+
     /// How many settings the file says.
     pub(crate) fn count_of_file(&self) -> usize {
         let of_file = self.0.iter().filter(|setting| setting.source == "file");
@@ -148,6 +154,11 @@ impl Settings {
 }
 
 impl Setting {
+    /// Whether it was given by hand or in the file.
+    fn is_given(&self) -> bool {
+        matches!(self.source, "flag" | "file")
+    }
+
     /// As a flag behind a space, where it was given by hand or in the file. Passwords of URLs are left out: it is for a terminal.
     fn given_flag(&self) -> Option<String> {
         let value = self.value.as_ref()?;
@@ -159,8 +170,8 @@ impl Setting {
             false => part.to_owned(),
         };
         let text = text.split(',').map(shown).collect::<Vec<_>>().join(",");
-        let is_given = matches!(self.source, "flag" | "file");
-        is_given.then(|| format!(" {}", quoted(&format!("--{}={text}", self.name))))
+        self.is_given()
+            .then(|| format!(" {}", quoted(&format!("--{}={text}", self.name))))
     }
 
     fn toml_line(&self) -> String {

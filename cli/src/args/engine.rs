@@ -13,6 +13,7 @@ use genset_runtime::WorkerArgs;
 
 use super::words::{EngineKind, InputKind, OutputKind};
 use crate::engine::apart::Apart;
+use crate::layers::Settings;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArgs {
@@ -169,7 +170,6 @@ pub(super) fn check_engine(
         required_command(engine.engine_cmd.as_deref())?;
     }
     check_server_flags(output, engine)?;
-    check_speculation(output, engine)?;
     check_model_config(output, engine)?;
     if engine.chat_template.is_none() {
         return Ok(());
@@ -242,17 +242,54 @@ fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), En
     Err(EngineError::invalid_argument(flag, problem))
 }
 
-/// Refuses flags about speculation where another engine would not hear of them.
-fn check_speculation(output: &OutputKind, engine: &EngineArgs) -> Result<(), EngineError> {
-    let given = engine.candle.speculation.first_given();
-    let Some(flag) = given.filter(|_| !output.is(EngineKind::Candle)) else {
+/// Refuses flags of the candle engine where another would not hear of them. A variable may be there for other processes.
+pub(super) fn check_candle_flags(
+    output: &OutputKind,
+    settings: &Settings,
+) -> Result<(), EngineError> {
+    let candle = CandleArgs::augment_args(clap::Command::new("candle"));
+    let mut names = candle.get_arguments().filter_map(clap::Arg::get_long);
+    let unread = names.find(|name| settings.is_given(name) && !reads(output, name));
+    let Some(name) = unread else {
         return Ok(());
     };
-    let problem = format!(
-        "is for out=candle; out={} has no use for it (a server's own flags go into --extra-engine-args)",
-        output.word()
-    );
-    Err(EngineError::invalid_argument(flag, problem))
+    let instead = match output {
+        OutputKind::Engine(EngineKind::Server(_) | EngineKind::Apart(_)) => {
+            "; its own settings go into a file of --extra-engine-args"
+        }
+        OutputKind::Engine(EngineKind::Cmd) => "; its own flags stand in its command",
+        OutputKind::Dyn(_) => "; give it to a worker",
+        OutputKind::Engine(
+            EngineKind::Candle
+            | EngineKind::EchoCore
+            | EngineKind::EchoFull
+            | EngineKind::Sample
+            | EngineKind::Scripted
+            | EngineKind::Mocker,
+        ) => "",
+    };
+    let word = output.word();
+    let problem = format!("is for out=candle; out={word} has no use for it{instead}");
+    Err(EngineError::invalid_argument(format!("--{name}"), problem))
+}
+
+/// Whether what answers reads the flag of the candle engine with this name.
+fn reads(output: &OutputKind, name: &str) -> bool {
+    match output {
+        OutputKind::Engine(EngineKind::Candle) => true,
+        OutputKind::Engine(EngineKind::Apart(apart)) => apart.shared_flags().contains(&name),
+        OutputKind::Engine(EngineKind::Server(ServerKind::Vllm)) => name == "kv-lease",
+        OutputKind::Engine(
+            EngineKind::Server(ServerKind::Sglang | ServerKind::Trtllm | ServerKind::LlamaCpp)
+            | EngineKind::EchoCore
+            | EngineKind::EchoFull
+            | EngineKind::Sample
+            | EngineKind::Scripted
+            | EngineKind::Mocker
+            | EngineKind::Cmd,
+        )
+        | OutputKind::Dyn(_) => false,
+    }
 }
 
 /// The model that a server needs: a folder, or for llama.cpp a GGUF file.

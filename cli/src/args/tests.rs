@@ -6,7 +6,7 @@ fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
     let words = ["genset", "run"].iter().chain(words);
     let read = read(command(), words.map(OsString::from).collect())?;
     match Cli::from_arg_matches(&read.matches).unwrap().command {
-        CliCommand::Run(args) => check(*args, HubModels::Leave),
+        CliCommand::Run(args) => check(*args, &read.settings, HubModels::Leave),
         CliCommand::Conform { .. }
         | CliCommand::Bench { .. }
         | CliCommand::Simulate(_)
@@ -136,9 +136,28 @@ fn what_is_absent_is_refused_by_name() {
         ["out=mocker", "--server-cmd=x"],
         ["out=echo_core", "--speculate=ngram"],
         ["out=dyn", "--draft-model=x"],
+        ["out=vllm", "--max-num-seqs=8"],
+        // As the engine has it where nobody says otherwise.
+        ["out=vllm", "--block-size=16"],
+        ["out=vllm", "--enforce-eager"],
+        ["out=sglang", "--kv-lease=5"],
+        ["out=libllama", "--dtype=f16"],
+        ["out=cmd:x", "--device=cpu"],
     ] {
         let error = parse_words(&words).unwrap_err().to_string();
         assert!(error.contains("has no use for it"), "{error}");
+        let (flag, _) = words[1].split_once('=').unwrap_or((words[1], ""));
+        assert!(error.contains(flag), "{error}");
+    }
+    let error = parse_words(&["out=vllm", "--max-num-batched-tokens=4096"]).unwrap_err();
+    assert!(error.to_string().contains("--extra-engine-args"), "{error}");
+    let folder = env!("CARGO_MANIFEST_DIR");
+    parse_words(&["out=vllm", "--kv-lease=5", folder]).unwrap();
+    for words in [
+        ["out=candle", "--max-num-seqs=8"],
+        ["out=libllama", "--threads=2"],
+    ] {
+        parse_words(&words).unwrap();
     }
     let error = parse_words(&["out=sglang", "x.gguf"]).unwrap_err();
     assert!(error.to_string().contains("is not the folder"), "{error}");

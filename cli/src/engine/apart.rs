@@ -68,6 +68,14 @@ impl Apart {
             .find(|program| program.is_file())
     }
 
+    /// Flags of the candle engine that the program has too.
+    pub(crate) const fn shared_flags(self) -> &'static [&'static str] {
+        match self {
+            Self::MistralRs => &["dtype", "max-num-seqs"],
+            Self::LibLlama => &["max-num-batched-tokens", "max-num-seqs", "threads"],
+        }
+    }
+
     /// What the program is told beside the model: flags of ours that it has too, and its own.
     ///
     /// # Errors

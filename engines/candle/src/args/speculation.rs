@@ -95,25 +95,6 @@ impl SpeculationArgs {
         }))
     }
 
-    /// The first of these flags that was given, for engines that have no use for any.
-    #[must_use]
-    pub fn first_given(&self) -> Option<&'static str> {
-        let Self {
-            speculate,
-            draft_model,
-            num_speculative_tokens,
-        } = self;
-        let given = [
-            ("--speculate", speculate.is_some()),
-            ("--draft-model", draft_model.is_some()),
-            ("--num-speculative-tokens", num_speculative_tokens.is_some()),
-        ];
-        given
-            .into_iter()
-            .find(|(_, is_given)| *is_given)
-            .map(|(flag, _)| flag)
-    }
-
     /// Refuses speculation for a model that generates nothing.
     ///
     /// # Errors
