@@ -239,6 +239,9 @@ pub struct Load {
     /// KV events published so far, of all ranks together where each has its own. The Worker fills it in.
     #[serde(skip_serializing_if = "is_zero")]
     pub kv_events: u64,
+    /// Requests that it takes at once, running and waiting together; more are refused. 0 where it does not say. The Worker fills it in.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub max_requests: u64,
     /// Median time from the call of `generate` to the first item, of the recent requests, in microseconds; `None` before the
     /// first. The Worker fills it in, and the two below.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -263,6 +266,8 @@ pub struct Admitted {
     pub running_requests: u32,
     /// Waiting for a place in it.
     pub waiting_requests: u32,
+    /// How many there may be of both together.
+    pub max_requests: u64,
 }
 
 impl Load {
@@ -272,7 +277,7 @@ impl Load {
         u64::from(self.running_requests) + u64::from(self.waiting_requests)
     }
 
-    /// The load of a Worker: its engine's, with the requests that wait before the engine. An engine that publishes nothing
+    /// The load of a Worker: its engine's, with the requests that wait before the engine, and the limit on all of them. An engine that publishes nothing
     /// has every admitted request running.
     #[must_use]
     pub fn at_worker(self, admitted: Admitted) -> Self {
@@ -280,6 +285,7 @@ impl Load {
         Self {
             running_requests: admitted.running_requests - waiting_inside,
             waiting_requests: admitted.waiting_requests.saturating_add(waiting_inside),
+            max_requests: admitted.max_requests,
             ..self
         }
     }

@@ -181,7 +181,8 @@ class OtherEndpoints(WireTest):
 
     async def test_load_is_told_at_once(self) -> None:
         load = await anext(await self.call(self.instances["load"], None))
-        self.assertEqual(load.keys(), {"running_requests", "waiting_requests", "kv_used_blocks", "kv_total_blocks"})
+        fields = {"running_requests", "waiting_requests", "kv_used_blocks", "kv_total_blocks", "max_requests"}
+        self.assertEqual(load.keys(), fields)
 
     async def test_kv_events_begin_with_a_snapshot(self) -> None:
         item = await anext(await self.call(self.instances["kv_events"], None))

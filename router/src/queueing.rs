@@ -1,7 +1,7 @@
 //! [`Queueing`]: requests for which no instance has a place wait here, and not at their clients.
 //!
 //! The layer is above the choice of an instance and knows none. It learns that all are full when the layer below says
-//! `Overloaded`, which that does only when every candidate refused. Then one request at a time, the first in order, is tried
+//! `Overloaded`, which that does when all look full and as many as it asks then have refused. Then one request at a time, the first in order, is tried
 //! again: when an answer has ended, and now and then for answers that other frontends were given. When it is refused, the next
 //! that other instances may take is tried. When it is not refused within a moment, it has left the queue, and the first of those
 //! that are left is tried.
@@ -37,7 +37,7 @@ pub(crate) use self::metrics::QueueMetrics;
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long a request that is tried keeps the next one waiting. A refusal mostly comes sooner: it takes a round trip to each
-/// instance. Over the wire an instance that takes a request says so with the first token, so without a limit requests would start
+/// instance that is asked. Over the wire an instance that takes a request says so with the first token, so without a limit requests would start
 /// one by one.
 const GRACE: Duration = Duration::from_millis(20);
 

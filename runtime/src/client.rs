@@ -18,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::component::{Endpoint, Runtime};
 use crate::discovery::InstanceRecord;
-use crate::instances::{InFlightGuard, Instance, Instances, Wanted};
+use crate::instances::{InFlightGuard, Instance, Instances, Tried, Wanted};
 use crate::load::{follow_loads, for_each_instance};
 use crate::names::InstanceId;
 use crate::plane::{self, Payload, RequestPlane, ResponseStream};
@@ -136,13 +136,15 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         ctx: RequestContext,
     ) -> Result<ResponseStream<Resp>, EngineError> {
         let any = Wanted::default();
-        let instance = self.choose(&[], any, |candidates| selector.select(candidates))?;
+        let instance = self.choose(&Tried::default(), any, |candidates| {
+            selector.select(candidates)
+        })?;
         self.call_instance(&instance, request, ctx).await
     }
 
     fn choose(
         &self,
-        tried: &[InstanceId],
+        tried: &Tried,
         wanted: Wanted<'_>,
         choose: impl FnOnce(&[Candidate]) -> Option<usize>,
     ) -> Result<Arc<Instance>, EngineError> {
@@ -209,14 +211,19 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         )
         .await;
         match called {
-            Ok(items) => Ok(Box::pin(Counted {
-                items,
-                instance: Arc::clone(instance),
-                _in_flight: in_flight,
-            })),
+            Ok(items) => {
+                instance.took();
+                Ok(Box::pin(Counted {
+                    items,
+                    instance: Arc::clone(instance),
+                    _in_flight: in_flight,
+                }))
+            }
             Err(error) => {
                 if error.kind().is_instance_gone() {
                     instance.mark_down();
+                } else if is_full(&error) {
+                    instance.refused();
                 }
                 Err(error)
             }
@@ -230,6 +237,11 @@ impl<Req, Resp> std::fmt::Debug for Client<Req, Resp> {
             .field("endpoint", &self.endpoint.name())
             .finish_non_exhaustive()
     }
+}
+
+/// Whether it is the instance that had no place for the request.
+fn is_full(error: &EngineError) -> bool {
+    error.kind() == ErrorKind::Overloaded && !error.is_own_shortage()
 }
 
 /// Whether a request that an instance refused, or was lost with, is tried on another one.
@@ -267,10 +279,11 @@ impl<Resp> Stream for Counted<Resp> {
 const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
 /// A client of token-generating instances that answers the same `generate` as an engine. A request that was refused by an
-/// instance that is full, gone or going, or has just lost the adapter, and has yielded nothing, is tried on the others. When all
-/// were gone or going, it waits a second for another to appear, or [not at all](Self::without_wait). One with which more instances
-/// were lost than its context [allows](RequestContext::with_loss_limit), [`DEFAULT_MIGRATION_LIMIT`] where that says nothing, is
-/// tried on no other.
+/// instance that is full, gone or going, or has just lost the adapter, and has yielded nothing, is tried on the others. Those that
+/// look full are left out: they refused a request a moment ago, or say so where their load is followed. When all look full, those that
+/// most likely have a place by now are asked, until 16 of them have refused it. When all were gone or going, it waits a second for
+/// another to appear, or [not at all](Self::without_wait). One with which more instances were lost than its context
+/// [allows](RequestContext::with_loss_limit), [`DEFAULT_MIGRATION_LIMIT`] where that says nothing, is tried on no other.
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
@@ -348,10 +361,10 @@ impl GenerateClient {
     /// The requests of each live instance, by id: those of this client, and those of others by what it told last.
     #[must_use]
     pub fn loads(&self) -> Vec<(InstanceId, usize)> {
-        let any = Wanted::default();
-        let (_, candidates) = self.client.instances.candidates(&[], any);
+        let map = self.client.instances.all();
+        let live = (self.client.instances).live(&map, &[], Wanted::default());
+        let candidates = live.into_iter().map(|instance| instance.candidate());
         candidates
-            .iter()
             .map(|candidate| (candidate.instance, candidate.load))
             .collect()
     }
@@ -408,8 +421,8 @@ pub struct Routed {
     pub outputs: OutputStream,
 }
 
-/// Chooses an instance for one request: the index of the chosen candidate, `None` when none will do. Called again, with fewer
-/// candidates, when the chosen one refused; it may change what the chosen one is asked for, such as the rank.
+/// Chooses an instance for one request: the index of the chosen candidate, `None` when none will do. Called again, without
+/// the chosen one, when that refused; it may change what the chosen one is asked for, such as the rank.
 pub type Choose<'a> = dyn FnMut(&mut GenerateRequest, &[Candidate]) -> Option<usize> + Send + 'a;
 
 impl GenerateClient {
@@ -465,7 +478,10 @@ impl GenerateClient {
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
         let ctx = ctx.with_loss_limit(DEFAULT_MIGRATION_LIMIT);
-        let mut tried = left_out.to_vec();
+        let mut tried = Tried {
+            instances: left_out.to_vec(),
+            refusals: 0,
+        };
         let mut last_error: Option<EngineError> = None;
         let mut wait_until = None;
         let adapter = request.adapter.clone();
@@ -484,13 +500,15 @@ impl GenerateClient {
                     let error = last_error.take().unwrap_or(none_left);
                     let until =
                         *wait_until.get_or_insert_with(|| Instant::now() + self.successor_time);
-                    let another = (self.client).other_than(&tried, wanted, until, &ctx);
-                    if error.kind().is_instance_gone() && another.await {
+                    let another = (self.client).other_than(&tried.instances, wanted, until, &ctx);
+                    // Those that are left out as full are no successors.
+                    if error.kind().is_instance_gone() && !tried.are_enough() && another.await {
                         continue;
                     }
                     return Err(error);
                 }
             };
+            let looked_full = instance.looks_full();
             match self
                 .client
                 .call_instance(&instance, request.clone(), ctx.clone())
@@ -510,7 +528,10 @@ impl GenerateClient {
                         return Err(error);
                     }
                     tracing::debug!(request_id = ctx.id(), instance = %instance.record.instance, %error, "trying another instance");
-                    tried.push(instance.record.instance);
+                    tried.instances.push(instance.record.instance);
+                    if looked_full && is_full(&error) {
+                        tried.refusals += 1;
+                    }
                     // That one lost the adapter does not make it unknown where another is only full.
                     if error.policy().is_migratable || last_error.is_none() {
                         last_error = Some(error);

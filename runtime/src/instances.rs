@@ -18,6 +18,12 @@ use crate::selection::Candidate;
 /// How long an instance is left out after a call to it failed, unless discovery announces it anew.
 const DOWN_TIME: Duration = Duration::from_secs(5);
 
+/// How long an instance is left out after it refused a request as full: what others freed meanwhile is not always told.
+const FULL_TIME: Duration = Duration::from_millis(100);
+
+/// Refusals after which a request is sent to no instance that looks full.
+const MOST_REFUSALS: usize = 16;
+
 /// One live instance.
 #[derive(Debug)]
 pub(crate) struct Instance {
@@ -28,7 +34,47 @@ pub(crate) struct Instance {
     kv_used_blocks: AtomicU64,
     kv_total_blocks: AtomicU64,
     kv_events: AtomicU64,
-    down_until: Mutex<Option<Instant>>,
+    /// Requests of ours with which it is full, as of what it told last; `usize::MAX` where it does not say.
+    max_ours: AtomicUsize,
+    shown: Mutex<Shown>,
+}
+
+/// What calls to an instance have shown.
+#[derive(Debug, Clone, Copy, Default)]
+struct Shown {
+    down_until: Option<Instant>,
+    refusal: Option<Refusal>,
+}
+
+/// An instance was full.
+#[derive(Debug, Clone, Copy)]
+struct Refusal {
+    at: Instant,
+    /// Requests of ours that it had, without the refused one.
+    ours: usize,
+}
+
+/// Whether an instance has a place for a request, as far as is known. Ordered by how likely it has one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Room {
+    /// Nothing speaks against it.
+    Likely,
+    /// It refused a request then, and none of ours has ended there since.
+    Refused(Instant),
+    /// It says that it has none. Then it refused a request, too.
+    Full(Option<Instant>),
+}
+
+impl Room {
+    /// Whether it is among those asked first, for a request that so many instances which looked full have refused.
+    fn is_worth_a_try(self, now: Instant, refusals: usize) -> bool {
+        match self {
+            Self::Likely => true,
+            // It costs a request one try at most.
+            Self::Refused(at) => refusals == 0 && now.duration_since(at) >= FULL_TIME,
+            Self::Full(_) => false,
+        }
+    }
 }
 
 impl Instance {
@@ -40,7 +86,8 @@ impl Instance {
             kv_used_blocks: AtomicU64::new(0),
             kv_total_blocks: AtomicU64::new(0),
             kv_events: AtomicU64::new(0),
-            down_until: Mutex::new(None),
+            max_ours: AtomicUsize::new(usize::MAX),
+            shown: Mutex::default(),
         }
     }
 
@@ -54,7 +101,8 @@ impl Instance {
             kv_used_blocks: copy(&self.kv_used_blocks),
             kv_total_blocks: copy(&self.kv_total_blocks),
             kv_events: copy(&self.kv_events),
-            down_until: Mutex::new(None),
+            max_ours: AtomicUsize::new(self.max_ours.load(Ordering::Relaxed)),
+            shown: Mutex::default(),
         }
     }
 
@@ -70,13 +118,22 @@ impl Instance {
         InFlightGuard(Arc::clone(&self.in_flight))
     }
 
-    /// Takes the load it published.
-    pub(crate) fn publish(&self, load: Load) {
+    /// Takes the load it published; `None` while it is not heard of.
+    pub(crate) fn publish(&self, load: Option<Load>) {
+        let Some(load) = load else {
+            self.max_ours.store(usize::MAX, Ordering::Relaxed);
+            return;
+        };
         let requests = load.requests();
         let requests = usize::try_from(requests).unwrap_or(usize::MAX);
         let ours = self.in_flight.load(Ordering::Relaxed);
         self.others
             .store(requests.saturating_sub(ours), Ordering::Relaxed);
+        let max_ours = match usize::try_from(load.max_requests) {
+            Ok(0) | Err(_) => usize::MAX,
+            Ok(max) => ours.saturating_add(max.saturating_sub(requests)),
+        };
+        self.max_ours.store(max_ours, Ordering::Relaxed);
         let (used, total) = (load.kv_used_blocks, load.kv_total_blocks);
         self.kv_used_blocks.store(used, Ordering::Relaxed);
         self.kv_total_blocks.store(total, Ordering::Relaxed);
@@ -84,7 +141,7 @@ impl Instance {
     }
 
     /// What it has to do: our requests, which are known at once, and others', which were told a moment ago.
-    fn candidate(&self) -> Candidate {
+    pub(crate) fn candidate(&self) -> Candidate {
         let ours = self.in_flight.load(Ordering::Relaxed);
         let others = self.others.load(Ordering::Relaxed);
         Candidate {
@@ -100,16 +157,46 @@ impl Instance {
 
     /// Leaves the instance out for a while.
     pub(crate) fn mark_down(&self) {
-        *self.down_until.lock() = Some(Instant::now() + DOWN_TIME);
+        self.shown.lock().down_until = Some(Instant::now() + DOWN_TIME);
     }
 
     fn is_down(&self) -> bool {
-        let mut down_until = self.down_until.lock();
-        let is_down = down_until.is_some_and(|until| Instant::now() < until);
+        let mut shown = self.shown.lock();
+        let is_down = (shown.down_until).is_some_and(|until| Instant::now() < until);
         if !is_down {
-            *down_until = None;
+            shown.down_until = None;
         }
         is_down
+    }
+
+    /// It took a request.
+    pub(crate) fn took(&self) {
+        self.shown.lock().refusal = None;
+    }
+
+    /// It was full for a request, which is still counted in.
+    pub(crate) fn refused(&self) {
+        let ours = self.in_flight.load(Ordering::Relaxed).saturating_sub(1);
+        let at = Instant::now();
+        self.shown.lock().refusal = Some(Refusal { at, ours });
+    }
+
+    /// Whether something speaks against its having a place.
+    pub(crate) fn looks_full(&self) -> bool {
+        self.room() != Room::Likely
+    }
+
+    /// Whether it has a place, by what it told and what calls have shown.
+    fn room(&self) -> Room {
+        let ours = self.in_flight.load(Ordering::Relaxed);
+        let refusal = self.shown.lock().refusal;
+        // Where one of ours has ended since, it has a place.
+        let refused = refusal.filter(|refusal| refusal.ours <= ours);
+        let refused = refused.map(|refusal| refusal.at);
+        if ours >= self.max_ours.load(Ordering::Relaxed) {
+            return Room::Full(refused);
+        }
+        refused.map_or(Room::Likely, Room::Refused)
     }
 }
 
@@ -149,6 +236,21 @@ impl Wanted<'_> {
         let is_there = self.rank.is_some() && all.values().any(|known| fits(known, self.rank));
         let rank = self.rank.filter(|_| is_there);
         move |instance| fits(instance, rank)
+    }
+}
+
+/// Instances that a request is not sent to any more.
+#[derive(Debug, Default)]
+pub(crate) struct Tried {
+    pub(crate) instances: Vec<InstanceId>,
+    /// How many of them looked full, and were.
+    pub(crate) refusals: usize,
+}
+
+impl Tried {
+    /// Whether a request is sent to no more instances that look full.
+    pub(crate) fn are_enough(&self) -> bool {
+        self.refusals >= MOST_REFUSALS
     }
 }
 
@@ -249,34 +351,55 @@ impl Instances {
         self.map.subscribe()
     }
 
-    /// The instances a request may go to that wants this, less those in `tried`, those marked down and those whose process is known to be
-    /// gone. When none is left so, all are tried: a wrong mark must not make an outage.
-    pub(crate) fn candidates(
+    /// The instances of `map` that a request may go to that wants this, less those in `tried`, those marked down and those whose process
+    /// is known to be gone. When none is left so, all are tried: a wrong mark must not make an outage.
+    pub(crate) fn live<'a>(
         &self,
+        map: &'a BTreeMap<InstanceId, Arc<Instance>>,
         tried: &[InstanceId],
         wanted: Wanted<'_>,
-    ) -> (Vec<Arc<Instance>>, Vec<Candidate>) {
-        let map = self.all();
-        let is_wanted = wanted.among(&map);
+    ) -> Vec<&'a Arc<Instance>> {
+        let is_wanted = wanted.among(map);
         let untried: Vec<_> = map
             .values()
             .filter(|instance| is_wanted(instance))
             .filter(|instance| !tried.contains(&instance.record.instance))
-            .cloned()
             .collect();
-        let mut live: Vec<_> = untried
-            .iter()
-            .filter(|instance| {
-                !instance.is_down() && self.plane.is_reachable(&instance.record.address)
-            })
-            .cloned()
-            .collect();
-        if live.is_empty() {
-            live = untried;
-        }
-        let candidates = live.iter().map(|instance| instance.candidate()).collect();
-        (live, candidates)
+        let is_live = |instance: &&Arc<Instance>| {
+            !instance.is_down() && self.plane.is_reachable(&instance.record.address)
+        };
+        let live: Vec<_> = untried.iter().copied().filter(is_live).collect();
+        if live.is_empty() { untried } else { live }
     }
+
+    /// Those [live](Self::live) that may have a place, ordered by id.
+    pub(crate) fn candidates(
+        &self,
+        tried: &Tried,
+        wanted: Wanted<'_>,
+    ) -> (Vec<Arc<Instance>>, Vec<Candidate>) {
+        let map = self.all();
+        let live = with_room(self.live(&map, &tried.instances, wanted), tried.refusals);
+        let candidates = live.iter().map(|instance| instance.candidate()).collect();
+        (live.into_iter().cloned().collect(), candidates)
+    }
+}
+
+/// Those that may have a place for a request which so many that looked full have refused, ordered by id. Where all look full, news may be
+/// old: as many are left as may still refuse it, those that most likely have a place by now.
+fn with_room(live: Vec<&Arc<Instance>>, refusals: usize) -> Vec<&Arc<Instance>> {
+    let now = Instant::now();
+    let rooms = live.into_iter().map(|instance| (instance.room(), instance));
+    let mut rooms: Vec<_> = rooms.collect();
+    let is_worth_a_try = |(room, _): &(Room, &Arc<Instance>)| room.is_worth_a_try(now, refusals);
+    if rooms.iter().any(is_worth_a_try) {
+        rooms.retain(is_worth_a_try);
+    } else {
+        rooms.sort_by_key(|(room, _)| *room);
+        rooms.truncate(MOST_REFUSALS.saturating_sub(refusals));
+        rooms.sort_by_key(|(_, instance)| instance.record.instance);
+    }
+    rooms.into_iter().map(|(_, instance)| instance).collect()
 }
 
 /// A watch, however long discovery takes to answer.
@@ -309,10 +432,14 @@ mod tests {
     use crate::plane::MemoryPlane;
 
     fn entry(location: &str, context_length_tokens: u32) -> Entry {
+        entry_of(1, location, context_length_tokens)
+    }
+
+    fn entry_of(id: u64, location: &str, context_length_tokens: u32) -> Entry {
         let config = EngineConfig::new("m", context_length_tokens);
         let record = InstanceRecord {
             endpoint: EndpointName::default(),
-            instance: InstanceId(1),
+            instance: InstanceId(id),
             address: Address {
                 plane: "memory".into(),
                 location: location.into(),
@@ -327,9 +454,11 @@ mod tests {
     fn an_instance_that_says_something_else_of_itself_keeps_its_requests() {
         let snapshot: fn(Entry) -> Change = |entry| Change::Snapshot(vec![entry]);
         for change in [snapshot, Change::Put] {
-            let plane = Arc::new(MemoryPlane::new());
-            let instances = Instances::new(Arc::new(|_| true), Records::default(), plane);
-            let load = || instances.candidates(&[], Wanted::default()).1[0].load;
+            let instances = instances(0);
+            let load = || {
+                let (_, candidates) = instances.candidates(&Tried::default(), Wanted::default());
+                candidates[0].load
+            };
             instances.apply(Change::Snapshot(vec![entry("here", 10)]));
             let request = instances.get(InstanceId(1)).unwrap().enter();
             instances.apply(change(entry("here", 20)));
@@ -341,5 +470,100 @@ mod tests {
             instances.apply(change(entry("there", 20)));
             assert_eq!(load(), 0);
         }
+    }
+
+    /// So many instances, by the ids from 1 on.
+    fn instances(count: u64) -> Instances {
+        let plane = Arc::new(MemoryPlane::new());
+        let instances = Instances::new(Arc::new(|_| true), Records::default(), plane);
+        for id in 1..=count {
+            instances.apply(Change::Put(entry_of(id, "here", 10)));
+        }
+        instances
+    }
+
+    /// The candidates of a request that so many which looked full have refused.
+    fn candidates(instances: &Instances, refusals: usize) -> Vec<u64> {
+        let tried = Tried {
+            refusals,
+            ..Tried::default()
+        };
+        let (_, candidates) = instances.candidates(&tried, Wanted::default());
+        candidates.iter().map(|it| it.instance.0).collect()
+    }
+
+    fn refuse(instances: &Instances, id: u64) {
+        let instance = instances.get(InstanceId(id)).unwrap();
+        let _refused = instance.enter();
+        instance.refused();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_instance_that_refused_is_left_out_until_it_may_have_a_place() {
+        let instances = instances(2);
+        let running = instances.get(InstanceId(1)).unwrap().enter();
+        refuse(&instances, 1);
+        assert_eq!(candidates(&instances, 0), [2]);
+        drop(running);
+        assert_eq!(candidates(&instances, 0), [1, 2]);
+
+        refuse(&instances, 1);
+        assert_eq!(candidates(&instances, 0), [2]);
+        tokio::time::sleep(FULL_TIME).await;
+        assert_eq!(candidates(&instances, 0), [1, 2]);
+        // Whoever was refused so goes where nothing speaks against it.
+        assert_eq!(candidates(&instances, 1), [2]);
+        instances.get(InstanceId(1)).unwrap().took();
+        assert_eq!(candidates(&instances, 1), [1, 2]);
+    }
+
+    #[test]
+    fn an_instance_that_says_it_is_full_is_left_out_until_it_may_have_a_place() {
+        let instances = instances(2);
+        let one = instances.get(InstanceId(1)).unwrap();
+        let told = |running_requests, max_requests| {
+            one.publish(Some(Load {
+                running_requests,
+                max_requests,
+                ..Load::default()
+            }));
+        };
+        let ours = one.enter();
+        told(4, 4);
+        assert_eq!(candidates(&instances, 0), [2]);
+        drop(ours);
+        assert_eq!(candidates(&instances, 0), [1, 2]);
+
+        told(4, 4);
+        assert_eq!(candidates(&instances, 0), [2]);
+        told(3, 4);
+        assert_eq!(candidates(&instances, 0), [1, 2]);
+        let _ours = one.enter();
+        assert_eq!(candidates(&instances, 0), [2]);
+        // Nothing is known of one that is not heard of, or does not say how many it takes.
+        one.publish(None);
+        assert_eq!(candidates(&instances, 0), [1, 2]);
+        told(4, 0);
+        assert_eq!(candidates(&instances, 0), [1, 2]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_instances_that_all_look_full_a_few_are_asked_the_longest_refused_first() {
+        let instances = instances(20);
+        for id in 1..=20 {
+            refuse(&instances, id);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let ids = |range: std::ops::RangeInclusive<u64>| range.collect::<Vec<_>>();
+        assert_eq!(candidates(&instances, 0), ids(1..=16));
+        for id in 1..=4 {
+            refuse(&instances, id);
+        }
+        assert_eq!(candidates(&instances, 0), ids(5..=20));
+        assert_eq!(candidates(&instances, MOST_REFUSALS - 1), [5]);
+        assert!(candidates(&instances, MOST_REFUSALS).is_empty());
+        // One that has a place is found, however many had none.
+        instances.get(InstanceId(20)).unwrap().took();
+        assert_eq!(candidates(&instances, MOST_REFUSALS), [20]);
     }
 }

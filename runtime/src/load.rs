@@ -17,19 +17,20 @@ use crate::names::InstanceId;
 /// Pause before a stream that ended is asked for again.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
 
-/// Hands on every load that `instance` publishes, for ever.
+/// Hands on every load that `instance` publishes, for ever, and `None` whenever it is not heard of.
 pub(crate) async fn follow_load(
     client: Arc<Client<(), Load>>,
     instance: InstanceId,
-    publish: impl Fn(Load) + Send,
+    publish: impl Fn(Option<Load>) + Send,
 ) {
     loop {
         let ctx = RequestContext::new("load");
         if let Ok(mut loads) = client.direct(instance, (), ctx).await {
             while let Some(Ok(load)) = loads.next().await {
-                publish(load);
+                publish(Some(load));
             }
         }
+        publish(None);
         tokio::time::sleep(RESUBSCRIBE_PAUSE).await;
     }
 }
@@ -44,7 +45,7 @@ pub(crate) async fn follow_loads(
     for_each_instance(runtime, instances, move |record| {
         let id = record.instance;
         let all = all.clone();
-        let publish = move |load: Load| {
+        let publish = move |load: Option<Load>| {
             if let Some(instance) = all.get(id) {
                 instance.publish(load);
             }

@@ -581,7 +581,7 @@ mod tests {
         let requests = |running_requests| {
             admit.send_replace(Admitted {
                 running_requests,
-                waiting_requests: 0,
+                ..Admitted::default()
             });
         };
         requests(2);

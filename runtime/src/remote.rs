@@ -220,7 +220,11 @@ async fn meet(
     if let Some(instance) = config.instance {
         let load = Arc::new(sibling(endpoints::LOAD)?.client());
         let publisher = ctx.load.clone();
-        let publish = move |load| publisher.publish(load);
+        let publish = move |load| {
+            if let Some(load) = load {
+                publisher.publish(load);
+            }
+        };
         follow.push(runtime.spawn(follow_load(load, instance, publish)));
         let kv_events = sibling(endpoints::KV_EVENTS)?.client();
         let (publisher, (told, is_told)) = (ctx.kv_events.clone(), oneshot::channel());

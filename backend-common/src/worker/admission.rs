@@ -56,13 +56,18 @@ impl Drop for Waiting<'_> {
 impl Admission {
     pub(super) fn new(limits: RequestLimits, telemetry: &Telemetry) -> Self {
         let permits = limits.max_running.min(Semaphore::MAX_PERMITS);
+        let max_requests = permits.saturating_add(limits.max_waiting);
+        let counts = Admitted {
+            max_requests: u64::try_from(max_requests).unwrap_or(u64::MAX),
+            ..Admitted::default()
+        };
         Self {
             permits: Arc::new(Semaphore::new(permits)),
             waiting: Arc::default(),
             limits,
             running_gauge: telemetry.running.clone(),
             waiting_gauge: telemetry.waiting.clone(),
-            counts: Arc::new(watch::Sender::new(Admitted::default())),
+            counts: Arc::new(watch::Sender::new(counts)),
         }
     }
 

@@ -50,6 +50,7 @@ impl Readings {
         let load = load.at_worker(Admitted {
             running_requests: count(admitted),
             waiting_requests: count(waiting),
+            ..Admitted::default()
         });
         Self {
             queued: load.waiting_requests.into(),

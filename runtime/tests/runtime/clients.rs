@@ -302,6 +302,30 @@ async fn a_full_worker_leaves_its_requests_to_another() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn of_many_full_instances_a_request_asks_few() {
+    let (runtime, _) = runtime();
+    let endpoint = endpoint(&runtime, "generate");
+    let full = refusing(ErrorKind::Overloaded);
+    let mut servings = Vec::new();
+    for id in 1..=40 {
+        servings.push(listed(&endpoint, id, full.clone()).await);
+    }
+    let client = endpoint.client();
+    until_known(&client, 40).await;
+    let client = GenerateClient::new(client, SelectionMode::RoundRobin);
+    // Of the first request's instances nothing is known.
+    for calls in [40, 56, 72] {
+        let error = soon(client.generate(request(1), ctx())).await.unwrap_err();
+        assert_eq!((error.kind(), full.calls()), (ErrorKind::Overloaded, calls));
+    }
+    servings.push(listed(&endpoint, 41, finishing()).await);
+    until(|| client.instances().len() == 41).await;
+    let outputs = soon(client.generate(request(1), ctx())).await.unwrap();
+    finish(outputs).await.unwrap();
+    assert_eq!(full.calls(), 72);
+}
+
 #[tokio::test]
 async fn a_worker_that_drains_leaves_new_requests_to_another() {
     let (runtime, discovery) = runtime();

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream;
+use genset_backend_common::context::Explanation;
 use genset_backend_common::ports::Generate;
+use genset_backend_common::worker::RequestLimits;
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, ModelCard, RequestContext,
     card::{Artifact, ArtifactRef},
@@ -199,6 +201,43 @@ async fn the_least_loaded_is_selected_by_what_others_ask_of_it_too() {
     until(|| ours.loads()[0].1 == 3).await;
     held.push(ours.generate(request(100_000), ctx()).await.unwrap());
     assert_eq!(ours.loads()[1].1, 1, "{:?}", ours.loads());
+    drop(held);
+    for worker in workers {
+        soon(worker.shutdown()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_others_have_filled_is_not_asked() {
+    let (runtime, _) = runtime();
+    let mut small = worker_config(Vec::new());
+    small.limits = RequestLimits {
+        max_running: 1,
+        max_waiting: 0,
+        ..small.limits
+    };
+    let workers = [
+        start(&runtime, 1, sample(5), small).await,
+        start(&runtime, 2, sample(5), worker_config(Vec::new())).await,
+    ];
+    let directory = ModelDirectory::follow(&runtime);
+    let live = model(&directory).await;
+    let mode = SelectionMode::LeastLoaded;
+    let others = directory.client(&live, mode, PATIENCE).await.unwrap();
+    let ours = directory.client(&live, mode, PATIENCE).await.unwrap();
+    let mut held = Vec::new();
+    for id in [1, 2, 2, 2] {
+        let answer = others.direct(InstanceId(id), request(100_000), ctx());
+        held.push(answer.await.unwrap());
+    }
+    let loads = || ours.loads().into_iter().map(|(_, load)| load);
+    until(|| loads().eq([1, 3])).await;
+    let explanation = Explanation::default();
+    let ctx = ctx().with_explanation(explanation.clone());
+    held.push(ours.generate(request(100_000), ctx).await.unwrap());
+    let decisions = explanation.decisions();
+    assert_eq!(decisions.len(), 1, "{decisions:?}");
+    assert_eq!(decisions[0]["instance"], InstanceId(2).to_string());
     drop(held);
     for worker in workers {
         soon(worker.shutdown()).await;

@@ -402,9 +402,13 @@ async fn the_load_is_told_at_once_and_when_it_changes() {
     let (runtime, _) = runtime();
     let engine = Arc::new(Publishing::default());
     let worker = start(&runtime, ID, engine.clone(), worker_config(Vec::new())).await;
+    let limits = worker_config(Vec::new()).limits;
     let load = |kv_used_blocks| Load {
         kv_used_blocks,
         kv_total_blocks: 10,
+        max_requests: (limits.max_running + limits.max_waiting)
+            .try_into()
+            .unwrap(),
         ..Load::default()
     };
     let publisher = &engine.start.get().unwrap().load;
