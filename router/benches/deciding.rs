@@ -7,6 +7,7 @@
 //! - `request`: a request of that prompt through the layers and a worker of this process, whose one token is ready. What `kv` takes
 //!   longer than `round-robin` is the choice: the hashes of 1,024 tokens, the lookup, the cost of each worker, and the account of
 //!   what it has to do.
+//! - `full`: the same where others have filled 999 of 1,000 workers. `kv` hears of it from them, `round-robin` by refusals.
 
 #![expect(
     clippy::unwrap_used,
@@ -23,16 +24,21 @@ use futures_util::StreamExt;
 use genset_backend_common::kv::{BlockHash, KvEventData, Xxh3BlockHasher, hash_blocks};
 use genset_backend_common::output::{self, Finish, OutputStream};
 use genset_backend_common::ports::Generate;
-use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
+use genset_backend_common::worker::{
+    CanaryConfig, RequestLimits, Worker, WorkerConfig, WorkerHandle,
+};
 use genset_backend_common::{
     Capabilities, EngineConfig, EngineError, GenerateRequest, LLMEngine, MetricsRegistry,
     RequestContext, StartContext, async_trait,
 };
 use genset_router::index::{Lookup, index};
 use genset_router::{Layers, RouterConfig, RouterMode, connect};
-use genset_runtime::{EndpointName, ModelDirectory, Runtime, RuntimeRegistrar, SelectionMode};
+use genset_runtime::{
+    EndpointName, InstanceId, LiveModel, ModelDirectory, Runtime, RuntimeRegistrar, SelectionMode,
+};
 
 const WORKERS: [u32; 3] = [8, 64, 1000];
+const MODES: [RouterMode; 2] = [RouterMode::Plain(SelectionMode::RoundRobin), RouterMode::Kv];
 const BLOCK_TOKENS: NonZeroU32 = NonZeroU32::new(16).unwrap();
 const PROMPT_TOKENS: u32 = 1024;
 const SHARED_BLOCKS: usize = 16;
@@ -113,12 +119,18 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Starts them on the present runtime.
-    fn start(workers: u32) -> Self {
+    /// Starts them on the present runtime. The first `small` of them take one request at once.
+    fn start(workers: u32, small: u32) -> Self {
         let runtime = Runtime::in_process();
         let directory = ModelDirectory::follow(&runtime);
         let worker = |id: u32| {
+            let mut limits = RequestLimits::default();
+            if id < small {
+                limits.max_running = 1;
+                limits.max_waiting = 0;
+            }
             let config = WorkerConfig {
+                limits,
                 canary: CanaryConfig {
                     interval: None,
                     ..CanaryConfig::default()
@@ -145,15 +157,34 @@ impl Fleet {
         }
     }
 
-    /// The layers over all of them, once they were followed for a while.
-    async fn way(&self, mode: RouterMode) -> Arc<dyn Generate> {
+    /// The model that all of them serve.
+    async fn model(&self) -> LiveModel {
         let mut models = self.directory.subscribe();
         let count = self.workers.len();
         let all = models.wait_for(|models| {
             let model = models.get("m");
             model.is_some_and(|model| model.instances().len() == count)
         });
-        let model = all.await.unwrap().get("m").unwrap().clone();
+        all.await.unwrap().get("m").unwrap().clone()
+    }
+
+    /// Fills the first `small` of them, until the answers are dropped.
+    async fn fill(&self, small: u32) -> Vec<OutputStream> {
+        let model = self.model().await;
+        let others = (self.directory).client(&model, SelectionMode::RoundRobin, PATIENCE);
+        let others = others.await.unwrap();
+        let mut answers = Vec::new();
+        for id in 1..=u64::from(small) {
+            let request = GenerateRequest::from_tokens("m", prompt());
+            let answer = others.direct(InstanceId(id), request, RequestContext::new("r"));
+            answers.push(answer.await.unwrap());
+        }
+        answers
+    }
+
+    /// The layers over all of them, once they were followed for a while.
+    async fn way(&self, mode: RouterMode) -> Arc<dyn Generate> {
+        let model = self.model().await;
         let config = RouterConfig {
             mode,
             ..RouterConfig::default()
@@ -186,25 +217,36 @@ async fn one_token(way: &dyn Generate, prompt: &[u32]) {
     }
 }
 
-fn request(criterion: &mut Criterion) {
+/// Requests through the layers over so many workers, of which others have filled `small`.
+fn through_layers(criterion: &mut Criterion, name: &str, workers: u32, small: u32) {
     let threads = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
-    let mut group = criterion.benchmark_group("request");
+    let mut group = criterion.benchmark_group(name);
     let prompt = prompt();
-    for workers in WORKERS {
-        let fleet = threads.block_on(async { Fleet::start(workers) });
-        for mode in [RouterMode::Plain(SelectionMode::RoundRobin), RouterMode::Kv] {
-            let way = threads.block_on(fleet.way(mode));
-            group.bench_function(BenchmarkId::new(mode.to_string(), workers), |bencher| {
-                bencher.iter(|| threads.block_on(one_token(&*way, &prompt)));
-            });
-        }
-        threads.block_on(fleet.stop());
+    let fleet = threads.block_on(async { Fleet::start(workers, small) });
+    let answers = threads.block_on(fleet.fill(small));
+    for mode in MODES {
+        let way = threads.block_on(fleet.way(mode));
+        group.bench_function(BenchmarkId::new(mode.to_string(), workers), |bencher| {
+            bencher.iter(|| threads.block_on(one_token(&*way, &prompt)));
+        });
     }
+    drop(answers);
+    threads.block_on(fleet.stop());
     group.finish();
 }
 
-criterion_group!(benches, lookup, request);
+fn request(criterion: &mut Criterion) {
+    for workers in WORKERS {
+        through_layers(criterion, "request", workers, 0);
+    }
+}
+
+fn full(criterion: &mut Criterion) {
+    through_layers(criterion, "full", 1000, 999);
+}
+
+criterion_group!(benches, lookup, request, full);
 criterion_main!(benches);
