@@ -115,9 +115,12 @@ impl Handing {
         if !refusal.may_go_elsewhere() {
             return KvTransfers::lost(refusal);
         }
+        tracing::warn!(request_id = self.ctx.id(), error = %refusal, "no instance took the request over in time");
+        // Clients read this message, and must not read every refusal's: an engine's may hold what its process printed.
         let message = format!(
-            "no instance took the request over from its prefill instance within {} s: {refusal}; send the request again",
-            self.parts.wait.as_secs_f64()
+            "no instance took the request over from its prefill instance within {} s ({}); send the request again",
+            self.parts.wait.as_secs_f64(),
+            refusal.kind()
         );
         EngineError::new(ErrorKind::Unavailable, message)
             .with_retry_after(Duration::from_secs(1))

@@ -203,7 +203,7 @@ impl MigratingStream {
     /// The error of a request that is lost with its instance.
     fn lost(&self, why: Stuck, cause: &EngineError) -> EngineError {
         self.parts.metrics.failed(why);
-        let (kind, what) = match why {
+        let what = match why {
             // The reason is a source of its own, so that the client can be told.
             Stuck::NotResumable(why) => {
                 let message = format!("{cause}; {why}; send the request again");
@@ -214,36 +214,37 @@ impl MigratingStream {
             // As it would be without this layer.
             Stuck::Deadline => return cause.clone(),
             Stuck::Limit if self.resumed == 0 => return cause.clone(),
-            Stuck::NotKept => (
-                cause.kind(),
-                "there was no memory to keep it for a move".to_owned(),
+            Stuck::NotKept => "there was no memory to keep it for a move".to_owned(),
+            Stuck::Limit if self.moves < self.parts.limit => {
+                "it has lost as many instances as its model allows".to_owned()
+            }
+            Stuck::Limit => format!(
+                "it had moved {} times, as often as its model allows",
+                self.moves
             ),
-            Stuck::Limit if self.moves < self.parts.limit => (
-                cause.kind(),
-                "it has lost as many instances as its model allows".to_owned(),
-            ),
-            Stuck::Limit => (
-                cause.kind(),
-                format!(
-                    "it had moved {} times, as often as its model allows",
-                    self.moves
-                ),
-            ),
-            Stuck::NoInstance => (
-                ErrorKind::Unavailable,
-                format!(
-                    "no other instance took it within {} s",
-                    self.parts.config.wait.as_secs_f64()
-                ),
-            ),
+            Stuck::NoInstance => return self.nobody_took_it(cause),
         };
-        let error = EngineError::new(kind, format!("{cause}; {what}; send the request again"))
+        EngineError::new(
+            cause.kind(),
+            format!("{cause}; {what}; send the request again"),
+        )
+        .with_details(cause.details().clone())
+        .with_source(cause.clone())
+    }
+
+    /// The error of a request that lost its instance and found no other. Clients read its message, and must not read that of every
+    /// cause: an engine's may hold what its process printed.
+    fn nobody_took_it(&self, cause: &EngineError) -> EngineError {
+        tracing::warn!(request_id = self.ctx.id(), error = %cause, "the request lost its instance, and no other took it");
+        let message = format!(
+            "the request lost its instance ({}); no other instance took it within {} s; send the request again",
+            cause.kind(),
+            self.parts.config.wait.as_secs_f64()
+        );
+        EngineError::new(ErrorKind::Unavailable, message)
             .with_details(cause.details().clone())
-            .with_source(cause.clone());
-        if why == Stuck::NoInstance {
-            return error.with_retry_after(Duration::from_secs(1));
-        }
-        error
+            .with_retry_after(Duration::from_secs(1))
+            .with_source(cause.clone())
     }
 }
 
