@@ -392,7 +392,8 @@ impl<P: Program> Supervisor<P> {
         };
         let attempts = policy.max_restarts;
         let message = format!("{attempts} restarts did not help; the last end: {error}");
-        Err(EngineError::new(error.kind(), message).with_source(error))
+        // Requests may go elsewhere, whatever the last attempt failed of.
+        Err(EngineError::new(ErrorKind::Disconnected, message).with_source(error))
     }
 
     /// The process is gone, and another is started after a pause.

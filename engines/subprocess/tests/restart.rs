@@ -146,6 +146,17 @@ async fn attempts_are_counted_and_end() {
 }
 
 #[tokio::test]
+async fn what_the_last_attempt_failed_of_is_no_error_of_requests() {
+    let lives = Lives::start("misses_its_weights_again", at_once(2)).await;
+    lives.answer().await.unwrap_err();
+    let reason = timeout(PATIENCE, lives.ctx.health.died()).await.unwrap();
+    assert!(reason.contains("no such weights"), "{reason}");
+    let refused = lives.answer().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Disconnected);
+    lives.engine.cleanup().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_process_that_comes_back_as_another_engine_is_not_taken() {
     let lives = Lives::start("another_engine", at_once(3)).await;
     lives.answer().await.unwrap_err();

@@ -7,6 +7,7 @@ import sys
 
 from genset import EngineConfig, LLMEngine, WorkerConfig
 from genset.backend import run
+from genset.exceptions import NotFound
 
 FAULT, NOTES = sys.argv[1], sys.argv[2]
 
@@ -27,6 +28,8 @@ class Lives(LLMEngine):
         self.life = number_in_a_row()
         if FAULT == "fails_in_start" or (FAULT == "never_again" and self.life > 1):
             os._exit(4)
+        if FAULT == "misses_its_weights_again" and self.life > 1:
+            raise NotFound("no such weights")
         if FAULT == "second_hangs_in_start" and self.life == 2:
             await asyncio.Event().wait()
         if self.life == 1:
