@@ -20,7 +20,7 @@ pub use greeting::{Greeting, GreetingError, MAX_GREETING_BYTES};
 pub use memory::{HeldBytes, Memory};
 pub use outbox::{Batch, Outbox};
 pub use payload::{
-    Auth, Cancel, Credit, GoAway, GoAwayCode, Hello, Leaving, MAX_HEAD_BYTES, PROTOCOL_VERSION,
-    PayloadError, RequestHead, WireError, decode_payload, decode_request, encode_payload,
-    encode_request,
+    Auth, Cancel, Credit, GoAway, GoAwayCode, Hello, Leaving, MAX_HEAD_BYTES, MIN_PROTOCOL_VERSION,
+    PROTOCOL_VERSION, PayloadError, RequestHead, WireError, decode_payload, decode_request,
+    encode_payload, encode_request,
 };

@@ -12,8 +12,12 @@ use tokio::time::Instant;
 use genset_backend_common::context::{CancelReason, RequestContext, TraceContext};
 use genset_backend_common::error::{EngineError, ErrorDetails, ErrorKind};
 
-/// The protocol version this crate speaks; a peer one version behind is understood.
+/// The newest protocol version this crate speaks.
 pub const PROTOCOL_VERSION: u16 = 1;
+
+/// The oldest protocol version this crate speaks: the one before [`PROTOCOL_VERSION`], where there is one, so that a fleet can be
+/// rolled from one to the next.
+pub const MIN_PROTOCOL_VERSION: u16 = 1;
 
 /// The payload of `Hello`, the first frame each way.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +44,18 @@ pub struct Auth {
 }
 
 impl Hello {
+    /// What this crate speaks, without a secret.
+    #[must_use]
+    pub fn new(max_frame_bytes: u32) -> Self {
+        Self {
+            version: PROTOCOL_VERSION,
+            min_version: MIN_PROTOCOL_VERSION,
+            max_frame_bytes,
+            has_secret: false,
+            nonce: Bytes::new(),
+        }
+    }
+
     /// The version both speak, the newest one.
     ///
     /// # Errors
@@ -459,17 +475,38 @@ mod tests {
 
     #[test]
     fn the_newest_common_version_is_agreed_on() {
-        let hello = |min_version, version| Hello {
+        for (ours, theirs, agreed) in [
+            ((1, 1), (1, 1), Some(1)),
+            ((1, 2), (1, 3), Some(2)),
+            ((2, 3), (1, 2), Some(2)),
+            ((1, 3), (2, 2), Some(2)),
+            ((3, 4), (1, 2), None),
+            ((1, 1), (2, 3), None),
+        ] {
+            let (ours, theirs) = (speaks(ours), speaks(theirs));
+            for (one, other) in [(&ours, &theirs), (&theirs, &ours)] {
+                let version = one.agree(other).map_err(|error| error.kind());
+                let expected = agreed.ok_or(ErrorKind::CannotConnect);
+                assert_eq!(version, expected, "{one:?} {other:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_one_version_behind_or_ahead_is_understood() {
+        let ours = Hello::new(1);
+        let behind = PROTOCOL_VERSION.saturating_sub(1).max(1);
+        assert_eq!(ours.agree(&speaks((behind, behind))).unwrap(), behind);
+        let ahead = speaks((PROTOCOL_VERSION, PROTOCOL_VERSION + 1));
+        assert_eq!(ours.agree(&ahead).unwrap(), PROTOCOL_VERSION);
+    }
+
+    /// The Hello of one that speaks these versions, the oldest and the newest.
+    fn speaks((min_version, version): (u16, u16)) -> Hello {
+        Hello {
             version,
             min_version,
-            max_frame_bytes: 1,
-            has_secret: false,
-            nonce: Bytes::new(),
-        };
-        assert_eq!(hello(1, 2).agree(&hello(1, 3)).unwrap(), 2);
-        assert_eq!(
-            hello(3, 4).agree(&hello(1, 2)).unwrap_err().kind(),
-            ErrorKind::CannotConnect
-        );
+            ..Hello::new(1)
+        }
     }
 }

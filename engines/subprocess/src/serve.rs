@@ -26,8 +26,8 @@ use genset_backend_common::{
 };
 use genset_wire::{
     Cancel, Credit, Frame, FrameDecoder, FrameError, FrameKind, GoAway, GoAwayCode, Greeting,
-    GreetingError, Hello, MAX_FRAME_BYTES, Memory, Outbox, PROTOCOL_VERSION, PayloadError,
-    WireError, decode_payload, decode_request, encode_payload,
+    GreetingError, Hello, MAX_FRAME_BYTES, Memory, Outbox, PayloadError, WireError, decode_payload,
+    decode_request, encode_payload,
 };
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
@@ -165,13 +165,7 @@ pub async fn serve(engine: Arc<dyn LLMEngine>, socket: StdUnixStream) -> Result<
 
 /// Says Hello and waits for the worker's. Returns its limit on a payload, and the decoder with what came behind.
 async fn greet(socket: &mut UnixStream) -> Result<(usize, FrameDecoder), ServeError> {
-    let ours = Hello {
-        version: PROTOCOL_VERSION,
-        min_version: PROTOCOL_VERSION,
-        max_frame_bytes: u32::try_from(MAX_FRAME_BYTES).unwrap_or(u32::MAX),
-        has_secret: false,
-        nonce: Bytes::new(),
-    };
+    let ours = Hello::new(u32::try_from(MAX_FRAME_BYTES).unwrap_or(u32::MAX));
     let mut greeting = Greeting::new(socket);
     greeting.send(FrameKind::Hello, &ours).await?;
     let theirs: Hello = greeting.receive(FrameKind::Hello).await?;

@@ -1,8 +1,8 @@
 //! The tasks that keep a [`Link`]: the greeting, the reader, the writer and the heartbeat.
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use genset_process::Supervision;
-use genset_wire::{FrameDecoder, FrameKind, Greeting, GreetingError, Hello, PROTOCOL_VERSION};
+use genset_wire::{FrameDecoder, FrameKind, Greeting, GreetingError, Hello};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -23,13 +23,7 @@ pub(crate) async fn greet(
     socket: &mut UnixStream,
     max_frame_bytes: u32,
 ) -> Result<(u32, FrameDecoder), ChildFailure> {
-    let ours = Hello {
-        version: PROTOCOL_VERSION,
-        min_version: PROTOCOL_VERSION,
-        max_frame_bytes,
-        has_secret: false,
-        nonce: Bytes::new(),
-    };
+    let ours = Hello::new(max_frame_bytes);
     let mut greeting = Greeting::new(socket);
     let theirs: Hello = async {
         greeting.send(FrameKind::Hello, &ours).await?;

@@ -10,8 +10,8 @@ use bytes::{Bytes, BytesMut};
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{EngineConfig, GenerateRequest, Output};
 use genset_wire::{
-    Credit, Frame, FrameDecoder, FrameKind, Hello, PROTOCOL_VERSION, decode_payload,
-    decode_request, encode_frame, encode_payload,
+    Credit, Frame, FrameDecoder, FrameKind, Hello, decode_payload, decode_request, encode_frame,
+    encode_payload,
 };
 use serde::Serialize;
 
@@ -57,14 +57,7 @@ pub fn serve(fd: i32, tokens_a_chunk: u32) {
 
 impl Child {
     fn greet(&mut self) {
-        let hello = Hello {
-            version: PROTOCOL_VERSION,
-            min_version: PROTOCOL_VERSION,
-            max_frame_bytes: MAX_FRAME_BYTES,
-            has_secret: false,
-            nonce: Bytes::new(),
-        };
-        self.send(FrameKind::Hello, 0, &hello);
+        self.send(FrameKind::Hello, 0, &Hello::new(MAX_FRAME_BYTES));
         self.socket.write_all(&self.out.split()).unwrap();
     }
 

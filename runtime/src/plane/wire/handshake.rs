@@ -8,7 +8,6 @@ use blake2b_simd::Params;
 use bytes::Bytes;
 use genset_wire::{
     Auth, FrameDecoder, FrameKind, GoAway, GoAwayCode, Greeting, GreetingError, Hello,
-    PROTOCOL_VERSION,
 };
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, join};
@@ -221,11 +220,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
     fn hello(&self) -> Hello {
         let nonce: [u8; NONCE_BYTES] = rand::random();
         Hello {
-            version: PROTOCOL_VERSION,
-            min_version: PROTOCOL_VERSION,
-            max_frame_bytes: u32::try_from(self.config.max_frame_bytes).unwrap_or(u32::MAX),
             has_secret: self.config.secret.is_some(),
             nonce: Bytes::copy_from_slice(&nonce),
+            ..Hello::new(u32::try_from(self.config.max_frame_bytes).unwrap_or(u32::MAX))
         }
     }
 
@@ -309,6 +306,7 @@ fn proof(secret: &WireSecret, role: Role, [caller, callee]: [&Bytes; 2]) -> Byte
 
 #[cfg(test)]
 mod tests {
+    use genset_wire::PROTOCOL_VERSION;
     use tokio::io::AsyncReadExt;
 
     use super::super::metrics::OF_STRANGERS;

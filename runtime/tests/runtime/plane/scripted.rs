@@ -1,10 +1,10 @@
 //! [`Peer`]: an end of a TCP connection that sends what a test tells it to, sense or nonsense.
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use genset_backend_common::{EngineError, MetricsRegistry};
 use genset_wire::{
-    Frame, FrameDecoder, FrameKind, GoAway, Hello, PROTOCOL_VERSION, RequestHead, decode_payload,
-    encode_frame, encode_payload, encode_request,
+    Frame, FrameDecoder, FrameKind, GoAway, Hello, RequestHead, decode_payload, encode_frame,
+    encode_payload, encode_request,
 };
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -146,13 +146,7 @@ impl Peer {
 
 /// What an honest peer without a secret greets with.
 pub(super) fn hello() -> Hello {
-    Hello {
-        version: PROTOCOL_VERSION,
-        min_version: PROTOCOL_VERSION,
-        max_frame_bytes: 16 << 20,
-        has_secret: false,
-        nonce: Bytes::new(),
-    }
+    Hello::new(16 << 20)
 }
 
 /// A frame's bytes.
