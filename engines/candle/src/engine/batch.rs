@@ -8,6 +8,7 @@ use genset_backend_common::TokenId;
 use genset_scheduler::{BlockId, Scheduled, Scheduler, SequenceId};
 
 use super::adapters::LoadedAdapter;
+use super::forward::ForwardError;
 use crate::model::{AdapterRows, AdapterWeights, SequenceRows, StepBatch};
 
 /// Consecutive tokens of one sequence.
@@ -23,17 +24,19 @@ pub(super) struct Piece<'a> {
 
 /// Packs the rows of a step, in their order. Of each sequence that wants a token the last row has its logits wanted, and that of
 /// each draft behind it. Rows of `adapted` sequences are their adapters'.
+///
+/// # Errors
+/// A row's sequence is not there: it is from its plan until it is committed or cancelled, so that is a fault of ours.
 pub(crate) fn pack(
     scheduler: &Scheduler,
     rows: &[Scheduled],
     adapted: &HashMap<SequenceId, Arc<LoadedAdapter>>,
-) -> StepBatch {
+) -> Result<StepBatch, ForwardError> {
     let mut batch = StepBatch::default();
     for scheduled in rows {
-        // A planned sequence is there until it is committed or cancelled, and this is in between.
-        let Some(sequence) = scheduler.sequence(scheduled.id) else {
-            continue;
-        };
+        let sequence = scheduler
+            .sequence(scheduled.id)
+            .ok_or_else(|| format!("the planned sequence {} is gone", scheduled.id.0))?;
         let tokens = [
             &sequence.tokens()[scheduled.tokens.clone()],
             &scheduled.drafts,
@@ -58,7 +61,7 @@ pub(crate) fn pack(
             give(&mut batch, adapter.weights(), rows);
         }
     }
-    batch
+    Ok(batch)
 }
 
 /// Makes rows an adapter's. Few adapters have rows in a step.
@@ -127,7 +130,7 @@ mod tests {
                 .unwrap();
         }
         let step = scheduler.plan();
-        let batch = pack(&scheduler, &step.rows, &HashMap::new());
+        let batch = pack(&scheduler, &step.rows, &HashMap::new()).unwrap();
         assert_eq!(batch.tokens, [10, 11, 12, 20]);
         assert_eq!(batch.positions, [0, 1, 2, 0]);
         assert_eq!(batch.slots, [0, 1, 2, 4]);
@@ -143,7 +146,7 @@ mod tests {
             },
         ]);
         let step = scheduler.plan();
-        let batch = pack(&scheduler, &step.rows, &HashMap::new());
+        let batch = pack(&scheduler, &step.rows, &HashMap::new()).unwrap();
         assert_eq!(batch.tokens, [13, 21, 22, 23]);
         assert_eq!(batch.positions, [3, 1, 2, 3]);
         assert_eq!(batch.slots, [3, 5, 6, 7]);
@@ -178,11 +181,14 @@ mod tests {
         let mut step = scheduler.plan();
         assert_eq!(scheduler.reserve_drafts(id, 2), 2);
         scheduler.set_drafts(&mut step.rows[0], vec![13, 14]);
-        let batch = pack(&scheduler, &step.rows, &HashMap::new());
+        let batch = pack(&scheduler, &step.rows, &HashMap::new()).unwrap();
         assert_eq!(batch.tokens, [10, 11, 12, 13, 14]);
         assert_eq!(batch.positions, [0, 1, 2, 3, 4]);
         assert_eq!(batch.slots, [0, 1, 2, 3, 4]);
         assert_eq!(batch.logit_rows, [2, 3, 4]);
         assert_eq!(batch.sequences[0].context_len, 5);
+        scheduler.cancel(id);
+        let error = pack(&scheduler, &step.rows, &HashMap::new()).unwrap_err();
+        assert_eq!(error.to_string(), "the planned sequence 1 is gone");
     }
 }

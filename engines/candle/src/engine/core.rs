@@ -175,12 +175,15 @@ impl Core {
         }
         let computing = Instant::now();
         self.speculate(&mut step.rows);
-        let batch = pack(&self.scheduler, &step.rows, &self.adapted);
+        let packed = pack(&self.scheduler, &step.rows, &self.adapted);
         let mut choosing = self.take_choosing(&step.rows);
-        let computed = compute(&mut *self.forward, &batch, &mut choosing);
+        let computed = packed.and_then(|batch| {
+            let logits = compute(&mut *self.forward, &batch, &mut choosing)?;
+            Ok((batch, logits))
+        });
         let forward = computing.elapsed();
         match computed {
-            Ok(logits) => {
+            Ok((batch, logits)) => {
                 self.outlets.health.report_step();
                 let generated_tokens = self.finish_step(&step.rows, choosing, logits);
                 let (sequences, tokens) = (batch.sequences.len(), batch.tokens.len());
