@@ -470,9 +470,7 @@ impl Scheduler {
             // The sequence itself is among them, so the loop ends.
             let running = self.running.iter();
             let first = running.max_by_key(|(rank, sequence)| yield_order(rank, sequence));
-            let Some(first) = first.map(|(rank, _)| *rank) else {
-                return;
-            };
+            let first = first.map_or(rank, |(rank, _)| *rank);
             self.preempt(first, planning);
         }
     }
