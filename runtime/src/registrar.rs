@@ -57,7 +57,7 @@ pub mod endpoints {
     /// As [`KV_EVENTS`], of one data-parallel rank alone: its number to a [`KvItem`](super::KvItem) snapshot, then changes. Only
     /// workers whose engines publish the events of ranks have it.
     pub const KV_RANK_EVENTS: &str = "kv_rank_events";
-    /// The load, when it changes, at most twenty times a second.
+    /// The load, when it changes: at the soonest 50 ms after the one before, or 5 ms where requests have come meanwhile.
     pub const LOAD: &str = "load";
     /// [`LOAD`] by the name that it has in Dynamo.
     pub const LOAD_METRICS: &str = "load_metrics";

@@ -378,7 +378,7 @@ fn work(request: &Request, standing: &Standing, others: f64) -> Work {
     }
 }
 
-/// Exact below 2^53.
+/// Exact below 2^32; more counts as that.
 fn as_f64(count: u64) -> f64 {
     u32::try_from(count).map_or(f64::from(u32::MAX), f64::from)
 }
