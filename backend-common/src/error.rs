@@ -1,7 +1,8 @@
 //! [`EngineError`]: the one error that crosses crate borders, and the table that decides what it means.
 //!
-//! Nothing in Genset matches on the text of an error. The [`ErrorKind`] alone decides the HTTP status, whether a
-//! client may retry, and whether a request may move to another instance; [`ErrorKind::policy`] is that table.
+//! Nothing in Genset matches on the text of an error. The [`ErrorKind`] alone decides the HTTP status, and whether a
+//! client may retry; [`ErrorKind::policy`] is that table. It also decides whether a request may move to another instance, but for
+//! what [`EngineError::may_go_elsewhere`] asks beside: what the error is about, and whose shortage it is.
 //! Engines build errors, the frontend renders them, routers read their policy.
 
 mod at;
