@@ -18,7 +18,7 @@ use super::metrics::HttpMetrics;
 use super::tls::Tls;
 use crate::batch::run::{Batches, Stops};
 use crate::batch::store::BatchStore;
-use crate::config::FrontendConfig;
+use crate::config::{AllowedHost, FrontendConfig};
 use crate::keys::ApiKeys;
 use crate::model::Models;
 
@@ -228,13 +228,20 @@ impl FrontendServer {
 
 /// What whoever starts the server should know, where others can reach it and need no key.
 fn warning_of(config: &FrontendConfig, address: SocketAddr) -> Option<String> {
-    let is_open = config.api_keys.is_none() && !config.is_for_this_machine();
-    is_open.then(|| {
-        format!(
-            "{address} is reachable by others, and anybody who reaches it may ask; `genset key NAME` makes a key and a line \
-             for the file of --api-keys"
-        )
-    })
+    if config.api_keys.is_some() || config.is_for_this_machine() {
+        return None;
+    }
+    let names = &config.allowed_hosts;
+    let pages = if names.is_empty() || names.iter().any(AllowedHost::is_any) {
+        ". A web page whose own name is made to mean this address (DNS rebinding) may ask through the browser of whoever \
+         opens it; --allowed-hosts with the names that clients use here keeps it out"
+    } else {
+        ""
+    };
+    Some(format!(
+        "{address} is reachable by others, and anybody who reaches it may ask; `genset key NAME` makes a key and a line \
+         for the file of --api-keys{pages}"
+    ))
 }
 
 #[cfg(test)]
@@ -265,6 +272,16 @@ mod tests {
         for address in ["0.0.0.0:80", "[::]:80", "192.0.2.1:80", "[2001:db8::1]:80"] {
             let told = warning(config(address, None)).unwrap();
             assert!(told.contains("`genset key NAME` makes a key"), "{told}");
+            for (names, is_told) in [("", true), ("gpu.example", false), ("*", true)] {
+                let names = names
+                    .split_terminator(',')
+                    .map(|name| name.parse().unwrap());
+                let told = warning(FrontendConfig {
+                    allowed_hosts: names.collect(),
+                    ..config(address, None)
+                });
+                assert_eq!(told.unwrap().contains("--allowed-hosts"), is_told);
+            }
             assert_eq!(warning(config(address, Some("keys.toml"))), None);
         }
         for address in [
