@@ -130,6 +130,7 @@ pub struct RequestContext {
     meta: Arc<Meta>,
     cancel: Arc<CancelNode>,
     deadline: Option<Instant>,
+    began: Option<Instant>,
     prompt_tokens: u32,
     explanation: Option<Explanation>,
     losses: Option<Arc<Losses>>,
@@ -191,6 +192,7 @@ impl RequestContext {
             }),
             cancel: Arc::new(cancel),
             deadline: None,
+            began: None,
             prompt_tokens: 0,
             explanation: None,
             losses: None,
@@ -211,6 +213,14 @@ impl RequestContext {
             self.deadline
                 .map_or(deadline, |earlier| earlier.min(deadline)),
         );
+        self
+    }
+
+    /// Says that another instance had the request before, and when that began: the time that a worker gives its requests counts
+    /// from there. An instant that was set before stays.
+    #[must_use]
+    pub fn with_began(mut self, began: Instant) -> Self {
+        self.began = self.began.or(Some(began));
         self
     }
 
@@ -365,6 +375,12 @@ impl RequestContext {
     pub fn time_left(&self) -> Option<Duration> {
         self.deadline
             .map(|deadline| deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// When the request began at another instance, where one [had it before](Self::with_began).
+    #[must_use]
+    pub fn began(&self) -> Option<Instant> {
+        self.began
     }
 
     /// The span that everything done for the request is logged in: with its id, and its trace's where it has one.

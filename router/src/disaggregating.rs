@@ -252,6 +252,8 @@ impl Route for Disaggregating {
         match begun {
             Ok(routed) => {
                 parts.metrics.apart();
+                // The second leg has what the first one leaves of the request's time.
+                let ctx = ctx.with_began(since);
                 let legs = TwoLegs::new(Arc::clone(parts), apart.decode, request, ctx, since);
                 Ok(legs.begin(routed, is_settled, left_out))
             }

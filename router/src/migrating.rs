@@ -27,6 +27,7 @@ use genset_backend_common::{
 };
 #[cfg(feature = "cli")]
 use genset_runtime::{in_seconds, positive_seconds};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::budget::Budget;
@@ -139,6 +140,7 @@ impl Generate for Migrating {
         let ctx = ctx.with_loss_limit(self.parts.limit);
         let kept = Kept::of(&request, &self.parts.capabilities, &self.parts.budget);
         let below = &self.parts.below;
+        let began = Instant::now();
         let routed = match below.route(request.clone(), ctx.clone(), &[]).await {
             Err(refusal)
                 if is_away(refusal.kind()) && !ctx.is_cancelled() && !ctx.has_lost_too_many() =>
@@ -148,6 +150,8 @@ impl Generate for Migrating {
             }
             decided => decided?,
         };
+        // The instances that it moves to give it no more time than the first one did.
+        let ctx = ctx.with_began(began);
         let stream = MigratingStream::new(Arc::clone(&self.parts), request, ctx, kept, routed);
         Ok(OutputStream::from_raw(Box::pin(stream)))
     }

@@ -88,6 +88,9 @@ pub struct RequestHead {
     /// Milliseconds left until the deadline. Relative, since clocks differ.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
+    /// Milliseconds since the request began at another instance; absent where none had it before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub age_ms: Option<u64>,
     /// W3C traceparent; empty when there is none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub traceparent: String,
@@ -105,15 +108,17 @@ pub struct RequestHead {
 }
 
 impl RequestHead {
-    /// What a request's context says to whoever answers it: its id, what is left until its deadline, its trace and headers.
+    /// What a request's context says to whoever answers it: its id, what is left until its deadline, its age, its trace and
+    /// headers.
     #[must_use]
     pub fn of(endpoint: String, ctx: &RequestContext) -> Self {
         let trace = ctx.trace().cloned().unwrap_or_default();
-        let ms = |left: Duration| u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Self {
             endpoint,
             id: ctx.id().to_owned(),
             deadline_ms: ctx.time_left().map(ms),
+            age_ms: ctx.began().map(|began| ms(began.elapsed())),
             traceparent: trace.traceparent,
             tracestate: trace.tracestate,
             headers: ctx.headers().clone(),
@@ -125,10 +130,14 @@ impl RequestHead {
     #[must_use]
     pub fn into_context(self) -> RequestContext {
         let mut ctx = RequestContext::new(self.id).with_headers(self.headers);
+        // A year is as good as for ever, and cannot overflow the clock.
+        let time = |ms| Duration::from_millis(ms).min(Duration::from_secs(365 * 24 * 3600));
+        let now = Instant::now();
         if let Some(ms) = self.deadline_ms {
-            // A year is as good as for ever, and cannot overflow the clock.
-            let left = Duration::from_millis(ms).min(Duration::from_secs(365 * 24 * 3600));
-            ctx = ctx.with_deadline(Instant::now() + left);
+            ctx = ctx.with_deadline(now + time(ms));
+        }
+        if let Some(began) = self.age_ms.and_then(|ms| now.checked_sub(time(ms))) {
+            ctx = ctx.with_began(began);
         }
         match TraceContext::parse(&self.traceparent, &self.tracestate) {
             Some(trace) => ctx.with_trace(trace),
@@ -418,6 +427,21 @@ mod tests {
             (back.kind(), back.message(), back.details()),
             (error.kind(), error.message(), error.details())
         );
+    }
+
+    #[test]
+    fn a_request_keeps_its_age() {
+        let young = RequestHead::of(String::new(), &RequestContext::new("r"));
+        assert_eq!(young.age_ms, None);
+        for (told, kept) in [(60_000, 60_000), (u64::MAX, 1)] {
+            let head = RequestHead {
+                age_ms: Some(told),
+                ..young.clone()
+            };
+            let there = round_trip(&head).into_context();
+            assert_eq!(there.deadline(), None);
+            assert!(RequestHead::of(String::new(), &there).age_ms >= Some(kept));
+        }
     }
 
     /// A peer one version ahead sends fields we do not know, one behind leaves out those it does not know.

@@ -87,7 +87,8 @@ impl Adapter {
             .child()
             .with_prompt_tokens(request.prompt_tokens().unwrap_or(0));
         if let (None, Some(timeout)) = (ctx.deadline(), self.limits.request_timeout) {
-            ctx = ctx.with_deadline(Instant::now() + timeout);
+            let began = ctx.began().unwrap_or_else(Instant::now);
+            ctx = ctx.with_deadline(began + timeout);
         }
         ctx
     }

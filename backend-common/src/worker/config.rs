@@ -69,7 +69,8 @@ pub struct RequestLimits {
     pub max_running: usize,
     /// Requests that may wait. More are refused as `Overloaded`.
     pub max_waiting: usize,
-    /// Deadline of requests that bring none; `None` for no deadline.
+    /// Deadline of requests that bring none; `None` for no deadline. Of a request that another instance had before, it counts from
+    /// when that one began.
     pub request_timeout: Option<Duration>,
     /// The longest silence between two items of a stream of tokens or text, met within twice its length; `None` for no limit. It
     /// counts from when `generate` has returned the stream, and from the engine's last

@@ -160,6 +160,8 @@ async fn two_legs_answer_as_one() {
     let mut second = decode.asked().remove(0);
     assert_eq!(second.transfer.take().unwrap().data, json!("blocks"));
     assert_eq!(second, request());
+    let began = [&prefill, &decode].map(|pool| pool.began.lock().is_some());
+    assert_eq!(began, [false, true], "the second leg has what time is left");
     let text = site.registry.encode();
     assert!(text.contains("genset_disaggregated_requests_total{model=\"m\"} 1"));
     assert!(

@@ -202,6 +202,16 @@ async fn a_move_is_counted_where_the_request_came_from() {
     assert_eq!(ctx.moves(), 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_instance_that_takes_an_answer_on_is_told_when_it_began() {
+    let site = site([lost_after(1), lost_after(1), Leg::Finishes]);
+    let since = Instant::now();
+    site.ask(request()).await.end.unwrap();
+    let asked = site.fleet.asked();
+    let began: Vec<_> = asked.iter().map(|asked| asked.began).collect();
+    assert_eq!(began, [None, Some(since), Some(since)]);
+}
+
 #[tokio::test]
 async fn what_a_layer_below_found_nobody_for_moves_no_more() {
     let site = site([Leg::HandsToNobody(1), Leg::Finishes]);

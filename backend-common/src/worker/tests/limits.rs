@@ -137,6 +137,21 @@ async fn the_earlier_of_the_clients_and_the_workers_deadline_counts() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_that_another_instance_had_has_what_is_left_of_its_time() {
+    let mut config = config();
+    config.limits.request_timeout = Some(Duration::from_secs(5));
+    let (world, handle) = stalling(config).await;
+    let began = Instant::now();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let ctx = RequestContext::new("r").with_began(began);
+    let outputs = world.generate(request(), ctx).await.unwrap();
+    let failed = Transcript::failed(ErrorKind::DeadlineExceeded, &[0]);
+    assert_eq!(read(outputs).await, failed);
+    assert_eq!(began.elapsed().as_secs(), 5);
+    stop_cleanly(&handle).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_deadline_covers_the_call_of_generate_and_the_wait_before_it() {
     let (world, handle) = stalling(narrow()).await;
     let in_3_s = || RequestContext::new("r").with_deadline(Instant::now() + Duration::from_secs(3));

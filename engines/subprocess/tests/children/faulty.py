@@ -32,7 +32,7 @@ LITTLE_CREDIT = 100
 # More than a supervisor's reader is ever behind.
 MANY_ITEMS = 1000
 KNOWN = ("start", "events", "generate", "drain", "cleanup")
-HEAD_FIELDS = {"endpoint", "instance", "id", "deadline_ms", "traceparent", "tracestate", "headers", "credit"}
+HEAD_FIELDS = {"endpoint", "instance", "id", "deadline_ms", "age_ms", "traceparent", "tracestate", "headers", "credit"}
 
 sock = socket.socket(fileno=int(os.environ["GENSET_ENGINE_FD"]))
 sock.set_inheritable(False)

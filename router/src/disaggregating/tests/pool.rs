@@ -14,6 +14,7 @@ use genset_backend_common::{
 use genset_runtime::InstanceId;
 use parking_lot::Mutex;
 use serde_json::json;
+use tokio::time::Instant;
 
 use super::{BLOCKS, CONTEXT, HOLDER};
 use crate::route::{Holder, Route, Routed};
@@ -45,6 +46,8 @@ pub(super) struct Fake {
     first: u64,
     pub(super) does: Mutex<VecDeque<Does>>,
     pub(super) asked: Mutex<Vec<(GenerateRequest, Vec<InstanceId>)>>,
+    /// When the last one had begun elsewhere.
+    pub(super) began: Mutex<Option<Instant>>,
     pub(super) cached: u32,
 }
 
@@ -54,6 +57,7 @@ impl Fake {
             first,
             does: Mutex::new(does.into_iter().collect()),
             asked: Mutex::default(),
+            began: Mutex::default(),
             cached: 0,
         })
     }
@@ -149,6 +153,7 @@ impl Route for Fake {
             asked.push((request.clone(), left_out.to_vec()));
             u64::try_from(asked.len()).unwrap()
         };
+        *self.began.lock() = ctx.began();
         let does = self.does.lock().pop_front();
         let does = does.unwrap_or(Does::Refuses(ErrorKind::Unavailable));
         if matches!(does, Does::Refuses(ErrorKind::Disconnected)) {

@@ -12,6 +12,7 @@ use genset_backend_common::{
 };
 use genset_runtime::InstanceId;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::CONTEXT;
 use crate::route::{Holder, Route, Routed};
@@ -44,6 +45,7 @@ pub(super) enum Leg {
 pub(super) struct Asked {
     pub(super) request: GenerateRequest,
     pub(super) id: String,
+    pub(super) began: Option<Instant>,
     pub(super) left_out: Vec<InstanceId>,
 }
 
@@ -156,6 +158,7 @@ impl Route for Fleet {
             asked.push(Asked {
                 request: request.clone(),
                 id,
+                began: ctx.began(),
                 left_out,
             });
             asked.len()
