@@ -1,14 +1,13 @@
 //! The canary: a small request on the path clients use, that says whether the engine answers.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
 use tokio::time::Instant;
 
 use super::config::CanaryConfig;
-use super::effects::Started;
+use super::effects::{Reachable, Started};
 use super::in_flight::InFlight;
 use super::operations::port_panic;
 use super::status::StatusBoard;
@@ -126,11 +125,16 @@ pub(super) async fn probe(
         })
 }
 
+/// Whether an engine's answers show nothing before they are whole: vectors, scores, and bodies that are not streamed.
+fn answers_whole(config: &EngineConfig) -> bool {
+    let can = &config.capabilities;
+    can.whole_bodies || !can.inputs.iter().any(|kind| kind.is_prompt())
+}
+
 /// Watches a serving engine: whenever nothing was heard from it for an interval, a canary is sent. A worker whose canary
 /// failed is not ready until the engine is heard again. Returns the last error once too many canaries in a row have failed.
 pub(super) async fn watch(
-    registration: Arc<dyn Registration>,
-    request: GenerateRequest,
+    reachable: Reachable,
     config: CanaryConfig,
     in_flight: InFlight,
     board: StatusBoard,
@@ -138,13 +142,18 @@ pub(super) async fn watch(
     let Some(interval) = config.interval else {
         return std::future::pending().await;
     };
+    let (registration, started) = (reachable.registration, reachable.started);
+    let (request, answers_whole) = (request(&started), answers_whole(&started.config));
     let mut failures = 0;
     let mut since = Instant::now();
+    // The requests that came before the first canary of this silence. Those that come later do not make it longer.
+    let mut first = None;
     loop {
         let (heard, steps) = (in_flight.heartbeats(), in_flight.steps());
         let last_step = wait(&in_flight, since + interval).await;
         let before = in_flight.steps();
         let is_heard = in_flight.heartbeats() != heard;
+        let came = *first.get_or_insert(in_flight.came());
         let silence = match is_heard {
             true => None,
             false => probe(&*registration, request.clone(), config.timeout)
@@ -154,15 +163,21 @@ pub(super) async fn watch(
                 .filter(|error| error.kind() != ErrorKind::Overloaded)
                 .filter(|_| in_flight.heartbeats() == heard),
         };
-        let is_late = |error: &EngineError| error.kind() == ErrorKind::DeadlineExceeded;
+        let is_late =
+            (silence.as_ref()).is_some_and(|error| error.kind() == ErrorKind::DeadlineExceeded);
         // One that waits behind a long prompt sees no item of it, but its steps.
-        let has_stepped = silence.as_ref().is_some_and(is_late) && in_flight.steps() != steps;
+        let has_stepped = is_late && in_flight.steps() != steps;
         since = match last_step {
             // It has been silent from there on.
             Some(step) if has_stepped && in_flight.steps() == before => step,
             Some(_) | None => Instant::now(),
         };
-        let Some(error) = silence.filter(|_| !has_stepped) else {
+        // One that waits behind an answer that comes whole sees none of it. Each has its deadline.
+        let may_wait = is_late && answers_whole && in_flight.has_one_of_first(came);
+        if (in_flight.heartbeats(), in_flight.steps()) != (heard, steps) {
+            first = None;
+        }
+        let Some(error) = silence.filter(|_| !has_stepped && !may_wait) else {
             failures = 0;
             board.canary_passed();
             continue;

@@ -239,8 +239,7 @@ impl Reachable {
         board: &StatusBoard,
     ) -> impl Future<Output = EngineError> + Send + use<> {
         canary::watch(
-            Arc::clone(&self.registration),
-            canary::request(&self.started),
+            self.clone(),
             effects.config.canary,
             effects.in_flight.clone(),
             board.clone(),

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -62,7 +63,7 @@ impl InFlight {
             return Err(EngineError::engine_shutdown(
                 "the worker is not serving; send the request again",
             )
-            .with_retry_after(std::time::Duration::from_secs(1)));
+            .with_retry_after(Duration::from_secs(1)));
         }
         requests.insert(key, ctx.clone());
         self.shared.count.send_replace(requests.len());
@@ -75,6 +76,20 @@ impl InFlight {
     /// Requests in flight now.
     pub(super) fn count(&self) -> usize {
         *self.shared.count.borrow()
+    }
+
+    /// How many requests came up to now, ever.
+    pub(super) fn came(&self) -> u64 {
+        self.shared.next_key.load(Ordering::Relaxed)
+    }
+
+    /// Whether one of the first `came` requests is still in flight, and before its deadline.
+    pub(super) fn has_one_of_first(&self, came: u64) -> bool {
+        let has_time = |ctx: &RequestContext| ctx.time_left() != Some(Duration::ZERO);
+        let requests = self.shared.requests.lock();
+        requests
+            .iter()
+            .any(|(key, ctx)| *key < came && has_time(ctx))
     }
 
     /// Waits until nothing is in flight.

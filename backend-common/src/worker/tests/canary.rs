@@ -12,13 +12,13 @@ use super::fakes::World;
 use super::fakes::{
     config, counting, ended, one_token_then_silence, request, serving, slowly, stop_cleanly,
 };
-use super::transcript::{End, read};
+use super::transcript::{End, Transcript, read};
 use crate::card::EndpointType;
 use crate::config::{Capabilities, EngineConfig, InputKind};
 use crate::context::RequestContext;
 use crate::error::{EngineError, ErrorKind};
 use crate::output::{OutputStream, stream};
-use crate::request::Input;
+use crate::request::{GenerateRequest, Input};
 use crate::worker::{CanaryConfig, Outcome, StopCause, WorkerConfig};
 
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -39,15 +39,19 @@ fn silent(ctx: RequestContext) -> OutputStream {
     stream(ctx, |_out| std::future::pending())
 }
 
-/// The body that an engine of whole bodies is probed with, whose worker offers these APIs.
-async fn probing_body(endpoint_types: Option<BTreeSet<EndpointType>>) -> Value {
-    let world = World::new();
+fn declare_whole_bodies(world: &World) {
     let can = Capabilities {
         inputs: [InputKind::Text].into(),
         whole_bodies: true,
         ..Capabilities::default()
     };
     world.declare(EngineConfig::new("m", 16).with_capabilities(can));
+}
+
+/// The body that an engine of whole bodies is probed with, whose worker offers these APIs.
+async fn probing_body(endpoint_types: Option<BTreeSet<EndpointType>>) -> Value {
+    let world = World::new();
+    declare_whole_bodies(&world);
     let asked = Arc::new(Mutex::new(None));
     let seen = Arc::clone(&asked);
     world.answer_with(move |request, ctx| {
@@ -279,6 +283,36 @@ async fn an_engine_that_falls_silent_after_a_step_is_dead_one_canary_later() {
     assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied));
     assert_eq!(start.elapsed(), (INTERVAL + TIMEOUT) * 3 + TIMEOUT);
     assert_eq!(world.count(Probe), 1 + 1 + 3);
+}
+
+/// A handler with a lock, say: the canary waits behind an answer of which nothing is seen before its end.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_comes_whole_has_its_time_and_later_ones_add_none() {
+    let world = World::new();
+    declare_whole_bodies(&world);
+    let mut config = watched();
+    config.limits.idle_timeout = None;
+    config.limits.request_timeout = Some(INTERVAL * 20 + Duration::from_secs(1));
+    let handle = serving(&world, config).await;
+    world.answer_with(|_, ctx| Ok(silent(ctx)));
+    let ask = || {
+        let body = GenerateRequest::from_text("m", "{}");
+        world.generate(body, RequestContext::new("r"))
+    };
+    let long = read(ask().await.unwrap()).await;
+    assert_eq!(long, Transcript::failed(ErrorKind::DeadlineExceeded, &[]));
+    assert!(handle.status().borrow().is_ready());
+    let clients = async {
+        loop {
+            match ask().await {
+                Ok(outputs) => drop(read(outputs).await),
+                Err(refused) => break refused.kind(),
+            }
+        }
+    };
+    let (report, refused) = tokio::join!(ended(&handle), clients);
+    assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied));
+    assert_eq!(refused, ErrorKind::EngineShutdown);
 }
 
 #[tokio::test(start_paused = true)]
