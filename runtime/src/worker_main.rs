@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use genset_backend_common::worker::{
-    Fault, Outcome, Report, RequestLimits, StopCause, Worker, WorkerConfig, WorkerHandle,
+    CanaryConfig, Fault, Outcome, Report, RequestLimits, StopCause, Worker, WorkerConfig,
+    WorkerHandle,
 };
 use genset_backend_common::{
     EngineError, ErrorKind, LLMEngine, Role,
@@ -92,6 +93,9 @@ pub struct WorkerArgs {
     /// Silence after which the engine is probed, in seconds; 0 to probe only at start
     #[arg(long, default_value = limit_in_seconds(WorkerConfig::default().canary.interval), value_name = "SECONDS", value_parser = seconds)]
     pub canary_interval: Duration,
+    /// Longest wait for the answer to a probe, that at start included, in seconds
+    #[arg(long, default_value = in_seconds(WorkerConfig::default().canary.timeout), value_name = "SECONDS", value_parser = seconds)]
+    pub canary_timeout: Duration,
     /// Where operators look
     #[command(flatten)]
     pub status: StatusArgs,
@@ -160,8 +164,11 @@ impl WorkerArgs {
     /// `InvalidArgument`, naming the flag.
     pub fn worker_config(&self, folder: Option<ModelFolder>) -> Result<WorkerConfig, EngineError> {
         let defaults = WorkerConfig::default();
-        let mut canary = defaults.canary;
-        canary.interval = limit(self.canary_interval);
+        let canary = CanaryConfig {
+            interval: limit(self.canary_interval),
+            timeout: self.canary_timeout,
+            ..defaults.canary
+        };
         let folder_name = folder.as_ref().map(|folder| folder.name.clone());
         let config = WorkerConfig {
             model_name: self.model_name.clone().or(folder_name),

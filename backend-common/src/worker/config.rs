@@ -152,6 +152,8 @@ impl WorkerConfig {
             ("context_length", "must be at least 1")
         } else if self.limits.max_running == 0 {
             ("max_running", "must be at least 1")
+        } else if self.canary.timeout.is_zero() {
+            ("canary_timeout", "must be more than 0")
         } else if self.canary.max_failures == 0 {
             ("canary.max_failures", "must be at least 1")
         } else if self.endpoint_types.as_ref().is_some_and(BTreeSet::is_empty) {

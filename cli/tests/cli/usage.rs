@@ -68,6 +68,7 @@ async fn bad_flags_are_named() {
     )
     .await;
     refused(&["--max-running-requests", "0"], &["max_running"]).await;
+    refused(&["--canary-timeout", "0"], &["canary_timeout"]).await;
     refused(&["--context-length", "2049"], &["--context-length", "2048"]).await;
     refused(
         &["out=sample", "--context-length", "2049"],
