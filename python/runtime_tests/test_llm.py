@@ -237,6 +237,39 @@ def test_silence_ends_answers_of_tokens_alone() -> None:
     run(main())
 
 
+def test_a_worker_waits_and_asks_as_its_limits_say() -> None:
+    canaries: list[Any] = []
+
+    async def slow(request: Any) -> AsyncIterator[Any]:
+        if request["stop_conditions"].get("max_tokens") != 1:
+            await asyncio.Event().wait()
+        canaries.append(request)
+        yield {"token_ids": [1], "finish_reason": "length"}
+
+    async def stuck(request: Any) -> AsyncIterator[Any]:
+        await asyncio.Event().wait()
+        yield {"token_ids": [1], "finish_reason": "length"}
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+            first, second = runtime.endpoint("py.slow.generate"), runtime.endpoint("py.stuck.generate")
+            await register_llm(ModelType.Backend, second, str(MODEL), "stuck", canary_timeout=0.25)
+            with pytest.raises(exceptions.DeadlineExceeded, match="the canary failed: .*within 0.25 s"):
+                await second.serve_endpoint(stuck)
+            limits = {"request_timeout": 0.25, "idle_timeout": 0, "canary_interval": 0.05}
+            await register_llm(ModelType.Backend, first, str(MODEL), "slow", **limits)
+            serving = asyncio.ensure_future(first.serve_endpoint(slow))
+            client = await other.endpoint(first.name).client()
+            # By default one comes every 30 s.
+            await until(lambda: len(canaries) > 9, "canaries come")
+            with pytest.raises(exceptions.DeadlineExceeded):
+                await client.generate({"model": "slow", "input": {"tokens": [1]}, "stop": {"max_tokens": 5}})
+            await runtime.shutdown()
+            await serving
+
+    run(main())
+
+
 def test_a_model_that_the_hub_has_not_is_told_in_the_words_of_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -121,6 +121,22 @@ def test_an_engine_that_dies_or_does_not_start_is_cleaned_up() -> None:
     run(main())
 
 
+class Mute(Engine):
+    async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
+        await asyncio.Event().wait()
+        yield {"token_ids": [], "finish_reason": "stop"}
+
+
+def test_the_limits_of_a_config_are_the_worker_s() -> None:
+    async def main() -> None:
+        async with await Runtime.connect() as runtime:
+            config = dataclasses.replace(CONFIG, canary_timeout=0.25)
+            with pytest.raises(exceptions.DeadlineExceeded, match="the canary failed: .*within 0.25 s"):
+                await Worker(Mute(), config, runtime=runtime).run()
+
+    run(main())
+
+
 class Stillborn(Engine):
     """Dies as it starts, as a thread of its own notices, and would go on starting."""
 

@@ -51,6 +51,9 @@ def test_a_parser_that_no_frontend_has_is_refused_with_those_there_are() -> None
         ({"resume": "yes"}, "resume: must be true or false"),
         ({"idle_timeout": -1}, "idle_timeout: -1 is no number of seconds from 0 to"),
         ({"idle_timeout": math.nan}, "idle_timeout: nan is no number of seconds"),
+        ({"request_timeout": "soon"}, "request_timeout: must be a number"),
+        ({"canary_interval": -1}, "canary_interval: -1 is no number of seconds from 0 to"),
+        ({"canary_timeout": 0}, "canary_timeout: must be more than 0"),
         ({"user_data": {"at": math.inf}}, "user_data: is not what JSON can hold: "),
         ({"user_data": {"id": 2**70}}, "user_data: is not what JSON can hold: "),
         ({"user_data": [1]}, "user_data: must be a map"),
@@ -116,5 +119,6 @@ def test_a_config_of_a_worker_is_refused_where_it_is_made() -> None:
     assert refused(WorkerConfig, context_length=0) == "context_length: 0 is no whole number from 1 to 4294967295"
     assert refused(WorkerConfig, endpoint_types="chat,complete").startswith("endpoint_types: 'complete' is none of chat, ")
     assert refused(WorkerConfig, extra_args="--verbose") == "extra_args: must be a list"
+    assert refused(WorkerConfig, canary_timeout=0).startswith("canary_timeout: must be more than 0")
     assert refused(WorkerConfig, engine_restarts=-1).startswith("engine_restarts: -1 is no whole number")
     assert refused(WorkerConfig, user_data={"at": math.nan}).startswith("user_data: is not what JSON can hold")

@@ -385,6 +385,8 @@ def test_the_worker_is_told_how_to_start_the_program_again(tmp_path: Path, monke
         model_path="/models/m",
         request_plane="tcp",
         custom_jinja_template="chat.jinja",
+        request_timeout=0,
+        canary_timeout=90.5,
         engine_restarts=3,
         context_length=100,
         migration_limit=0,
@@ -397,7 +399,8 @@ def test_the_worker_is_told_how_to_start_the_program_again(tmp_path: Path, monke
     command = worker_command(config, ["python", "my engine.py", "--x"])
     assert command == [
         *[str(binary), "run", "in=dyn://ns.backend.generate", "out=cmd:python 'my engine.py' --x", "/models/m"],
-        *["--model-name", "m", "--request-plane", "tcp", "--chat-template", "chat.jinja", "--engine-restarts", "3"],
+        *["--model-name", "m", "--request-plane", "tcp", "--chat-template", "chat.jinja"],
+        *["--request-timeout", "0", "--canary-timeout", "90.5", "--engine-restarts", "3"],
         *["--context-length", "100", "--migration-limit", "0", "--tool-parser", "hermes", "--reasoning-parser", "qwen3"],
         *["--user-data", '{"adapter": "a b"}'],
     ]

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::worker::{Report, RequestLimits, Worker, WorkerConfig, WorkerHandle};
+use genset_backend_common::worker::{
+    CanaryConfig, Report, RequestLimits, Worker, WorkerConfig, WorkerHandle,
+};
 use genset_backend_common::{
     EngineConfig, EngineError, ErrorKind, MetricsRegistry, Role,
     card::{Artifact, EndpointType},
@@ -44,8 +46,14 @@ pub(crate) struct ModelSpec {
     max_running: usize,
     max_waiting: usize,
     grace_s: f64,
+    /// A whole request whose client gave no deadline, in seconds; 0 for no limit.
+    request_timeout_s: f64,
     /// Silence inside an answer, in seconds; 0 for no limit.
     idle_timeout_s: f64,
+    /// Silence after which a canary is sent, in seconds; 0 for the one at start alone.
+    canary_interval_s: f64,
+    /// The wait for a canary's answer, in seconds.
+    canary_timeout_s: f64,
     /// Lowers the context.
     context_length: Option<u32>,
     role: Role,
@@ -94,7 +102,6 @@ impl ModelSpec {
     }
 
     fn worker_config(&self, artifacts: Vec<Artifact>) -> Result<WorkerConfig, EngineError> {
-        let idle = duration("idle_timeout", self.idle_timeout_s)?;
         let config = WorkerConfig {
             aliases: self.aliases.clone(),
             endpoint_types: self.endpoint_types.clone(),
@@ -109,8 +116,13 @@ impl ModelSpec {
             limits: RequestLimits {
                 max_running: self.max_running,
                 max_waiting: self.max_waiting,
-                idle_timeout: (!idle.is_zero()).then_some(idle),
-                ..RequestLimits::default()
+                request_timeout: limit("request_timeout", self.request_timeout_s)?,
+                idle_timeout: limit("idle_timeout", self.idle_timeout_s)?,
+            },
+            canary: CanaryConfig {
+                interval: limit("canary_interval", self.canary_interval_s)?,
+                timeout: duration("canary_timeout", self.canary_timeout_s)?,
+                ..CanaryConfig::default()
             },
             ..WorkerConfig::default()
         };
@@ -121,6 +133,11 @@ impl ModelSpec {
 
 fn duration(name: &str, seconds: f64) -> Result<Duration, EngineError> {
     Duration::try_from_secs_f64(seconds).map_err(|error| EngineError::invalid_argument(name, error))
+}
+
+/// 0 stands for no limit.
+fn limit(name: &str, seconds: f64) -> Result<Option<Duration>, EngineError> {
+    duration(name, seconds).map(|limit| (!limit.is_zero()).then_some(limit))
 }
 
 /// The files that are made of a GGUF file's metadata.

@@ -114,6 +114,18 @@ def check_seconds(value: float | None, field: str) -> None:
         raise InvalidArgument(f"{value!r} is no number of seconds from 0 to {MOST}", field=field)
 
 
+LIMITS = ("request_timeout", "idle_timeout", "canary_interval", "canary_timeout")
+"""Times of a worker, in seconds, as `register_llm` and `WorkerConfig` name them."""
+
+
+def check_limits(given: Mapping[str, Any]) -> None:
+    """Raises `InvalidArgument` where one of `LIMITS` is no time that a worker can wait."""
+    for name in LIMITS:
+        check_seconds(given[name], name)
+    if given["canary_timeout"] == 0:
+        raise InvalidArgument("must be more than 0, for no engine answers at once", field="canary_timeout")
+
+
 def check_parsers(tool: str | None, reasoning: str | None, tool_field: str = "tool_parser") -> None:
     """Raises `InvalidArgument` where a parser has no name that frontends know."""
     if tool not in TOOL_ALIASES:

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Union
 
-from genset._checks import check_name, check_parsers, check_values, json_of
+from genset._checks import check_limits, check_name, check_parsers, check_values, json_of
 from genset._convert import kv_event, request_to_wire
 from genset.exceptions import Internal, InvalidArgument, Unsupported
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
@@ -215,6 +215,14 @@ class WorkerConfig:
     """Published with the model as it is; what JSON can hold."""
     custom_jinja_template: str | None = None
     """File with a chat template, in place of the model's own."""
+    request_timeout: float | None = None
+    """How long a request may take whose client gave no deadline, in seconds, 0 for no limit; None for the default of `genset run`, 600."""
+    idle_timeout: float | None = None
+    """The longest silence inside an answer, in seconds, 0 for no limit; None for 120."""
+    canary_interval: float | None = None
+    """Silence of the engine after which the worker probes it, in seconds, 0 to probe at start alone; None for 30."""
+    canary_timeout: float | None = None
+    """How long the engine may take to answer a probe, the first one too, in seconds; None for 30."""
     engine_restarts: int = 0
     """How often in a row the worker starts the engine's process again when it ended by itself."""
     extra_args: list[str] = dataclasses.field(default_factory=list)
@@ -229,6 +237,7 @@ class WorkerConfig:
         check_values(WorkerConfig, vars(self), {"role": ROLES}, {"context_length": 1})
         for kind in self.endpoint_types.split(",") if self.endpoint_types else []:
             check_name(kind, _ENDPOINT_TYPES, "endpoint_types")
+        check_limits(vars(self))
         check_parsers(self.tool_call_parser, self.reasoning_parser, "tool_call_parser")
         if self.user_data is not None:
             json_of(dict(self.user_data), "user_data")

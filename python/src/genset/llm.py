@@ -21,7 +21,7 @@ from genset._convert import Answer, kv_event, request_from_wire
 from genset._declared import warn_of_sampling
 from genset._frames import pack, unpack
 from genset._bodies import Bodies
-from genset._checks import check_parsers, check_seconds, check_values, json_of
+from genset._checks import check_limits, check_parsers, check_values, json_of
 from genset._handler import Answering, Codec, Encoder, Handler, Plain, checked
 from genset._places import Places
 from genset.engine import GUIDED, MEDIA, ROLES, USUAL_SAMPLING, Context
@@ -81,7 +81,10 @@ async def register_llm(
     priority: bool = False,
     max_running_requests: int = 1024,
     max_waiting_requests: int = 4096,
+    request_timeout: float = 600.0,
     idle_timeout: float | None = None,
+    canary_interval: float = 30.0,
+    canary_timeout: float = 30.0,
 ) -> None:
     """Says that `endpoint` serves a model. To be called before its `serve_endpoint`.
 
@@ -115,7 +118,12 @@ async def register_llm(
 
     `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit; without it 120 for tokens, and none for
     bodies: one that is not streamed is one item at the end. Embeddings have none, and refuse one. Where there is none, the request's deadline alone
-    ends it, of 600 s unless its client gave another.
+    ends it. `request_timeout` is that of requests whose clients gave none, in seconds, 0 for none.
+
+    `canary_timeout` is how long the handler may take for the worker's own request, in seconds: for the first one before the model is
+    listed, and for one that is sent whenever the handler gave nothing for `canary_interval` seconds, 0 for none. The third in a row without an answer
+    ends the model, but while others are answered, and where bodies or embeddings are under way that came before
+    the silence and whose deadlines are to come.
 
     Raises `InvalidArgument` or `Unsupported`, naming the argument.
     """
@@ -184,7 +192,10 @@ async def register_llm(
         chat_template=custom_template_path,
         max_running=max_running_requests,
         max_waiting=max_waiting_requests,
+        request_timeout_s=request_timeout,
         idle_timeout_s=idle_timeout,
+        canary_interval_s=canary_interval,
+        canary_timeout_s=canary_timeout,
     )
     # A prefill answer without one may have lost its transfer.
     codec = Bodies(endpoint.name, name) if has_bodies else Tokens(endpoint.name, spec["worker_id"], role == "prefill")
@@ -200,7 +211,7 @@ def _check_values(given: dict[str, Any]) -> None:
     """Refuses what is no value of an argument of `register_llm`, so that serving finds nothing wrong later."""
     check_values(register_llm, given, _NAMES, _LEAST)
     check_parsers(given["tool_parser"], given["reasoning_parser"])
-    check_seconds(given["idle_timeout"], "idle_timeout")
+    check_limits(given)
     if given["user_data"] is not None:
         json_of(dict(given["user_data"]), "user_data")
     template = given["custom_template_path"]
@@ -231,7 +242,10 @@ _SPEC: dict[str, Any] = {
     "chat_template": None,
     "max_running": 1024,
     "max_waiting": 4096,
+    "request_timeout_s": 600.0,
     "idle_timeout_s": 120.0,
+    "canary_interval_s": 30.0,
+    "canary_timeout_s": 30.0,
 }
 
 

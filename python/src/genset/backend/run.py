@@ -16,6 +16,7 @@ from pathlib import Path
 
 from genset import _logging
 from genset._channel import ORPHAN_GRACE_S
+from genset._checks import LIMITS
 from genset._child import Child
 from genset._slips import made
 from genset.engine import LLMEngine, WorkerConfig
@@ -97,6 +98,7 @@ def worker_command(config: WorkerConfig, engine: list[str]) -> list[str]:
         "--request-plane": config.request_plane,
         "--endpoint-types": config.endpoint_types,
         "--chat-template": config.custom_jinja_template,
+        **{f"--{name.replace('_', '-')}": getattr(config, name) for name in LIMITS},
         "--engine-restarts": config.engine_restarts or None,
         "--context-length": config.context_length,
         "--migration-limit": config.migration_limit,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from genset import _model_files
-from genset._checks import check_seconds
+from genset._checks import LIMITS, check_seconds
 from genset._declared import completed
 from genset._frames import pack
 from genset._slips import called, check_engine, started
@@ -74,6 +74,7 @@ class Worker:
             logger.info("engine started: %s", declared.model)
             wire = declared.to_wire()
             wire["model"] = config.served_model_name or config.model_name or wire["model"]
+            limits = {f"{name}_s": getattr(config, name) for name in LIMITS if getattr(config, name) is not None}
             needs_files = bool({"tokens", "embed", "score"} & set(declared.inputs))
             spec = model_spec(
                 endpoint,
@@ -89,6 +90,7 @@ class Worker:
                 chat_template=config.custom_jinja_template,
                 grace_s=self._grace_s,
                 worker_id=runtime.worker_id,
+                **limits,
             )
             self._service = ModelService(
                 endpoint,
