@@ -18,7 +18,7 @@ from test_runtime import cancel_while_it_begins, until_nobody_else_serves
 
 from genset import exceptions
 from genset.backend import find_binary
-from genset.llm import KvEventPublisher, LoadPublisher, ModelType, register_llm
+from genset.llm import KvEventPublisher, LoadPublisher, ModelType, StepPublisher, register_llm
 from genset.runtime import Context, Endpoint, Runtime
 
 MODEL = Path(__file__).parents[2] / "models" / "tiny-chat"
@@ -388,6 +388,8 @@ def test_events_and_load_reach_the_routers(start_genset: Callable[..., Program])
     async def main() -> None:
         async with model(address, letters, kv_events=True) as endpoint, await Runtime.connect() as other:
             KvEventPublisher(endpoint).publish_stored([11, 12])
+            # The worker knows it: what it does not, raises.
+            StepPublisher(endpoint).publish()
             LoadPublisher(endpoint).publish({"kv_used_blocks": 2, "kv_total_blocks": 10})
             events = await other.endpoint("py.backend.kv_events").client()
             first = await anext(events.random(None))
@@ -571,7 +573,7 @@ def test_wrong_objects_are_named() -> None:
     from genset._bodies import BodyAnswer
 
     def answer(value: Any) -> None:
-        made = BodyAnswer("a.b.c", "m", {"messages": []})
+        made = BodyAnswer("a.b.c", "m", {"messages": []}, lambda: None)
         made.items(value)
         made.items(value)
 

@@ -17,8 +17,18 @@ from genset.exceptions import Internal
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_an_answer_with_a_number_that_json_has_not_is_refused(number: float, is_stream: bool) -> None:
     body = {"messages": [], "stream": is_stream}
-    _, answer = Bodies("demo.chat.answer", "m").request(pack({"input": {"text": json.dumps(body)}}))
+    _, answer = Bodies("demo.chat.answer", "m", lambda: None).request(pack({"input": {"text": json.dumps(body)}}))
     made: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {"content": [{"logprob": number}]}}]}
     with pytest.raises(Internal, match="an answer of demo.chat.answer is no JSON: Out of range float"):
         answer.items(made)
         answer.finish()
+
+
+@pytest.mark.parametrize(("is_stream", "kept"), [(False, 2), (True, 0)])
+def test_each_piece_that_is_kept_for_the_end_is_told(is_stream: bool, kept: int) -> None:
+    told: list[None] = []
+    body = {"messages": [], "stream": is_stream}
+    _, answer = Bodies("demo.chat.answer", "m", lambda: told.append(None)).request(pack({"input": {"text": json.dumps(body)}}))
+    answer.items("text")
+    answer.items({"choices": [{"index": 0, "delta": {"content": "a"}}]})
+    assert len(told) == kept

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from genset._frames import pack, unpack
@@ -20,20 +20,23 @@ from genset.exceptions import Internal
 class Bodies:
     """Requests and answers of `ModelType.Chat` and `ModelType.Completion`."""
 
-    def __init__(self, endpoint: str, model: str) -> None:
+    def __init__(self, endpoint: str, model: str, on_kept: Callable[[], None]) -> None:
+        """`on_kept` is told of each piece that is kept for the end, of which the worker sees nothing."""
         self._endpoint = endpoint
         self._model = model
+        self._on_kept = on_kept
 
     def request(self, payload: bytes) -> tuple[Any, Encoder]:
         body = json.loads(unpack(payload)["input"]["text"])
-        return body, BodyAnswer(self._endpoint, self._model, body)
+        return body, BodyAnswer(self._endpoint, self._model, body, self._on_kept)
 
 
 class BodyAnswer:
     """Writes the objects of one answer."""
 
-    def __init__(self, endpoint: str, model: str, body: Mapping[str, Any]) -> None:
+    def __init__(self, endpoint: str, model: str, body: Mapping[str, Any], on_kept: Callable[[], None]) -> None:
         self._endpoint = endpoint
+        self._on_kept = on_kept
         self._is_chat = "messages" in body
         self._is_stream = body.get("stream") is True
         self._head = {
@@ -55,6 +58,13 @@ class BodyAnswer:
 
     def items(self, value: Any) -> list[bytes]:
         self._has_answered = True
+        items = self._written(value)
+        if not items:
+            self._on_kept()
+        return items
+
+    def _written(self, value: Any) -> list[bytes]:
+        """The items of a value; none where it is kept for the end."""
         if isinstance(value, str):
             return self._event(self._chunk({"content": value})) if self._is_stream else self._keep_text(value)
         made = self._object(value)

@@ -24,12 +24,12 @@ from genset._bodies import Bodies
 from genset._checks import check_limits, check_parsers, check_values, json_of
 from genset._handler import Answering, Codec, Encoder, Handler, Plain, checked
 from genset._places import Places
-from genset.engine import GUIDED, MEDIA, ROLES, USUAL_SAMPLING, Context
+from genset.engine import GUIDED, MEDIA, ROLES, USUAL_SAMPLING, Context, Event, WorkerHandle
 from genset.exceptions import EngineError, EngineShutdown, Internal, InvalidArgument
 from genset.runtime import Check, Endpoint, Service
 from genset.types import GenerateChunk, GenerateRequest, Load, Metric
 
-__all__ = ["KvEventPublisher", "LoadPublisher", "MetricsPublisher", "ModelType", "register_llm"]
+__all__ = ["KvEventPublisher", "LoadPublisher", "MetricsPublisher", "ModelType", "StepPublisher", "register_llm"]
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ async def register_llm(
 
     `canary_timeout` is how long the handler may take for the worker's own request, in seconds: for the first one before the model is
     listed, and for one that is sent whenever the handler gave nothing for `canary_interval` seconds, 0 for none. The third in a row without an answer
-    ends the model, but while others are answered, and where bodies or embeddings are under way that came before
+    ends the model, but while others are answered, while a `StepPublisher` tells of steps, and where bodies or embeddings are under way that came before
     the silence and whose deadlines are to come.
 
     Raises `InvalidArgument` or `Unsupported`, naming the argument.
@@ -197,8 +197,11 @@ async def register_llm(
         canary_interval_s=canary_interval,
         canary_timeout_s=canary_timeout,
     )
-    # A prefill answer without one may have lost its transfer.
-    codec = Bodies(endpoint.name, name) if has_bodies else Tokens(endpoint.name, spec["worker_id"], role == "prefill")
+    if has_bodies:
+        codec: Bodies | Tokens = Bodies(endpoint.name, name, StepPublisher(endpoint).publish)
+    else:
+        # A prefill answer without one may have lost its transfer.
+        codec = Tokens(endpoint.name, spec["worker_id"], role == "prefill")
     runtime._models[endpoint.name] = _Registered(spec, codec)
 
 
@@ -473,7 +476,7 @@ class _Publisher:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
-    def _publish(self, event: dict[str, Any]) -> None:
+    def _publish(self, event: Event) -> None:
         model = self._endpoint.runtime._models.get(self._endpoint.name)
         if not isinstance(model, _Registered):
             raise InvalidArgument(f"{self._endpoint.name} has no model: call register_llm first")
@@ -506,6 +509,19 @@ class LoadPublisher(_Publisher):
     def publish(self, load: Load) -> None:
         """The load is this now; what is absent is 0."""
         self._publish({"load": dict(load)})
+
+
+class StepPublisher(_Publisher):
+    """Tells the worker that the handler works where nothing is seen of it, as in a long prompt."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self._worker = WorkerHandle(self._publish)
+
+    def publish(self) -> None:
+        """The handler has computed a step, of any of its requests: none counts as silent, and a canary that waits is no failure. Any thread may
+        call it, and as often as it likes."""
+        self._worker.report_step()
 
 
 class MetricsPublisher(_Publisher):
