@@ -172,7 +172,7 @@ def test_wrong_answers_are_named() -> None:
 
             async def ends(answer: Any) -> Any:
                 answers["now"] = answer
-                request = {"model": "py", "input": {"tokens": [1]}, "stop": {"max_tokens": 5}}
+                request = {"token_ids": [1], "stop_conditions": {"max_tokens": 5}}
                 return [item async for item in client.generate(request)]
 
             with pytest.raises(exceptions.Internal, match="answer of py.backend.generate has tokens, and none of token_ids"):
@@ -186,7 +186,7 @@ def test_wrong_answers_are_named() -> None:
             with pytest.raises(exceptions.Internal, match="handler of py.backend.generate gave nothing; yield dictionaries"):
                 await ends(None)
             (finished,) = await ends({"token_ids": [1], "finish_reason": "because"})
-            assert finished["finished"]["reason"] == "stop"
+            assert finished["finish_reason"] == "stop"
             await runtime.shutdown()
             await serving
 
@@ -263,7 +263,7 @@ def test_a_worker_waits_and_asks_as_its_limits_say() -> None:
             # By default one comes every 30 s.
             await until(lambda: len(canaries) > 9, "canaries come")
             with pytest.raises(exceptions.DeadlineExceeded):
-                await client.generate({"model": "slow", "input": {"tokens": [1]}, "stop": {"max_tokens": 5}})
+                await client.generate({"token_ids": [1], "stop_conditions": {"max_tokens": 5}})
             await runtime.shutdown()
             await serving
 

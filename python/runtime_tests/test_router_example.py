@@ -1,4 +1,4 @@
-"""examples/python/router: prompts go where their beginning is cached."""
+"""examples/python/router: prompts go where their beginning is cached, also those that come by HTTP."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from typing import Any
 
 import pytest
 from conftest import Program, run
-from test_llm import MODEL
+from test_llm import MODEL, ask, frontend
 
 from genset.runtime import Runtime
 
 ROUTER = Path(__file__).parents[2] / "examples/python/router"
 
 
-def test_prompts_go_where_their_beginning_is(start: Callable[..., Program], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_go_where_their_beginning_is(
+    start: Callable[..., Program], start_genset: Callable[..., Program], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     workers = [start(str(ROUTER / "worker.py"), str(MODEL)) for _ in range(2)]
     for worker in workers:
-        worker.wait_for("serves the model routed")
-    start(str(ROUTER / "router.py")).wait_for("served by instance")
+        worker.wait_for("serves the model routed-worker")
+    start(str(ROUTER / "router.py"), str(MODEL)).wait_for_all("serves the model routed", "served by instance")
+    address = frontend(start_genset)
 
     async def main() -> None:
         async with await Runtime.connect() as runtime:
@@ -36,22 +39,24 @@ def test_prompts_go_where_their_beginning_is(start: Callable[..., Program], monk
                 while sorted(map(known, (await state.random()).values())) != sorted((count, count) for count in expected):
                     await asyncio.sleep(0.05)
 
-            async def ask(tokens: list[int]) -> tuple[int, int]:
-                request = {"model": "routed", "input": {"tokens": tokens}, "stop": {"max_tokens": 1}}
-                items = [item async for item in router.generate(request)]
-                cached = items[-1]["output"]["finished"]["usage"]["cached_tokens"]
-                return items[-1]["instance"], cached
+            async def cached_of(tokens: list[int]) -> Any:
+                chunk = await router.generate({"token_ids": tokens, "stop_conditions": {"max_tokens": 1}})
+                return chunk.completion_usage.cached_tokens
+
+            def cached_over_http(tokens: list[int]) -> Any:
+                answer = ask(address, "/v1/completions", {"model": "routed", "prompt": tokens, "max_tokens": 1})
+                return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
             await until_blocks(0, 0)
-            first, cached = await ask(list(range(64)))
-            assert cached == 0
+            assert await cached_of(list(range(64))) == 0
             await until_blocks(0, 4)
-            assert [await ask([*range(64), 7]) for _ in range(3)] == [(first, 64)] * 3
+            assert [await cached_of([*range(64), 7]) for _ in range(3)] == [64] * 3
             # Where nothing is cached, the emptier one is chosen.
-            second, cached = await ask(list(range(500, 564)))
-            assert second != first and cached == 0
+            assert await cached_of(list(range(500, 564))) == 0
             await until_blocks(4, 4)
-            assert await ask([*range(500, 564), 7]) == (second, 64)
-            assert await ask([*range(64), 7]) == (first, 64)
+            assert await cached_of([*range(500, 564), 7]) == await cached_of([*range(64), 7]) == 64
+            while "routed" not in [each["id"] for each in (await asyncio.to_thread(ask, address, "/v1/models"))["data"]]:
+                await asyncio.sleep(0.05)
+            assert await asyncio.to_thread(cached_over_http, [*range(500, 564), 7]) == 64
 
     run(main())

@@ -241,6 +241,28 @@ def test_what_a_handler_asks_for_belongs_to_its_request() -> None:
     run(main())
 
 
+def test_a_request_that_is_let_go_before_an_instance_is_known_is_not_sent() -> None:
+    asked: list[Any] = []
+
+    async def echo(request: Any) -> Any:
+        asked.append(request)
+        return request
+
+    async def main() -> None:
+        async with await Runtime.connect() as runtime, await Runtime.connect() as other:
+            client = await other.endpoint("py.text.echo").client()
+            left, closed, kept = (client.generate(name) for name in ("left", "closed", "kept"))
+            del left
+            await closed.aclose()
+            serving = asyncio.ensure_future(runtime.endpoint("py.text.echo").serve_endpoint(echo))
+            assert await kept == "kept"
+            assert asked == ["kept"]
+            await runtime.shutdown()
+            await serving
+
+    run(main())
+
+
 def test_a_deadline_ends_a_request_at_both_ends() -> None:
     seen: list[str | None] = []
 

@@ -310,6 +310,33 @@ def test_a_method_is_offered_over_http_by_its_decorator(start_genset: Callable[.
     run(main())
 
 
+@service(namespace="other")
+class Asker:
+    front = depends(Offered)
+
+    @endpoint()
+    async def ask(self, request: Any) -> AsyncIterator[str]:
+        body = {"model": "offered", "messages": [{"role": "user", "content": request}]}
+        answer = await self.front.my_chat_completions_endpoint(body)
+        yield answer.choices[0].message.content
+        async for chunk in self.front.my_chat_completions_endpoint(json.dumps({**body, "stream": True})):
+            yield chunk.choices[0].delta.get("content", "")
+
+
+def test_a_service_asks_a_method_that_is_offered_with_a_body() -> None:
+    async def main() -> None:
+        async with await Runtime.connect() as runtime, await Runtime.connect() as caller:
+            serving = [asyncio.ensure_future(sdk.serve(each, runtime)) for each in (Offered, Asker)]
+            client = await caller.endpoint("other.Asker.ask").client()
+            await (await caller.endpoint("other.Offered.my_chat_completions_endpoint").client()).wait_for_instances()
+            whole, *pieces = [item async for item in client.generate("hello")]
+            assert whole == "".join(pieces) == "hello!"
+            await runtime.shutdown()
+            await asyncio.gather(*serving)
+
+    run(main())
+
+
 def test_what_is_offered_is_checked_where_it_stands() -> None:
     (offer,) = ServiceSpec.of(Offered).models.values()
     assert (offer.name, offer.kind, offer.options) == ("offered", ModelType.Chat, {"context_length": 100, "migration_limit": 0})

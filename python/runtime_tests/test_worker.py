@@ -216,7 +216,7 @@ def test_cleanup_comes_after_the_last_request() -> None:
             running = asyncio.ensure_future(Worker(engine, CONFIG, runtime=runtime, grace=0.0).run())
             client = await other.endpoint("py.backend.generate").client()
             await until(lambda: running.done() or client.instance_ids(), "its canary is answered")
-            answer = client.generate({"model": "mine", "input": {"tokens": [1]}, "stop": {"max_tokens": 5}})
+            answer = client.generate({"token_ids": [1], "stop_conditions": {"max_tokens": 5}})
             await anext(answer)
             await runtime.shutdown()
             await running
@@ -277,10 +277,9 @@ def test_scores_may_come_before_the_finish() -> None:
             await until(lambda: running.done() or client.instance_ids(), "its canary is answered")
             assert not running.done(), running.exception()
             pairs = [{"token_ids": [1, 2, 3], "first_tokens": 2}, {"token_ids": [4, 5], "first_tokens": 1}]
-            answer = client.generate({"model": "mine", "input": {"score": pairs}})
-            scores, finished = [item async for item in answer]
-            assert scores == {"scores": [3.0, 2.0]}
-            assert finished["finished"]["usage"]["prompt_tokens"] == 5
+            answer = await client.generate({"score": pairs})
+            assert (answer.scores, answer.finish_reason) == ([3.0, 2.0], "stop")
+            assert answer.completion_usage.prompt_tokens == 5
             await runtime.shutdown()
             await running
 

@@ -1,14 +1,17 @@
-"""A router in Python with a cost of its own: it follows the KV events and the load of all instances, chooses one, and calls it directly.
+"""A router in Python with a cost of its own: it follows the KV events and the load of all instances, chooses one, and calls it directly. It is a
+model itself, so any frontend offers it over HTTP: `python router.py MODEL_PATH`.
 
 `genset run in=http out=dyn --router-mode kv` routes so by itself and faster; this is where to begin with a rule that it does not know.
 """
 
 import asyncio
 import contextlib
+import sys
 
-from worker import block_hashes
+from worker import BLOCK_SIZE, block_hashes
 
-from genset.exceptions import EngineError, Unavailable
+from genset.exceptions import EngineError, Overloaded
+from genset.llm import ModelType, register_llm
 from genset.runtime import Context, Runtime, worker
 
 LOOK_S = 0.1
@@ -65,14 +68,15 @@ class Router:
             await asyncio.sleep(LOOK_S)
 
     async def generate(self, request, context: Context):
-        hashes = block_hashes(request["input"]["tokens"])
+        hashes = block_hashes(request["token_ids"])
         if not self.instances:
-            raise Unavailable("no worker is there; try again later", retry_after=1.0)
+            # So a frontend tries another router, and the worker's own requests to this one count it as alive.
+            raise Overloaded("no worker is there; try again later", retry_after=1.0)
         number, instance = min(self.instances.items(), key=lambda each: (each[1].cost(hashes), each[0]))
         instance.mine += 1
         try:
-            async for output in self.clients["generate"].direct(request, number, context=context):
-                yield {"instance": number, "output": output}
+            async for chunk in self.clients["generate"].direct(request, number, context=context):
+                yield chunk
         finally:
             instance.mine -= 1
 
@@ -105,9 +109,14 @@ async def main(runtime: Runtime):
     names = ("generate", "kv_events", "load")
     router = Router(*[await backend.endpoint(name).client() for name in names])
     following = asyncio.create_task(router.follow())
+    endpoint = runtime.endpoint("routed.router.generate")
+    await register_llm(ModelType.Backend, endpoint, sys.argv[1], "routed", kv_cache_block_size=BLOCK_SIZE)
     try:
+        # The router is listed once it has answered a request of its own worker's.
+        while not router.instances:
+            await asyncio.sleep(LOOK_S)
         await asyncio.gather(
-            runtime.endpoint("routed.router.generate").serve_endpoint(router.generate),
+            endpoint.serve_endpoint(router.generate),
             runtime.endpoint("routed.router.state").serve_endpoint(router.state),
         )
     finally:

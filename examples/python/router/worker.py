@@ -50,7 +50,7 @@ class Engine:
 @worker()
 async def main(runtime: Runtime):
     endpoint = runtime.namespace("routed").component("backend").endpoint("generate")
-    await register_llm(ModelType.Backend, endpoint, sys.argv[1], "routed", kv_cache_block_size=BLOCK_SIZE, kv_events=True)
+    await register_llm(ModelType.Backend, endpoint, sys.argv[1], "routed-worker", kv_cache_block_size=BLOCK_SIZE, kv_events=True)
     await endpoint.serve_endpoint(Engine(endpoint).generate)
 
 

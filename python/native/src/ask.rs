@@ -74,6 +74,19 @@ enum Target {
 
 #[pymethods]
 impl Caller {
+    /// How long a request waits for the endpoint's first instance.
+    #[classattr]
+    const INSTANCE_S: f64 = INSTANCE_TIME.as_secs_f64();
+
+    /// The name of the model that the endpoint serves, where it serves one, and whether its handler reads whole bodies; `None` while
+    /// no instance is known.
+    fn model(&self) -> Option<(Option<String>, bool)> {
+        let instances = self.client.instances();
+        let card = instances.first()?.card.as_ref();
+        let reads_bodies = card.is_some_and(|card| card.capabilities.whole_bodies);
+        Some((card.map(|card| card.name.clone()), reads_bodies))
+    }
+
     /// The ids of the live instances, in their order.
     fn instance_ids(&self) -> Vec<u64> {
         let instances = self.client.instances();

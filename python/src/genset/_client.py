@@ -4,53 +4,56 @@ from __future__ import annotations
 
 import asyncio
 import json
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from genset._bridge import Bridge
+from genset._forms import NOTHING, AsItIs, Form, Reader, form_of
 from genset._values import decode, encode
 from genset.engine import Context
-from genset.exceptions import EngineError, InvalidArgument
+from genset.exceptions import InvalidArgument
 
 if TYPE_CHECKING:
     from genset._native import Asking, Caller
-
-Reader = Callable[[bytes], Any]
 
 
 class ResponseStream(AsyncIterator[Any]):
     """The answer to one request: iterate over its items with `async for`, or `await` it where there is one.
 
-    The request is sent when this is made. `aclose`, or letting it go, cancels it at the other end; what is not read yet waits
-    there. Errors are those of `genset.exceptions`.
+    The request is sent when this is made, or as soon as an instance is known. `aclose`, or letting it go, cancels it at the other end;
+    what is not read yet waits there. Errors are those of `genset.exceptions`.
     """
 
-    def __init__(self, bridge: Bridge, number: int, asking: Asking, read: Reader) -> None:
+    def __init__(self, bridge: Bridge, number: int) -> None:
         self._bridge = bridge
         self._number = number
-        self._asking = asking
-        self._read = read
+        self._asking: Asking | None = None
+        self._read: Reader = decode
         self._items: deque[bytes] = deque()
         self._ungranted = 0
         self._is_over = False
-        self._error: EngineError | None = None
+        self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> ResponseStream:
         return self
 
     async def __anext__(self) -> Any:
-        while not self._items:
-            if self._is_over:
-                error, self._error = self._error, None
-                if error is not None:
-                    raise error
-                raise StopAsyncIteration
-            self._grant()
-            await self._wait()
-        self._ungranted += 1
-        return self._read(self._items.popleft())
+        while True:
+            while not self._items:
+                if self._is_over:
+                    error, self._error = self._error, None
+                    if error is not None:
+                        raise error
+                    raise StopAsyncIteration
+                self._grant()
+                await self._wait()
+            self._ungranted += 1
+            value = self._read(self._items.popleft())
+            if value is not NOTHING:
+                return value
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self._only().__await__()
@@ -60,7 +63,7 @@ class ResponseStream(AsyncIterator[Any]):
         self._items.clear()
         self._is_over = True
         self._error = None
-        if self._bridge.asked.pop(self._number, None) is not None:
+        if self._bridge.asked.pop(self._number, None) is not None and self._asking is not None:
             self._asking.cancel()
         self._wake()
 
@@ -74,12 +77,22 @@ class ResponseStream(AsyncIterator[Any]):
             raise InvalidArgument("the endpoint answers with several items: read them with `async for`, not with `await`")
         return first
 
+    def begin(self, asking: Asking, read: Reader) -> None:
+        """The request is sent. `read` makes values of the items."""
+        self._asking = asking
+        self._read = read
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes any more."""
+        return self._is_over
+
     def on_item(self, item: bytes) -> None:
         """Called by the bridge."""
         self._items.append(item)
         self._wake()
 
-    def on_end(self, error: EngineError | None) -> None:
+    def on_end(self, error: Exception | None) -> None:
         """Called by the bridge."""
         self._is_over = True
         self._error = error
@@ -100,7 +113,7 @@ class ResponseStream(AsyncIterator[Any]):
 
     def _grant(self) -> None:
         # What was read since the last time, in one go.
-        if self._ungranted:
+        if self._ungranted and self._asking is not None:
             self._asking.grant(self._ungranted)
             self._ungranted = 0
 
@@ -112,6 +125,9 @@ class Client:
     another, but for `direct`: three times in all. So is one whose handler had begun and was cut by its process's shutdown before its first
     answer (`EngineShutdown`). Whether a lost instance (`Disconnected`) had begun a request is not known, so that is not sent again. While
     there is none, a request waits ten seconds for the first.
+
+    Where the endpoint serves a model, a request is what its handler gets, and the items are what it gives: a `genset.GenerateRequest` and
+    `genset.GenerateChunk`s, or of `ModelType.Chat` and `ModelType.Completion` the body of a client's request and the API's objects.
     """
 
     def __init__(self, bridge: Bridge, caller: Caller, endpoint: str, read: Reader = decode) -> None:
@@ -119,6 +135,8 @@ class Client:
         self._caller = caller
         self._endpoint = endpoint
         self._read = read
+        self._form: Form | None = None
+        """Not known before an instance is."""
 
     def instance_ids(self) -> list[int]:
         """The ids of the live instances, the lowest first."""
@@ -172,7 +190,53 @@ class Client:
         payload = encode(request, f"a request to {self._endpoint}")
         parent = None if context is None else context.native
         given = None if headers is None else dict(headers)
-        asking = self._caller.ask(number, payload, mode, instance_id, parent, timeout, given)
-        stream = ResponseStream(self._bridge, number, asking, self._read)
+
+        def send(left_s: float | None) -> tuple[Asking, Reader]:
+            form = self._known_form() or AsItIs(self._read)
+            asking = self._caller.ask(number, form.write(payload), mode, instance_id, parent, left_s, given)
+            return asking, form.reader()
+
+        stream = ResponseStream(self._bridge, number)
         self._bridge.asked[number] = stream
+        if self._known_form() is not None:
+            stream.begin(*send(timeout))
+        else:
+            # Letting go of the stream cancels it, also before it is sent.
+            self._once_found(weakref.ref(stream), send, timeout)
         return stream
+
+    def _known_form(self) -> Form | None:
+        if self._form is None:
+            found = self._caller.model()
+            if found is not None:
+                self._form = form_of(self._endpoint, *found, self._read)
+        return self._form
+
+    def _once_found(
+        self,
+        asked: weakref.ref[ResponseStream],
+        send: Callable[[float | None], tuple[Asking, Reader]],
+        timeout: float | None,
+    ) -> None:
+        """Sends a request when the first instance is known."""
+        loop, most_s = self._bridge.loop, self._caller.INSTANCE_S
+        limit_s = most_s if timeout is None else min(timeout, most_s)
+        begun_s = loop.time()
+        waiting = self._bridge.operation(lambda op: self._caller.wait_for_instances(op, limit_s))
+
+        def begin(done: asyncio.Future[int | None]) -> None:
+            # Looked at, so that nobody is warned of it.
+            error = None if done.cancelled() else done.exception()
+            stream = asked()
+            if done.cancelled() or stream is None or stream.is_over:
+                return
+            left_s = None if timeout is None else max(0.0, timeout - (loop.time() - begun_s))
+            try:
+                # One whose own time is over ends with that.
+                if error is not None and limit_s == most_s:
+                    raise error
+                stream.begin(*send(left_s))
+            except Exception as problem:
+                stream.on_end(problem)
+
+        waiting.add_done_callback(begin)

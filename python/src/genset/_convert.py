@@ -70,7 +70,7 @@ def request_from_wire(wire: dict[str, Any]) -> GenerateRequest:
 
 
 def request_to_wire(request: GenerateRequest) -> dict[str, Any]:
-    """The request as the worker reads it, for what an engine declares."""
+    """The request as the worker reads it."""
     if "text" in request:
         inputs: dict[str, Any] = {"text": request["text"]}
     elif "messages" in request:
@@ -88,7 +88,7 @@ def request_to_wire(request: GenerateRequest) -> dict[str, Any]:
     guided = request.get("guided_decoding")
     if guided:
         wire["guided"] = "json_object" if "json_object" in guided else guided
-    for key in ("priority", "cache_salt", "adapter", "data_parallel_rank", "annotations"):
+    for key in ("priority", "cache_salt", "adapter", "transfer", "resumed_tokens", "data_parallel_rank", "annotations"):
         if request.get(key) is not None:
             wire[key] = request[key]
     return wire

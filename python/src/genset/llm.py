@@ -198,7 +198,7 @@ async def register_llm(
         canary_timeout_s=canary_timeout,
     )
     if has_bodies:
-        codec: Bodies | Tokens = Bodies(endpoint.name, name, StepPublisher(endpoint).publish)
+        codec: Codec = Bodies(endpoint.name, name, StepPublisher(endpoint).publish)
     else:
         # A prefill answer without one may have lost its transfer.
         codec = Tokens(endpoint.name, spec["worker_id"], role == "prefill")

@@ -317,7 +317,8 @@ def _runtime_of(instance: object) -> Runtime:
 
 
 class ServiceClient:
-    """A client of a service: `await client.generate(request)`, or `async for` over it. Answers are what the method says it gives."""
+    """A client of a service: `await client.generate(request)`, or `async for` over it. Answers are what the method says it gives; of one that
+    serves a model, what a `Client` of it gives."""
 
     def __init__(self, runtime: Runtime, spec: ServiceSpec) -> None:
         self._clients: dict[str, Client] = {}
