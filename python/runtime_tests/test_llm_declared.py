@@ -159,7 +159,7 @@ def test_the_canary_is_not_given_beside_the_most_requests() -> None:
             [instance] = client.instance_ids()
 
             def asked(limit: int, **options: Any) -> Any:
-                return client.direct({"model": "py", "input": {"tokens": [1]}, "stop": {"max_tokens": limit}}, instance, **options)
+                return client.direct({"token_ids": [1], "stop_conditions": {"max_tokens": limit}}, instance, **options)
 
             answer = asked(2)
             await anext(answer)
@@ -168,8 +168,8 @@ def test_the_canary_is_not_given_beside_the_most_requests() -> None:
             with pytest.raises(exceptions.Overloaded, match="has the 1 requests that it is given at once"):
                 await anext(asked(1, headers=canary))
             let_go.set()
-            assert [item async for item in answer][-1]["finished"]["reason"] == "length"
-            assert len([item async for item in asked(1, headers=canary)]) == 2
+            assert [item async for item in answer][-1]["finish_reason"] == "length"
+            assert [item async for item in asked(1, headers=canary)][-1]["finish_reason"] == "length"
             await runtime.shutdown()
             await serving
 
