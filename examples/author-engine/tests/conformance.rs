@@ -8,6 +8,14 @@ fn is_conformant() {
     run_conformance(|_: &Scenario| Countdown::default()).assert_conformant();
 }
 
+/// It declares nothing but tokens and virtual time, and shows neither a load nor counters. What is skipped beyond this fails, and
+/// so would a check of anything that it once declared.
 mod each_check {
-    genset_conformance::suite!(|_: &genset_conformance::Scenario| author_engine::Countdown::default());
+    genset_conformance::suite!(
+        |_: &genset_conformance::Scenario| author_engine::Countdown::default(),
+        skips: [
+            "CC12", "CC17", "CT", "DG", "DT", "EM", "ER03", "FN16", "GD", "KV", "LC07", "LR", "MG",
+            "MT", "RD05", "RK", "SC", "SP", "ST09", "US05", "US09", "WB"
+        ]
+    );
 }
