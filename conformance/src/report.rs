@@ -175,7 +175,8 @@ impl HostReport {
 pub struct ProfileReport {
     /// The profile.
     pub profile: Profile,
-    /// `success` (all ran, none failed), `partial` (some were skipped), `failure`, or `absent` (not declared).
+    /// `success` (all that apply ran, none failed), `partial` (some that apply were skipped), `failure`, or `absent` (none
+    /// applies: it is not declared). What is above the run's level makes none partial.
     pub result: String,
     /// Checks that passed.
     pub passed: usize,
@@ -247,7 +248,7 @@ impl Report {
     fn count_profiles(&mut self) {
         self.profiles = Profile::ALL
             .into_iter()
-            .map(|profile| count(profile, &self.checks))
+            .map(|profile| count(profile, &self.checks, self.level))
             .collect();
     }
 
@@ -356,9 +357,9 @@ impl Report {
     }
 }
 
-fn count(profile: Profile, checks: &[CheckReport]) -> ProfileReport {
-    let (mut passed, mut failed, mut skipped, mut expected_failures, mut undeclared) =
-        (0, 0, 0, 0, 0);
+fn count(profile: Profile, checks: &[CheckReport], level: Level) -> ProfileReport {
+    let (mut passed, mut failed, mut skipped, mut expected_failures) = (0, 0, 0, 0);
+    let (mut inapplicable, mut missed) = (0, 0);
     let is_judged = |check: &&CheckReport| check.profile == profile && check.level != Level::Info;
     for check in checks.iter().filter(is_judged) {
         match check.verdict {
@@ -368,19 +369,22 @@ fn count(profile: Profile, checks: &[CheckReport]) -> ProfileReport {
             Verdict::ExpectedFail { .. } => expected_failures += 1,
             Verdict::Skip { code, .. } => {
                 skipped += 1;
-                undeclared += usize::from(code == SkipReason::NotDeclared);
+                if matches!(code, SkipReason::NotDeclared | SkipReason::NeedsTokens) {
+                    inapplicable += 1;
+                } else if check.level <= level {
+                    missed += 1;
+                }
             }
         }
     }
-    let ran = passed + failed + expected_failures;
     let result = if failed > 0 || expected_failures > 0 {
         "failure"
-    } else if ran == 0 && undeclared == skipped {
-        "absent"
-    } else if skipped > 0 {
-        "partial"
-    } else {
+    } else if passed > 0 && missed == 0 {
         "success"
+    } else if passed == 0 && missed == 0 && inapplicable > 0 {
+        "absent"
+    } else {
+        "partial"
     };
     ProfileReport {
         profile,
@@ -399,4 +403,56 @@ fn listed(measurements: &BTreeMap<String, u64>) -> String {
         .map(|(name, value)| format!("{name} {value}"))
         .collect();
     parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn skip(code: SkipReason) -> Verdict {
+        let reason = "not tried".into();
+        Verdict::Skip { code, reason }
+    }
+
+    /// The result of a profile with these checks, in a run of level 2.
+    fn result_of(checks: Vec<(Level, Verdict)>) -> String {
+        let profile = Profile::Tokens;
+        let row = |(level, verdict)| CheckReport {
+            id: "ST01".into(),
+            level,
+            profile,
+            verdict,
+            evidence: Evidence::Direct,
+            duration_us: 0,
+            is_precondition: false,
+            seen_in: None,
+            transcript: None,
+        };
+        let checks: Vec<CheckReport> = checks.into_iter().map(row).collect();
+        count(profile, &checks, Level::Strict).result
+    }
+
+    #[test]
+    fn what_does_not_apply_or_is_above_the_level_makes_no_profile_partial() {
+        let passed = || (Level::Core, Verdict::Pass);
+        let above = || (Level::Soak, skip(SkipReason::Level));
+        for code in [SkipReason::NotDeclared, SkipReason::NeedsTokens] {
+            let inapplicable = || (Level::Core, skip(code));
+            let all = vec![passed(), inapplicable(), above()];
+            assert_eq!(result_of(all), "success");
+            assert_eq!(result_of(vec![inapplicable(), above()]), "absent");
+        }
+    }
+
+    #[test]
+    fn what_applies_and_was_skipped_makes_a_profile_partial() {
+        for code in [SkipReason::Filtered, SkipReason::NoProbe, SkipReason::Level] {
+            let missed = || (Level::Core, skip(code));
+            let passed = (Level::Core, Verdict::Pass);
+            assert_eq!(result_of(vec![passed, missed()]), "partial");
+            assert_eq!(result_of(vec![missed()]), "partial");
+        }
+        let above = (Level::Soak, skip(SkipReason::Level));
+        assert_eq!(result_of(vec![above]), "partial");
+    }
 }
