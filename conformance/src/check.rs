@@ -67,11 +67,23 @@ pub enum Profile {
     Resume,
     /// Engines in a process of their own.
     Subprocess,
+    /// Engines that declare token sequences to embed among their inputs.
+    Embeddings,
+    /// Engines that declare pairs of texts to score among their inputs.
+    Scores,
+    /// Engines that have controls.
+    Controls,
+    /// Engines that declare adapters.
+    Adapters,
+    /// Engines that declare several data-parallel ranks.
+    Ranks,
+    /// Engines that declare whole bodies of OpenAI's API.
+    Bodies,
 }
 
 impl Profile {
     /// Every profile.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 14] = [
         Self::Tokens,
         Self::Sampling,
         Self::Logprobs,
@@ -80,6 +92,12 @@ impl Profile {
         Self::Disaggregated,
         Self::Resume,
         Self::Subprocess,
+        Self::Embeddings,
+        Self::Scores,
+        Self::Controls,
+        Self::Adapters,
+        Self::Ranks,
+        Self::Bodies,
     ];
 
     /// The name in reports.
@@ -94,6 +112,12 @@ impl Profile {
             Self::Disaggregated => "disaggregated",
             Self::Resume => "resume",
             Self::Subprocess => "subprocess",
+            Self::Embeddings => "embeddings",
+            Self::Scores => "scores",
+            Self::Controls => "controls",
+            Self::Adapters => "adapters",
+            Self::Ranks => "ranks",
+            Self::Bodies => "bodies",
         }
     }
 
@@ -101,8 +125,20 @@ impl Profile {
     #[must_use]
     pub const fn needs_tokens(self) -> bool {
         match self {
-            Self::Logprobs | Self::KvEvents | Self::Disaggregated | Self::Resume => true,
-            Self::Tokens | Self::Sampling | Self::Guided | Self::Subprocess => false,
+            Self::Logprobs
+            | Self::KvEvents
+            | Self::Disaggregated
+            | Self::Resume
+            | Self::Embeddings
+            | Self::Scores => true,
+            Self::Tokens
+            | Self::Sampling
+            | Self::Guided
+            | Self::Subprocess
+            | Self::Controls
+            | Self::Adapters
+            | Self::Ranks
+            | Self::Bodies => false,
         }
     }
 }

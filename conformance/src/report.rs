@@ -20,10 +20,10 @@ use crate::runner::{Options, SEQUENCES};
 use crate::transcript::Transcript;
 
 /// The version of the JSON form; a change that a reader could trip over raises it.
-pub const SCHEMA: &str = "genset-conformance/3";
+pub const SCHEMA: &str = "genset-conformance/4";
 
 /// The JSON Schema of the JSON form.
-pub const JSON_SCHEMA: &str = include_str!("../schema/report-3.json");
+pub const JSON_SCHEMA: &str = include_str!("../schema/report-4.json");
 
 /// How a check ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,10 +15,10 @@ use genset_backend_common::{
     StartContext, async_trait,
 };
 use genset_conformance::mutants::capable::capable;
-use genset_conformance::mutants::corpus;
+use genset_conformance::mutants::{controls, corpus};
 use genset_conformance::{
-    CheckReport, JSON_SCHEMA, Level, Options, Report, Scenario, SkipReason, Verdict, Waivers,
-    matrix, run_conformance_while, run_conformance_with,
+    CheckReport, JSON_SCHEMA, Level, Options, Profile, Report, Scenario, SkipReason, Verdict,
+    Waivers, matrix, run_conformance_while, run_conformance_with,
 };
 use serde_json::Value;
 
@@ -462,6 +462,31 @@ fn a_part_of_the_core_checks_makes_nobody_conformant() {
     let is_told =
         last.starts_with("PASSED, with ") && last.ends_with(" checks of level 1 left out by name");
     assert!(is_told, "{last}");
+}
+
+#[test]
+fn what_few_engines_can_has_a_profile_of_its_own() {
+    for (able, group, profile) in [
+        ("embeds", "EM", Profile::Embeddings),
+        ("scores", "SC", Profile::Scores),
+        ("is-operated", "CT", Profile::Controls),
+        ("is-operated", "LR", Profile::Adapters),
+        ("two-ranks", "RK01", Profile::Ranks),
+        ("text-bodies", "WB", Profile::Bodies),
+    ] {
+        let options = Options {
+            only: vec![group.into()],
+            ..Options::default()
+        };
+        let result = |report: &Report| {
+            let row = report.profiles.iter().find(|row| row.profile == profile);
+            row.unwrap().result.clone()
+        };
+        let able = controls().find(|control| control.name == able).unwrap();
+        let able = run_conformance_with(able.factory(clean()), &options);
+        assert_eq!(result(&able), "success", "{group}");
+        assert_eq!(result(&of_the_clean_engine(&options)), "absent", "{group}");
+    }
 }
 
 #[test]

@@ -65,7 +65,7 @@ async fn a_run_reports_to_people_and_to_programs() {
             .contains("<testsuite ")
     );
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
-    assert_eq!(report["schema"], "genset-conformance/3");
+    assert_eq!(report["schema"], "genset-conformance/4");
 
     let matrix = conform(&["matrix", &json]).await;
     assert!(matrix.stdout.contains("| ST01 | 1 |"), "{}", matrix.stdout);

@@ -3,12 +3,12 @@
 use genset_backend_common::{EngineError, ErrorKind, GenerateRequest, Output, config::InputKind};
 use serde_json::Value;
 
-use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail};
 use crate::medium::Api;
 use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
-    check!("WB01", Core, Tokens, "a body of OpenAI's API is answered by objects of that API: one, or one an event",
+    check!("WB01", Core, Bodies, "a body of OpenAI's API is answered by objects of that API: one, or one an event",
         clause: "Capabilities::whole_bodies",
         breaks: "answers that pass through the frontend and that no client can read", answered_in_objects),
 ];
@@ -16,9 +16,6 @@ pub(super) const CHECKS: &[Check] = &[
 async fn answered_in_objects(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let can = &live.config.capabilities;
-    if !can.whole_bodies {
-        skip!(NotDeclared, "the engine does not declare whole_bodies");
-    }
     ensure!(
         can.inputs.contains(&InputKind::Text),
         "whole_bodies is declared, and text is not: a body is an input of text"

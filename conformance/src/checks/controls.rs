@@ -15,31 +15,31 @@ use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
 use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
-    check!("CT01", Core, Tokens, "an engine that slept answers as before, and meanwhile answers nobody wrongly",
+    check!("CT01", Core, Controls, "an engine that slept answers as before, and meanwhile answers nobody wrongly",
         clause: "EngineControls::sleep",
         breaks: "a worker that wakes with half its weights, or fails the requests that came while it slept for good", sleeps_and_wakes),
-    check!("CT02", Strict, Tokens, "what an operator asks in vain is refused, and changes nothing",
+    check!("CT02", Strict, Controls, "what an operator asks in vain is refused, and changes nothing",
         clause: "EngineControls",
         breaks: "an operator's slip that takes the engine out of service", asked_in_vain),
-    check!("CT03", Strict, Tokens, "a profile that was begun can be ended, and says where it is",
+    check!("CT03", Strict, Controls, "a profile that was begun can be ended, and says where it is",
         clause: "EngineControls::stop_profile",
         breaks: "a profile that nobody finds, or one that slows the engine until its end", profiles),
-    check!("LR01", Core, Tokens, "an adapter is used by those who name it, from its load to its unload",
+    check!("LR01", Core, Adapters, "an adapter is used by those who name it, from its load to its unload",
         clause: "EngineControls::load_adapter",
         breaks: "customers answered by the base model, or by another customer's adapter", used_by_name),
-    check!("LR02", Core, Tokens, "requests go on whose adapter is unloaded",
+    check!("LR02", Core, Adapters, "requests go on whose adapter is unloaded",
         clause: "EngineControls::unload_adapter",
         breaks: "answers cut in the middle whenever adapters are exchanged", unloaded_in_use),
-    check!("LR03", Strict, Tokens, "an adapter that is not there cannot be loaded, and is not listed",
+    check!("LR03", Strict, Adapters, "an adapter that is not there cannot be loaded, and is not listed",
         clause: "EngineControls::adapters",
         breaks: "an adapter's name that routers know and no engine can answer under", missing_adapter),
-    check!("LR04", Core, Tokens, "an adapter's answer is the same, whatever the base model was asked before",
+    check!("LR04", Core, Adapters, "an adapter's answer is the same, whatever the base model was asked before",
         clause: "GenerateRequest::adapter",
         breaks: "KV blocks of the base model under an adapter: answers that are a bit of both", cache_kept_apart),
-    check!("LR05", Core, Tokens, "requests of an adapter and of the base model answer together as each does alone",
+    check!("LR05", Core, Adapters, "requests of an adapter and of the base model answer together as each does alone",
         clause: "GenerateRequest::adapter",
         breaks: "an adapter for a whole batch: its neighbours are answered by it too", beside_others),
-    check!("LR06", Core, Tokens, "an adapter that was unloaded can be loaded again, and answers as before",
+    check!("LR06", Core, Adapters, "an adapter that was unloaded can be loaded again, and answers as before",
         clause: "EngineControls::unload_adapter",
         breaks: "a name that is taken for good: an adapter cannot be replaced without a restart", loaded_again),
 ];
@@ -222,7 +222,6 @@ struct Loaded {
 
 impl Loaded {
     async fn load(live: &Live) -> Result<Self, Stop> {
-        ensure_adapters(live)?;
         let Some(adapter) = live.subject.adapter.clone() else {
             skip!(
                 NoProbe,
@@ -277,13 +276,6 @@ impl Loaded {
         );
         Ok(())
     }
-}
-
-fn ensure_adapters(live: &Live) -> CheckResult {
-    if !live.config.capabilities.adapters {
-        skip!(NotDeclared, "the engine does not declare adapters");
-    }
-    Ok(())
 }
 
 async fn ensure_unknown(live: &Live, request: GenerateRequest, when: &str) -> CheckResult {
@@ -346,7 +338,6 @@ async fn unloaded_in_use(trial: Trial) -> CheckResult {
 
 async fn missing_adapter(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    ensure_adapters(&live)?;
     let controls = controls(&live)?;
     let missing = Loaded {
         adapter: Adapter {

@@ -1,18 +1,18 @@
 //! EM: embeddings, of engines that declare that they take token sequences to embed.
 
-use genset_backend_common::{GenerateRequest, Input, Output, TokenId, config::InputKind};
+use genset_backend_common::{GenerateRequest, Input, Output, TokenId};
 
-use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail};
 use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
-    check!(tokens "EM01", Core, Tokens, "each input has one embedding, in the order of the inputs, and the same alone as among others",
+    check!("EM01", Core, Embeddings, "each input has one embedding, in the order of the inputs, and the same alone as among others",
         clause: "Output::Embeddings",
         breaks: "search indexes that hold one document's vector under another's name", one_each_in_order),
-    check!(tokens "EM02", Core, Tokens, "embeddings are of one length, and their numbers are finite and not all zero",
+    check!("EM02", Core, Embeddings, "embeddings are of one length, and their numbers are finite and not all zero",
         clause: "Output::Embeddings",
         breaks: "vector stores that refuse a batch, or find everything equally near", sane_numbers),
-    check!(tokens "EM03", Strict, Tokens, "embeddings are all of length 1, or none is",
+    check!("EM03", Strict, Embeddings, "embeddings are all of length 1, or none is",
         clause: "Output::Embeddings",
         breaks: "searches by dot product that always find the same few documents", one_norm),
 ];
@@ -56,16 +56,8 @@ async fn embed(live: &Live, inputs: Vec<Vec<TokenId>>) -> Result<Vec<Vec<f32>>, 
     Ok(embeddings)
 }
 
-async fn started(trial: &Trial) -> Result<Live, Stop> {
-    let live = trial.start().await?;
-    if !live.config.capabilities.inputs.contains(&InputKind::Embed) {
-        skip!(NotDeclared, "the engine does not declare that it embeds");
-    }
-    Ok(live)
-}
-
 async fn one_each_in_order(trial: Trial) -> CheckResult {
-    let live = started(&trial).await?;
+    let live = trial.start().await?;
     let inputs = inputs(&live);
     let together = embed(&live, inputs.clone()).await?;
     for (place, (input, embedding)) in inputs.into_iter().zip(together).enumerate() {
@@ -94,7 +86,7 @@ fn is_near(one: &[f32], other: &[f32]) -> bool {
 }
 
 async fn sane_numbers(trial: Trial) -> CheckResult {
-    let live = started(&trial).await?;
+    let live = trial.start().await?;
     let inputs = inputs(&live);
     let lengths: Vec<usize> = inputs.iter().map(Vec::len).collect();
     let embeddings = embed(&live, inputs).await?;
@@ -121,7 +113,7 @@ async fn sane_numbers(trial: Trial) -> CheckResult {
 const NORM_TOLERANCE: f32 = 0.01;
 
 async fn one_norm(trial: Trial) -> CheckResult {
-    let live = started(&trial).await?;
+    let live = trial.start().await?;
     let inputs = inputs(&live);
     let mut norms = Vec::new();
     for input in &inputs {

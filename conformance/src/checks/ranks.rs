@@ -8,7 +8,7 @@ use crate::kv_index::Index;
 use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
-    check!("RK01", Core, Tokens, "every data-parallel rank answers the requests that name it, and one that is not there is refused",
+    check!("RK01", Core, Ranks, "every data-parallel rank answers the requests that name it, and one that is not there is refused",
         clause: "EngineConfig::data_parallel_size",
         breaks: "a rank that fails, or answers from other weights, for the requests that a router sends there", each_answers),
     check!("RK02", Core, KvEvents, "each data-parallel rank publishes its own blocks, where kv_ranks is declared",

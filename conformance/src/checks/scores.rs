@@ -1,17 +1,15 @@
 //! SC: scores, of engines that declare that they score pairs of texts.
 
-use genset_backend_common::{
-    GenerateRequest, Input, Output, TokenId, config::InputKind, request::ScorePair,
-};
+use genset_backend_common::{GenerateRequest, Input, Output, TokenId, request::ScorePair};
 
-use crate::check::{Check, CheckResult, Stop, check, ensure, fail, skip};
+use crate::check::{Check, CheckResult, Stop, check, ensure, fail};
 use crate::trial::{Live, Trial};
 
 pub(super) const CHECKS: &[Check] = &[
-    check!(tokens "SC01", Core, Tokens, "each pair has one score, in the order of the pairs, and the same alone as among others",
+    check!("SC01", Core, Scores, "each pair has one score, in the order of the pairs, and the same alone as among others",
         clause: "Output::Scores",
         breaks: "rankings that give one document's score to another, or change with what else is ranked", one_each_in_order),
-    check!(tokens "SC02", Core, Tokens, "scores are finite, and not the same for every second text",
+    check!("SC02", Core, Scores, "scores are finite, and not the same for every second text",
         clause: "Output::Scores",
         breaks: "rankings in which nothing comes before anything else", sane_scores),
 ];
@@ -69,16 +67,8 @@ async fn score(live: &Live, pairs: Vec<ScorePair>) -> Result<Vec<f32>, Stop> {
     Ok(scores)
 }
 
-async fn started(trial: &Trial) -> Result<Live, Stop> {
-    let live = trial.start().await?;
-    if !live.config.capabilities.inputs.contains(&InputKind::Score) {
-        skip!(NotDeclared, "the engine does not declare that it scores");
-    }
-    Ok(live)
-}
-
 async fn one_each_in_order(trial: Trial) -> CheckResult {
-    let live = started(&trial).await?;
+    let live = trial.start().await?;
     let may_vary = live.varies_with_batch();
     let pairs = pairs(&live);
     let together = score(&live, pairs.clone()).await?;
@@ -95,7 +85,7 @@ async fn one_each_in_order(trial: Trial) -> CheckResult {
 }
 
 async fn sane_scores(trial: Trial) -> CheckResult {
-    let live = started(&trial).await?;
+    let live = trial.start().await?;
     let scores = score(&live, pairs(&live)).await?;
     for (place, score) in scores.iter().enumerate() {
         ensure!(score.is_finite(), "pair {place} has the score {score}");

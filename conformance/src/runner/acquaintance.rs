@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use genset_backend_common::{GenerateRequest, Role};
+use genset_backend_common::{GenerateRequest, Role, config::InputKind};
 use tokio::time::Instant;
 
 use super::watch::{Clock, watch};
@@ -243,6 +243,15 @@ async fn meet(trial: &Trial, may_be_virtual: bool) -> Result<Acquaintance, Stop>
             .is_some()
             .then_some(Profile::Subprocess),
     );
+    let takes = |kind: InputKind| can.inputs.contains(&kind);
+    profiles.extend(takes(InputKind::Embed).then_some(Profile::Embeddings));
+    profiles.extend(takes(InputKind::Score).then_some(Profile::Scores));
+    let has_controls = live.subject.engine.controls().is_some();
+    profiles.extend(has_controls.then_some(Profile::Controls));
+    profiles.extend(can.adapters.then_some(Profile::Adapters));
+    let has_ranks = live.config.data_parallel_size > 1;
+    profiles.extend(has_ranks.then_some(Profile::Ranks));
+    profiles.extend(can.whole_bodies.then_some(Profile::Bodies));
     let engine = EngineReport {
         name: live.config.model.clone(),
         capabilities: Some(can.clone()),
