@@ -148,12 +148,23 @@ pub(crate) struct RunArgs {
     /// File with the failures the engine's authors know of
     #[arg(long, value_name = "FILE")]
     waivers: Option<PathBuf>,
+    /// What the report is to say of the engine and its machine, such as engine_version=0.9, commit=4f2c, features=cuda or
+    /// accelerator=H200; may be given several times
+    #[arg(long, value_name = "NAME=VALUE", value_parser = fact)]
+    about: Vec<(String, String)>,
     /// Write the report as JSON; - for standard output instead of the terminal's report
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write the report as JUnit XML
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
+}
+
+/// A name and what stands behind it.
+fn fact(text: &str) -> Result<(String, String), &'static str> {
+    let named = text.split_once('=').filter(|(name, _)| !name.is_empty());
+    let (name, value) = named.ok_or("is not like commit=4f2c")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 #[derive(Debug, Args)]

@@ -199,6 +199,8 @@ pub struct Report {
     pub engine: EngineReport,
     /// The machine.
     pub host: HostReport,
+    /// What whoever ran it says of both: [`Options::about`].
+    pub about: BTreeMap<String, String>,
     /// The highest level that was run.
     pub level: Level,
     /// How a run of one check begins, for the replay line: a command that takes `--only ID`, `--level LEVEL` and `--seed N`;
@@ -224,6 +226,7 @@ impl Report {
             kit_version: env!("CARGO_PKG_VERSION").to_owned(),
             engine,
             host: HostReport::here(),
+            about: options.about.clone(),
             level: options.level,
             replay: options.replay.clone(),
             seed: options.seed,

@@ -33,6 +33,9 @@ pub struct Options {
     /// How the run of one check begins, for the report's replay lines: a command that takes `--only ID`, `--level LEVEL` and
     /// `--seed N`. Where it is empty, a replay line is a call in Rust.
     pub replay: String,
+    /// What the report is to say of the engine and its machine that the kit cannot see, by names such as `engine_version`,
+    /// `commit`, `features` and `accelerator`.
+    pub about: BTreeMap<String, String>,
     /// Varies the prompts of every check; a run with the same seed sends the same ones.
     pub seed: u64,
     /// Random sequences of operations that SQ01 tries; 0 leaves it out.
@@ -49,6 +52,7 @@ impl Default for Options {
             level: Level::Strict,
             only: Vec::new(),
             replay: String::new(),
+            about: BTreeMap::new(),
             seed: 0,
             sequences: 36,
             is_measuring: true,

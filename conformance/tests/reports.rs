@@ -29,6 +29,7 @@ fn options() -> Options {
         level: Level::Core,
         only: vec!["ST".into(), "US".into(), "PF01".into()],
         replay: "genset conform run --engine broken".into(),
+        about: [("commit".to_owned(), "4f2c\x1b[2J".to_owned())].into(),
         seed: 3,
         ..Options::default()
     }
@@ -48,6 +49,7 @@ fn a_failure_is_told_with_what_it_breaks_and_how_to_replay_it() {
     let text = report.to_terminal(false);
     for part in [
         " of sample, level 1, seed 3\n",
+        "\nabout     commit 4f2c\\u{1b}[2J\n",
         "FAILED ST01",
         "\n  seen    ",
         "\n  breaks  ",

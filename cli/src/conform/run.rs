@@ -233,6 +233,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
         },
         sequences: args.sequences,
         replay,
+        about: args.about.iter().cloned().collect(),
         seed: args.seed,
         ..Options::default()
     };

@@ -54,7 +54,16 @@ async fn a_run_reports_to_people_and_to_programs() {
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (json, junit) = (path("report.json"), path("report.xml"));
     let words = [
-        "run", "--engine", "sample", "--only", "ST,US", "--json", &json, "--junit", &junit,
+        "run",
+        "--engine=sample",
+        "--only=ST,US",
+        "--about=accelerator=none",
+        "--about",
+        "features=a=1",
+        "--json",
+        &json,
+        "--junit",
+        &junit,
     ];
     let ran = conform(&words).await;
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
@@ -66,6 +75,10 @@ async fn a_run_reports_to_people_and_to_programs() {
     );
     let report: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
     assert_eq!(report["schema"], "genset-conformance/4");
+    let about = serde_json::json!({"accelerator": "none", "features": "a=1"});
+    assert_eq!(report["about"], about);
+    let nameless = conform(&["run", "--engine=sample", "--about", "=1"]).await;
+    assert_eq!(nameless.code, Some(2), "{nameless:?}");
 
     let matrix = conform(&["matrix", &json]).await;
     assert!(matrix.stdout.contains("| ST01 | 1 |"), "{}", matrix.stdout);

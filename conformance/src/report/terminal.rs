@@ -110,6 +110,7 @@ impl Report {
                 self.seed
             ),
         );
+        self.write_about(&mut out);
         for (prefix, title) in GROUPS {
             self.write_group(prefix, title, &paint, &mut out);
         }
@@ -134,6 +135,16 @@ impl Report {
         }
         self.write_summary(&paint, &mut out);
         out
+    }
+
+    fn write_about(&self, out: &mut String) {
+        if self.about.is_empty() {
+            return;
+        }
+        let facts = self.about.iter();
+        let facts: Vec<String> = facts.map(|(name, fact)| format!("{name} {fact}")).collect();
+        let facts = escaped(&facts.join(", "));
+        line(out, format_args!("about     {facts}\n"));
     }
 
     fn write_group(&self, prefix: &str, title: &str, paint: &Paint, out: &mut String) {
