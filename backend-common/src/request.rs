@@ -125,7 +125,8 @@ pub struct ChatInput {
 #[serde(default)]
 pub struct StopConditions {
     /// The most tokens to generate, at least 1. `None`: as many as the context holds. More than the context has room for
-    /// behind the prompt is cut to that room and not refused: the sequence ends with `Length` where the context does.
+    /// behind the prompt is cut to that room and not refused: the sequence ends with `Length` where the context does. A Worker
+    /// fills it in for a prompt of token ids. For text and chat messages it may be `None`: only the engine knows how long they are.
     pub max_tokens: Option<u32>,
     /// Tokens to generate before a stop token may end the sequence.
     pub min_tokens: u32,
