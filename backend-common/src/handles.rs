@@ -295,21 +295,43 @@ impl Load {
 #[derive(Debug, Clone)]
 pub struct LoadPublisher {
     sender: Arc<watch::Sender<Load>>,
+    /// What the engine declared; read and written under the lock of `sender`.
+    declared_blocks: Arc<AtomicU64>,
 }
 
 impl Default for LoadPublisher {
     fn default() -> Self {
         Self {
             sender: Arc::new(watch::Sender::new(Load::default())),
+            declared_blocks: Arc::default(),
         }
     }
 }
 
 impl LoadPublisher {
-    /// Publishes the present load.
-    pub fn publish(&self, load: Load) {
-        self.sender
-            .send_if_modified(|current| std::mem::replace(current, load) != load);
+    /// Publishes the present load. Where it has no KV blocks in all, a Worker takes those that its engine declared
+    /// ([`EngineConfig::kv_total_blocks`](crate::EngineConfig::kv_total_blocks)).
+    pub fn publish(&self, mut load: Load) {
+        self.sender.send_if_modified(|current| {
+            self.fill_in(&mut load);
+            std::mem::replace(current, load) != load
+        });
+    }
+
+    /// Takes the KV blocks that the engine declared.
+    pub(crate) fn declare_blocks(&self, blocks: u64) {
+        self.sender.send_if_modified(|current| {
+            self.declared_blocks.store(blocks, Ordering::Relaxed);
+            let before = *current;
+            self.fill_in(current);
+            *current != before
+        });
+    }
+
+    fn fill_in(&self, load: &mut Load) {
+        if load.kv_total_blocks == 0 {
+            load.kv_total_blocks = self.declared_blocks.load(Ordering::Relaxed);
+        }
     }
 
     /// Follows the load.

@@ -70,11 +70,13 @@ impl Effects {
         let (engine, start) = (Arc::clone(&self.engine), self.start.clone());
         let (calls, config) = (self.calls.clone(), self.config.clone());
         let (limit, adapters) = (config.start_timeout, self.adapters.clone());
+        let load = start.load.clone();
         Box::pin(async move {
             let call = async move {
                 config.validate()?;
                 let declared = engine.start(start).await?;
                 let (declared, card) = config.apply(declared)?;
+                load.declare_blocks(declared.kv_total_blocks.unwrap_or(0));
                 adapters.begin(&*engine, &config.adapters, &card).await?;
                 let config = declared;
                 Ok(Started { config, card })

@@ -7,6 +7,7 @@ mod drain;
 mod fakes;
 mod faults;
 mod limits;
+mod load;
 mod random;
 mod refusals;
 mod rules;

@@ -104,6 +104,7 @@ class EngineConfig:
     vocab_size: int | None = None
     kv_cache_block_size: int | None = None
     total_kv_blocks: int | None = None
+    """KV blocks in all. With them, and without `kv_events`, routers take the prompts that they sent for cached."""
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     data_parallel_size: int = 1

@@ -99,7 +99,7 @@ async def register_llm(
     seeds draw on behind them, penalties count them, grammars go on from them. `user_data` is published as it is, and workers of one model may have others each. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
     are let through. `max_logprobs` is how many candidates of each token the handler gives log probabilities of, and `guided` names the
     kinds of structured output that it keeps to; without them requests with these are refused. With `priority` the handler honours that
-    of its requests, the larger first; without it a request with one is refused. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent.
+    of its requests, the larger first; without it a request with one is refused. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent, if `total_kv_blocks` says that there are KV blocks.
     `data_parallel_size` is the number of ranks, of which a request may name one (`data_parallel_rank`); with `kv_ranks` the
     `KvEventPublisher` is told the rank of each event, and routers choose among the ranks.
     `vocab_size` is what token ids are below; without it that of the model's files. `max_num_seqs`, how many requests the handler runs at
@@ -507,7 +507,7 @@ class LoadPublisher(_Publisher):
     """Tells routers how busy the engine is."""
 
     def publish(self, load: Load) -> None:
-        """The load is this now; what is absent is 0."""
+        """The load is this now; what is absent is 0, but for `kv_total_blocks`: then what `register_llm` was told counts."""
         self._publish({"load": dict(load)})
 
 

@@ -129,7 +129,7 @@ class GenerateChunk(TypedDict, total=False):
 
 
 class Load(TypedDict, total=False):
-    """How busy the engine is; what is absent is 0."""
+    """How busy the engine is; what is absent is 0, but for `kv_total_blocks`: then what the engine declared counts."""
 
     running_requests: int
     waiting_requests: int
