@@ -50,7 +50,11 @@ async fn a_server_of_tokens_answers_the_api() {
         let output = format!("out={api}");
         let mut command = with_path(&["run", "in=http", &output, "--http-port", "0"]);
         command.arg(tiny_chat()).arg(stand_in(api));
-        let answer = chat(Server::spawn(command).await, "tiny-chat").await;
+        let server = Server::spawn(command).await;
+        let log = server.log();
+        let has_none = log.contains("publishes no KV events");
+        assert_eq!(has_none, api == "trtllm", "{api}: {log}");
+        let answer = chat(server, "tiny-chat").await;
         assert_eq!(answer["usage"]["completion_tokens"], 5, "{api}: {answer}");
         assert_eq!(answer["choices"][0]["finish_reason"], "length", "{api}");
     }

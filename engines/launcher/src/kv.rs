@@ -73,7 +73,13 @@ impl KvSource {
         let has_events = match dialect {
             Dialect::Vllm => true,
             Dialect::Sglang => has_blocks(config),
-            Dialect::Trtllm | Dialect::LlamaServer | Dialect::LlamaCppPython => false,
+            Dialect::Trtllm => {
+                tracing::info!(
+                    "TensorRT-LLM publishes no KV events: frontends choose it by its requests alone, and with --use-kv-events=false by the prompts that they sent it too"
+                );
+                false
+            }
+            Dialect::LlamaServer | Dialect::LlamaCppPython => false,
         };
         if !has_events || config.extra.as_ref().is_some_and(has_own) {
             return Ok(None);
