@@ -86,9 +86,11 @@ pub(crate) fn choose<'a>(
     Ok(Choice { files, file: None })
 }
 
-/// Whether it holds weights, of the model or of a module behind it.
+/// Whether it holds weights, of the model or of a module behind it, or code of a model's own, which servers in Python run where they
+/// are told to (`trust_remote_code`). Nothing of ours does.
 fn is_read_beside(name: &str) -> bool {
-    is_weights(name) || in_module(name) == Some("model.safetensors")
+    let is_code = !name.contains('/') && name.ends_with(".py");
+    is_weights(name) || in_module(name) == Some("model.safetensors") || is_code
 }
 
 /// A file's name, where it lies in the folder of a module of `sentence-transformers`, such as `1_Pooling`.
@@ -267,6 +269,8 @@ mod tests {
         "tokenizer_config.json",
         "merges.txt",
         "chat_template.jinja",
+        "modeling_own.py",
+        "onnx/convert.py",
         "model-00001-of-00002.safetensors",
         "model-00002-of-00002.safetensors",
         "model.safetensors.index.json",
@@ -319,8 +323,14 @@ mod tests {
         );
         for needs in [Needs::Weights, Needs::WeightsOrGguf] {
             let (files, file) = chosen("a/b", needs, PLAIN).unwrap();
-            assert_eq!(files.len(), config.len() + 2);
-            assert!(files.contains(&"model-00002-of-00002.safetensors".into()) && file.is_none());
+            let more = files.iter().filter(|it| !config.contains(it));
+            let more: Vec<&str> = more.map(String::as_str).collect();
+            let expected = [
+                "modeling_own.py",
+                "model-00001-of-00002.safetensors",
+                "model-00002-of-00002.safetensors",
+            ];
+            assert_eq!((more.as_slice(), file), (&expected[..], None));
         }
     }
 
