@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from conftest import LONG_S, Program, run, until
-from test_llm import MODEL, ask
+from test_llm import MODEL, ask, frontend
 
 from genset import exceptions
 from genset.runtime import Runtime
 
+NAME_ENGINE = str(Path(__file__).parents[1] / "tests/name_engine.py")
 WIRE_CLIENT = Path(__file__).parents[2] / "examples/python-wire-client"
 
 
@@ -160,6 +161,23 @@ def test_use_after_fork_says_what_to_do(start: Callable[..., Any]) -> None:
     forker = start("forker.py")
     forker.wait_for("connected before os.fork()")
     assert forker.exit_code() == 0
+
+
+def test_an_engine_of_text_runs_with_a_name_alone_and_one_of_tokens_says_what_it_needs(start_genset: Callable[..., Program]) -> None:
+    address = frontend(start_genset)
+    worker = Program(sys.executable, NAME_ENGINE, "chat")
+    try:
+        while "only-a-name" not in [each["id"] for each in ask(address, "/v1/models")["data"]]:
+            assert worker.process.poll() is None, "\n".join(worker.lines)
+        body = {"model": "only-a-name", "messages": [{"role": "user", "content": "hi"}]}
+        assert ask(address, "/v1/chat/completions", body)["choices"][0]["message"]["content"] == "hello"
+        assert worker.stop() == 0
+    finally:
+        if worker.process.poll() is None:
+            worker.process.kill()
+    refused = Program(sys.executable, NAME_ENGINE, "tokens")
+    assert refused.exit_code() == 1
+    assert any("only-a-name is neither a folder, a GGUF file nor a name like" in line for line in refused.lines), refused.lines
 
 
 def test_frontend_and_sample_run_as_modules() -> None:

@@ -404,6 +404,10 @@ def test_the_worker_is_told_how_to_start_the_program_again(tmp_path: Path, monke
         *["--context-length", "100", "--migration-limit", "0", "--tool-parser", "hermes", "--reasoning-parser", "qwen3"],
         *["--user-data", '{"adapter": "a b"}'],
     ]
+    monkeypatch.chdir(tmp_path)
+    for name, files in [("m", []), ("genset", ["genset"]), ("org/m", ["org/m"]), ("./m", ["./m"])]:
+        command = worker_command(WorkerConfig(model_name=name), ["engine"])
+        assert command[4:] == [*files, "--model-name", name]
 
 
 def test_the_frontend_s_port_is_a_default() -> None:

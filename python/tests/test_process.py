@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import pytest
 
 from genset._frames import Kind, encode, pack
+from genset.backend.run import NAME_ONLY_VARIABLE
 from worker_stub import HELLO, WorkerStub
 
 SAMPLE = str(Path(__file__).parent.parent / "sample_engine.py")
@@ -20,6 +22,7 @@ STUB = str(Path(__file__).parent / "worker_stub.py")
 LEAVING = str(Path(__file__).parent / "leaving_engine.py")
 GRIP = str(Path(__file__).parent / "grip_engine.py")
 EVENTS = str(Path(__file__).parent / "events_engine.py")
+NAME = str(Path(__file__).parent / "name_engine.py")
 ORPHAN = str(Path(__file__).parent / "orphan_engine.py")
 
 
@@ -112,6 +115,26 @@ def test_a_worker_of_another_version_is_refused_in_words() -> None:
     assert kind == Kind.GO_AWAY
     assert msgpack.unpackb(payload)["code"] == "version"
     assert worker.process.wait(30) != 0
+
+
+def test_an_engine_that_has_only_a_name_needs_files_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_files, kind, problem in [(False, "text", None), (True, "tokens", None), (False, "tokens", "only-a-name is neither a folder")]:
+        if has_files:
+            monkeypatch.delenv(NAME_ONLY_VARIABLE, raising=False)
+        else:
+            monkeypatch.setenv(NAME_ONLY_VARIABLE, "1")
+        worker = WorkerStub(NAME, kind)
+        if problem is None:
+            worker.start()
+        else:
+            worker.send(Kind.HELLO, 0, HELLO)
+            worker.request(1, "start", {"worker_id": 1, "role": "aggregated"})
+            frames = [worker.frame(), worker.frame()]
+            assert [frame[0] for frame in frames] == [Kind.HELLO, Kind.ERROR]
+            error = msgpack.unpackb(frames[1][2])
+            assert error["kind"] == "invalid_argument" and problem in error["message"], error
+        worker.process.kill()
+        worker.process.wait(30)
 
 
 def events(count: int, **operation: Any) -> list[Any]:

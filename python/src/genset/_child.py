@@ -9,9 +9,10 @@ import socket
 from collections.abc import Coroutine
 from typing import Any
 
+from genset import _model_files
 from genset._channel import Channel, kill_group
 from genset._convert import Answer, request_from_wire
-from genset._declared import completed
+from genset._declared import completed, needs_files
 from genset._frames import (
     MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
@@ -51,9 +52,17 @@ class Child:
     """Serves one engine until the worker lets it go."""
 
     def __init__(
-        self, engine: LLMEngine, sock: socket.socket, model_path: str = "", migration_limit: int | None = None
+        self,
+        engine: LLMEngine,
+        sock: socket.socket,
+        model_path: str = "",
+        migration_limit: int | None = None,
+        *,
+        has_files: bool = True,
     ) -> None:
+        """Without files `model_path` is only a name, which is enough for engines of text."""
         self._engine = engine
+        self._has_files = has_files
         self._model_path = model_path
         self._migration_limit = migration_limit
         self._loop = asyncio.get_running_loop()
@@ -281,6 +290,8 @@ class Child:
         try:
             config = completed(await started(self._engine, body["worker_id"]), self._model_path, self._migration_limit)
             wire = config.to_wire()
+            if not self._has_files and needs_files(config):
+                _model_files.find(self._model_path)
         except GeneratorExit:
             # The event loop is gone.
             raise

@@ -36,6 +36,11 @@ def completed(config: EngineConfig, model_path: str, migration_limit: int | None
     return config
 
 
+def needs_files(config: EngineConfig) -> bool:
+    """Whether a frontend needs the model's tokenizer to serve it."""
+    return bool({"tokens", "embed", "score"} & set(config.inputs))
+
+
 def warn_of_sampling(where: str, model: str) -> None:
     """Says that options reach a model that may ignore them, and what to declare."""
     logger.warning(

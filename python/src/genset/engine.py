@@ -192,7 +192,7 @@ class WorkerConfig:
     model_name: str = ""
     served_model_name: str | None = None
     model_path: str | None = None
-    """Folder with the tokenizer; `model_name` when it is absent. For `genset.backend.Worker` a GGUF file too."""
+    """Folder with the tokenizer, or a GGUF file; `model_name` when it is absent, which may be only a name where the engine takes text or chats alone."""
     role: str = "aggregated"
     """The part the instance plays: `aggregated`, `prefill` or `decode`; the engine declares those it can (`EngineConfig.roles`)."""
     endpoint_types: str | None = None

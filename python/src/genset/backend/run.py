@@ -25,6 +25,8 @@ FD_VARIABLE = "GENSET_ENGINE_FD"
 """Names the socket, in a process that a worker started."""
 LEASH_VARIABLE = "GENSET_ENGINE_LEASH_FD"
 """Names a socket that ends with the worker, in a process that a worker started."""
+NAME_ONLY_VARIABLE = "GENSET_ENGINE_NAME_ONLY"
+"""Set where `run` started the worker for a model that is only a name: there are no files of it."""
 BINARY_VARIABLE = "GENSET_BIN"
 """The `genset` binary, where it is not in PATH."""
 
@@ -44,6 +46,8 @@ def run(engine_class: type[LLMEngine], argv: list[str] | None = None) -> None:
         return
     _, config = asyncio.run(made(engine_class, argv))
     command = worker_command(config, engine_command(argv))
+    if config.model_name and _model(config) is None:
+        os.environ[NAME_ONLY_VARIABLE] = "1"
     os.execv(command[0], command)
 
 
@@ -69,8 +73,10 @@ async def _serve(engine_class: type[LLMEngine], argv: list[str] | None, fd: int)
     sock = socket.socket(fileno=fd)
     # What the engine starts must not hold the socket open.
     sock.set_inheritable(False)
+    has_files = os.environ.pop(NAME_ONLY_VARIABLE, None) is None
     engine, config = await made(engine_class, argv)
-    await Child(engine, sock, config.model_path or config.model_name, config.migration_limit).serve()
+    path = config.model_path or config.model_name
+    await Child(engine, sock, path, config.migration_limit, has_files=has_files).serve()
 
 
 def engine_command(argv: list[str] | None = None) -> list[str]:
@@ -88,8 +94,8 @@ def worker_command(config: WorkerConfig, engine: list[str]) -> list[str]:
     """The command that serves `engine`, a command itself, as `config` says."""
     endpoint = f"{config.namespace}.{config.component}.{config.endpoint}"
     command = [find_binary(), "run", f"in=dyn://{endpoint}", f"out=cmd:{shlex.join(engine)}"]
-    model = config.model_path or config.model_name
-    if model:
+    model = _model(config)
+    if model is not None:
         command.append(model)
     options = {
         "--model-name": config.served_model_name or config.model_name or None,
@@ -110,6 +116,14 @@ def worker_command(config: WorkerConfig, engine: list[str]) -> list[str]:
         if value is not None:
             command += [flag, str(value)]
     return [*command, *config.extra_args]
+
+
+def _model(config: WorkerConfig) -> str | None:
+    """Where the model's files are said to be. A `model_name` that is a word, and no path here, is only a name."""
+    if config.model_path:
+        return config.model_path
+    name = config.model_name
+    return name if "/" in name or os.path.exists(name) else None
 
 
 def find_binary() -> str:

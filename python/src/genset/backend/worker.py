@@ -12,7 +12,7 @@ from typing import Any
 
 from genset import _model_files
 from genset._checks import LIMITS, check_seconds
-from genset._declared import completed
+from genset._declared import completed, needs_files
 from genset._frames import pack
 from genset._slips import called, check_engine, started
 from genset.engine import Context, Event, LLMEngine, WorkerConfig, WorkerHandle, control_reply
@@ -75,11 +75,10 @@ class Worker:
             wire = declared.to_wire()
             wire["model"] = config.served_model_name or config.model_name or wire["model"]
             limits = {f"{name}_s": getattr(config, name) for name in LIMITS if getattr(config, name) is not None}
-            needs_files = bool({"tokens", "embed", "score"} & set(declared.inputs))
             spec = model_spec(
                 endpoint,
                 wire,
-                await asyncio.to_thread(_model_files.find, path) if needs_files else None,
+                await asyncio.to_thread(_model_files.find, path) if needs_files(declared) else None,
                 endpoint_types=config.endpoint_types.split(",") if config.endpoint_types else None,
                 context_length=config.context_length,
                 role=config.role,
