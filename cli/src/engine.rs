@@ -146,8 +146,8 @@ fn of_tokens(
 
 /// The model that the command line names, or the built-in one, with the template that the command line names.
 fn model_folder(config: &RunConfig) -> Result<ModelFolder, EngineError> {
-    let mut folder = match config.worker.model_folder()? {
-        Some(folder) => folder,
+    let mut folder = match &config.worker.model_path {
+        Some(path) => candle::files_of(path, None, config)?,
         None => tiny_chat()?,
     };
     if let Some(path) = &config.engine_args.chat_template {

@@ -70,6 +70,9 @@ pub(crate) fn bring(
         return Ok(());
     };
     if let Some(model) = worker.model_path.as_deref().and_then(named) {
+        // The tokenizer is in the file.
+        let is_inside = needs == Needs::Config && model.names_gguf();
+        let needs = if is_inside { Needs::Gguf } else { needs };
         worker.model_path = Some(fetch("MODEL", &model, needs)?.path);
         worker
             .model_name

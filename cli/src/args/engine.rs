@@ -141,11 +141,6 @@ fn check_model(output: &OutputKind, path: Option<&Path>) -> Result<(), EngineErr
         (OutputKind::Engine(EngineKind::Server(kind)), path) => {
             required_model(*kind, path).map(drop)
         }
-        (OutputKind::Engine(EngineKind::Candle | EngineKind::Apart(_)), Some(path))
-            if is_gguf(path) && path.is_file() =>
-        {
-            Ok(())
-        }
         (OutputKind::Engine(EngineKind::Apart(Apart::LibLlama)), Some(path)) if path.is_dir() => {
             let problem = format!(
                 "{} is a folder; out=libllama takes a GGUF file",
@@ -346,18 +341,12 @@ pub(crate) fn required_command(given: Option<&str>) -> Result<&str, EngineError>
     })
 }
 
-/// Says what this build cannot load before it says what is missing.
+/// Refuses what is neither a folder nor a GGUF file.
 fn check_model_path(path: &Path) -> Result<(), EngineError> {
-    if path.is_dir() {
+    if path.is_dir() || (is_gguf(path) && path.is_file()) {
         return Ok(());
     }
     let shown = path.display();
-    if is_gguf(path) && path.is_file() {
-        let problem = format!(
-            "{shown}: a GGUF file is for out=candle, mistralrs, libllama or llamacpp; give a model folder"
-        );
-        return Err(EngineError::unsupported("MODEL", problem));
-    }
     if path.exists() {
         return Err(EngineError::invalid_argument(
             "MODEL",

@@ -76,6 +76,22 @@ async fn a_gguf_file_alone_answers_the_same() {
     answers_every_golden_question(server).await;
 }
 
+/// Its tokenizer is all that they need.
+#[tokio::test]
+async fn a_gguf_file_gives_engines_without_weights_their_tokens() {
+    let file = tiny_chat().join("tiny-chat-q8_0.gguf");
+    let file = file.to_str().expect("a path in UTF-8");
+    for output in ["out=echo_core", "out=mocker", "out=sample"] {
+        let server = Server::start(&[output, file, "--model-name", "m"]).await;
+        let body = json!({"model": "m", "prompt": "Hello you there", "max_tokens": 2});
+        let exchange = server.post("/v1/completions", &body.to_string()).await;
+        let answer = exchange.response().await;
+        let is_whole = answer.body.contains(r#""completion_tokens":2"#);
+        assert!(is_whole, "{output}: {}{}", answer.body, server.log());
+        server.stop().await;
+    }
+}
+
 #[tokio::test]
 async fn a_question_on_standard_input_is_answered() {
     let ended = run_with(

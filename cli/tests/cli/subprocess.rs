@@ -20,23 +20,26 @@ fn with_python(words: &[&str]) -> Command {
 async fn an_engine_in_python_answers_the_api() {
     let (sample, _) = python_engine("sample_engine.py");
     let output = format!("out=cmd:{sample}");
-    let mut command = with_python(&["run", "in=http", &output]);
-    command.arg(tiny_chat()).args(["--http-port", "0"]);
-    let server = Server::spawn(command).await;
-    let body = json!({
-        "model": "tiny-chat",
-        "max_tokens": 5,
-        "messages": [{"role": "user", "content": "Hello"}],
-    });
-    let exchange = server.post("/v1/chat/completions", &body.to_string()).await;
-    let answer = exchange.response().await;
-    assert_eq!(answer.status, 200, "{}{}", answer.body, server.log());
-    assert!(
-        answer.body.contains(r#""completion_tokens":5"#),
-        "{}",
-        answer.body
-    );
-    server.stop().await;
+    for model in [tiny_chat(), tiny_chat().join("tiny-chat-q8_0.gguf")] {
+        let words = ["run", "in=http", &output, "--model-name", "tiny-chat"];
+        let mut command = with_python(&words);
+        command.arg(model).args(["--http-port", "0"]);
+        let server = Server::spawn(command).await;
+        let body = json!({
+            "model": "tiny-chat",
+            "max_tokens": 5,
+            "messages": [{"role": "user", "content": "Hello"}],
+        });
+        let exchange = server.post("/v1/chat/completions", &body.to_string()).await;
+        let answer = exchange.response().await;
+        assert_eq!(answer.status, 200, "{}{}", answer.body, server.log());
+        assert!(
+            answer.body.contains(r#""completion_tokens":5"#),
+            "{}",
+            answer.body
+        );
+        server.stop().await;
+    }
 }
 
 /// An engine that is asked under an id that is in use fails.
