@@ -11,14 +11,13 @@ from genset.exceptions import InvalidArgument
 from genset.llm import ModelType
 from genset.runtime import Endpoint
 
-__all__ = ["KvEventPublisher", "KvMetricsPublisher", "ModelType", "WorkerMetricsPublisher", "register_llm"]
+__all__ = ["KvEventPublisher", "KvMetricsPublisher", "ModelType", "WorkerMetricsPublisher", "register_llm", "register_model"]
 
 _INSTEAD = {
     "HttpService": "run `genset run in=http out=dyn`, or `python -m genset.frontend`",
     "HttpAsyncEngine": "register a handler with ModelType.Chat; `genset run in=http out=dyn` serves it",
     "KvIndexer": "routers index by themselves: `genset run in=http out=dyn --router-mode kv`",
     "KvRouter": "routers route by themselves: `genset run in=http out=dyn --router-mode kv`",
-    "register_model": "use register_llm",
 }
 
 
@@ -73,6 +72,10 @@ async def register_llm(
         user_data,
         **options,
     )
+
+
+register_model = register_llm
+"""What Dynamo's newer documents call it."""
 
 
 def __getattr__(name: str) -> Any:
