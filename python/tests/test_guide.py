@@ -21,6 +21,7 @@ BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.D
 FILES = {
     "pyproject.toml",
     "src/my_backend/batch.py",
+    "src/my_backend/cache.py",
     "src/my_backend/engine.py",
     "src/my_backend/inside.py",
     "src/my_backend/main.py",

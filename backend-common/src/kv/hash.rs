@@ -12,13 +12,14 @@ use crate::request::TokenId;
 #[serde(transparent)]
 pub struct BlockHash(pub u64);
 
-/// How an engine hashes its blocks. Engines with a scheme of their own implement it, so that routers hash alike.
+/// How blocks are hashed. Routers hash prompts with [`Xxh3BlockHasher`] and find no hashes of another scheme, so an engine publishes
+/// those, whatever it has inside.
 pub trait BlockHasher: Send + Sync {
     /// The hash of a block of `tokens` that follows the block `parent`, or starts the sequence.
     fn hash_block(&self, parent: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash;
 }
 
-/// The default scheme: XXH3-64 over the parent's hash and the tokens, all little-endian.
+/// The scheme of routers: XXH3-64 over the parent's hash and the tokens, all little-endian.
 ///
 /// # Source
 /// <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>

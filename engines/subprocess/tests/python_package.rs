@@ -9,11 +9,12 @@
 
 mod support;
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::time::Duration;
 
 use futures_util::{FutureExt, StreamExt};
-use genset_backend_common::kv::KvEventPublisher;
+use genset_backend_common::kv::{KvEventPublisher, Xxh3BlockHasher, hash_blocks, sequence_root};
 use genset_backend_common::{
     CancelReason, DrainContext, EngineError, ErrorKind, FinishReason, GenerateRequest,
     GuidedDecoding, Input, LLMEngine, Output, OutputStream, RequestContext, StartContext,
@@ -116,7 +117,16 @@ async fn what_is_published_reaches_the_workers_handles() {
     assert_eq!(load.borrow().kv_used_blocks, 5);
     let blocks = |cache: &KvEventPublisher| cache.subscribe().snapshot.blocks.len();
     let ranks = [0, 1, 2, 3].map(|rank| blocks(&kv_events.known_rank(rank).unwrap()));
-    assert_eq!((ranks, blocks(&kv_events)), ([1, 0, 0, 2], 2));
+    assert_eq!((ranks, blocks(&kv_events)), ([1, 3, 0, 2], 5));
+    let cache = kv_events.known_rank(1).unwrap().subscribe();
+    let mut hashed: Vec<_> = { cache.snapshot.blocks.iter() }.map(|it| it.hash).collect();
+    hashed.sort_unstable();
+    let root = sequence_root(Some("tenant"), Some("french"));
+    let tokens: Vec<u32> = (0..100).collect();
+    let size = NonZeroU32::new(32).unwrap();
+    let mut expected = hash_blocks(&Xxh3BlockHasher::new(), root, &tokens, size);
+    expected.sort_unstable();
+    assert_eq!(hashed, expected, "Python hashes as routers do");
     engine.cleanup().await.unwrap();
 }
 

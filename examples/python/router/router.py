@@ -68,7 +68,7 @@ class Router:
             await asyncio.sleep(LOOK_S)
 
     async def generate(self, request, context: Context):
-        hashes = block_hashes(request["token_ids"])
+        hashes = block_hashes(request, request["token_ids"])
         if not self.instances:
             # So a frontend tries another router, and the worker's own requests to this one count it as alive.
             raise Overloaded("no worker is there; try again later", retry_after=1.0)

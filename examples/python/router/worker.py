@@ -1,23 +1,18 @@
 """A worker with a prefix cache of its own, which it tells routers of: `python worker.py MODEL_PATH`."""
 
 import asyncio
-import hashlib
 import sys
 
+from genset.kv import hash_blocks
 from genset.llm import KvEventPublisher, LoadPublisher, ModelType, register_llm
 from genset.runtime import Runtime, worker
 
 BLOCK_SIZE = 16
 
 
-def block_hashes(token_ids):
-    """A hash for each whole block of a prompt, each over all tokens up to its end: 64 bits, as KV events carry them."""
-    hashes, state = [], hashlib.blake2b(digest_size=8)
-    for start in range(0, len(token_ids) - len(token_ids) % BLOCK_SIZE, BLOCK_SIZE):
-        for token in token_ids[start : start + BLOCK_SIZE]:
-            state.update(token.to_bytes(4, "little"))
-        hashes.append(int.from_bytes(state.digest(), "little"))
-    return hashes
+def block_hashes(request, token_ids):
+    """A hash for each whole block of a prompt, each over all tokens up to its end: what routers look for."""
+    return hash_blocks(token_ids, BLOCK_SIZE, cache_salt=request.get("cache_salt"), adapter=request.get("adapter"))
 
 
 class Engine:
@@ -31,7 +26,7 @@ class Engine:
         self.running += 1
         self.publish_load()
         try:
-            hashes = block_hashes(request["token_ids"])
+            hashes = block_hashes(request, request["token_ids"])
             reused = sum(block in self.cached for block in hashes)
             if reused < len(hashes):
                 parent = hashes[reused - 1] if reused else None

@@ -291,8 +291,9 @@ class WorkerHandle:
         self._publish({"metrics": metrics})
 
     def publish_kv_stored(self, blocks: list[int], parent: int | None = None, rank: int | None = None) -> None:
-        """Blocks, each the child of the one before, became reusable. Hashes are unsigned 64-bit. `rank` is the data-parallel rank
-        whose blocks they are, for engines that declare `kv_ranks`."""
+        """Blocks, each the child of the one before, became reusable; the first follows `parent`. Hashes are those of
+        `genset.kv.hash_blocks`: a router hashes prompts so, and finds no others. `rank` is the data-parallel rank whose blocks they are,
+        for engines that declare `kv_ranks`."""
         self._publish(kv_event({"stored": {"parent": parent, "blocks": blocks}}, rank))
 
     def publish_kv_removed(self, blocks: list[int], rank: int | None = None) -> None:

@@ -487,7 +487,8 @@ class _Publisher:
 
 
 class KvEventPublisher(_Publisher):
-    """Tells routers which blocks of the prefix cache are reusable. Hashes are unsigned 64-bit."""
+    """Tells routers which blocks of the prefix cache are reusable. Hashes are those of `genset.kv.hash_blocks`: a router hashes prompts so,
+    and finds no others."""
 
     def publish_stored(self, blocks: Sequence[int], parent: int | None = None, rank: int | None = None) -> None:
         """Blocks, each the child of the one before, became reusable; the first follows `parent`. `rank` is the data-parallel rank

@@ -8,6 +8,7 @@ import threading
 from genset import EngineConfig, LLMEngine, WorkerConfig
 from genset.backend import run
 from genset.exceptions import Overloaded
+from genset.kv import hash_blocks
 from genset.metrics import Metrics
 
 logger = logging.getLogger("full")
@@ -50,6 +51,7 @@ class FullEngine(LLMEngine):
         self.worker.publish_kv_stored([11], rank=3)
         self.worker.publish_kv_removed([12], rank=0)
         self.worker.publish_kv_stored([13], parent=11, rank=3)
+        self.worker.publish_kv_stored(hash_blocks(range(100), 32, cache_salt="tenant", adapter="french"), rank=1)
         self.worker.publish_load({"running_requests": 2, "kv_used_blocks": 5, "kv_total_blocks": 10})
         metrics = Metrics()
         metrics.counter("full_steps_total", "Steps").add(3)

@@ -25,7 +25,7 @@ class KvEventPublisher(llm.KvEventPublisher):
     """`genset.llm.KvEventPublisher`, which refuses the arguments of Dynamo's by a sentence."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        instead = "KvEventPublisher(endpoint) takes a model's endpoint, and its methods hashes of blocks in place of tokens"
+        instead = "KvEventPublisher(endpoint) takes a model's endpoint, and its methods hashes of blocks (genset.kv.hash_blocks) in place of tokens"
         super().__init__(_endpoint(arguments, named, instead))
 
 
