@@ -36,3 +36,13 @@ pub use json::JsonBody;
 pub use media::HostPattern;
 pub use parsers::{ParserNames, Parsers};
 pub use work::WorkThreads;
+
+/// The Rust code of the guides as doc tests. They stand here because some of it puts an engine behind this server.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../docs/guide/conformance.md")]
+    mod conformance {}
+
+    #[doc = include_str!("../../docs/guide/engine-authors.md")]
+    mod engine_authors {}
+}

@@ -1,4 +1,5 @@
-//! README.md shows code as it is: the blocks between its markers equal the files they were copied from.
+//! README.md shows code as it is: the blocks between its markers equal the files they were copied from. Rust in the guides is
+//! compiled.
 
 use std::process::Command;
 
@@ -13,6 +14,25 @@ fn code_in_the_readme_is_the_code() {
         "{}",
         String::from_utf8_lossy(&checked.stderr)
     );
+}
+
+/// Rust of the guides is compiled as doc tests of `genset-frontend`, which names each such guide.
+#[test]
+fn guides_with_rust_are_doc_tests() {
+    let command = cargo_metadata::MetadataCommand::new().no_deps().exec();
+    let root = command.unwrap().workspace_root;
+    let doc_tests = std::fs::read_to_string(root.join("frontend/src/lib.rs")).unwrap();
+    let mut guides = 0;
+    for entry in std::fs::read_dir(root.join("docs/guide")).unwrap() {
+        let path = entry.unwrap().path();
+        if std::fs::read_to_string(&path).unwrap().contains("```rust") {
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let included = doc_tests.contains(&format!("/docs/guide/{name}\")"));
+            assert!(included, "no doc test compiles the Rust code of {name}");
+            guides += 1;
+        }
+    }
+    assert!(guides >= 2, "only {guides} guides with Rust were found");
 }
 
 /// The repository's address stands in the workspace's manifest alone. While it has none, README.md says so and no file
