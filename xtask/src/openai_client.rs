@@ -1,7 +1,7 @@
 //! `cargo xtask test openai-client`: the official Python client, and agents, against the real `genset` binary.
 //!
 //! What is asserted stands in `python-tests/`: our own tests, the client's test suite, the agents of four frameworks, one of
-//! them in JavaScript, and chat templates against `transformers`.
+//! them in JavaScript, the programs of the guides, and chat templates against `transformers`.
 
 use std::process::Command;
 
