@@ -54,7 +54,12 @@ pub struct WorkerArgs {
     #[arg(long, env = "GENSET_ROLE", default_value_t = Role::default())]
     pub role: Role,
     /// APIs to offer, of chat, completions, embeddings, scores [default: all the engine can]
-    #[arg(long, value_delimiter = ',', value_name = "TYPES")]
+    #[arg(
+        long,
+        env = "GENSET_ENDPOINT_TYPES",
+        value_delimiter = ',',
+        value_name = "TYPES"
+    )]
     pub endpoint_types: Option<Vec<EndpointType>>,
     /// Parser of the model's tool calls, such as hermes, published with the model for frontends to use
     #[arg(long, env = "GENSET_TOOL_PARSER", value_name = "NAME")]
@@ -63,38 +68,38 @@ pub struct WorkerArgs {
     #[arg(long, env = "GENSET_REASONING_PARSER", value_name = "NAME")]
     pub reasoning_parser: Option<String>,
     /// Lowers the context length, in tokens
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, env = "GENSET_CONTEXT_LENGTH", value_name = "TOKENS")]
     pub context_length: Option<u32>,
     /// How often a request whose answer has begun may move to another instance; 0 for never
-    #[arg(long, default_value_t = DEFAULT_MIGRATION_LIMIT)]
+    #[arg(long, env = "GENSET_MIGRATION_LIMIT", default_value_t = DEFAULT_MIGRATION_LIMIT)]
     pub migration_limit: u32,
     /// A LoRA adapter that clients name as a model, and its folder; may be given several times, or several with commas between
     /// [out=candle, vllm, cmd]
-    #[arg(long = "adapter", value_name = "NAME=DIR", value_delimiter = ',', value_parser = adapter)]
+    #[arg(long = "adapter", env = "GENSET_ADAPTER", value_name = "NAME=DIR", value_delimiter = ',', value_parser = adapter)]
     pub adapters: Vec<Adapter>,
     /// JSON that is published with the model as it is
-    #[arg(long, value_name = "JSON", value_parser = json)]
+    #[arg(long, env = "GENSET_USER_DATA", value_name = "JSON", value_parser = json)]
     pub user_data: Option<Value>,
     /// Requests in the engine at once
-    #[arg(long, default_value_t = RequestLimits::default().max_running)]
+    #[arg(long, env = "GENSET_MAX_RUNNING_REQUESTS", default_value_t = RequestLimits::default().max_running)]
     pub max_running_requests: usize,
     /// Requests that may wait for the engine; more are refused
-    #[arg(long, default_value_t = RequestLimits::default().max_waiting)]
+    #[arg(long, env = "GENSET_MAX_WAITING_REQUESTS", default_value_t = RequestLimits::default().max_waiting)]
     pub max_waiting_requests: usize,
     /// Deadline of a request that brings none, in seconds; 0 for none
-    #[arg(long, default_value = limit_in_seconds(RequestLimits::default().request_timeout), value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, env = "GENSET_REQUEST_TIMEOUT", default_value = limit_in_seconds(RequestLimits::default().request_timeout), value_name = "SECONDS", value_parser = seconds)]
     pub request_timeout: Duration,
     /// Longest silence inside a stream, in seconds; 0 for no limit
-    #[arg(long, default_value = limit_in_seconds(RequestLimits::default().idle_timeout), value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, env = "GENSET_IDLE_TIMEOUT", default_value = limit_in_seconds(RequestLimits::default().idle_timeout), value_name = "SECONDS", value_parser = seconds)]
     pub idle_timeout: Duration,
     /// How long requests may go on after a signal, in seconds
-    #[arg(long, default_value = in_seconds(WorkerConfig::default().grace), value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, env = "GENSET_GRACE", default_value = in_seconds(WorkerConfig::default().grace), value_name = "SECONDS", value_parser = seconds)]
     pub grace: Duration,
     /// Silence after which the engine is probed, in seconds; 0 to probe only at start
-    #[arg(long, default_value = limit_in_seconds(WorkerConfig::default().canary.interval), value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, env = "GENSET_CANARY_INTERVAL", default_value = limit_in_seconds(WorkerConfig::default().canary.interval), value_name = "SECONDS", value_parser = seconds)]
     pub canary_interval: Duration,
     /// Longest wait for the answer to a probe, that at start included, in seconds
-    #[arg(long, default_value = in_seconds(WorkerConfig::default().canary.timeout), value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, env = "GENSET_CANARY_TIMEOUT", default_value = in_seconds(WorkerConfig::default().canary.timeout), value_name = "SECONDS", value_parser = seconds)]
     pub canary_timeout: Duration,
     /// Where operators look
     #[command(flatten)]
@@ -414,6 +419,14 @@ async fn log_progress(handle: &WorkerHandle) -> std::convert::Infallible {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_setting_of_a_worker_has_a_variable() {
+        let worker = WorkerArgs::augment_args(clap::Command::new("worker"));
+        let names = worker.get_arguments().filter(|arg| arg.get_env().is_none());
+        let names: Vec<_> = names.filter_map(clap::Arg::get_long).collect();
+        assert_eq!(names, ["verbose"]);
+    }
 
     #[test]
     fn only_a_setting_that_a_start_refused_is_a_usage_error() {
