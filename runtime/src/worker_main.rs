@@ -25,7 +25,7 @@ use crate::component::Runtime;
 use crate::logging::init_logging;
 use crate::model_folder::ModelFolder;
 use crate::names::{EndpointName, InstanceId};
-use crate::network_args::{NetworkArgs, Reach, in_seconds, seconds};
+use crate::network_args::{NetworkArgs, Reach, in_seconds, positive_seconds, seconds};
 use crate::registrar::RuntimeRegistrar;
 use crate::status::{ControlDoor, HealthSource, StatusArgs, StatusServer};
 
@@ -92,6 +92,18 @@ pub struct WorkerArgs {
     /// Longest silence inside a stream, in seconds; 0 for no limit
     #[arg(long, env = "GENSET_IDLE_TIMEOUT", default_value = limit_in_seconds(RequestLimits::default().idle_timeout), value_name = "SECONDS", value_parser = seconds)]
     pub idle_timeout: Duration,
+    /// Limit of the engine's start, in seconds
+    #[arg(long, env = "GENSET_START_TIMEOUT", default_value = in_seconds(WorkerConfig::default().start_timeout), value_name = "SECONDS", value_parser = positive_seconds)]
+    pub start_timeout: Duration,
+    /// Limit of each call to discovery and request plane that lists the worker or takes it off, in seconds
+    #[arg(long, env = "GENSET_REGISTER_TIMEOUT", default_value = in_seconds(WorkerConfig::default().register_timeout), value_name = "SECONDS", value_parser = positive_seconds)]
+    pub register_timeout: Duration,
+    /// Limit of the engine's drain, in seconds
+    #[arg(long, env = "GENSET_DRAIN_TIMEOUT", default_value = in_seconds(WorkerConfig::default().drain_timeout), value_name = "SECONDS", value_parser = positive_seconds)]
+    pub drain_timeout: Duration,
+    /// Limit of the engine's cleanup, in seconds
+    #[arg(long, env = "GENSET_CLEANUP_TIMEOUT", default_value = in_seconds(WorkerConfig::default().cleanup_timeout), value_name = "SECONDS", value_parser = positive_seconds)]
+    pub cleanup_timeout: Duration,
     /// How long requests may go on after a signal, in seconds
     #[arg(long, env = "GENSET_GRACE", default_value = in_seconds(WorkerConfig::default().grace), value_name = "SECONDS", value_parser = seconds)]
     pub grace: Duration,
@@ -192,7 +204,11 @@ impl WorkerArgs {
                 request_timeout: limit(self.request_timeout),
                 idle_timeout: limit(self.idle_timeout),
             },
+            start_timeout: self.start_timeout,
+            register_timeout: self.register_timeout,
             grace: self.grace,
+            drain_timeout: self.drain_timeout,
+            cleanup_timeout: self.cleanup_timeout,
             canary,
             ..defaults
         };
@@ -419,6 +435,38 @@ async fn log_progress(handle: &WorkerHandle) -> std::convert::Infallible {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn worker(words: &[&str]) -> WorkerArgs {
+        let command = WorkerArgs::augment_args(clap::Command::new("worker"));
+        let words = ["worker"].iter().chain(words);
+        WorkerArgs::from_arg_matches(&command.get_matches_from(words)).unwrap()
+    }
+
+    /// The defaults of the flags are those of the configuration.
+    #[test]
+    fn no_flags_make_the_default_configuration() {
+        let config = worker(&[]).worker_config(None).unwrap();
+        let expected = WorkerConfig::default();
+        assert_eq!(format!("{config:?}"), format!("{expected:?}"));
+    }
+
+    #[test]
+    fn flags_bound_the_steps_of_a_workers_life() {
+        let words = [
+            "--start-timeout=1",
+            "--register-timeout=2",
+            "--drain-timeout=3",
+            "--cleanup-timeout=4.5",
+        ];
+        let config = worker(&words).worker_config(None).unwrap();
+        let limits = [
+            config.start_timeout,
+            config.register_timeout,
+            config.drain_timeout,
+            config.cleanup_timeout,
+        ];
+        assert_eq!(limits, [1.0, 2.0, 3.0, 4.5].map(Duration::from_secs_f64));
+    }
 
     #[test]
     fn every_setting_of_a_worker_has_a_variable() {
