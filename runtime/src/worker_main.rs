@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use genset_backend_common::worker::{
     CanaryConfig, Fault, Outcome, Report, RequestLimits, StopCause, Worker, WorkerConfig,
@@ -38,6 +39,9 @@ pub struct WorkerArgs {
     /// Name clients use for the model [default: the engine's]
     #[arg(long, env = "GENSET_MODEL_NAME")]
     pub model_name: Option<String>,
+    /// Other names that clients may use for the model, with commas between them
+    #[arg(long, env = "GENSET_ALIASES", value_name = "NAMES", value_delimiter = ',', value_parser = NonEmptyStringValueParser::new())]
+    pub aliases: Vec<String>,
     /// Folder of a local model checkout, whose tokenizer and template are published
     #[arg(long, env = "GENSET_MODEL_PATH", value_name = "DIR")]
     pub model_path: Option<PathBuf>,
@@ -189,6 +193,7 @@ impl WorkerArgs {
         let folder_name = folder.as_ref().map(|folder| folder.name.clone());
         let config = WorkerConfig {
             model_name: self.model_name.clone().or(folder_name),
+            aliases: self.aliases.clone(),
             endpoint_types: self.endpoint_types.clone().map(BTreeSet::from_iter),
             context_length_tokens: self.context_length,
             role: self.role,
@@ -210,7 +215,6 @@ impl WorkerArgs {
             drain_timeout: self.drain_timeout,
             cleanup_timeout: self.cleanup_timeout,
             canary,
-            ..defaults
         };
         config.validate()?;
         Ok(config)
@@ -466,6 +470,12 @@ mod tests {
             config.cleanup_timeout,
         ];
         assert_eq!(limits, [1.0, 2.0, 3.0, 4.5].map(Duration::from_secs_f64));
+    }
+
+    #[test]
+    fn a_model_may_have_other_names() {
+        let config = worker(&["--aliases=gpt-4o,org/tiny"]).worker_config(None);
+        assert_eq!(config.unwrap().aliases, ["gpt-4o", "org/tiny"]);
     }
 
     #[test]
