@@ -35,7 +35,6 @@ use crate::tune::TuneArgs;
 pub(crate) use self::http::HttpArgs;
 use engine::{EngineArgs, check_candle_flags, check_engine, check_files, check_words};
 pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
-pub(crate) use help::did_you_mean;
 use help::{CompletionsArgs, ManArgs};
 use matches::{matches_of, without_environment};
 pub(crate) use words::{EngineKind, InputKind, OutputKind};

@@ -6,10 +6,10 @@ use std::path::Path;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args as _};
 use genset_backend_common::EngineError;
-use genset_runtime::NetworkArgs;
+use genset_runtime::{NetworkArgs, did_you_mean};
 use serde_json::{Map, Number, Value, json};
 
-use crate::args::{PrintFormat, did_you_mean, flag, quoted};
+use crate::args::{PrintFormat, flag, quoted};
 use crate::urls::without_password;
 
 /// Flags that a file may not hold: they are about the file, or end the program.

@@ -17,9 +17,7 @@ use crate::client::Client;
 use crate::component::Runtime;
 use crate::names::{EndpointName, InstanceId};
 use crate::registrar::endpoints;
-
-/// How alike two names are at least where one may be meant by the other, of 1.
-const NEAR: f64 = 0.8;
+use crate::spelling::nearest;
 
 /// An operation, as it is listed.
 #[derive(Debug, Clone, Copy)]
@@ -84,8 +82,8 @@ pub(crate) fn request_of(op: &str, fields: Value) -> Result<ControlRequest, Engi
     let name = op.replace('-', "_");
     let Some(operation) = OPERATIONS.iter().find(|known| known.op == name) else {
         let names = OPERATIONS.map(|known| known.op);
-        let near = nearest(&name, &names)
-            .map_or_else(String::new, |near| format!("did you mean {near}? "));
+        let near =
+            nearest(&name, names).map_or_else(String::new, |near| format!("did you mean {near}? "));
         return Err(EngineError::not_found(format!(
             "there is no operation {op:?}; {near}All are {}",
             names.join(", ")
@@ -97,16 +95,6 @@ pub(crate) fn request_of(op: &str, fields: Value) -> Result<ControlRequest, Engi
         let problem = format!("does not fit {op}, which takes such as {takes}: {error}");
         EngineError::invalid_argument(At::other("body"), problem)
     })
-}
-
-/// The name that was probably meant.
-fn nearest(given: &str, names: &[&'static str]) -> Option<&'static str> {
-    let rated = names
-        .iter()
-        .map(|name| (strsim::jaro_winkler(given, name), *name));
-    let near = rated.filter(|(rating, _)| *rating > NEAR);
-    near.max_by(|(one, _), (other, _)| one.total_cmp(other))
-        .map(|(_, name)| name)
 }
 
 /// Does what the process does itself, and asks the engine for the rest.

@@ -1,5 +1,4 @@
-//! The help of `genset run`, short unless all is asked for; completions and man pages, made of the same grammar; and the nearest
-//! spelling of a word that is none.
+//! The help of `genset run`, short unless all is asked for; completions and man pages, made of the same grammar.
 
 use std::path::{Path, PathBuf};
 
@@ -48,9 +47,6 @@ const USUAL: &[&str] = &[
     "verbose",
     "wire-host",
 ];
-
-/// Words are as near as this, of 1, to be meant by each other.
-const NEAR: f64 = 0.8;
 
 #[derive(Debug, Args)]
 pub(crate) struct CompletionsArgs {
@@ -101,24 +97,6 @@ fn shown(folder: &Path) -> String {
     )
 }
 
-/// The known word that was probably meant.
-pub(crate) fn nearest<'a>(
-    given: &str,
-    known: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
-    let rated = known
-        .into_iter()
-        .map(|word| (strsim::jaro_winkler(given, word), word));
-    let near = rated.filter(|(rating, _)| *rating > NEAR);
-    near.max_by(|(one, _), (other, _)| one.total_cmp(other))
-        .map(|(_, word)| word)
-}
-
-/// `; did you mean ...?`, where a known word is near.
-pub(crate) fn did_you_mean<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    nearest(given, known).map_or(String::new(), |word| format!("; did you mean {word:?}?"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,17 +112,5 @@ mod tests {
         for name in USUAL {
             assert!(known.contains(name), "{name}");
         }
-    }
-
-    #[test]
-    fn the_nearest_spelling_is_found_and_nothing_far() {
-        let known = ["http-port", "http-host", "router-mode"];
-        assert_eq!(nearest("http-prot", known), Some("http-port"));
-        assert_eq!(nearest("router_mode", known), Some("router-mode"));
-        assert_eq!(nearest("zebra", known), None);
-        assert_eq!(
-            did_you_mean("vlm", ["vllm", "sglang"]),
-            "; did you mean \"vllm\"?"
-        );
     }
 }

@@ -5,9 +5,8 @@ use std::str::FromStr;
 
 use genset_backend_common::{EngineError, Role};
 use genset_engine_launcher::ServerKind;
-use genset_runtime::EndpointName;
+use genset_runtime::{EndpointName, did_you_mean};
 
-use super::did_you_mean;
 use crate::engine::apart::Apart;
 
 /// Where requests come from.

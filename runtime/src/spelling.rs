@@ -1,0 +1,40 @@
+//! The nearest spelling of a word that is none. Whoever takes words from people asks it: controls, settings, and the command line.
+
+/// Words are as near as this, of 1, to be meant by each other.
+const NEAR: f64 = 0.8;
+
+/// The known word that was probably meant.
+pub(crate) fn nearest<'a>(
+    given: &str,
+    known: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    let rated = known
+        .into_iter()
+        .map(|word| (strsim::jaro_winkler(given, word), word));
+    let near = rated.filter(|(rating, _)| *rating > NEAR);
+    near.max_by(|(one, _), (other, _)| one.total_cmp(other))
+        .map(|(_, word)| word)
+}
+
+/// `; did you mean ...?`, where a known word is near.
+#[must_use]
+pub fn did_you_mean<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    nearest(given, known).map_or(String::new(), |word| format!("; did you mean {word:?}?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_spelling_is_found_and_nothing_far() {
+        let known = ["http-port", "http-host", "router-mode"];
+        assert_eq!(nearest("http-prot", known), Some("http-port"));
+        assert_eq!(nearest("router_mode", known), Some("router-mode"));
+        assert_eq!(nearest("zebra", known), None);
+        assert_eq!(
+            did_you_mean("vlm", ["vllm", "sglang"]),
+            "; did you mean \"vllm\"?"
+        );
+    }
+}
