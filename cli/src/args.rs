@@ -3,7 +3,7 @@
 mod engine;
 mod help;
 mod http;
-mod matches;
+mod network;
 mod shorthand;
 mod words;
 
@@ -16,11 +16,10 @@ use std::time::Duration;
 
 use clap::builder::{NonEmptyStringValueParser, Resettable};
 use clap::parser::ValueSource;
-use clap::{
-    ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
-};
+use clap::{ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use genset_backend_common::EngineError;
 use genset_frontend::{FrontendConfig, ParserNames};
+use genset_runtime::layers::{self, LayerArgs, flag, matches_of, without_environment};
 use genset_runtime::{EndpointName, WorkerArgs, positive_seconds, tokio_console_support};
 
 use crate::bench::{self, BenchCommand};
@@ -28,7 +27,6 @@ use crate::conform::{self, ConformCommand};
 use crate::doctor::{self, DoctorArgs};
 use crate::fleet::{self, ControlArgs, ModelsArgs, TopArgs};
 use crate::hub::{self, ListArgs, PullArgs, RmArgs};
-use crate::layers;
 use crate::simulate::{self, SimulateArgs};
 use crate::tune::TuneArgs;
 
@@ -36,7 +34,7 @@ pub(crate) use self::http::HttpArgs;
 use engine::{EngineArgs, check_candle_flags, check_engine, check_files, check_words};
 pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
 use help::{CompletionsArgs, ManArgs};
-use matches::{matches_of, without_environment};
+use network::network_flags;
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
 use words::{command_in, stand_in};
 
@@ -246,18 +244,8 @@ struct RunArgs {
     /// Show every flag
     #[arg(long, action = ArgAction::HelpLong)]
     help_all: Option<bool>,
-    /// TOML file with flags, by their long names
-    #[arg(long, env = "GENSET_CONFIG", value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Show every setting with its source, and end
-    #[arg(long, value_name = "FORMAT", num_args = 0..=1, default_missing_value = "toml", require_equals = true)]
-    print_config: Option<PrintFormat>,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum PrintFormat {
-    Toml,
-    Json,
+    #[command(flatten)]
+    layers: LayerArgs,
 }
 
 /// What `genset run` does, checked.
@@ -349,7 +337,7 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     let CliCommand::Run(args) = cli.command else {
         return Err(EngineError::internal("clap knows a command that we do not"));
     };
-    let format = args.print_config;
+    let format = args.layers.print_config;
     // What is printed is what would run: bad values are refused there too. Only what runs is fetched.
     let models = if format.is_some() {
         HubModels::Leave
@@ -357,7 +345,7 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
         HubModels::Fetch
     };
     let mut config = check(*args, &read.settings, models)?;
-    config.network_flags = read.settings.network_flags();
+    config.network_flags = network_flags(&read.settings);
     Ok(match format {
         Some(format) => Command::Print(read.settings.print(format)),
         None => Command::Run(Box::new(config)),
@@ -396,20 +384,22 @@ struct Read {
 }
 
 fn read(command: clap::Command, given: Vec<OsString>) -> Result<Read, EngineError> {
+    let unknown = || EngineError::internal("clap knows a command that we do not");
     let layer = grammar_of_layer(command.clone());
+    let grammar = command.find_subcommand("run").ok_or_else(unknown)?;
     let matches = matches_of(&layer, &given)?;
-    let Some(run) = matches.subcommand_matches("run") else {
-        return Err(EngineError::internal("clap knows a command that we do not"));
-    };
+    let run = matches.subcommand_matches("run").ok_or_else(unknown)?;
     let words = words_as_flags(run)?;
     let given = put_first(&given, words);
     let by_hand = matches_of(&layer, &given)?;
+    let by_hand = by_hand.subcommand_matches("run").ok_or_else(unknown)?;
     let from_file = match run.get_one::<PathBuf>("config") {
-        Some(path) => layers::file_as_flags(&command, &by_hand, path)?,
+        Some(path) => layers::file_as_flags(grammar, by_hand, path)?,
         None => Vec::new(),
     };
     let matches = matches_of(&command, &put_first(&given, from_file))?;
-    let settings = layers::Settings::new(&command, &by_hand, &matches);
+    let all = matches.subcommand_matches("run").ok_or_else(unknown)?;
+    let settings = layers::Settings::new(grammar, by_hand, all);
     Ok(Read { matches, settings })
 }
 
@@ -484,13 +474,6 @@ fn words_as_flags(run: &ArgMatches) -> Result<Vec<OsString>, EngineError> {
         flags.push(flag(name, value));
     }
     Ok(flags)
-}
-
-/// `--name=value`.
-pub(crate) fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
-    let mut flag = OsString::from(format!("--{name}="));
-    flag.push(value);
-    flag
 }
 
 /// A word as a shell takes it for that word.

@@ -9,7 +9,6 @@ mod engine;
 mod fleet;
 mod hub;
 mod input;
-mod layers;
 mod node;
 mod python;
 mod results;

@@ -11,10 +11,11 @@ use std::time::Duration;
 use clap::Args;
 use genset_backend_common::EngineError;
 use genset_engine_candle::{default_threads, load::Quantization};
+use genset_runtime::layers::flag;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use crate::args::{flag, quoted};
+use crate::args::quoted;
 use crate::bench::engine::Measured;
 use crate::hub;
 use crate::input::{note, print};

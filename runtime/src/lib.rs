@@ -16,6 +16,8 @@ pub mod fuzzing;
 mod host_names;
 mod instances;
 mod kv_blocks;
+#[cfg(feature = "cli")]
+pub mod layers;
 mod load;
 mod log_limit;
 #[cfg(feature = "cli")]

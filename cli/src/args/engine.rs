@@ -13,7 +13,7 @@ use genset_runtime::WorkerArgs;
 
 use super::words::{EngineKind, InputKind, OutputKind};
 use crate::engine::apart::Apart;
-use crate::layers::Settings;
+use genset_runtime::layers::Settings;
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct EngineArgs {

@@ -1,5 +1,5 @@
 //! Taking a command line apart by its grammar. A wrong value that came from the environment is told by its variable's name; all
-//! else is clap's to tell. Called by the parent alone.
+//! else is clap's to tell. The parent shows it to whoever reads settings.
 
 use std::ffi::OsString;
 
@@ -14,7 +14,7 @@ use genset_backend_common::EngineError;
 ///
 /// # Errors
 /// `InvalidArgument`, naming the variable whose value is wrong.
-pub(super) fn matches_of(command: &Command, given: &[OsString]) -> Result<ArgMatches, EngineError> {
+pub fn matches_of(command: &Command, given: &[OsString]) -> Result<ArgMatches, EngineError> {
     let matches = command.clone().try_get_matches_from(given);
     matches.or_else(|error| match variable_at_fault(command, given, &error) {
         Some(variable) => Err(EngineError::invalid_argument(variable, in_a_line(&error))),
@@ -23,7 +23,8 @@ pub(super) fn matches_of(command: &Command, given: &[OsString]) -> Result<ArgMat
 }
 
 /// The grammar where no variable sets anything.
-pub(super) fn without_environment(whole: Command) -> Command {
+#[must_use]
+pub fn without_environment(whole: Command) -> Command {
     let alone = |arg: Arg| arg.env(Resettable::<clap::builder::OsStr>::Reset);
     whole.mut_args(alone).mut_subcommands(without_environment)
 }

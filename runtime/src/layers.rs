@@ -1,16 +1,38 @@
-//! Settings in layers: words and flags over environment over file over defaults, and where each one comes from.
+//! Settings in layers: flags over environment over file over defaults, and where each one comes from. The command line uses it,
+//! whose words are flags here.
 
-use std::ffi::OsString;
-use std::path::Path;
+mod matches;
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Args as _};
+use clap::{Arg, ArgMatches, Args, Command, ValueEnum};
 use genset_backend_common::EngineError;
-use genset_runtime::{NetworkArgs, did_you_mean};
 use serde_json::{Map, Number, Value, json};
 
-use crate::args::{PrintFormat, flag, quoted};
-use crate::urls::without_password;
+pub use self::matches::{matches_of, without_environment};
+use crate::spelling::did_you_mean;
+
+/// The flags about settings in layers.
+#[derive(Debug, Clone, Args)]
+pub struct LayerArgs {
+    /// TOML file with flags, by their long names
+    #[arg(long, env = "GENSET_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Show every setting with its source, and end
+    #[arg(long, value_name = "FORMAT", num_args = 0..=1, default_missing_value = "toml", require_equals = true)]
+    pub print_config: Option<PrintFormat>,
+}
+
+/// How settings are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PrintFormat {
+    /// As a file for --config
+    Toml,
+    /// For programs
+    Json,
+}
 
 /// Flags that a file may not hold: they are about the file, or end the program.
 const NOT_IN_FILES: &[&str] = &[
@@ -22,13 +44,18 @@ const NOT_IN_FILES: &[&str] = &[
     "verbose",
 ];
 
-/// Flags of the network that each process has for itself.
-const OF_ONE_PROCESS: &[&str] = &["wire-host", "wire-port", "advertise-host"];
+/// `--name=value`.
+#[must_use]
+pub fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
+    let mut flag = OsString::from(format!("--{name}="));
+    flag.push(value);
+    flag
+}
 
-/// The settings of `genset run`, each with its long name.
-fn settings(command: &clap::Command) -> impl Iterator<Item = (&str, &Arg)> {
-    let run = command.find_subcommand("run").into_iter();
-    run.flat_map(clap::Command::get_arguments)
+/// The settings of a command, each with its long name.
+fn settings(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
+    let flags = command.get_arguments();
+    flags
         .filter_map(|arg| Some((arg.get_long()?, arg)))
         .filter(|(name, _)| !NOT_IN_FILES.contains(name))
 }
@@ -38,19 +65,18 @@ fn has_name(arg: &Arg, name: &str) -> bool {
     arg.get_long() == Some(name) || aliases.contains(&name)
 }
 
-/// The settings of the TOML file at `path` as flags, less those that `by_hand` or the environment sets.
+/// The settings of the TOML file at `path` as flags of `command`, less those that `by_hand` or the environment sets.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the file and the key.
-pub(crate) fn file_as_flags(
-    command: &clap::Command,
+pub fn file_as_flags(
+    command: &Command,
     by_hand: &ArgMatches,
     path: &Path,
 ) -> Result<Vec<OsString>, EngineError> {
     // Left to clap, a list would be joined with the one given.
     let is_given = |arg: &Arg| {
-        let run = by_hand.subcommand_matches("run");
-        let source = run.and_then(|run| run.value_source(arg.get_id().as_str()));
+        let source = by_hand.value_source(arg.get_id().as_str());
         source == Some(ValueSource::CommandLine)
     };
     let bad = |problem: String| {
@@ -67,7 +93,7 @@ pub(crate) fn file_as_flags(
             let names = settings(command).map(|(name, _)| name);
             let meant = did_you_mean(&key, names);
             bad(format!(
-                "{key:?} is no setting{meant}; `genset run --help-all` lists them"
+                "{key:?} is no setting{meant}; --print-config lists them"
             ))
         })?;
         let text = match value {
@@ -90,8 +116,10 @@ pub(crate) fn file_as_flags(
 }
 
 /// Every setting, its value, and where that comes from.
-pub(crate) struct Settings(Vec<Setting>);
+#[derive(Debug)]
+pub struct Settings(Vec<Setting>);
 
+#[derive(Debug)]
 struct Setting {
     name: String,
     value: Option<Value>,
@@ -99,46 +127,45 @@ struct Setting {
 }
 
 impl Settings {
-    /// The settings in `all`; those `by_hand` has too do not come from the file.
-    pub(crate) fn new(command: &clap::Command, by_hand: &ArgMatches, all: &ArgMatches) -> Self {
-        let run = |matches: &ArgMatches| matches.subcommand_matches("run").cloned();
-        let (Some(by_hand), Some(all)) = (run(by_hand), run(all)) else {
-            return Self(Vec::new());
-        };
+    /// The settings of `command` in `all`; those `by_hand` has too do not come from the file.
+    #[must_use]
+    pub fn new(command: &Command, by_hand: &ArgMatches, all: &ArgMatches) -> Self {
         let setting = |(name, arg): (&str, &Arg)| Setting {
             name: name.to_owned(),
-            value: value_of(&all, arg),
-            source: source_of(&by_hand, &all, arg),
+            value: value_of(all, arg),
+            source: source_of(by_hand, all, arg),
         };
         Self(settings(command).map(setting).collect())
     }
 
     /// Whether a flag was given by hand or in the file.
-    pub(crate) fn is_given(&self, name: &str) -> bool {
+    #[must_use]
+    pub fn is_given(&self, name: &str) -> bool {
         let mut settings = self.0.iter();
         settings.any(|setting| setting.name == name && setting.is_given())
     }
 
     /// How many settings the file says.
-    pub(crate) fn count_of_file(&self) -> usize {
+    #[must_use]
+    pub fn count_of_file(&self) -> usize {
         let of_file = self.0.iter().filter(|setting| setting.source == "file");
         of_file.count()
     }
 
-    /// What was given about the network, as flags behind a command: a process that has them meets this one.
-    pub(crate) fn network_flags(&self) -> String {
-        let network = NetworkArgs::augment_args(clap::Command::new("network"));
-        let is_shared = |setting: &&Setting| {
-            let name = setting.name.as_str();
-            let mut flags = network.get_arguments();
-            flags.any(|flag| flag.get_long() == Some(name)) && !OF_ONE_PROCESS.contains(&name)
-        };
-        let settings = self.0.iter().filter(is_shared);
-        settings.filter_map(Setting::given_flag).collect()
+    /// What was given by hand or in the file: names, and values as flags take them.
+    pub fn given(&self) -> impl Iterator<Item = (&str, String)> {
+        let given = self.0.iter().filter(|setting| setting.is_given());
+        given.filter_map(|setting| {
+            let value = setting.value.as_ref()?;
+            let text = value.as_str();
+            let text = text.map_or_else(|| value.to_string(), str::to_owned);
+            Some((setting.name.as_str(), text))
+        })
     }
 
     /// As TOML that `--config` reads, or as JSON.
-    pub(crate) fn print(&self, format: PrintFormat) -> String {
+    #[must_use]
+    pub fn print(&self, format: PrintFormat) -> String {
         match format {
             PrintFormat::Toml => self.0.iter().map(Setting::toml_line).collect(),
             PrintFormat::Json => {
@@ -159,21 +186,6 @@ impl Setting {
         matches!(self.source, "flag" | "file")
     }
 
-    /// As a flag behind a space, where it was given by hand or in the file. Passwords of URLs are left out: it is for a terminal.
-    fn given_flag(&self) -> Option<String> {
-        let value = self.value.as_ref()?;
-        let text = value
-            .as_str()
-            .map_or_else(|| value.to_string(), str::to_owned);
-        let shown = |part: &str| match part.contains("://") {
-            true => without_password(part),
-            false => part.to_owned(),
-        };
-        let text = text.split(',').map(shown).collect::<Vec<_>>().join(",");
-        self.is_given()
-            .then(|| format!(" {}", quoted(&format!("--{}={text}", self.name))))
-    }
-
     fn toml_line(&self) -> String {
         let Self {
             name,
@@ -187,8 +199,8 @@ impl Setting {
     }
 }
 
-fn value_of(run: &ArgMatches, arg: &Arg) -> Option<Value> {
-    let raw = run.get_raw(arg.get_id().as_str())?;
+fn value_of(all: &ArgMatches, arg: &Arg) -> Option<Value> {
+    let raw = all.get_raw(arg.get_id().as_str())?;
     let values: Vec<String> = raw
         .map(|value| value.to_string_lossy().into_owned())
         .collect();
@@ -221,20 +233,6 @@ fn number_or_text(text: String) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_flag_that_is_shown_has_no_password() {
-        let setting = |value: &str| Setting {
-            name: "nats-server".to_owned(),
-            value: Some(value.into()),
-            source: "flag",
-        };
-        let shown = setting("nats://me:secret@one:4222,nats://two:4222").given_flag();
-        let expected = " --nats-server=nats://one:4222,nats://two:4222";
-        assert_eq!(shown.as_deref(), Some(expected));
-        let shown = setting("/srv/a fleet").given_flag();
-        assert_eq!(shown.as_deref(), Some(" '--nats-server=/srv/a fleet'"));
-    }
 
     #[test]
     fn what_a_number_would_change_stays_a_text() {
