@@ -6,8 +6,9 @@ mod matches;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use clap::builder::Resettable;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Args, Command, ValueEnum};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, Id, ValueEnum};
 use genset_backend_common::EngineError;
 use serde_json::{Map, Number, Value, json};
 
@@ -50,6 +51,31 @@ pub fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
     let mut flag = OsString::from(format!("--{name}="));
     flag.push(value);
     flag
+}
+
+/// What flags, environment and file say together, by the grammar of a command that has [`LayerArgs`] and no subcommands; and where
+/// each setting comes from.
+///
+/// Prints help, or clap's error, and exits when there is nothing to run.
+///
+/// # Errors
+/// As of [`matches_of`] and [`file_as_flags`].
+pub(crate) fn read(
+    command: &Command,
+    given: &[OsString],
+) -> Result<(ArgMatches, Settings), EngineError> {
+    // What a setting requires, or what is required, may come from the file. Help and errors are the whole grammar's.
+    let alone = |arg: Arg| arg.required(false).requires(Resettable::<Id>::Reset);
+    let by_hand = command.clone().mut_args(alone).try_get_matches_from(given);
+    let by_hand = by_hand.or_else(|_| matches_of(command, given))?;
+    let from_file = match by_hand.get_one::<PathBuf>("config") {
+        Some(path) => file_as_flags(command, &by_hand, path)?,
+        None => Vec::new(),
+    };
+    let (program, rest) = given.split_at(given.len().min(1));
+    let all = matches_of(command, &[program, &from_file, rest].concat())?;
+    let settings = Settings::new(command, &by_hand, &all);
+    Ok((all, settings))
 }
 
 /// The settings of a command, each with its long name.
@@ -108,8 +134,15 @@ pub fn file_as_flags(
         let is_in_environment = arg
             .get_env()
             .is_some_and(|name| std::env::var_os(name).is_some());
-        if !is_in_environment && !is_given(arg) {
-            flags.push(flag(name, text));
+        if is_in_environment || is_given(arg) {
+            continue;
+        }
+        // A switch takes no value.
+        let is_switch = matches!(arg.get_action(), ArgAction::SetTrue);
+        match text.as_str() {
+            "true" if is_switch => flags.push(format!("--{name}").into()),
+            "false" if is_switch => {}
+            _ => flags.push(flag(name, text)),
         }
     }
     Ok(flags)
@@ -232,7 +265,63 @@ fn number_or_text(text: String) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
+    use clap::{CommandFactory as _, Parser};
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Alone {
+        #[command(flatten)]
+        layers: LayerArgs,
+        #[arg(long, required = true)]
+        weights: Option<String>,
+        #[arg(long, requires = "weights")]
+        rate: Option<f64>,
+        #[arg(long, value_delimiter = ',')]
+        names: Vec<String>,
+        #[arg(long)]
+        eager: bool,
+    }
+
+    /// What comes of these words and a file with `content`.
+    fn read_with(content: &str, words: &[&str]) -> Result<(ArgMatches, Settings), EngineError> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(content.as_bytes()).unwrap();
+        let mut given = vec!["alone".into(), flag("config", file.path())];
+        given.extend(words.iter().map(OsString::from));
+        read(&Alone::command(), &given)
+    }
+
+    #[test]
+    fn what_one_layer_requires_another_may_have() {
+        let file = "weights = \"a\"\nnames = \"x,y\"\neager = true\n";
+        let (matches, settings) = read_with(file, &["--rate=0.5", "--names=z"]).unwrap();
+        let alone = <Alone as clap::FromArgMatches>::from_arg_matches(&matches).unwrap();
+        assert!(alone.layers.config.is_some());
+        assert_eq!(alone.weights.as_deref(), Some("a"));
+        assert_eq!((alone.rate, alone.eager), (Some(0.5), true));
+        assert_eq!(alone.names, ["z"]);
+        let shown: Value = serde_json::from_str(&settings.print(PrintFormat::Json)).unwrap();
+        assert_eq!(shown["weights"], json!({"value": "a", "source": "file"}));
+        assert_eq!(shown["rate"], json!({"value": 0.5, "source": "flag"}));
+        assert_eq!(shown["names"], json!({"value": "z", "source": "flag"}));
+        assert_eq!(shown["eager"]["source"], "file");
+        assert_eq!(shown.get("config"), None);
+
+        let (matches, _) = read_with(&settings.print(PrintFormat::Toml), &[]).unwrap();
+        assert!(matches.get_flag("eager"));
+        let (matches, _) = read_with("weights = \"a\"\neager = false\n", &[]).unwrap();
+        assert!(!matches.get_flag("eager"));
+    }
+
+    #[test]
+    fn what_is_no_setting_is_refused_with_the_nearest() {
+        let error = read_with("weigths = \"a\"\n", &[]).unwrap_err();
+        let message = error.to_string();
+        assert!(message.contains("did you mean \"weights\"?"), "{message}");
+    }
 
     #[test]
     fn what_a_number_would_change_stays_a_text() {

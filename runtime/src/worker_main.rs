@@ -1,7 +1,8 @@
-//! A worker's `main`: the flags every worker has, logging, signals and the exit code. With `genset_frontend` and the binary
-//! it is the only place that touches the environment.
+//! A worker's `main`: its settings by flags, environment and file, logging, signals and the exit code. With `layers`,
+//! `genset_frontend` and the binary it is the only place that touches the environment.
 
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::component::Runtime;
+use crate::layers::{self, LayerArgs};
 use crate::logging::init_logging;
 use crate::model_folder::ModelFolder;
 use crate::names::{EndpointName, InstanceId};
@@ -251,21 +253,50 @@ impl WorkerArgs {
 
 #[derive(Parser)]
 struct WithEngine<E: Args> {
+    #[command(flatten)]
+    layers: LayerArgs,
     #[command(flatten, next_help_heading = "Engine")]
     engine: E,
     #[command(flatten, next_help_heading = "Worker")]
     worker: WorkerArgs,
 }
 
-/// Parses the command line into the engine's own flags and the worker's. Prints help or the error and exits when there is
-/// nothing to run.
+/// Reads the engine's own settings and the worker's: of flags, the environment, and the TOML file that `--config` names, the
+/// first that says one counts. Prints help, the settings (`--print-config`) or the error and exits when there is nothing to run.
 #[must_use]
 pub fn parse<E: Args>() -> (E, WorkerArgs) {
-    let matches = WithEngine::<E>::command().get_matches();
-    match WithEngine::<E>::from_arg_matches(&matches) {
-        Ok(args) => (args.engine, args.worker),
-        Err(error) => error.exit(),
+    let mut command = WithEngine::<E>::command();
+    let given: Vec<_> = std::env::args_os().collect();
+    let read = layers::read(&command, &given);
+    let (matches, settings) = read.unwrap_or_else(|error| refuse(&mut command, &error));
+    let args = WithEngine::<E>::from_arg_matches(&matches);
+    let args = args.unwrap_or_else(|error| error.exit());
+    let Some(format) = args.layers.print_config else {
+        return (args.engine, args.worker);
+    };
+    // What is printed is what would run: bad values are refused here too.
+    let name = args.worker.endpoint_name();
+    match name.and_then(|_| args.worker.worker_config(None)) {
+        Ok(_) => print(&settings.print(format)),
+        Err(error) => refuse(&mut command, &error),
     }
+}
+
+fn refuse(command: &mut clap::Command, error: &EngineError) -> ! {
+    let kind = clap::error::ErrorKind::ValueValidation;
+    command.error(kind, error).exit()
+}
+
+/// Prints, and ends the process.
+#[expect(
+    clippy::exit,
+    clippy::disallowed_methods,
+    reason = "as clap does where it has shown help: nothing has begun"
+)]
+fn print(text: &str) -> ! {
+    let mut out = std::io::stdout().lock();
+    let printed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    std::process::exit(i32::from(printed.is_err()))
 }
 
 /// SIGINT and SIGTERM, in the order they come.

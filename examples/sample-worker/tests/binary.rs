@@ -8,6 +8,7 @@
 )]
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
@@ -131,6 +132,50 @@ async fn help_lists_the_flags_every_worker_has() {
     ] {
         assert!(text.contains(&format!("{flag} <")), "{flag} in {text}");
     }
+}
+
+#[tokio::test]
+async fn settings_come_from_flags_then_the_environment_then_the_file() {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("settings.toml");
+    let content = "model-name = \"of-the-file\"\ntoken-delay-ms = 1\ngrace = 1\nvocab-size = 9\n";
+    std::fs::write(&file, content).unwrap();
+    let mut command = worker(&["--print-config", "--grace=3", "--model-name=mine"]);
+    command
+        .env("GENSET_CONFIG", &file)
+        .env("GENSET_TOKEN_DELAY_MS", "2")
+        .env("GENSET_GRACE", "2");
+    let shown = soon(command.output()).await.unwrap();
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert_eq!(shown.status.code(), Some(0), "{text}");
+    for (setting, source) in [
+        ("model-name = \"mine\" ", "flag"),
+        ("grace = 3 ", "flag"),
+        ("token-delay-ms = 2 ", "environment"),
+        ("vocab-size = 9 ", "file"),
+        ("max-running-requests = 1024 ", "default"),
+    ] {
+        let line = text.lines().find(|line| line.starts_with(setting));
+        let line = line.unwrap_or_else(|| panic!("no {setting}in {text}"));
+        assert!(line.ends_with(&format!("# {source}")), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_bad_setting_of_the_file_or_the_environment_is_named() {
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("bad.toml");
+    std::fs::write(&file, "http-port = 8080\n").unwrap();
+    let named = format!("--config={}", file.display());
+    let refused = ended(&[named.as_str()]).await;
+    let log = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{log}");
+    assert!(log.contains("\"http-port\" is no setting"), "{log}");
+
+    let mut command = worker(&["--print-config"]);
+    command.env("GENSET_GRACE", "soon");
+    let refused = soon(command.output()).await.unwrap();
+    let log = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{log}");
+    assert!(log.contains("GENSET_GRACE"), "{log}");
 }
 
 #[tokio::test]
