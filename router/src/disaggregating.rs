@@ -152,7 +152,8 @@ impl Parts {
             };
             let is_gone = error.kind().is_instance_gone();
             // Those that were gone are not asked again for a while.
-            if !is_gone && !(refusal.is_some() && error.kind() == ErrorKind::Unavailable) {
+            let is_left_out = refusal.is_some() && error.kind() == ErrorKind::Unavailable;
+            if !is_gone && !is_left_out {
                 return Err(error);
             }
             let refusal = refusal.get_or_insert(error);

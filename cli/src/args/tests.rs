@@ -15,6 +15,7 @@ fn parse_words(words: &[&str]) -> Result<RunConfig, EngineError> {
         | CliCommand::Rm(_)
         | CliCommand::Serve { .. }
         | CliCommand::Deploy { .. }
+        | CliCommand::Offer { .. }
         | CliCommand::Doctor(_)
         | CliCommand::Tune(_)
         | CliCommand::Models(_)

@@ -156,7 +156,7 @@ fn is_local(server: &str) -> bool {
 }
 
 /// Parses one of several names; the error lists them.
-fn one_of<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<T, String> {
+pub(super) fn one_of<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<T, String> {
     let found = known.iter().find(|(name, _)| *name == text);
     found.map(|(_, value)| *value).ok_or_else(|| {
         let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 use genset_backend_common::EngineError;
 
-use super::{one_of, text_of};
+use super::kinds::one_of;
+use super::text_of;
 use crate::plane::{ClientCertificates, WireIdentity, WireTls};
 
 /// Flags about TLS on the tcp request plane.
