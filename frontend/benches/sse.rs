@@ -1,4 +1,4 @@
-//! The HTTP side of a request: JSON read and checked once, tokens to server-sent events, the whole server over loopback.
+//! The HTTP side of a request: JSON parsed and checked once, tokens to server-sent events, the whole server over loopback.
 //!
 //! Run with `cargo bench -p genset-frontend --bench sse`. Elements are tokens; for `request`, bytes of JSON.
 
@@ -79,7 +79,7 @@ fn encode(c: &mut Criterion) {
     group.finish();
 }
 
-/// What a streamed answer does for each token but for the socket: detokenize, match, encode.
+/// The work of a streamed answer for each token, without the socket: detokenize, match, encode.
 fn answer(c: &mut Criterion) {
     let mut group = c.benchmark_group("answer");
     group.throughput(Throughput::Elements(u64::from(TOKENS)));
@@ -142,7 +142,7 @@ fn request(c: &mut Criterion) {
     group.finish();
 }
 
-/// A server with a Worker of the sample engine, which needs no time for a token.
+/// A server with a Worker of the sample engine, which takes no time for a token.
 async fn serve() -> (FrontendServer, impl Sized) {
     let folder = folder();
     let runtime = Runtime::in_process();
@@ -170,7 +170,7 @@ async fn serve() -> (FrontendServer, impl Sized) {
     (server, (runtime, worker))
 }
 
-/// Sends `request` and reads until `end` has come.
+/// Sends `request` and reads until `end` arrives.
 async fn exchange(client: &mut TcpStream, request: &[u8], end: &[u8], buffer: &mut Vec<u8>) {
     client.write_all(request).await.unwrap();
     buffer.clear();
@@ -186,7 +186,7 @@ fn http(body: &Value) -> Vec<u8> {
         .into_bytes()
 }
 
-/// One client on loopback: the time until the last byte was read.
+/// One client on loopback: the time until it has read the last byte.
 fn server(c: &mut Criterion) {
     let tokio = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

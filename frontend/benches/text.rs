@@ -50,7 +50,7 @@ fn byte_level_json() -> Value {
     serde_json::to_value(&tokenizer).unwrap()
 }
 
-/// With byte tokens for what the vocabulary lacks, as Llama 2 has them.
+/// Like Llama 2, with byte tokens for what the vocabulary lacks.
 fn sentence_piece_json() -> Value {
     let bytes = (0..=u8::MAX).map(|byte| AddedToken::from(format!("<0x{byte:02X}>"), false));
     let trainer = BpeTrainer::builder()
@@ -74,7 +74,7 @@ fn load(json: &Value) -> Arc<TextTokenizer> {
     Arc::new(TextTokenizer::from_bytes(json.to_string().as_bytes()).unwrap())
 }
 
-/// A server's start: parsing a vocabulary of usual size and preparing its pieces.
+/// A server's start: parses a vocabulary of usual size and prepares its pieces.
 fn load_150k(c: &mut Criterion) {
     let mut json = byte_level_json();
     let vocab = json["model"]["vocab"].as_object_mut().unwrap();
@@ -114,7 +114,7 @@ fn detokenize(c: &mut Criterion) {
                 }
             });
         });
-        // What the `tokenizers` crate itself offers for the task.
+        // The `tokenizers` crate's own solution.
         let crates_own: Tokenizer = serde_json::from_value(json).unwrap();
         group.bench_function(format!("{name}/tokenizers_decode_stream"), |b| {
             b.iter(|| {
@@ -212,7 +212,7 @@ fn prompt(c: &mut Criterion) {
     group.bench_function("tokenize_10_messages", |b| {
         b.iter(|| black_box(tokenizer.encode(&text, false).unwrap()));
     });
-    // The plain library call.
+    // The library call alone.
     group.bench_function("tokenize_10_messages/tokenizers_alone", |b| {
         b.iter(|| black_box(crates_own.encode_fast(text.as_str(), false).unwrap()));
     });
@@ -254,7 +254,7 @@ impl Conversations {
         }
     }
 
-    /// No message is like another. Of a mark's own: the nine messages before the last, and the last.
+    /// All messages differ. `first_mark` marks the first nine messages, `last_mark` the last.
     fn text(&self, first_mark: u64, last_mark: u64) -> String {
         let content = &self.content;
         let message = |turn: usize| {
@@ -281,7 +281,7 @@ impl Conversations {
     }
 }
 
-/// The tokens of a conversation with the cache of known prefixes, and without.
+/// Tokenizes a conversation with and without the prefix cache.
 fn prefix(c: &mut Criterion) {
     let json = chat_json();
     let plain = load(&json);
@@ -316,7 +316,7 @@ fn prefix(c: &mut Criterion) {
 
 type Encode<'a> = &'a dyn Fn(&str) -> Vec<u32>;
 
-/// Measures `encode` alone, each time with another text.
+/// Measures `encode` alone, with a new text each time.
 fn bench_new(
     group: &mut BenchmarkGroup<'_, WallTime>,
     name: &str,

@@ -8,8 +8,8 @@
 //! - [`stop`] cuts that text at the first stop string, without leaking any part of one.
 //!
 //! A request passes through them in that order. The first two can take milliseconds for a long prompt,
-//! so the caller keeps them off its async threads; the last two cost nanoseconds per token and run
-//! where the stream is.
+//! so callers keep them off async threads. The last two cost nanoseconds per token and run inside the
+//! stream.
 
 mod bounded;
 pub mod detokenize;

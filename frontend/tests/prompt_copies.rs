@@ -1,7 +1,7 @@
-//! How often a long prompt is copied between the socket and the KV cache: HTTP, frontend, Worker and the candle engine, in one
+//! How often a long prompt is copied between the socket and the KV cache: HTTP, frontend, Worker and the candle engine in one
 //! process.
 //!
-//! A binary of its own, for its allocator, which counts for all threads.
+//! A separate binary, for its allocator, which counts for all threads.
 
 #![expect(
     unsafe_code,
@@ -24,10 +24,10 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Tokens of the prompt. Each is a digit in the body, so that no piece of text takes as much room as the list of their ids.
+/// Tokens of the prompt. Each is one digit in the body, so that no piece of text is as large as the list of their ids.
 const PROMPT_TOKENS: usize = 100_000;
 
-/// Blocks that could hold the prompt, by any thread: new ones, and those that were to grow to that size.
+/// Blocks large enough for the prompt, allocated by any thread: new ones, and those reallocated to that size.
 static LARGE_BLOCKS: AtomicU64 = AtomicU64::new(0);
 
 struct Counting;
@@ -38,28 +38,28 @@ fn count(bytes: usize) {
     }
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting allocates nothing and cannot unwind.
+// SAFETY: every call goes unchanged to the system allocator; counting allocates nothing and cannot unwind.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.realloc(block, layout, size) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(block, layout) }
     }
 }
@@ -67,8 +67,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// A model with room for the prompt that computes it in no time: one narrow layer, which looks back a few tokens. All its
-/// weights are 0, and so are all logits.
+/// Writes a model with room for the prompt that computes it in no time: one narrow layer, which attends to a few tokens. All its
+/// weights, and so all logits, are 0.
 fn write_model(folder: &Path) {
     let config = json!({
         "architectures": ["MistralForCausalLM"],
@@ -116,7 +116,7 @@ fn write_model(folder: &Path) {
     std::fs::write(folder.join("model.safetensors"), file).unwrap();
 }
 
-/// A request for a completion of `prompt`, as it goes over the wire.
+/// A completion request for `prompt` as bytes on the wire.
 fn request(prompt: &[u32]) -> String {
     let body =
         json!({"model": "long", "prompt": prompt, "max_tokens": 3, "ignore_eos": true}).to_string();
@@ -125,7 +125,7 @@ fn request(prompt: &[u32]) -> String {
     format!("{head}\r\ncontent-length: {length}\r\n\r\n{body}")
 }
 
-/// What the server answers to `request`.
+/// Returns the server's answer to `request`.
 async fn ask(address: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
@@ -134,8 +134,8 @@ async fn ask(address: SocketAddr, request: &str) -> String {
     answer
 }
 
-/// The ids that the body's text becomes are one list, which all down to the engine share. The engine takes the one copy: the
-/// sequence that its answer is appended to.
+/// The ids are parsed from the body into one list, which everything down to the engine shares. The engine makes the only copy:
+/// the sequence to which its answer is appended.
 #[tokio::test]
 async fn a_prompt_is_copied_once_between_http_and_the_candle_engine() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Who may ask: API keys looked up before a handler runs, and what browsers may do across origins.
+//! Who may send requests: looks up API keys before a handler runs, and sets what browsers may do across origins.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::config::Origin;
 use crate::error::ApiError;
 use crate::keys::Key;
 
-/// Who asks.
+/// Who sent a request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Caller {
-    /// The key that the request came with; `None` on a server that asks for none.
+    /// The request's API key; `None` if the server requires no keys.
     pub(super) key: Option<Arc<Key>>,
-    /// Whether the program itself asks, for a batch or a person at its terminal.
+    /// Whether the program itself sent it, for a batch or for a person at its terminal.
     pub(super) is_local: bool,
 }
 
@@ -32,7 +32,7 @@ impl Caller {
     }
 }
 
-/// Finds out who asks, or refuses.
+/// Identifies the caller, or refuses the request.
 pub(super) async fn identify(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let found = app.keys.as_ref().map(|keys| keys.find(request.headers()));
     match found.transpose() {
@@ -48,7 +48,7 @@ pub(super) async fn identify(State(app): State<App>, mut request: Request, next:
     }
 }
 
-/// The answer to a request that comes no further, counted under the name `endpoint`.
+/// The response to a request that is refused here. Counts it under the name `endpoint`.
 pub(super) fn refused(
     app: &App,
     request: &Request,
@@ -64,7 +64,7 @@ pub(super) fn refused(
     }
 }
 
-/// What pages of these origins may do: everything that this server has. `None` where there are no such origins.
+/// Allows pages of these origins everything that this server offers. `None` if there are no such origins.
 pub(super) fn cors(origins: &[Origin]) -> Option<CorsLayer> {
     if origins.is_empty() {
         return None;

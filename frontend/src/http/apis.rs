@@ -1,5 +1,5 @@
-//! What every route that takes a JSON body shares: reading it, answering whatever happens, and the APIs whose answers come
-//! in one piece.
+//! What all routes with a JSON body share: reading the body and answering in every case. Also the APIs whose answers are never
+//! streamed.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -36,33 +36,33 @@ use crate::openai::{
 };
 use crate::pipeline::{self, Answers, EmbedJob, Job, REASONING_EFFORT};
 
-/// The header with the seconds after which an answer is of no use to the client.
+/// The header with the number of seconds after which the client no longer needs the answer.
 const REQUEST_TIMEOUT: &str = "x-request-timeout";
 
-/// What a number of an embedding takes, and its text, which may have room to grow.
+/// Bytes of memory for one number of an embedding and its text, including spare capacity.
 const EMBEDDED_NUMBER_BYTES: usize = 24;
 
-/// What the id of a token takes as text, which may have room to grow.
+/// Bytes of memory for the text of one token id, including spare capacity.
 const WRITTEN_TOKEN_BYTES: usize = 16;
 
-/// The same where its text is shown beside it: two strings, and what they are in.
+/// The same if the token's text is shown beside its id: two strings and their containers.
 const SHOWN_TOKEN_BYTES: usize = 160;
 
-/// One request on its way.
+/// One request in progress.
 pub(super) struct Call {
     pub(super) app: App,
     pub(super) request_id: String,
     pub(super) caller: Caller,
-    /// What its engine is told of it.
+    /// The context that the engine receives.
     pub(super) ctx: RequestContext,
-    /// Gone once it is read as a request.
+    /// Empty once it is parsed.
     pub(super) body: HeldBody,
     pub(super) body_bytes: usize,
     pub(super) guard: RequestGuard,
 }
 
 impl Call {
-    /// The model of this name, as [`find_model`] finds it.
+    /// Returns the model of this name, as [`find_model`] does.
     ///
     /// # Errors
     /// As [`find_model`].
@@ -74,10 +74,10 @@ impl Call {
         find_model(&self.app, name, endpoint, self.ctx.deadline()).await
     }
 
-    /// Waits for a place among the requests to `model`. What its engine is told of the request.
+    /// Waits for a place among the requests to `model`. Returns the context for its engine.
     ///
     /// # Errors
-    /// What [`RequestGuard::enter`] refuses with; a 503 when the server cuts what is under way short.
+    /// The errors of [`RequestGuard::enter`]; a 503 when the server ends all requests early.
     pub(super) async fn admit(&mut self, model: &ServedModel) -> Result<RequestContext, ApiError> {
         tokio::select! {
             biased;
@@ -87,7 +87,7 @@ impl Call {
         Ok(self.ctx.clone())
     }
 
-    /// The model that a request with `params` asks for, which are made complete, once there is a place for it.
+    /// Completes `params`, finds the model they name, and waits for a place among its requests.
     ///
     /// # Errors
     /// As [`Self::model`] and [`Self::admit`].
@@ -103,7 +103,7 @@ impl Call {
         Ok((model, ctx))
     }
 
-    /// The answer of a request with one prompt and one choice, once its engine has accepted it.
+    /// Returns the answer of a request with one prompt and one choice, once its engine has accepted it.
     ///
     /// # Errors
     /// The engine's refusal.
@@ -118,10 +118,10 @@ impl Call {
         ParamLimits::from(&*self.app.config)
     }
 
-    /// Reads the body as a request; a long one where it delays nobody else.
+    /// Parses the body as a request. A long body is parsed where it delays no other request.
     ///
     /// # Errors
-    /// What `parse` refuses.
+    /// The errors of `parse`.
     pub(super) async fn parse<T: Send + 'static>(
         &mut self,
         parse: impl FnOnce(JsonBody<'_>, &ParamLimits) -> Result<T, ApiError> + Send + 'static,
@@ -129,10 +129,10 @@ impl Call {
         self.parse_further(0, parse).await
     }
 
-    /// As [`Self::parse`], of texts beside the body, such as what is left of it; they have `further_bytes`.
+    /// Like [`Self::parse`], for `further_bytes` of text besides the body, such as what remains of an earlier parse.
     ///
     /// # Errors
-    /// What `parse` refuses.
+    /// The errors of `parse`.
     pub(super) async fn parse_further<T: Send + 'static>(
         &mut self,
         further_bytes: usize,
@@ -146,26 +146,26 @@ impl Call {
     }
 }
 
-/// A good answer.
+/// A successful answer.
 pub(super) enum Reply {
-    /// JSON, whole.
+    /// A whole JSON body.
     Json(String),
-    /// A body that is yet to be written. It counts the request from here on.
+    /// A body that is not written yet. It owns the request's guard from here on.
     Streamed(Box<dyn FnOnce(RequestGuard) -> Response + Send>),
 }
 
-/// What answers a request.
+/// The function that answers a request.
 pub(super) type Work = for<'a> fn(&'a mut Call) -> BoxFuture<'a, Result<Reply, ApiError>>;
 
-/// How an API writes its errors.
+/// The format in which an API writes its errors.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum WriteError {
-    /// As OpenAI's API has them, which calls places in a request so.
+    /// The format of OpenAI's API, which writes places in a request this way.
     OpenAi(ParamName),
     Anthropic,
 }
 
-/// A request as it came.
+/// A request as received.
 pub(super) struct Given {
     /// The route's name in metrics.
     pub(super) endpoint: &'static str,
@@ -174,7 +174,7 @@ pub(super) struct Given {
     pub(super) body: Body,
 }
 
-/// Answers a request, whatever happens on the way.
+/// Answers a request in every case, also after a panic.
 pub(super) async fn answer(
     app: App,
     given: Given,
@@ -210,7 +210,7 @@ pub(super) async fn answer(
         mut guard,
         ..
     } = call;
-    // A client may take its answer long after its request has ended.
+    // A client may take its answer long after the request has ended.
     let answered = answered.and_then(|reply| {
         Ok(match reply {
             Reply::Json(json) => Ok(held(json, guard.memory().another())?),
@@ -260,7 +260,7 @@ async fn read_and_work(
     work(call).await
 }
 
-/// When the answer to a request that has just come is of no use any more, if its client says so.
+/// The time after which the client no longer needs the answer to a request that has just arrived, if it sets one.
 ///
 /// # Errors
 /// A 400 that names the header.
@@ -275,14 +275,14 @@ fn deadline_of(headers: &HeaderMap) -> Result<Option<Instant>, ApiError> {
         let problem = "expected seconds, more than 0, as in \"2.5\"";
         ApiError::invalid(REQUEST_TIMEOUT, problem)
     })?;
-    // One that is too far away to be written down is none.
+    // A deadline too far away to be represented is no deadline.
     Ok(Instant::now().checked_add(timeout))
 }
 
-/// What the engine is told of a request: a unique id and its trace.
+/// The context that the engine receives for a request: a unique id and its trace.
 fn context(app: &App, request_id: &str, headers: &HeaderMap) -> RequestContext {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    // The client's id may come twice; ids are unique among the requests in flight.
+    // A client may send the same id twice; this id is unique among the requests in flight.
     let id = format!("{request_id}.{:08x}", rand::random::<u32>());
     let mut ctx = app.all_requests.child().with_id(id);
     let key = app.config.affinity_header.as_ref();
@@ -297,7 +297,7 @@ fn context(app: &App, request_id: &str, headers: &HeaderMap) -> RequestContext {
     }
 }
 
-/// The id of an answer, unlike any other.
+/// A unique id for an answer.
 pub(super) fn new_id(prefix: &str) -> String {
     format!("{prefix}{:032x}", rand::random::<u128>())
 }

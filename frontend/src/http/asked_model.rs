@@ -1,4 +1,4 @@
-//! The model that a request asks for. One whose last worker has gone a moment ago is waited for, and one that is being prepared.
+//! Finds the model that a request names. Waits if its last worker has just left, or if the model is being prepared.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use super::handlers::App;
 use crate::error::ApiError;
 use crate::model::ServedModel;
 
-/// The longest name of a model that is looked for, in bytes.
+/// The longest model name that is looked up, in bytes.
 const MAX_MODEL_BYTES: usize = 1024;
 
-/// The model of this name or alias, whatever it offers. It is waited for as long as it is expected, but for no longer than
-/// `--migration-wait`, nor past `deadline`.
+/// Returns the model of this name or alias, whatever endpoints it offers. Waits for it while it is expected, but no longer than
+/// `--migration-wait` and not past `deadline`.
 ///
 /// # Errors
-/// A 404 where there is none, a 503 where it is not there in time, and what the model itself is refused with.
+/// A 404 if there is no such model, a 503 if it does not appear in time, and the model's own refusal.
 pub(super) async fn find_any_model(
     app: &App,
     name: &str,
@@ -51,10 +51,10 @@ pub(super) async fn find_any_model(
     }
 }
 
-/// The model of this name or alias, as [`find_any_model`] finds it, where it offers `endpoint`.
+/// Returns the model of this name or alias, as [`find_any_model`] does, if it offers `endpoint`.
 ///
 /// # Errors
-/// As [`find_any_model`]; a 400 where it does not offer that.
+/// The errors of [`find_any_model`]; a 400 if the model does not offer `endpoint`.
 pub(super) async fn find_model(
     app: &App,
     name: &str,

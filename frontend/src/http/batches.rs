@@ -22,7 +22,7 @@ use crate::error::{ApiError, shown};
 use crate::json::JsonBody;
 use crate::openai::{Fields, short_texts};
 
-/// The time that a batch has, as OpenAI writes it, in seconds.
+/// The completion window of a batch: as OpenAI writes it, and in seconds.
 const WINDOW: (&str, u64) = ("24h", 24 * 3600);
 
 const PAGES: Pages = Pages {
@@ -31,7 +31,7 @@ const PAGES: Pages = Pages {
     further: &[],
 };
 
-/// What a batch is asked for.
+/// A request to create a batch.
 struct BatchRequest {
     endpoint: String,
     input_file_id: String,
@@ -130,7 +130,7 @@ pub(super) async fn list(
 ) -> Response {
     let listed = kept(&app).and_then(|batches| {
         let page = PAGES.parse(query.as_deref())?;
-        // One more, which tells whether there are any behind.
+        // One more than the page holds, to see whether more follow.
         let (after, most) = (page.after.as_deref(), page.limit + 1);
         let last = batches.store().batches(caller.name(), after, most);
         Ok(page.of(&last, |batch| &batch.id, BatchRecord::to_json))
@@ -191,7 +191,7 @@ mod tests {
     use crate::http::LocalFrontend;
     use crate::model::Models;
 
-    /// Batches in `folder`, with an input that is empty.
+    /// Batches in `folder`, with an empty input file.
     fn batches_in(folder: &std::path::Path) -> Batches {
         let store = BatchStore::open(folder.to_owned(), BatchConfig::default()).unwrap();
         let input = FileRecord {
@@ -232,7 +232,7 @@ mod tests {
         };
         let record = request.record(&Caller::default());
         let id = record.id.clone();
-        // Asked once and dropped, as of a client that has left.
+        // Polled once and dropped, as if the client had left.
         drop(batches.add(record).now_or_never());
         let status = || Some(batches.store().batch(&id, None)?.status);
         let ended = async {

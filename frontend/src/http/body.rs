@@ -1,4 +1,4 @@
-//! The body of a streamed answer: server-sent events, written as the tokens come.
+//! The body of a streamed answer: server-sent events, written as tokens arrive.
 
 use std::convert::Infallible;
 use std::iter::Enumerate;
@@ -20,11 +20,11 @@ use crate::error::ApiError;
 use crate::openai::{ChoiceEnd, ChunkEncoder};
 use crate::pipeline::Answers;
 
-/// Tokens that are ready together leave together, up to about this many bytes: one write, and a bound on what a fast engine
-/// puts in front of a slow client.
+/// Tokens that are ready together are sent together, up to about this many bytes: one write, and a bound on what a fast engine
+/// queues for a slow client.
 pub(super) const FRAME_BYTES: usize = 8 << 10;
 
-/// The next frame of a body, once what is ready was written into `buffer`.
+/// The next frame of a body, after all that is ready was written into `buffer`.
 pub(super) fn next_frame(
     buffer: &mut BytesMut,
     has_ended: bool,
@@ -39,31 +39,31 @@ pub(super) fn next_frame(
     }
 }
 
-/// The events of one request. Dropping it cancels what still runs.
+/// The events of one request. Dropping it cancels the answers that still run.
 ///
-/// Its answers run side by side in slots, and each takes the next one that has not started when its own has ended. Only those
-/// that were woken are polled: what a token costs does not depend on how many others wait for theirs.
+/// Its answers run side by side in slots. A slot whose answer has ended takes the next one that has not started. Only slots that
+/// were woken are polled: the cost of a token does not depend on how many answers wait for theirs.
 pub(super) struct EventBody {
     encoder: ChunkEncoder,
-    /// Those that have not started.
+    /// Answers that have not started.
     waiting: Enumerate<Answers>,
     slots: Vec<Slot>,
     /// Slots with an answer.
     running: usize,
-    /// Whose turn it is: where the task's budget ended last.
+    /// The slot to poll next: the one at which the task's budget ended last.
     turn: usize,
     /// The task that polls the body.
     task: Arc<AtomicWaker>,
     spent: TotalUsage,
     has_usage_event: bool,
-    /// How its answers are routed, where the client asks.
+    /// How its answers are routed, if the client asks for it.
     explanation: Option<Explanation>,
     guard: RequestGuard,
     buffer: BytesMut,
     progress: Progress,
 }
 
-/// A place for an answer that runs.
+/// A place for a running answer.
 struct Slot {
     /// The answer and its index; `None` when no more wait.
     answer: Option<(usize, Answer)>,
@@ -71,19 +71,19 @@ struct Slot {
     waker: Waker,
 }
 
-/// Whether the answer of a slot is to be polled.
+/// Whether a slot's answer is to be polled.
 struct Due {
     is_due: AtomicBool,
     task: Arc<AtomicWaker>,
 }
 
 impl Due {
-    /// Whether it is due, which it is not any more then.
+    /// Returns whether it is due, and clears that.
     fn take(&self) -> bool {
         self.is_due.load(Ordering::Relaxed) && self.is_due.swap(false, Ordering::AcqRel)
     }
 
-    /// It is due, and somebody looks without being woken.
+    /// Marks it as due without a wake: the caller polls again anyway.
     fn stay(&self) {
         self.is_due.store(true, Ordering::Release);
     }
@@ -95,7 +95,7 @@ impl Wake for Due {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Who finds it due already has another wake before it, which the task has not answered yet.
+        // If it is already due, an earlier wake is pending that the task has not handled yet.
         if !self.is_due.swap(true, Ordering::AcqRel) {
             self.task.wake();
         }
@@ -118,9 +118,9 @@ impl Slot {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Progress {
-    /// The first events are not written.
+    /// The first events are not written yet.
     Opening,
-    /// No text was sent yet: the first leaves at once.
+    /// No text was sent yet: the first text is sent at once.
     Waiting,
     Streaming,
     Done,
@@ -170,7 +170,7 @@ impl EventBody {
         self.running += 1;
     }
 
-    /// Writes what is ready, in turns, until nothing is or the frame is full.
+    /// Writes what is ready, slot by slot, until nothing is ready or the frame is full.
     fn fill(&mut self, cx: &mut Context<'_>) {
         let mut is_ready = true;
         while is_ready && self.progress != Progress::Done && self.buffer.len() < FRAME_BYTES {
@@ -186,21 +186,22 @@ impl EventBody {
                     return;
                 }
                 if !has_budget_remaining() {
-                    // The others are asked in the task's next turn, beginning with this one.
+                    // The task polls the other slots in its next turn, beginning with this one.
                     cx.waker().wake_by_ref();
                     return;
                 }
                 self.turn = (slot + 1) % self.slots.len();
             }
             if has_text && self.progress == Progress::Waiting {
-                // The first token leaves at once, whatever else is ready. Text that is held back is none.
+                // The first token is sent at once, whatever else is ready. Text that is held back does not count.
                 self.progress = Progress::Streaming;
                 return;
             }
         }
     }
 
-    /// Whether the item brought text, where the answer there was due and had one. It is due again then.
+    /// Polls the slot's answer if it is due. Returns whether an item brought text, or `None` if there was no item. After an item
+    /// the slot stays due.
     fn poll_slot(&mut self, number: usize) -> Option<bool> {
         let slot = self.slots.get_mut(number).filter(|slot| slot.due.take())?;
         let (index, answer) = slot.answer.as_mut()?;

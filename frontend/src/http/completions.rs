@@ -1,4 +1,4 @@
-//! Chats and completions: their many choices, whole or streamed side by side.
+//! Chats and completions: their choices, whole or streamed side by side.
 
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
@@ -18,7 +18,7 @@ use crate::openai::{
 };
 use crate::pipeline::{Answers, Job, REASONING_EFFORT};
 
-/// So many bytes of an answer's text are written in the time that a tokenizer takes for one.
+/// How many bytes of an answer's text are written in the time in which a tokenizer encodes one byte.
 pub(super) const WRITTEN_BYTES: usize = 16;
 
 pub(super) fn chat(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
@@ -84,7 +84,7 @@ async fn answer(
     }
     guard.text();
     guard.spent(&spent);
-    // A token takes about as long to write as a byte to tokenize.
+    // Writing a token takes about as long as tokenizing a byte.
     let text: usize = answers
         .iter()
         .map(|answer| answer.message.content.len())
@@ -106,7 +106,7 @@ async fn answer(
     Ok(Reply::Json(json))
 }
 
-/// Reads all answers to their end, so many at once; each on an account beside `memory`.
+/// Collects all answers, up to their limit at once, each on its own account beside `memory`.
 async fn collect(
     answers: Answers,
     memory: MemoryShare,

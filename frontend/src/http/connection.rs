@@ -24,13 +24,13 @@ use super::stall::StallGuard;
 use super::tls::Tls;
 use crate::config::FrontendConfig;
 
-/// Pause after the operating system refused a connection (out of file descriptors, say).
+/// Pause after the operating system refused a connection, for example because file descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// As little as a connection can do with.
+/// The smallest header buffer that a connection works with.
 const MIN_HEADER_BYTES: usize = 8192;
 
-/// Accepts connections until it is told to close.
+/// Accepts connections until it is closed.
 pub(super) struct Acceptor {
     pub(super) listener: TcpListener,
     pub(super) router: Router,
@@ -39,9 +39,9 @@ pub(super) struct Acceptor {
     pub(super) config: Arc<FrontendConfig>,
     pub(super) metrics: HttpMetrics,
     pub(super) tasks: TaskTracker,
-    /// No new connections; those open finish their requests.
+    /// Takes no new connections; open ones finish their requests.
     pub(super) closing: CancellationToken,
-    /// Open connections are dropped.
+    /// Drops open connections.
     pub(super) aborting: CancellationToken,
 }
 
@@ -72,7 +72,7 @@ impl Acceptor {
         }
     }
 
-    /// Serves the connection, or closes it where its peer has too many.
+    /// Serves the connection, or closes it if its peer has too many.
     fn greet(&self, stream: TcpStream, peer: IpAddr, peers: &Peers, permit: OwnedSemaphorePermit) {
         match peers.enter(peer) {
             Some(place) => self.serve(stream, place, permit),
@@ -133,12 +133,12 @@ impl Connection {
         let Some(tls) = tls else {
             return serving.run(stream).await;
         };
-        // In a box: it is larger by kilobytes, and the tasks of plain connections would have room for it too.
+        // Boxed: a TLS connection is kilobytes larger, and the tasks of plain connections would reserve that space too.
         Box::pin(serving.greet_and_run(stream, tls)).await;
     }
 }
 
-/// What answers on a connection that is open.
+/// Serves one open connection.
 struct Serving {
     router: Router,
     header_timeout: Duration,
@@ -189,7 +189,7 @@ impl Serving {
     }
 }
 
-/// Clients come and go; only what an operator could mend is more than a debug line.
+/// Clients come and go: logs above debug level only what an operator can fix.
 fn log_end(error: &hyper::Error) {
     let source =
         std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());

@@ -1,5 +1,5 @@
-//! `/docs`: the routes and their fields for people, made of the document at `/openapi.json`. One page without scripts or
-//! anything from elsewhere.
+//! `/docs`: the routes and their fields for people, made from the document at `/openapi.json`. One page without scripts or
+//! external resources.
 
 use std::fmt::Write as _;
 
@@ -18,7 +18,7 @@ code{font-size:.95em}h2{margin-top:2rem;border-top:1px solid #ccc;padding-top:1r
 td,th{text-align:left;vertical-align:top;padding:.1rem 1rem .1rem 0}\
 </style></head><body>\n<h1>Genset</h1>\n";
 
-/// What answers with the page of a server with this config.
+/// Returns the handler that serves the page of a server with this config.
 pub(super) fn serve(
     config: &FrontendConfig,
 ) -> impl FnOnce() -> Ready<Response> + Clone + Send + Sync + 'static {
@@ -108,7 +108,7 @@ fn add_table<'a>(
     page.push_str("</table>\n");
 }
 
-/// What a field may be, in a few words.
+/// What values a field may have, in a few words.
 fn value(document: &Value, schema: &Value) -> String {
     let schema = resolved(document, schema);
     let mut words = match (&schema["type"], schema["enum"].as_array()) {
@@ -163,7 +163,7 @@ fn escaped(text: &str) -> String {
 }
 
 fn push(text: &mut String, more: std::fmt::Arguments<'_>) {
-    // Text takes whatever is written.
+    // Writing to a string cannot fail.
     let _infallible = text.write_fmt(more);
 }
 

@@ -1,4 +1,4 @@
-//! `/v1/files`: the files that batches read and write. The server keeps them in a folder. An upload is written to the disk as it
+//! `/v1/files`: the files that batches read and write. The server keeps them in a folder. It writes an upload to disk as it
 //! arrives, so a large file needs no more memory than a small one.
 
 use std::io::Write;
@@ -30,19 +30,19 @@ use crate::batch::store::{UploadRoom, file_not_found, not_written};
 use crate::clock::now;
 use crate::error::ApiError;
 
-/// The longest field of an upload beside its file, in bytes.
+/// The longest field of an upload other than its file, in bytes.
 const MAX_FIELD_BYTES: usize = 256;
 
 /// The longest name of a file, in bytes.
 const MAX_NAME_BYTES: usize = 256;
 
-/// What may have come and not be used yet: more is a head of a part that never ends.
+/// How many received bytes may be unused: more is a part's head that never ends.
 const MAX_AHEAD_BYTES: usize = 2 << 20;
 
-/// The least pace of an upload, in bytes a second, once the limit on reading a body is over.
+/// The least pace of an upload once the time limit on reading a body is over, in bytes a second.
 const LEAST_PACE: u64 = 64 << 10;
 
-/// How long a file may be asked to be kept, in seconds.
+/// How long a file may be kept, in seconds.
 const LIFETIMES_S: std::ops::RangeInclusive<u64> = 3600..=2_592_000;
 
 const PAGES: Pages = Pages {
@@ -51,10 +51,10 @@ const PAGES: Pages = Pages {
     further: &["order", "purpose"],
 };
 
-/// The batches of a server that keeps some.
+/// Returns the batches of a server that keeps batches.
 ///
 /// # Errors
-/// A 404 that says how to start one that does.
+/// A 404 that says how to start such a server.
 pub(super) fn kept(app: &App) -> Result<&Batches, ApiError> {
     app.batches.as_ref().ok_or_else(|| {
         let message = "This server keeps no files and no batches. Start it with --batch-folder and a folder for them.";
@@ -65,12 +65,12 @@ pub(super) fn kept(app: &App) -> Result<&Batches, ApiError> {
     })
 }
 
-/// Answers with what `work` gives, or its error.
+/// Turns a handler's result into a response.
 fn answered(answer: Result<Response, ApiError>) -> Response {
     answer.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// How long a file is to be kept: the seconds that were asked for, if they may be.
+/// Checks how long a file is to be kept, in seconds.
 ///
 /// # Errors
 /// A 400 that names `param`.
@@ -120,7 +120,7 @@ pub(super) async fn upload(
 /// The parts of an upload.
 struct Upload {
     content: NamedTempFile,
-    /// What `bytes` take of the owner's limit.
+    /// The room that `bytes` take of the owner's limit.
     room: UploadRoom,
     bytes: u64,
     filename: String,
@@ -129,7 +129,7 @@ struct Upload {
     seconds: Option<String>,
 }
 
-/// When the next bytes must have come.
+/// How fast an upload arrives, and by when its next bytes must arrive.
 struct Pace {
     begun: Instant,
     patience: Duration,
@@ -223,7 +223,7 @@ impl Upload {
         }
     }
 
-    /// Writes a part to the disk as it comes.
+    /// Writes a part to disk as it arrives.
     async fn write(
         &mut self,
         batches: &Batches,
@@ -283,7 +283,7 @@ impl Upload {
     }
 }
 
-/// A body of which no more comes than is used, but for a little: the head of a part is read whole.
+/// Limits a body to little more than what is used so far: the parser buffers the whole head of a part.
 fn no_further_ahead(
     body: Body,
     used: Arc<AtomicUsize>,
@@ -316,7 +316,7 @@ async fn chunk(
     Ok(bytes)
 }
 
-/// A short part, whole.
+/// Reads a short part whole.
 async fn text(
     name: &str,
     part: &mut Field<'_>,
@@ -334,7 +334,7 @@ async fn text(
     String::from_utf8(text).map_err(|_| ApiError::invalid(name.to_owned(), "is not valid UTF-8"))
 }
 
-/// What the client calls the file. It is shown again and names nothing on this machine.
+/// The client's name for the file. It is only shown; it names no file on this machine.
 fn name_of(part: &Field<'_>) -> Result<String, ApiError> {
     let name = part.file_name().unwrap_or("file.jsonl");
     match name.len() {
@@ -369,7 +369,7 @@ pub(super) async fn list(
     answered(listed.await)
 }
 
-/// A file of the caller's.
+/// Returns the caller's file of this id.
 fn file_of(app: &App, caller: &Caller, id: &str) -> Result<FileRecord, ApiError> {
     let file = kept(app)?.store().file(id, caller.name());
     file.ok_or_else(|| file_not_found(id, "file_id"))

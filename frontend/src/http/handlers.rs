@@ -1,4 +1,4 @@
-//! The routes, what handlers share, and how the server is.
+//! The routes, what handlers share, and the server's health.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Deref for App {
     }
 }
 
-/// What an [`App`] has.
+/// The state of an [`App`].
 #[derive(Debug, Clone)]
 pub(super) struct AppState {
     pub(super) models: Models,
@@ -60,9 +60,9 @@ pub(super) struct AppState {
     pub(super) metrics: HttpMetrics,
     pub(super) registry: MetricsRegistry,
     pub(super) responses: Arc<ResponseStore>,
-    /// `None` where everybody may ask.
+    /// `None` if the server requires no keys.
     pub(super) keys: Option<ApiKeys>,
-    /// `None` where no files are kept.
+    /// `None` if the server keeps no files.
     pub(super) batches: Option<Batches>,
     pub(super) draining: CancellationToken,
     /// Every request is a child of it.
@@ -90,12 +90,12 @@ impl App {
             keys,
             batches: None,
             draining,
-            // Without an id, of which every request would make a copy first.
+            // Without an id, because every request would copy it first.
             all_requests: RequestContext::new(""),
         }))
     }
 
-    /// The same, with files and batches.
+    /// The same app, with files and batches.
     pub(super) fn with_batches(&self, batches: Batches) -> Self {
         Self(Arc::new(AppState {
             batches: Some(batches),
@@ -104,7 +104,7 @@ impl App {
     }
 }
 
-/// The routes that ask models for something.
+/// The routes of requests to models.
 fn routes_to_models() -> Router<App> {
     use WriteError::{Anthropic, OpenAi};
     let plain = OpenAi(Param::plain);
@@ -131,7 +131,7 @@ fn routes_to_models() -> Router<App> {
         .route("/v1/completions", completions)
         .route("/v1/embeddings", embeddings)
         .route("/v1/rerank", rerank())
-        // As Jina's and Cohere's clients call it, whatever address they are given.
+        // The path that Jina's and Cohere's clients use, whatever base address they have.
         .route("/v2/rerank", rerank())
         .route("/rerank", rerank())
         .route("/v1/score", score())
@@ -149,7 +149,7 @@ fn routes_to_models() -> Router<App> {
         .route("/v1/models/{*id}", get(models::get))
 }
 
-/// Files and batches of them.
+/// The routes of files and batches.
 fn routes_to_batches() -> Router<App> {
     let create = api("batches", batches::create, WriteError::OpenAi(Param::plain));
     Router::new()
@@ -161,7 +161,7 @@ fn routes_to_batches() -> Router<App> {
         .route("/v1/batches/{id}/cancel", post(batches::cancel))
 }
 
-/// What the program itself asks: nobody needs a key, and there is no other page or state than the answer.
+/// The routes for the program itself: without keys, pages or other state.
 pub(super) fn local_router(app: App) -> Router {
     routes_to_models()
         .fallback(unknown_route)
@@ -169,7 +169,7 @@ pub(super) fn local_router(app: App) -> Router {
         .with_state(app)
 }
 
-/// Every route. Those that say how the server is are for everybody, the others for callers with a key, where there are keys.
+/// All routes. Those that show the server's health are public; the others need a key, if the server has keys.
 pub(super) fn router(app: App) -> Router {
     let asked =
         routes_to_models()
@@ -193,13 +193,13 @@ pub(super) fn router(app: App) -> Router {
     let router = router
         .method_not_allowed_fallback(wrong_method)
         .fallback(unknown_route);
-    // Within the layer below, so that pages of listed origins can read what they are told.
+    // Inside the layer below, so that pages of listed origins can read refusals.
     let router = router.layer(middleware::from_fn_with_state(app.clone(), pages::guard));
     let router = match access::cors(&app.config.cors_origins) {
         Some(cors) => router.layer(cors),
         None => router,
     };
-    // Around everything else, so that no answer is without.
+    // Outermost, so that no answer lacks the id.
     let router = router.layer(middleware::from_fn(request_id::carry));
     router.with_state(app)
 }
@@ -222,7 +222,7 @@ fn api(endpoint: &'static str, work: Work, write_error: WriteError) -> MethodRou
     )
 }
 
-/// Ready while at least one model is served and the server is not shutting down.
+/// Ready while the server serves at least one model and is not shutting down.
 async fn ready(State(app): State<App>) -> Response {
     let models: Vec<String> = app
         .models
@@ -252,7 +252,7 @@ async fn metrics(State(app): State<App>) -> Response {
         .into_response()
 }
 
-/// What a route has no answer for. The router adds the methods that it has.
+/// The response to a method that a route does not have. The router adds the methods that it has.
 async fn wrong_method(method: Method, uri: Uri) -> Response {
     if method == Method::OPTIONS {
         return StatusCode::NO_CONTENT.into_response();

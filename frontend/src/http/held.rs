@@ -1,11 +1,11 @@
-//! [`Held`]: bytes of an answer that keep their room in the memory budget until its client has taken them.
+//! [`Held`]: bytes of an answer that keep their room in the memory budget until the client has taken them.
 
 use bytes::Bytes;
 
 use crate::budget::MemoryShare;
 use crate::error::ApiError;
 
-/// Bytes on the account of their request.
+/// Bytes, and the memory share that holds them.
 struct Held<T> {
     content: T,
     _share: MemoryShare,
@@ -17,16 +17,16 @@ impl<T: AsRef<[u8]>> AsRef<[u8]> for Held<T> {
     }
 }
 
-/// The bytes of `text`. A request may end long before the last of them is sent, so they take their room along.
+/// Returns the bytes of `text`. They keep their room, because a request may end long before its last bytes are sent.
 ///
 /// # Errors
-/// A 503 where there is no room, as [`MemoryShare::grow`].
+/// A 503 if there is no room, as in [`MemoryShare::grow`].
 pub(super) fn held(text: String, mut share: MemoryShare) -> Result<Bytes, ApiError> {
     share.grow(text.len())?;
     Ok(holding(text, share))
 }
 
-/// The bytes of `content`, which take along the share that holds them.
+/// Returns the bytes of `content`, which own the share that holds them.
 pub(super) fn holding(content: impl AsRef<[u8]> + Send + 'static, share: MemoryShare) -> Bytes {
     Bytes::from_owner(Held {
         content,

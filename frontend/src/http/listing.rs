@@ -1,19 +1,19 @@
-//! Lists that clients read page by page: [`Page`] is what the query asks for, of things in the order of their ids.
+//! Lists that clients read page by page: [`Page`] is the part that the query asks for, of items ordered by id.
 
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
 
-/// What a list may be asked for.
+/// The query parameters of a list.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pages {
     pub(super) usual_limit: usize,
     pub(super) max_limit: usize,
-    /// Beside `after` and `limit`.
+    /// The parameters other than `after` and `limit`.
     pub(super) further: &'static [&'static str],
 }
 
-/// Which part of a list is asked for.
+/// The part of a list that a query asks for.
 #[derive(Debug)]
 pub(super) struct Page {
     pub(super) after: Option<String>,
@@ -66,7 +66,7 @@ impl Pages {
     }
 }
 
-/// The name of the list of what to include, as clients write it.
+/// Whether this is the name of the list of fields to include, as clients write it.
 pub(super) fn is_include(name: &str) -> bool {
     matches!(
         name,
@@ -75,7 +75,7 @@ pub(super) fn is_include(name: &str) -> bool {
 }
 
 impl Page {
-    /// This part of `all`, which are in the order of their ids: the last first, unless the query says otherwise.
+    /// Returns this page of `all`, which is ordered by id: the last item first, unless the query asks for ascending order.
     pub(super) fn of<T>(
         &self,
         all: &[T],
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(page(""), (json!(["c", "b"]), true));
         assert_eq!(page("after=b"), (json!(["a"]), false));
         assert_eq!(page("order=asc&limit=3"), (json!(["a", "b", "c"]), false));
-        // What it was after may be gone meanwhile.
+        // The item named by `after` may be gone by now.
         assert_eq!(page("after=bb&order=asc"), (json!(["c"]), false));
     }
 

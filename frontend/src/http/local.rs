@@ -20,35 +20,35 @@ use crate::keys::Key;
 use crate::model::Models;
 use crate::work::WorkThreads;
 
-/// The routes of a [`FrontendServer`](super::FrontendServer) for the program itself: requests are answered as over HTTP, with the
-/// same checks and errors, without a port or keys.
+/// The routes of a [`FrontendServer`](super::FrontendServer) for the program itself. Requests get the same checks and errors as
+/// over HTTP, without a port or keys.
 #[derive(Debug, Clone)]
 pub struct LocalFrontend {
     router: Router,
-    /// Where long answers are looked at.
+    /// The threads that check long answers.
     work: WorkThreads,
-    /// Who asks.
+    /// Who sends the requests.
     caller: Caller,
 }
 
-/// What a request was answered.
+/// The answer to a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LocalAnswer {
     /// The HTTP status: 200 to 599.
     pub status: u16,
     /// The value of `x-request-id`.
     pub request_id: String,
-    /// After how long the same request may succeed, where the server says so.
+    /// After how long the same request may succeed, if the server says so.
     pub retry_after: Option<Duration>,
-    /// The stable name of an error, where it has one, also in APIs whose errors have none in their body.
+    /// The stable name of the error, if it has one, also in APIs whose error bodies have none.
     pub code: Option<&'static str>,
-    /// The answer, or the error in the API's shape: JSON. It keeps its part of the memory budget until it is dropped.
+    /// The answer, or the error in the API's format: JSON. It keeps its part of the memory budget until it is dropped.
     pub body: Bytes,
 }
 
 impl LocalFrontend {
-    /// The routes for these models, with the limits of `config` and no access log. Its metrics are the runtime's; there is one of this, or of a
-    /// server, for each runtime.
+    /// Makes the routes for these models, with the limits of `config` and no access log. The metrics are registered with the
+    /// runtime: create only one of these, or one server, for each runtime.
     #[must_use]
     pub fn new(runtime: &Runtime, models: Models, config: FrontendConfig) -> Self {
         let config = FrontendConfig {
@@ -60,7 +60,7 @@ impl LocalFrontend {
         Self::within(App::new(runtime, models, Arc::new(config), None, never))
     }
 
-    /// The routes of a server, for nobody's key.
+    /// The routes of a server, without a key.
     pub(super) fn within(app: App) -> Self {
         Self {
             work: app.models.work().clone(),
@@ -72,7 +72,7 @@ impl LocalFrontend {
         }
     }
 
-    /// The same for requests of this key.
+    /// The same routes for requests with this key.
     pub(crate) fn of(&self, key: Option<Arc<Key>>) -> Self {
         Self {
             router: self.router.clone(),
@@ -84,10 +84,11 @@ impl LocalFrontend {
         }
     }
 
-    /// POSTs a JSON body to a path, such as `/v1/chat/completions`, and waits for the whole answer, which must be no stream.
+    /// Sends a JSON body as a POST to a path, such as `/v1/chat/completions`, and returns the whole answer, which must not be a
+    /// stream.
     ///
     /// # Errors
-    /// When the path is none, or the answer is no JSON. An error status is no error here.
+    /// When the path is invalid, or the answer is not JSON. An error status is not an error here.
     ///
     /// # Cancel safety
     /// The request is cancelled when the future is dropped.
@@ -113,7 +114,7 @@ impl LocalFrontend {
         };
         let body = to_bytes(body, usize::MAX).await.map_err(|_| no_json())?;
         let bytes = body.len();
-        // An engine that writes the API's own objects may write what is none.
+        // An engine that writes the API's objects itself may write invalid JSON.
         let check = move |_: &_| {
             let is_json = serde_json::from_slice::<&RawValue>(&body).is_ok();
             Ok(is_json.then_some(body))

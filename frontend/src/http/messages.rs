@@ -1,4 +1,4 @@
-//! `/v1/messages`: a chat for Anthropic's clients, whole or streamed, and the count of its prompt's tokens.
+//! `/v1/messages`: a chat for Anthropic's clients, whole or streamed, and the count of its prompt tokens.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ use crate::error::ApiError;
 use crate::markup::Delta;
 use crate::pipeline::{self, Job};
 
-/// What this API calls a chat's `reasoning_effort`.
+/// This API's name for a chat's `reasoning_effort`.
 const EFFORT: &str = "output_config.effort";
 
-/// Errors as Anthropic's API has them.
+/// Formats errors as Anthropic's API does.
 pub(super) fn anthropic_error(error: &ApiError, request_id: &str) -> Response {
     error.response_with(error_json(error, request_id).to_string())
 }

@@ -27,13 +27,13 @@ use crate::model::{Place, ServedModel};
 use crate::openai::{CommonParams, Hints};
 use crate::pipeline::{Answers, Prepared, REASONING_EFFORT, Room};
 
-/// The status of a request that was dropped before its answer ended: nginx's, which the error table uses too.
+/// The status of a request that was dropped before its answer ended: nginx's code, which the error table uses too.
 const CLIENT_LEFT: u16 = 499;
 
-/// The header of a request that names the data-parallel rank which must serve it.
+/// The request header that names the data-parallel rank which must serve it.
 const RANK: &str = "x-genset-data-parallel-rank";
 
-/// The header of an answer with the names of the request's fields that have no effect.
+/// The response header that names the request's fields without an effect.
 pub(super) const IGNORED: HeaderName = HeaderName::from_static("x-genset-ignored");
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -48,7 +48,7 @@ struct FailureLabels {
     kind: &'static str,
 }
 
-/// Bounds of the histograms of lengths, in tokens.
+/// Bucket bounds of the length histograms, in tokens.
 const LENGTH_BUCKETS: [f64; 16] = [
     1.0,
     4.0,
@@ -68,7 +68,7 @@ const LENGTH_BUCKETS: [f64; 16] = [
     1_048_576.0,
 ];
 
-/// The server's metrics. Clones share.
+/// The server's metrics. Clones share state.
 #[derive(Debug, Clone)]
 pub(super) struct HttpMetrics {
     shared: Arc<Shared>,
@@ -78,7 +78,7 @@ pub(super) struct HttpMetrics {
 struct Shared {
     requests: Family<RequestLabels, Counter>,
     in_flight: Gauge,
-    /// Requests that have come whole and were taken on: the others are refused when the server drains.
+    /// Requests that arrived whole and were accepted. A draining server refuses all others.
     under_way: watch::Sender<usize>,
     connections: Gauge,
     refused_connections: Counter,
@@ -95,7 +95,7 @@ struct Shared {
 }
 
 impl HttpMetrics {
-    /// Of a server whose requests take their memory from `memory`.
+    /// Registers the metrics of a server whose requests take their memory from `memory`.
     pub(super) fn register(
         registry: &MetricsRegistry,
         has_access_log: bool,
@@ -160,14 +160,14 @@ impl HttpMetrics {
         }
     }
 
-    /// Waits until no request is under way. One whose body still comes is none.
+    /// Waits until no request is under way. A request whose body is still arriving does not count.
     pub(super) async fn idle(&self) {
         let mut under_way = self.shared.under_way.subscribe();
-        // Who tells is there as long as `self` is.
+        // The sender lives as long as `self`.
         drop(under_way.wait_for(|count| *count == 0).await);
     }
 
-    /// Counts a request in until the guard is dropped. Its status is that of a client that left until another is set.
+    /// Counts a request until the guard is dropped. Its status is that of a client that left, until another is set.
     pub(super) fn request(&self, endpoint: &'static str, request_id: &str) -> RequestGuard {
         self.shared.in_flight.inc();
         let started = Instant::now();
@@ -190,7 +190,7 @@ impl HttpMetrics {
         }
     }
 
-    /// An empty share of the memory budget, for what is no request to a model.
+    /// Returns an empty share of the memory budget, for work that is no request to a model.
     pub(super) fn share(&self) -> MemoryShare {
         self.shared.memory.share()
     }
@@ -200,43 +200,43 @@ impl HttpMetrics {
         Arc::new(Account::new(key, self.shared.tokens.clone()))
     }
 
-    /// Counts a connection that was closed because its peer had too many.
+    /// Counts a connection that was closed because its peer has too many.
     pub(super) fn refuse_connection(&self) {
         self.shared.refused_connections.inc();
     }
 
-    /// Counts a connection in until the guard is dropped.
+    /// Counts a connection until the guard is dropped.
     pub(super) fn connection(&self) -> ConnectionGuard {
         self.shared.connections.inc();
         ConnectionGuard(self.clone())
     }
 }
 
-/// A request being answered.
+/// A request in progress.
 #[derive(Debug)]
 pub(super) struct RequestGuard {
     metrics: HttpMetrics,
     endpoint: &'static str,
     status: StatusCode,
     started: Instant,
-    /// When the first text was ready to be sent.
+    /// When the first text was ready to send.
     first_text: Option<Instant>,
-    /// What it costs, charged as it is given.
+    /// Its cost, charged as tokens are produced.
     account: Arc<Account>,
     model: String,
     request_id: String,
-    /// What workers see of it; `None` until it is traced.
+    /// The context that workers receive; `None` until the request is traced.
     ctx: Option<RequestContext>,
     caller: Caller,
     /// The data-parallel rank that its header names.
     rank: Option<u32>,
-    /// What is kept for the request to the end of its answer.
+    /// The memory held for the request until its answer ends.
     memory: MemoryShare,
-    /// What the answer's header says of fields without an effect.
+    /// The value of the answer's header for fields without an effect.
     ignored: Option<HeaderValue>,
-    /// Among the requests to its model, held to the end of the answer.
+    /// Its place among the requests to its model, held until the answer ends.
     place: Option<Place>,
-    /// Open as long as the request is; disabled where nobody sees spans.
+    /// Open as long as the request is; disabled if no subscriber records spans.
     span: Span,
 }
 
@@ -245,14 +245,14 @@ impl RequestGuard {
         self.status = status;
     }
 
-    /// Takes the request on, and opens its span as a child of the client's trace; the context is what workers shall see. Called once.
+    /// Accepts the request, and opens its span as a child of the client's trace. Returns the context for workers. Called once.
     pub(super) fn trace(&mut self, ctx: RequestContext) -> RequestContext {
         self.span = tracing::debug_span!(
             "http_request",
             otel.kind = "server",
             otel.status_code = tracing::field::Empty,
             http.response.status_code = tracing::field::Empty,
-            // What the client knows it by; `request_id` goes on with what makes it unique.
+            // The client's own id; `request_id` has a suffix that makes it unique.
             "http.response.header.x-request-id" = self.request_id,
             endpoint = self.endpoint,
             request_id = ctx.id(),
@@ -264,12 +264,12 @@ impl RequestGuard {
         ctx
     }
 
-    /// Notes that the request has arrived: what it takes from here on is the server's time.
+    /// Notes that the request has arrived: time counts as the server's from here on.
     pub(super) fn body_read(&mut self) {
         self.started = Instant::now();
     }
 
-    /// Notes whose the request is, and counts it on their account.
+    /// Notes the caller, and counts the request on the caller's account.
     ///
     /// # Errors
     /// A 429 when one of the caller's quotas is used up.
@@ -278,21 +278,21 @@ impl RequestGuard {
         if key.is_some() {
             self.account = self.metrics.account(Some(&caller));
         }
-        // Also of one that is refused: operators look for who sends too many.
+        // Also for a refused request: operators look for callers that send too many.
         self.caller = caller;
         key.map_or(Ok(()), |key| key.admit())
     }
 
-    /// Its part of the memory budget. What may outlive it takes [another](MemoryShare::another) along.
+    /// Its part of the memory budget. Whatever may outlive the request needs [another](MemoryShare::another) share.
     pub(super) fn memory(&mut self) -> &mut MemoryShare {
         &mut self.memory
     }
 
-    /// Prepares a job with room for what is made of what was read: the template's copy, then text, then tokens. The room
-    /// lasts as long as the work does, also where its client leaves. From then on the request holds what the job does.
+    /// Prepares a job with room for what is made of the parsed request: the template's copy, then text, then tokens. The room
+    /// lasts as long as the work does, even if the client leaves. Afterwards the request holds what the job holds.
     ///
     /// # Errors
-    /// What the job is refused with; a 503 where there is no memory for it.
+    /// The errors of the job; a 503 if there is no memory for it.
     pub(super) async fn prepare<J, F>(
         &mut self,
         ctx: &RequestContext,
@@ -319,7 +319,7 @@ impl RequestGuard {
     /// Waits for a place among the requests to its model.
     ///
     /// # Errors
-    /// A 429 when too many wait already, a 504 when the deadline passes meanwhile.
+    /// A 429 when too many requests wait already, a 504 when the deadline passes first.
     pub(super) async fn enter(
         &mut self,
         model: &ServedModel,
@@ -329,12 +329,12 @@ impl RequestGuard {
         Ok(())
     }
 
-    /// Notes the model that is asked for.
+    /// Notes the model that the request names.
     pub(super) fn model(&mut self, name: &str) {
         self.model = shown(name).into_owned();
     }
 
-    /// Notes the fields that have no effect. `effort` is what its API calls a chat's `reasoning_effort`.
+    /// Notes the fields without an effect. `effort` is the API's name for a chat's `reasoning_effort`.
     pub(super) fn ignores(&mut self, hints: &Hints, effort: &str) {
         let ours = |field| {
             if field == REASONING_EFFORT {
@@ -345,7 +345,7 @@ impl RequestGuard {
         };
         let names: Vec<&str> = hints.fields().map(ours).collect();
         if !names.is_empty() {
-            // The names of fields that are known.
+            // These are names of known fields only.
             self.ignored = HeaderValue::try_from(names.join(", ")).ok();
         }
     }
@@ -355,7 +355,7 @@ impl RequestGuard {
         self.ignored.take()
     }
 
-    /// Notes what it failed with.
+    /// Notes the error.
     pub(super) fn fail(&mut self, error: &ApiError) {
         self.status = error.status;
         let labels = FailureLabels {
@@ -365,17 +365,17 @@ impl RequestGuard {
         self.metrics.shared.failures.get_or_create(&labels).inc();
     }
 
-    /// Measures the pace of its answers, and charges their tokens to its caller.
+    /// Measures the pace of its answers, and charges their tokens to the caller.
     pub(super) fn measure(&self, answers: &mut Answers) {
         answers.measure(&self.metrics.shared.steps, self.started, &self.account);
     }
 
-    /// Notes the first text; later calls change nothing.
+    /// Notes when the first text was ready; later calls change nothing.
     pub(super) fn text(&mut self) {
         self.first_text.get_or_insert_with(Instant::now);
     }
 
-    /// Takes note of the data-parallel rank that a header names.
+    /// Notes the data-parallel rank that a header names.
     ///
     /// # Errors
     /// A 400 that names the header.
@@ -394,32 +394,32 @@ impl RequestGuard {
         self.rank
     }
 
-    /// Adds what is known of a request beside its body: the rank that its header names, and its caller's key, which goes into the
-    /// salt so that keys share no cached prompts.
+    /// Adds what is known of a request besides its body: the rank from its header, and its caller's key. The key goes into the
+    /// salt, so that keys share no cached prompts.
     pub(super) fn complete(&self, params: &mut CommonParams) {
         params.data_parallel_rank = self.rank.or(params.data_parallel_rank);
         let given = params.cache_salt.take();
         params.cache_salt = cache_salt(self.caller.key.as_deref(), given.as_deref());
     }
 
-    /// The salt of a request that has none of its own.
+    /// The cache salt of a request that sets none.
     pub(super) fn callers_salt(&self) -> Option<String> {
         cache_salt(self.caller.key.as_deref(), None)
     }
 
-    /// Who pays for it.
+    /// The account that pays for it.
     pub(super) fn account(&self) -> &Arc<Account> {
         &self.account
     }
 
-    /// Notes what it cost, once it is answered. It is paid by then.
+    /// Records the usage of an answered request. It is already charged.
     pub(super) fn spent(&self, spent: &TotalUsage) {
         self.usage(&spent.usage);
         let thoughts = u64::from(spent.reasoning_tokens);
         self.metrics.shared.reasoning_tokens.inc_by(thoughts);
     }
 
-    /// As [`Self::spent`], of a request without answers of its own.
+    /// Like [`Self::spent`], for a request without answers of its own.
     pub(super) fn usage(&self, usage: &Usage) {
         let shared = &self.metrics.shared;
         shared
@@ -431,7 +431,7 @@ impl RequestGuard {
             .observe(f64::from(usage.completion_tokens));
     }
 
-    /// One line a request.
+    /// Logs one line for the request.
     fn log(&self) {
         let milliseconds = |duration: Duration| (duration.as_secs_f64() * 1e4).round() / 10.0;
         let first_text = self

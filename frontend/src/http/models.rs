@@ -1,4 +1,4 @@
-//! `/v1/models`: what is served, and where only this machine can ask, who serves it.
+//! `/v1/models`: the served models, and their workers if only this machine can send requests.
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
@@ -11,8 +11,8 @@ use super::replies::json_response;
 use crate::error::ApiError;
 use crate::model::ServedModel;
 
-/// As vLLM tells of models and adapters: `parent` is the model that an adapter adds to. Where its files lie, `root`, is for those
-/// who run the server; others read its name.
+/// Describes models and adapters as vLLM does: `parent` is the base model of an adapter. Only those who run the server see the
+/// path of its files as `root`; others see its name.
 fn model_json(app: &App, model: &ServedModel) -> Value {
     let name = &model.card.name;
     let adapter = model.adapter.as_ref();
@@ -29,10 +29,10 @@ fn model_json(app: &App, model: &ServedModel) -> Value {
     })
 }
 
-/// As in the list, and where only this machine can ask, who serves it.
+/// The model as in the list, and its workers if only this machine can send requests.
 fn model_detail(app: &App, model: &ServedModel) -> Value {
     let mut detail = model_json(app, model);
-    // Who serves it is for those who run the server, not for every client.
+    // Workers are shown to those who run the server, not to every client.
     let live = app.models.workers(&model.card.name);
     let Some(live) = live.filter(|_| app.config.is_for_this_machine()) else {
         return detail;

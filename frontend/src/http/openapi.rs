@@ -1,7 +1,7 @@
 //! `/openapi.json`: every route and its fields, with the limits of this server's config.
 //!
-//! The document is written by hand, as the readers of requests are. Tests send what it allows, and what it forbids, to a
-//! running server, so that the two do not part.
+//! The document is written by hand, as the request parsers are. Tests keep them in step: they send what the document allows, and
+//! what it forbids, to a running server.
 
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 
 use crate::config::FrontendConfig;
 
-/// The document. A string that begins with `$` stands for a value that is known only to a running server.
+/// The document. A string that begins with `$` is replaced by a value that only a running server knows.
 const TEMPLATE: &str = include_str!("openapi.json");
 
-/// What answers with the document of a server with this config.
+/// Returns the handler that serves the document of a server with this config.
 pub(super) fn serve(
     config: &FrontendConfig,
 ) -> impl FnOnce() -> Ready<Response> + Clone + Send + Sync + 'static {
@@ -64,7 +64,7 @@ fn known(name: &str, config: &FrontendConfig) -> Option<Value> {
     })
 }
 
-/// A text without an effect; a strict server takes only those of `neutral`.
+/// A string without an effect; a strict server accepts only those in `neutral`.
 fn hint(config: &FrontendConfig, neutral: &[&str]) -> Value {
     if !config.strict_parameters {
         return json!({"type": ["string", "null"]});

@@ -1,7 +1,7 @@
-//! What web pages may do on a server that asks for no keys. A browser sends requests for any page that somebody opens, also to
-//! this machine; it says so in headers that pages cannot change. So here a page must be this server's own or of a listed
-//! origin, its body must be JSON, which a browser asks leave for, and on loopback the server's name must be one of this
-//! machine's. Programs that are no browser send none of these headers. With keys none of this is needed: pages have no key.
+//! What web pages may do on a server that requires no keys. A browser sends requests for any page that a user opens, also to this
+//! machine, and names the page in headers that pages cannot change. So a page must be the server's own or have a listed origin.
+//! Its body must be JSON, which needs a preflight. On loopback, the server's name must be one of this machine's. Other programs
+//! send none of these headers. With keys, none of this is needed: pages have no key.
 //!
 //! # Source
 //! [Fetch metadata](https://www.w3.org/TR/fetch-metadata/), and its
@@ -25,7 +25,7 @@ const SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 const DESTINATION: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
-/// Lets a request through, or refuses it.
+/// Passes a request on, or refuses it.
 pub(super) async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
     match check(&app.config, &request) {
         Ok(()) => next.run(request).await,
@@ -52,7 +52,7 @@ fn check(config: &FrontendConfig, request: &Request) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// The name that the request is for, where only this machine is meant to ask, or where names are listed.
+/// Checks the request's host name if only this machine may send requests, or if names are listed.
 fn check_host(config: &FrontendConfig, request: &Request) -> Result<(), ApiError> {
     let listed = &config.allowed_hosts;
     if !config.is_for_this_machine() && listed.is_empty() {
@@ -101,13 +101,13 @@ fn check_origin(config: &FrontendConfig, request: &Request) -> Result<(), ApiErr
     })
 }
 
-/// Whether the page is one of this server's. A browser that compared the two itself is believed: between it and here a proxy
-/// may have changed the name.
+/// Whether the page is one of this server's. If the browser compared the two itself, its result is used: a proxy in between may
+/// have changed the host name.
 fn is_own(origin: &HeaderValue, headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get(SITE) {
         return site == "same-origin";
     }
-    // Neither has the port that its scheme has anyway.
+    // Neither contains the default port of its scheme.
     let authority = origin
         .to_str()
         .ok()
@@ -118,13 +118,13 @@ fn is_own(origin: &HeaderValue, headers: &HeaderMap) -> bool {
     authority.is_some() && authority == host
 }
 
-/// From this server's own pages, or from no page: what somebody typed.
+/// Whether the request comes from this server's own pages, or from an address that a user typed.
 fn is_of_own_site(headers: &HeaderMap) -> bool {
     let site = headers.get(SITE);
     site.is_some_and(|site| site == "same-origin" || site == "none")
 }
 
-/// Somebody follows a link to here. The page that has the link sees nothing of the answer.
+/// Whether a user follows a link to this server. The page with the link cannot read the answer.
 fn is_visit(request: &Request) -> bool {
     let is = |name: HeaderName, value: &str| {
         let given = request.headers().get(name);

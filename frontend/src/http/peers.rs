@@ -1,4 +1,4 @@
-//! [`Peers`]: how many connections each peer has, so that one cannot take those of all.
+//! [`Peers`]: limits the connections of each peer, so that one peer cannot take them all.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -8,14 +8,14 @@ use std::sync::Arc;
 use genset_runtime::peer_of;
 use parking_lot::Mutex;
 
-/// The peers that have connections. Clones share.
+/// The peers with open connections. Clones share state.
 #[derive(Debug, Clone)]
 pub(super) struct Peers {
     open: Arc<Mutex<HashMap<IpAddr, usize>>>,
     max: NonZeroUsize,
 }
 
-/// A connection's place among its peer's.
+/// One connection's place in its peer's limit.
 #[derive(Debug)]
 pub(super) struct PeerPlace {
     peers: Peers,
@@ -23,7 +23,7 @@ pub(super) struct PeerPlace {
 }
 
 impl Peers {
-    /// Each may have so many.
+    /// Allows each peer `max` connections.
     pub(super) fn new(max: NonZeroUsize) -> Self {
         Self {
             open: Arc::default(),
@@ -31,7 +31,7 @@ impl Peers {
         }
     }
 
-    /// A place for a connection from `address`; `None` where its peer has all that it may have.
+    /// Returns a place for a connection from `address`; `None` if its peer is at the limit.
     pub(super) fn enter(&self, address: IpAddr) -> Option<PeerPlace> {
         let peer = peer_of(address);
         let mut open = self.open.lock();

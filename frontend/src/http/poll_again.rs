@@ -1,7 +1,8 @@
-//! [`PollAgain`]: polls a future that wakes itself once more in place.
+//! [`PollAgain`]: polls a future again in place if it wakes itself.
 //!
-//! hyper wakes a connection's own task while it runs, once a request or so. The async runtime takes that for yielding: it
-//! queues the task anew and wakes another thread to help, which finds nothing. Two system calls and two switches a request.
+//! hyper wakes a connection's own task while it runs, about once a request. The async runtime takes that for yielding: it queues
+//! the task again and wakes another thread to help, which finds nothing to do. That costs two system calls and two context
+//! switches a request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,14 +11,14 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
 
-/// Turns in place before the task yields after all, so that one connection cannot keep a thread.
+/// Polls in place before the task yields anyway, so that one connection cannot occupy a thread.
 const MAX_TURNS: usize = 8;
 
-/// Nobody polls: a wake is for the task.
+/// Nobody polls: a wake goes to the task.
 const IDLE: u8 = 0;
 /// The future is being polled.
 const POLLING: u8 = 1;
-/// The future is being polled, and was woken meanwhile.
+/// The future is being polled, and was woken during the poll.
 const WOKEN: u8 = 2;
 
 /// Polls one future; see the module.
@@ -58,7 +59,7 @@ impl PollAgain {
         Self { wakes, waker }
     }
 
-    /// Polls `future`, and again for as long as it was woken meanwhile.
+    /// Polls `future`, and again as long as it was woken during the poll.
     pub(super) fn poll<F: Future>(
         &self,
         mut future: Pin<&mut F>,
@@ -94,7 +95,8 @@ mod tests {
         }
     }
 
-    /// Polls a future that wakes itself in its first `wakes` turns, once; says how often it ran and its task was woken.
+    /// Polls once a future that wakes itself in its first `wakes` turns. Returns how often it ran and how often its task was
+    /// woken.
     fn run(wakes: usize) -> (usize, usize) {
         let task = Arc::new(Count::default());
         let waker = Waker::from(Arc::clone(&task));

@@ -1,4 +1,4 @@
-//! Answers in one piece and streams of events, as HTTP has them.
+//! Whole answers and event streams as HTTP responses.
 
 use std::convert::Infallible;
 
@@ -12,7 +12,7 @@ use super::handlers::App;
 use super::held::held;
 use super::metrics::IGNORED;
 
-/// An answer that names the fields without an effect.
+/// Adds the header that names the fields without an effect.
 pub(super) fn with_ignored(mut response: Response, ignored: Option<HeaderValue>) -> Response {
     if let Some(ignored) = ignored {
         response.headers_mut().insert(IGNORED, ignored);
@@ -38,7 +38,7 @@ pub(super) fn json_response(value: &Value) -> Response {
     whole_response(value.to_string().into())
 }
 
-/// As [`json_response`], of what may be large: it takes of the memory budget until it is sent.
+/// Like [`json_response`], for what may be large: it holds room in the memory budget until it is sent.
 pub(super) fn large_json_response(app: &App, value: &Value) -> Response {
     match held(value.to_string(), app.metrics.share()) {
         Ok(json) => whole_response(json),
@@ -46,7 +46,7 @@ pub(super) fn large_json_response(app: &App, value: &Value) -> Response {
     }
 }
 
-/// An answer in one piece, of JSON.
+/// A whole JSON answer.
 pub(super) fn whole_response(json: Bytes) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], json).into_response()
 }

@@ -1,8 +1,8 @@
-//! The body of a request: read whole, within its limits of size and time, and never decoded.
+//! Reads a request's body whole, within limits of size and time, and never decodes it.
 //!
-//! A body that comes compressed is refused: nobody compresses a prompt by accident, and what a few bytes may swell to is
-//! not for a client to choose. A body takes of the memory budget what has come of it; what was announced and not sent takes
-//! none. While memory is short, a large body that comes slower than a least rate gives its room up.
+//! A compressed body is refused: nobody compresses a prompt by accident, and a client must not choose how far a few bytes expand.
+//! A body takes room in the memory budget for the bytes received, not for those announced. While memory is short, a large body
+//! that arrives below a minimum rate is given up.
 
 use std::time::Duration;
 
@@ -19,29 +19,29 @@ use crate::error::ApiError;
 use crate::json::{JsonBody, metered};
 use crate::work::WorkThreads;
 
-/// Bodies of up to this many bytes may come as slowly as they like.
+/// Bodies of up to this many bytes may arrive at any rate.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 
-/// Room that is made at least.
+/// The least room to allocate, in bytes.
 const LEAST_ROOM_BYTES: usize = 4 << 10;
 
-/// What a large body must bring each time while memory is short.
+/// The bytes that a large body must bring in each period while memory is short.
 const LEAST_BYTES: usize = 80 << 10;
 
-/// How long it has for that.
+/// The length of that period.
 const LEAST_BYTES_WITHIN: Duration = Duration::from_secs(5);
 
-/// A body, and its share of the memory budget for as long as it is there.
+/// A body and its share of the memory budget, which lasts as long as the body.
 #[derive(Debug)]
 pub(super) struct HeldBody {
     pieces: Pieces,
     share: MemoryShare,
-    /// The request's.
+    /// The request's deadline.
     deadline: Option<Instant>,
 }
 
 impl HeldBody {
-    /// No body yet, or any more.
+    /// An empty body: not read yet, or taken.
     pub(super) fn empty(share: MemoryShare) -> Self {
         Self {
             pieces: Pieces::default(),
@@ -55,16 +55,16 @@ impl HeldBody {
         self.pieces.len()
     }
 
-    /// The same, of a request that is of no use after `deadline`: it waits for a thread no longer.
+    /// Sets the deadline of its request: it waits for a thread no longer than that.
     pub(super) fn until(self, deadline: Option<Instant>) -> Self {
         Self { deadline, ..self }
     }
 
-    /// Reads it as a request, a long one where it delays nobody else. `memory` holds what was made of it from then on. A
-    /// request with further texts, of `further_bytes`, is the longer for them.
+    /// Parses the body as a request. A long one is parsed where it delays no other request. `memory` then holds what was made of
+    /// it. `further_bytes` of text besides the body count towards its length.
     ///
     /// # Errors
-    /// What `parse` refuses; a 504 when the request's deadline passes while it waits for a thread.
+    /// The errors of `parse`; a 504 when the request's deadline passes while it waits for a thread.
     pub(super) async fn read<T: Send + 'static>(
         self,
         work: &WorkThreads,
@@ -88,7 +88,7 @@ impl HeldBody {
         Ok(request)
     }
 
-    /// Has a body that is to be read again. It is on another account.
+    /// Puts back a body to be read again. Another account holds it.
     pub(super) fn put_back(&mut self, body: String) {
         self.pieces.first = body.into();
     }
@@ -100,14 +100,14 @@ impl HeldBody {
     }
 }
 
-/// Bytes that are taken in before others get a turn: a client that sends as fast as it can has megabytes ready.
+/// Bytes to read before other tasks get a turn: a fast client has megabytes ready.
 const BYTES_A_TURN: usize = 512 << 10;
 
 /// Reads a body to its end, on the account of `share`.
 ///
 /// # Errors
-/// 413 over the limit of size, 408 over that of time, 415 for an encoding, 400 for a body that breaks off, 503 where there is
-/// no memory for it.
+/// 413 over the size limit, 408 over the time limit, 415 for an encoding, 400 for a body that breaks off, 503 if there is no
+/// memory for it.
 pub(super) async fn read_body(
     config: &FrontendConfig,
     share: MemoryShare,
@@ -115,7 +115,7 @@ pub(super) async fn read_body(
     body: Body,
 ) -> Result<HeldBody, ApiError> {
     refuse_encoding(headers)?;
-    // What is announced too large is not waited for.
+    // Does not wait for a body that is announced as too large.
     let hint = body.size_hint();
     if usize::try_from(hint.lower()).map_or(true, |size| size > config.max_body_bytes) {
         return Err(too_large(config));
@@ -161,18 +161,18 @@ pub(super) async fn read_body(
     }
 }
 
-/// What a piece of a body is filled to. What has come is never copied to make room for more: that would take longer than a turn
+/// The size of a full piece. Received bytes are never copied to make room for more, because that would take longer than a turn
 /// may.
 const PIECE_BYTES: usize = 512 << 10;
 
 /// A body's bytes, in order.
 #[derive(Debug, Default)]
 struct Pieces {
-    /// Most bodies come in one piece, which is used as it is.
+    /// The only piece of most bodies, used as it is.
     first: Bytes,
-    /// All of it, where there are more.
+    /// The full pieces, if there are several.
     full: Vec<Vec<u8>>,
-    /// What follows the full ones.
+    /// The piece after the full ones.
     last: Vec<u8>,
 }
 
@@ -182,7 +182,7 @@ impl Pieces {
         self.first.len() + full + self.last.len()
     }
 
-    /// All of it in one piece. Each piece is freed as it is copied, so that no more memory is used than before but for one.
+    /// Returns the body in one piece. Frees each piece once it is copied, so that the peak is only one piece more than before.
     fn joined(self) -> Bytes {
         if self.full.is_empty() {
             return match self.last.is_empty() {
@@ -198,9 +198,9 @@ impl Pieces {
     }
 }
 
-/// What has come.
+/// The part of a body that has arrived.
 struct Read {
-    /// How long it will be, if that was announced.
+    /// Its announced length, if any.
     whole: Option<usize>,
     pieces: Pieces,
     share: MemoryShare,
@@ -232,7 +232,7 @@ impl Read {
         Ok(())
     }
 
-    /// Makes room for so many bytes more in the last piece, and as many as there are beyond, but for none that are not to come.
+    /// Makes room for `more` bytes in the last piece, and as much again ahead, but not beyond the announced length.
     fn reserve(&mut self, more: usize) -> Result<(), ApiError> {
         let last = &mut self.pieces.last;
         let needed = last.len() + more;
@@ -259,7 +259,7 @@ impl Read {
     }
 }
 
-/// How fast a body comes.
+/// How fast a body arrives.
 struct Pace {
     next_look: Instant,
     seen_bytes: usize,
@@ -273,7 +273,7 @@ impl Pace {
         }
     }
 
-    /// Gives up a large body that came too slowly since the last look, while others want its room.
+    /// Gives up a large body that brought too little since the last look, if others need its room.
     fn look(&mut self, read: &Read) -> Result<(), ApiError> {
         let came = read.len() - self.seen_bytes;
         let is_slow = came < LEAST_BYTES && read.len() > SMALL_BODY_BYTES;

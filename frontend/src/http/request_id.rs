@@ -1,5 +1,5 @@
-//! The request's id: the client's or one made here. Every answer carries it, whoever answers, so that a request is found in
-//! the log and among the spans from its answer.
+//! The request's id: the client's, or one made here. Every answer carries it, so that its request can be found in the log and
+//! among the spans.
 
 use axum::extract::Request;
 use axum::middleware::Next;
@@ -9,13 +9,13 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 /// The header with the id.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// The header in which Anthropic's clients look for it.
+/// The header in which Anthropic's clients look for the id.
 pub(super) const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// The longest id that is taken from a client, in bytes.
+/// The longest id that is accepted from a client, in bytes.
 const MAX_REQUEST_ID_BYTES: usize = 128;
 
-/// Gives every request a usable id before anything else looks at it, and its answer the same one.
+/// Gives every request a usable id before any other layer sees it, and its answer the same id.
 pub(super) async fn carry(mut request: Request, next: Next) -> Response {
     let id = match usable(request.headers()) {
         Some(id) => id.clone(),

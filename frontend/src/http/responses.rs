@@ -1,4 +1,4 @@
-//! `/v1/responses`: an answer as items, whole or streamed, and the store of those that later requests go on from.
+//! `/v1/responses`: an answer as items, whole or streamed, and the store of responses that later requests continue.
 
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
     .boxed()
 }
 
-/// Counts the tokens of the prompt that a response would have.
+/// Counts the prompt tokens that a response would have.
 pub(super) fn input_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     async move {
         let request = call
@@ -132,8 +132,8 @@ pub(super) fn input_tokens(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiEr
     .boxed()
 }
 
-/// The part of the context that stays free for the answer of a conversation that was cut: one in so many, unless the request
-/// says how long its answer may be.
+/// The part of the context kept free for the answer when a conversation is truncated: one in this many, unless the request sets
+/// the answer's length.
 const ANSWER_DIVISOR: usize = 4;
 
 const PAGES: Pages = Pages {
@@ -142,11 +142,11 @@ const PAGES: Pages = Pages {
     further: &["order", "include"],
 };
 
-/// A request and the conversation that it goes on from.
+/// A request and the conversation that it continues.
 struct Asked {
     request: ResponsesRequest,
     history: Vec<Arc<Item>>,
-    /// Holds both. The request's own memory becomes that of its prompt.
+    /// Holds both. The request's own memory becomes its prompt's.
     held: MemoryShare,
 }
 
@@ -170,7 +170,7 @@ impl Asked {
         skipped: usize,
     ) -> Result<(Self, ChatRequest), ApiError> {
         let history_bytes = bytes_of(&self.history);
-        // The first is made of what was read with the body, and holds that.
+        // Without skipped items, the chat is made of what was parsed with the body, whose memory is already held.
         let read_bytes = if skipped > 0 { self.request.bytes() } else { 0 };
         call.guard.memory().grow(history_bytes + read_bytes)?;
         let further_bytes = call.body_bytes + history_bytes;
@@ -183,8 +183,8 @@ impl Asked {
         Ok((asked, chat))
     }
 
-    /// The job of its chat. Where the conversation is too long and may be cut, it is that of the most of its end that leaves
-    /// room for an answer. Every job is held as long as it is there.
+    /// Prepares the job of its chat. If the conversation is too long and may be truncated, keeps as much of its end as leaves
+    /// room for an answer. The memory of every job is held as long as the job exists.
     async fn job(
         mut self,
         call: &mut Call,
@@ -219,7 +219,7 @@ impl Asked {
                     best = Some((job, share));
                     most = middle;
                 }
-                // What comes later is cut more.
+                // A later cut leaves out more.
                 Ok((job, share)) if tokens_of(&job) < context => {
                     shortest = Some((job, share));
                     least = middle + 1;
@@ -242,7 +242,7 @@ impl Asked {
     }
 }
 
-/// The job of a chat, and what holds it: the request's own memory is free for another.
+/// Prepares a chat's job. Returns it with the memory that holds it, so that the request's own share is free for another.
 async fn prepared(
     call: &mut Call,
     ctx: &RequestContext,
@@ -265,7 +265,7 @@ fn tokens_of(job: &Job) -> usize {
     job.prompt().map_or(0, <[_]>::len)
 }
 
-/// The conversation that the request goes on from.
+/// The conversation that the request continues.
 fn history(
     store: &ResponseStore,
     previous: Option<&str>,
@@ -299,7 +299,7 @@ struct Keeper {
     store: Arc<ResponseStore>,
     owner: Option<String>,
     id: String,
-    /// `None` where nothing is to be kept.
+    /// `None` if nothing is to be stored.
     input: Option<Vec<Arc<Item>>>,
 }
 
@@ -318,7 +318,7 @@ impl Keeper {
     }
 }
 
-/// The events of one response. It is kept once it has ended; dropped before, nothing is.
+/// The events of one response. The response is stored once it has ended; if dropped earlier, nothing is stored.
 struct ResponseEvents {
     encoder: ResponseEncoder,
     keeper: Keeper,
@@ -350,7 +350,7 @@ impl AnswerEvents for ResponseEvents {
     }
 }
 
-/// The 404 of a response that is not kept (any more).
+/// The 404 of a response that is not, or no longer, stored.
 fn not_found(id: &str) -> ApiError {
     let message =
         format!("Response with id '{id}' not found. This server keeps the latest ones in memory.");
@@ -360,7 +360,7 @@ fn not_found(id: &str) -> ApiError {
     }
 }
 
-/// An id in a path.
+/// The id in a path.
 pub(super) struct Id(pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Id {
@@ -398,7 +398,7 @@ impl AsRef<[u8]> for StoredText {
     }
 }
 
-/// A stored response, which may be forgotten before its client has taken it. It is not copied.
+/// Sends a stored response without a copy. The store may drop it before the client has taken it.
 fn stored_response(app: &App, stored: Arc<Stored>) -> Response {
     let mut share = app.metrics.share();
     match share.grow(stored.response.len()) {
@@ -407,7 +407,7 @@ fn stored_response(app: &App, stored: Arc<Stored>) -> Response {
     }
 }
 
-/// Refuses what a response that was given cannot be asked for. What it includes was decided with its request.
+/// Refuses what a stored response does not support. Its own request decided what it includes.
 fn check_query(query: &str) -> Result<(), ApiError> {
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -501,7 +501,7 @@ fn items_json(items: &[Arc<Item>], has_more: bool) -> String {
 /// The items of a page, and whether there are more.
 ///
 /// # Errors
-/// A 400 where none of them is the one to go on after.
+/// A 400 if no item has the id given as `after`.
 fn part_of(page: &Page, items: &[Arc<Item>]) -> Result<(Vec<Arc<Item>>, bool), ApiError> {
     let mut ordered: Vec<&Arc<Item>> = items.iter().collect();
     if !page.is_ascending {

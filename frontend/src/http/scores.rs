@@ -1,4 +1,4 @@
-//! The APIs of cross-encoders: documents ranked again, and scores of pairs.
+//! The APIs of cross-encoders: reranked documents, and scores of pairs.
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -14,7 +14,7 @@ use crate::openai::{
 };
 use crate::pipeline::{REASONING_EFFORT, ScoreJob, Scored};
 
-/// What a score takes, and its text, which may have room to grow.
+/// Bytes of memory for a score and its text, including spare capacity.
 const WRITTEN_SCORE_BYTES: usize = 128;
 
 pub(super) fn rerank(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
@@ -35,7 +35,7 @@ pub(super) fn rerank(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
             Ok((ranked.json_bytes(), ranked, request.model))
         };
         let (json_bytes, ranked, model) = work.run(bytes, ctx.deadline(), rank).await?;
-        // A text that grows has room for as much again.
+        // A growing string may reserve as much again.
         (call.guard.memory()).grow(json_bytes.saturating_mul(2))?;
         let id = new_id("rerank-");
         let write = move |_: &_| Ok(ranked.json(&id, &model));
@@ -73,7 +73,7 @@ pub(super) fn score(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> {
     .boxed()
 }
 
-/// The scores of `pairs` by the model of this name, and what its engine was told of the request.
+/// Returns the scores of `pairs` by the model of this name, and the context that its engine received.
 async fn scored(
     call: &mut Call,
     model: &str,

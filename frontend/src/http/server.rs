@@ -22,18 +22,18 @@ use crate::config::{AllowedHost, FrontendConfig};
 use crate::keys::ApiKeys;
 use crate::model::Models;
 
-/// How long a shutdown waits for tasks that were told to end; one that blocks its thread cannot be ended by anybody.
+/// How long a shutdown waits for aborted tasks. A task that blocks its thread cannot be aborted.
 const TASK_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// The address cannot be listened on.
+    /// The server cannot listen on the address.
     #[error("cannot listen on {address}: {source}")]
     Address {
-        /// That of the config.
+        /// The config's address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// Something else that the config names cannot be used; the error says what.
@@ -50,7 +50,7 @@ impl From<BindError> for io::Error {
     }
 }
 
-/// The OpenAI-compatible server. It serves whatever models live workers of its runtime serve.
+/// The OpenAI-compatible server. It serves all models that live workers of its runtime serve.
 ///
 /// # Examples
 /// ```no_run
@@ -76,16 +76,16 @@ pub struct FrontendServer {
     closing: CancellationToken,
     aborting: CancellationToken,
     metrics: HttpMetrics,
-    /// What every request is a child of.
+    /// The parent of every request's context.
     all_requests: RequestContext,
 }
 
 impl FrontendServer {
-    /// Listens, and begins to follow the runtime's models.
+    /// Listens on the address, and starts to follow the runtime's models.
     ///
     /// # Errors
-    /// When the address cannot be listened on, or the config names a parser there is none of, a file of keys or a folder of
-    /// batches that cannot be used, or a certificate that is none.
+    /// When it cannot listen on the address, or the config names an unknown parser, an unusable key file or batch folder, or an
+    /// invalid certificate.
     pub async fn bind(runtime: &Runtime, config: FrontendConfig) -> Result<Self, BindError> {
         config.parsers.check().map_err(io::Error::other)?;
         let tls = config.tls.as_ref().map(Tls::try_new).transpose()?;
@@ -158,7 +158,7 @@ impl FrontendServer {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -170,7 +170,7 @@ impl FrontendServer {
         &self.models
     }
 
-    /// From now on `/health` says 503 and new requests are refused with a 503; those under way go on.
+    /// Refuses new requests with a 503 from now on; `/health` returns 503 too. Requests under way continue.
     pub fn drain(&self) {
         self.draining.cancel();
     }
@@ -181,8 +181,8 @@ impl FrontendServer {
         self.draining.is_cancelled()
     }
 
-    /// Waits until no request is under way, those that batches send included. Others may come later, unless the server drains:
-    /// what it refuses then is not waited for.
+    /// Waits until no request is under way, including those of batches. More may arrive later, unless the server drains: it does
+    /// not wait for those it refuses then.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -190,15 +190,15 @@ impl FrontendServer {
         self.metrics.idle().await;
     }
 
-    /// Ends every request under way, now: a stream with an error event, another with a 503, both of which say to send it again. As
-    /// [`drain`](Self::drain), it refuses new ones.
+    /// Ends every request under way at once: a stream with an error event, others with a 503. Both tell the client to send it
+    /// again. Like [`drain`](Self::drain), it refuses new requests.
     pub fn cut_short(&self) {
         self.draining.cancel();
         self.all_requests.cancel(CancelReason::Shutdown);
     }
 
-    /// Closes the listener, lets open connections finish their requests for `grace`, drops the rest, and waits until no task
-    /// of the server is alive, unless an engine blocks it. Says whether nothing had to be dropped.
+    /// Closes the listener and lets open connections finish their requests for `grace`. Then drops the rest, and waits until no
+    /// task of the server is alive, unless an engine blocks one. Returns whether nothing had to be dropped.
     ///
     /// # Cancel safety
     /// The server is closing, but may have live tasks, when the future is dropped; call it again.
@@ -226,7 +226,7 @@ impl FrontendServer {
     }
 }
 
-/// What whoever starts the server should know, where others can reach it and need no key.
+/// The warning for whoever starts the server, if others can reach it without a key.
 fn warning_of(config: &FrontendConfig, address: SocketAddr) -> Option<String> {
     if config.api_keys.is_some() || config.is_for_this_machine() {
         return None;

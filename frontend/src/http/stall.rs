@@ -1,4 +1,4 @@
-//! [`StallGuard`]: a connection whose peer takes nothing for too long is closed.
+//! [`StallGuard`]: closes a connection whose peer reads nothing for too long.
 
 use std::io;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-/// A TCP stream whose writes fail with `TimedOut` once the peer has taken nothing for the limit.
+/// A TCP stream whose writes fail with `TimedOut` once the peer has read nothing for the limit.
 #[derive(Debug)]
 pub(super) struct StallGuard {
     stream: TcpStream,
@@ -29,7 +29,7 @@ impl StallGuard {
         }
     }
 
-    /// Passes a write's result on; a pending one is watched by the clock.
+    /// Passes a write's result on; starts a timeout for a pending write.
     fn watch<T>(
         &mut self,
         cx: &mut Context<'_>,

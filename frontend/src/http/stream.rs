@@ -1,5 +1,5 @@
-//! The body of an answer that is streamed alone, whatever its API's events are. Chat and completions stream several side by
-//! side; theirs is in `body`.
+//! The body of a single streamed answer, for any API's events. Chats and completions stream several answers side by side; see
+//! `body`.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -21,25 +21,26 @@ use crate::markup::Delta;
 
 /// How an API writes the events of one answer.
 pub(super) trait AnswerEvents: Send + Unpin + 'static {
-    /// What comes before the answer.
+    /// Writes the events before the answer.
     fn start(&mut self, out: &mut BytesMut);
 
-    /// A piece of the answer, and the log probabilities that come with it.
+    /// Writes a piece of the answer, and the logprobs that come with it.
     fn delta(&mut self, delta: Delta<'_>, rated: &[TokenLogprobs], out: &mut BytesMut);
 
-    /// Whether all of the answer is kept until it ends, to be repeated then.
+    /// Whether it keeps the whole answer to repeat it at the end.
     fn keeps_text(&self) -> bool {
         false
     }
 
-    /// The answer has ended.
+    /// Writes the end of the answer.
     fn finish(self, end: &AnswerEnd, ending: Ending, out: &mut BytesMut);
 
-    /// The answer broke off.
+    /// Writes the error that ended the answer.
     fn fail(self, error: ApiError, out: &mut BytesMut);
 }
 
-/// The response that streams `answer`. It counts the request to its end, and holds `held` until its last event is sent.
+/// Returns the response that streams `answer`. It counts the request until its end, and keeps `held` until its last event is
+/// sent.
 pub(super) fn stream<E: AnswerEvents>(
     mut events: E,
     answer: Answer,
@@ -60,14 +61,14 @@ pub(super) fn stream<E: AnswerEvents>(
     })
 }
 
-/// The events of one answer, written as the tokens come. Dropping it cancels what still runs.
+/// The events of one answer, written as tokens arrive. Dropping it cancels the answer if it still runs.
 struct AnswerBody<E> {
-    /// Gone when it has ended.
+    /// `None` once it has ended.
     running: Option<Running<E>>,
     guard: RequestGuard,
-    /// Holds the answer where all of it is kept.
+    /// The memory of the answer, if all of it is kept.
     kept: MemoryShare,
-    /// Holds what its events say beside the answer.
+    /// The memory of what its events contain besides the answer.
     held: Option<MemoryShare>,
     buffer: BytesMut,
     has_sent_text: bool,
@@ -79,7 +80,7 @@ struct Running<E> {
 }
 
 impl<E: AnswerEvents> AnswerBody<E> {
-    /// Writes what is ready, until nothing is or the frame is full. The first text leaves at once.
+    /// Writes what is ready, until nothing is ready or the frame is full. The first text is sent at once.
     fn fill(&mut self, cx: &mut Context<'_>) {
         while self.buffer.len() < FRAME_BYTES {
             let Some(Running { events, answer }) = &mut self.running else {
@@ -107,7 +108,7 @@ impl<E: AnswerEvents> AnswerBody<E> {
                 Ok(Some(end)) => self.end(&end),
                 Err(error) => self.fail(error.into()),
             }
-            // Thoughts that are not shown come to nothing: nothing would wake a body that stops at them.
+            // Hidden reasoning writes nothing: a body that returned there would never be woken.
             if has_text
                 && !self.buffer.is_empty()
                 && !std::mem::replace(&mut self.has_sent_text, true)
@@ -136,7 +137,7 @@ impl<E: AnswerEvents> AnswerBody<E> {
         }
     }
 
-    /// The last events. Their client may take them long after this body has gone, so they take the room of all along.
+    /// Returns the last events. They own the memory share, because their client may take them long after this body is gone.
     fn last_events(&mut self) -> Bytes {
         let another = self.kept.another();
         let mut share = std::mem::replace(&mut self.kept, another);
@@ -184,7 +185,7 @@ mod tests {
 
     const HIDDEN: &str = "Hm.";
 
-    /// Events of an API that shows some of an answer.
+    /// An API's events that hide a part of the answer.
     struct Hiding;
 
     impl AnswerEvents for Hiding {
@@ -209,7 +210,7 @@ mod tests {
         }
     }
 
-    /// A body that is pending has asked its answer, which wakes it. Where it stopped at what it does not show, nothing would.
+    /// A pending body has polled its answer, which wakes it. A body that stopped at hidden text would never be woken.
     #[tokio::test]
     async fn what_is_not_shown_does_not_stop_the_body() {
         let (sender, mut receiver) = mpsc::channel::<Result<Output, EngineError>>(2);

@@ -1,4 +1,4 @@
-//! HTTPS. Without the cargo feature `tls` a configuration that asks for it is refused.
+//! HTTPS. Without the cargo feature `tls`, a config that asks for it is refused.
 
 use std::io;
 
@@ -22,7 +22,7 @@ mod present {
     use super::{FrontendTls, io};
     use crate::http::stall::StallGuard;
 
-    /// Greets clients with the server's certificate.
+    /// Accepts TLS connections with the server's certificate.
     #[derive(Clone)]
     pub(in crate::http) struct Tls(TlsAcceptor);
 
@@ -30,7 +30,7 @@ mod present {
         /// Reads certificate and key.
         ///
         /// # Errors
-        /// One of them is not what it should be, or they do not belong together.
+        /// When one of them is invalid, or they do not belong together.
         pub(in crate::http) fn try_new(tls: &FrontendTls) -> io::Result<Self> {
             let wrong = |what: &str, problem: String| {
                 io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: {problem}"))

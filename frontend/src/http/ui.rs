@@ -1,5 +1,5 @@
-//! `/` and `/dashboard`: a chat and live charts, for people. Their files are in the binary and know the server by its public
-//! API alone; they hold nothing that a key protects, so they are for everybody whom the other guards let through.
+//! `/` and `/dashboard`: a chat and live charts, for people. Their files are in the binary and use only the server's public API.
+//! They contain nothing that a key protects, so they need no key.
 
 use axum::Router;
 use axum::response::{IntoResponse, Response};
@@ -11,7 +11,7 @@ use http::header::{
 
 use super::handlers::App;
 
-/// Nothing but what this server itself has; no script, style or handler within a page, no page around one, and no string that
+/// Allows only this server's resources; no inline script, style or handler, no embedding in another page, and no string that
 /// becomes HTML.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
@@ -22,7 +22,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 const PICTURE: &str = "image/svg+xml";
 
-/// A path, its content type, and what is there.
+/// A path, its content type, and its content.
 type File = (&'static str, &'static str, &'static str);
 
 macro_rules! files {
@@ -62,7 +62,7 @@ fn response((_, kind, content): &File) -> Response {
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
-        // Another version of the server has other files under the same names.
+        // Another version of the server has different files under the same names.
         (CACHE_CONTROL, "no-cache"),
     ];
     (headers, *content).into_response()
@@ -72,7 +72,7 @@ fn response((_, kind, content): &File) -> Response {
 mod tests {
     use super::*;
 
-    /// What the policy would refuse in a browser, or what would read a model's text as HTML.
+    /// Looks for what the policy would refuse in a browser, and for code that would read a model's text as HTML.
     #[test]
     fn pages_hold_no_script_no_style_and_nothing_from_elsewhere() {
         for (path, kind, content) in FILES {

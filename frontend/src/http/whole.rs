@@ -1,5 +1,5 @@
-//! Chats and completions of models whose engines read the whole body and write the API's own objects: both pass through. The body is
-//! looked at for the model's name and whether it is to be streamed, the answer not at all.
+//! Chats and completions of models whose engines read the whole body and write the API's own objects: both pass through. Only the
+//! body's model name and stream flag are read; the answer is not read at all.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -27,25 +27,25 @@ use crate::json::JsonBody;
 use crate::model::{Models, ServedModel};
 use crate::openai::{Api, ParamLimits};
 
-/// How an API reads a body.
+/// How an API parses a body.
 pub(super) type Parse<T> = fn(JsonBody<'_>, &ParamLimits) -> Result<T, ApiError>;
 
 /// What became of a body.
 pub(super) enum Asked<T> {
-    /// The model's engine read it, and answered.
+    /// The model's engine read it and answered.
     Answered(Reply),
-    /// It was read here.
+    /// It was parsed here.
     Known(T),
 }
 
 /// A body, as far as it was read.
 enum Read<T> {
-    /// The engine reads it, or nobody serves its model now: only who comes says who reads it.
+    /// The engine reads it, or nobody serves its model now: the model that appears decides who reads it.
     Unread(Whole),
     Known(T),
 }
 
-/// A body as it came.
+/// A body as received.
 struct Whole {
     model: String,
     is_stream: bool,
@@ -60,11 +60,11 @@ struct Named<'a> {
     model: Cow<'a, str>,
 }
 
-/// Reads a body with `parse`, unless the model that it names takes it whole: then its engine answers. A model that nobody serves now
-/// is waited for first, where it may be such a one. A line of a batch may be for one that nobody has announced yet.
+/// Parses a body with `parse`, unless its model takes whole bodies: then the engine answers. If nobody serves the model now and
+/// it may take whole bodies, waits for it first. A batch's line may name a model that is not announced yet.
 ///
 /// # Errors
-/// What `parse` refuses, and as [`Call::model`] and [`answer`].
+/// The errors of `parse`, [`Call::model`] and [`answer`].
 pub(super) async fn ask<T: Send + 'static>(
     call: &mut Call,
     api: Api,
@@ -92,7 +92,7 @@ pub(super) async fn ask<T: Send + 'static>(
     let waited_bytes = whole.body.len();
     call.body.put_back(whole.body);
     let read = call.parse(parse).await;
-    // It is no more.
+    // The second copy is gone.
     call.guard.memory().shrink(waited_bytes);
     read.map(Asked::Known)
 }
@@ -108,7 +108,7 @@ fn read<T>(
     parse: Parse<T>,
 ) -> Result<Read<T>, ApiError> {
     let is_read_here = |name: &str| models.get(name).is_some_and(|model| !takes_whole(&model));
-    // What names none is refused.
+    // A body that names no model is refused.
     let named = serde_json::from_slice::<Named<'_>>(body.bytes());
     let unread = named.ok().filter(|named| !is_read_here(&named.model));
     let Some(Named { model }) = unread else {
@@ -129,10 +129,10 @@ fn read<T>(
     }))
 }
 
-/// Passes a body to the model's engine. Its memory is counted.
+/// Passes a body to the model's engine. Counts the body's memory.
 ///
 /// # Errors
-/// What the engine refuses with, before anything was answered; a 503 where there is no memory for the answer.
+/// The engine's refusal before it has answered; a 503 if there is no memory for the answer.
 async fn answer(
     call: &mut Call,
     api: Api,
@@ -176,7 +176,8 @@ async fn answer(
     Ok(Reply::Json(answered.ok_or_else(no_object)?))
 }
 
-/// At the end of an answer. Its tokens are charged as its objects come, those of its prompt only here: just the engine counts them.
+/// Ends the accounting of an answer. Its tokens are charged as its objects arrive, its prompt's only here: only the engine counts
+/// them.
 fn spend(guard: &RequestGuard, meter: &mut Meter, usage: &Usage) {
     guard.usage(usage);
     meter.reach(usage.prompt_tokens, usage.completion_tokens);
@@ -197,12 +198,12 @@ fn several() -> ApiError {
     .into()
 }
 
-/// The events of an answer as its engine writes them. Dropping it cancels what still runs.
+/// The events of an answer as its engine writes them. Dropping it cancels the answer if it still runs.
 struct WholeBody {
     api: Api,
-    /// Gone when it has ended.
+    /// `None` once it has ended.
     outputs: Option<OutputStream>,
-    /// Before the guard, which logs what it has charged.
+    /// Declared before the guard, which logs what the meter has charged.
     meter: Meter,
     guard: RequestGuard,
     buffer: BytesMut,
@@ -219,7 +220,7 @@ impl WholeBody {
         }
     }
 
-    /// Writes what is ready, until nothing is or the frame is full.
+    /// Writes what is ready, until nothing is ready or the frame is full.
     fn fill(&mut self, cx: &mut Context<'_>) {
         while self.buffer.len() < FRAME_BYTES {
             let Some(outputs) = &mut self.outputs else {
@@ -251,7 +252,7 @@ impl WholeBody {
 
     fn event(&mut self, data: &[u8]) {
         self.buffer.put_slice(b"data: ");
-        // In JSON a line's end is space, and in an event the end of its data.
+        // In JSON a line break is whitespace, but in an event it ends the data.
         let is_end = |byte: u8| matches!(byte, b'\n' | b'\r');
         let in_a_line = data
             .iter()

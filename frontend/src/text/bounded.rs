@@ -1,17 +1,17 @@
-//! [`BoundedEncoder`]: the tokens of a text in memory that does not grow with it, but for the text's normalized copy and
-//! four bytes a token, and in a tenth of the library's time.
+//! [`BoundedEncoder`]: encodes a text in a tenth of the library's time. Its memory does not grow with the text, except for the
+//! normalized copy and four bytes a token.
 //!
-//! The `tokenizers` library keeps every step of a text side by side: 150 to 300 bytes for each of the text's. This module does
-//! the same steps with the library's own parts, one piece of the text at a time, and gives *exactly* the same tokens:
+//! The `tokenizers` library keeps the results of all steps of a text side by side: 150 to 300 bytes for each byte of text. This
+//! module runs the same steps with the library's own parts, one piece of text at a time, and returns *exactly* the same tokens:
 //!
 //! - [`added`] finds the added tokens, from left to right;
-//! - [`normalizer`] normalizes what is between them in chunks, cut where the normalizer cannot see over the cut;
-//! - [`splitter`] takes words off the front, with the tokenizer's own [expressions](expression) on the whole text;
-//! - [`words`] gives a word's tokens, which are mostly [known], and cuts words that are long themselves, such as whole texts of
-//!   models that know no words, where it can prove that the tokens stay the same.
+//! - [`normalizer`] normalizes the text between them in chunks, cut where the normalizer does not look across the cut;
+//! - [`splitter`] splits off words from the front, with the tokenizer's own [expressions](expression) on the whole text;
+//! - [`words`] encodes words, most of which are [known]. It cuts long words, such as whole texts of models without words, if it
+//!   can prove that the tokens stay the same.
 //!
-//! What it knows of a tokenizer it decides once. Where it is certain of nothing, there is no encoder, and [`WHOLE_BYTES`]
-//! bounds what the library is given: [`TextTokenizer`](super::TextTokenizer) chooses.
+//! It analyzes a tokenizer once, when it is loaded. If it cannot be certain of the result, there is no encoder, and
+//! [`WHOLE_BYTES`] bounds the library's input: [`TextTokenizer`](super::TextTokenizer) decides.
 
 mod added;
 mod expression;
@@ -29,16 +29,16 @@ use self::words::WordEncoder;
 pub(super) use self::words::is_random;
 use super::tokenizer::{EncodeLimits, TokenizerError};
 
-/// Texts are looked at in parts of about so many bytes.
+/// Texts are processed in parts of about this many bytes.
 const WINDOW_BYTES: usize = 16 << 10;
 
-/// The most bytes that are tokenized in one piece where nothing is known to cut it.
+/// The most bytes that are tokenized in one piece if there is no known way to cut them.
 pub(super) const WHOLE_BYTES: usize = 256 << 10;
 
-/// How much of a text is looked at together.
+/// The sizes of the parts in which a text is processed.
 #[derive(Debug, Clone, Copy)]
 struct Sizes {
-    /// A part that is tokenized at once, if it can be cut.
+    /// A part that is tokenized at once, if the text can be cut.
     window: usize,
     /// A part that cannot be cut.
     whole: usize,
@@ -49,7 +49,7 @@ const SIZES: Sizes = Sizes {
     whole: WHOLE_BYTES,
 };
 
-/// Texts that every step has something to do with, to compare with the library when a tokenizer is loaded.
+/// Texts that exercise every step, to compare the result with the library's when a tokenizer is loaded.
 const PROBES: [&str; 3] = [
     "a",
     " Hello,  wörld! It's 12345\n\n\t<|x|> e\u{301}日本語 🦊▁▁ x.",
@@ -62,7 +62,7 @@ type Ids = Box<[u32]>;
 pub(super) struct BoundedEncoder {
     added: AddedTokens,
     normalizer: ChunkNormalizer,
-    /// Added tokens that are found in the normalized text.
+    /// Added tokens that are searched for in the normalized text.
     normalized_added: AddedTokens,
     splitter: Splitter,
     words: WordEncoder,
@@ -72,7 +72,7 @@ pub(super) struct BoundedEncoder {
 }
 
 impl BoundedEncoder {
-    /// The encoder of a tokenizer's long texts; `None` where some step of it cannot be done in parts for certain.
+    /// Makes the encoder for a tokenizer's long texts; `None` if any of its steps may be unable to work in parts.
     pub(super) fn try_new(tokenizer: &Tokenizer) -> Option<Self> {
         let normalizer = ChunkNormalizer::try_new(tokenizer.get_normalizer())?;
         let mut splitter = Splitter::try_new(tokenizer.get_pre_tokenizer(), normalizer.is_none())?;
@@ -91,15 +91,15 @@ impl BoundedEncoder {
         encoder.agrees_with(tokenizer).then_some(encoder)
     }
 
-    /// Keeps the tokens of words in so many bytes.
+    /// Caches the tokens of words in up to `max_bytes`.
     pub(super) fn remember_words(&mut self, tokenizer: &Tokenizer, max_bytes: usize) {
         self.words.remember(tokenizer.get_model(), max_bytes);
     }
 
-    /// The tokens of `text`, as the tokenizer that this was made of gives them.
+    /// Returns the tokens of `text`, exactly as the original tokenizer does.
     ///
     /// # Errors
-    /// What `limits` say, [`TokenizerError::TooLong`] where a long part cannot be cut, and what the library says.
+    /// The errors of `limits` and of the library, and [`TokenizerError::TooLong`] if a long part cannot be cut.
     pub(super) fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -136,7 +136,7 @@ impl BoundedEncoder {
         Ok(tokens.ids)
     }
 
-    /// Adds the tokens of what is between two added tokens.
+    /// Adds the tokens of the text between two added tokens.
     fn segment(
         &self,
         tokenizer: &Tokenizer,
@@ -161,7 +161,7 @@ impl BoundedEncoder {
             })
     }
 
-    /// Whether texts of a few words have the library's tokens, with parts of a few bytes and with large ones.
+    /// Whether texts of a few words get the library's tokens, with parts of a few bytes and with large parts.
     fn agrees_with(&self, tokenizer: &Tokenizer) -> bool {
         let small = Sizes {
             window: 8,
@@ -185,12 +185,12 @@ impl BoundedEncoder {
     }
 }
 
-/// The tokens so far, and what they may become.
+/// The tokens so far, and their limits.
 struct Tokens<'a> {
     ids: Vec<u32>,
     limits: &'a EncodeLimits<'a>,
     sizes: Sizes,
-    /// The bytes taken since the limits were looked at.
+    /// The bytes taken since the last check of the limits.
     unchecked_bytes: usize,
 }
 
@@ -207,7 +207,7 @@ impl<'a> Tokens<'a> {
     fn extend(&mut self, ids: &[u32]) -> Result<(), TokenizerError> {
         let free = self.ids.capacity() - self.ids.len();
         if free < ids.len() {
-            // Doubling would keep half of a long text's tokens free.
+            // Doubling would leave up to half of a long text's token buffer unused.
             self.ids
                 .reserve_exact(ids.len().max(self.ids.len() / 4).max(64));
         }
@@ -218,7 +218,7 @@ impl<'a> Tokens<'a> {
         Ok(())
     }
 
-    /// Counts text that is about to be tokenized, and looks at the limits from time to time.
+    /// Counts text that is about to be tokenized, and checks the limits from time to time.
     fn took(&mut self, bytes: usize) -> Result<(), TokenizerError> {
         self.unchecked_bytes += bytes;
         if self.unchecked_bytes < self.sizes.window {
@@ -229,7 +229,7 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// What the post-processor adds before and after a text; `None` where it does anything else.
+/// Returns what the post-processor adds before and after a text; `None` if it does anything else.
 fn added_by_post_processor(tokenizer: &Tokenizer) -> Option<(Ids, Ids)> {
     let encode = |special| tokenizer.encode_fast("a", special).ok();
     let (bare, full) = (encode(false)?, encode(true)?);
@@ -240,7 +240,7 @@ fn added_by_post_processor(tokenizer: &Tokenizer) -> Option<(Ids, Ids)> {
     (text == bare.get_ids()).then(|| (before.into(), after.into()))
 }
 
-/// The last boundary between characters of `text` that is at most at `index`, but not before the first character's end.
+/// Returns the last character boundary of `text` at or before `index`, but not before the end of the first character.
 fn boundary_before(text: &str, index: usize) -> usize {
     let boundary = text.floor_char_boundary(index);
     if boundary > 0 {

@@ -1,16 +1,16 @@
-//! Generated token ids back to text, one id at a time.
+//! Turns generated token ids back into text, one id at a time.
 //!
-//! A [`Detokenizer`] serves one sequence: the stream's worker pushes each id as it arrives and passes
-//! on what comes out. It knows nothing of stop strings (see [`stop`](super::stop)) or of how the text
-//! is sent.
+//! A [`Detokenizer`] serves one sequence: the stream's worker pushes each id as it arrives and forwards
+//! the resulting text. It does not handle stop strings (see [`stop`](super::stop)) or transport.
 //!
-//! The law it keeps: for every sequence of ids, known to the vocabulary or not, the outputs add up to
-//! exactly what [`TextTokenizer::decode_all`] makes of all ids together. So it never emits part of a
-//! code point, nor a U+FFFD that a later token would have resolved.
+//! Its invariant: for every sequence of ids, known to the vocabulary or not, the outputs add up to
+//! exactly the result of [`TextTokenizer::decode_all`] for all ids together. So it never emits part of
+//! a code point, nor a U+FFFD that a later token would have resolved.
 //!
-//! It does not decode a window of recent tokens again and again. `plan` finds out how much of decoding
-//! can be done per token, `pieces` holds that for the whole vocabulary, and `utf8` joins what tokens
-//! split. So one push costs a table look-up and a copy, whatever the decoder and however long the text.
+//! It does not decode a window of recent tokens again and again. `plan` determines how much of the
+//! decoding can be done per token, `pieces` stores that for the whole vocabulary, and `utf8` joins
+//! split code points. So a push costs a table look-up and a copy, for any decoder and any length of
+//! text.
 
 pub(in crate::text) mod pieces;
 mod plan;
@@ -33,12 +33,12 @@ use super::tokenizer::TextTokenizer;
 ///
 /// # Contract
 ///
-/// Between [`push`](Self::push) and `push`, text is held back only where a later token can still change
-/// it: an unfinished code point (at most 3 bytes), or, with byte-fallback vocabularies, a run of byte
-/// tokens, until it ends. A decoder stage that rewrites the text as a whole, as no common one does,
-/// makes all text wait for [`finish`](Self::finish).
+/// Between two calls of [`push`](Self::push), text is held back only if a later token can still change
+/// it: an unfinished code point (at most 3 bytes), or, with byte-fallback vocabularies, an unfinished
+/// run of byte tokens. If a decoder stage rewrites the text as a whole, all text waits for
+/// [`finish`](Self::finish); no common decoder has such a stage.
 ///
-/// A push takes constant time and allocates nothing but the growth of `out`, apart from what it holds back.
+/// A push takes constant time. It allocates only to grow `out` and the text held back.
 ///
 /// # Examples
 ///
@@ -69,7 +69,7 @@ use super::tokenizer::TextTokenizer;
 pub struct Detokenizer {
     tokenizer: Arc<TextTokenizer>,
     skip_special: bool,
-    /// Special tokens that are not skipped.
+    /// Special tokens that are shown nevertheless.
     shown: Arc<[u32]>,
     state: State,
 }
@@ -83,7 +83,7 @@ enum State {
 
 #[derive(Debug)]
 struct Streaming {
-    /// Where the next token stands.
+    /// The position of the next token.
     position: Position,
     /// What is still to be stripped from the start of the text.
     strip: Option<LeadingStrip>,
@@ -108,7 +108,8 @@ impl State {
 }
 
 impl Detokenizer {
-    /// A decoder at the start of a sequence. With `skip_special`, special tokens contribute nothing.
+    /// Returns a decoder at the start of a sequence. With `skip_special`, special tokens contribute
+    /// nothing.
     #[must_use]
     pub fn new(tokenizer: Arc<TextTokenizer>, skip_special: bool) -> Self {
         let state = State::new(tokenizer.pieces().plan());
@@ -120,15 +121,15 @@ impl Detokenizer {
         }
     }
 
-    /// Special tokens that contribute their text nevertheless.
+    /// Shows the text of these special tokens nevertheless.
     #[must_use]
     pub fn showing(mut self, tokens: Arc<[u32]>) -> Self {
         self.shown = tokens;
         self
     }
 
-    /// The same decoder, at the start of a sequence whose text goes on with that of `prompt`: the space between them stays. A
-    /// decoder that waits for the end knows no prompt.
+    /// Sets that the text continues that of `prompt`: the space between the two stays. A decoder that
+    /// waits for the end ignores the prompt.
     #[must_use]
     pub fn behind(mut self, prompt: &[u32]) -> Self {
         let pieces = self.tokenizer.pieces();
@@ -143,7 +144,7 @@ impl Detokenizer {
     }
 
     /// Takes the next token of the sequence and appends the text that is now certain to `out`, if any.
-    /// An id that the vocabulary does not know contributes nothing.
+    /// An unknown id contributes nothing.
     #[inline]
     pub fn push(&mut self, token: u32, out: &mut String) {
         let pieces = self.tokenizer.pieces();
@@ -161,7 +162,7 @@ impl Detokenizer {
         }
     }
 
-    /// Whether text of the latest token waits for a later one.
+    /// Whether text of the latest token is held back.
     #[must_use]
     pub fn holds_back(&self) -> bool {
         match &self.state {
@@ -172,8 +173,8 @@ impl Detokenizer {
         }
     }
 
-    /// The sequence ends: appends what was held back, with U+FFFD for code points left unfinished.
-    /// A token pushed after this begins another sequence.
+    /// Ends the sequence: appends what was held back, with U+FFFD for unfinished code points. A token
+    /// pushed after this begins another sequence.
     pub fn finish(&mut self, out: &mut String) {
         let initial = State::new(self.tokenizer.pieces().plan());
         match std::mem::replace(&mut self.state, initial) {
@@ -183,11 +184,11 @@ impl Detokenizer {
     }
 
     fn decode_at_end(&self, ids: &[u32], out: &mut String) {
-        // What is to be skipped was not pushed.
+        // Tokens to skip were not pushed.
         match self.tokenizer.decode_all(ids, false) {
             Ok(text) => out.push_str(&text),
             Err(error) => {
-                // Only a pattern that backtracks without end gets here; better raw text than none.
+                // Happens only if a pattern backtracks without end; raw text is better than none.
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     "decoding without the tokenizer's decoder"
@@ -219,7 +220,7 @@ impl Streaming {
         self.strip_start(before, out);
     }
 
-    /// What is held back cannot change any more.
+    /// Appends what is held back, which can no longer change.
     #[inline]
     fn flush(&mut self, out: &mut String) {
         self.utf8.flush(out);
@@ -241,7 +242,7 @@ impl Streaming {
 }
 
 impl LeadingStrip {
-    /// Strips `out[from..]`; true if nothing after it is to be stripped.
+    /// Strips `out[from..]`. Returns true once nothing more is to be stripped.
     #[cold]
     fn apply(&mut self, from: usize, out: &mut String) -> bool {
         let text = &out[from..];

@@ -1,8 +1,8 @@
-//! How much longer a text may become by what a `tokenizer.json` does to it before it is cut into tokens. A rule that puts a page
-//! in the place of each letter is a line of that file.
+//! Bounds how much longer a text may become through the steps of a `tokenizer.json` before it is split into tokens. One line of
+//! that file can replace each letter by a page.
 //!
-//! [`check`] refuses files whose rules could make more of a text than any real one does. What remains is bounded where texts are
-//! normalized, in parts small enough by [`growth`], and all of a text by [`most_bytes`].
+//! [`check`] refuses files whose rules could lengthen a text more than any real file does. Below that, normalization is bounded:
+//! each part by [`growth`], and the whole text by [`most_bytes`].
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -13,22 +13,22 @@ use tokenizers::normalizers::NormalizerWrapper;
 
 use super::tokenizer::TokenizerError;
 
-/// How many times as long all steps together may make a text. Those of ALBERT come to some 700, by forms of Unicode that make
-/// 33 bytes of one letter of three.
+/// The largest factor by which all steps together may lengthen a text. ALBERT's reach about 700, because Unicode forms turn one
+/// three-byte letter into 33 bytes.
 const MAX_GROWTH: usize = 4096;
-/// The same of a token, when it is decoded: the table of tokens has all of them.
+/// The same factor for decoding a token: the token table stores all decoded tokens.
 const MAX_DECODED_GROWTH: usize = 8;
-/// What an added token may become, which is normalized when the file is loaded, and all of them.
+/// The largest normalized size of one added token, and of all: they are normalized when the file is loaded.
 const ADDED_TOKEN_BYTES: usize = 32 << 20;
 const ADDED_TOKENS_BYTES: usize = 256 << 20;
-/// What is made of a text at once: of a part that can be cut, and of one that cannot.
+/// The most bytes produced at once: from a part that can be cut, and from one that cannot.
 const WINDOW_BYTES: usize = 1 << 20;
 const WHOLE_BYTES: usize = 32 << 20;
-/// A text's normalized form is no longer than so many times the text, and a little.
+/// A normalized text is at most this many times as long as the original, plus a constant.
 const USUAL_GROWTH: usize = 8;
 const ANY_BYTES: usize = 1 << 20;
 
-/// What of a `tokenizer.json` says how long texts become.
+/// The parts of a `tokenizer.json` that determine how long texts become.
 #[derive(Deserialize)]
 struct Steps {
     normalizer: Option<Value>,
@@ -41,7 +41,7 @@ struct Added {
     content: String,
 }
 
-/// Refuses a `tokenizer.json` whose steps could make far more of a text than it was.
+/// Refuses a `tokenizer.json` whose steps could make a text far longer.
 ///
 /// # Errors
 /// [`TokenizerError::Load`].
@@ -75,30 +75,30 @@ pub(super) fn check(json: &[u8]) -> Result<(), TokenizerError> {
     Ok(())
 }
 
-/// How many times as long `normalizer` makes a text at most.
+/// Returns the largest factor by which `normalizer` lengthens a text.
 pub(super) fn of_normalizer(normalizer: Option<&NormalizerWrapper>) -> usize {
     let steps = normalizer.map(serde_json::to_value).transpose();
     steps.map_or(MAX_GROWTH, |steps| steps.as_ref().map_or(1, growth))
 }
 
-/// The most bytes of a text that can be cut to normalize at once.
+/// Returns the most bytes to normalize at once of a text that can be cut.
 pub(super) fn window_bytes(growth: usize) -> usize {
     (WINDOW_BYTES / growth.max(1)).max(1)
 }
 
-/// The most bytes of a text that cannot be cut.
+/// Returns the most bytes of a text that cannot be cut.
 pub(super) fn whole_bytes(growth: usize) -> usize {
     (WHOLE_BYTES / growth.max(1)).max(1)
 }
 
-/// The most bytes that a text of so many may become.
+/// Returns the most bytes that a text of this length may become.
 pub(super) fn most_bytes(text_bytes: usize) -> usize {
     text_bytes
         .saturating_mul(USUAL_GROWTH)
         .saturating_add(ANY_BYTES)
 }
 
-/// How many times as long these steps make a text at most, one after another.
+/// Returns the largest factor by which these steps, one after another, lengthen a text.
 fn growth(steps: &Value) -> usize {
     match steps {
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 1,
@@ -113,14 +113,14 @@ fn product(factors: impl Iterator<Item = usize>) -> usize {
     factors.fold(1, usize::saturating_mul)
 }
 
-/// What a step does, by its fields rather than its name: old files have none.
+/// Returns a step's factor. Goes by its fields rather than its name, which old files lack.
 fn of_step(step: &Map<String, Value>) -> usize {
     let text = |name: &str| step.get(name).and_then(Value::as_str);
     if let (Some(pattern), Some(content)) = (step.get("pattern"), text("content")) {
         return match pattern.get("String").and_then(Value::as_str) {
             Some(literal) if !literal.is_empty() => content.len().div_ceil(literal.len()).max(1),
             None if takes_some(pattern) => content.len().max(1),
-            // An expression may match nothing, which is everywhere.
+            // An expression may match the empty text, which is everywhere.
             Some(_) | None => content.len().saturating_add(1),
         };
     }
@@ -139,7 +139,7 @@ fn of_step(step: &Map<String, Value>) -> usize {
     }
 }
 
-/// Whether the pattern is an expression that does not match an empty text. Of what not every library reads alike, no.
+/// Whether the pattern is an expression that never matches the empty text. False if libraries may read it differently.
 fn takes_some(pattern: &Value) -> bool {
     let Some(expression) = pattern.get("Regex").and_then(Value::as_str) else {
         return false;
@@ -149,7 +149,7 @@ fn takes_some(pattern: &Value) -> bool {
     !expression.contains("(?") && shortest.is_some_and(|bytes| bytes > 0)
 }
 
-/// The most bytes that SentencePiece's table has for a letter: its texts stand one after another, behind a tree.
+/// Returns the most bytes to which SentencePiece's table maps a letter. Its texts are stored one after another, behind a tree.
 fn longest_mapped(charsmap: &str) -> usize {
     let Ok(table) = STANDARD.decode(charsmap) else {
         return usize::MAX;
@@ -189,7 +189,7 @@ mod tests {
         TextTokenizer::from_bytes(json.to_string().as_bytes())
     }
 
-    /// A table with a tree of nothing.
+    /// A table with an empty tree.
     fn charsmap(texts: &str) -> Value {
         let table = [&8_u32.to_le_bytes()[..], &[0; 8], texts.as_bytes()].concat();
         json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(table)})
@@ -244,7 +244,7 @@ mod tests {
                 json!({"type": "Prepend", "prepend": page.clone()}),
             ),
             ("normalizer", charsmap(&page)),
-            // As old files have it.
+            // The form of old files.
             (
                 "normalizer",
                 json!({"pattern": {"String": "a"}, "content": page.clone()}),
@@ -263,7 +263,7 @@ mod tests {
         assert!(load("added_tokens", long).is_err());
     }
 
-    /// Within what a file may say, and more than any real one does to a text.
+    /// Within the limit for files, but more growth than any real file causes.
     #[test]
     fn a_text_does_not_become_far_longer() {
         let tokenizer = load("normalizer", literal("a", &"b".repeat(100))).unwrap();
@@ -272,7 +272,7 @@ mod tests {
         let error = encode(&"a".repeat(30_000)).unwrap_err();
         assert!(matches!(error, TokenizerError::TooLong { .. }), "{error}");
         assert!(encode(&"cde ".repeat(100_000)).is_ok());
-        // One that takes texts whole.
+        // A tokenizer that takes texts whole.
         let mut json = fixtures::tiny_chat_json();
         json["normalizer"] = literal("a", &"b".repeat(100));
         json["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [

@@ -1,22 +1,22 @@
-//! How many bytes of a text one token can stand for, so that a text which cannot fit is refused before it is tokenized.
+//! How many bytes of a text one token can stand for. A text that cannot fit is then refused before it is tokenized.
 //!
-//! The answer is an upper bound, found once from a tokenizer's settings and vocabulary. There is none where a part of a text
-//! may leave no trace in its tokens: white space that is dropped, characters that are removed, words that become one unknown
-//! token whatever their length. [`TextTokenizer`](super::TextTokenizer) asks.
+//! The result is an upper bound, computed once from a tokenizer's settings and vocabulary. There is none if a part of a text may
+//! leave no trace in its tokens: dropped white space, removed characters, or words of any length that become one unknown token.
+//! [`TextTokenizer`](super::TextTokenizer) calls it.
 
 use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
 use tokenizers::{Model, NormalizerWrapper, SplitDelimiterBehavior, Tokenizer};
 
-/// Composition and compatibility forms make at most so many bytes one: four of a mathematical letter become a letter of
-/// ASCII.
+/// Composition and compatibility forms shrink a text by at most this factor: the four bytes of a mathematical letter become one
+/// ASCII letter.
 const UNICODE_FORM_SHRINKS: usize = 4;
 
 /// A Kelvin sign, of three bytes, becomes a `k`.
 const LOWERCASE_SHRINKS: usize = 3;
 
-/// The most bytes of a text that one token can stand for, if there is such a number.
+/// Returns the most bytes of a text that one token can stand for, if there is a bound.
 pub(super) fn longest_token_bytes(tokenizer: &Tokenizer) -> Option<usize> {
     let added = tokenizer.get_added_tokens_decoder();
     if added.values().any(|token| token.lstrip || token.rstrip) {
@@ -40,7 +40,7 @@ pub(super) fn longest_token_bytes(tokenizer: &Tokenizer) -> Option<usize> {
     Some(of_model.max(longest_added.unwrap_or(0)).max(1) * shrinks)
 }
 
-/// How many bytes a normalizer makes one, at most.
+/// Returns the largest factor by which a normalizer shrinks a text.
 fn normalizer_shrinks(normalizer: &NormalizerWrapper) -> Option<usize> {
     match normalizer {
         NormalizerWrapper::NFC(_)
@@ -60,7 +60,7 @@ fn normalizer_shrinks(normalizer: &NormalizerWrapper) -> Option<usize> {
                 all.checked_mul(normalizer_shrinks(next)?)
             })
         }
-        // They remove characters, or what they do is in a table.
+        // They remove characters, or follow a table.
         NormalizerWrapper::BertNormalizer(_)
         | NormalizerWrapper::StripNormalizer(_)
         | NormalizerWrapper::StripAccents(_)
@@ -70,7 +70,7 @@ fn normalizer_shrinks(normalizer: &NormalizerWrapper) -> Option<usize> {
     }
 }
 
-/// Whether a part of the text may be dropped.
+/// Whether it may drop a part of the text.
 fn removes(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     let removed = SplitDelimiterBehavior::Removed;
     match pre_tokenizer {
@@ -89,7 +89,7 @@ fn removes(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     }
 }
 
-/// Whether the model is given a character for each byte.
+/// Whether the model receives one character for each byte.
 fn maps_bytes(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     match pre_tokenizer {
         PreTokenizerWrapper::ByteLevel(_) => true,
@@ -110,7 +110,7 @@ fn maps_bytes(pre_tokenizer: &PreTokenizerWrapper) -> bool {
 fn longest_of_model(model: &ModelWrapper, is_byte_level: bool) -> Option<usize> {
     let is_complete = match model {
         ModelWrapper::BPE(bpe) => is_complete(bpe, is_byte_level),
-        // Unknown characters that follow each other are one token, unless they have bytes of their own.
+        // Adjacent unknown characters become one token, unless the vocabulary has byte tokens.
         ModelWrapper::Unigram(unigram) => unigram.byte_fallback() && has_all_bytes(unigram),
         ModelWrapper::WordPiece(_) | ModelWrapper::WordLevel(_) => false,
     };
@@ -125,23 +125,23 @@ fn longest_of_model(model: &ModelWrapper, is_byte_level: bool) -> Option<usize> 
         }
     };
     let longest = model.get_vocab().keys().map(bytes).max()?;
-    // An unknown character is a token.
+    // An unknown character becomes one token.
     Some(longest.max(char::MAX.len_utf8()))
 }
 
-/// Whether every character of a text is in one token at least, and few are in one.
+/// Whether every character of a text is in at least one token, and no token has many characters.
 fn is_complete(bpe: &BPE, is_byte_level: bool) -> bool {
     let has_unknown = bpe.unk_token.is_some() && !bpe.fuse_unk && !bpe.byte_fallback;
     is_alike_everywhere(bpe) && (has_unknown || has_token_for_all(bpe, is_byte_level))
 }
 
-/// Whether a character is the same to a model at the beginning, in the middle and at the end of a word.
+/// Whether the model treats a character alike at the beginning, in the middle and at the end of a word.
 pub(super) fn is_alike_everywhere(bpe: &BPE) -> bool {
     let is_none = |part: &Option<String>| part.as_ref().is_none_or(String::is_empty);
     is_none(&bpe.continuing_subword_prefix) && is_none(&bpe.end_of_word_suffix)
 }
 
-/// Whether a model knows every character, or all bytes that it is made of. `is_byte_level` says that words are made of letters
+/// Whether the model has a token for every character, or for all its bytes. `is_byte_level` says that words consist of letters
 /// that stand for bytes.
 pub(super) fn has_token_for_all(bpe: &BPE, is_byte_level: bool) -> bool {
     if is_byte_level {

@@ -1,8 +1,8 @@
-//! [`PairTemplate`]: how a tokenizer puts two texts together for a model that reads both at once.
+//! [`PairTemplate`]: how a tokenizer joins two texts for a model that reads both at once.
 
 use tokenizers::Tokenizer;
 
-/// What a tokenizer's post-processor puts around and between the tokens of two texts.
+/// The tokens that a tokenizer's post-processor puts around and between two texts.
 ///
 /// # Examples
 /// ```
@@ -26,22 +26,22 @@ pub struct PairTemplate {
     before: Vec<u32>,
     between: Vec<u32>,
     after: Vec<u32>,
-    /// How many of what is between belong to the first text's kind; `None` where everything is of that kind.
+    /// How many tokens between the texts have the first text's type; `None` if all tokens have that type.
     first_between: Option<usize>,
 }
 
-/// The tokens of two texts together.
+/// The tokens of two joined texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedPair {
-    /// All of them.
+    /// All tokens.
     pub ids: Vec<u32>,
-    /// How many of them, from the first on, are of the first kind (BERT's token type 0).
+    /// How many tokens, counted from the first, have the first type (BERT's token type 0).
     pub first_tokens: usize,
 }
 
 impl PairTemplate {
-    /// The template of a tokenizer; `None` where it has none, puts nothing between the texts, or does anything else than put
-    /// the same tokens around and between them.
+    /// Returns the template of a tokenizer; `None` if it has none, puts nothing between the texts, or does more than put fixed
+    /// tokens around and between them.
     pub(super) fn try_new(tokenizer: &Tokenizer) -> Option<Self> {
         let template = Self::from_pair(tokenizer, "a", "b")?;
         let is_same = |(first, second)| {
@@ -91,13 +91,13 @@ impl PairTemplate {
         })
     }
 
-    /// How many tokens it adds.
+    /// Returns the number of tokens that it adds.
     #[must_use]
     pub fn added_tokens(&self) -> usize {
         self.before.len() + self.between.len() + self.after.len()
     }
 
-    /// Two texts, each tokenized alone and without special tokens, as one sequence.
+    /// Joins two texts, each tokenized alone and without special tokens, into one sequence.
     #[must_use]
     pub fn join(&self, first: &[u32], second: &[u32]) -> EncodedPair {
         let parts: [&[u32]; 5] = [&self.before, first, &self.between, second, &self.after];
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
     use crate::text::detokenize::fixtures;
 
-    /// A tokenizer with this post-processor, which names the tokens 0 and 1.
+    /// A tokenizer with this post-processor, which refers to tokens 0 and 1.
     fn with_processor(processor: Value) -> Tokenizer {
         let mut json = fixtures::word_piece_json();
         json["post_processor"] = processor;
@@ -141,7 +141,7 @@ mod tests {
         json!({"SpecialToken": {"id": "|", "type_id": kind}})
     }
 
-    /// Token for token and kind for kind.
+    /// Compares every token and its type.
     #[test]
     fn pairs_are_those_of_the_library() {
         for processor in [

@@ -1,11 +1,11 @@
-//! Tokens of texts that begin as others did: a conversation's history is not tokenized again with every turn.
+//! Caches the tokens of prefixes: a conversation's history is not tokenized again in every turn.
 //!
-//! A prompt is cut after special tokens into [windows](borders::Window) that the tokenizer takes one by one with the same
-//! result; what a window's tokens are is [kept](kept::KeptWindows) in bounded memory. A known prefix is a run of known
-//! windows, wherever it comes from: another turn, another conversation with the same system prompt, the same document.
+//! A prompt is cut after special tokens into [windows](borders::Window), which the tokenizer encodes one by one with the same
+//! result. Each window's tokens are [kept](kept::KeptWindows) in bounded memory. A known prefix is a run of known windows from
+//! any source: another turn, another conversation with the same system prompt, the same document.
 //!
-//! It serves [`TextTokenizer`](super::TextTokenizer) alone and never gives other tokens than the tokenizer would. Where that
-//! is not certain, [`PrefixCache::try_new`] says that there is no cache.
+//! It serves only [`TextTokenizer`](super::TextTokenizer) and never returns other tokens than the tokenizer would. If that is not
+//! certain, [`PrefixCache::try_new`] returns no cache.
 
 mod borders;
 mod kept;
@@ -17,18 +17,18 @@ use self::kept::KeptWindows;
 use super::bounded::is_random;
 use super::tokenizer::EncodedPrompt;
 
-/// No window adds fewer bytes than this: a shorter one costs more to keep and to find than to tokenize.
+/// The fewest bytes that a window adds: a shorter one costs more to store and find than to tokenize.
 const MIN_WINDOW_BYTES: usize = 128;
 
-/// Where a tokenizer's texts may be cut, and the tokens of what was seen between. Shared by all requests of a model.
+/// The borders of a tokenizer's texts, and the tokens of the windows seen. Shared by all requests to a model.
 pub(super) struct PrefixCache {
     borders: Borders,
     kept: KeptWindows,
 }
 
 impl PrefixCache {
-    /// A cache of so many bytes; `None` when it could hold nothing, or texts for this tokenizer cannot be cut: it has no
-    /// border tokens, or is random, or adds tokens of its own to every text.
+    /// Makes a cache of up to `max_bytes`. `None` if it could hold nothing, or if this tokenizer's texts cannot be cut: it has no
+    /// border tokens, is random, or adds tokens of its own to every text.
     pub(super) fn try_new(tokenizer: &Tokenizer, max_bytes: usize) -> Option<Self> {
         Self::with_min_window(tokenizer, max_bytes, MIN_WINDOW_BYTES)
     }
@@ -46,11 +46,12 @@ impl PrefixCache {
         Some(Self { borders, kept })
     }
 
-    /// The tokens of `text` without those that a post-processor adds: those known under `salt`, and for the rest what `encode` gives.
-    /// `encode` must be the tokenizer's, and no lock is held while it runs. It is told how many tokens came before.
+    /// Returns the tokens of `text`, without those that a post-processor adds: the tokens known under `salt`, and the result of
+    /// `encode` for the rest. `encode` must be the tokenizer's; it receives the number of tokens before its text. No lock is held
+    /// while it runs.
     ///
     /// # Errors
-    /// What `encode` says.
+    /// The errors of `encode`.
     pub(super) fn encode<E>(
         &self,
         salt: Option<&str>,
@@ -59,7 +60,7 @@ impl PrefixCache {
     ) -> Result<EncodedPrompt, E> {
         let mut all = EncodedPrompt::default();
         for window in self.borders.windows(text) {
-            // What comes after the last border is rarely seen again as it is.
+            // Text after the last border rarely occurs again unchanged.
             let is_kept = window.ends_with_border();
             let known = is_kept
                 .then(|| self.kept.get(salt, window.text()))
@@ -70,7 +71,7 @@ impl PrefixCache {
             };
             let ids = known.as_ref().map_or(new.as_slice(), |known| &known.ids);
             let Some(added) = window.added(ids) else {
-                // The tokenizer matches otherwise than `Borders` does. It is right.
+                // The tokenizer matches differently than `Borders` does. The tokenizer is right.
                 let ids = encode(text, 0)?;
                 return Ok(EncodedPrompt {
                     ids,
@@ -78,7 +79,7 @@ impl PrefixCache {
                 });
             };
             if all.ids.is_empty() && !is_kept && added.len() == new.len() {
-                // A long text without borders is not copied.
+                // Does not copy a long text without borders.
                 all.ids = new;
                 continue;
             }

@@ -1,23 +1,23 @@
 //! Cuts a stream of text at the first stop string.
 //!
-//! A [`StopMatcher`] serves one sequence: it stands between the [`Detokenizer`](super::Detokenizer) and
-//! whatever sends the text. Stop strings may lie across any number of tokens; text that might be the
-//! beginning of one is held back until it is certain not to be, so no part of a stop string is ever
-//! sent. It knows text only: stop token ids are the engine's.
+//! A [`StopMatcher`] serves one sequence, between the [`Detokenizer`](super::Detokenizer) and the
+//! sender of the text. A stop string may span any number of tokens. Text that may be the beginning of
+//! one is held back until it is certain not to be, so no part of a stop string is ever sent. It handles
+//! text only: the engine handles stop token ids.
 //!
-//! Which stop string cuts does not depend on how the text is split, nor on the order they are listed
-//! in: the one whose match begins earliest does. If several begin there, the shortest is reported (it
-//! is complete first, and the text before it is the same); among equals, the one listed first.
+//! The result does not depend on how the text is split, nor on the order of the list: the match that
+//! begins earliest cuts. If several begin there, the shortest is reported (it completes first, and the
+//! text before it is the same); among equals, the one listed first.
 //!
 //! # Source
 //!
-//! Each stop string is followed by a Knuth-Morris-Pratt automaton over bytes. Its state is the length
-//! of the longest beginning of the stop string that the text ends with, so what is held back is a
-//! beginning of a stop string and needs no buffer.
+//! Each stop string has a Knuth-Morris-Pratt automaton over bytes. Its state is the length of the
+//! longest prefix of the stop string with which the text ends. So held-back text is always a prefix of
+//! a stop string and needs no buffer.
 
 use std::sync::Arc;
 
-/// What a [`StopMatcher`] made of the text.
+/// The result of a [`StopMatcher`] for the text so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "the sequence must end when a stop string was found"]
 pub enum StopOutcome {
@@ -25,7 +25,7 @@ pub enum StopOutcome {
     Continue,
     /// A stop string was found: the text ends before it.
     Stopped {
-        /// Which one, counted from 0 in the list given to [`StopMatcher::new`].
+        /// The index in the list passed to [`StopMatcher::new`].
         index: usize,
     },
 }
@@ -35,8 +35,8 @@ pub enum StopOutcome {
 /// # Contract
 ///
 /// For every split of a text into [`push`](Self::push)es, the outputs and the final outcome are the
-/// same. Per byte of text it does a constant amount of work for each stop string, amortized; without
-/// stop strings it only copies.
+/// same. Each byte costs an amortized constant amount of work for each stop string; without stop
+/// strings it only copies.
 ///
 /// # Examples
 ///
@@ -61,13 +61,13 @@ pub struct StopMatcher {
     search: Search,
 }
 
-/// How far the search has come.
+/// The progress of the search.
 #[derive(Debug, Clone, Copy)]
 enum Search {
     /// No stop string is complete.
     Looking,
     /// Stop string `index` is complete and began at byte `start`, but another that began earlier may
-    /// still become complete.
+    /// still complete.
     Contested { index: usize, start: usize },
     /// Decided.
     Stopped { index: usize },
@@ -76,16 +76,16 @@ enum Search {
 /// The automaton of one stop string.
 #[derive(Debug)]
 struct Cursor {
-    /// Where the stop string stands in the list.
+    /// The stop string's index in the list.
     index: usize,
-    /// How many of its first bytes the text ends with; less than its length.
+    /// The length of the longest prefix with which the text ends; less than the stop string's length.
     matched: usize,
-    /// For each beginning of the stop string, by length - 1: the length of the longest shorter
-    /// beginning that it ends with.
+    /// For each prefix of the stop string, by length - 1: the length of the longest shorter prefix with
+    /// which it ends.
     borders: Box<[usize]>,
 }
 
-/// The end of the text taken so far, not yet given out: a beginning of a stop string.
+/// The end of the text taken so far, not yet output: a prefix of a stop string.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     index: usize,
@@ -93,7 +93,7 @@ struct Held {
 }
 
 impl StopMatcher {
-    /// A matcher at the start of a sequence. Empty stop strings are ignored.
+    /// Returns a matcher at the start of a sequence. Ignores empty stop strings.
     #[must_use]
     pub fn new(stops: Arc<[String]>) -> Self {
         let cursors = stops
@@ -110,8 +110,8 @@ impl StopMatcher {
         }
     }
 
-    /// Takes the next part of the text, and appends to `out` what certainly comes before any stop
-    /// string. Once stopped, all further text is dropped.
+    /// Takes the next part of the text, and appends to `out` what certainly precedes any stop string.
+    /// Once stopped, it drops all further text.
     #[inline]
     pub fn push(&mut self, text: &str, out: &mut String) -> StopOutcome {
         if self.cursors.is_empty() {
@@ -121,7 +121,7 @@ impl StopMatcher {
         self.search(text, out)
     }
 
-    /// The text ends: appends what was held back, and decides a match that was waiting for an earlier
+    /// Ends the text: appends what was held back, and decides a match that was waiting for an earlier
     /// one. Text pushed after this begins another sequence.
     pub fn finish(&mut self, out: &mut String) -> StopOutcome {
         let held = self.held();
@@ -162,7 +162,7 @@ impl StopMatcher {
         StopOutcome::Continue
     }
 
-    /// Moves every automaton on by one byte, and notes the best complete match.
+    /// Advances every automaton by one byte, and notes the best complete match.
     #[inline]
     fn take(&mut self, byte: u8) {
         self.taken += 1;
@@ -183,7 +183,8 @@ impl StopMatcher {
         }
     }
 
-    /// Where the earliest match that may still become complete begins; the text's end if there is none.
+    /// Returns where the earliest match that may still complete begins; the text's end if there is
+    /// none.
     fn earliest_open(&self) -> usize {
         self.taken - self.held().len
     }
@@ -202,8 +203,8 @@ impl StopMatcher {
         })
     }
 
-    /// The text not yet given out, of which `held` was held back. Asked between pushes, when no
-    /// automaton stands inside a code point.
+    /// Returns the text not yet output, of which `held` was held back. Called between pushes, when no
+    /// automaton is inside a code point.
     fn window<'a>(&'a self, start: usize, held: Held, fresh: &'a str) -> Window<'a> {
         Window {
             start,
@@ -224,7 +225,7 @@ impl StopMatcher {
     }
 }
 
-/// The text not yet given out: what was held back, then what has just come.
+/// The text not yet output: held-back text, then new text.
 struct Window<'a> {
     /// Where it begins, in bytes from the start of the sequence.
     start: usize,
@@ -233,7 +234,7 @@ struct Window<'a> {
 }
 
 impl Window<'_> {
-    /// Gives out the text before byte `end` of the sequence, a boundary between code points.
+    /// Outputs the text before byte `end` of the sequence, a boundary between code points.
     fn emit_until(&self, end: usize, out: &mut String) {
         let len = end - self.start;
         let from_held = len.min(self.held.len());
@@ -262,7 +263,7 @@ impl Cursor {
         }
     }
 
-    /// Moves on by one byte; true if that completes the stop string.
+    /// Advances by one byte; true if that completes the stop string.
     #[inline]
     fn take(&mut self, stop: &[u8], byte: u8) -> bool {
         while self.matched > 0 && stop[self.matched] != byte {

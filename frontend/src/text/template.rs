@@ -1,16 +1,16 @@
-//! Chat messages to the prompt text that a model was trained on.
+//! Renders chat messages as the prompt text that a model was trained on.
 //!
-//! A model's repository carries its prompt format as a Jinja template, written for Python and the
-//! `transformers` library. [`ChatTemplate`] compiles one and renders it for each request, with what
-//! such templates count on there: Python's methods on strings, lists and dictionaries,
-//! `raise_exception`, `strftime_now`, `tojson` as `json.dumps` writes it, `break` and `continue`, and
-//! `generation` blocks. [`TemplateSource`] finds the template in a `tokenizer_config.json`.
+//! A model's repository contains its prompt format as a Jinja template, written for Python and the
+//! `transformers` library. [`ChatTemplate`] compiles it and renders it for each request, with what such
+//! templates expect: Python's methods on strings, lists and dictionaries, `raise_exception`,
+//! `strftime_now`, `tojson` in the format of `json.dumps`, `break` and `continue`, and `generation`
+//! blocks. [`TemplateSource`] finds the template in a `tokenizer_config.json`.
 //!
-//! A template is a model's, not a request's; but models come from everywhere, so what one rendering may take is bounded:
-//! its instructions by fuel, its memory by `bounds`.
+//! A template belongs to a model, not to a request, but models come from anywhere. So one rendering is
+//! bounded: its instructions by fuel, its memory by `bounds`.
 //!
-//! The frontend's preprocessor calls it, after validation. It does not check messages: which roles and
-//! orders of messages a model takes, its template says, by raising an exception.
+//! The frontend's preprocessor calls it after validation. It does not check messages: the template
+//! defines which roles and orders a model accepts, and raises an exception for others.
 //!
 //! # Source
 //!
@@ -39,8 +39,9 @@ use python::Raised;
 use source::Bounded;
 
 /// How many template instructions one rendering may execute, unless
-/// [`with_fuel`](ChatTemplate::with_fuel) says otherwise. A message takes some hundred, so this is room
-/// for conversations of tens of thousands of messages; an endless template ends within about a second.
+/// [`with_fuel`](ChatTemplate::with_fuel) sets another limit. A message takes some hundred, so
+/// conversations may have tens of thousands of messages; an endless template ends within about a
+/// second.
 pub const DEFAULT_FUEL: u64 = 10_000_000;
 
 const CHAT: &str = "chat_template";
@@ -50,11 +51,11 @@ const TOOL_USE: &str = "tool_use";
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// The template refused the messages by `raise_exception`. The caller is at fault, and the message
-    /// is meant for them.
+    /// The template refused the messages with `raise_exception`. The caller is at fault, and the
+    /// message is meant for the caller.
     #[error("{message}")]
     Raised {
-        /// What the template said.
+        /// The template's message.
         message: String,
     },
     /// The template is not valid Jinja. The model's files are at fault.
@@ -65,20 +66,20 @@ pub enum TemplateError {
         /// What is wrong with it.
         message: String,
     },
-    /// The rendering took more instructions than its fuel allows.
+    /// The rendering took more instructions than its fuel.
     #[error("the chat template did not end within {limit} instructions")]
     OutOfFuel {
         /// The fuel, in instructions.
         limit: u64,
     },
-    /// The rendering made more text, or longer lists, than it may.
+    /// The rendering produced more text, or longer lists, than allowed.
     #[error("the chat template makes more than {limit_bytes} bytes of these messages")]
     TooLarge {
-        /// How much a value, or all of them, may take.
+        /// The limit for one value, or for all.
         limit_bytes: usize,
     },
-    /// The template failed on these messages, without raising an exception of its own: it met a message
-    /// that it was not written for, or uses what this implementation lacks.
+    /// The template failed on these messages without raising an exception: it was not written for one
+    /// of them, or uses a feature that this implementation lacks.
     #[error("line {line} of the chat template failed: {message}")]
     Render {
         /// The line, from 1; 0 if unknown.
@@ -88,17 +89,17 @@ pub enum TemplateError {
     },
 }
 
-/// What a chat template renders.
+/// The input of a chat template.
 ///
-/// Messages and tools are the objects of the OpenAI API, in the order of keys the client sent:
-/// templates print them as they are.
+/// Messages and tools are objects of the OpenAI API, with keys in the client's order: templates print
+/// them unchanged.
 #[derive(Debug, Clone, Copy)]
 pub struct TemplateInput<'a> {
     /// The conversation, oldest message first.
     pub messages: &'a [serde_json::Value],
-    /// The tools on offer. None and an empty list are the same.
+    /// The tools on offer. `None` and an empty list are the same.
     pub tools: Option<&'a [serde_json::Value]>,
-    /// Whether to end with the beginning of an assistant's message, so that the model writes one.
+    /// Whether to append the beginning of an assistant message, so that the model writes one.
     pub add_generation_prompt: bool,
     /// Further variables, such as `enable_thinking`. They may replace `bos_token`, `eos_token` and
     /// `documents`, but none of the above.
@@ -131,18 +132,18 @@ pub struct ChatTemplate {
     bos_token: Option<String>,
     eos_token: Option<String>,
     has_tool_use: bool,
-    /// Whether it tells a message of nothing but calls by its content, which is none.
+    /// Whether it recognizes a message with only tool calls by `content` being none.
     tests_for_no_content: bool,
-    /// As asked for; see [`effective_fuel`](Self::effective_fuel).
+    /// The requested fuel; see [`effective_fuel`](Self::effective_fuel).
     fuel: u64,
     bounds: Bounds,
-    /// The longest text of the templates that a loop or a macro can repeat, in bytes.
+    /// The longest literal text of the templates that a loop or a macro can repeat, in bytes.
     longest_repeated: usize,
 }
 
 impl ChatTemplate {
-    /// Compiles `source`. The template sees `bos` and `eos` as `bos_token` and `eos_token`, undefined
-    /// if absent.
+    /// Compiles `source`. The template sees `bos` and `eos` as `bos_token` and `eos_token`, which are
+    /// undefined if absent.
     ///
     /// # Errors
     ///
@@ -167,7 +168,7 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Compiles a second template, rendered instead of the first when a request offers tools.
+    /// Compiles a second template, which is rendered instead of the first if a request offers tools.
     ///
     /// # Errors
     ///
@@ -178,8 +179,8 @@ impl ChatTemplate {
         Ok(self)
     }
 
-    /// Sets how many template instructions one rendering may execute. It may execute fewer if the template repeats long
-    /// texts of its own, for these count for nothing else.
+    /// Sets how many template instructions one rendering may execute. The limit is lower if the
+    /// template repeats long literal texts, which are not counted in any other way.
     #[must_use]
     pub fn with_fuel(mut self, instructions: u64) -> Self {
         self.fuel = instructions;
@@ -187,22 +188,22 @@ impl ChatTemplate {
         self
     }
 
-    /// The same for messages that are short: what does not end after so many instructions, or makes or reads more than short
-    /// messages need, is an error soon.
+    /// Sets the limits for short messages: a rendering that takes more instructions, or produces or
+    /// reads more than short messages need, fails soon.
     #[must_use]
     pub(crate) fn into_quick(mut self, instructions: u64) -> Self {
         self.bounds = Bounds::QUICK;
         self.with_fuel(instructions)
     }
 
-    /// No text of the template's own takes less than two instructions to be repeated.
+    /// Repeating a literal text of the template takes at least two instructions.
     fn effective_fuel(&self) -> u64 {
         let repetitions = self.bounds.repeated / self.longest_repeated.max(1);
         self.fuel
             .min(u64::try_from(2 * repetitions).unwrap_or(u64::MAX))
     }
 
-    /// Whether a variable of this name makes a difference to the template.
+    /// Whether the template uses a variable of this name.
     #[must_use]
     pub fn reads(&self, name: &str) -> bool {
         self.environment
@@ -210,7 +211,8 @@ impl ChatTemplate {
             .any(|(_, template)| template.undeclared_variables(false).contains(name))
     }
 
-    /// The prompt for a conversation. It holds special tokens as text: tokenize it without adding more.
+    /// Renders the prompt of a conversation. It contains special tokens as text: tokenize it without
+    /// adding more.
     ///
     /// # Errors
     ///
@@ -247,15 +249,16 @@ impl ChatTemplate {
             defined("tools", tools),
             defined("add_generation_prompt", input.add_generation_prompt),
         ];
-        // Of two with one name, the later holds.
+        // If two have the same name, the later one applies.
         let documents = [("documents", Value::from(()))];
         let defaults = bos.into_iter().chain(eos).chain(documents);
         Value::from_pairs(defaults.chain(given).chain(own))
     }
 
-    /// The messages as `transformers` hands them on: a key that is null is left out, for templates take a key for its presence.
-    /// Clients that repeat an answer send it whole, with `"tool_calls": null`. The content of a message of nothing but calls is
-    /// null where the template tests for that.
+    /// Returns the messages as `transformers` passes them. Omits keys with a null value, because
+    /// templates test for a key's presence, and clients that repeat an answer send it whole, with
+    /// `"tool_calls": null`. Keeps the content of a message with only tool calls as null if the
+    /// template tests for that.
     fn given<'m>(&self, messages: &'m [serde_json::Value]) -> Cow<'m, [serde_json::Value]> {
         let has_null = |message: &serde_json::Value| {
             let mut values = message.as_object().into_iter().flat_map(Map::values);
@@ -304,7 +307,7 @@ impl ChatTemplate {
     }
 }
 
-/// Sorts an error of the template engine by who is at fault.
+/// Classifies an error of the template engine by who is at fault.
 fn explain(error: &minijinja::Error, fuel: u64) -> TemplateError {
     if let Some(raised) = find_cause::<Raised>(error) {
         return TemplateError::Raised {
@@ -314,7 +317,7 @@ fn explain(error: &minijinja::Error, fuel: u64) -> TemplateError {
     if let Some(&TooLarge { limit_bytes }) = find_cause(error) {
         return TemplateError::TooLarge { limit_bytes };
     }
-    // A macro's error comes wrapped in its caller's.
+    // A macro's error is wrapped in its caller's.
     let innermost = causes(error)
         .filter_map(|error| error.downcast_ref::<minijinja::Error>())
         .last()
@@ -337,7 +340,7 @@ fn find_cause<T: Error + 'static>(error: &minijinja::Error) -> Option<&T> {
     causes(error).find_map(|error| error.downcast_ref())
 }
 
-/// The error itself, and what caused it.
+/// The error itself, and its causes.
 fn causes(error: &minijinja::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
     fn cause<'a>(error: &&'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
         (**error).source()

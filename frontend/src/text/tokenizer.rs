@@ -1,11 +1,10 @@
-//! Prompt text to token ids, and what each token id stands for.
+//! Turns prompt text into token ids, and token ids into what they stand for.
 //!
-//! [`TextTokenizer`] wraps a `tokenizer.json` of the `tokenizers` crate. It is shared by
-//! [`Arc`](std::sync::Arc): the preprocessor encodes prompts with it, every
-//! [`Detokenizer`](super::Detokenizer) reads its table of decoded pieces, and log-probabilities ask it
-//! for the text of single tokens. With a [cache](TextTokenizer::with_cache) a conversation's
-//! history is not tokenized again with every turn; nothing else in it changes. It is not the place for chat formatting (see
-//! [`template`](super::template)) or for limits on the prompt's length, which belong to validation.
+//! [`TextTokenizer`] wraps a `tokenizer.json` of the `tokenizers` crate. It is shared by [`Arc`](std::sync::Arc): the
+//! preprocessor encodes prompts with it, every [`Detokenizer`](super::Detokenizer) reads its table of decoded pieces, and
+//! logprobs get the text of single tokens from it. With a [cache](TextTokenizer::with_cache), a conversation's history is
+//! not tokenized again in every turn; all else is immutable. Chat formatting is in [`template`](super::template);
+//! validation limits the prompt's length.
 
 use std::any::Any;
 use std::fmt;
@@ -20,14 +19,14 @@ use super::longest;
 use super::pair_template::PairTemplate;
 use super::prefix_cache::PrefixCache;
 
-/// Why a tokenizer could not be loaded, or could not do what was asked.
+/// Why a tokenizer could not be loaded, or could not encode or decode.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
     /// The bytes are not a tokenizer that the `tokenizers` crate can load.
     #[error("cannot load the tokenizer")]
     Load {
-        /// What the `tokenizers` crate said.
+        /// The error of the `tokenizers` crate.
         #[source]
         source: tokenizers::Error,
     },
@@ -46,21 +45,21 @@ pub enum TokenizerError {
     /// A text could not be encoded.
     #[error("cannot tokenize the text")]
     Encode {
-        /// What the `tokenizers` crate said.
+        /// The error of the `tokenizers` crate.
         #[source]
         source: tokenizers::Error,
     },
     /// Token ids could not be decoded.
     #[error("cannot decode the tokens")]
     Decode {
-        /// What the `tokenizers` crate said.
+        /// The error of the `tokenizers` crate.
         #[source]
         source: tokenizers::Error,
     },
     /// The text has more tokens than the caller's limit.
     #[error("it has more than {max_tokens} tokens, at least {at_least}")]
     TooManyTokens {
-        /// The tokens that came before the work was left.
+        /// The number of tokens when encoding stopped.
         at_least: usize,
         /// The limit.
         max_tokens: usize,
@@ -70,26 +69,26 @@ pub enum TokenizerError {
         "{bytes} bytes are too many for this model's tokenizer, which takes {max_bytes} in one piece"
     )]
     TooLong {
-        /// The bytes of the piece, or of as much of it as was looked at.
+        /// The length of the piece, or of the part that was examined.
         bytes: usize,
-        /// The most that are tokenized in one piece.
+        /// The most bytes that are tokenized in one piece.
         max_bytes: usize,
     },
-    /// The caller wanted no more of it.
+    /// The caller stopped the work.
     #[error("tokenizing was stopped")]
     Stopped,
-    /// The model's tokenizer is of a kind, or has settings, for which the `tokenizers` crate panics.
+    /// The `tokenizers` crate panicked: it does not support the kind or the settings of the model's tokenizer.
     #[error("the model's tokenizer cannot {task} this: the tokenizers library panicked: {message}")]
     Panicked {
-        /// What it was asked to do.
+        /// The task.
         task: &'static str,
-        /// What it said.
+        /// The panic message.
         message: String,
     },
 }
 
 impl TokenizerError {
-    /// The error of a text whose part this is of, after `before` tokens of other parts.
+    /// Turns the error of a text's part into that of the text, after `before` tokens of other parts.
     fn after(self, before: usize, limits: &EncodeLimits<'_>) -> Self {
         if let Self::TooManyTokens { at_least, .. } = self {
             return Self::TooManyTokens {
@@ -124,28 +123,28 @@ pub struct TextTokenizer {
     pieces: PieceTable,
     vocab_size: usize,
     longest_token_bytes: Option<usize>,
-    /// `None` where texts are given to the library whole.
+    /// `None` if the library encodes texts whole.
     bounded: Option<BoundedEncoder>,
-    /// How many times as long its normalizer makes a text at most.
+    /// The largest factor by which its normalizer lengthens a text.
     growth: usize,
     prefixes: Option<PrefixCache>,
-    /// `None` where two texts cannot be put together.
+    /// `None` if two texts cannot be joined.
     pairs: Option<PairTemplate>,
 }
 
-/// What encoding one text may cost.
+/// The limits for encoding one text.
 #[derive(Clone, Copy)]
 pub struct EncodeLimits<'a> {
-    /// More tokens end it as [`TokenizerError::TooManyTokens`].
+    /// More tokens fail with [`TokenizerError::TooManyTokens`].
     pub max_tokens: usize,
-    /// Asked between parts of the text. Once it says yes, the work ends as [`TokenizerError::Stopped`].
+    /// Called between parts of the text. Once it returns true, encoding fails with [`TokenizerError::Stopped`].
     pub should_stop: &'a dyn Fn() -> bool,
-    /// Tokens are known from prompts with the same salt alone.
+    /// Uses only tokens known from prompts with the same salt.
     pub salt: Option<&'a str>,
 }
 
 impl EncodeLimits<'static> {
-    /// Any number of tokens, and never stopped.
+    /// Allows any number of tokens, and never stops.
     pub const NONE: Self = Self {
         max_tokens: usize::MAX,
         should_stop: &|| false,
@@ -154,7 +153,7 @@ impl EncodeLimits<'static> {
 }
 
 impl EncodeLimits<'_> {
-    /// Whether work with `tokens` so far may go on.
+    /// Checks whether work with `tokens` so far may continue.
     pub(super) fn check(&self, tokens: usize) -> Result<(), TokenizerError> {
         if tokens > self.max_tokens {
             return Err(TokenizerError::TooManyTokens {
@@ -180,9 +179,9 @@ impl fmt::Debug for EncodeLimits<'_> {
 /// A prompt's tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EncodedPrompt {
-    /// All of them.
+    /// All tokens.
     pub ids: Vec<u32>,
-    /// How many of them were known from other prompts.
+    /// How many tokens were known from other prompts.
     pub cached_tokens: usize,
 }
 
@@ -190,8 +189,7 @@ impl TextTokenizer {
     /// Loads a `tokenizer.json` and prepares the decoding table, which adds some tens of milliseconds
     /// for a vocabulary of 150,000 tokens.
     ///
-    /// Truncation and padding written in the file are dropped: they are training settings, and would
-    /// silently cut or fill a prompt.
+    /// Drops truncation and padding settings in the file: they are for training, and would silently cut or pad a prompt.
     ///
     /// # Errors
     ///
@@ -232,9 +230,9 @@ impl TextTokenizer {
         })
     }
 
-    /// With a cache of at most so many bytes for [`encode_prompt`](Self::encode_prompt); 0 for none. An eighth of them is for
-    /// words, the rest for prompts that begin as others did. The latter are not kept where that could not be exact, such as for
-    /// a tokenizer without special tokens.
+    /// Adds a cache of at most `max_bytes` for [`encode_prompt`](Self::encode_prompt); 0 for none. An eighth is for words,
+    /// the rest for prompt prefixes. Prefixes are not cached if that could not be exact, for example for a tokenizer
+    /// without special tokens.
     #[must_use]
     pub fn with_cache(mut self, max_bytes: usize) -> Self {
         let of_words = max_bytes / 8;
@@ -252,18 +250,17 @@ impl TextTokenizer {
         self
     }
 
-    /// The token ids of `text`. With `add_special_tokens` the tokenizer's post-processor adds what the
-    /// model expects around a plain prompt (such as a BOS token); text from a chat template usually
-    /// holds those already.
+    /// Returns the token ids of `text`. With `add_special_tokens`, the tokenizer's post-processor adds what the model
+    /// expects around a plain prompt, such as a BOS token; text from a chat template usually contains those already.
     ///
-    /// Memory grows with the text, up to 300 times its bytes, and nothing stops it: texts of clients belong to
-    /// [`encode_prompt`](Self::encode_prompt).
+    /// Memory grows to up to 300 times the text's bytes, without a limit: use [`encode_prompt`](Self::encode_prompt) for
+    /// texts of clients.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::Encode`] when the model has no token for a part of the text and no unknown
-    /// token either, or a pattern of the pre-tokenizer gives up. [`TokenizerError::Panicked`] when two of
-    /// its added tokens claim the same spaces.
+    /// [`TokenizerError::Encode`] when the model has neither a token for a part of the text nor an unknown token, or a
+    /// pattern of the pre-tokenizer gives up. [`TokenizerError::Panicked`] when two of its added tokens claim the same
+    /// spaces.
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TokenizerError> {
         guarded("encode", || {
             self.inner
@@ -273,17 +270,18 @@ impl TextTokenizer {
         })
     }
 
-    /// The same tokens as [`encode`](Self::encode). What is known from other prompts, up to a special token, is not
-    /// tokenized again: time grows with the rest. Prompts with `add_special_tokens` do without the cache.
+    /// Returns the same tokens as [`encode`](Self::encode). A prefix known from other prompts, up to a special token, is
+    /// not tokenized again: time grows with the rest. Prompts with `add_special_tokens` do not use the cache.
     ///
-    /// A long text is tokenized in parts: memory grows by four bytes a token, and by the text's normalized copy where the
-    /// tokenizer has a normalizer. Time grows with the text, one or two milliseconds for each 10 KB, if the words are new to
-    /// the tokenizer's cache. Keep long texts off async threads.
+    /// A long text is tokenized in parts: memory grows by four bytes a token, and by the text's normalized copy if the
+    /// tokenizer has a normalizer. Time grows with the text: one or two milliseconds for each 10 KB of words that are not
+    /// cached. Keep long texts off async threads.
     ///
     /// # Errors
     ///
-    /// As [`encode`](Self::encode), what `limits` say, and [`TokenizerError::TooLong`] for what such a tokenizer cannot take
-    /// in parts: whole texts of kinds that are not known here, words without a space of Unigram models, and runs of white space.
+    /// The errors of [`encode`](Self::encode) and of `limits`, and [`TokenizerError::TooLong`] for long texts that cannot
+    /// be tokenized in parts: whole texts for unknown kinds of tokenizers, words without a space for Unigram models, and
+    /// runs of white space.
     pub fn encode_prompt(
         &self,
         text: &str,
@@ -295,7 +293,7 @@ impl TextTokenizer {
             Some(prefixes) if !add_special_tokens => {
                 prefixes.encode(limits.salt, text, |part, before| {
                     limits.check(before)?;
-                    // The border that a part begins with was counted before.
+                    // The border at a part's beginning was counted before.
                     let further = EncodeLimits {
                         max_tokens: (limits.max_tokens - before).saturating_add(1),
                         ..*limits
@@ -313,7 +311,7 @@ impl TextTokenizer {
         Ok(encoded)
     }
 
-    /// The tokens of a text that is not looked for in the cache.
+    /// Encodes a text without the cache.
     fn encode_part(
         &self,
         text: &str,
@@ -335,8 +333,7 @@ impl TextTokenizer {
         }
     }
 
-    /// Refuses a text of which the normalizer makes far more than it was. What becomes of a letter is often longer than it, what
-    /// becomes of a text hardly ever.
+    /// Refuses a text that the normalizer makes far longer. A letter often becomes longer, a whole text hardly ever.
     fn check_growth(&self, text: &str) -> Result<(), TokenizerError> {
         let max_bytes = growth::most_bytes(text.len());
         let Some(normalizer) = self.inner.get_normalizer() else {
@@ -362,29 +359,29 @@ impl TextTokenizer {
         Ok(())
     }
 
-    /// The most bytes of a text that one token can stand for: a text of more than `n` times as many has more than `n`
-    /// tokens. `None` where there is no such number, such as for a tokenizer that drops white space, or makes one unknown
+    /// Returns the most bytes of a text that one token can stand for: a text of more than `n` times as many bytes has more
+    /// than `n` tokens. `None` if there is no bound, for example if the tokenizer drops white space, or makes one unknown
     /// token of any text.
     #[must_use]
     pub fn longest_token_bytes(&self) -> Option<usize> {
         self.longest_token_bytes
     }
 
-    /// How two texts are put together for a model that reads both at once; `None` where the tokenizer's post-processor does not
-    /// say, or puts nothing between them.
+    /// Returns how two texts are joined for a model that reads both at once; `None` if the tokenizer's post-processor does
+    /// not define it, or puts nothing between them.
     #[must_use]
     pub fn pair_template(&self) -> Option<&PairTemplate> {
         self.pairs.as_ref()
     }
 
-    /// Decodes a whole sequence at once: the reference that a [`Detokenizer`](super::Detokenizer)'s
-    /// outputs add up to. Ids unknown to the vocabulary are skipped.
+    /// Decodes a whole sequence at once: the reference for a [`Detokenizer`](super::Detokenizer)'s outputs. Skips ids
+    /// unknown to the vocabulary.
     ///
     /// # Errors
     ///
     /// [`TokenizerError::Decode`] when a pattern of the decoder gives up, and [`TokenizerError::Panicked`].
     pub fn decode_all(&self, ids: &[u32], skip_special: bool) -> Result<String, TokenizerError> {
-        // Some decoders of the `tokenizers` crate count on there being at least one token.
+        // Some decoders of the `tokenizers` crate require at least one token.
         let visible = |&id: &u32| self.pieces.is_visible(id, skip_special);
         if !ids.iter().any(visible) {
             return Ok(String::new());
@@ -396,20 +393,20 @@ impl TextTokenizer {
         })
     }
 
-    /// The id of a token given as it stands in the vocabulary, such as `<|im_end|>` or `Ġthe`.
+    /// Returns the id of a token as spelled in the vocabulary, such as `<|im_end|>` or `Ġthe`.
     #[must_use]
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// The token as it stands in the vocabulary, which need not be what it decodes to.
+    /// Returns the token as spelled in the vocabulary, which may differ from its decoded text.
     #[must_use]
     pub fn id_to_token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// The bytes that this token adds to a text, when it is not the text's first token; empty for an
-    /// unknown id. They may be part of a code point.
+    /// Returns the bytes that this token adds to a text if it is not the first token; empty for an unknown id. They may be
+    /// part of a code point.
     #[must_use]
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.pieces
@@ -417,8 +414,8 @@ impl TextTokenizer {
             .map_or(&[], |piece| piece.as_bytes())
     }
 
-    /// The text that this token adds, for log-probabilities: [`token_bytes`](Self::token_bytes), with
-    /// U+FFFD for what is not a whole code point. Concatenating these does not give the decoded text.
+    /// Returns the text of this token for logprobs: [`token_bytes`](Self::token_bytes), with U+FFFD for what is not a whole
+    /// code point. Concatenating these does not give the decoded text.
     #[must_use]
     pub fn token_text(&self, id: u32) -> String {
         String::from_utf8_lossy(self.token_bytes(id)).into_owned()
@@ -430,7 +427,7 @@ impl TextTokenizer {
         self.pieces.is_special(id)
     }
 
-    /// The number of tokens, added ones included. With gaps in the ids, the largest id is not below it.
+    /// Returns the number of tokens, added ones included. If ids have gaps, the largest id may exceed it.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
@@ -442,13 +439,13 @@ impl TextTokenizer {
     }
 }
 
-/// Does `work` with the `tokenizers` crate, whose panics are this request's errors: it counts on files that its own authors
-/// made, and models' files hold what it was not written for.
+/// Runs `work` with the `tokenizers` crate and turns a panic into this request's error: the crate relies on files made by
+/// its own authors, but models' files may contain anything.
 fn guarded<T>(
     task: &'static str,
     work: impl FnOnce() -> Result<T, TokenizerError>,
 ) -> Result<T, TokenizerError> {
-    // Nothing of a tokenizer changes while it works but its caches of words, which are filled in one step each.
+    // Only a tokenizer's word caches change while it works, and each change is one step.
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|payload| {
         let message = panic_message(&*payload);
         Err(TokenizerError::Panicked { task, message })

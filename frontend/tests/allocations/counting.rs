@@ -1,5 +1,4 @@
-//! [`Counting`]: the system's allocator, which counts what the present thread asks of it. Tests run side by side, each on a
-//! thread of its own.
+//! [`Counting`]: the system allocator, with counters for the current thread. Tests run side by side, each on its own thread.
 
 #![expect(
     unsafe_code,
@@ -18,22 +17,22 @@ thread_local! {
 
 pub(crate) struct Counting;
 
-/// How often this thread asked for memory so far: new blocks, and blocks that were to grow or shrink.
+/// How often this thread has asked for memory: new blocks, and blocks to grow or shrink.
 pub(crate) fn allocations() -> u64 {
     ALLOCATIONS.get()
 }
 
-/// The bytes that this thread asked for so far, given back or not.
+/// The bytes that this thread has asked for, freed or not.
 pub(crate) fn asked_bytes() -> u64 {
     ASKED_BYTES.get()
 }
 
-/// The bytes that this thread asked for and did not give back.
+/// The bytes that this thread has asked for and not freed.
 pub(crate) fn live_bytes() -> isize {
     LIVE_BYTES.get()
 }
 
-/// The most that [`live_bytes`] were since [`reset_peak`].
+/// The highest value of [`live_bytes`] since [`reset_peak`].
 pub(crate) fn peak_bytes() -> isize {
     PEAK_BYTES.get()
 }
@@ -43,7 +42,7 @@ pub(crate) fn reset_peak() {
 }
 
 fn asked(layout: Layout) {
-    // A thread that is ending has no counters any more.
+    // A thread that is ending has no counters.
     let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
     add_asked(layout.size());
     add_live(layout.size().cast_signed());
@@ -64,17 +63,17 @@ fn add_live(bytes: isize) {
     }
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting allocates nothing and cannot unwind.
+// SAFETY: every call goes unchanged to the system allocator; counting allocates nothing and cannot unwind.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         asked(layout);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         asked(layout);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
@@ -83,14 +82,14 @@ unsafe impl GlobalAlloc for Counting {
         let _ = ALLOCATIONS.try_with(|count| count.set(count.get() + 1));
         add_asked(size);
         add_live(size.cast_signed() - layout.size().cast_signed());
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.realloc(block, layout, size) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         add_live(-layout.size().cast_signed());
 
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(block, layout) }
     }
 }

@@ -1,4 +1,4 @@
-//! Tokens to events without a server: detokenize, match stop strings, take apart, encode.
+//! Tokens to events without a server: detokenize, match stop strings, split reasoning and calls, encode.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::counting::allocations;
 use crate::{STOPS, answer, tokenizer};
 
-/// Tokens of the shortest answer; the others have a multiple.
+/// Tokens of the shortest answer; the others are multiples of it.
 const TOKENS: u32 = 500;
 
 /// Writes one piece.
@@ -62,7 +62,7 @@ fn response() -> Write {
     Box::new(move |delta, out| encoder.delta(delta, &[], out))
 }
 
-/// Parsers of thoughts and calls, as a model with both has them.
+/// The parsers of a model with reasoning and tool calls.
 fn splitter() -> Splitter {
     let reasoning = ReasoningDialect::find("qwen3").unwrap();
     let tools = ToolDialect::find("hermes").unwrap();
@@ -74,7 +74,7 @@ fn splitter() -> Splitter {
     )
 }
 
-/// The allocations of an answer of `tokens`, from its first item to its last, into a buffer that has room.
+/// Counts the allocations of an answer of `tokens`, from its first item to its last, into a buffer with enough room.
 fn count(tokens: u32, stops: &[&str], splitter: Option<Splitter>, write: &mut Write) -> u64 {
     let outputs = OutputStream::from_raw(Box::pin(stream::iter(answer(1, tokens))));
     let stops = stops.iter().map(|&stop| stop.to_owned()).collect();
@@ -101,13 +101,13 @@ fn count(tokens: u32, stops: &[&str], splitter: Option<Splitter>, write: &mut Wr
     allocations
 }
 
-/// How many allocations an answer has beyond those of one of `TOKENS`, when it is 2, 4 and 16 times as long.
+/// Returns how many more allocations an answer makes than one of `TOKENS`, if it is 2, 4 and 16 times as long.
 fn further(stops: &[&str], splits: bool, write: impl Fn() -> Write) -> [u64; 3] {
     let count = |times: u32| {
         let splitter = splits.then(splitter);
         count(TOKENS * times, stops, splitter, &mut write())
     };
-    // What is made once for the process is made here.
+    // The first run makes what is made once per process.
     count(1);
     let base = count(1);
     [2, 4, 16].map(|times| count(times).saturating_sub(base))
@@ -132,7 +132,7 @@ fn a_further_token_of_a_message_allocates_nothing() {
     }
 }
 
-/// A response is kept whole: its text grows, doubling, which is once for twice the tokens.
+/// A response is kept whole: its text buffer doubles, which is once for twice the tokens.
 #[test]
 fn a_further_token_of_a_response_allocates_nothing_but_the_text_that_is_kept() {
     for stops in [&[][..], &STOPS] {
@@ -140,7 +140,7 @@ fn a_further_token_of_a_response_allocates_nothing_but_the_text_that_is_kept() {
     }
 }
 
-/// What is known of its tokens is text by then. The response's own text grows, doubling.
+/// The logprobs are already text by then. The response's own text buffer doubles.
 #[test]
 fn the_end_of_a_response_makes_nothing_of_its_log_probabilities() {
     let candidate = || CandidateToken {

@@ -1,7 +1,7 @@
-//! What a stream allocates: nothing for a further token, and a bounded amount while it is open.
+//! What a stream allocates: nothing for another token, and a bounded amount while it is open.
 //!
-//! A binary of its own, for its allocator. `counting` is that; `encoders` takes tokens to events without a server, `server`
-//! takes them through a whole one, engine to socket, on one thread, and `tokenize` makes the tokens of long prompts.
+//! A separate binary, for its allocator, which is in `counting`. `encoders` turns tokens into events without a server, `server`
+//! sends them through a whole server, engine to socket, on one thread, and `tokenize` tokenizes long prompts.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ use genset_runtime::ModelFolder;
 #[global_allocator]
 static ALLOCATOR: counting::Counting = counting::Counting;
 
-/// Stop strings that begin often and never end.
+/// Stop strings that often begin and never complete.
 const STOPS: [&str; 3] = ["\n\nUser:", " the end of it", "🦀🦀🦀"];
 
 /// The test model's files.
@@ -46,7 +46,7 @@ fn tokenizer() -> &'static Arc<TextTokenizer> {
     })
 }
 
-/// An engine's items for an answer of so many tokens: words, quotes and line breaks to escape, code points in several tokens.
+/// An engine's items for an answer: words, quotes and line breaks to escape, and code points split over several tokens.
 fn answer(prompt_tokens: u32, tokens: u32) -> Vec<Result<Output, EngineError>> {
     static PERIOD: OnceLock<Vec<TokenId>> = OnceLock::new();
     let text = "It is \"the engine\" that turns.\n\nUsers like the crab 🦀, and the עברית of the \\ path.\n";

@@ -1,5 +1,5 @@
-//! Tokens through a whole server on one thread: an engine's stream, the Worker around it, the answer, its events, hyper, a
-//! socket, and a client that allocates nothing.
+//! Tokens through a whole server on one thread: an engine's stream, its Worker, the answer, its events, hyper, a socket, and a
+//! client that allocates nothing.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
@@ -22,26 +22,26 @@ use tokio::net::TcpStream;
 use crate::counting::{allocations, asked_bytes, live_bytes};
 use crate::{STOPS, answer, folder};
 
-/// After this much silence a test has failed.
+/// A test fails after this much silence.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Most choices of a request.
+/// The most choices of a request.
 const CHOICES: u32 = 128;
 
-/// When an engine's items come.
+/// When an engine's items arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pace {
-    /// One at a time: each token is an event, a frame and a write of its own.
+    /// One at a time: each token is a separate event, frame and write.
     OneByOne,
     /// All at once.
     Together,
-    /// The first, and never another.
+    /// The first item, and never another.
     Once,
 }
 
 impl Pace {
-    /// How often the item after another is not ready when it is asked for: once for the body, which would put it into the same
-    /// frame, and once for hyper, which would put its frame into the same write.
+    /// How often the next item is not ready when polled: once for the body, which would put it into the same frame, and once for
+    /// hyper, which would put its frame into the same write.
     fn pauses(self) -> u8 {
         match self {
             Self::OneByOne => 2,
@@ -73,7 +73,7 @@ impl LLMEngine for Prebuilt {
         let tokens = request.stop.max_tokens.unwrap_or(1);
         let items = answer(request.prompt_tokens().unwrap_or(0), tokens);
         Ok(OutputStream::from_raw(Box::pin(Items {
-            // A canary is answered.
+            // The canary is answered at once.
             pace: if tokens == 1 { Pace::Together } else { self.0 },
             items: items.into_iter(),
             pauses: 0,
@@ -88,7 +88,7 @@ impl LLMEngine for Prebuilt {
 struct Items {
     pace: Pace,
     items: std::vec::IntoIter<Result<Output, EngineError>>,
-    /// How often the next item is not ready yet.
+    /// How often the next item will still not be ready.
     pauses: u8,
 }
 
@@ -153,7 +153,7 @@ impl Site {
     }
 }
 
-/// A client on a connection of its own.
+/// A client on its own connection.
 struct Client {
     stream: TcpStream,
     buffer: Box<[u8]>,
@@ -167,7 +167,7 @@ impl Client {
         Self { stream, buffer }
     }
 
-    /// Sends `request` and reads until `end` comes; gives the bytes read.
+    /// Sends `request` and reads until `end` arrives. Returns the number of bytes read.
     async fn exchange(&mut self, request: &[u8], end: &[u8]) -> usize {
         self.stream.write_all(request).await.unwrap();
         let (mut read, mut kept) = (0, 0);
@@ -191,7 +191,7 @@ impl Client {
     }
 }
 
-/// A streamed request, as it goes over the wire.
+/// A streamed request as bytes on the wire.
 fn request(path: &str, tokens: u32, further: &Value) -> Vec<u8> {
     let mut body = json!({"model": "tiny", "stream": true});
     let fields = match path {
@@ -213,7 +213,7 @@ fn request(path: &str, tokens: u32, further: &Value) -> Vec<u8> {
     format!("POST {path} HTTP/1.1\r\n{host}\r\ncontent-length: {length}\r\n\r\n{body}").into_bytes()
 }
 
-/// Every streamed API, with and without what changes its path.
+/// Every streamed API, with and without options that change its path.
 fn requests(tokens: u32) -> Vec<(String, Vec<u8>)> {
     let usage = json!({"stream_options": {"include_usage": true}});
     let stops = json!({"stop": STOPS});
@@ -235,7 +235,7 @@ fn requests(tokens: u32) -> Vec<(String, Vec<u8>)> {
     named.into()
 }
 
-/// The allocations and bytes of an exchange: the fewest of several, for the server has housekeeping of its own.
+/// The allocations and bytes of an exchange: the fewest of several, because the server also does housekeeping.
 async fn fewest(client: &mut Client, request: &[u8]) -> (u64, usize) {
     let mut fewest = (u64::MAX, 0);
     for _ in 0..5 {
@@ -246,7 +246,7 @@ async fn fewest(client: &mut Client, request: &[u8]) -> (u64, usize) {
     fewest
 }
 
-/// What `tokens` further ones cost.
+/// The cost of `tokens` more tokens.
 struct Further {
     request: String,
     allocations: i64,
@@ -269,7 +269,7 @@ async fn further(site: &Site, tokens: u32) -> Vec<Further> {
     found
 }
 
-/// The text that `/v1/responses` keeps doubles its room now and then.
+/// The text that `/v1/responses` keeps doubles its buffer now and then.
 const DOUBLINGS: i64 = 4;
 
 #[tokio::test]
@@ -285,7 +285,7 @@ async fn a_token_that_leaves_alone_allocates_nothing() {
     site.close().await;
 }
 
-/// Several frames are under way at once, so each has a buffer of its own, which doubles while it fills.
+/// Several frames are in flight at once, so each has its own buffer, which doubles while it fills.
 #[tokio::test]
 async fn tokens_that_leave_together_allocate_only_their_frames() {
     const FRAME_BYTES: usize = 8 << 10;
@@ -302,7 +302,7 @@ async fn tokens_that_leave_together_allocate_only_their_frames() {
     site.close().await;
 }
 
-/// The bytes that an open stream holds, those of the client's end included.
+/// Returns the bytes that an open stream holds, including the client's side.
 async fn open_stream(path: &str) -> isize {
     const STREAMS: usize = 64;
     const FIRST_TOKEN: &[u8] = b":\"I";
@@ -323,7 +323,7 @@ async fn open_stream(path: &str) -> isize {
     each
 }
 
-/// Two buffers of hyper's are 16 KiB of it, of which a stream touches a part.
+/// It includes two 16 KiB buffers of hyper's, of which a stream touches a part.
 #[tokio::test]
 async fn an_open_stream_holds_a_bounded_amount() {
     const MOST: isize = 34 << 10;
@@ -338,9 +338,9 @@ async fn an_open_stream_holds_a_bounded_amount() {
     }
 }
 
-/// What the choices of a request have in common is held once: a further one takes no copy of its prompt or of its options. The
-/// prompt of this one is of 400 kB, and what a choice takes is its answer and its way through the Worker. A body that comes in
-/// other pieces, as on a busy machine, is put together at the cost of another body: so many choices share that.
+/// The choices of a request share what they have in common: another choice copies neither its prompt nor its options. This prompt
+/// has 400 kB; a choice costs its answer and its way through the Worker. A body that arrives in other pieces, as on a busy
+/// machine, costs another copy of the body, which many choices share.
 #[tokio::test]
 async fn a_further_choice_copies_nothing_of_its_request() {
     const A_CHOICE: u64 = 32 << 10;

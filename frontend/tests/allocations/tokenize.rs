@@ -1,17 +1,17 @@
-//! The memory that the tokens of a long prompt take while they are made.
+//! The memory that tokenizing a long prompt takes.
 
 use genset_frontend::text::{EncodeLimits, TextTokenizer};
 
 use crate::counting::{live_bytes, peak_bytes, reset_peak};
 use crate::tokenizer;
 
-/// The text's bytes; the library alone would take 150 to 300 times as many.
+/// The text's length in bytes; the library alone would take 150 to 300 times as many.
 const TEXT_BYTES: usize = 1 << 19;
 
-/// What one part of the text takes, whatever the text's length: some hundred times 16 KiB, and the cache of words.
+/// What one part of the text takes, for any length of text: some hundred times 16 KiB, and the word cache.
 const PART_BYTES: usize = 12 << 20;
 
-/// The most that `text` takes beyond what was there before.
+/// Returns the number of tokens of `text`, and the peak of memory beyond what was there before.
 fn peak(tokenizer: &TextTokenizer, text: &str) -> (usize, usize) {
     let before = live_bytes();
     reset_peak();
@@ -35,7 +35,7 @@ fn a_long_prompt_takes_its_tokens_and_one_part_of_it() {
     ] {
         let text = pattern.repeat(TEXT_BYTES / pattern.len());
         let (peak, tokens) = peak(tokenizer(), &text);
-        // The list of tokens grows by a quarter, and a normalized copy by half its bytes at most.
+        // The list of tokens grows by a quarter, and a normalized copy by at most half its bytes.
         let allowed = tokens * 5 + text.len() * 3 / 2 + PART_BYTES;
         assert!(
             peak <= allowed,

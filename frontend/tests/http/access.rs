@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::client::request;
 use crate::support::{CHAT, MODEL, Site, chat, config, echo, pairs_worker_config};
 
-/// A site with keys, and the folder that the file is in.
+/// A site with keys, and the folder of the key file.
 pub(crate) async fn site_with_keys(
     entries: &[(&str, &str, &str)],
     engine: Arc<dyn LLMEngine>,
@@ -19,7 +19,7 @@ pub(crate) async fn site_with_keys(
     site_with_keys_and(entries, config(), engine).await
 }
 
-/// As [`site_with_keys`], with a config.
+/// Like [`site_with_keys`], with a config.
 pub(crate) async fn site_with_keys_and(
     entries: &[(&str, &str, &str)],
     config: FrontendConfig,
@@ -101,7 +101,7 @@ async fn without_a_key_only_the_servers_state_is_shown() {
         assert!(model.get("genset").is_none(), "no instances: {model}");
     }
     site.idle().await;
-    // Who asks, and how much, is for those who run the server.
+    // Who sends requests, and how many, is only for those who run the server.
     let public = site.get("/metrics").await.text();
     assert!(!public.contains("key="), "{public}");
     assert!(public.ends_with("# EOF\n"), "{public}");
@@ -143,11 +143,11 @@ async fn a_quota_that_is_used_up_says_when_to_come_back() {
     }
     site.idle().await;
     let metrics = site.runtime.metrics().encode();
-    // The alert GensetOverloaded takes the second from the first.
+    // The alert GensetOverloaded subtracts the second from the first.
     for refusals in [
         "genset_http_requests_total{endpoint=\"chat_completions\",status=\"429\"} 2",
         "genset_http_failures_total{endpoint=\"chat_completions\",kind=\"quota\"} 2",
-        // Who sends too many is seen.
+        // Callers that send too many are visible.
         "genset_http_key_requests_total{key=\"a\"} 2",
         "genset_http_key_requests_total{key=\"b\"} 2",
     ] {
@@ -268,12 +268,12 @@ async fn https_is_spoken_with_the_certificate_given() {
         .await
         .expect("it takes");
     let mut answer = String::new();
-    // The end of the connection may come without the end of TLS.
+    // The connection may end without a TLS close.
     drop(stream.read_to_string(&mut answer).await);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     assert!(answer.contains("[DONE]"), "{answer}");
 
-    // One that speaks plain HTTP is let go, and so is one that says nothing.
+    // A client that speaks plain HTTP is disconnected, and so is a silent one.
     let mut plain = TcpStream::connect(site.server.address())
         .await
         .expect("it listens");

@@ -1,4 +1,4 @@
-//! LoRA adapters as models: listed with the model that they add to, and named to the engine.
+//! LoRA adapters as models: listed with their base model, and named to the engine.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::support::{
     worker_config,
 };
 
-/// A scripted engine with adapters, which change nothing.
+/// A scripted engine with adapters, which have no effect.
 struct Adapted {
     script: Arc<Script>,
     loaded: Mutex<BTreeMap<String, Adapter>>,
@@ -35,7 +35,7 @@ impl Adapted {
         })
     }
 
-    /// The adapters that its requests named.
+    /// The adapters named by its requests.
     fn named(&self) -> Vec<Option<String>> {
         let requests = self.script.requests();
         requests.into_iter().map(|it| it.adapter).collect()
@@ -107,7 +107,7 @@ async fn is_served(site: &Site, name: &str, is_wanted: bool) {
     .await;
 }
 
-/// What the list says of each model: name, root and parent.
+/// The list's entry for each model: name, root and parent.
 async fn listed(site: &Site) -> Vec<(String, Value, Value)> {
     let list = site.get("/v1/models").await.json();
     let models = list["data"].as_array().unwrap().iter();
@@ -180,7 +180,7 @@ async fn adapters_come_and_go_while_the_server_runs() {
     let name = "french".to_owned();
     control(&site.worker, ControlRequest::UnloadAdapter { name }).await;
     is_served(&site, "french", false).await;
-    // It has not gone a moment ago by itself, so nobody waits for it.
+    // It was unloaded on purpose, so the server does not wait for it.
     assert_eq!(ask("french").await, 404);
     assert_eq!(ask(MODEL).await, 200);
     let now = site.server.models().get(MODEL).unwrap();
@@ -245,7 +245,7 @@ async fn an_adapter_yields_to_a_model_of_its_name() {
     site.close().await;
 }
 
-/// Where its files lie is for those who run the server.
+/// Only those who run the server see the path of its files.
 #[tokio::test]
 async fn others_are_not_told_where_an_adapter_lies() {
     let config = FrontendConfig {

@@ -1,4 +1,4 @@
-//! The APIs that are not about answers: embeddings, tokens.
+//! The APIs without generated text: embeddings, tokens.
 
 use std::sync::Arc;
 
@@ -21,21 +21,21 @@ use crate::support::{
 
 const EMBEDDINGS: &str = "/v1/embeddings";
 
-/// An engine that embeds, or does what a test tells it.
+/// An engine that embeds, or fails as a test requires.
 pub(crate) struct Embedder {
     capabilities: Capabilities,
-    /// The inputs of every call so far, but for the canary.
+    /// The inputs of every call so far, except the canary's.
     calls: Mutex<Vec<Vec<Vec<u32>>>>,
     fault: Mutex<Option<Fault>>,
 }
 
-/// What goes wrong in the next call.
+/// The error of the next call.
 enum Fault {
     Refusal(EngineError),
     OneTooFew,
 }
 
-/// Tells inputs apart: their length, their first token, their sum.
+/// Distinguishes inputs by their length, first token and sum.
 fn embedding(tokens: &[u32]) -> Vec<f32> {
     let sum: u32 = tokens.iter().sum();
     let first = tokens.first().copied().unwrap_or(0);
@@ -46,7 +46,7 @@ fn embedding(tokens: &[u32]) -> Vec<f32> {
 }
 
 impl Embedder {
-    /// One that embeds and does nothing else.
+    /// An engine that only embeds.
     pub(crate) fn any() -> Arc<Self> {
         Self::new([InputKind::Embed])
     }
@@ -111,7 +111,7 @@ fn embed(input: impl Into<Value>, further: &Value) -> Value {
     body
 }
 
-/// The embeddings of a good answer, by index.
+/// The embeddings of a successful answer, by index.
 fn vectors(response: &Response) -> Vec<Vec<f32>> {
     assert_eq!(response.status, 200, "{}", response.text());
     let body = response.json();
@@ -137,7 +137,7 @@ async fn embeddings() {
     site.close().await;
 }
 
-/// The model's post-processor would add what it expects around a prompt, as for completions.
+/// The model's post-processor adds what it expects around a prompt, as for completions.
 #[tokio::test]
 async fn text_and_its_tokens_have_one_embedding() {
     let engine = Embedder::new([InputKind::Embed, InputKind::Tokens]);
@@ -197,7 +197,7 @@ async fn a_large_batch_goes_to_the_engine_in_parts_and_keeps_its_order() {
     site.close().await;
 }
 
-/// A Worker whose `config.json` has these fields too.
+/// A Worker whose `config.json` also has these fields.
 fn with_config(further: Value) -> WorkerConfig {
     let mut worker = worker_config();
     for artifact in &mut worker.artifacts {
@@ -227,7 +227,7 @@ async fn embeddings_are_cut_only_where_the_model_was_trained_for_it() {
         json!({"matryoshka_dimensions": [2]}),
     ] {
         let vector = vectors(&ask(model.clone(), 2).await).remove(0);
-        // 2 tokens, the first of them 3.
+        // 2 tokens, of which the first is 3.
         let norm = 13.0_f32.sqrt();
         let expected = [2.0 / norm, 3.0 / norm];
         let is_close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-6;
@@ -453,7 +453,7 @@ async fn a_model_whose_engine_tokenizes_has_no_tokens_to_show() {
     site.close().await;
 }
 
-/// The paths that the router is made of, as the document writes them.
+/// The router's paths, as written in the document.
 pub(crate) fn routes() -> Vec<String> {
     let source = include_str!("../../src/http/handlers.rs");
     let routes = source.split(".route(").skip(1).map(|rest| {

@@ -1,11 +1,11 @@
-//! Whatever a client sends is answered with what is wrong, and the next client is served.
+//! Any input gets an answer that says what is wrong, and the next client is served.
 
 use serde_json::{Value, json};
 
 use crate::client::{post, request};
 use crate::support::{CHAT, COMPLETIONS, CONTEXT, MODEL, Site, chat, completion, config, echo};
 
-/// Sends `body` as it is; the answer must be a 400 whose message has all of `words`, and the server must be well.
+/// Sends `body` unchanged. The answer must be a 400 whose message contains all `words`, and the server must still work.
 async fn refused(site: &Site, path: &str, body: impl AsRef<[u8]>, words: &[&str]) {
     let body = body.as_ref();
     let response = site.send(post(path, body)).await;
@@ -170,7 +170,7 @@ async fn deep_and_wide_json() {
         for field in ["stop", "messages", "genset", "tpyo", "logit_bias"] {
             refused(&site, CHAT, with(field, &deep(depth)), &[]).await;
         }
-        // Ignored, so never read, or an argument of the template: whatever parses is fine.
+        // Ignored and so never read, or an argument of the template: all that parses is fine.
         for (field, is_read) in [("metadata", false), ("chat_template_kwargs", true)] {
             let value = format!("{{\"a\": {}}}", deep(depth));
             let response = site.send(post(CHAT, with(field, &value))).await;
@@ -228,7 +228,7 @@ async fn deep_and_wide_json() {
     site.close().await;
 }
 
-/// JSON leaves it open; here the last one counts, as in Python and JavaScript.
+/// JSON does not define it; here the last one counts, as in Python and JavaScript.
 #[tokio::test]
 async fn of_duplicate_keys_the_last_counts() {
     let site = Site::start(echo()).await;
@@ -265,7 +265,7 @@ async fn limits_are_those_of_the_config() {
     site.close().await;
 }
 
-/// The content type is not looked at: many clients send none.
+/// The content type is not checked: many clients send none.
 #[tokio::test]
 async fn any_content_type_will_do() {
     let site = Site::start(echo()).await;

@@ -15,7 +15,7 @@ use crate::client::{request, soon};
 use crate::script::Script;
 use crate::support::{Site, echo, eventually};
 
-/// How many bytes of each upload under way are on the disk.
+/// The number of bytes on disk of each upload in progress.
 fn uploading(folder: &TempDir) -> Vec<u64> {
     let entries = std::fs::read_dir(folder.path().join("files")).expect("a folder");
     entries
@@ -25,7 +25,7 @@ fn uploading(folder: &TempDir) -> Vec<u64> {
         .collect()
 }
 
-/// The bytes of an upload but for its last line.
+/// The bytes of an upload without its last line.
 fn begun_upload(content: &str) -> Vec<u8> {
     let mut bytes = upload("", content);
     let end = format!("\r\n--{BOUNDARY}--\r\n");
@@ -93,7 +93,7 @@ async fn uploads_under_way_count_as_files() {
         refused.text()
     );
     drop(second);
-    // One that is given up leaves its room.
+    // An abandoned upload frees its room.
     drop(first);
     soon(async {
         while site.send(upload("", &"x".repeat(600))).await.status != 200 {
@@ -101,7 +101,7 @@ async fn uploads_under_way_count_as_files() {
         }
     })
     .await;
-    // One that ends is counted once.
+    // A completed upload counts once.
     let last = site.send(upload("", &"x".repeat(900))).await;
     assert_eq!(last.status, 200, "{}", last.text());
     let full = site.send(upload("", "x")).await;
@@ -128,7 +128,7 @@ async fn a_batch_that_waits_for_a_quota_holds_up_no_other() {
         .map(|index| line(&format!("r{index}"), "Hello"))
         .collect();
     let waiting = begin_as(&site, &poor, &lines(&asked)).await;
-    // What the first answers cost takes the quota many minutes.
+    // The cost of the first answers exceeds the quota for many minutes.
     batch_as(&site, &poor, &waiting, |batch| {
         batch["request_counts"]["completed"] != 0
     })
@@ -138,7 +138,7 @@ async fn a_batch_that_waits_for_a_quota_holds_up_no_other() {
     let batch = batch_as(&site, &poor, &waiting, |_| true).await;
     assert_eq!(batch["status"], "in_progress", "{batch}");
     assert_eq!(batch["request_counts"]["failed"], 0, "{batch}");
-    // Those that wait end with the server.
+    // Waiting batches end with the server.
     site.close().await;
 }
 

@@ -1,4 +1,4 @@
-//! Batches whose models are not served yet, or not any more.
+//! Batches whose models are not served yet, or no longer.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -53,7 +53,7 @@ async fn a_batch_waits_for_its_model() {
         worker,
     };
     let id = begin(&site, &lines(&[line("a", "Hello")])).await;
-    // It is asked, its worker goes, and another comes.
+    // It is called, its worker leaves, and another joins.
     batch_that(&site, &id, |batch| batch["status"] == "in_progress").await;
     soon(site.worker.shutdown()).await;
     let metrics = Default::default();
@@ -68,7 +68,7 @@ async fn a_batch_waits_for_its_model() {
     soon(site.runtime.shutdown()).await;
 }
 
-/// How many chats were answered with this status.
+/// Returns how many chats got this status.
 fn count_of_chats(runtime: &Runtime, status: u16) -> u64 {
     let labels = format!("{{endpoint=\"chat_completions\",status=\"{status}\"}} ");
     let metrics = runtime.metrics().encode();
@@ -95,7 +95,7 @@ async fn a_batch_waits_for_a_model_that_is_away_for_longer_than_it_lingers() {
     let id = begin(&site, &lines(&[line("a", "Hello"), unknown])).await;
     let answered = |status| count_of_chats(&site.runtime, status);
     eventually("the model is asked", || answered(429) > 0).await;
-    // What nobody has ever served is not waited for.
+    // The batch does not wait for a model that was never served.
     batch_that(&site, &id, |batch| batch["request_counts"]["failed"] == 1).await;
     let before = answered(404);
     soon(site.worker.shutdown()).await;
@@ -211,7 +211,7 @@ async fn a_line_goes_on_when_its_model_is_there_however_long_others_wait() {
     site.close().await;
 }
 
-/// A request to one of the endpoints of batches, and the name that metrics have for it.
+/// A request to one of the batch endpoints, and its endpoint's name in metrics.
 fn request_to(url: &str) -> (Value, &'static str) {
     let prompt = json!({"model": MODEL, "prompt": "Hello", "max_tokens": 4});
     let input = json!({"model": MODEL, "input": "Hello"});
@@ -257,7 +257,7 @@ async fn after_a_restart_batches_of_every_endpoint_wait_for_their_model() {
     soon(site.worker.shutdown()).await;
     soon(site.runtime.shutdown()).await;
 
-    // Of the next server the other model is there first.
+    // On the next server, the other model appears first.
     let site = Site::with_worker(config(), other(), echo()).await;
     for (_, _, endpoint) in &begun {
         let refused =
@@ -270,7 +270,7 @@ async fn after_a_restart_batches_of_every_endpoint_wait_for_their_model() {
     for (id, url, _) in begun {
         let batch = ended(&site, &id, "completed").await;
         if url == "/v1/embeddings" {
-            // The model generates alone.
+            // The model only generates.
             let errors = content(&site, &batch["error_file_id"]).await;
             assert_eq!(errors[0]["response"]["status_code"], 400, "{}", errors[0]);
         } else {

@@ -1,4 +1,4 @@
-//! `/v1/files` and `/v1/batches`: a batch is answered whole after any failure, and only its owner sees it.
+//! `/v1/files` and `/v1/batches`: a batch is answered completely after any failure, and only its owner sees it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::support::{CHAT, Site, chat, config, echo, encode};
 
 pub(crate) const BOUNDARY: &str = "a-boundary";
 
-/// A config whose batches are kept in `folder`.
+/// A config that keeps batches in `folder`.
 pub(crate) fn kept_in(folder: &Path, change: impl FnOnce(&mut BatchConfig)) -> FrontendConfig {
     let mut batches = BatchConfig {
         folder: Some(folder.to_owned()),
@@ -60,7 +60,7 @@ pub(crate) fn upload(headers: &str, content: &str) -> Vec<u8> {
     upload_of(headers, &[purpose, file_part(content)])
 }
 
-/// A line that asks `text`.
+/// A line with the message `text`.
 pub(crate) fn line(custom_id: &str, text: &str) -> Value {
     let body = chat(text, json!({"max_tokens": 4}));
     json!({"custom_id": custom_id, "method": "POST", "url": CHAT, "body": body})
@@ -79,17 +79,17 @@ fn batch_to(endpoint: &str, file: &str) -> String {
     batch.to_string()
 }
 
-/// Uploads requests and begins their batch; returns its id.
+/// Uploads requests and starts their batch. Returns its id.
 pub(crate) async fn begin(site: &Site, content: &str) -> String {
     begin_as(site, "", content).await
 }
 
-/// As [`begin`], with headers.
+/// Like [`begin`], with headers.
 pub(crate) async fn begin_as(site: &Site, headers: &str, content: &str) -> String {
     begin_to(site, headers, CHAT, content).await
 }
 
-/// As [`begin_as`], of requests to `endpoint`.
+/// Like [`begin_as`], for requests to `endpoint`.
 pub(crate) async fn begin_to(site: &Site, headers: &str, endpoint: &str, content: &str) -> String {
     let file = site.send(upload(headers, content)).await;
     assert_eq!(file.status, 200, "{}", file.text());
@@ -106,12 +106,12 @@ pub(crate) async fn begin_to(site: &Site, headers: &str, endpoint: &str, content
     batch.json()["id"].as_str().expect("an id").to_owned()
 }
 
-/// The batch once it is as it shall be.
+/// Waits until `is_so` holds for the batch, and returns it.
 pub(crate) async fn batch_that(site: &Site, id: &str, is_so: impl Fn(&Value) -> bool) -> Value {
     batch_as(site, "", id, is_so).await
 }
 
-/// As [`batch_that`], with headers.
+/// Like [`batch_that`], with headers.
 pub(crate) async fn batch_as(
     site: &Site,
     headers: &str,
@@ -206,7 +206,7 @@ async fn every_request_is_answered_in_the_order_of_the_input() {
     assert_eq!(site.get(&format!("/v1/files/{input}")).await.status, 404);
     assert_eq!(site.get("/v1/batches").await.json()["data"][0]["id"], id);
     site.close().await;
-    // Nothing is left but what has a record.
+    // Only files with a record remain.
     let mut left: Vec<String> = ["files", "batches"]
         .iter()
         .flat_map(|part| std::fs::read_dir(folder.path().join(part)).expect("a folder"))
@@ -230,7 +230,7 @@ async fn every_request_is_answered_in_the_order_of_the_input() {
     assert_eq!(left, expected);
 }
 
-/// An engine that answers when it may.
+/// An engine that answers once it is given a permit.
 fn gated() -> (Arc<Script>, Arc<Semaphore>) {
     let gate = Arc::new(Semaphore::new(0));
     let opened = Arc::clone(&gate);
@@ -267,7 +267,7 @@ async fn a_restart_asks_nothing_twice_that_was_answered() {
         server,
         worker,
     } = site;
-    // The fourth is under way, and is cut off.
+    // The fourth is in progress, and is aborted.
     soon(server.shutdown(Duration::ZERO)).await;
     soon(worker.shutdown()).await;
     soon(runtime.shutdown()).await;
@@ -283,7 +283,7 @@ async fn a_restart_asks_nothing_twice_that_was_answered() {
     );
     assert_eq!(batch["error_file_id"], Value::Null);
     assert_eq!(content(&site, &batch["output_file_id"]).await.len(), 6);
-    // The new worker's canary is one of those that are seen now.
+    // One of them is the new worker's canary.
     assert_eq!(engine.requests().len() - seen, 3 + 1);
     site.close().await;
 }
@@ -361,7 +361,7 @@ async fn a_batch_that_is_cancelled_keeps_what_was_answered() {
     assert_eq!(content(&site, &batch["output_file_id"]).await.len(), 2);
     assert_eq!(batch["error_file_id"], Value::Null);
     assert_eq!(site.send(request("POST", &path, "", "")).await.status, 409);
-    // The requests under way went with it.
+    // The requests in progress ended with it.
     site.idle().await;
     assert_eq!(engine.active(), 0);
     site.close().await;
@@ -441,7 +441,7 @@ async fn files_and_batches_are_their_owners() {
             "{path}"
         );
     }
-    // Its requests are the key's.
+    // Its requests belong to the key.
     soon(async {
         while site
             .runtime
@@ -497,7 +497,7 @@ async fn an_upload_that_is_none_is_refused_by_name() {
     }
     let broken = site.send(request("POST", "/v1/files", "", "{}")).await;
     assert_eq!(broken.refusal().1.as_deref(), Some("content-type"));
-    // The order of the parts is of no matter, nor is a name that points elsewhere.
+    // The order of the parts does not matter, nor does a name that points elsewhere.
     let named = part("name=\"file\"; filename=\"../../etc/passwd\"", "{}");
     let response = site.send(upload_of("", &[named, purpose()])).await;
     assert_eq!(response.json()["filename"], "../../etc/passwd");

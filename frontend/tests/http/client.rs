@@ -1,4 +1,4 @@
-//! A client that speaks HTTP/1.1 by hand, so that tests may break every rule and see every byte.
+//! A client that writes HTTP/1.1 by hand, so that tests can break every rule and see every byte.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,17 +7,17 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// After this much silence a test has failed.
+/// A test fails after this much silence.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for something that must come.
+/// Waits for a future that must complete soon.
 pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what)
         .await
         .expect("it never came")
 }
 
-/// An answer that was read to its end.
+/// An answer, read to its end.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Response {
     pub(crate) status: u16,
@@ -61,7 +61,7 @@ impl Response {
         events.collect()
     }
 
-    /// The text of the choice `index` of a streamed answer, and its finish reason.
+    /// The text of choice `index` of a streamed answer, and its finish reason.
     pub(crate) fn streamed(&self, index: usize) -> (String, Option<String>) {
         let (mut text, mut reason) = (String::new(), None);
         for event in self.events().iter().filter(|event| *event != "[DONE]") {
@@ -112,7 +112,7 @@ pub(crate) fn request(method: &str, path: &str, headers: &str, body: impl AsRef<
     [head.as_bytes(), body].concat()
 }
 
-/// What is left to read of a body.
+/// What remains of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Left {
     Bytes(usize),
@@ -143,17 +143,17 @@ impl Client {
         }
     }
 
-    /// Sends bytes; a server that has closed is no error, its answer may still be there.
+    /// Sends bytes. A closed connection is not an error: its answer may still be there.
     pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         drop(soon(self.stream.write_all(bytes.as_ref())).await);
     }
 
-    /// Whether there was more to read.
+    /// Reads more; false at the end of the connection.
     async fn fill(&mut self) -> bool {
         matches!(soon(self.stream.read_buf(&mut self.buffer)).await, Ok(1..))
     }
 
-    /// Whether the server closes without another byte.
+    /// Whether the server closes without sending another byte.
     pub(crate) async fn is_closed(&mut self) -> bool {
         self.buffer.is_empty() && !self.fill().await
     }
@@ -185,7 +185,7 @@ impl Client {
         }
     }
 
-    /// Status and headers of the next answer; `None` when the connection ends instead.
+    /// Reads the status and headers of the next answer; `None` when the connection ends instead.
     pub(crate) async fn head(&mut self, method: &str) -> Option<Response> {
         let head = self.read_through(b"\r\n\r\n").await?;
         let head = String::from_utf8(head).expect("a head is ASCII");
@@ -222,7 +222,7 @@ impl Client {
         self.buffer.drain(..count).collect()
     }
 
-    /// The next piece of the body; `None` at its end.
+    /// Reads the next piece of the body; `None` at its end.
     pub(crate) async fn piece(&mut self) -> Option<Vec<u8>> {
         match self.left {
             Left::Nothing => None,
@@ -253,7 +253,7 @@ impl Client {
         }
     }
 
-    /// The next whole answer; `None` when the connection ends instead.
+    /// Reads the next whole answer; `None` when the connection ends instead.
     pub(crate) async fn response_to(&mut self, method: &str) -> Option<Response> {
         let mut response = self.head(method).await?;
         while let Some(piece) = self.piece().await {
@@ -262,12 +262,12 @@ impl Client {
         Some(response)
     }
 
-    /// The next whole answer.
+    /// Reads the next whole answer.
     pub(crate) async fn response(&mut self) -> Response {
         self.response_to("POST").await.expect("an answer")
     }
 
-    /// The data of the next event of a streamed answer whose head was read; `None` at the end.
+    /// Reads the data of the next event of a streamed answer whose head was read; `None` at the end.
     pub(crate) async fn event(&mut self) -> Option<String> {
         loop {
             if let Some((event, rest)) = self.events.split_once("\n\n") {

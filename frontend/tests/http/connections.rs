@@ -1,4 +1,4 @@
-//! Clients that stall, vanish, or speak HTTP in unusual ways.
+//! Clients that stall, disappear, or use HTTP in unusual ways.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use crate::client::{get, post, request};
 use crate::script::Script;
 use crate::support::{CHAT, COMPLETIONS, Site, chat, completion, config, echo, encode, eventually};
 
-/// Short enough to wait for, long enough for a busy machine to answer within.
+/// Short enough to wait for, long enough for a busy machine to answer.
 const SHORT: Duration = Duration::from_millis(500);
 
 /// The first bytes of a POST that announces `length` bytes of body.
@@ -34,10 +34,10 @@ async fn a_body_over_the_limit_is_refused() {
         assert!(message.contains("4096 bytes"), "{message}");
         site.is_well().await;
     }
-    // Announced, and nothing sent yet: there is nothing to wait for.
+    // Announced but not sent: the server does not wait for it.
     let response = site.send(head(CHAT, u64::from(u32::MAX))).await;
     assert_eq!(response.status, 413);
-    // In chunks, so that nothing is announced.
+    // Chunked, so that no length is announced.
     let mut chunked =
         format!("POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n");
     for _ in 0..20 {
@@ -84,7 +84,7 @@ async fn a_head_that_never_ends_is_given_up() {
         client.send(sent).await;
         assert!(client.is_closed().await);
     }
-    // A connection kept alive with nothing to do ends the same way.
+    // An idle keep-alive connection ends the same way.
     let mut client = site.connect().await;
     client.send(get("/live")).await;
     assert_eq!(client.response().await.status, 200);
@@ -93,7 +93,7 @@ async fn a_head_that_never_ends_is_given_up() {
     site.close().await;
 }
 
-/// The engine is only asked for what the client takes.
+/// The engine is polled only for what the client takes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_reads_nothing_holds_the_engine_back() {
     let config = FrontendConfig {
@@ -118,7 +118,7 @@ async fn a_client_that_reads_nothing_holds_the_engine_back() {
     let body = chat("Hello", json!({"stream": true})).to_string();
     client.send(post(CHAT, body)).await;
     eventually("tokens are taken", || taken.load(Ordering::Relaxed) > 0).await;
-    // The buffers of the two sockets are filled; then nothing is taken for half a second.
+    // The socket buffers on both sides fill up; then nothing is taken for half a second.
     let (mut last, mut same) = (0, 0);
     eventually("no more is taken", || {
         let now = taken.load(Ordering::Relaxed);
@@ -236,7 +236,7 @@ async fn a_client_that_leaves_frees_the_engine() {
     site.close().await;
 }
 
-/// On one thread: an engine that is always ready must not keep it for itself, and neither must tokens without text.
+/// On one thread: an engine that is always ready must not occupy it, even if its tokens have no text.
 #[tokio::test]
 async fn an_endless_answer_leaves_room_for_others() {
     for text in [" and", "<|im_start|>"] {
@@ -308,7 +308,7 @@ async fn connections_over_the_limit_wait_their_turn() {
     assert_eq!(first.response().await.status, 200);
     let mut second = site.connect().await;
     second.send(get("/live")).await;
-    // The first goes on alone: the second is not accepted yet.
+    // The first is served alone: the second is not accepted yet.
     first.send(get("/live")).await;
     assert_eq!(first.response().await.status, 200);
     assert_eq!(site.metric("genset_http_connections"), 1.0);
@@ -318,7 +318,7 @@ async fn connections_over_the_limit_wait_their_turn() {
     site.close().await;
 }
 
-/// What is not HTTP is told so, or not answered at all; nobody else notices.
+/// Input that is not HTTP gets an error or no answer; other clients do not notice.
 #[tokio::test]
 async fn noise_is_not_served() {
     let site = Site::start(echo()).await;
@@ -356,8 +356,8 @@ async fn noise_is_not_served() {
     site.close().await;
 }
 
-/// Ways to say two things about where a request ends. Whoever stands before this server may have believed the other one:
-/// nothing after such a head is taken for a request.
+/// Ways to declare two ends of a request. A proxy in front of this server may have used the other one, so nothing after such a
+/// head is read as a request.
 #[tokio::test]
 async fn a_request_with_two_ends_is_the_last_of_its_connection() {
     let site = Site::start(echo()).await;
@@ -411,7 +411,7 @@ async fn a_request_with_two_ends_is_the_last_of_its_connection() {
     site.close().await;
 }
 
-/// With both a length and chunks the chunks count, as RFC 9112 has it, and nothing comes after them.
+/// If there are both a length and chunks, the chunks count, as in RFC 9112, and nothing follows them.
 #[tokio::test]
 async fn of_a_length_and_chunks_the_chunks_count_and_the_connection_ends() {
     let site = Site::start(echo()).await;
@@ -429,7 +429,7 @@ async fn of_a_length_and_chunks_the_chunks_count_and_the_connection_ends() {
         assert_eq!(client.response().await.content(), "Hello", "{heads}");
         assert!(client.is_closed().await, "{heads}");
     }
-    // The same length twice is one length.
+    // The same length given twice is one length.
     let mut client = site.connect().await;
     let twice = format!("content-length: {}\r\n", body.len());
     client
@@ -441,7 +441,7 @@ async fn of_a_length_and_chunks_the_chunks_count_and_the_connection_ends() {
     site.close().await;
 }
 
-/// A body that is shorter than it was said to be is no request; what is longer is the next one, and none.
+/// A body shorter than announced is not a request; surplus bytes are read as another request, which is invalid.
 #[tokio::test]
 async fn lengths_that_lie() {
     let site = Site::start(echo()).await;
@@ -465,7 +465,7 @@ async fn lengths_that_lie() {
     site.close().await;
 }
 
-/// What a few bytes may swell to is not for a client to choose.
+/// A client must not choose how far a few bytes expand.
 #[tokio::test]
 async fn a_body_in_an_encoding_is_refused_unread() {
     let site = Site::start(echo()).await;
@@ -520,7 +520,7 @@ async fn a_body_in_an_encoding_is_refused_unread() {
     site.close().await;
 }
 
-/// One peer cannot take the connections of all: those beyond its own are closed, and it gets a place back with each that ends.
+/// One peer cannot take all connections: those above its limit are closed, and each that ends frees a place.
 #[tokio::test]
 async fn a_peer_has_a_limit_of_its_own() {
     let config = FrontendConfig {

@@ -1,4 +1,4 @@
-//! Draining and shutdown: what runs is finished, what comes is refused, nothing is left.
+//! Draining and shutdown: running requests finish, new ones are refused, and nothing is left.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,7 +75,7 @@ async fn draining_finishes_what_runs_and_refuses_what_comes() {
     site.close().await;
 }
 
-/// Clients that go on asking do not keep a server that drains.
+/// Clients that keep sending requests do not delay a drain.
 #[tokio::test]
 async fn what_is_refused_while_draining_is_not_waited_for() {
     let (engine, gate) = gated();
@@ -174,7 +174,7 @@ async fn what_is_cut_short_ends_with_an_error_that_says_so() {
     site.close().await;
 }
 
-/// Once, twice, and before anything happened.
+/// Once, twice, and before any request.
 #[tokio::test]
 async fn shutdown_may_be_repeated() {
     let site = Site::start(Script::silent(100)).await;

@@ -1,4 +1,4 @@
-//! What a request's fields become on their way to the engine.
+//! What the engine receives for a request's fields.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::support::{
     pairs_worker_config, worker_config,
 };
 
-/// The request the engine gets for a chat with `further` fields.
+/// Returns the requests that the engine gets for a chat with `further` fields.
 async fn seen(further: Value) -> Vec<GenerateRequest> {
     let engine = Script::tokens(encode("Hi"));
     let site = Site::start(engine.clone()).await;
@@ -115,7 +115,7 @@ async fn values_that_ask_for_nothing_are_taken() {
     site.close().await;
 }
 
-/// Effort is a variable of the chat template, where that has one.
+/// Effort is a variable of the chat template, if the template uses it.
 #[tokio::test]
 async fn effort_reaches_a_template_that_reads_it() {
     let template = "{{ messages[0].content }}{% if reasoning_effort is defined %}, {{ reasoning_effort }}{% endif %}";
@@ -153,7 +153,7 @@ async fn effort_reaches_a_template_that_reads_it() {
     }
 }
 
-/// Each API with all of its hints, and what the header says of them.
+/// Each API with all of its hints, and the header's value for them.
 fn hints() -> [(&'static str, Value, &'static str); 4] {
     let hinting = |mut body: Value, hints: Value| {
         let fields = hints.as_object().unwrap().clone();
@@ -273,7 +273,7 @@ async fn a_strict_server_refuses_hints_that_ask_for_something() {
     let asked = json!({"model": MODEL, "input": "Hi", "reasoning": {"effort": "low"}});
     let (_, param, ..) = site.post("/v1/responses", &asked).await.refusal();
     assert_eq!(param.as_deref(), Some("reasoning.effort"));
-    // What was never refused is not now.
+    // Values that were always accepted still are.
     let harmless = chat(
         "Hi",
         json!({"user": "u", "service_tier": "auto", "verbosity": "medium"}),
@@ -284,7 +284,7 @@ async fn a_strict_server_refuses_hints_that_ask_for_something() {
     site.close().await;
 }
 
-/// A prompt of any kind comes before its answers, whole and streamed, and costs nothing.
+/// A prompt of any kind precedes its answers, whole and streamed, and costs nothing.
 #[tokio::test]
 async fn an_echo_is_the_prompt_and_the_answer() {
     for (engine, kinds) in [
@@ -294,7 +294,7 @@ async fn an_echo_is_the_prompt_and_the_answer() {
         let site = Site::start(engine).await;
         for prompt in kinds {
             for stream in [false, true] {
-                // The answer is the prompt once more; it is searched for stop strings, and the echo is not.
+                // The answer repeats the prompt. It is searched for stop strings; the echo is not.
                 let further = json!({"echo": true, "stop": "two", "stream": stream});
                 let body = completion(prompt.clone(), further);
                 let response = site.post(COMPLETIONS, &body).await;
@@ -381,7 +381,7 @@ async fn the_request_id_is_the_clients_where_it_is_usable() {
     site.close().await;
 }
 
-/// Before a worker is asked, and where the client calls a field something else, in its words.
+/// Before a worker is called, and with the client's own name for a field.
 #[tokio::test]
 async fn token_ids_out_of_the_vocabulary_are_refused_by_name_and_id() {
     let engine = Script::tokens(encode("Hi"));
@@ -436,7 +436,7 @@ async fn token_ids_out_of_the_vocabulary_are_refused_by_name_and_id() {
     site.close().await;
 }
 
-/// A decoder that strips a text's first space, as SentencePiece models have, strips a chat's, but none behind a prompt.
+/// A decoder that strips a text's first space, as in SentencePiece models, strips a chat's, but not that after a prompt.
 #[tokio::test]
 async fn a_completion_keeps_the_space_behind_its_prompt() {
     let mut worker = worker_config();
@@ -468,7 +468,7 @@ async fn a_completion_keeps_the_space_behind_its_prompt() {
     site.close().await;
 }
 
-/// A tokenizer with the tokens for it makes the prompt of a suffix; any other refuses by name.
+/// A tokenizer with infill tokens makes the prompt of a suffix; any other refuses it by name.
 #[tokio::test]
 async fn a_suffix_stands_behind_the_answer_where_the_model_has_tokens_for_it() {
     let mut worker = worker_config();

@@ -1,4 +1,4 @@
-//! Whatever is sent, the answer is a 2xx or a 4xx, and the server is well afterwards.
+//! For any input the answer is a 2xx or a 4xx, and the server works afterwards.
 
 use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_oneof};
 use proptest::sample::select;
@@ -114,7 +114,7 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A good request with some fields replaced, or any value at all, or its bytes damaged.
+/// A good request with some fields replaced, any JSON value, or damaged bytes.
 fn body() -> impl Strategy<Value = Vec<u8>> {
     let fields = || proptest::collection::btree_map(key(), value(), 0..4);
     let changed = |mut base: Value, fields: std::collections::BTreeMap<String, Value>| {

@@ -1,4 +1,4 @@
-//! Whole transcripts, compared byte for byte but for ids, times and ports.
+//! Whole transcripts, compared byte for byte except ids, times and ports.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::support::{CHAT, COMPLETIONS, MODEL, Site, chat, completion, echo, ech
 use genset_backend_common::EngineError;
 use genset_backend_common::output::Finish;
 
-/// Replaces what follows each `mark` and is made of `is_part` by `X`.
+/// Replaces each run of `is_part` characters after `mark` by `X`.
 fn redact(text: &str, mark: &str, is_part: impl Fn(char) -> bool) -> String {
     let mut parts = text.split(mark);
     let mut redacted = parts.next().unwrap_or_default().to_owned();
@@ -25,7 +25,7 @@ fn redact_all(text: &str) -> String {
     let times = ["\"created\":", "\"created_at\":"].into_iter();
     let text = times.fold(text.to_owned(), |text, mark| redact(&text, mark, is_time));
     let is_digit = |c: char| c.is_ascii_digit();
-    // Null where the answer is not whole, which is to be seen.
+    // Null if the answer is incomplete, which must stay visible.
     let ends = ["\"completed_at\":", "\"completed_at\": "].into_iter();
     let text = ends.fold(text, |text, mark| redact(&text, mark, is_digit));
     let ids = [
@@ -344,7 +344,7 @@ async fn refusals() {
     site.close().await;
 }
 
-/// The status is long sent: the error is an event, and the end is not `[DONE]`.
+/// The status was sent long before: the error is an event, and the stream does not end with `[DONE]`.
 #[tokio::test]
 async fn an_error_after_the_first_token() {
     let engine = Script::new(|_, out| async move {

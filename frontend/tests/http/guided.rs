@@ -10,7 +10,7 @@ use crate::support::{
     CHAT, COMPLETIONS, Site, chat, completion, config, echo, encode, worker_config,
 };
 
-/// Each way to ask, the field at fault where it cannot be had, and what the engine is told.
+/// Each way to request it, the field to blame if it is not supported, and what the engine receives.
 fn ways() -> Vec<(Value, &'static str, GuidedDecoding)> {
     let schema = json!({"type": "object", "required": ["a"]});
     let named = json!({"name": "answer", "strict": true, "schema": schema});
@@ -101,7 +101,7 @@ async fn any_object_is_a_schema_too() {
     site.close().await;
 }
 
-/// Of a model that thinks, what is bound from its first token is content and no thought.
+/// For a reasoning model, an answer bound from its first token is all content, without reasoning.
 #[tokio::test]
 async fn a_bound_answer_is_all_content() {
     let engine = Script::new(|request, out| async move {

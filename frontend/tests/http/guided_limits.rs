@@ -1,5 +1,5 @@
-//! Grammars that explode, over HTTP, with an engine that compiles them: each is refused by the client's own name for the
-//! field, or followed like any other, and the next request is served.
+//! Grammars that explode, over HTTP, with an engine that compiles them. Each is refused with the client's own name for the field,
+//! or followed like any other, and the next request is served.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 
 use crate::support::{CHAT, COMPLETIONS, CONTEXT, Site, chat, completion, encode, folder};
 
-/// The most tokens of an answer: enough for a grammar to grow costly on the way.
+/// The most tokens of an answer: enough for a grammar to become costly.
 const TOKENS: u32 = 24;
 
-/// An engine that follows grammars as the built-in one does, with the first token that each allows.
+/// An engine that follows grammars like the built-in one, and picks the first token that each allows.
 struct Follower(Arc<GuideFactory>);
 
 fn factory() -> Arc<GuideFactory> {
@@ -80,7 +80,7 @@ impl LLMEngine for Follower {
     }
 }
 
-/// Fields of a request, and the one that is at fault.
+/// Fields of a request, and the field to blame.
 fn explosions() -> Vec<(Value, &'static str)> {
     let choices = |count: usize| {
         (0..count)
@@ -176,7 +176,7 @@ async fn explosions_are_refused_by_the_clients_own_name() {
         }
         site.is_well().await;
     }
-    // Nested counts may just fit the limits; whatever they cost then is bounded at each token.
+    // Nested counts may just fit the limits; their cost is bounded at each token.
     assert!(
         served
             .iter()
@@ -187,7 +187,7 @@ async fn explosions_are_refused_by_the_clients_own_name() {
     site.close().await;
 }
 
-/// Within the limits when it is compiled, and too much on the way: an error of that request, which names what is too much.
+/// Within the limits when compiled, and too complex later: an error of that request, which names what is too complex.
 #[tokio::test]
 async fn what_grows_too_complex_ends_its_own_answer() {
     let site = site().await;
@@ -223,7 +223,7 @@ async fn what_grows_too_complex_ends_its_own_answer() {
     site.close().await;
 }
 
-/// A grammar that needs more for one token than the engine allows is its client's fault, who is told so.
+/// A grammar that needs more for one token than the engine allows is the client's fault, and the error says so.
 #[tokio::test]
 async fn what_is_over_the_limit_of_a_token_is_refused() {
     let limits = GuideLimits {

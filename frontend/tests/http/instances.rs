@@ -25,7 +25,7 @@ use crate::support::{
     worker_config,
 };
 
-/// Texts that tell two engines apart.
+/// Texts that distinguish two engines.
 fn one_and_two() -> [Arc<Script>; 2] {
     ["one", "two"].map(|text| Script::tokens(encode(text)))
 }
@@ -73,7 +73,7 @@ async fn requests_take_turns_and_pass_by_a_refusal() {
     assert!(matches!(response.status, 429 | 503), "{}", response.text());
     assert_eq!(response.header("retry-after"), Some("1"));
 
-    // What is the request's own fault is not tried elsewhere.
+    // An error that is the request's own fault is not retried elsewhere.
     let bad = EngineError::invalid_argument(RequestField::Prompt, "is no good");
     one.refuse(Some(bad.clone()));
     two.refuse(Some(bad));
@@ -152,7 +152,7 @@ async fn a_request_waits_for_a_model_whose_last_worker_has_just_gone() {
     soon(first.shutdown()).await;
     eventually("the model is gone", || server.models().get(MODEL).is_none()).await;
 
-    // One that says when its answer is of no use is not kept longer.
+    // A client that sets a deadline does not wait longer.
     let ask = |head: &str| {
         let request = chat("Hello", json!({})).to_string();
         let bytes = String::from_utf8(post(CHAT, request)).expect("text");
@@ -225,7 +225,7 @@ async fn models_come_and_go_with_their_workers() {
         (Some("model"), Some("model_not_found"))
     );
 
-    // Where it lingers, it is told to be back.
+    // If models linger, the answer says that it will be back.
     eventually("the model is gone there too", || {
         patient.models().get(MODEL).is_none()
     })
@@ -277,7 +277,7 @@ async fn a_lost_lease_is_taken_again() {
         })
         .await;
         let mut answer = ask(&site).await;
-        // Between two listings there may be nobody.
+        // Between two listings there may be no worker.
         while answer.0 != 200 {
             assert!(matches!(answer.0, 404 | 503), "{answer:?}");
             tokio::task::yield_now().await;
@@ -318,7 +318,7 @@ async fn aliases_and_endpoint_types_are_the_cards() {
     site.close().await;
 }
 
-/// Two models whose workers were given the same endpoint, as `dyn://` defaults make easy.
+/// Two models whose workers have the same endpoint, which the `dyn://` defaults make easy.
 #[tokio::test]
 async fn a_request_only_reaches_workers_of_its_model() {
     let [one, two] = one_and_two();
@@ -341,7 +341,7 @@ async fn a_request_only_reaches_workers_of_its_model() {
     site.close().await;
 }
 
-/// A worker that ends while it answers: the stream ends with an error, and the client knows that it is no end.
+/// A worker that ends while it answers: the stream ends with an error, so the client knows that it is incomplete.
 #[tokio::test]
 async fn a_worker_stopped_in_the_middle_ends_its_streams() {
     let engine = Script::silent(100);
@@ -367,7 +367,7 @@ async fn a_worker_stopped_in_the_middle_ends_its_streams() {
     site.close().await;
 }
 
-/// The operator may lower the context; prompt and answer together stay in it.
+/// The operator may lower the context; prompt and answer together stay within it.
 #[tokio::test]
 async fn an_answer_ends_where_the_context_does() {
     let narrow = WorkerConfig {
@@ -409,7 +409,7 @@ async fn a_model_beyond_the_most_has_to_wait_for_a_place() {
         ..config()
     };
     let site = Site::with_worker(config, worker_config(), one).await;
-    // A name that comes first takes no place from a model that is served.
+    // A name that sorts first takes no place from a served model.
     let another = WorkerConfig {
         model_name: Some("another".into()),
         aliases: vec!["its-alias".into()],
@@ -475,7 +475,7 @@ async fn a_worker_whose_card_differs_is_named_with_what_differs() {
     site.close().await;
 }
 
-/// Most workers publish another card, which cannot be prepared at first.
+/// Most workers publish another card, which at first cannot be prepared.
 #[tokio::test]
 async fn a_model_is_served_by_its_old_card_until_the_new_one_is_ready() {
     let mut broken = worker_config();
@@ -488,7 +488,7 @@ async fn a_model_is_served_by_its_old_card_until_the_new_one_is_ready() {
         context_length_tokens: Some(100),
         ..worker_config()
     };
-    // Also with roles, where the layers follow whoever plays them.
+    // Also with roles, where the layers follow the workers that have them.
     for roles in [&[][..], &Role::ALL] {
         let [one, two] = one_and_two().map(|engine| {
             let roles = roles.iter().copied();

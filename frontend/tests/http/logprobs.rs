@@ -1,4 +1,4 @@
-//! Log probabilities, from the engine to the client.
+//! Logprobs, from the engine to the client.
 
 use serde_json::{Value, json};
 
@@ -112,7 +112,7 @@ async fn what_a_stop_string_cuts_does_not_leak() {
     site.close().await;
 }
 
-/// Their bytes put together are the text, also where a character is several tokens.
+/// Their concatenated bytes are the text, also if a character spans several tokens.
 #[tokio::test]
 async fn the_bytes_are_the_text() {
     let text = "naïve 🦀🎉 日本語";
@@ -135,7 +135,7 @@ async fn the_bytes_are_the_text() {
     site.close().await;
 }
 
-/// Thoughts and calls are tokens of the answer too.
+/// Reasoning and calls are tokens of the answer too.
 #[tokio::test]
 async fn they_come_along_where_the_answer_is_taken_apart() {
     let text = "<think>\nhm\n</think>\n\nYes.<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";

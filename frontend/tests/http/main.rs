@@ -1,6 +1,6 @@
 //! The server from outside: real connections, raw HTTP, a whole Worker behind it.
 //!
-//! One binary, so that it is linked once. `support` has the harness; every other module is one concern.
+//! One binary, so that it is linked once. `support` has the harness; every other module covers one concern.
 
 #![allow(
     clippy::unwrap_used,

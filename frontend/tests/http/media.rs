@@ -1,4 +1,4 @@
-//! Images and audio in chats: an engine that takes them gets the messages, and one that does not says so by name.
+//! Images and audio in chats: an engine that supports them gets the messages; one that does not says so by name.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,10 +27,10 @@ use crate::support::{
 const GIF: &str = "data:image/gif;base64,R0lGODlhAQABAAAAACw=";
 const WAV: &str = "UklGRgAAAABXQVZFZm10IA==";
 
-/// Tokens that a medium takes in its prompts.
+/// Tokens that one medium takes in its prompts.
 const A_MEDIUM: u32 = 7;
 
-/// An engine that says what it was shown, and how it was asked.
+/// An engine that reports the media and the kind of request that it received.
 struct Seeing;
 
 #[async_trait]
@@ -100,7 +100,7 @@ async fn an_engine_that_sees_gets_the_messages_and_counts_the_prompt() {
     assert_eq!(whole["choices"][0]["message"]["content"], said);
     assert_eq!(whole["usage"]["prompt_tokens"], 2 * A_MEDIUM);
     assert!(streamed.text().contains("[DONE]"), "{}", streamed.text());
-    // Where a stop string cuts the answer, the engine still says what the prompt took.
+    // If a stop string cuts the answer, the engine still reports the prompt's tokens.
     let mut cut = asked(json!([image(GIF), image(GIF)]));
     cut["stop"] = json!(" gif");
     let whole = site.post(CHAT, &cut).await.json();
@@ -111,7 +111,7 @@ async fn an_engine_that_sees_gets_the_messages_and_counts_the_prompt() {
     let streamed = site.post(CHAT, &cut).await;
     let said = format!("\"prompt_tokens\":{}", 2 * A_MEDIUM);
     assert!(streamed.text().contains(&said), "{}", streamed.text());
-    // A chat without any goes as tokens, through the model's own template.
+    // A chat without media is sent as tokens, through the model's own template.
     let plain = site.post(CHAT, &asked(json!([text]))).await.json();
     assert_eq!(plain["choices"][0]["message"]["content"], "tokens");
     site.idle().await;
@@ -220,7 +220,7 @@ async fn media_that_are_not_what_they_say_are_refused_by_name() {
     site.close().await;
 }
 
-/// A worker elsewhere: its card says what it takes, and the bytes come through the wire.
+/// A remote worker: its card says what it supports, and the bytes cross the wire.
 #[tokio::test]
 async fn media_go_through_the_wire_to_a_worker_that_takes_them() {
     let discovery = MemoryDiscovery::new();
@@ -240,7 +240,7 @@ async fn media_go_through_the_wire_to_a_worker_that_takes_them() {
         client.response().await
     };
     let ask = async |parts: Value| ask_for(asked(parts)).await;
-    // Megabytes, as a photo has.
+    // Megabytes, as in a photo.
     let mut bytes = b"GIF89a".to_vec();
     bytes.resize(6 << 20, 7);
     let large = format!("data:image/gif;base64,{}", STANDARD.encode(&bytes));
@@ -265,7 +265,7 @@ async fn media_go_through_the_wire_to_a_worker_that_takes_them() {
     soon(there.shutdown()).await;
 }
 
-/// The other APIs have their own words for it, and errors are in these.
+/// The other APIs have their own names for it, and errors use these.
 #[tokio::test]
 async fn other_apis_show_images_in_their_own_words() {
     let site = Site::start(Arc::new(Seeing)).await;
@@ -312,7 +312,7 @@ async fn other_apis_show_images_in_their_own_words() {
         answer.text()
     );
     assert_eq!(first["usage"]["input_tokens"], A_MEDIUM);
-    // What was shown is there again in the next turn.
+    // The next turn contains the earlier media.
     let mut next = input(json!([text]));
     next["previous_response_id"] = first["id"].clone();
     let answer = site.post("/v1/responses", &next).await;

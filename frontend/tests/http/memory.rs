@@ -1,4 +1,4 @@
-//! What all requests take together: large ones are refused before they take everybody else's memory, small ones last.
+//! The memory of all requests together: large ones are refused before they take everybody else's memory, small ones last.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::support::{CHAT, Site, chat, config, echo, eventually, start_worker, w
 
 const BUDGET_BYTES: usize = 16 << 20;
 
-/// A body of so many bytes, most of them nothing.
+/// A body of this size, most of it padding.
 fn padded(bytes: usize) -> String {
     let mut body = chat("Hello", json!({})).to_string();
     body += &" ".repeat(bytes - body.len());
@@ -28,7 +28,7 @@ async fn site() -> Site {
     Site::with(config, echo()).await
 }
 
-/// A client that announced a body of `bytes` and sent all of it but the last `missing`.
+/// A client that announced a body of `bytes` and sent all but the last `missing` bytes.
 async fn holder(site: &Site, bytes: usize, missing: usize) -> Client {
     let request = post(CHAT, padded(bytes));
     let mut client = site.connect().await;
@@ -105,7 +105,7 @@ async fn an_answer_to_the_program_itself_holds_its_room_until_it_is_dropped() {
     soon(runtime.shutdown()).await;
 }
 
-/// The server's clock is set forward while nothing else happens.
+/// Advances the server's clock while nothing else happens.
 async fn later(seconds: u64) {
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(seconds)).await;
@@ -120,7 +120,7 @@ async fn a_large_body_that_stalls_gives_its_room_up_when_memory_is_short() {
     let second = post(CHAT, padded(6 << 20));
     assert_eq!(site.send(&second).await.status, 503);
     site.is_well().await;
-    // What came at first came fast enough.
+    // The first part arrived fast enough.
     later(5).await;
     site.is_well().await;
     later(5).await;

@@ -23,7 +23,7 @@ fn tools() -> Value {
     json!([{"name": "get_weather", "description": "Weather.", "input_schema": city}])
 }
 
-/// A message of one user, with further fields.
+/// A user's message, with further fields.
 fn message(text: &str, further: Value) -> Value {
     let mut body = json!({
         "model": MODEL, "max_tokens": 512, "messages": [{"role": "user", "content": text}],
@@ -54,7 +54,7 @@ fn events(response: &Response) -> Vec<Value> {
     text.split_terminator("\n\n").map(event).collect()
 }
 
-/// A streamed message put together as Anthropic's clients do.
+/// Assembles a streamed message as Anthropic's clients do.
 fn joined(response: &Response) -> Value {
     let mut events = events(response).into_iter();
     let start = events.next().expect("a first event");
@@ -234,7 +234,7 @@ async fn the_reason_says_why_it_ended() {
     site.close().await;
 }
 
-/// A template that shows all that reaches it.
+/// A template that prints everything that reaches it.
 const SHOWS_ALL: &str = "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}|\
     {{ m.tool_call_id }}|{% for c in m.tool_calls %}{{ c.id }} {{ c.function.name }} {{ c.function.arguments.city }};\
     {% endfor %}]{% endfor %}";
@@ -527,7 +527,7 @@ async fn an_error_after_the_first_token_is_an_event_and_the_end() {
     site.close().await;
 }
 
-/// The client closes; the engine is freed.
+/// The client closes; the engine's request ends.
 #[tokio::test]
 async fn a_client_that_leaves_cancels_its_message() {
     let engine = Script::silent(encode("Hi").first().copied().expect("a token"));

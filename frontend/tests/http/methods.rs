@@ -76,7 +76,7 @@ async fn each_is_answered_or_told_which_there_are() {
     site.close().await;
 }
 
-/// A HEAD says of an answer what a GET does, and sends none; the connection goes on.
+/// A HEAD has the headers of a GET and no body; the connection stays open.
 #[tokio::test]
 async fn a_head_is_a_get_without_its_body() {
     let site = Site::start(echo()).await;

@@ -23,7 +23,7 @@ async fn value(site: &Site, name: &str) -> f64 {
     value.parse().expect("a number")
 }
 
-/// Requests in every state that there is, and what is counted of them.
+/// Requests in every possible state, and their counts.
 #[tokio::test]
 async fn every_state_of_a_request_is_counted() {
     let gate = Arc::new(Semaphore::new(0));
@@ -42,7 +42,7 @@ async fn every_state_of_a_request_is_counted() {
             Ok(Finish::stop().with_cached_tokens(5))
         }
     });
-    // The worker has one place, so that a second request waits there.
+    // The worker runs one request, so a second one waits there.
     let mut narrow: WorkerConfig = worker_config();
     narrow.limits.max_running = 1;
     let site = Site::with_worker(config(), narrow, engine).await;
@@ -123,7 +123,7 @@ fn chat_of_nobody() -> String {
     chat("Hello", json!({"model": "nobody"})).to_string()
 }
 
-/// Whoever answers, and whatever the answer is.
+/// For every answer, whoever sends it.
 #[tokio::test]
 async fn every_answer_carries_the_id_of_its_request() {
     let config = FrontendConfig {
@@ -182,7 +182,7 @@ async fn every_answer_carries_the_id_of_its_request() {
     site.close().await;
 }
 
-/// A trace that is well formed reaches the engine, on every route; without an exporter of spans it is the client's own.
+/// A well-formed trace reaches the engine, on every route; without a span exporter it is the client's own.
 #[tokio::test]
 async fn a_trace_reaches_the_engine() {
     let engine = Script::tokens(encode("Hi"));

@@ -1,9 +1,8 @@
-//! The server does what `/openapi.json` says: what the document allows is served, what it forbids is refused by name, and
-//! whatever else is sent gets one of the answers that it lists.
+//! The server does what `/openapi.json` says: it serves what the document allows, refuses by name what it forbids, and answers
+//! everything else with one of the listed answers.
 //!
-//! Bodies are drawn from the document's own schemas, a fixed number of them. A failing run prints its seed, which
-//! `PROPTEST_RNG_SEED` takes again, and writes the case into `openapi/regressions.txt`, where it stays. `PROPTEST_CASES` is
-//! another number of them.
+//! A fixed number of bodies is drawn from the document's own schemas. A failing run prints its seed, which `PROPTEST_RNG_SEED`
+//! replays, and writes the case into `openapi/regressions.txt`, where it stays. `PROPTEST_CASES` changes the number.
 
 mod document;
 mod prose;
@@ -33,11 +32,11 @@ use crate::script::Script;
 use crate::support::{MODEL, Site, config, encode, pairs_worker_config};
 use document::{Document, Judge, Operation};
 
-/// Takes every message, in any order, with tools and effort.
+/// Accepts every message, in any order, with tools and effort.
 const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
     {% if tools %}{{ tools | length }} tools{% endif %}{{ reasoning_effort }}<|im_start|>assistant\n";
 
-/// An engine that declares everything there is.
+/// An engine that declares every capability.
 fn able() -> Arc<Script> {
     use GuidedKind::{Choice, Grammar, JsonObject, JsonSchema, Regex};
     let engine = Script::new(|request, out| async move {
@@ -89,7 +88,7 @@ fn sample() -> Arc<dyn LLMEngine> {
     }))
 }
 
-/// A folder of batches with an input that every test knows.
+/// A folder of batches with an input that all tests use.
 fn folder_of_batches() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let files = folder.path().join("files");
@@ -104,7 +103,7 @@ fn folder_of_batches() -> tempfile::TempDir {
     folder
 }
 
-/// A server, what it says of itself, and a runtime to ask it from.
+/// A server, its document, and a runtime to call it from.
 struct Server {
     tokio: tokio::runtime::Runtime,
     site: Site,
@@ -159,7 +158,7 @@ impl Server {
         targets.collect()
     }
 
-    /// Sends a request, and the next on the same server, which must be well.
+    /// Sends a request, and then another that the same server must answer.
     fn ask(
         &self,
         method: &str,
@@ -184,7 +183,7 @@ impl Server {
     }
 }
 
-/// An operation that takes a body, and judges of it and of its answers.
+/// An operation that takes a body, and validators for the body and its answers.
 struct Target {
     path: String,
     schema: Value,
@@ -192,7 +191,7 @@ struct Target {
     answers: BTreeMap<u16, Option<Judge>>,
 }
 
-/// Runs `cases` cases, the same ones for the same seed.
+/// Runs `cases` cases; the same seed gives the same cases.
 fn run<S: Strategy>(
     cases: u32,
     strategy: &S,
@@ -219,7 +218,7 @@ fn run<S: Strategy>(
     }
 }
 
-/// The answer must be one that the document lists, in the shape that it says.
+/// The answer must be one that the document lists, with the documented schema.
 fn check_shape(
     answers: &BTreeMap<u16, Option<Judge>>,
     response: &Response,
@@ -241,7 +240,7 @@ fn check_shape(
     Ok(())
 }
 
-/// A refusal names what is at fault: one of the names on the way there.
+/// Whether a refusal names the fault: one of the names on the path to it.
 fn names(response: &Response, path: &[String]) -> bool {
     let error = &response.json()["error"];
     let message = error["message"].as_str().unwrap_or_default();
@@ -252,7 +251,7 @@ fn names(response: &Response, path: &[String]) -> bool {
         || path.iter().any(|name| message.contains(name.as_str()))
 }
 
-/// The events of a stream must end as streams do, and none may be an error.
+/// The events of a stream must end properly, and none may be an error.
 fn check_stream(response: &Response) -> Result<(), TestCaseError> {
     let text = response.text();
     let ends = ["data: [DONE]\n\n", "\"type\":\"message_stop\"}\n\n"];
@@ -317,14 +316,14 @@ fn what_the_document_forbids_is_refused_by_name() {
             };
             check_shape(&target.answers, &response)?;
             let said = || format!("{} {path:?} {body}: {}", target.path, response.text());
-            // What is still allowed may break a rule between fields: it is served, or refused as it should be.
+            // An allowed body may still break a rule between fields: it is served, or properly refused.
             prop_assert!(is_allowed || response.status == 400, "{}", said());
             if response.status == 400 && !is_allowed {
                 prop_assert!(names(&response, &path), "{}", said());
             }
             Ok(())
         });
-        // Or the test would say little.
+        // Otherwise the test would prove little.
         assert!(
             forbidden.get() > 125,
             "{}: {} of 250",
@@ -335,7 +334,7 @@ fn what_the_document_forbids_is_refused_by_name() {
     server.close();
 }
 
-/// The least body that an operation takes.
+/// The smallest body that an operation takes.
 fn least(path: &str) -> Value {
     let messages = json!([{"role": "user", "content": "Hi"}]);
     match path {
@@ -360,7 +359,7 @@ fn least(path: &str) -> Value {
     }
 }
 
-/// What one request has and another has not, the other refuses: the document has every field that the server takes.
+/// A field that only some requests have is refused by the others: the document lists every field that the server takes.
 #[test]
 fn fields_that_are_not_listed_are_refused() {
     let server = Server::start(able());
@@ -397,7 +396,7 @@ fn fields_that_are_not_listed_are_refused() {
     server.close();
 }
 
-/// The names of the fields of a body.
+/// The field names of a body.
 fn names_in(document: &Document, schema: &Value) -> Vec<String> {
     let schema = document.resolve(schema);
     let branches = schema["anyOf"].as_array().into_iter().flatten();
@@ -409,7 +408,7 @@ fn names_in(document: &Document, schema: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Bytes that were a body once, or never were.
+/// Damaged bodies, and arbitrary bytes.
 fn garbage(document: &Document, schema: &Value) -> impl Strategy<Value = Vec<u8>> + use<> {
     let body = values::allowed(document, schema).prop_map(|body| body.to_string().into_bytes());
     let damage = (body.clone(), any::<Index>(), any::<u8>());
@@ -447,7 +446,7 @@ fn whatever_body_is_sent_the_answer_is_one_of_the_documents() {
     }
 }
 
-/// What may stand for a parameter in a path.
+/// Values for a path parameter.
 fn parameter() -> impl Strategy<Value = String> {
     let odd = [
         MODEL,
@@ -499,11 +498,11 @@ fn whatever_path_is_asked_for_the_answer_is_one_of_the_documents() {
             let Some(response) = response else {
                 return Err(TestCaseError::fail("no answer"));
             };
-            // A parameter may make another route of the path: one that there is not, or not with this method.
+            // A parameter may turn the path into another route, which does not exist or lacks this method.
             if operation.has_parameter && response.status == 405 {
                 return Ok(());
             }
-            // What no path may hold is refused before there is a request.
+            // An invalid path is refused before there is a request.
             if path.parse::<http::Uri>().is_err() && response.body.is_empty() {
                 prop_assert!(response.status == 400);
                 return Ok(());

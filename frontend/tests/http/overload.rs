@@ -1,4 +1,4 @@
-//! How many requests of one model there may be: who waits, who is refused, and what frees a place.
+//! Limits on a model's requests: which wait, which are refused, and what frees a place.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::support::{
 const RUNNING: &str = r#"genset_frontend_model_running_requests{model="tiny"}"#;
 const WAITING: &str = r#"genset_frontend_model_waiting_requests{model="tiny"}"#;
 
-/// An engine that says "Yes" for every permit that it is given, and nothing before.
+/// An engine that sends "Yes" for every permit that it is given.
 fn gated() -> (Arc<Script>, Arc<Semaphore>) {
     let gate = Arc::new(Semaphore::new(0));
     let opener = Arc::clone(&gate);
@@ -41,7 +41,7 @@ fn gated() -> (Arc<Script>, Arc<Semaphore>) {
     (engine, opener)
 }
 
-/// A site that answers `running` requests of a model at once and keeps `waiting` more.
+/// A site that runs `running` requests of a model at once and lets `waiting` more wait.
 async fn site(running: usize, waiting: usize, engine: Arc<dyn LLMEngine>) -> Site {
     let config = FrontendConfig {
         max_model_running_requests: NonZeroUsize::new(running).expect("some run"),
@@ -112,11 +112,11 @@ async fn one_runs_one_waits_and_the_third_is_told_when_to_come_back() {
             let message = error["message"].as_str().unwrap_or_default();
             assert!(message.contains("of this model"), "{path}: {message}");
         }
-        // A model that is full takes nothing from another.
+        // A full model takes nothing from another.
         let response = site.post(path, &body("other")).await;
         assert_eq!(response.status, 200, "{path}: {}", response.text());
     }
-    // To look at a prompt is work too, and takes a place.
+    // Inspecting a prompt is work too, and takes a place.
     let chat_alone = chat("Hello", json!({"model": MODEL}));
     let counting = [
         ("/v1/responses/input_tokens", responses(MODEL)),
@@ -242,7 +242,7 @@ async fn a_deadline_that_passes_while_a_request_waits_ends_it() {
     site.close().await;
 }
 
-/// Those that wait were accepted: a server that drains answers them.
+/// Waiting requests were accepted: a draining server answers them.
 #[tokio::test]
 async fn those_that_wait_when_the_server_drains_are_answered() {
     let (engine, gate) = gated();
@@ -259,7 +259,7 @@ async fn those_that_wait_when_the_server_drains_are_answered() {
     soon(site.runtime.shutdown()).await;
 }
 
-/// A head that is too large is no request; the largest is one.
+/// A head that is too large is refused; the largest allowed one is served.
 #[tokio::test]
 async fn a_head_may_be_only_so_large() {
     let config = FrontendConfig {
@@ -277,7 +277,7 @@ async fn a_head_may_be_only_so_large() {
     site.close().await;
 }
 
-/// Two at once: the first waits, and the others go by beside it, one after another.
+/// Two at once: the first waits, and the others pass it one after another.
 #[tokio::test]
 async fn a_request_has_so_many_choices_under_way_and_no_more() {
     const CHOICES: usize = 40;
@@ -310,11 +310,11 @@ async fn a_request_has_so_many_choices_under_way_and_no_more() {
     for stream in [false, true] {
         let before = engine.requests().len();
         let mut body = completion(vec!["Hi"; 4], json!({"n": 10, "stream": stream}));
-        // Each prompt's choices have the seeds from here on.
+        // The seeds of each prompt's choices count from here.
         body["seed"] = 0.into();
         let mut client = site.connect().await;
         client.send(post(COMPLETIONS, body.to_string())).await;
-        // The first choice of each of the four prompts waits: each is let go once all before the next one have begun.
+        // The first choice of each of the four prompts waits, and is released once all before the next one have begun.
         for begun in [11, 21, 31, CHOICES] {
             let has_begun = || engine.requests().len() - before >= begun;
             eventually("those beside it go by", has_begun).await;

@@ -1,5 +1,5 @@
-//! What web pages may do on a server without keys, by the headers that browsers send. `cargo xtask test browser` asks a
-//! browser itself.
+//! What web pages may do on a server without keys, by the headers that browsers send. `cargo xtask test browser` tests it in a
+//! real browser.
 
 use genset_frontend::FrontendConfig;
 use serde_json::json;
@@ -50,7 +50,7 @@ fn is_refused(response: &Response, status: u16, code: Option<&str>, says: &str) 
     assert!(message.contains(says), "{message}");
 }
 
-/// The requests of programs have no header of a browser's: whatever their content type, they are served.
+/// Programs send none of a browser's headers: they are served with any content type.
 #[tokio::test]
 async fn programs_are_served_whatever_they_send() {
     let site = listing(&[], &[]).await;
@@ -72,7 +72,7 @@ async fn programs_are_served_whatever_they_send() {
     site.close().await;
 }
 
-/// A page whose name was made to mean this machine gives its name away in `Host`, on every route.
+/// A page with DNS rebinding reveals its own name in `Host`, on every route.
 #[tokio::test]
 async fn a_rebound_name_reaches_nothing() {
     let site = listing(&[], &[]).await;
@@ -159,7 +159,7 @@ async fn pages_of_other_origins_reach_nothing() {
             is_refused(&response, 403, Some("origin_not_allowed"), "--cors-origins");
         }
     }
-    // Somebody follows a link, and not a page in a frame of another.
+    // A user follows a link, as opposed to a frame in another page.
     for (destination, status) in [("document", 200), ("iframe", 403)] {
         let destination = format!("sec-fetch-dest: {destination}");
         let visit = [LOCAL, CROSS, "sec-fetch-mode: navigate", &destination];
@@ -168,7 +168,7 @@ async fn pages_of_other_origins_reach_nothing() {
     site.close().await;
 }
 
-/// The server's own pages work, and those of listed origins. What they send must be JSON, which no form can.
+/// The server's own pages work, and those of listed origins. They must send JSON, which no form can.
 #[tokio::test]
 async fn own_and_listed_pages_are_served() {
     let listed = "origin: https://app.example";
@@ -217,7 +217,7 @@ async fn own_and_listed_pages_are_served() {
     site.close().await;
 }
 
-/// A page has no key, so where there are keys the name of the server is its operator's affair.
+/// A page has no key, so with keys the server's name is up to the operator.
 #[tokio::test]
 async fn with_keys_names_and_pages_are_not_looked_at() {
     let (site, _folder) = site_with_keys(&[("a", "sk-a", "")], echo()).await;

@@ -55,7 +55,7 @@ async fn a_model_that_cannot_be_prepared_is_not_awaited_by_any_of_its_names() {
     soon(runtime.shutdown()).await;
 }
 
-/// A worker that takes requests of no kind now.
+/// A worker that currently accepts no requests of any kind.
 struct Busy(AtomicUsize);
 
 impl Busy {
@@ -87,7 +87,8 @@ impl Handler<GenerateRequest, Output> for Busy {
     }
 }
 
-/// A worker of the model `busy` that is listed and gives no files, once it was asked for them twice: then the first failure is known.
+/// Lists a worker of the model `busy` that returns no files. Waits for its second request for files: then the first failure is
+/// known.
 async fn list_busy(site: &Site) -> (Serving, Serving) {
     let busy = Arc::new(Busy(AtomicUsize::new(0)));
     let files: Arc<dyn Handler<ArtifactRequest, Bytes>> = busy.clone();
@@ -109,7 +110,7 @@ async fn list_busy(site: &Site) -> (Serving, Serving) {
     (files, listed)
 }
 
-/// A worker of the model `busy` that has time.
+/// Starts a worker of the model `busy` that is not busy.
 async fn start_second(site: &Site) -> WorkerHandle {
     let second = WorkerConfig {
         model_name: Some("busy".into()),
@@ -120,7 +121,7 @@ async fn start_second(site: &Site) -> WorkerHandle {
     start_worker(&site.runtime, 3, engine, second, metrics).await
 }
 
-/// Only a server that has no place for a model says so, and only one that knows of none calls it unknown.
+/// A server says that it has no place for a model, or that it does not know it, only if that is true.
 #[tokio::test]
 async fn a_model_is_waited_for_whose_worker_is_too_busy_to_give_its_files() {
     let mut waits_long = config();
@@ -137,7 +138,7 @@ async fn a_model_is_waited_for_whose_worker_is_too_busy_to_give_its_files() {
 
     let mut waiting = site.connect().await;
     waiting.send(post(COMPLETIONS, &asked)).await;
-    // Another worker of the model has time.
+    // Another worker of the model is not busy.
     let second = start_second(&site).await;
     assert_eq!(soon(waiting.response()).await.content(), "two");
     drop((files, listed));
@@ -145,7 +146,7 @@ async fn a_model_is_waited_for_whose_worker_is_too_busy_to_give_its_files() {
     site.close().await;
 }
 
-/// A batch of a request to the model `busy` and one to another.
+/// Starts a batch of a request to the model `busy` and one to another model.
 async fn begin_behind_busy(site: &Site) -> String {
     let mut waits = line("a", "Hello");
     waits["body"]["model"] = "busy".into();

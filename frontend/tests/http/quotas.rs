@@ -1,4 +1,4 @@
-//! Quotas of tokens hold, whatever a client does with its answers.
+//! Token quotas hold, whatever a client does with its answers.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::whole_bodies::reading;
 /// The tokens of each answer.
 const GIVEN: u64 = 30;
 
-/// Gives so many tokens, and then `last`.
+/// An engine that sends `GIVEN` tokens, and then `last`.
 fn engine<F>(last: impl Fn() -> F + Send + Sync + 'static) -> Arc<dyn LLMEngine>
 where
     F: Future<Output = Result<Finish, EngineError>> + Send + 'static,
@@ -43,7 +43,7 @@ fn of_key(site: &Site, key: &str) -> u64 {
     value.map_or(0, |value| value.parse().expect("a count"))
 }
 
-/// Asks eight times in a row and leaves each time before the last event: one answer takes all that there is.
+/// Sends eight requests in a row and leaves each before the last event: one answer uses the whole quota.
 #[tokio::test]
 async fn a_client_that_leaves_has_paid_for_what_it_took() {
     let quota = "tokens_per_minute = 1";
@@ -72,7 +72,7 @@ async fn a_client_that_leaves_has_paid_for_what_it_took() {
     site.close().await;
 }
 
-/// Also where the engine writes the API's objects itself: it says how many tokens each has.
+/// Also if the engine writes the API's objects itself: it reports how many tokens each has.
 #[tokio::test]
 async fn a_client_that_leaves_has_paid_for_the_objects_it_took() {
     let script = Script::new(|_, out| async move {
@@ -93,7 +93,7 @@ async fn a_client_that_leaves_has_paid_for_the_objects_it_took() {
     site.close().await;
 }
 
-/// What was given before an error is paid for, and what was refused costs nothing.
+/// Tokens sent before an error are charged; a refused request costs nothing.
 #[tokio::test]
 async fn an_answer_that_breaks_off_has_been_paid_for() {
     let broken = || async { Err(EngineError::internal("the device is gone")) };
@@ -115,7 +115,7 @@ async fn an_answer_that_breaks_off_has_been_paid_for() {
     site.close().await;
 }
 
-/// Tokens that are counted, shown or embedded are on the key's account; those of a request that is refused are not.
+/// Tokens that are counted, shown or embedded are charged to the key; those of a refused request are not.
 #[tokio::test]
 async fn counting_costs_what_it_counts() {
     let word = encode("one")[0];

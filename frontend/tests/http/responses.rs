@@ -60,7 +60,7 @@ fn events(response: &Response) -> Vec<Value> {
         .collect()
 }
 
-/// A streamed response put together as clients do, with every event in the place where it may come.
+/// Assembles a streamed response as clients do, and checks that every event comes where it may.
 fn joined(response: &Response) -> Value {
     let mut output: Vec<Value> = Vec::new();
     let mut deltas = String::new();
@@ -236,7 +236,7 @@ async fn a_conversation_goes_on_from_a_response() {
     );
     assert_eq!(site.post(RESPONSES, &third).await.status, 200);
 
-    // What the engine saw is what a chat of the same messages shows it. Instructions hold for their request alone.
+    // The engine sees what a chat of the same messages shows it. Instructions apply only to their own request.
     let messages = json!([
         {"role": "user", "content": "What is the capital of France?"}, {"role": "assistant", "content": "Paris."},
         {"role": "user", "content": "And of Spain?"}, {"role": "assistant", "content": "Paris."},
@@ -253,7 +253,7 @@ async fn a_conversation_goes_on_from_a_response() {
     assert!(!prompt(1).contains("Be brief."));
     assert_eq!(prompt(2), prompt(3));
 
-    // What is kept can be had again, listed and forgotten.
+    // A stored response can be retrieved, listed and deleted.
     let path = format!("{RESPONSES}/{id}");
     assert_eq!(site.get(&path).await.json(), first);
     let path_of_second = format!("{RESPONSES}/{}", second["id"].as_str().expect("an id"));
@@ -319,7 +319,7 @@ async fn a_conversation_goes_on_from_a_response() {
     let late = site.post(RESPONSES, &late).await;
     assert_eq!(late.status, 400);
     assert_eq!(late.json()["error"]["code"], "previous_response_not_found");
-    // The second has the whole conversation of its own.
+    // The second stores the whole conversation itself.
     let further = asked("And?", json!({"previous_response_id": second["id"]}));
     assert_eq!(site.post(RESPONSES, &further).await.status, 200);
     site.close().await;

@@ -1,4 +1,4 @@
-//! What clients may say about where their requests go, with KV-aware routing.
+//! How clients may influence the routing of their requests, with KV-aware routing.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::support::{
 
 const HEADER: &str = "x-session";
 
-/// A server that routes by what is cached.
+/// A server that routes by cached prefixes.
 fn kv() -> FrontendConfig {
     let mut config = config();
     config.router.mode = RouterMode::Kv;
@@ -28,7 +28,7 @@ fn kv() -> FrontendConfig {
     config
 }
 
-/// Two workers of a server, both of which it knows.
+/// Two workers, both known to the server.
 struct Pair {
     site: Site,
     other: WorkerHandle,
@@ -54,14 +54,14 @@ impl Pair {
         pair
     }
 
-    /// How many requests each got.
+    /// How many requests each worker got.
     fn asked(&self) -> [usize; 2] {
         self.engines
             .each_ref()
             .map(|engine| engine.requests().len())
     }
 
-    /// Sends a body six times: how many more one worker got of them than the other.
+    /// Sends a body six times. Returns how many more of them one worker got than the other.
     async fn difference(&self, path: &str, headers: &str, body: &Value) -> usize {
         let before = self.asked();
         for _ in 0..6 {
@@ -102,7 +102,7 @@ async fn requests_that_belong_together_go_to_one_worker() {
     }
     let plain = chat("Hi", json!({}));
     assert_eq!(pair.difference(CHAT, "", &plain).await, 0);
-    // The header goes before the body.
+    // The header takes precedence over the body.
     let header = format!("{HEADER}: s1\r\n");
     assert_eq!(pair.difference(CHAT, &header, &plain).await, 6);
     let served = pair.asked();
@@ -210,7 +210,7 @@ async fn a_rank_is_named_by_field_or_header() {
         let request = engine.requests().pop().unwrap();
         assert_eq!(request.data_parallel_rank, Some(0));
     }
-    // The engine has one.
+    // The engine has one rank.
     let (status, param, ..) = named(&header("1"), json!({})).await.refusal();
     assert_eq!(
         (status, param.as_deref()),
@@ -242,7 +242,7 @@ async fn a_header_names_the_rank_of_what_is_embedded_and_scored() {
         };
         let response = named(0).await;
         assert_eq!(response.status, 200, "{path}: {}", response.text());
-        // The engine has one.
+        // The engine has one rank.
         let (status, param, ..) = named(1).await.refusal();
         assert_eq!(
             (status, param.as_deref()),

@@ -1,4 +1,4 @@
-//! Whose cached prompts a request may share: the salts that engines are told.
+//! Whose cached prompts a request may share: the salts that engines receive.
 
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ fn requests() -> [(&'static str, Value); 4] {
     ]
 }
 
-/// What the engine was told for each of these headers and salts, on one API.
+/// Returns what the engine received for each of these headers and salts, on one API.
 async fn salts(
     site: &Site,
     engine: &Script,
@@ -75,7 +75,7 @@ async fn each_key_has_a_salt_of_its_own_which_a_request_narrows() {
     site.close().await;
 }
 
-/// The tokenizer's cache tells no key, by its counter or its time, what another asked.
+/// The tokenizer's cache does not reveal to a key, by its counter or its time, what another key sent.
 #[tokio::test]
 async fn no_key_finds_the_tokens_of_anothers_prompts_known() {
     let entries = [("a", "sk-a", ""), ("b", "sk-b", "")];

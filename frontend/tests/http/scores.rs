@@ -1,4 +1,4 @@
-//! The APIs of cross-encoders: documents ranked again, scores of pairs.
+//! The APIs of cross-encoders: reranked documents, scores of pairs.
 
 use std::slice;
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use crate::support::{
 const RERANK: &str = "/v1/rerank";
 const SCORE: &str = "/v1/score";
 
-/// An engine that scores pairs and does nothing else, or does what a test tells it.
+/// An engine that only scores pairs, or fails as a test requires.
 pub(crate) struct Scorer {
-    /// The pairs of every call so far, but for the canary.
+    /// The pairs of every call so far, except the canary's.
     calls: Mutex<Vec<Vec<ScorePair>>>,
     fault: Mutex<Option<Fault>>,
 }
 
-/// What goes wrong in the next call.
+/// The error of the next call.
 enum Fault {
     Refusal(EngineError),
     OneTooFew,
     NotFinite,
 }
 
-/// Tells pairs apart: by their second text's length, and its last token beside.
+/// Distinguishes pairs by their second text's length and last token.
 fn score_of(pair: &ScorePair) -> f32 {
     let second = u32::try_from(pair.token_ids.len()).expect("short") - pair.first_tokens;
     let last = pair.token_ids.last().copied().unwrap_or(0);
@@ -119,7 +119,7 @@ fn score(text_1: impl Into<Value>, text_2: impl Into<Value>) -> Value {
     json!({"model": MODEL, "text_1": text_1.into(), "text_2": text_2.into()})
 }
 
-/// The pair of two texts, as the tests' tokenizer makes it.
+/// The pair of two texts, as the test tokenizer encodes it.
 fn pair(first: &str, second: &str) -> ScorePair {
     let between = tokenizer().token_id("<|im_end|>").expect("it is there");
     let mut token_ids = encode(first);
@@ -132,7 +132,7 @@ fn pair(first: &str, second: &str) -> ScorePair {
     }
 }
 
-/// Place and score of each result of a good answer, in its order.
+/// The index and score of each result of a successful answer, in its order.
 fn results(response: &Response) -> Vec<(usize, f32)> {
     assert_eq!(response.status, 200, "{}", response.text());
     let body = response.json();
@@ -145,7 +145,7 @@ fn results(response: &Response) -> Vec<(usize, f32)> {
     results.iter().map(result).collect()
 }
 
-/// The scores of a good answer, by index.
+/// The scores of a successful answer, by index.
 fn scores(response: &Response) -> Vec<f32> {
     assert_eq!(response.status, 200, "{}", response.text());
     let body = response.json();
@@ -343,7 +343,7 @@ async fn a_pair_may_fill_the_context_and_one_token_more_is_too_long() {
     let site = site(Scorer::any()).await;
     let (query, added) = (encode("one two").len(), 1);
     let room = CONTEXT as usize - query - added;
-    // A word of these is a token.
+    // Each of these words is one token.
     let words = |count: usize| " one".repeat(count);
     assert_eq!(encode(&words(room)).len(), room);
     let response = site

@@ -1,4 +1,4 @@
-//! An engine that does what a test tells it.
+//! A scripted engine.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 type Ending = Pin<Box<dyn Future<Output = Result<Finish, EngineError>> + Send>>;
 type Body = dyn Fn(GenerateRequest, OutputWriter) -> Ending + Send + Sync;
 
-/// The engine. It counts the requests it holds and keeps every request it was given.
+/// The engine. It counts the requests that it holds and records all requests.
 pub(crate) struct Script {
     capabilities: Capabilities,
     body: Box<Body>,
@@ -31,7 +31,7 @@ pub(crate) struct Script {
     refusal: Mutex<Option<EngineError>>,
 }
 
-/// A request that is held; dropped with its stream.
+/// A request in progress; dropped with its stream.
 struct Held(Arc<AtomicUsize>);
 
 impl Drop for Held {
@@ -41,7 +41,7 @@ impl Drop for Held {
 }
 
 impl Script {
-    /// An engine for the test model's vocabulary whose answers are written by `body`.
+    /// An engine for the test model's vocabulary, with answers from `body`.
     pub(crate) fn new<F, Fut>(body: F) -> Arc<Self>
     where
         F: Fn(GenerateRequest, OutputWriter) -> Fut + Send + Sync + 'static,
@@ -76,7 +76,7 @@ impl Script {
         })
     }
 
-    /// The same engine, with guided decoding by JSON schema declared. It leaves the following of schemas to its script.
+    /// The same engine, declaring guided decoding by JSON schema. Its script is responsible for following the schema.
     pub(crate) fn declaring_guided(self: Arc<Self>) -> Arc<Self> {
         self.declaring(|can| can.guided.extend([GuidedKind::JsonSchema]))
     }
@@ -88,8 +88,8 @@ impl Script {
         Arc::new(engine)
     }
 
-    /// An engine that answers with these tokens and their log probabilities: that of the token in place `k` is `-k/8`, and the
-    /// other candidates are the next ids, each half less probable.
+    /// An engine that answers with these tokens and their logprobs. The logprob of the token at position `k` is `-k/8`; the other
+    /// candidates are the next ids, each half as probable.
     pub(crate) fn rated(tokens: Vec<u32>) -> Arc<Self> {
         let engine = Self::new(move |request, out| {
             let tokens = tokens.clone();
@@ -108,12 +108,12 @@ impl Script {
         engine.declaring(|can| can.max_logprobs = Some(5))
     }
 
-    /// Requests the engine holds.
+    /// The number of requests in progress.
     pub(crate) fn active(&self) -> usize {
         self.active.load(Ordering::SeqCst)
     }
 
-    /// The requests so far, but for the canary.
+    /// The requests so far, except the canary.
     pub(crate) fn requests(&self) -> Vec<GenerateRequest> {
         self.requests.lock().clone()
     }
@@ -123,7 +123,7 @@ impl Script {
         self.ids.lock().clone()
     }
 
-    /// The traces that they are part of.
+    /// Their traces.
     pub(crate) fn traces(&self) -> Vec<Option<TraceContext>> {
         self.traces.lock().clone()
     }
@@ -144,7 +144,7 @@ impl Script {
         self.context_length_tokens.store(u32::MAX, Ordering::SeqCst);
     }
 
-    /// An engine that answers with `token` and then nothing, ever.
+    /// An engine that answers with `token` and never sends anything else.
     pub(crate) fn silent(token: u32) -> Arc<Self> {
         Self::new(move |_, out| async move {
             out.token(token).await?;
@@ -152,7 +152,7 @@ impl Script {
         })
     }
 
-    /// From now on every request is refused with `error`; `None` ends that.
+    /// Refuses every request with `error` from now on; `None` ends that.
     pub(crate) fn refuse(&self, error: Option<EngineError>) {
         *self.refusal.lock() = error;
     }

@@ -1,9 +1,9 @@
-//! Ten thousand clients that send a byte a second: others are served, memory is bounded, and each of them is given up.
+//! Ten thousand clients that send a byte a second: others are served, memory is bounded, and each slow client is given up.
 //!
-//! The server is a process of its own, for its memory is counted, and other tests beside it take some; the crowd is another one, for a
-//! connection takes a file descriptor at either end. The test binary runs itself again for both, and each is told by its
-//! environment. The crowd takes commands on standard input and answers each with one line. Seconds are virtual: the server's clock
-//! stands still but for what the test adds to it.
+//! The server is a separate process, because its memory is measured and other tests would add to it. The crowd is another one,
+//! because a connection takes a file descriptor at either end. The test binary runs itself again for both, with roles set by the
+//! environment. The crowd reads commands from standard input and answers each with one line. Time is virtual: the server's clock
+//! moves only when the test advances it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -17,16 +17,16 @@ use tokio::sync::oneshot;
 
 use crate::support::{Site, config, echo};
 
-/// Tells the server that it is alone in its process.
+/// Tells the server process its role.
 const SERVER: &str = "GENSET_TEST_SLOW_CLIENTS_SERVER";
 
-/// Tells the crowd where the server is and how many clients there are: `ADDRESS COUNT`.
+/// Gives the crowd the server's address and the number of clients: `ADDRESS COUNT`.
 const CROWD: &str = "GENSET_TEST_SLOW_CLIENTS";
 
-/// What the crowd's answers begin with, among the test harness's lines.
+/// The prefix of the crowd's answers, among the test harness's lines.
 const ANSWER: &str = "the crowd answers: ";
 
-/// Clients, if the system lets this process have so many files open.
+/// The number of clients, if the system lets this process open enough files.
 const CLIENTS: usize = 10_000;
 
 /// File descriptors for everything else.
@@ -35,16 +35,16 @@ const SPARE_FILES: u64 = 500;
 /// Seconds for which each client sends a byte.
 const SECONDS: u32 = 12;
 
-/// How much of the server's memory a client may take.
+/// The most memory of the server for one client.
 const BYTES_PER_CLIENT: usize = 64 << 10;
 
-/// What a client sends, byte by byte: every second one the head of a request, the others the body behind one.
+/// What clients send, byte by byte: every second one a request's head, the others a body after a head.
 const HEAD: &[u8] = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-a: b\r\n";
 const BODY: &[u8] = b"{\"model\": \"tiny\", \"prompt\": \"one two three\"";
 const HEAD_OF_BODY: &[u8] =
     b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n";
 
-/// As many files as the system allows; how many those are.
+/// Raises the limit of open files as far as the system allows. Returns the limit.
 fn raise_file_limit() -> u64 {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -52,7 +52,7 @@ fn raise_file_limit() -> u64 {
     limit.current.unwrap_or(u64::MAX)
 }
 
-/// This test binary, for one test of this module.
+/// This test binary, with one test of this module.
 fn again(test: &str) -> Command {
     let (_, module) = module_path!().split_once("::").expect("a path");
     let test = format!("{module}::{test}");
@@ -61,7 +61,8 @@ fn again(test: &str) -> Command {
     command
 }
 
-/// The crowd, as the test sees it. A thread of the runtime's own asks it; as long as that lives, no clock goes on by itself.
+/// The crowd, as the test sees it. A blocking thread of the runtime asks it; while that thread lives, the clock does not advance
+/// by itself.
 struct Crowd {
     questions: mpsc::SyncSender<(&'static str, oneshot::Sender<String>)>,
 }
@@ -90,7 +91,7 @@ impl Crowd {
     }
 }
 
-/// Passes questions on until nobody asks.
+/// Passes questions on until no sender is left.
 fn attend(
     mut process: Child,
     mut commands: ChildStdin,
@@ -124,7 +125,7 @@ fn resident() -> usize {
     pages * rustix::param::page_size()
 }
 
-/// Until it is so; no clock takes part.
+/// Waits for a condition without using the clock.
 async fn until(mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         tokio::task::yield_now().await;
@@ -142,7 +143,7 @@ fn ten_thousand_clients_that_send_a_byte_a_second() {
     println!("{said}");
 }
 
-/// The server, when the environment says so.
+/// The server, if the environment says so.
 #[tokio::test]
 async fn the_server_of_slow_clients() {
     if std::env::var_os(SERVER).is_none() {
@@ -166,14 +167,14 @@ async fn the_server_of_slow_clients() {
         tokio::time::advance(Duration::from_secs(1)).await;
         site.is_well().await;
     }
-    // Those that send a body are requests; the others have not got that far.
+    // Clients that send a body count as requests; the others have not sent a whole head.
     until(|| site.metric("genset_http_requests_in_flight") >= (clients / 2) as f64).await;
     assert!(site.metric("genset_http_connections") >= clients as f64);
     let taken = resident().saturating_sub(before) / clients;
     println!("{clients} slow clients: {taken} bytes of the server each");
     assert!(taken < BYTES_PER_CLIENT, "{taken} bytes each");
     tokio::time::advance(limit).await;
-    // The heads are given up without a word, for there is no request to answer; the bodies with a 408.
+    // Heads are given up silently, because there is no request to answer; bodies get a 408.
     let (heads, bodies) = (clients.div_ceil(2), clients / 2);
     assert_eq!(
         crowd.ask("end").await,
@@ -187,7 +188,7 @@ async fn the_server_of_slow_clients() {
     site.close().await;
 }
 
-/// The crowd, when the environment says so.
+/// The crowd, if the environment says so.
 #[test]
 fn a_crowd_of_slow_clients() {
     let Ok(told) = std::env::var(CROWD) else {

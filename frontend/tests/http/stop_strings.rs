@@ -1,4 +1,4 @@
-//! Stop strings and characters of several tokens, from the engine to the client.
+//! Stop strings and characters that span several tokens, from the engine to the client.
 
 use proptest::prelude::{ProptestConfig, any};
 use proptest::test_runner::TestRunner;
@@ -10,7 +10,7 @@ use crate::support::{
     CHAT, COMPLETIONS, Site, chat, completion, echo, encode, eventually, tokenizer,
 };
 
-/// The text, reason and completion tokens of a chat, whole and streamed, which must agree.
+/// The text, finish reason and completion tokens of a chat. The whole and the streamed answer must agree.
 async fn both_ways(site: &Site, stop: Value) -> (String, String, u64) {
     let further = json!({"stop": stop});
     let whole = site.post(CHAT, &chat("Hello", further)).await;
@@ -40,7 +40,7 @@ fn streamed_tokens(response: &Response) -> u64 {
         .expect("a number")
 }
 
-/// Tokens until the text has `text`.
+/// The number of tokens until the text contains `text`.
 fn tokens_until(tokens: &[u32], text: &str) -> u64 {
     let has = |count: &usize| {
         let decoded = tokenizer()
@@ -63,7 +63,7 @@ async fn a_stop_string_across_tokens_cuts_and_frees_the_engine() {
                 for token in tokens {
                     out.token(token).await?;
                 }
-                // The text is said; only the stop string ends this.
+                // The text is complete; only the stop string ends this.
                 std::future::pending().await
             }
         }
@@ -144,7 +144,7 @@ async fn half_a_stop_string_at_the_end_is_text() {
     site.close().await;
 }
 
-/// Characters that are several tokens come whole, and special tokens are not shown.
+/// Characters that span several tokens arrive whole, and special tokens are not shown.
 #[tokio::test]
 async fn characters_of_several_tokens_come_whole() {
     let site = Site::start(echo()).await;
@@ -190,7 +190,7 @@ async fn characters_of_several_tokens_come_whole() {
     site.close().await;
 }
 
-/// Against the plain meaning of stop strings: the text before the earliest one.
+/// Compared with the definition of stop strings: the text before the earliest one.
 #[test]
 fn any_text_is_cut_at_its_earliest_stop_string() {
     let tokio = tokio::runtime::Builder::new_current_thread()

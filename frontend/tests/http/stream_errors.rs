@@ -1,4 +1,4 @@
-//! An error after the first byte says what it would have said before: the same type, param, code and message.
+//! An error after the first byte has the type, param, code and message that it would have had before.
 
 use genset_backend_common::{EngineError, ErrorKind, RequestField, error::At};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use crate::support::{CHAT, COMPLETIONS, MODEL, Site, chat, completion};
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// One of each kind, and some that name a field.
+/// One error of each kind, and some that name a field.
 fn errors() -> Vec<EngineError> {
     let kinds = [
         ErrorKind::InvalidArgument,

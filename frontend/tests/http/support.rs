@@ -65,7 +65,7 @@ pub(crate) fn echo_text() -> Arc<dyn LLMEngine> {
     Arc::new(EchoFull::from_args(&args))
 }
 
-/// A config for tests: any port, and limits that no test meets unless it lowers them.
+/// A config for tests: any port, and limits that no test reaches unless it lowers them.
 pub(crate) fn config() -> FrontendConfig {
     FrontendConfig {
         address: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
@@ -74,7 +74,7 @@ pub(crate) fn config() -> FrontendConfig {
     }
 }
 
-/// How a Worker of the test model is configured.
+/// The config of a Worker of the test model.
 pub(crate) fn worker_config() -> WorkerConfig {
     WorkerConfig {
         model_name: Some(MODEL.into()),
@@ -88,7 +88,7 @@ pub(crate) fn worker_config() -> WorkerConfig {
     }
 }
 
-/// Likewise, of a model that thinks and calls tools.
+/// The same, for a model with reasoning and tool calls.
 pub(crate) fn thinking_and_calling() -> WorkerConfig {
     WorkerConfig {
         tool_parser: Some("hermes".into()),
@@ -97,7 +97,7 @@ pub(crate) fn thinking_and_calling() -> WorkerConfig {
     }
 }
 
-/// A Worker whose tokenizer puts `<|im_end|>` between two texts; the second's tokens are of the second kind.
+/// A Worker whose tokenizer puts `<|im_end|>` between two texts; the second text's tokens have type 1.
 pub(crate) fn pairs_worker_config() -> WorkerConfig {
     let mut worker = worker_config();
     for artifact in &mut worker.artifacts {
@@ -172,12 +172,12 @@ impl Site {
         Self::with(config(), engine).await
     }
 
-    /// As [`Self::start`], with a config.
+    /// Like [`Self::start`], with a config.
     pub(crate) async fn with(config: FrontendConfig, engine: Arc<dyn LLMEngine>) -> Self {
         Self::with_worker(config, worker_config(), engine).await
     }
 
-    /// As [`Self::with`], with a config of the Worker's too.
+    /// Like [`Self::with`], with a config for the Worker too.
     pub(crate) async fn with_worker(
         config: FrontendConfig,
         worker: WorkerConfig,
@@ -203,7 +203,7 @@ impl Site {
         Client::connect(self.server.address()).await
     }
 
-    /// The answer to `bytes` on a connection of their own.
+    /// Sends `bytes` on their own connection. Returns the answer.
     pub(crate) async fn send(&self, bytes: impl AsRef<[u8]>) -> Response {
         let mut client = self.connect().await;
         client.send(bytes).await;
@@ -218,7 +218,7 @@ impl Site {
         self.send(post(path, body.to_string())).await
     }
 
-    /// The answers to a request as it is, and streamed.
+    /// Returns the answers to a request, whole and streamed.
     pub(crate) async fn whole_and_streamed(&self, path: &str, mut body: Value) -> [Response; 2] {
         let whole = self.post(path, &body).await;
         assert_eq!(whole.status, 200, "{}", whole.text());
@@ -226,7 +226,7 @@ impl Site {
         [whole, self.post(path, &body).await]
     }
 
-    /// A good request, on a connection of its own, is served.
+    /// Checks that a good request, on its own connection, is served.
     pub(crate) async fn is_well(&self) {
         let response = self
             .post(CHAT, &chat("Hello", json!({"max_tokens": 4})))
@@ -235,7 +235,7 @@ impl Site {
         assert_eq!(self.get("/health").await.status, 200);
     }
 
-    /// Each path refuses bodies that are no requests, where the limit is 1,000 bytes.
+    /// Checks that each path refuses invalid bodies. The body limit must be 1,000 bytes.
     pub(crate) async fn refuses_what_is_no_request(&self, paths: &[&str]) {
         let deep = "[".repeat(900);
         let large = "x".repeat(1001);
@@ -277,7 +277,7 @@ impl Site {
         .await;
     }
 
-    /// Ends everything; nothing may be left.
+    /// Shuts everything down; nothing may be left.
     pub(crate) async fn close(self) {
         soon(self.server.shutdown(Duration::from_secs(30))).await;
         let report = soon(self.worker.shutdown()).await;
@@ -287,7 +287,7 @@ impl Site {
     }
 }
 
-/// Waits until `is_so`; fails when it never is.
+/// Waits until `is_so`; fails if that never happens.
 pub(crate) async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     for _ in 0..12_000 {
         if is_so() {

@@ -1,4 +1,4 @@
-//! Tools and thoughts, from the request's fields to the model's template, and from its markup to the answer's fields.
+//! Tools and reasoning, from the request's fields to the model's template, and from its markup to the answer's fields.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ async fn site(engine: Arc<dyn LLMEngine>) -> Site {
     Site::with_worker(config(), card("hermes", "qwen3"), engine).await
 }
 
-/// The message of a streamed answer's first choice, put together as clients do, and its finish reason.
+/// Assembles the message of a streamed answer's first choice as clients do. Returns it with its finish reason.
 fn joined(response: &Response) -> (Value, Value) {
     let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     let mut reason = Value::Null;
@@ -75,7 +75,7 @@ fn joined(response: &Response) -> (Value, Value) {
     (json!([content, reasoning, calls]), reason)
 }
 
-/// The same of a whole answer.
+/// The same for a whole answer.
 fn whole(response: &Response) -> (Value, Value) {
     let choice = response.json()["choices"][0].clone();
     let message = &choice["message"];
@@ -187,16 +187,16 @@ async fn only_one_call_where_calls_are_not_parallel() {
     site.close().await;
 }
 
-/// A template that shows all that reaches it.
+/// A template that prints everything that reaches it.
 const SHOWS_ALL: &str = "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|\
     {% for c in m.tool_calls %}{{ c.id }} {{ c.function.name }} {{ c.function.arguments.city }}{% endfor %}]\
     {% endfor %}{{ tools | tojson if tools }}";
 
-/// One that joins arguments to its text, which takes strings alone.
+/// A template that concatenates arguments with its text, which works only for strings.
 const JOINS: &str = "{% for m in messages %}{% for c in m.tool_calls %}{{ '<' + c.function.arguments + '>' }}\
     {% endfor %}{% endfor %}";
 
-/// The prompt that the template makes of a chat.
+/// The prompt that the template renders for a chat.
 async fn prompt(template: &str, further: Value) -> String {
     prompt_of(card("hermes", "none"), template, further).await
 }
@@ -245,7 +245,7 @@ async fn the_template_sees_tools_calls_and_results() {
     assert_eq!(prompt(JOINS, further).await, "<{\"city\":\"Oslo\"}>");
 }
 
-/// The template of gpt-oss has a name of its own for thoughts, and refuses them beside calls and content.
+/// The template of gpt-oss has its own name for reasoning, and refuses it beside calls and content.
 #[tokio::test]
 async fn the_template_of_a_harmony_model_sees_thoughts_as_thinking() {
     const TEMPLATE: &str = "{% for m in messages %}[{{ m.role }}|{{ m.thinking }}]{% endfor %}";
@@ -378,7 +378,7 @@ async fn a_call_is_made_certain_by_guided_decoding_or_refused() {
     site.close().await;
 }
 
-/// Completions are text: whatever the model's parsers, it comes as it is.
+/// Completions are text: it is passed unchanged, whatever the model's parsers.
 #[tokio::test]
 async fn completions_are_not_taken_apart() {
     let site = site(Script::tokens(encode(CALLS))).await;
@@ -395,7 +395,7 @@ async fn completions_are_not_taken_apart() {
     site.close().await;
 }
 
-/// The tokens of `text` that hold thoughts, as the guide counts them: with the markers around.
+/// The number of reasoning tokens in `text`, as the guide counts them: including the markers.
 fn tokens_of_thoughts(text: &str) -> usize {
     let begin = text.find("<think>").expect("thoughts") + "<think>".len();
     let end = text.find("</think>").expect("their end") + "</think>".len();
@@ -467,7 +467,7 @@ async fn tokens_of_thoughts_are_counted_apart() {
         );
         site.close().await;
     }
-    // Who looks for no thoughts counts none.
+    // Without a reasoning parser, no reasoning tokens are counted.
     let site = Site::start(Script::tokens(encode(CALLS))).await;
     let usage = site.post(CHAT, &chat("Weather?", json!({}))).await.json()["usage"].clone();
     assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], 0);

@@ -1,5 +1,5 @@
-//! No request keeps an async thread: the server runs on one thread of its own beside a task that measures how much of the
-//! thread's time passes between two of its turns. Time of the processor, not of the clock: a loaded machine changes nothing.
+//! No request blocks an async thread: the server runs on its own thread beside a task that measures how much thread time passes
+//! between two of its turns. This is CPU time, not wall time, so a loaded machine changes nothing.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use crate::support::{
     CHAT, COMPLETIONS, Site, chat, completion, config, encode, eventually, worker_config,
 };
 
-/// The most that tasks which are ready together may take of the thread in one turn each, as architecture.md promises it of a
-/// release build. A build without optimization is some ten times slower.
+/// The most time that tasks which are ready together may take in one turn each, as promised in architecture.md for a release
+/// build. A build without optimization is some ten times slower.
 const BOUND: Duration = Duration::from_millis(if cfg!(debug_assertions) { 50 } else { 5 });
 
 /// A server alone on its thread.
@@ -44,7 +44,7 @@ impl Alone {
             runtime.block_on(async move {
                 let site = Arc::new(Site::with_worker(config(), worker_config(), engine).await);
                 assert!(say.send(Arc::clone(&site)).is_ok());
-                // A task among the others: what is blocked on is polled once in up to 61 turns of theirs.
+                // Measures in a spawned task: the future in `block_on` is polled only once in up to 61 task polls.
                 let mut measuring = JoinSet::new();
                 measuring.spawn(async move { measure_turns(&worst, &end).await });
                 measuring.join_all().await;
@@ -67,7 +67,7 @@ impl Alone {
         }
     }
 
-    /// Sends a request; says its status and the longest turn until it was answered.
+    /// Sends a request. Returns its status and the longest turn until it was answered.
     async fn worst_turn(&self, path: &str, body: &Value) -> (u16, Duration) {
         self.worst_ns.store(0, Ordering::SeqCst);
         let status = self.site.post(path, body).await.status;
@@ -88,7 +88,7 @@ fn thread_time_ns() -> u64 {
     seconds * 1_000_000_000 + nanoseconds
 }
 
-/// Is ready in every round of the thread, as the last of those that were ready when it began.
+/// Is ready in every round of the thread, and measures the time since its last turn.
 async fn measure_turns(worst_ns: &AtomicU64, ends: &AtomicBool) {
     let mut before = thread_time_ns();
     std::future::poll_fn(|cx| {
@@ -104,7 +104,7 @@ async fn measure_turns(worst_ns: &AtomicU64, ends: &AtomicBool) {
     .await;
 }
 
-/// Answers every choice with one token, and embeds.
+/// An engine that answers every choice with one token, and embeds.
 fn engine() -> Arc<Script> {
     let token = encode("a")[0];
     let engine = Script::new(move |request, out| async move {
@@ -118,7 +118,7 @@ fn engine() -> Arc<Script> {
     engine.declaring(|can| can.inputs.extend([InputKind::Embed]))
 }
 
-/// A text of so many bytes that is all words which no cache knows.
+/// A text of this length, made of words that no cache knows.
 fn words(bytes: usize) -> String {
     let mut text = String::new();
     for number in 0_u64.. {
@@ -261,7 +261,7 @@ fn attacks() -> Vec<(&'static str, &'static str, Value, u16)> {
 #[tokio::test]
 async fn no_request_keeps_an_async_thread() {
     let alone = Alone::start(engine()).await;
-    // What is made once is made here.
+    // The first request makes what is made once.
     alone
         .worst_turn(CHAT, &chat("Hi", json!({"max_tokens": 1})))
         .await;
@@ -304,7 +304,7 @@ async fn prompts_of_clients_that_left_are_not_tokenized() {
     let work = || site.metric("genset_frontend_long_work_running");
     eventually("the work ends", || work() == 0.0).await;
     assert_eq!(site.metric("genset_frontend_long_work_waiting"), 0.0);
-    // Work that ends gives its place back first.
+    // Work that ends frees its thread before its memory.
     let used = || site.metric("genset_http_memory_used_bytes");
     eventually("its memory is given back", || used() == 0.0).await;
     let tokenized = site.metric("genset_frontend_tokenize_seconds_count");

@@ -1,4 +1,4 @@
-//! An answer bound to a format that may call tools instead: a call comes as the model writes it, content comes bound.
+//! An answer bound to a format unless tools are called: a call arrives as the model writes it, content arrives bound.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ fn further(more: Value) -> Value {
     further
 }
 
-/// An engine that answers `free`, `at_once` tokens at a time, and `BOUND` where it is bound.
+/// An engine that answers `free`, `at_once` tokens at a time, and `BOUND` if it is bound.
 fn engine(free: &str, at_once: usize) -> Arc<Script> {
     let free = encode(free);
     let engine = Script::new(move |request, out| {
@@ -71,7 +71,7 @@ async fn site(engine: &Arc<Script>, tool: &str, reasoning: &str) -> Site {
     Site::with_worker(config(), worker, engine.clone()).await
 }
 
-/// What a client reads of the answer: content, thoughts, names of calls, why it ended, and the completion tokens.
+/// What a client reads from the answer: content, reasoning, names of calls, finish reason, and completion tokens.
 fn read(response: &Response) -> (String, String, Vec<String>, String, u64) {
     let mut read = (String::new(), String::new(), Vec::new(), String::new(), 0);
     let whole = [response.text()];
@@ -106,7 +106,7 @@ fn prompt(request: &GenerateRequest) -> &[TokenId] {
     tokens
 }
 
-/// Whole and streamed, and whatever number of tokens the engine sends at once: what comes is what was meant.
+/// Whole and streamed, for any number of tokens that the engine sends at once.
 #[tokio::test]
 async fn a_call_comes_as_it_is_and_content_comes_bound() {
     let thought = "hm, a < b\n";
@@ -162,7 +162,7 @@ async fn a_call_comes_as_it_is_and_content_comes_bound() {
                     requests[1].guided.as_deref(),
                     Some(GuidedDecoding::JsonSchema(_))
                 ));
-                // What was thought is part of the prompt, and of what was completed.
+                // The reasoning is part of the prompt, and counts as completion.
                 let thought = prompt(&requests[1]).strip_prefix(prompt(&requests[0]));
                 let thought = thought.expect("the same prompt");
                 let expected = if thinks {
@@ -286,7 +286,7 @@ async fn what_the_engine_refuses_names_the_format() {
     site.close().await;
 }
 
-/// What a refusal of the format says.
+/// The message of a refusal of the format.
 fn why_refused(response: &Response) -> String {
     let (status, param, _, message) = response.refusal();
     assert_eq!(
@@ -297,7 +297,7 @@ fn why_refused(response: &Response) -> String {
     message
 }
 
-/// Where it cannot be done the request is refused, and says why.
+/// If it is not possible, the request is refused with the reason.
 #[tokio::test]
 async fn what_cannot_be_asked_again_is_refused_by_name() {
     let text = Script::new(|_, _| async move { Ok(Finish::stop()) }).declaring(|can| {
@@ -319,7 +319,7 @@ async fn what_cannot_be_asked_again_is_refused_by_name() {
     }
 }
 
-/// A client that leaves while content is written has nothing running behind it.
+/// If a client leaves while content is written, nothing keeps running.
 #[tokio::test]
 async fn leaving_ends_what_runs() {
     let engine = Script::new(|request, out| async move {

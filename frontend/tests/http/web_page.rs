@@ -1,4 +1,4 @@
-//! The web pages: who gets them, and what a browser is told about them. `cargo xtask test browser` uses them in a browser.
+//! The web pages: who may load them, and their headers for browsers. `cargo xtask test browser` uses them in a browser.
 
 use genset_frontend::FrontendConfig;
 
@@ -39,7 +39,7 @@ async fn pages_come_with_a_strict_policy() {
     site.close().await;
 }
 
-/// They hold nothing that a key protects; without them nobody could type one.
+/// They contain nothing that a key protects; without them nobody could enter one.
 #[tokio::test]
 async fn pages_need_no_key() {
     let (site, _folder) = site_with_keys(&[("a", "sk-a", "")], echo()).await;

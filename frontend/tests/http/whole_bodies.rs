@@ -1,4 +1,4 @@
-//! Models whose engines read the bodies of chats and completions themselves.
+//! Models whose engines parse the bodies of chats and completions themselves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::{
     worker_config,
 };
 
-/// An engine that reads bodies itself, and answers each with an object of its own.
+/// An engine that parses bodies itself, and answers each with its own object.
 pub(crate) fn reader() -> Arc<Script> {
     reading(Script::new(|_, out| async move {
         out.text(json!({"object": "its own"}).to_string(), 1)
@@ -23,7 +23,7 @@ pub(crate) fn reader() -> Arc<Script> {
     }))
 }
 
-/// The engine, as one that reads bodies itself.
+/// Turns the engine into one that parses bodies itself.
 pub(crate) fn reading(engine: Arc<Script>) -> Arc<Script> {
     engine.declaring(|can| {
         *can = Capabilities {
@@ -33,7 +33,7 @@ pub(crate) fn reading(engine: Arc<Script>) -> Arc<Script> {
     })
 }
 
-/// The answers to requests that were sent while the model's last worker was away; the next one's engine is `back`.
+/// Returns the answers to requests sent while the model's last worker was away; the next worker's engine is `back`.
 async fn asked_while_away(
     first: Arc<Script>,
     back: Arc<Script>,

@@ -1,4 +1,4 @@
-//! One client sends the worst there is; nobody else notices.
+//! One client sends the worst possible bodies; others do not notice.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ use crate::support::{
     CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, echo, encode, worker_config,
 };
 
-/// A template that never ends, but for its fuel.
+/// A template that never ends without a fuel limit.
 const ENDLESS: &str =
     "{% for a in range(9999) %}{% for b in range(9999) %}{% set c = a %}{% endfor %}{% endfor %}";
 
-/// An engine whose tokens come one by one, as they are released.
+/// An engine whose tokens arrive one by one, as they are released.
 fn gated() -> (Arc<Script>, Arc<Semaphore>) {
     let gate = Arc::new(Semaphore::new(0));
     let opened = Arc::clone(&gate);
@@ -34,7 +34,7 @@ fn gated() -> (Arc<Script>, Arc<Semaphore>) {
     (engine, gate)
 }
 
-/// A stream of somebody else's that goes on for as long as tokens are released.
+/// Another client's stream, which continues as long as tokens are released.
 struct Bystander {
     client: Client,
     gate: Arc<Semaphore>,
@@ -52,7 +52,7 @@ impl Bystander {
         Self { client, gate }
     }
 
-    /// Takes so many further tokens, each released when the one before has come.
+    /// Reads this many more tokens, and releases each once the previous one has arrived.
     async fn goes_on(&mut self, tokens: usize) {
         for _ in 0..tokens {
             self.gate.add_permits(1);
@@ -72,12 +72,12 @@ fn with(field: &str, value: &str) -> Vec<u8> {
     body.into_bytes()
 }
 
-/// `open` so many times; with `close`, whole again.
+/// `open` this many times, closed again with `close`.
 fn nested(levels: usize, open: &str, close: &str) -> String {
     open.repeat(levels) + "1" + &close.repeat(levels)
 }
 
-/// Bodies, where they go, and what is answered. Some are as large as a megabyte of nesting.
+/// Bodies, their routes, and the status of the answer. Some are a megabyte of nesting.
 fn worst() -> Vec<(&'static str, Vec<u8>, u16)> {
     let levels = 60_000;
     let schema = nested(levels, "{\"properties\":{\"a\":", "}}");
@@ -208,7 +208,7 @@ async fn a_stream_goes_on_beside_the_worst_bodies() {
     site.close().await;
 }
 
-/// On one thread: had it been rendered there, its answer would have come before anybody else's next token.
+/// On one thread: if the template were rendered there, its answer would come before the other client's next token.
 #[tokio::test]
 async fn a_template_without_end_holds_up_nobody() {
     let (engine, gate) = gated();
@@ -251,7 +251,7 @@ async fn a_template_without_end_holds_up_nobody() {
     site.close().await;
 }
 
-/// As deep as JSON is read here, an inner request is no deeper.
+/// An inner request may not be deeper than JSON may be here.
 #[tokio::test]
 async fn the_depth_that_one_route_takes_every_route_takes() {
     let site = Site::start(Script::tokens(encode("Hi"))).await;
@@ -280,11 +280,11 @@ async fn the_depth_that_one_route_takes_every_route_takes() {
     site.close().await;
 }
 
-/// What is text to this server stays text, however deep the JSON in it.
+/// What this server treats as text stays text, however deep the JSON in it.
 #[tokio::test]
 async fn depth_in_a_text_is_no_depth() {
     let site = Site::start(echo()).await;
-    // Deeper than any JSON may be here, and short enough for the context.
+    // Deeper than JSON may be here, and short enough for the context.
     let deep = nested(500, "[", "]");
     let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": deep}});
     let messages = json!([

@@ -1,4 +1,4 @@
-//! [`Counting`]: the system's allocator, which counts what all threads of the process have of it, and the most there was.
+//! [`Counting`]: the system allocator, which counts the memory of all threads of the process, and its peak.
 
 #![expect(
     unsafe_code,
@@ -13,14 +13,14 @@ static PEAK_BYTES: AtomicIsize = AtomicIsize::new(0);
 
 pub(crate) struct Counting;
 
-/// Begins to look for a new peak; gives the bytes there are now.
+/// Resets the peak. Returns the current bytes.
 pub(crate) fn begin() -> isize {
     let live = LIVE_BYTES.load(Ordering::SeqCst);
     PEAK_BYTES.store(live, Ordering::SeqCst);
     live
 }
 
-/// The most bytes there were since [`begin`].
+/// The highest number of bytes since [`begin`].
 pub(crate) fn peak() -> isize {
     PEAK_BYTES.load(Ordering::SeqCst)
 }
@@ -30,29 +30,29 @@ fn add(bytes: isize) {
     PEAK_BYTES.fetch_max(live, Ordering::SeqCst);
 }
 
-// SAFETY: every call goes to the system's allocator as it came; counting allocates nothing and cannot unwind.
+// SAFETY: every call goes unchanged to the system allocator; counting allocates nothing and cannot unwind.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size().cast_signed());
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         add(layout.size().cast_signed());
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         add(size.cast_signed() - layout.size().cast_signed());
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.realloc(block, layout, size) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
         add(-layout.size().cast_signed());
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract.
         unsafe { System.dealloc(block, layout) }
     }
 }

@@ -1,6 +1,6 @@
-//! What one request takes at most: 8 times its body and 16 MB, whatever it says, in a whole server.
+//! The most memory that one request takes in a whole server: 8 times its body plus 16 MB, whatever it contains.
 //!
-//! A binary of its own, for its allocator, which counts what all threads of the process have: the tests take turns.
+//! A separate binary, for its allocator, which counts the memory of all threads of the process. The tests run one at a time.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,16 +27,16 @@ use tokio::net::TcpStream;
 #[global_allocator]
 static ALLOCATOR: counting::Counting = counting::Counting;
 
-/// One test at a time, for all of the process is counted.
+/// One test at a time, because the whole process is counted.
 static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// After this much silence a test has failed.
+/// A test fails after this much silence.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many times its body a request may take.
+/// How many times its body's size a request may take.
 const TIMES: usize = 8;
 
-/// What it may take beside.
+/// What it may take in addition.
 const FREE_BYTES: usize = 16_000_000;
 
 /// A server and its Worker.
@@ -81,13 +81,13 @@ impl Site {
             worker,
             server,
         };
-        // What is made once is made here.
+        // The first request makes what is made once.
         let body = br#"{"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}"#;
         assert_eq!(site.post("/v1/chat/completions", body).await.0, 200);
         site
     }
 
-    /// The status and the answer.
+    /// Returns the status and the answer.
     async fn post(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {
         let mut stream = TcpStream::connect(self.server.address()).await.unwrap();
         let head = format!(
@@ -107,7 +107,7 @@ impl Site {
         (status.unwrap(), answer)
     }
 
-    /// As [`Self::post`], with the most bytes that the process had beside those before.
+    /// Like [`Self::post`]. Also returns the peak of the process's memory beyond what it had before.
     async fn measure(&self, path: &str, body: &[u8]) -> (u16, Vec<u8>, usize) {
         let before = counting::begin();
         let (status, answer) = self.post(path, body).await;
@@ -115,7 +115,7 @@ impl Site {
         (status, answer, peak)
     }
 
-    /// Waits until no request holds anything of the budget.
+    /// Waits until no request holds any of the budget.
     async fn is_whole(&self) {
         for _ in 0..12_000 {
             if self.metric("genset_http_memory_used_bytes") == 0.0

@@ -1,4 +1,4 @@
-//! Bodies of up to 64 KiB, drawn at random, to every route.
+//! Random bodies of up to 64 KiB, to every route.
 
 use proptest::prelude::*;
 use proptest::sample::select;
@@ -60,7 +60,7 @@ const FIELDS: [&str; 34] = [
     "n",
 ];
 
-/// JSON as text, so that it may be short where its values are many, and broken.
+/// JSON as text, so that it can have many values in few bytes, and can be broken.
 fn text() -> impl Strategy<Value = String> {
     let leaf = prop_oneof![
         Just("0".to_owned()),
@@ -84,7 +84,7 @@ fn text() -> impl Strategy<Value = String> {
         });
         let list = prop::collection::vec(inner.clone(), 0..4);
         let list = list.prop_map(|items| format!("[{}]", items.join(",")));
-        // One item as often as it fits.
+        // One item, as often as it fits.
         let many = (inner.clone(), 0..MAX_BYTES).prop_map(|(item, bytes)| {
             let times = bytes / (item.len() + 1);
             format!("[{item}{}]", format!(",{item}").repeat(times))
@@ -120,7 +120,7 @@ fn body() -> impl Strategy<Value = String> {
     })
 }
 
-/// Nothing panics, nothing swells, and all of the budget is there again.
+/// Nothing panics, memory is bounded, and the whole budget is free afterwards.
 #[test]
 fn whatever_is_sent_takes_a_bounded_amount() {
     let _turn = TURN.blocking_lock();

@@ -1,4 +1,4 @@
-//! Bodies of two megabytes that would become as much as possible.
+//! Bodies of two megabytes that would expand as much as possible.
 
 use serde_json::json;
 
@@ -12,7 +12,7 @@ const EMBEDDINGS: &str = "/v1/embeddings";
 const MESSAGES: &str = "/v1/messages";
 const RESPONSES: &str = "/v1/responses";
 
-/// A body around `inner`, with what each API must have before.
+/// A body with `inner` in this field, after the fields that the API requires.
 fn around(path: &str, field: &str, inner: &str) -> Vec<u8> {
     let hi = r#"[{"role": "user", "content": "Hi"}]"#;
     let needed = match path {
@@ -34,7 +34,7 @@ fn repeated(first: &str, one: &str, last: &str) -> String {
     format!("{first}{}{last}", one.repeat(times))
 }
 
-/// Lists and objects that are short as text and large as values.
+/// Lists and objects that are short as text and large in memory.
 fn shapes() -> Vec<String> {
     let names: String = (0..BODY_BYTES / 10)
         .map(|at| format!("\"{at:x}\":0,"))
@@ -59,7 +59,7 @@ fn shapes() -> Vec<String> {
     ]
 }
 
-/// Where they are sent: fields that no API knows, fields that are ignored, and those of every kind that are read.
+/// The fields to send them in: unknown fields, ignored fields, and fields of every kind that is read.
 const FIELDS: [(&str, &str); 36] = [
     (CHAT, "x"),
     (CHAT, "metadata"),
@@ -99,7 +99,7 @@ const FIELDS: [(&str, &str); 36] = [
     ("/v1/responses/input_tokens", "input"),
 ];
 
-/// Sends a body; says what was wrong with what it took.
+/// Sends a body. Returns a message if it took too much.
 async fn check(site: &Site, path: &str, body: &[u8]) -> Option<String> {
     let (status, answer, peak) = site.measure(path, body).await;
     let shown = String::from_utf8_lossy(body.get(..120).unwrap_or(body)).into_owned();
@@ -117,7 +117,7 @@ async fn no_shape_of_json_swells() {
     let shapes = shapes();
     let mut bad = Vec::new();
     for (at, (path, field)) in FIELDS.into_iter().enumerate() {
-        // Every shape goes to a few fields, and some fields get all.
+        // Every shape goes to a few fields, and some fields get all shapes.
         let all = path == CHAT && matches!(field, "x" | "messages");
         for (index, shape) in shapes.iter().enumerate() {
             if all || field == "prompt" || index % 8 == at % 8 {
@@ -130,7 +130,7 @@ async fn no_shape_of_json_swells() {
     site.close().await;
 }
 
-/// What is good as far as it goes: each API's own objects, as many as two megabytes have.
+/// Valid so far: each API's own objects, as many as fit into two megabytes.
 fn crowds() -> Vec<(&'static str, Vec<u8>)> {
     let list = |one: serde_json::Value| {
         let one = one.to_string();
@@ -181,7 +181,7 @@ fn crowds() -> Vec<(&'static str, Vec<u8>)> {
             COMPLETIONS,
             around(COMPLETIONS, "prompt", &list(json!([1]))),
         ),
-        // To show them would take forty bytes each.
+        // Showing them would take forty bytes each.
         (
             COMPLETIONS,
             format!(

@@ -1,7 +1,7 @@
-//! Chat templates in the shapes of the families that are used most, rendered as `transformers` renders them.
+//! Chat templates in the style of the most used model families, rendered as `transformers` renders them.
 //!
-//! Every case of `cases.json` goes through every template. `goldens` has what `transformers` made of them, recorded by
-//! `python-tests/template_goldens.py`, and the Python tests check that it still does.
+//! Every case of `cases.json` goes through every template. `goldens` has the results of `transformers`, recorded by
+//! `python-tests/template_goldens.py`; the Python tests check that they are current.
 
 #![allow(
     clippy::unwrap_used,
@@ -18,10 +18,10 @@ use genset_frontend::text::{ChatTemplate, TemplateError, TemplateInput};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// The formats in which the templates ask for today's date. In a golden prompt, the format stands for the date.
+/// The formats in which the templates print today's date. In a golden prompt, the format stands for the date.
 const DATE_FORMATS: [&str; 2] = ["%d %b %Y", "%B %d, %Y"];
 
-/// Where we mean to do otherwise: the template, the case and why.
+/// Intended differences: the template, the case and the reason.
 const DEVIATIONS: [(&str, &str, &str); 4] = [
     ("deepseek", NO_TOOLS, NO_TOOLS_WHY),
     ("llama3", NO_TOOLS, NO_TOOLS_WHY),
@@ -56,14 +56,14 @@ struct Case {
     extra: Map<String, Value>,
 }
 
-/// What `transformers` did with a case.
+/// The result of `transformers` for a case.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Outcome {
     Prompt(String),
     /// The template raised an exception of its own, with this message.
     Raised(String),
-    /// The template failed. In which words, is Python's business.
+    /// The template failed. The wording is specific to Python.
     Failed(String),
 }
 
@@ -76,7 +76,7 @@ impl Outcome {
         }
     }
 
-    /// Whether `ours` is this outcome, on a day that is `date`.
+    /// Whether `ours` equals this outcome on the day `date`.
     fn allows(&self, ours: &Self, date: &jiff::Zoned) -> bool {
         match (self, ours) {
             (Self::Prompt(golden), Self::Prompt(prompt)) => *prompt == dated(golden, date),
@@ -116,7 +116,7 @@ fn render(template: &ChatTemplate, case: &Value) -> Outcome {
     }))
 }
 
-/// The cases that this template renders otherwise than `transformers`, each with both outcomes.
+/// Returns the cases that this template renders differently from `transformers`, each with both outcomes.
 fn differences(name: &str, tokens: &Tokens, cases: &Map<String, Value>) -> Vec<(String, String)> {
     let (bos, eos) = (tokens.bos_token.as_deref(), tokens.eos_token.as_deref());
     let template = ChatTemplate::try_new(&read(&format!("{name}.jinja")), bos, eos).unwrap();
@@ -131,7 +131,7 @@ fn differences(name: &str, tokens: &Tokens, cases: &Map<String, Value>) -> Vec<(
     let mut differences = Vec::new();
     for (case, input) in cases {
         let golden = &goldens[case];
-        // Midnight may come between the rendering and one of these, not between it and both.
+        // Midnight may fall between the rendering and one of these dates, but not both.
         let before = jiff::Zoned::now();
         let ours = render(&template, input);
         if !golden.allows(&ours, &before) && !golden.allows(&ours, &jiff::Zoned::now()) {

@@ -1,7 +1,7 @@
-//! [`AddedTokens`]: the added tokens in a text, and what is between them, found from left to right without a copy.
+//! [`AddedTokens`]: finds the added tokens in a text, and the parts between them, from left to right without a copy.
 //!
-//! The library looks for added tokens twice: for some in the text as it stands, for others in what the normalizer made of it.
-//! It takes the leftmost match, and of those that begin there the longest. A token may take the white space beside it.
+//! The library searches for added tokens twice: for some in the original text, for others in the normalized text. It takes the
+//! leftmost match; of several there, the longest. A token may include the white space beside it.
 
 use std::ops::Range;
 
@@ -10,9 +10,9 @@ use tokenizers::Tokenizer;
 
 /// The added tokens of one of the two kinds.
 pub(super) struct AddedTokens {
-    /// `None` where there are no such tokens.
+    /// `None` if there are no such tokens.
     matcher: Option<AhoCorasick>,
-    /// By the number of the matcher's pattern.
+    /// Indexed by the matcher's pattern number.
     tokens: Vec<Token>,
 }
 
@@ -30,8 +30,8 @@ pub(super) enum Part {
 }
 
 impl AddedTokens {
-    /// The tokens that are looked for in normalized text, or those that are not. `None` where whether a token is found
-    /// depends on more than its own text: it must be a word by itself, or its spaces may be another's.
+    /// The tokens that are searched for in normalized text, or the others. `None` if a match depends on more than the token's own
+    /// text: it must be a whole word, or may share spaces with another token.
     pub(super) fn try_new(tokenizer: &Tokenizer, normalized: bool) -> Option<Self> {
         let added = tokenizer.get_added_tokens_decoder();
         let added = added
@@ -39,7 +39,7 @@ impl AddedTokens {
             .filter(|(_, token)| token.normalized == normalized);
         let (mut texts, mut tokens) = (Vec::new(), Vec::new());
         for (&id, token) in added {
-            // For a token that is looked for in normalized text, this is its normalized text.
+            // For a token that is searched for in normalized text, this is its normalized text.
             texts.push(tokenizer.id_to_token(id)?);
             tokens.push(Token {
                 id,
@@ -69,7 +69,7 @@ impl AddedTokens {
     /// Calls `each` with the parts of `text`, in order.
     ///
     /// # Errors
-    /// What `each` says, which ends it.
+    /// The first error of `each`, which stops the search.
     pub(super) fn for_each_part<E>(
         &self,
         text: &str,

@@ -1,8 +1,8 @@
-//! [`Expression`]: the parts that a pre-tokenizer's expression makes of a text.
+//! [`Expression`]: splits a text by a pre-tokenizer's expression.
 //!
-//! The library searches with an engine that can look around, and so goes back and forth over every word. Nearly all models'
-//! expressions look around in one place alone, their end: `|\s+(?!\S)|\s+` leaves the last space of a run to the word behind
-//! it. That much is done here by hand, and the rest found by an engine that reads each byte once.
+//! The library searches with an engine that supports look-around, and so goes back and forth over every word. Nearly all models'
+//! expressions look around only at their end: `|\s+(?!\S)|\s+` leaves the last space of a run to the next word. This module
+//! handles that end itself, and finds the rest with an engine that reads each byte once.
 
 use std::ops::Range;
 
@@ -15,17 +15,17 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 
 use crate::text::tokenizer::TokenizerError;
 
-/// The alternatives that many expressions end with: white space, without the last character where a word follows.
+/// The alternatives at the end of many expressions: white space, without its last character if a word follows.
 const SPACE_BEFORE_WORD: &str = r"|\s+(?!\S)|\s+";
 
-/// An expression, and what becomes of its matches.
+/// An expression, and how its matches split a text.
 pub(super) struct Expression {
     split: Split,
     one_pass: Option<OnePass>,
 }
 
 impl Expression {
-    /// The same as the library's.
+    /// An expression that splits as the library's does.
     pub(super) fn new(split: Split) -> Self {
         let one_pass = match &split.pattern {
             SplitPattern::Regex(pattern) => OnePass::try_new(pattern),
@@ -37,8 +37,8 @@ impl Expression {
     /// Calls `each` with the parts of a text; some may be empty.
     ///
     /// # Errors
-    /// What `each` says, which ends it, and [`TokenizerError::TooLong`] for a run of more than `max_space` bytes of white space,
-    /// where the library would have to look back over it.
+    /// The first error of `each`, which stops the split, and [`TokenizerError::TooLong`] for a run of more than `max_space` bytes
+    /// of white space, if the library would have to look back over it.
     pub(super) fn split(
         &self,
         text: &str,
@@ -73,7 +73,7 @@ impl Expression {
     }
 }
 
-/// Expressions look back from the end of white space, for which the library keeps 24 bytes a character.
+/// Expressions look back from the end of white space; the library keeps 24 bytes a character for that.
 fn check_space(text: &str, max_bytes: usize) -> Result<(), TokenizerError> {
     let runs = text.split(|c: char| !c.is_whitespace());
     match runs.map(str::len).find(|bytes| *bytes > max_bytes) {
@@ -82,7 +82,7 @@ fn check_space(text: &str, max_bytes: usize) -> Result<(), TokenizerError> {
     }
 }
 
-/// A pattern with nothing in its sets of characters, `[...]`.
+/// Returns the pattern with empty character sets, `[]`.
 fn without_sets(pattern: &str) -> String {
     let mut depth = 0_usize;
     let mut outside = String::with_capacity(pattern.len());
@@ -101,7 +101,7 @@ fn without_sets(pattern: &str) -> String {
     outside
 }
 
-/// Whether the brace that ends a pattern here is that of a class such as `\p{L}`, not of a repetition.
+/// Whether the brace at the end of this pattern closes a class such as `\p{L}`, not a repetition.
 fn is_class(pattern: &str) -> bool {
     let open = pattern.rfind('{').map_or("", |open| &pattern[..open]);
     open.ends_with(r"\p") || open.ends_with(r"\P")
@@ -109,20 +109,20 @@ fn is_class(pattern: &str) -> bool {
 
 /// An expression that ends with [`SPACE_BEFORE_WORD`] and looks around nowhere else.
 struct OnePass {
-    /// What comes before that, as the first pattern, and white space as the second.
+    /// The first pattern is the part before that suffix, the second is white space.
     regex: Regex,
-    /// What a search writes to, taken once for a text with all its words.
+    /// The search caches; a text takes one for all its words.
     caches: Caches,
 }
 
-/// Caches of one expression, as many as there were searches at a time.
+/// Caches of one expression, as many as there were concurrent searches.
 type Caches = Pool<Cache, Box<dyn Fn() -> Cache + Send + Sync>>;
 
 impl OnePass {
     fn try_new(pattern: &str) -> Option<Self> {
         let words = pattern.strip_suffix(SPACE_BEFORE_WORD)?;
-        // The library's engine takes a `+` after a repetition as "never give back", this one as another repetition. Flags that
-        // are set for the rest would hold in one pattern and not in the other.
+        // The library's engine reads a `+` after a repetition as possessive; this engine reads it as another repetition. Flags
+        // set for the rest of the expression would apply to the first pattern only.
         let outside = without_sets(words);
         let is_other = ["++", "*+", "?+"].iter().any(|end| outside.contains(end))
             || outside
@@ -130,7 +130,7 @@ impl OnePass {
                 .any(|(end, _)| !is_class(&outside[..end]));
         let mut groups = outside.split("(?").skip(1);
         let sets_flags = groups.any(|group| !(group.starts_with(':') || group.starts_with("i:")));
-        // A match of nothing is handled in ways of the library's own.
+        // The library handles empty matches in its own way.
         let shortest = syntax::parse(words).ok()?.properties().minimum_len()?;
         if is_other || sets_flags || shortest == 0 {
             return None;
@@ -141,7 +141,7 @@ impl OnePass {
         Some(Self { regex, caches })
     }
 
-    /// Calls `found` with every match.
+    /// Calls `found` for every match.
     fn find(
         &self,
         text: &str,
@@ -150,8 +150,8 @@ impl OnePass {
         let mut cache = self.caches.get();
         let mut input = Input::new(text);
         loop {
-            // Nearly always a match begins where the last one ended. Sought there alone, its beginning is known, and not
-            // sought again from its end.
+            // A match nearly always begins where the last one ended. An anchored search there knows its beginning, and need not
+            // search for it back from its end.
             let here = input.clone().anchored(Anchored::Yes);
             let matched = self
                 .regex
@@ -174,10 +174,10 @@ impl OnePass {
     }
 }
 
-/// Matches and what is between them become parts, as a delimiter's behavior says.
+/// Turns matches and the text between them into parts, as a delimiter's behavior requires.
 struct Parts {
     behavior: SplitDelimiterBehavior,
-    /// A part that may grow.
+    /// The part that may still grow.
     open: Option<Range<usize>>,
     after_match: bool,
 }
@@ -191,7 +191,7 @@ impl Parts {
         }
     }
 
-    /// Takes what comes next. Gives the part that is complete with it.
+    /// Takes the next range. Returns the part that it completes, if any.
     fn add(&mut self, range: Range<usize>, is_match: bool) -> Option<Range<usize>> {
         let after_match = std::mem::replace(&mut self.after_match, is_match);
         let joins = match self.behavior {

@@ -1,29 +1,29 @@
-//! [`KnownWords`]: the tokens of words that were seen, in bounded memory.
+//! [`KnownWords`]: a cache of the tokens of words, in bounded memory.
 //!
-//! Language repeats its words, so most words of a prompt were in another. The library keeps words as well, but the first ten
-//! thousand for ever, and hands out a copy of each token's text. Here the newest are kept: half of the memory fills with them,
-//! and when it is full, the half that was filled before goes.
+//! Language repeats its words, so most words of a prompt were seen in another. The library caches words too, but keeps the first
+//! ten thousand for ever and returns a copy of each token's text. This cache keeps the newest: it has two halves, and when the
+//! newer half is full, it drops the older one.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
 
 use parking_lot::RwLock;
 
-/// Longer words are rarely seen again.
+/// Longer words rarely occur again.
 pub(super) const MAX_WORD_BYTES: usize = 64;
 
-/// Threads that look for different words wait for each other as little as so many locks make it.
+/// The number of locks: more locks mean less waiting between threads that look for different words.
 const SHARDS: usize = 16;
 
-/// What an entry takes beside word and tokens: its place in a map that is half empty, and the allocator's share.
+/// The overhead of an entry besides its word and tokens: its slot in a half-empty map, and the allocator's overhead.
 const ENTRY_BYTES: usize = 128;
 
-/// Words with their tokens. The lock of a part is held for a step in a map.
+/// Words with their tokens. A shard's lock is held for one map operation.
 pub(super) struct KnownWords {
-    /// Its secret is these words' own, so that no client can look for words that share a hash.
+    /// It is seeded for this cache alone, so that clients cannot search for words with colliding hashes.
     hasher: RandomState,
     shards: [RwLock<Shard>; SHARDS],
-    /// Of the newer words of a shard.
+    /// The limit for the newer words of a shard.
     max_bytes: usize,
 }
 
@@ -34,7 +34,7 @@ struct Shard {
     newer_bytes: usize,
 }
 
-/// By the hash.
+/// Words by hash.
 type ByHash = HashMap<u64, KnownWord, BuildHasherDefault<Hashed>>;
 
 struct KnownWord {
@@ -42,7 +42,7 @@ struct KnownWord {
     ids: Box<[u32]>,
 }
 
-/// Hashes are not hashed again.
+/// A hasher for keys that are hashes already.
 #[derive(Default)]
 struct Hashed(u64);
 
@@ -63,7 +63,7 @@ impl Hasher for Hashed {
 }
 
 impl KnownWords {
-    /// A place for so many bytes.
+    /// A cache of up to `max_bytes`.
     pub(super) fn new(max_bytes: usize) -> Self {
         Self {
             hasher: RandomState::new(),
@@ -72,16 +72,16 @@ impl KnownWords {
         }
     }
 
-    /// What `take` makes of the tokens of `word`, if they are known.
+    /// Returns the result of `take` for the tokens of `word`, if they are known.
     pub(super) fn with<T>(&self, word: &str, take: impl FnOnce(&[u32]) -> T) -> Option<T> {
         let hash = self.hasher.hash_one(word);
         let shard = self.shard(hash).read();
         let known = shard.newer.get(&hash).or_else(|| shard.older.get(&hash))?;
-        // Another word may have the hash.
+        // Another word may have the same hash.
         (*known.word == *word).then(|| take(&known.ids))
     }
 
-    /// Keeps the tokens of `word`.
+    /// Caches the tokens of `word`.
     pub(super) fn insert(&self, word: &str, ids: &[u32]) {
         let hash = self.hasher.hash_one(word);
         let bytes = ENTRY_BYTES + word.len() + size_of_val(ids);
@@ -95,17 +95,17 @@ impl KnownWords {
             let full = std::mem::take(&mut shard.newer);
             let gone = std::mem::replace(&mut shard.older, full);
             drop(shard);
-            // Freed while nobody waits.
+            // Freed outside the lock.
             drop(gone);
             shard = self.shard(hash).write();
         }
-        // Two threads may bring the same word, which is then counted twice until the half goes.
+        // Two threads may insert the same word, which then counts twice until its half is dropped.
         shard.newer_bytes += bytes;
         shard.newer.insert(hash, known);
     }
 
     fn shard(&self, hash: u64) -> &RwLock<Shard> {
-        // The map takes the lowest bits and the highest.
+        // The map uses the lowest and the highest bits.
         &self.shards[(hash >> 32) as usize % SHARDS]
     }
 }
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(ids(&words, "word 0"), None);
     }
 
-    /// One that is too large for its half is kept until the next comes, which is at most one for each lock.
+    /// An entry larger than its half is kept until the next one arrives: at most one for each lock.
     #[test]
     fn no_memory_keeps_nothing_for_long() {
         let words = KnownWords::new(0);

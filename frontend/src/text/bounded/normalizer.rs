@@ -1,8 +1,8 @@
-//! [`ChunkNormalizer`]: the normalized text of a long one, made chunk by chunk.
+//! [`ChunkNormalizer`]: normalizes a long text chunk by chunk.
 //!
-//! A chunk ends between two characters over which the normalizer does not look. [`Rule`] says which those are: some
-//! normalizers treat each character by itself, Unicode's forms compose a letter with the marks behind it, and others look at
-//! runs of spaces. What is done at a text's ends is done to the first and the last chunk alone.
+//! A chunk ends between two characters across which the normalizer does not look. [`Rule`] defines them: some normalizers treat
+//! each character by itself, Unicode's forms compose a letter with the marks after it, and others look at runs of spaces. What
+//! applies to a text's ends applies to the first and the last chunk only.
 
 use std::borrow::Cow;
 
@@ -13,39 +13,39 @@ use super::{Sizes, boundary_before};
 use crate::text::growth;
 use crate::text::tokenizer::{EncodeLimits, TokenizerError};
 
-/// A normalizer that works on a chunk at a time.
+/// A normalizer that works on one chunk at a time.
 pub(super) struct ChunkNormalizer {
-    /// For a chunk that is the first (1) and the last (2) of its text, or neither; `None` where it does nothing.
+    /// By index: 1 for the first chunk of a text, 2 for the last, 3 for the only one, 0 for others; `None` if it does nothing.
     variants: [Option<NormalizerWrapper>; 4],
     rule: Rule,
-    /// Whether a text of ASCII stays as it is.
+    /// Whether it leaves ASCII text unchanged.
     keeps_ascii: bool,
-    /// How many times as long it makes a text at most.
+    /// The largest factor by which it lengthens a text.
     growth: usize,
 }
 
-/// What must hold of the characters on both sides of a cut.
+/// The conditions on the characters on both sides of a cut.
 #[derive(Debug, Default)]
 struct Rule {
-    /// The one on the right combines with nothing on its left.
+    /// The right one combines with nothing on its left.
     right_begins_anew: bool,
     /// Neither combines with anything.
     both_begin_anew: bool,
     /// Neither is white space.
     no_space: bool,
-    /// They do not follow each other in one of these.
+    /// They are not adjacent in any of these.
     literals: Vec<Vec<char>>,
 }
 
 impl ChunkNormalizer {
-    /// `None` for a normalizer that may look at all of a text.
+    /// `None` for a normalizer that may look at the whole text.
     pub(super) fn try_new(normalizer: Option<&NormalizerWrapper>) -> Option<Self> {
         let mut rule = Rule::default();
         let parts = normalizer.map_or_else(Vec::new, flat);
         let keeps_ascii = parts.iter().all(|part| composes(part));
         let prepends = |part: &NormalizerWrapper| matches!(part, NormalizerWrapper::Prepend(_));
         if parts.iter().any(|part| removes(part)) && parts.iter().any(|part| prepends(part)) {
-            // What is put before a text depends on whether anything is left of it.
+            // Whether a prefix is added depends on whether any text is left.
             return None;
         }
         for (index, part) in parts.into_iter().enumerate() {
@@ -61,21 +61,22 @@ impl ChunkNormalizer {
         })
     }
 
-    /// Whether the text stays as it is.
+    /// Whether it leaves every text unchanged.
     pub(super) fn is_none(&self) -> bool {
         self.variants.iter().all(Option::is_none)
     }
 
-    /// Whether every character becomes letters that stand for its bytes.
+    /// Whether it maps every byte to a letter that stands for it.
     pub(super) fn maps_bytes(&self) -> bool {
         let maps = |part: &NormalizerWrapper| matches!(part, NormalizerWrapper::ByteLevel(_));
         self.variants.iter().flatten().flat_map(flat).any(maps)
     }
 
-    /// The normalized text.
+    /// Returns the normalized text.
     ///
     /// # Errors
-    /// [`TokenizerError::TooLong`] where there is no place to cut or it becomes far longer, [`TokenizerError::Stopped`], and what the library says.
+    /// [`TokenizerError::TooLong`] if there is no place to cut or the text becomes far longer, [`TokenizerError::Stopped`], and
+    /// the library's errors.
     pub(super) fn normalize<'t>(
         &self,
         text: &'t str,
@@ -116,7 +117,7 @@ impl ChunkNormalizer {
         Ok(Cow::Owned(normalized))
     }
 
-    /// Where the first chunk of `text` ends: at the last cut of a window, else at the first after it.
+    /// Returns the end of the first chunk of `text`: the last cut within a window, else the first cut after it.
     fn cut(&self, text: &str, sizes: Sizes) -> Result<usize, TokenizerError> {
         if text.len() <= sizes.window {
             return Ok(text.len());
@@ -142,7 +143,7 @@ impl ChunkNormalizer {
 }
 
 impl Rule {
-    /// Asks for what one normalizer needs; `None` where nothing is enough.
+    /// Adds the conditions that one normalizer needs; `None` if no condition is enough.
     fn add(&mut self, normalizer: &NormalizerWrapper, is_first: bool) -> Option<()> {
         match normalizer {
             NormalizerWrapper::NFC(_)
@@ -156,7 +157,7 @@ impl Rule {
             | NormalizerWrapper::ByteLevel(_)
             | NormalizerWrapper::Prepend(_) => {}
             NormalizerWrapper::StripNormalizer(_) => self.no_space = true,
-            // It goes by graphemes.
+            // It works on graphemes.
             NormalizerWrapper::Precompiled(_) => self.both_begin_anew = true,
             NormalizerWrapper::Replace(replace) => {
                 if !replace.content.chars().all(|c| c.is_ascii() || c == '▁') {
@@ -170,7 +171,7 @@ impl Rule {
                 }
                 let literal: Vec<_> = pattern["String"].as_str()?.chars().collect();
                 let is_one = literal.len() == 1 && !replace.content.is_empty();
-                // What came before may have made other characters of those that are compared.
+                // An earlier step may have changed the characters that are compared.
                 if !is_one && (!is_first || literal.is_empty()) {
                     return None;
                 }
@@ -196,7 +197,7 @@ impl Rule {
     }
 }
 
-/// The normalizers of a sequence, and of those in it.
+/// The normalizers of a sequence, nested ones included.
 fn flat(normalizer: &NormalizerWrapper) -> Vec<&NormalizerWrapper> {
     if let NormalizerWrapper::Sequence(sequence) = normalizer {
         sequence.as_ref().iter().flat_map(flat).collect()
@@ -205,7 +206,7 @@ fn flat(normalizer: &NormalizerWrapper) -> Vec<&NormalizerWrapper> {
     }
 }
 
-/// Whether it is one of Unicode's forms.
+/// Whether it is one of Unicode's normalization forms.
 fn composes(normalizer: &NormalizerWrapper) -> bool {
     matches!(
         normalizer,
@@ -216,7 +217,7 @@ fn composes(normalizer: &NormalizerWrapper) -> bool {
     )
 }
 
-/// Whether it may leave nothing of a character.
+/// Whether it may remove a character.
 fn removes(normalizer: &NormalizerWrapper) -> bool {
     match normalizer {
         NormalizerWrapper::BertNormalizer(_)
@@ -236,7 +237,7 @@ fn removes(normalizer: &NormalizerWrapper) -> bool {
     }
 }
 
-/// What a normalizer does to a chunk: all of it to a text's only one.
+/// The part of a normalizer that applies to a chunk, given its place in the text.
 fn variant(
     normalizer: &NormalizerWrapper,
     is_first: bool,
@@ -258,8 +259,8 @@ fn variant(
     }
 }
 
-/// Whether a character stays apart from those before it, in every form that Unicode knows, is no control character, and begins
-/// a grapheme. It need not be all such characters: every script in common use has some.
+/// Whether a character stays apart from those before it in every Unicode form, is no control character, and begins a grapheme.
+/// The list need not be complete: every script in common use has some such characters.
 fn begins_anew(c: char) -> bool {
     matches!(c,
         ' '..='~' | '\n'
@@ -286,7 +287,8 @@ mod tests {
         text.get().to_owned()
     }
 
-    /// Letters that compose with what follows, marks of every class, Hangul in parts, half-width marks, emoji in parts.
+    /// Characters that may combine with what follows: letters, marks of every class, Hangul jamo, half-width marks, parts of
+    /// emoji.
     const LEFT: &[&str] = &[
         "a",
         "e\u{301}",
@@ -313,7 +315,7 @@ mod tests {
 
     #[test]
     fn nothing_combines_with_what_begins_anew() {
-        // Of ideographs and syllables, which are alike, a few.
+        // Samples ideographs and syllables, which all behave alike.
         let is_looked_at =
             |c: &char| begins_anew(*c) && (*c < '\u{3400}' || u32::from(*c) % 97 == 0);
         let forms: [NormalizerWrapper; 4] = [NFC.into(), NFD.into(), NFKC.into(), NFKD.into()];

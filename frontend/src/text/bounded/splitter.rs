@@ -1,8 +1,8 @@
-//! [`Splitter`]: the words of a normalized text, one after the other, as the tokenizer's pre-tokenizer makes them.
+//! [`Splitter`]: splits a normalized text into words one by one, as the tokenizer's pre-tokenizer does.
 //!
-//! A pre-tokenizer is a list of steps, each of which splits what the one before gave it, and may change it. Expressions are
-//! searched for in the whole text, so that what they look at beside a word is there; no list of words is made. Steps that look
-//! at nothing but the two characters beside a border are left to the library, which is given the text in windows.
+//! A pre-tokenizer is a list of steps, each of which splits the parts from the step before, and may change them. Expressions
+//! search the whole text, so that they see what they look at beside a word; no list of words is made. The library runs the steps
+//! that look only at the two characters beside a border, on windows of the text.
 
 use std::ops::Range;
 
@@ -18,20 +18,20 @@ use super::{Sizes, boundary_before};
 use crate::text::detokenize::pieces::byte_letters;
 use crate::text::tokenizer::TokenizerError;
 
-/// How GPT-2 splits text into words, which the library's `ByteLevel` does by itself.
+/// GPT-2's expression for words, built into the library's `ByteLevel`.
 ///
 /// # Source
-/// `RE` in `pre_tokenizers/byte_level.rs` of the `tokenizers` crate, which hands it to nobody.
+/// `RE` in `pre_tokenizers/byte_level.rs` of the `tokenizers` crate, where it is private.
 const GPT_2_WORDS: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// What is done with each word.
+/// The callback for each word.
 type Each<'a> = &'a mut dyn FnMut(&str) -> Result<(), TokenizerError>;
 
 /// A pre-tokenizer, step by step.
 pub(super) struct Splitter {
     steps: Vec<Step>,
-    /// What is done with each byte of a word in the end.
+    /// The mapping of a word's bytes to letters, if that is the last step.
     letters: Option<ByteLetters>,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Splitter {
 pub(super) struct ByteLetters(Box<[char; 256]>);
 
 impl ByteLetters {
-    /// A text with a letter for each byte.
+    /// Returns a text with one letter for each byte.
     pub(super) fn of(&self, text: &str) -> String {
         let mut mapped = String::with_capacity(text.len() * 2);
         mapped.extend(text.bytes().map(|byte| self.0[usize::from(byte)]));
@@ -50,12 +50,12 @@ impl ByteLetters {
 enum Step {
     /// Splits by an expression.
     Expression(Box<Expression>),
-    /// Begins with a space.
+    /// Prepends a space.
     PrefixSpace,
-    /// Makes a letter of each byte.
+    /// Maps each byte to a letter.
     Bytes(ByteLetters),
     Metaspace(Metaspace),
-    /// Splits between two characters, whatever is beside them.
+    /// Splits between two characters, whatever surrounds them.
     Pairs(PreTokenizerWrapper),
 }
 
@@ -73,7 +73,7 @@ struct Metaspace {
 }
 
 impl Splitter {
-    /// `None` for a pre-tokenizer with a step that may look at all of a text. `is_plain` says that the normalizer changes
+    /// `None` for a pre-tokenizer with a step that may look at the whole text. `is_plain` says that the normalizer changes
     /// nothing.
     pub(super) fn try_new(
         pre_tokenizer: Option<&PreTokenizerWrapper>,
@@ -85,7 +85,7 @@ impl Splitter {
         }
         let is_first_alone = |step: &Step| matches!(step, Step::Metaspace(space) if space.scheme == PrependScheme::First);
         if let Some(index) = steps.iter().position(is_first_alone) {
-            // What the library takes for a text's beginning is known only where nothing was changed before.
+            // Where the library sees a text's beginning is known only if no earlier step changed the text.
             let keeps = |step: &Step| matches!(step, Step::Expression(_) | Step::Pairs(_));
             if !is_plain || !steps[..index].iter().all(keeps) {
                 return None;
@@ -101,22 +101,22 @@ impl Splitter {
         Some(splitter)
     }
 
-    /// Whether the words are made of letters that stand for bytes.
+    /// Whether words consist of letters that stand for bytes.
     pub(super) fn maps_bytes(&self) -> bool {
         self.letters.is_some() || self.steps.iter().any(Step::is_bytes)
     }
 
-    /// What is left to do with each word that [`split`](Self::split) gives: a word that was seen before needs none.
+    /// Takes the last step out: the caller maps the words from [`split`](Self::split) itself, and skips that for known words.
     pub(super) fn take_letters(&mut self) -> Option<ByteLetters> {
         self.letters.take()
     }
 
-    /// Calls `each` with every word of `text`. `is_first` says that it is the beginning of a whole text, `sizes` how much
-    /// the library is given at once.
+    /// Calls `each` with every word of `text`. `is_first` says that this is the beginning of a whole text; `sizes` bounds the
+    /// library's input.
     ///
     /// # Errors
-    /// What `each` says, which ends it, [`TokenizerError::TooLong`] for a run of white space that an expression would have to
-    /// look back over, and what the library says.
+    /// The first error of `each`, which stops the split; the library's errors; and [`TokenizerError::TooLong`] for a run of white
+    /// space that an expression would have to look back over.
     pub(super) fn split(
         &self,
         text: &str,
@@ -162,7 +162,7 @@ fn add_steps(pre_tokenizer: &PreTokenizerWrapper, steps: &mut Vec<Step>) -> Opti
         | PreTokenizerWrapper::WhitespaceSplit(_) => {
             steps.push(Step::Pairs(pre_tokenizer.clone()));
         }
-        // They count from the beginning, or remember what they saw.
+        // They count from the beginning, or have state.
         PreTokenizerWrapper::FixedLength(_) | PreTokenizerWrapper::UnicodeScripts(_) => {
             return None;
         }
@@ -170,7 +170,7 @@ fn add_steps(pre_tokenizer: &PreTokenizerWrapper, steps: &mut Vec<Step>) -> Opti
     Some(())
 }
 
-/// Does the first step to `text`, and the others to what comes of it.
+/// Applies the first step to `text`, and the other steps to its parts.
 fn run(
     steps: &[Step],
     text: &str,
@@ -235,7 +235,7 @@ impl Metaspace {
     }
 }
 
-/// Calls `each` with the parts that a pre-tokenizer makes of a text which looks only at the two characters beside a border.
+/// Calls `each` with the parts from a pre-tokenizer that looks only at the two characters beside a border.
 fn by_pairs(
     pre_tokenizer: &PreTokenizerWrapper,
     text: &str,
@@ -250,7 +250,7 @@ fn by_pairs(
         for part in parts {
             let mut part = start + part.start..start + part.end;
             if part.end == end && end < text.len() {
-                // It may go on.
+                // It may continue in the next window.
                 if part.start > start {
                     next = part.start;
                     break;
@@ -265,7 +265,7 @@ fn by_pairs(
     Ok(())
 }
 
-/// Where the part ends that the character before `seen` belongs to.
+/// Returns the end of the part that contains the character before `seen`.
 fn end_of_part(
     pre_tokenizer: &PreTokenizerWrapper,
     text: &str,
@@ -285,7 +285,7 @@ fn end_of_part(
     Ok(text.len())
 }
 
-/// The parts that the library makes of a short text which it does not change.
+/// Returns the parts into which the library splits a short text, if it does not change it.
 fn parts_of(
     pre_tokenizer: &PreTokenizerWrapper,
     text: &str,

@@ -1,4 +1,4 @@
-//! Long texts' tokens against the library's, for every kind of tokenizer, with parts so small that every cut is met.
+//! Compares long texts' tokens with the library's, for every kind of tokenizer, with parts so small that every cut occurs.
 
 mod charsmap;
 
@@ -21,12 +21,12 @@ struct Subject {
     name: String,
     tokenizer: Tokenizer,
     encoder: BoundedEncoder,
-    /// The same with words that it keeps, of any text before.
+    /// The same encoder with a word cache, filled by earlier texts.
     remembering: BoundedEncoder,
     added: Vec<String>,
 }
 
-/// How other models split text into words: Qwen 2, and `o200k_base` as GPT-4o and gpt-oss have it.
+/// Word expressions of other models: Qwen 2, and `o200k_base` of GPT-4o and gpt-oss.
 const QWEN_2_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const O200K_WORDS: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
@@ -42,7 +42,7 @@ fn normalizers(parts: &[Value]) -> Value {
     json!({ "type": "Sequence", "normalizers": parts })
 }
 
-/// Merges over every border, for texts that are one word.
+/// Merges across every border, for texts that are one word.
 fn without_words() -> Value {
     let texts = fixtures::corpus().map(|text| text.replace(' ', "▁").repeat(3));
     let trainer = BpeTrainer::builder()
@@ -198,7 +198,7 @@ fn tokenizers() -> Vec<(String, Value)> {
     all
 }
 
-/// With tokens that take the spaces beside them, are parts of each other, and are found in normalized text.
+/// With tokens that include the spaces beside them, are parts of each other, or are found in normalized text.
 fn with_more_tokens(json: Value) -> Value {
     with_tokens(
         json,
@@ -264,7 +264,7 @@ static SUBJECTS: LazyLock<(Vec<Subject>, Vec<String>)> = LazyLock::new(|| {
     (known, unknown)
 });
 
-/// What may behave differently beside a cut: runs of every kind, beside the pieces that split badly.
+/// What may behave differently beside a cut: runs of every kind, beside pieces that are hard to split.
 const MORE: &[&str] = &[
     "a",
     "ab",
@@ -371,7 +371,7 @@ fn every_tokenizer_takes_every_piece_in_parts() {
 
 #[test]
 fn what_cannot_be_done_in_parts_is_known() {
-    // What the library takes for the beginning of a changed text is not followed.
+    // Where the library sees the beginning of a changed text is not modelled.
     assert_eq!(SUBJECTS.1, ["whole unigram", "whole unigram, more tokens"]);
     let is_bounded = |json: &Value| BoundedEncoder::try_new(&tokenizer(json)).is_some();
     let json = fixtures::tiny_chat_json();
@@ -398,7 +398,7 @@ fn what_cannot_be_done_in_parts_is_known() {
     }
 }
 
-/// Texts of a tokenizer that takes them whole, and long words of one that knows no cut in them, are limited.
+/// Limits apply to texts of a tokenizer that takes them whole, and to long words without a known cut.
 #[test]
 fn what_cannot_be_cut_is_limited() {
     let encode = |json: &Value, text: &str| {
@@ -420,7 +420,7 @@ fn what_cannot_be_cut_is_limited() {
         "{error}"
     );
 
-    // An expression that looks around, as most do, at its end alone needs no limit.
+    // An expression that looks around only at its end, as most do, needs no limit.
     let tiny_chat = fixtures::tiny_chat_json();
     assert!(encode(&tiny_chat, &" ".repeat(WHOLE_BYTES + 1)).is_ok());
     let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
@@ -449,7 +449,7 @@ fn limits_end_the_work_between_parts() {
             ..EncodeLimits::NONE
         };
         let error = tokenizer.encode_prompt(&text, false, &limits).unwrap_err();
-        // A word is in one piece, and a long one in windows.
+        // A word is encoded in one piece, a long one in windows.
         assert!(
             matches!(
                 error,
@@ -473,7 +473,7 @@ fn limits_end_the_work_between_parts() {
     }
 }
 
-/// The count goes on over the borders at which known prompts end.
+/// The count continues across the borders at which known prompts end.
 #[test]
 fn limits_count_the_tokens_of_all_parts() {
     let json = fixtures::tiny_chat_json().to_string();

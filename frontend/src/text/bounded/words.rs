@@ -1,18 +1,16 @@
-//! [`WordEncoder`]: the tokens of one word, however long.
+//! [`WordEncoder`]: encodes one word of any length.
 //!
-//! The tokens of short words are [known](super::known) from other texts, mostly.
+//! The tokens of most short words are [known](super::known) from other texts.
 //!
-//! A word is whatever the pre-tokenizer does not split: for some models a whole text, for others a run of a million letters.
-//! Of a model that merges pairs, a long one is encoded in windows, each of which begins with a token that the window before
-//! had as well. Why that gives the tokens of the whole word:
+//! A word is what the pre-tokenizer does not split: for some models a whole text, for others a run of a million letters. If the
+//! model merges pairs, a long word is encoded in windows. Why the windows together have the tokens of the whole word:
 //!
-//! - Merging is local: as long as nothing is merged over a border, what happens on its left and on its right is what would
-//!   happen to either side alone.
-//! - So tokens of a text are *the* tokens of the text if and only if those of every two neighbours are the tokens of the text
-//!   of the two. (Were another the result, consider the first merge over a border of theirs: the two tokens beside it would
-//!   have been merged just so when they were alone.)
-//! - Within a window the library has made sure of it. So a border after a window's token is right if this token and the first
-//!   of the next window are what the library makes of the two. If they are not, the window before is made larger.
+//! - Merging is local: until a merge crosses a border, both sides evolve as each would alone.
+//! - So tokens of a text are *the* tokens of the text if and only if every two neighbours are the tokens of their joint text.
+//!   (Proof: if the result differs, consider the first merge that crosses a border of theirs. The two tokens beside it would
+//!   have been merged in the same way when encoded alone.)
+//! - Within a window the library guarantees this. So a border is right if the library encodes the joint text of the two tokens
+//!   beside it as these two tokens. If it does not, the window before is encoded again at twice the size.
 
 use std::sync::OnceLock;
 
@@ -26,20 +24,20 @@ use super::{Tokens, boundary_before};
 use crate::text::longest::{has_token_for_all, is_alike_everywhere};
 use crate::text::tokenizer::TokenizerError;
 
-/// How a model's words are encoded.
+/// Encodes a model's words.
 pub(super) struct WordEncoder {
     kind: Kind,
-    /// What a word's bytes become before the model sees them.
+    /// The letters to which a word's bytes are mapped before the model sees them.
     letters: Option<ByteLetters>,
     known: Option<KnownWords>,
 }
 
 enum Kind {
-    /// In windows, by merges alone: the copy, where there is one, never looks a whole window up as a token.
+    /// In windows, by merges alone. The copy, if any, never looks up a whole window as a token.
     Merges { without_look_up: OnceLock<Box<BPE>> },
-    /// A long word is looked up as it is, and unknown.
+    /// A long word is looked up whole; it is unknown.
     LookedUp,
-    /// Whole, up to a limit.
+    /// In one piece, up to a limit.
     Whole,
 }
 
@@ -51,8 +49,8 @@ struct Placed {
 }
 
 impl WordEncoder {
-    /// Of words that are made of `letters` before the model sees them. `is_byte_level` says that these, or what comes in their
-    /// place, stand for bytes.
+    /// An encoder of words that are mapped to `letters` before the model sees them. `is_byte_level` says that a word's letters
+    /// stand for bytes.
     pub(super) fn new(
         model: &ModelWrapper,
         is_byte_level: bool,
@@ -77,15 +75,15 @@ impl WordEncoder {
         }
     }
 
-    /// Keeps the tokens of words in so many bytes, where a word always has the same.
+    /// Caches the tokens of words in up to `max_bytes`, if a word always has the same tokens.
     pub(super) fn remember(&mut self, model: &ModelWrapper, max_bytes: usize) {
         self.known = (max_bytes > 0 && !is_random(model)).then(|| KnownWords::new(max_bytes));
     }
 
-    /// Adds the tokens of `word`, which `model`, the one that this was made for, gives.
+    /// Adds the tokens of `word`. `model` is the model that this encoder was made for.
     ///
     /// # Errors
-    /// As [`BoundedEncoder::encode`](super::BoundedEncoder::encode).
+    /// The errors of [`BoundedEncoder::encode`](super::BoundedEncoder::encode).
     pub(super) fn encode(
         &self,
         model: &ModelWrapper,
@@ -147,17 +145,17 @@ fn check_length(bytes: usize, tokens: &Tokens<'_>) -> Result<(), TokenizerError>
     Ok(())
 }
 
-/// Whether what a model makes of a part of a word depends on nothing beside it, until something is merged.
+/// Whether the model's result for a part of a word depends on nothing beside it, until a merge crosses the border.
 fn merges_locally(bpe: &BPE, is_byte_level: bool) -> bool {
-    // Beside characters that have bytes, the library puts unknown ones in the wrong place.
+    // Beside characters that have bytes, the library misplaces unknown ones.
     let has_unknown = bpe.unk_token.is_some() && !bpe.byte_fallback;
     let is_known = has_unknown || has_token_for_all(bpe, is_byte_level);
     !drops_merges(bpe) && is_known && is_alike_everywhere(bpe)
 }
 
-/// Whether the same word has other tokens each time: a setting for training.
+/// Whether the same word may get different tokens each time: a setting for training.
 pub(in crate::text) fn is_random(model: &ModelWrapper) -> bool {
-    // Unigram models know such a setting too, but no file can turn it on.
+    // Unigram models have such a setting too, but a file cannot enable it.
     matches!(model, ModelWrapper::BPE(bpe) if drops_merges(bpe))
 }
 
@@ -170,14 +168,14 @@ struct LongWord<'a> {
     word: &'a str,
 }
 
-/// A border between two windows, and how to go back behind it.
+/// A border between two windows, with what is needed to return to the window before it.
 struct Border {
-    /// The window on its left.
+    /// The window to its left.
     start: usize,
     size: usize,
-    /// How many tokens there were before that window's.
+    /// The number of tokens before that window's.
     tokens: usize,
-    /// Where the tokens beside the border begin, and those on its left.
+    /// The start of the tokens beside the border, and those to its left.
     begin: usize,
     left: Vec<Placed>,
 }
@@ -210,7 +208,7 @@ impl LongWord<'_> {
         }
     }
 
-    /// The tokens of so many bytes of the word from `start` on, or a few less.
+    /// Returns the tokens of about `size` bytes of the word from `start` on.
     fn window(&self, start: usize, size: usize) -> Result<Vec<Placed>, TokenizerError> {
         let rest = &self.word[start..];
         let encoded = self.bpe.tokenize(&rest[..boundary_before(rest, size)]);
@@ -222,19 +220,19 @@ impl LongWord<'_> {
         Ok(encoded.into_iter().map(placed).collect())
     }
 
-    /// The last token of a window that the word may be cut after. The last quarter is left out: more text could make other
-    /// tokens of it.
+    /// Returns the last token in a window after which the word may be cut. Skips the last quarter, whose tokens may change with
+    /// more text.
     fn cut(&self, start: usize, size: usize, open: &[Placed]) -> Option<usize> {
         let is_far = |token: &Placed| token.end <= start + size / 4 * 3 && self.is_whole(token);
         open.iter().rposition(is_far)
     }
 
-    /// Whether a token does not end within a character, as those that are one of its bytes may.
+    /// Whether a token ends at a character boundary; tokens of single bytes may not.
     fn is_whole(&self, token: &Placed) -> bool {
         self.word.is_char_boundary(token.end)
     }
 
-    /// The border behind `closed`, the tokens of a window up to its cut.
+    /// Returns the border after `closed`, the tokens of a window up to its cut.
     fn border(&self, start: usize, size: usize, closed: &[Placed], tokens: usize) -> Border {
         let earlier = &closed[..closed.len() - 1];
         let before = earlier.iter().rposition(|token| self.is_whole(token));
@@ -248,7 +246,7 @@ impl LongWord<'_> {
         }
     }
 
-    /// Whether the tokens beside a border are those of their text.
+    /// Whether the tokens beside a border are the tokens of their joint text.
     fn fits(&self, border: &Border, open: &[Placed]) -> Result<bool, TokenizerError> {
         let Some(right) = open.iter().position(|token| self.is_whole(token)) else {
             return Ok(false);

@@ -28,22 +28,22 @@ const CORPUS: &[&str] = &[
     "fn main() {\n\tprintln!(\"hello\");\n}\r\n    x += 1;",
 ];
 
-/// What the tokenizers are trained on.
+/// The texts that the tokenizers are trained on.
 pub(in crate::text) fn corpus() -> impl Iterator<Item = &'static str> {
     CORPUS.iter().copied()
 }
 
-/// How Llama 3 splits text into words.
+/// Llama 3's expression for words.
 const LLAMA_3_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// How tiktoken's `cl100k_base` does.
+/// The expression of tiktoken's `cl100k_base`.
 const CL100K_WORDS: &str = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
 
 /// A tokenizer of one family.
 pub(in crate::text) struct Family {
     pub(in crate::text) name: &'static str,
     pub(in crate::text) tokenizer: Arc<TextTokenizer>,
-    /// Whether text that is encoded and decoded is as it was.
+    /// Whether decoding an encoded text returns it unchanged.
     pub(in crate::text) is_lossless: bool,
 }
 
@@ -74,7 +74,7 @@ fn parse(json: &Value) -> Result<Arc<TextTokenizer>, TokenizerError> {
     TextTokenizer::from_bytes(json.to_string().as_bytes()).map(Arc::new)
 }
 
-/// Special tokens and others, some of them in the spelling that vocabularies use for other things.
+/// Adds special and other tokens, some of them spelled like vocabulary entries for other things.
 fn add_tokens(tokenizer: &mut Tokenizer) {
     let special = ["<|bos|>", "<|eos|>", "Ġé"].map(|text| AddedToken::from(text, true));
     tokenizer.add_special_tokens(special).unwrap();
@@ -112,7 +112,7 @@ fn split_and_byte_level(words: &str) -> Value {
     train_byte_level(Sequence::new(vec![split.into(), byte_level.into()]))
 }
 
-/// As GPT-2.
+/// Like GPT-2.
 pub(in crate::text) fn byte_level_json() -> Value {
     train_byte_level(ByteLevel::new(false, true, true))
 }
@@ -121,7 +121,7 @@ pub(in crate::text) fn byte_level() -> Arc<TextTokenizer> {
     parse(&byte_level_json()).unwrap()
 }
 
-/// As Llama 3: whole words before merges, and a text begins with a special token.
+/// Like Llama 3: looks up whole words before merges, and begins a text with a special token.
 pub(in crate::text) fn llama_3_json() -> Value {
     let mut json = split_and_byte_level(LLAMA_3_WORDS);
     json["model"]["ignore_merges"] = true.into();
@@ -136,12 +136,12 @@ pub(in crate::text) fn llama_3_json() -> Value {
     json
 }
 
-/// As tokenizers made from tiktoken's files.
+/// Like tokenizers made from tiktoken's files.
 pub(in crate::text) fn tiktoken_json() -> Value {
     split_and_byte_level(CL100K_WORDS)
 }
 
-/// The file of the model that comes with the repository.
+/// The file of the model in this repository.
 pub(in crate::text) fn tiny_chat_json() -> Value {
     let path = concat!(
         env!("CARGO_MANIFEST_DIR"),
@@ -150,7 +150,7 @@ pub(in crate::text) fn tiny_chat_json() -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// A BPE vocabulary over `▁`-separated words, with all byte tokens and no decoder.
+/// A BPE vocabulary over `▁`-separated words, with all byte tokens and without a decoder.
 pub(in crate::text) fn sentence_piece_json() -> Value {
     let bytes = (0..=u8::MAX).map(|byte| AddedToken::from(format!("<0x{byte:02X}>"), false));
     let trainer = BpeTrainer::builder()
@@ -159,14 +159,14 @@ pub(in crate::text) fn sentence_piece_json() -> Value {
         .special_tokens(bytes.collect());
     let tokenizer = train(BPE::default(), Metaspace::default(), trainer.build());
     let mut json = to_json(&tokenizer);
-    // As in real files, byte tokens belong to the model alone.
+    // As in real files, byte tokens are only in the model.
     let added = json["added_tokens"].as_array_mut().unwrap();
     added.retain(|token| !token["content"].as_str().unwrap().starts_with("<0x"));
     json["model"]["byte_fallback"] = true.into();
     json
 }
 
-/// A SentencePiece vocabulary with any decoder.
+/// A SentencePiece vocabulary with this decoder.
 pub(in crate::text) fn with_decoder(decoder: Value) -> Result<Arc<TextTokenizer>, TokenizerError> {
     let mut json = sentence_piece_json();
     json["decoder"] = decoder;
@@ -184,7 +184,7 @@ fn byte_fallback_decoder(further: impl IntoIterator<Item = Value>) -> Value {
     json!({ "type": "Sequence", "decoders": stages })
 }
 
-/// As Llama 2: every text begins with a space, which decoding takes away.
+/// Like Llama 2: every text begins with a space, which decoding removes.
 pub(in crate::text) fn llama_2_json() -> Value {
     let strip = json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 });
     let mut json = sentence_piece_json();
@@ -196,7 +196,7 @@ pub(in crate::text) fn llama_2() -> Arc<TextTokenizer> {
     parse(&llama_2_json()).unwrap()
 }
 
-/// As Gemma: no space before the text, and none taken away.
+/// Like Gemma: adds no space before the text, and removes none.
 pub(in crate::text) fn gemma_json() -> Value {
     let mut json = sentence_piece_json();
     json["normalizer"] = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
@@ -206,7 +206,7 @@ pub(in crate::text) fn gemma_json() -> Value {
     json
 }
 
-/// As T5 and XLM-R: every piece has a rating, and what has none is unknown.
+/// Like T5 and XLM-R: every piece has a score, and unscored text is unknown.
 pub(in crate::text) fn unigram_json() -> Value {
     let trainer = UnigramTrainer::builder()
         .vocab_size(300)
@@ -221,7 +221,7 @@ pub(in crate::text) fn unigram_json() -> Value {
     to_json(&tokenizer)
 }
 
-/// As BERT.
+/// Like BERT.
 pub(in crate::text) fn word_piece_json() -> Value {
     let model = WordPiece::builder()
         .unk_token("[UNK]".to_owned())
@@ -241,9 +241,9 @@ pub(in crate::text) fn word_piece() -> Arc<TextTokenizer> {
     parse(&word_piece_json()).unwrap()
 }
 
-/// Parts of texts that split badly.
+/// Parts of texts that are hard to split.
 pub(in crate::text) const PIECES: &[&str] = &[
-    // White space, line ends and what is invisible.
+    // White space, line ends and invisible characters.
     " ",
     "  ",
     "\n",
@@ -270,20 +270,20 @@ pub(in crate::text) const PIECES: &[&str] = &[
     "Z͑ͫ̓a̴͒",
     "नमस्ते",
     "ที่",
-    // From right to left, with marks of direction.
+    // Right-to-left, with direction marks.
     "שָׁלוֹם ",
     "مرحبا",
     "\u{202e}abc\u{202c}",
-    // Without spaces, and beyond the basic plane.
+    // Without spaces, and beyond the Basic Multilingual Plane.
     "日本語",
     "한국어",
     "𠮷𝔘",
-    // What decoders clean up.
+    // Text that decoders clean up.
     "do not",
     " n't",
     " ' ",
     "don't .",
-    // What looks like a token.
+    // Text that looks like a token.
     "<0xE2>",
     "▁",
     "Ġ",

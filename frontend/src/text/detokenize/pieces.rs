@@ -1,6 +1,6 @@
-//! What every token of a vocabulary decodes to, worked out once when the tokenizer is loaded.
+//! The decoded form of every token of a vocabulary, computed once when the tokenizer is loaded.
 //!
-//! [`PieceTable`] holds the outcome of the per-token stages that `plan` found in the decoder.
+//! [`PieceTable`] stores the results of the per-token stages that `plan` found in the decoder.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use tokenizers::{Model, Tokenizer};
 use super::plan::{Chain, Content, Plan};
 use crate::text::tokenizer::TokenizerError;
 
-/// The largest token id that the table has room for; real vocabularies stay below 300,000. A file that
-/// claims an id beyond it could otherwise ask for gigabytes.
+/// The largest token id in the table; real vocabularies stay below 300,000. Without a limit, a file
+/// that claims a huge id could allocate gigabytes.
 const MAX_TOKEN_ID: u32 = (1 << 24) - 1;
 
-/// Where a token stands: some decoders treat the first token differently.
+/// A token's position: some decoders treat the first token differently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::text) enum Position {
-    /// First among the tokens that are decoded.
+    /// The first of the decoded tokens.
     First,
     /// After at least one other.
     Later,
@@ -25,8 +25,8 @@ pub(in crate::text) enum Position {
 /// What a token contributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::text) enum Piece<'a> {
-    /// Whole code points. In a byte-level vocabulary never empty, so that it surely ends an unfinished
-    /// code point.
+    /// Whole code points. In a byte-level vocabulary it is never empty, so that it always ends an
+    /// unfinished code point.
     Text(&'a str),
     /// Bytes that may begin or end inside a code point.
     Bytes(&'a [u8]),
@@ -44,7 +44,7 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// Every byte, to lend one out.
+/// Every byte, so that one can be borrowed.
 static ALL_BYTES: [u8; 256] = {
     let mut bytes = [0; 256];
     let mut byte = 0_u8;
@@ -69,7 +69,7 @@ pub(in crate::text) struct PieceTable {
     arena: Arena,
 }
 
-/// A [`Piece`] whose text or bytes lie in the [`Arena`].
+/// A [`Piece`] whose text or bytes are in the [`Arena`].
 #[derive(Debug, Clone, Copy)]
 enum Entry {
     /// The vocabulary has no such id.
@@ -125,7 +125,7 @@ impl PieceTable {
         &self.plan
     }
 
-    /// What token `id` contributes at `position`; none if the vocabulary does not know it.
+    /// Returns what token `id` contributes at `position`; `None` if the vocabulary does not know it.
     #[inline]
     pub(in crate::text) fn get(&self, id: u32, position: Position) -> Option<Piece<'_>> {
         let entries = match (&self.first, position) {
@@ -149,7 +149,7 @@ impl PieceTable {
         self.is_special.get(index(id)).copied().unwrap_or(false)
     }
 
-    /// Whether decoding takes any notice of `id`.
+    /// Whether `id` has any effect on decoding.
     #[inline]
     pub(in crate::text) fn is_visible(&self, id: u32, skip_special: bool) -> bool {
         let is_known = self
@@ -164,7 +164,7 @@ const fn index(id: u32) -> usize {
     id as usize
 }
 
-/// All tokens by id, in the form that decoding starts from.
+/// Returns all tokens by id, in the form that decoding starts from.
 fn vocabulary(tokenizer: &Tokenizer) -> Result<Vec<Option<String>>, TokenizerError> {
     let largest = tokenizer.get_vocab(true).into_values().max();
     if largest.is_some_and(|id| id > MAX_TOKEN_ID) {
@@ -174,7 +174,8 @@ fn vocabulary(tokenizer: &Tokenizer) -> Result<Vec<Option<String>>, TokenizerErr
     }
     let added = tokenizer.get_added_vocabulary();
     let token = |id| {
-        // `Tokenizer::decode` asks in this order; `Tokenizer::id_to_token` need not give the same.
+        // `Tokenizer::decode` looks up in this order; `Tokenizer::id_to_token` may return another
+        // token.
         let added = added.simple_id_to_token(id);
         added.or_else(|| tokenizer.get_model().id_to_token(id))
     };
@@ -185,7 +186,7 @@ fn vocabulary(tokenizer: &Tokenizer) -> Result<Vec<Option<String>>, TokenizerErr
 }
 
 impl Arena {
-    /// Stores `pieces`, the outcome of the per-token stages for `tokens`.
+    /// Stores `pieces`, the results of the per-token stages for `tokens`.
     fn entries(
         &mut self,
         tokens: &[Option<String>],
@@ -238,7 +239,7 @@ fn span(range: Range<usize>) -> Result<Range<u32>, TokenizerError> {
     }
 }
 
-/// The byte that a token like `<0xE2>` stands for.
+/// Returns the byte that a token like `<0xE2>` stands for.
 fn fallback_byte(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     if digits.len() != 2 {
@@ -247,8 +248,8 @@ fn fallback_byte(piece: &str) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok()
 }
 
-/// The byte that each character of the byte-level alphabet stands for, by code point: for most visible
-/// Latin-1 characters their own, for those from U+0100 on the remaining bytes in order.
+/// The byte for each character of the byte-level alphabet, by code point: most visible Latin-1
+/// characters stand for themselves, those from U+0100 on for the remaining bytes in order.
 ///
 /// # Source
 ///
@@ -276,15 +277,15 @@ impl Alphabet {
         self.0.get(index(c.into())).copied().flatten()
     }
 
-    /// The bytes that `piece` stands for; its own if any of its characters is not in the alphabet, as
-    /// with most added tokens.
+    /// Returns the bytes that `piece` stands for; its own UTF-8 if any of its characters is not in the
+    /// alphabet, as in most added tokens.
     fn bytes(&self, piece: &str) -> Vec<u8> {
         let bytes: Option<Vec<u8>> = piece.chars().map(|c| self.byte(c)).collect();
         bytes.unwrap_or_else(|| piece.as_bytes().to_vec())
     }
 }
 
-/// The character of the byte-level alphabet for each byte.
+/// Returns the character of the byte-level alphabet for each byte.
 pub(in crate::text) fn byte_letters() -> [char; 256] {
     let mut letters = ['\0'; 256];
     for (letter, byte) in ('\0'..).zip(Alphabet::new().0) {

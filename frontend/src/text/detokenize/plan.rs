@@ -1,14 +1,13 @@
-//! How a tokenizer's decoder divides into what a table can hold and what is done as tokens come.
+//! Divides a tokenizer's decoder into a part stored in a table and a part applied as tokens arrive.
 //!
-//! A decoder of the `tokenizers` crate is a chain of stages over the whole list of tokens. The first
-//! stages of every chain in common use look at one token at a time, and at most at whether it is the
-//! first; so [`Chain`] can run the crate's own stages over the vocabulary once and for all. What
-//! remains after them is joining, byte fallback and stripping the text's start: the [`Plan`] for
-//! [`Detokenizer`](super::Detokenizer).
+//! A decoder of the `tokenizers` crate is a chain of stages over the whole list of tokens. In every
+//! common chain, the first stages look at one token at a time, and at most at whether it is the first.
+//! So [`Chain`] can run the crate's own stages over the vocabulary once. The rest is joining, byte
+//! fallback and stripping the text's start: the [`Plan`] for [`Detokenizer`](super::Detokenizer).
 //!
 //! # Source
 //!
-//! The decoders in `tokenizers::decoders`, whose outcomes the tests compare with.
+//! The decoders in `tokenizers::decoders`; the tests compare their results.
 
 use tokenizers::Decoder;
 use tokenizers::decoders::DecoderWrapper;
@@ -18,18 +17,18 @@ use crate::text::tokenizer::TokenizerError;
 /// How pieces become text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::text) enum Plan {
-    /// Pieces are joined as they come.
+    /// Pieces are joined as they arrive.
     Incremental {
-        /// What a piece is made of.
+        /// What a piece consists of.
         content: Content,
         /// What to strip from the start of the text.
         strip: Option<LeadingStrip>,
     },
-    /// A later stage looks at the text as a whole, as none in common use does: it is decoded at the end.
+    /// A later stage needs the whole text, which no common decoder does: text is decoded at the end.
     AtEnd,
 }
 
-/// What the tokens of a vocabulary are made of.
+/// What the tokens of a vocabulary consist of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::text) enum Content {
     /// Text.
@@ -40,18 +39,18 @@ pub(in crate::text) enum Content {
     ByteLevel,
 }
 
-/// Up to `left` characters `content` are dropped from the start of the text.
+/// Drops up to `left` characters `content` from the start of the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::text) struct LeadingStrip {
     pub(in crate::text) content: char,
     pub(in crate::text) left: usize,
 }
 
-/// A decoder, divided into the stages that the table holds and the plan for the rest.
+/// A decoder, divided into the stages stored in the table and the plan for the rest.
 pub(super) struct Chain {
-    /// Stages that map each token to one piece, knowing only whether it is the first.
+    /// Stages that map each token to one piece and need to know only whether it is the first.
     per_token: Vec<DecoderWrapper>,
-    /// Without a decoder, tokens are joined by spaces.
+    /// Without a decoder, tokens are joined with spaces.
     joins_by_space: bool,
     pub(super) plan: Plan,
 }
@@ -82,7 +81,7 @@ impl Chain {
         })
     }
 
-    /// The table then holds the tokens as they stand.
+    /// The table then stores the raw tokens.
     fn at_end() -> Self {
         Self {
             per_token: Vec::new(),
@@ -91,9 +90,9 @@ impl Chain {
         }
     }
 
-    /// The pieces of tokens that are not the first of their text.
+    /// Returns the pieces of tokens that are not the first of their text.
     pub(super) fn later(&self, tokens: &[Option<String>]) -> Result<Vec<String>, TokenizerError> {
-        // One token before them all makes none of them the first.
+        // Another token before them, so that none of them is the first.
         let before_all = std::iter::once(String::new());
         let tokens = tokens.iter().map(|token| token.clone().unwrap_or_default());
         let mut pieces = self.run(before_all.chain(tokens).collect())?;
@@ -106,7 +105,7 @@ impl Chain {
         Ok(pieces)
     }
 
-    /// The pieces of tokens that are the first of their text, if that matters to any stage.
+    /// Returns the pieces of tokens that are the first of their text, if any stage distinguishes them.
     pub(super) fn first(
         &self,
         tokens: &[Option<String>],
@@ -135,7 +134,7 @@ impl Chain {
     }
 }
 
-/// A chain on its way to being divided.
+/// A chain that is being divided.
 struct Division {
     per_token: Vec<DecoderWrapper>,
     content: Content,
@@ -143,7 +142,7 @@ struct Division {
     reached: Reached,
 }
 
-/// How far along the chain we are.
+/// The kind of the last stage taken.
 #[derive(Clone, Copy)]
 enum Reached {
     PerToken,
@@ -162,7 +161,7 @@ impl Division {
         }
     }
 
-    /// Takes the chain's next stage; false if it cannot be done as tokens come.
+    /// Takes the chain's next stage; false if it cannot be applied as tokens arrive.
     fn take(&mut self, stage: &DecoderWrapper) -> bool {
         use DecoderWrapper as Stage;
         self.reached = match (self.reached, stage) {
@@ -196,7 +195,7 @@ impl Division {
     }
 }
 
-/// Refuses what would make the `tokenizers` crate panic while decoding.
+/// Refuses a decoder that would make the `tokenizers` crate panic.
 fn check(stage: &DecoderWrapper) -> Result<(), TokenizerError> {
     if let DecoderWrapper::Strip(strip) = stage
         && strip.stop > 0

@@ -1,4 +1,4 @@
-//! The law, for every family of tokenizers and for every decoder: outputs add up to the decoding of the whole.
+//! The invariant, for every family of tokenizers and every decoder: outputs add up to the decoding of the whole.
 
 use std::sync::LazyLock;
 
@@ -13,9 +13,9 @@ use super::*;
 /// A part of a sequence of tokens.
 #[derive(Debug, Clone)]
 enum Part {
-    /// As the tokenizer encodes it.
+    /// Encoded by the tokenizer.
     Text(String),
-    /// The tokens of single bytes, where there are such.
+    /// The tokens of single bytes, if there are any.
     Bytes(Vec<u8>),
     /// Any tokens, a few of them unknown.
     Ids(Vec<u32>),
@@ -30,7 +30,7 @@ fn text() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Code points cut, turned round and mixed with what is none.
+/// Code points that are cut, reversed, and mixed with invalid bytes.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         text().prop_map(String::into_bytes),
@@ -53,12 +53,12 @@ fn part() -> impl Strategy<Value = Part> {
     ]
 }
 
-/// A tokenizer, with what its tokens are found by.
+/// A tokenizer, with indexes of its tokens.
 struct Subject {
     name: String,
     tokenizer: Arc<TextTokenizer>,
     special: Vec<u32>,
-    /// By byte; a token that stands for it alone.
+    /// By byte: a token that stands for this byte alone.
     bytes: Vec<Option<u32>>,
 }
 
@@ -87,8 +87,8 @@ impl Subject {
         parts.iter().flat_map(ids_of).collect()
     }
 
-    /// The law, for chunks of so many tokens. What was given out is also right when the text ends there, but for what is
-    /// held back.
+    /// Checks the invariant for chunks of these sizes. Apart from held-back text, the output is also right if the text ends at
+    /// any point.
     fn check(&self, ids: &[u32], sizes: &[usize], special: Special) {
         let whole = |ids: &[u32]| special.whole(&self.tokenizer, ids);
         let mut detokenizer = special.detokenizer(&self.tokenizer);
@@ -116,7 +116,7 @@ impl Subject {
     }
 }
 
-/// Wherever tokens are parted into those of a prompt and those of its answer.
+/// At every split of the tokens into a prompt and its answer.
 #[test]
 fn text_behind_a_prompt_goes_on_with_it() {
     for Family {
@@ -140,12 +140,12 @@ fn text_behind_a_prompt_goes_on_with_it() {
     }
 }
 
-/// What becomes of special tokens.
+/// How special tokens are treated.
 #[derive(Debug, Clone, Copy)]
 enum Special {
     Kept,
     Skipped,
-    /// Skipped, but for this one.
+    /// Skipped, except this one.
     Shown(u32),
 }
 
@@ -180,7 +180,7 @@ static OF_FAMILIES: LazyLock<Vec<Subject>> = LazyLock::new(|| {
     FAMILIES.iter().map(subject).collect()
 });
 
-/// Decoders beyond those of the families, likely and unlikely.
+/// Decoders other than those of the families, likely and unlikely.
 fn decoders() -> Vec<Value> {
     let replace = json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " });
     let regex = json!({ "type": "Replace", "pattern": { "Regex": "[aeiou]+" }, "content": "*" });
@@ -252,7 +252,7 @@ proptest! {
     #[test]
     fn lossless_encodings_come_back_as_they_were(parts in vec(text(), 0..8)) {
         let text = parts.concat();
-        // A special token in the spelling of the vocabulary.
+        // A special token spelled like a vocabulary entry.
         prop_assume!(!text.contains("Ġé"));
         for family in FAMILIES.iter().filter(|family| family.is_lossless) {
             let ids = family.tokenizer.encode(&text, false).unwrap();
@@ -262,7 +262,7 @@ proptest! {
     }
 }
 
-/// A vocabulary has every byte, or none.
+/// A vocabulary has a token for every byte, or for none.
 #[test]
 fn bytes_have_tokens_where_the_property_needs_them() {
     let counts = OF_FAMILIES
@@ -279,7 +279,7 @@ fn bytes_have_tokens_where_the_property_needs_them() {
     assert!(counts.take(6).eq(all));
 }
 
-/// Every token's output by itself, and what `finish` added.
+/// Returns the output of each token, and then that of `finish`.
 fn outputs(tokenizer: &Arc<TextTokenizer>, ids: &[u32], skip_special: bool) -> Vec<String> {
     let mut detokenizer = Detokenizer::new(Arc::clone(tokenizer), skip_special);
     let push = |&id: &u32| {

@@ -1,8 +1,8 @@
-//! Bytes to text when code points arrive in parts.
+//! Turns bytes into text when code points arrive in parts.
 //!
-//! Two rules exist for bytes that are not UTF-8. A byte-level decoder replaces each maximal invalid
+//! There are two rules for bytes that are not UTF-8. A byte-level decoder replaces each maximal invalid
 //! part by one U+FFFD, as [`String::from_utf8_lossy`] does: [`LossyUtf8`]. A byte-fallback decoder
-//! judges a whole run of byte tokens at once, and replaces every byte of it if the run is not UTF-8:
+//! checks a whole run of byte tokens, and replaces each of its bytes if the run is not UTF-8:
 //! [`ByteRun`].
 
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
@@ -14,7 +14,7 @@ struct Fragment {
     len: usize,
 }
 
-/// What one more byte made of a [`Fragment`], which is empty again unless `Incomplete`.
+/// The result of adding a byte to a [`Fragment`]; the fragment is empty again unless `Incomplete`.
 enum Step {
     Complete(char),
     Incomplete,
@@ -32,7 +32,7 @@ impl Fragment {
         let len = std::mem::take(&mut self.len) + 1;
         match str::from_utf8(&self.bytes[..len]) {
             Ok(text) => text.chars().next().map_or(Step::Broken, Step::Complete),
-            // No error length: valid so far, and so shorter than four bytes.
+            // No error length: valid so far, so shorter than four bytes.
             Err(error) if error.error_len().is_none() => {
                 self.len = len;
                 Step::Incomplete
@@ -41,7 +41,7 @@ impl Fragment {
         }
     }
 
-    /// Replaces the fragment by `bytes`, if they are a beginning of a code point.
+    /// Replaces the fragment by `bytes`, if they are the beginning of a code point.
     fn try_start(&mut self, bytes: &[u8]) -> bool {
         let starts = str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none());
         if starts {
@@ -52,8 +52,8 @@ impl Fragment {
     }
 }
 
-/// [`String::from_utf8_lossy`] for bytes that come in pieces: for every split into `push`es, the
-/// outputs add up to what it makes of the whole.
+/// [`String::from_utf8_lossy`] for bytes that arrive in pieces: for every split into `push`es, the
+/// outputs add up to its result for the whole.
 #[derive(Debug, Default)]
 pub(super) struct LossyUtf8 {
     fragment: Fragment,
@@ -76,7 +76,7 @@ impl LossyUtf8 {
                     bytes = rest;
                 }
                 Step::Incomplete => bytes = rest,
-                Step::Broken => out.push(REPLACEMENT), // and `byte` is looked at afresh
+                Step::Broken => out.push(REPLACEMENT), // and `byte` is checked again
             }
         }
         let mut seen = 0;
@@ -92,7 +92,7 @@ impl LossyUtf8 {
         }
     }
 
-    /// The bytes end here, or text follows: an unfinished code point stays unfinished.
+    /// Ends the bytes, or precedes text: an unfinished code point stays unfinished.
     pub(super) fn flush(&mut self, out: &mut String) {
         if !self.fragment.is_empty() {
             self.fragment = Fragment::default();
@@ -101,22 +101,22 @@ impl LossyUtf8 {
     }
 }
 
-/// A run of byte tokens, judged as a whole: its text if all of it is UTF-8, else one U+FFFD per byte.
+/// A run of byte tokens, checked as a whole: its text if all of it is UTF-8, else one U+FFFD per byte.
 ///
-/// Nothing can be said before the run ends, so its text is held back until then; once it is certain
-/// that the run is not UTF-8, each further byte passes at once.
+/// The result is unknown until the run ends, so its text is held back. Once the run is known not to be
+/// UTF-8, each further byte is output at once.
 #[derive(Debug, Default)]
 pub(super) struct ByteRun {
     /// The whole code points so far; meaningless once broken.
     text: String,
     fragment: Fragment,
-    /// How many bytes the held-back run has.
+    /// The number of bytes held back.
     held_bytes: usize,
     is_broken: bool,
 }
 
 impl ByteRun {
-    /// Whether it waits for the run's end.
+    /// Whether it waits for the end of the run.
     pub(super) fn holds_back(&self) -> bool {
         self.held_bytes > 0
     }
@@ -135,7 +135,7 @@ impl ByteRun {
         }
     }
 
-    /// The run ends here.
+    /// Ends the run.
     pub(super) fn flush(&mut self, out: &mut String) {
         if self.held_bytes == 0 && !self.is_broken {
             return;

@@ -1,4 +1,4 @@
-//! The bound against random texts, and where there is none.
+//! Checks the bound with random texts, and when there is none.
 
 use proptest::prelude::*;
 use proptest::sample::Index;

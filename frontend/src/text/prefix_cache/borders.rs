@@ -1,27 +1,27 @@
-//! [`Borders`]: where a text may be cut so that its parts have the tokens of the whole.
+//! [`Borders`]: where a text may be cut so that its parts together have the tokens of the whole.
 //!
-//! The tokenizer looks for added tokens first, from left to right and before it normalizes anything. What is left and right
-//! of one it normalizes, splits and encodes apart. So a border is an added token that is found in the text as it stands:
-//! the rest does not see what is left of it, with three exceptions, and those look no further than the border itself:
+//! The tokenizer first searches for added tokens, from left to right and before it normalizes anything. It normalizes, splits and
+//! encodes the text on each side separately. So a border is an added token that is found in the original text: the rest does not
+//! depend on what is left of it. There are three exceptions, and they look no further than the border itself:
 //!
-//! - an added token may take the spaces beside it, or only match beside no letter;
-//! - some pre-tokenizers treat the beginning of the whole text otherwise than that of a later part;
-//! - the border belongs to one side only, but may take spaces of both.
+//! - an added token may include the spaces beside it, or match only if no letter is beside it;
+//! - some pre-tokenizers treat the beginning of the whole text differently from that of a later part;
+//! - the border belongs to one side only, but may include spaces of both.
 //!
-//! Therefore a window *begins with the border that ended the one before*, and that one token is then left out. A text
-//! `a<x>b<x>c` has the windows `a<x>`, `<x>b<x>` and `<x>c`.
+//! Therefore a window *begins with the border that ended the previous one*, and that token is then left out. The text `a<x>b<x>c`
+//! has the windows `a<x>`, `<x>b<x>` and `<x>c`.
 //!
-//! Added tokens that are looked for in normalized text (`"normalized": true`) are no borders; neither are those that must be
-//! words by themselves, as they depend on both sides.
+//! Added tokens that are searched for in normalized text (`"normalized": true`) are not borders. Nor are those that must be whole
+//! words, because they depend on both sides.
 
 use aho_corasick::{AhoCorasick, FindIter, MatchKind};
 use tokenizers::Tokenizer;
 
-/// The added tokens that the tokenizer looks for first, and which of them are borders.
+/// The added tokens that the tokenizer searches for first, and which of them are borders.
 pub(super) struct Borders {
-    /// Finds what the tokenizer finds: the leftmost, and of those that begin there the longest.
+    /// Finds what the tokenizer finds: the leftmost match; of several there, the longest.
     matcher: AhoCorasick,
-    /// By the number of the matcher's pattern.
+    /// Indexed by the matcher's pattern number.
     tokens: Vec<Token>,
     min_window_bytes: usize,
 }
@@ -33,8 +33,8 @@ struct Token {
 }
 
 impl Borders {
-    /// The borders of a tokenizer's texts; `None` when it has none, or its post-processor changes texts that it should leave.
-    /// Windows add at least `min_window_bytes`, so that a run of borders is not many windows.
+    /// Returns the borders of a tokenizer's texts; `None` if it has none, or if its post-processor changes texts that it should
+    /// not. Windows add at least `min_window_bytes`, so that a run of borders does not become many windows.
     pub(super) fn try_new(tokenizer: &Tokenizer, min_window_bytes: usize) -> Option<Self> {
         let added = tokenizer.get_added_tokens_decoder();
         let (contents, tokens): (Vec<_>, Vec<_>) = added
@@ -59,8 +59,8 @@ impl Borders {
         })
     }
 
-    /// The windows of a text, in order; at least one. Where they lie depends on nothing that comes after them, but for a
-    /// border that more text makes a longer one.
+    /// Returns the windows of a text, in order; at least one. A window does not depend on the text after it, unless more text
+    /// makes its border a longer token.
     pub(super) fn windows<'a>(&'a self, text: &'a str) -> Windows<'a> {
         Windows {
             borders: self,
@@ -78,14 +78,14 @@ impl Borders {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Window<'a> {
     text: &'a str,
-    /// The border that it begins with, which the window before has given already.
+    /// The border that it begins with, which the previous window has already contributed.
     leading: Option<u32>,
     /// The border that it ends with.
     trailing: Option<u32>,
 }
 
 impl<'a> Window<'a> {
-    /// What to encode.
+    /// Returns the text to encode.
     pub(super) fn text(&self) -> &'a str {
         self.text
     }
@@ -95,7 +95,7 @@ impl<'a> Window<'a> {
         self.trailing.is_some()
     }
 
-    /// What it adds to the tokens of the windows before, when `ids` are its own; `None` if those are not as they must be.
+    /// Returns what it adds to the tokens of earlier windows, given its own `ids`; `None` if these do not match its borders.
     pub(super) fn added<'i>(&self, ids: &'i [u32]) -> Option<&'i [u32]> {
         let added = match self.leading {
             None => ids,
@@ -113,9 +113,9 @@ pub(super) struct Windows<'a> {
     borders: &'a Borders,
     matches: FindIter<'a, 'a>,
     text: &'a str,
-    /// Where the next window begins.
+    /// The start of the next window.
     begin: usize,
-    /// The end of the one before.
+    /// The end of the previous window.
     seen: usize,
     leading: Option<u32>,
     is_done: bool,

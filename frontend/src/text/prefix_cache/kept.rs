@@ -1,4 +1,4 @@
-//! [`KeptWindows`]: texts with their tokens, in bounded memory. The least recently used go first.
+//! [`KeptWindows`]: a cache of texts with their tokens, in bounded memory. Drops the least recently used first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// What an entry takes beside text and tokens: its places in two maps, and the allocator's share.
+/// The overhead of an entry besides its text and tokens: its slots in two maps, and the allocator's overhead.
 const ENTRY_BYTES: usize = 192;
 
-/// One text may take this part of the memory: a huge prompt must not drive out all others.
+/// One text may take at most one in this many parts of the memory: a huge prompt must not evict all others.
 const LARGEST_SHARE: usize = 4;
 
 /// A text and its tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Known {
     text: Box<str>,
-    /// All of them, those of both borders included.
+    /// All tokens, including those of both borders.
     pub(super) ids: Box<[u32]>,
 }
 
@@ -26,9 +26,9 @@ impl Known {
     }
 }
 
-/// Texts with their tokens. The lock is held for a step in a map, not while texts are hashed, compared or freed.
+/// Texts with their tokens. The lock is held for one map operation, not while texts are hashed, compared or freed.
 pub(super) struct KeptWindows<S = RandomState> {
-    /// Its secret is this cache's own, so that no client can look for texts that share a hash.
+    /// It is seeded for this cache alone, so that clients cannot search for texts with colliding hashes.
     hasher: S,
     max_bytes: usize,
     entries: Mutex<Entries>,
@@ -49,7 +49,7 @@ struct Entry {
 }
 
 impl KeptWindows {
-    /// A place for so many bytes.
+    /// A cache of up to `max_bytes`.
     pub(super) fn new(max_bytes: usize) -> Self {
         Self::with_hasher(max_bytes, RandomState::new())
     }
@@ -64,18 +64,18 @@ impl<S: BuildHasher> KeptWindows<S> {
         }
     }
 
-    /// The tokens of `text`, if they are known under `salt`.
+    /// Returns the tokens of `text`, if they are known under `salt`.
     pub(super) fn get(&self, salt: Option<&str>, text: &str) -> Option<Arc<Known>> {
         if !self.has_room(text.len()) {
             return None;
         }
         let hash = self.hasher.hash_one((salt, text));
         let known = self.entries.lock().take_note_of(hash)?;
-        // Another text may have the hash.
+        // Another text may have the same hash.
         (*known.text == *text).then_some(known)
     }
 
-    /// Keeps the tokens of `text` under `salt`, unless they are too large.
+    /// Stores the tokens of `text` under `salt`, unless they are too large.
     pub(super) fn insert(&self, salt: Option<&str>, text: &str, ids: Vec<u32>) {
         let known = Known {
             text: text.into(),
@@ -107,7 +107,7 @@ impl Entries {
         Some(Arc::clone(&entry.known))
     }
 
-    /// Adds an entry, in place of the one with its hash. Gives what had to go, for the caller to free.
+    /// Adds an entry, and replaces the one with its hash. Returns the evicted entries, for the caller to free.
     fn insert(&mut self, hash: u64, known: Arc<Known>, max_bytes: usize) -> Vec<Arc<Known>> {
         let mut gone = Vec::new();
         gone.extend(self.remove(hash));
@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// Every text has the same hash.
+    /// Gives every text the same hash.
     #[derive(Default)]
     struct Constant;
 

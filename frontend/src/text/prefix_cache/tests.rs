@@ -1,4 +1,4 @@
-//! The cache against the tokenizer alone, for every way in which texts beside a border may touch.
+//! Compares the cache with the tokenizer alone, for every way in which texts can interact at a border.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -13,7 +13,7 @@ use tokenizers::{Error, Tokenizer};
 use super::*;
 use crate::text::detokenize::fixtures;
 
-/// A tokenizer with what its texts may be made of, beside `PIECES`.
+/// A tokenizer, and the added tokens for its texts besides `PIECES`.
 struct Subject {
     name: &'static str,
     tokenizer: Tokenizer,
@@ -36,7 +36,7 @@ impl Subject {
         }
     }
 
-    /// Not where no added token is a border.
+    /// False if no added token is a border.
     fn has_cache(&self) -> bool {
         PrefixCache::try_new(&self.tokenizer, 1).is_some()
     }
@@ -50,7 +50,7 @@ impl Subject {
         PrefixCache::with_min_window(&self.tokenizer, max_bytes, min_window_bytes).unwrap()
     }
 
-    /// Encodes with the cache and without. Gives how many tokens were known, and in how many parts the rest was encoded.
+    /// Encodes with and without the cache. Returns how many tokens were known, and in how many parts the rest was encoded.
     fn check(&self, cache: &PrefixCache, text: &str) -> (usize, usize) {
         let parts = RefCell::new(0);
         let cached = cache.encode(None, text, |part, _| {
@@ -63,7 +63,7 @@ impl Subject {
         (cached.cached_tokens, parts.into_inner())
     }
 
-    /// `picks` as text: half of it added tokens.
+    /// Turns `picks` into text; half of it is added tokens.
     fn text(&self, picks: &[(bool, Index)]) -> String {
         let piece = |(is_added, index): &(bool, Index)| {
             if *is_added {
@@ -76,8 +76,8 @@ impl Subject {
     }
 }
 
-/// What may behave differently beside a border: spaces of every kind, marks that combine with what is left of them, letters,
-/// halves of added tokens, and what normalizers make added tokens of.
+/// What may behave differently beside a border: spaces of every kind, marks that combine to the left, letters, halves of added
+/// tokens, and text that normalizers turn into added tokens.
 const PIECES: &[&str] = &[
     "",
     " ",
@@ -151,7 +151,7 @@ pub(in crate::text) fn with_tokens(
     json
 }
 
-/// Added tokens that touch others and what is beside them in every way but one: spaces.
+/// Added tokens that interact with others and with neighbouring text in every way except spaces.
 fn awkward(json: Value) -> Value {
     with_tokens(
         json,
@@ -170,8 +170,8 @@ fn awkward(json: Value) -> Value {
     )
 }
 
-/// With tokens that take the spaces on their right as well. The library panics where these hold another token's beginning, so
-/// that no token may begin with a space.
+/// With tokens that also include the spaces on their right. The library panics if these spaces contain another token's beginning,
+/// so no token may begin with a space.
 fn stripping(json: Value) -> Value {
     with_tokens(
         awkward(json),
@@ -184,7 +184,7 @@ fn stripping(json: Value) -> Value {
     )
 }
 
-/// With tokens that are spaces, or have them at their ends.
+/// With tokens that are spaces, or begin or end with spaces.
 fn spacious(json: Value) -> Value {
     with_tokens(
         awkward(json),
@@ -207,8 +207,8 @@ fn metaspace(prepend_scheme: &str, split: bool) -> Value {
     json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": prepend_scheme, "split": split })
 }
 
-/// Tokenizers with every kind of normalizer, pre-tokenizer, model and post-processor that may treat a text's parts otherwise
-/// than the whole.
+/// Tokenizers with every kind of normalizer, pre-tokenizer, model and post-processor that may treat a text's parts differently
+/// from the whole.
 pub(in crate::text) fn families() -> Vec<(&'static str, Value)> {
     let byte_level = fixtures::byte_level_json();
     let sentence_piece = fixtures::sentence_piece_json();
@@ -280,7 +280,7 @@ pub(in crate::text) fn families() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Every family with its own added tokens, and with others.
+/// Every family with its own added tokens, and with more.
 static SUBJECTS: LazyLock<Vec<Subject>> = LazyLock::new(|| {
     let with_more = |(name, json): (_, Value)| {
         [json.clone(), stripping(json.clone()), spacious(json)]
@@ -375,7 +375,7 @@ fn a_turn_costs_what_is_new_in_it() {
         let text = turns(count);
         let (cached_tokens, parts) = tiny_chat.check(&cache, &text);
         assert_eq!(cached_tokens, before, "{count}");
-        // The new message, and the line's end after it.
+        // The new message, and the line break after it.
         assert_eq!(parts, 2, "{count}");
         before = tiny_chat.plain(text.trim_end()).unwrap().len();
     }
@@ -434,7 +434,7 @@ fn tokens_other_than_expected_are_not_trusted() {
     }
 }
 
-/// So that nobody learns from it what others ask.
+/// So that clients cannot find out what others send.
 #[test]
 fn what_is_known_under_one_salt_is_not_under_another() {
     let tiny_chat = subject("tiny-chat");

@@ -1,4 +1,4 @@
-//! Every split of a text agrees with the whole: of any text, and of the text that tokens make.
+//! Every split of a text has the result of the whole: for any text, and for the text of tokens.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use super::*;
 use crate::text::Detokenizer;
 use crate::text::detokenize::fixtures::{FAMILIES, Family, PIECES};
 
-/// What the whole text makes: the text before the cut, and the stop string that cut.
+/// Returns the result for a whole text: the text before the cut, and the stop string that cut it.
 fn model(stops: &[String], text: &str) -> (String, StopOutcome) {
     let matches = stops.iter().enumerate().filter_map(|(index, stop)| {
         let start = text.find(stop.as_str())?;
@@ -39,7 +39,7 @@ fn run(matcher: &mut StopMatcher, parts: &[&str]) -> (String, StopOutcome) {
     (out, outcome)
 }
 
-/// Few letters, so that stop strings occur, overlap and share beginnings.
+/// Few letters, so that stop strings occur, overlap and share prefixes.
 fn letters(len: std::ops::Range<usize>) -> impl Strategy<Value = String> {
     let letter = select(vec!['a', 'b', 'é', 'è', '🦊']);
     vec(letter, len).prop_map(String::from_iter)
@@ -57,7 +57,7 @@ proptest! {
         let mut matcher = StopMatcher::new(stops.clone().into());
         let expected = model(&stops, &parts.concat());
         prop_assert_eq!(run(&mut matcher, &parts), expected.clone());
-        // And again, since `finish` begins a new sequence.
+        // Again, because `finish` begins a new sequence.
         prop_assert_eq!(run(&mut matcher, &parts), expected);
     }
 
@@ -74,7 +74,7 @@ proptest! {
             taken.push_str(part);
             prop_assert!(expected.starts_with(&out));
             if outcome == StopOutcome::Continue {
-                // No more is held back than can still become a stop string.
+                // Only text that can still become a stop string is held back.
                 let held = &taken[out.len()..];
                 prop_assert!(stops.iter().any(|stop| stop.starts_with(held)), "{:?}", held);
             }
@@ -113,7 +113,7 @@ fn of_matches_that_begin_together_the_shortest_is_reported() {
 
 #[test]
 fn stopping_inside_a_push_leaves_other_automata_anywhere() {
-    // After the match, the text's `é` agrees with the second stop string's `è` in its first byte.
+    // After the match, the text's `é` shares its first byte with the second stop string's `è`.
     let (out, _) = run(&mut matcher(&["b", "bè"]), &["ab", "é"]);
     assert_eq!(out, "a");
     let (out, _) = run(&mut matcher(&["é", "aè"]), &["aé"]);
@@ -126,7 +126,7 @@ fn no_stop_strings_pass_everything() {
     assert_eq!((out.as_str(), outcome), ("ab", StopOutcome::Continue));
 }
 
-/// A stop string made of a part of the text, so that it is found: from one code point to another, with an end of its own.
+/// A stop string made from a part of the text, so that it occurs: from one code point to another, with its own end.
 fn stop_in(text: &str, (from, len, end): &(Index, usize, &str)) -> String {
     let chars: Vec<char> = text.chars().collect();
     let from = from.index(chars.len() + 1);
@@ -134,7 +134,7 @@ fn stop_in(text: &str, (from, len, end): &(Index, usize, &str)) -> String {
     part + end
 }
 
-/// The tokens as they come, in chunks of so many; what is given out in the end, and which stop string cut.
+/// Pushes tokens in chunks of these sizes. Returns the final output, and which stop string cut.
 fn run_tokens(
     family: &Family,
     ids: &[u32],
@@ -167,7 +167,7 @@ fn run_tokens(
 }
 
 proptest! {
-    /// Tokens hold parts of code points, stop strings, or several of them; some stop strings differ only in their ends.
+    /// Tokens contain parts of code points, stop strings, or several of them; some stop strings differ only in their ends.
     #[test]
     fn tokens_of_every_family_agree_with_the_whole_text(
         pieces in vec(prop_oneof![select(PIECES), select(&["ab", "abc", "END", "the"][..])], 1..8),
@@ -204,11 +204,11 @@ fn a_stop_string_that_overlaps_itself_is_found_at_its_first_place() {
         let (out, _) = run(&mut matcher(&["abab"]), parts);
         assert_eq!(out, "x");
     }
-    // The first `aa` of three letters, though the second is as good.
+    // The first `aa` of three letters, although the second matches as well.
     assert_eq!(run(&mut matcher(&["aab"]), &["aaa", "b"]).0, "a");
 }
 
-/// The token that ends the stop string begins the code point after it, which then never comes out.
+/// The token that ends the stop string begins the next code point, which is then never output.
 #[test]
 fn a_token_may_end_inside_the_code_point_after_a_stop_string() {
     let family = &FAMILIES[0];
@@ -218,7 +218,7 @@ fn a_token_may_end_inside_the_code_point_after_a_stop_string() {
     for sizes in [[1], [2], [7], [100]] {
         let (out, _) = run_tokens(family, &ids, &sizes, &["END".to_owned()]);
         assert_eq!(out, "the ");
-        // Half of it is no match for the whole.
+        // Half of a stop string does not match it.
         let (out, outcome) = run_tokens(family, &ids, &sizes, &["🦊🦊".to_owned()]);
         assert_eq!((&*out, outcome), ("the END🦊", StopOutcome::Continue));
         let (out, _) = run_tokens(family, &ids, &sizes, &["D🦊".to_owned()]);

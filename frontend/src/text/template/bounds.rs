@@ -1,9 +1,8 @@
-//! What one rendering may make. Fuel bounds how many instructions it takes, but one of them can double a text.
+//! Bounds what one rendering may produce. Fuel bounds its instructions, but a single instruction can double a text.
 //!
-//! Whatever a template makes is weighed: what it prints, what filters and methods that can grow a value return, and the values
-//! that `source` leads through [`bounded`]. What only takes parts of its input is counted by what it reads: an instruction may
-//! read all of a large value. So memory and time are bounded whatever the template does, by [`Bounds::made_bytes`] and one step
-//! more.
+//! Everything that a template makes is weighed: what it prints, what growing filters and methods return, and the values that
+//! `source` passes through [`bounded`]. Operations that only take parts of their input are charged for what they read: one
+//! instruction may read all of a large value. So [`Bounds::made_bytes`], plus one step, bounds memory and time for any template.
 
 mod grows;
 mod takes;
@@ -21,41 +20,41 @@ pub(super) use grows::Grows;
 use takes::Takes;
 pub(super) use takes::{count_method, count_text_method};
 
-/// How many bytes one rendering may make.
+/// The limits of one rendering, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bounds {
-    /// Of one value.
+    /// For one value.
     pub(super) value_bytes: usize,
-    /// In all, kept or not, and read. A text that grows by a message at a time is made anew each time.
+    /// For all values made, kept or not, and read. A text that grows by one message at a time is made anew each time.
     pub(super) made_bytes: usize,
-    /// In bytes too: of the template's own text, as often as it is repeated.
+    /// For the template's own literal text, including repetitions.
     pub(super) repeated: usize,
 }
 
 impl Bounds {
-    /// Values of 16 million tokens of text.
+    /// Allows values of 16 million tokens of text.
     pub(super) const DEFAULT: Self = Self {
         value_bytes: 64 << 20,
         made_bytes: 1 << 30,
         repeated: 1 << 30,
     };
 
-    /// What is made within a few milliseconds.
+    /// Allows what takes a few milliseconds.
     pub(super) const QUICK: Self = Self {
         value_bytes: 1 << 20,
         made_bytes: 1 << 20,
-        // Only copied. Macros of some kilobytes are in use.
+        // It is only copied. Macros of some kilobytes are in use.
         repeated: 8 << 20,
     };
 }
 
-/// What a value takes beside its text.
+/// The overhead of a value besides its text.
 const VALUE_BYTES: usize = 32;
 
-/// How deep lists and objects may lie in each other: they are written out by recursion.
+/// The deepest nesting of lists and objects: they are written by recursion.
 const MAX_DEPTH: usize = 128;
 
-/// A template went beyond a bound.
+/// A template exceeded a bound.
 #[derive(Debug, thiserror::Error)]
 #[error("too large")]
 pub(super) struct TooLarge {
@@ -68,7 +67,7 @@ impl TooLarge {
     }
 }
 
-/// What has been made of what may be.
+/// What has been made so far, and the bounds.
 #[derive(Debug, Clone, Copy)]
 struct Made {
     bounds: Bounds,
@@ -76,24 +75,24 @@ struct Made {
 }
 
 thread_local! {
-    /// Of this thread's rendering, which is one call on one thread and does not begin another.
+    /// The current rendering of this thread: one call on one thread, which does not start another.
     static MADE: Cell<Made> = const {
         Cell::new(Made { bounds: Bounds::DEFAULT, bytes: 0 })
     };
 }
 
-/// Counts from nothing while `render` runs.
+/// Counts from zero while `render` runs.
 pub(super) fn counted<T>(bounds: Bounds, render: impl FnOnce() -> T) -> T {
     MADE.set(Made { bounds, bytes: 0 });
     render()
 }
 
-/// How many bytes a value of the present rendering may have.
+/// Returns how many bytes a value of the current rendering may have.
 pub(super) fn max_value_bytes() -> usize {
     MADE.get().bounds.value_bytes
 }
 
-/// Refuses a value of so many bytes if it is too large.
+/// Refuses a value of this size if it is too large.
 fn check_value(bytes: usize) -> Result<(), Error> {
     let limit_bytes = max_value_bytes();
     if bytes > limit_bytes {
@@ -102,7 +101,7 @@ fn check_value(bytes: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Adds the bounds to an environment, whose filters must not be replaced after.
+/// Adds the bounds to an environment, whose filters must not be replaced afterwards.
 pub(super) fn install(environment: &mut Environment<'_>) {
     environment.set_formatter(print);
     for (name, filter) in growing_filters() {
@@ -116,7 +115,7 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     }
 }
 
-/// The filters of which something larger than their input may come; `tojson` is in `python`.
+/// The filters whose result may be larger than their input; `tojson` is in `python`.
 fn growing_filters() -> [(&'static str, Value); 18] {
     [
         ("batch", Value::from_function(filters::batch)),
@@ -140,7 +139,7 @@ fn growing_filters() -> [(&'static str, Value); 18] {
     ]
 }
 
-/// The other filters that may read all of their input; what is left does not.
+/// Other filters that may read all of their input; the remaining filters do not.
 fn reading_filters() -> [(&'static str, Value); 23] {
     [
         ("count", Value::from_function(filters::length)),
@@ -198,7 +197,7 @@ fn bound_filter(environment: &mut Environment<'_>, name: &'static str, filter: V
     environment.add_filter(name, filter);
 }
 
-/// What a filter gives in Python.
+/// Converts a filter's result to what the filter returns in Python.
 fn as_in_python(name: &str, args: &[Value], outcome: Value) -> Result<Value, Error> {
     let is_list = matches!(outcome.kind(), ValueKind::Seq | ValueKind::Iterable);
     if !is_list || !iterator::FILTERS.contains(&name) {
@@ -206,14 +205,14 @@ fn as_in_python(name: &str, args: &[Value], outcome: Value) -> Result<Value, Err
     }
     charge(part_bytes(&outcome))?;
     let items = outcome.try_iter()?;
-    // Python reads an iterator from its beginning only, so Jinja makes a list of it first.
+    // Python reads an iterator only from its beginning, so Jinja makes a list of it first.
     if name == "reverse" && args.first().is_some_and(iterator::is_iterator) {
         return Ok(items.collect());
     }
     Ok(iterator::over(items))
 }
 
-/// What `chain` makes asks those it is made of whenever it is read: the same without them, as of lists in [`settled`].
+/// Copies the result of `chain`, which otherwise reads its sources at every access; like lists in [`settled`].
 fn chained(object: Value) -> Result<Value, Error> {
     count(weigh(&object)?)?;
     if object.kind() != ValueKind::Map {
@@ -228,7 +227,7 @@ fn chained(object: Value) -> Result<Value, Error> {
     Ok(Value::from_pairs(pairs.collect::<Result<Vec<_>, Error>>()?))
 }
 
-/// Of a function that makes an object of its arguments.
+/// Bounds a function that makes an object of its arguments.
 fn bound_arguments(environment: &mut Environment<'_>, name: &'static str) {
     let mut globals = environment.globals();
     let Some(make) = globals.find_map(|(global, value)| (global == name).then_some(value)) else {
@@ -245,7 +244,7 @@ fn bound_arguments(environment: &mut Environment<'_>, name: &'static str) {
     environment.add_function(name, make);
 }
 
-/// Arguments as a function gets them: those with names are the last, if there are any.
+/// Returns the arguments as a function receives them: named ones last, if there are any.
 fn all(args: Rest<Value>, named: Kwargs) -> Vec<Value> {
     let mut args = args.0;
     let named = Value::from(named);
@@ -255,7 +254,7 @@ fn all(args: Rest<Value>, named: Kwargs) -> Vec<Value> {
     args
 }
 
-/// Adds what `source` leads values through.
+/// Adds the functions through which `source` passes values.
 pub(super) fn add_functions(environment: &mut Environment<'_>, function: &str) {
     environment.add_function(function.to_owned(), bounded_in);
     environment.add_function(format!("{function}{}", source::PART), read);
@@ -268,7 +267,7 @@ pub(super) fn add_functions(environment: &mut Environment<'_>, function: &str) {
     environment.add_filter(format!("{function}{}", source::ORDERED), ordered);
 }
 
-/// The value, once what looks into it is counted: a text, or the items of a list that is passed over.
+/// Returns the value after charging for a read of it: a text, or the items of an iterated list.
 fn read(value: Value) -> Result<Value, Error> {
     charge(
         value
@@ -279,7 +278,7 @@ fn read(value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// The value, once what it takes to reach an item is counted: lists and objects are not passed over for one.
+/// Returns the value after charging for access to one item. Lists and objects are not iterated for that.
 fn reach(value: Value) -> Result<Value, Error> {
     if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) {
         return Ok(value);
@@ -287,7 +286,7 @@ fn reach(value: Value) -> Result<Value, Error> {
     read(value)
 }
 
-/// The value, once what a slice of it takes is counted: letters of a text, or the items of a tuple, which are copied.
+/// Returns the value after charging for a slice of it: a text's letters, or a tuple's items, which are copied.
 fn cut(value: Value) -> Result<Value, Error> {
     match value.as_str() {
         Some(text) => charge(text.len().saturating_mul(size_of::<char>()))?,
@@ -297,15 +296,15 @@ fn cut(value: Value) -> Result<Value, Error> {
     settled(value)
 }
 
-/// The value, if it has an order and the template may have made it. The engine orders lists by kind before items, and part of a
-/// list is another kind than a list; here both are lists.
+/// Returns the value if it can be ordered and is within the bounds. The engine orders lists by kind before items, and a slice is
+/// another kind than a list; here both become lists.
 fn ordered(value: Value) -> Result<Value, Error> {
     iterator::check_ordered(&value)?;
     bounded(value)
 }
 
-/// The value, but no list that takes its items from another when it is read. Such a one of such a one, and so on, could lie
-/// deeper than a stack reaches.
+/// Returns the value, but copies a list that would read its items from another list on access. A chain of such lists could be
+/// deeper than the stack.
 fn settled(value: Value) -> Result<Value, Error> {
     if value.kind() != ValueKind::Iterable || iterator::is_iterator(&value) {
         return Ok(value);
@@ -314,7 +313,7 @@ fn settled(value: Value) -> Result<Value, Error> {
     Ok(value.try_iter()?.collect())
 }
 
-/// The value, if the template may have made it, and may make it an attribute of these namespaces.
+/// Returns the value if it is within the bounds and does not contain any of these namespaces, whose attribute it becomes.
 fn bounded_in(value: Value, namespaces: Rest<Value>) -> Result<Value, Error> {
     let value = bounded(value)?;
     for namespace in namespaces.iter() {
@@ -326,7 +325,7 @@ fn bounded_in(value: Value, namespaces: Rest<Value>) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// The value, if the template may have made it.
+/// Returns the value if it is within the bounds.
 pub(super) fn bounded(value: Value) -> Result<Value, Error> {
     count(weigh(&value)?)?;
     settled(value)
@@ -337,13 +336,13 @@ fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Resu
     escape_formatter(out, state, value)
 }
 
-/// Counts bytes that the template is about to make, or has made.
+/// Counts bytes that the template has made or is about to make.
 pub(super) fn count(bytes: usize) -> Result<(), Error> {
     check_value(bytes)?;
     charge(bytes)
 }
 
-/// Counts bytes that are read, of which nothing so large is made.
+/// Counts bytes that are read without making a value of that size.
 fn charge(bytes: usize) -> Result<(), Error> {
     let mut made = MADE.get();
     made.bytes = made.bytes.saturating_add(bytes);
@@ -354,7 +353,7 @@ fn charge(bytes: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// The bytes of a text, or of the items of a list without what is in them.
+/// Returns the bytes of a text, or those of a list's items without their content.
 fn part_bytes(value: &Value) -> usize {
     match value.as_str() {
         Some(text) => text.len(),
@@ -362,9 +361,9 @@ fn part_bytes(value: &Value) -> usize {
     }
 }
 
-/// The bytes of a value and all that is in it, as often as it is in it.
+/// Returns the bytes of a value and everything in it, counting repeated values each time.
 fn weigh(value: &Value) -> Result<usize, Error> {
-    // Most values are texts.
+    // Fast path: most values are texts.
     if let Some(text) = value.as_str() {
         return Ok(text.len());
     }
@@ -379,7 +378,7 @@ fn add_weight(value: &Value, depth: usize, weight: &mut usize) -> Result<(), Err
     each_in(value, depth, |inner| add_weight(inner, depth + 1, weight))
 }
 
-/// Whether the value is this one, or has it anywhere in it.
+/// Whether the value is this namespace, or contains it at any depth.
 fn holds(value: &Value, namespace: &Value, depth: usize) -> Result<bool, Error> {
     if value.as_object().is_some() && predicates::is_sameas(value, namespace) {
         return Ok(true);

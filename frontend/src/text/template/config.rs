@@ -8,7 +8,7 @@ use super::{ChatTemplate, TemplateError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateSourceError {
-    /// It is not JSON, or its chat template or tokens are of no known form.
+    /// It is not JSON, or its chat template or tokens have an unknown form.
     #[error("cannot read the tokenizer configuration")]
     Malformed {
         /// What is wrong with it.
@@ -18,12 +18,12 @@ pub enum TemplateSourceError {
     /// It has several chat templates, and none is named `default`.
     #[error("none of the chat templates is named `default`, but: {}", names.join(", "))]
     NoDefault {
-        /// The names there are.
+        /// The existing names.
         names: Vec<String>,
     },
 }
 
-/// The source of a model's chat template, with the tokens it refers to.
+/// The source of a model's chat template, with the tokens that it refers to.
 ///
 /// # Examples
 ///
@@ -38,22 +38,22 @@ pub enum TemplateSourceError {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TemplateSource {
-    /// The template for every chat, or for those without tools if there is another for them.
+    /// The template for all chats, or for those without tools if there is another template for tools.
     pub chat: String,
     /// The template for chats with tools.
     pub tool_use: Option<String>,
     /// The text of the token that begins a sequence.
     pub bos_token: Option<String>,
-    /// The text of the token that ends one.
+    /// The text of the token that ends a sequence.
     pub eos_token: Option<String>,
 }
 
 impl TemplateSource {
-    /// Reads a `tokenizer_config.json`; none if it has no chat template.
+    /// Reads a `tokenizer_config.json`. Returns `None` if it has no chat template.
     ///
     /// # Errors
     ///
-    /// [`TemplateSourceError`] if it cannot be read, or does not say which of several templates to use.
+    /// [`TemplateSourceError`] if it cannot be read, or has several templates without a default.
     pub fn from_tokenizer_config(json: &[u8]) -> Result<Option<Self>, TemplateSourceError> {
         let config = TokenizerConfig::parse(json)?;
         let (chat, tool_use) = match config.chat_template {
@@ -69,8 +69,8 @@ impl TemplateSource {
         }))
     }
 
-    /// Joins a template that lies in a file of its own, `chat_template.jinja`, with the tokens of the
-    /// `tokenizer_config.json` beside it. The file takes precedence over a template in the latter.
+    /// Combines a template from a separate file, `chat_template.jinja`, with the tokens of the `tokenizer_config.json` beside it.
+    /// The file takes precedence over a template in the latter.
     ///
     /// # Errors
     ///
@@ -144,7 +144,7 @@ impl Token {
     }
 }
 
-/// The templates named `default` and `tool_use`; the others are for tasks of no API of ours.
+/// Picks the templates named `default` and `tool_use`; the others are for tasks that no API here has.
 fn pick(templates: Vec<NamedTemplate>) -> Result<(String, Option<String>), TemplateSourceError> {
     let find = |name| {
         let named = templates.iter().find(|template| template.name == name);

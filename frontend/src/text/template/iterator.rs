@@ -1,7 +1,6 @@
-//! What Jinja's filters give as an iterator in Python, where the engine here gives a list.
+//! Values that Jinja's filters return as iterators in Python, but as lists in the engine used here.
 //!
-//! It can be read as often as a list. But where it is compared it is an iterator: equal to itself alone, and neither more nor less
-//! than anything.
+//! It can be read repeatedly, like a list. In comparisons it behaves as an iterator: it equals only itself and has no order.
 //!
 //! # Source
 //!
@@ -13,7 +12,7 @@ use std::sync::Arc;
 use minijinja::value::{DynObject, Enumerator, Object, ObjectRepr};
 use minijinja::{Error, ErrorKind, Value};
 
-/// The filters that give one of a list.
+/// The filters that return an iterator for a list.
 pub(super) const FILTERS: [&str; 10] = [
     "batch",
     "items",
@@ -44,7 +43,7 @@ impl Object for PythonIterator {
     }
 }
 
-/// An iterator that is compared. The engine would compare its items.
+/// An iterator in a comparison. The engine would compare its items.
 #[derive(Debug)]
 struct Itself(Arc<PythonIterator>);
 
@@ -59,7 +58,7 @@ impl Object for Itself {
     }
 }
 
-/// An iterator over the items.
+/// Returns an iterator over the items.
 pub(super) fn over(items: impl Iterator<Item = Value>) -> Value {
     Value::from_object(PythonIterator(items.collect()))
 }
@@ -69,7 +68,7 @@ pub(super) fn is_iterator(value: &Value) -> bool {
     value.downcast_object_ref::<PythonIterator>().is_some()
 }
 
-/// What stands for the value where it is tested for equality.
+/// Returns the value to use in a test for equality.
 pub(super) fn compared(value: Value) -> Value {
     match value.downcast_object::<PythonIterator>() {
         Some(iterator) => Value::from_object(Itself(iterator)),
@@ -77,11 +76,11 @@ pub(super) fn compared(value: Value) -> Value {
     }
 }
 
-/// Refuses an iterator where an order is asked for.
+/// Refuses an iterator in an ordering comparison.
 ///
 /// # Errors
 ///
-/// The value is an iterator.
+/// When the value is an iterator.
 pub(super) fn check_ordered(value: &Value) -> Result<(), Error> {
     if is_iterator(value) {
         let detail = "an iterator is not ordered; make a list of it";

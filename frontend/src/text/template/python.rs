@@ -1,4 +1,4 @@
-//! What a chat template finds around it in Python: Jinja as the `transformers` library sets it up.
+//! The environment of a chat template in Python: Jinja as the `transformers` library configures it.
 //!
 //! # Source
 //!
@@ -15,7 +15,7 @@ use serde_json::ser::{Formatter, Serializer};
 
 use super::bounds::{self, Grows, TooLarge};
 
-/// More than any format of a time needs.
+/// More than any time format needs.
 const MAX_FORMAT_BYTES: usize = 1024;
 
 /// An environment without templates.
@@ -86,7 +86,7 @@ fn raise_exception(message: &Value) -> Result<Value, Error> {
     Err(Error::from(ErrorKind::InvalidOperation).with_source(Raised { message }))
 }
 
-/// The present local time, in a `strftime` format.
+/// Returns the current local time in a `strftime` format.
 fn strftime_now(format: &str) -> Result<String, Error> {
     if format.len() > MAX_FORMAT_BYTES {
         return Err(TooLarge::error(MAX_FORMAT_BYTES));
@@ -114,7 +114,7 @@ fn json_error(source: serde_json::Error) -> Error {
     Error::new(ErrorKind::BadSerialization, "cannot write this as JSON").with_source(source)
 }
 
-/// No more than the largest value: indentation makes far more of one than it was.
+/// Bounds the output by the largest value: indentation can make JSON far longer than the value.
 struct Limited {
     bytes: Vec<u8>,
     max_bytes: usize,
@@ -146,15 +146,15 @@ impl Write for Limited {
     }
 }
 
-/// How `json.dumps` lays out JSON.
+/// The format options of `json.dumps`.
 struct JsonStyle {
     item_separator: String,
     key_separator: String,
-    /// What one level is indented by; none for one line.
+    /// The indentation of one level; `None` for a single line.
     indent: Option<String>,
     ensure_ascii: bool,
     depth: usize,
-    /// Whether the innermost list or object has an item.
+    /// Whether the innermost list or object has an item yet.
     has_items: bool,
 }
 
@@ -220,7 +220,7 @@ impl JsonStyle {
         if self.has_items {
             self.new_line(writer)?;
         }
-        // This list or object was an item of the one around it.
+        // This list or object was an item of its parent.
         self.has_items = true;
         writer.write_all(bracket)
     }
@@ -244,7 +244,7 @@ impl JsonStyle {
     }
 }
 
-/// As wide as any template has use for.
+/// Caps the indentation at a width that no template exceeds.
 fn indent_width(indent: Value) -> Result<usize, Error> {
     Ok(usize::try_from(indent)?.min(64))
 }
@@ -311,7 +311,7 @@ impl Formatter for JsonStyle {
     }
 }
 
-/// A finite number as Python's `repr` writes it: scientific from 1e16 on and below 1e-4.
+/// Formats a finite number like Python's `repr`: scientific from 1e16 on and below 1e-4.
 fn python_float(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude != 0.0 && !(1e-4..1e16).contains(&magnitude) {

@@ -1,7 +1,7 @@
-//! A template's source as the engine gets it: what `transformers` knows and Jinja does not is replaced, and what could grow
-//! without end is led through a function that bounds it.
+//! Prepares a template's source for the engine: replaces what `transformers` knows and Jinja does not, and passes values that
+//! could grow without end through a function that bounds them.
 //!
-//! Lines stay where they were, so that errors name the right ones.
+//! Line numbers do not change, so errors name the right lines.
 
 use std::ops::Range;
 
@@ -12,37 +12,37 @@ use minijinja::machinery::{Span, Token, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Error, ErrorKind};
 
-/// What the name of the function ends with that counts what is read of a value, and returns it.
+/// The name suffix of the function that charges for a read of a value and returns the value.
 pub(super) const PART: &str = "_part";
 
-/// How the call of a function opens that bounds all of a value.
+/// The opening of a call of the function that bounds a whole value.
 const WHOLE: &str = "(";
 
-/// How the call of the one opens that counts what is read; see [`PART`].
+/// The opening of a call of the function that charges for a read; see [`PART`].
 const READ: &str = "_part(";
 
-/// What the name ends with of the one that counts what is read to reach one item, and returns the value.
+/// The name suffix of the function that charges for access to one item and returns the value.
 pub(super) const ITEM: &str = "_item";
 
-/// How its call opens.
+/// The opening of its call.
 const REACH: &str = "_item(";
 
-/// What the name ends with of the one that counts what a slice reads, and returns what can be cut.
+/// The name suffix of the function that charges for a slice and returns a value that can be sliced.
 pub(super) const BASE: &str = "_base";
 
-/// How its call opens.
+/// The opening of its call.
 const CUT: &str = "_base(";
 
-/// What the name of the filter ends with through which values pass that are tested for equality.
+/// The name suffix of the filter for values that are tested for equality.
 pub(super) const COMPARED: &str = "_compared";
 
-/// What it ends with of the one for values whose order is asked for.
+/// The name suffix of the filter for values that are ordered.
 pub(super) const ORDERED: &str = "_ordered";
 
-/// So far into a text it may be looked without being counted.
+/// Access up to this index of a text is not charged.
 const NEAR: usize = 1_000;
 
-/// Tests that do not read all of a text.
+/// Tests that do not read a whole text.
 const BRIEF_TESTS: [&str; 22] = [
     "boolean",
     "callable",
@@ -68,11 +68,11 @@ const BRIEF_TESTS: [&str; 22] = [
     "undefined",
 ];
 
-/// More than any template in use has need for.
+/// More than any template in use needs.
 const MAX_TAG_TOKENS: usize = 1_000;
 
-/// Makes `generation` blocks, which mark what the assistant wrote, plain scopes. `transformers` uses
-/// them to mask training data; Jinja itself does not know them.
+/// Turns `generation` blocks, which mark what the assistant wrote, into plain scopes. `transformers` uses them to mask training
+/// data; Jinja itself does not know them.
 pub(super) fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -92,7 +92,7 @@ pub(super) fn without_generation_tags(source: &str) -> String {
     out
 }
 
-/// Where the first word of the next `{% tag %}` stands; comments are passed over, outside raw blocks.
+/// Returns the range of the first word in the next `{% tag %}`. Skips comments, except in raw blocks.
 fn next_tag_word(source: &str, in_raw: bool) -> Option<Range<usize>> {
     let mut at = 0;
     loop {
@@ -111,21 +111,21 @@ fn next_tag_word(source: &str, in_raw: bool) -> Option<Range<usize>> {
     }
 }
 
-/// A source in which every value that grows passes through a function.
+/// A source in which every growing value passes through a function.
 #[derive(Debug)]
 pub(super) struct Bounded {
     pub(super) source: String,
-    /// The function's name, which the source does not use otherwise.
+    /// The function's name, which does not occur elsewhere in the source.
     pub(super) function: String,
-    /// The longest text of the template that a rendering can repeat, in bytes.
+    /// The longest literal text that a rendering can repeat, in bytes.
     pub(super) longest_repeated: usize,
 }
 
 impl Bounded {
-    /// Leads through a function what operators join or repeat, and what lists and objects are made of.
+    /// Wraps the results of joining and repeating operators, and lists and objects, in calls of a function.
     ///
     /// # Errors
-    /// Those of the syntax.
+    /// The syntax errors of the source.
     pub(super) fn try_new(source: &str, syntax: SyntaxConfig) -> Result<Self, Error> {
         check_tags(source, syntax.clone())?;
         let mut found = Found::new(source);
@@ -142,10 +142,10 @@ impl Bounded {
     }
 }
 
-/// Refuses tags so long that the engine, which compiles expressions by recursion, could run out of stack.
+/// Refuses tags so long that the engine could overflow the stack: it compiles expressions by recursion.
 fn check_tags(source: &str, syntax: SyntaxConfig) -> Result<(), Error> {
     let mut tokens = 0;
-    // What is no token at all, the parser says better.
+    // The parser reports invalid tokens with a better message.
     for (token, span) in tokenize(source, false, syntax).map_while(Result::ok) {
         tokens += 1;
         if matches!(token, Token::VariableStart | Token::BlockStart) {
@@ -160,27 +160,27 @@ fn check_tags(source: &str, syntax: SyntaxConfig) -> Result<(), Error> {
     Ok(())
 }
 
-/// What grows, found in a template's syntax tree.
+/// The growing values found in a template's syntax tree.
 struct Found<'t> {
     source: &'t str,
     growing: Vec<Growing>,
-    /// Where an expression ends that passes through a filter, and which.
+    /// Where expressions that pass through a filter end, and which filter.
     filtered: Vec<(usize, &'static str)>,
     longest_repeated: usize,
 }
 
-/// An expression that becomes a call of the function.
+/// An expression that becomes a call.
 struct Growing {
-    /// In bytes of the source.
+    /// Byte range in the source.
     range: Range<usize>,
     opening: &'static str,
     closing: String,
 }
 
-/// Whether an expression's own outcome is bounded by what it is part of.
+/// Whether the enclosing expression bounds an expression's result.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Within {
-    /// A larger sum, or what is printed.
+    /// Part of a larger sum, or printed.
     Bounded,
     Other,
 }
@@ -199,7 +199,7 @@ impl<'t> Found<'t> {
         let mut marks = Vec::new();
         for (index, growing) in self.growing.iter().enumerate() {
             let Range { start, end } = growing.range;
-            // At one place, what ends there comes before what begins; and what is outside, outside.
+            // At the same offset, closings precede openings, and outer calls enclose inner ones.
             let opening = (start, true, usize::MAX - end, index);
             let closing = (end, false, usize::MAX - start, usize::MAX - index);
             marks.push((opening, function.to_owned() + growing.opening));
@@ -229,7 +229,7 @@ impl<'t> Found<'t> {
         });
     }
 
-    /// Counts a value that something reads, unless what it is made by counts it.
+    /// Charges for a value that is read, unless the expression that makes it charges for it.
     fn reads(&mut self, expression: &Expr<'_>, opening: &'static str) {
         match expression {
             Expr::Var(_) | Expr::GetAttr(_) | Expr::GetItem(_) | Expr::Call(_) | Expr::Slice(_) => {
@@ -255,7 +255,7 @@ impl<'t> Found<'t> {
         }
     }
 
-    /// Two values are compared up to the end of the shorter one. A constant is no list.
+    /// Comparing two values reads up to the end of the shorter one. A constant is not a list.
     fn compares(&mut self, left: &Expr<'_>, right: &Expr<'_>) {
         if is_uncounted(left) && is_uncounted(right) {
             self.reads(left, WHOLE);
@@ -271,7 +271,7 @@ impl<'t> Found<'t> {
         self.passes(right, ORDERED);
     }
 
-    /// Leads a value through a filter, unless it is certainly no iterator and no part of a list.
+    /// Passes a value through a filter, unless it is certainly neither an iterator nor a slice of a list.
     fn passes(&mut self, expression: &Expr<'_>, filter: &'static str) {
         match expression {
             Expr::Var(_)
@@ -338,13 +338,13 @@ impl<'t> Found<'t> {
                 self.template_macro(&it.macro_decl);
             }
             Stmt::Do(it) => self.arguments(&it.call.args),
-            // There are no other templates to be had.
+            // There are no other templates to import.
             Stmt::Import(_) | Stmt::FromImport(_) | Stmt::Extends(_) | Stmt::Include(_) => {}
             Stmt::EmitRaw(_) | Stmt::Continue(_) | Stmt::Break(_) => {}
         }
     }
 
-    /// A value that an attribute of a namespace gets must not hold the namespace: nothing could print it then.
+    /// A value assigned to a namespace's attribute must not contain the namespace: it could never be printed.
     fn set(&mut self, it: &Spanned<Set<'_>>) {
         let namespaces = namespaces(&it.target);
         let bare_items = bare_items(&it.expr);
@@ -485,11 +485,11 @@ impl<'t> Found<'t> {
         }
     }
 
-    /// An operation, down a chain of them by its left side, which may be long.
+    /// Handles an operation and the chain of operations on its left side, which may be long.
     fn operation(&mut self, operation: &Spanned<BinOp<'_>>, within: Within) {
         let (mut operation, mut within) = (operation, within);
         loop {
-            // A sum is no longer than its parts, which stand in the source one by one.
+            // A sum is no longer than its parts, which are in the source one by one.
             let is_sum = matches!(operation.op, BinOpKind::Add | BinOpKind::Concat);
             let inner = if is_sum {
                 Within::Bounded
@@ -501,7 +501,7 @@ impl<'t> Found<'t> {
             }
             if matches!(operation.op, BinOpKind::Mul) {
                 self.grows(operation.span());
-                // Else the engine multiplies constants when it compiles.
+                // Otherwise the engine multiplies constants when it compiles.
                 self.constant(&operation.left);
                 self.constant(&operation.right);
             }
@@ -532,7 +532,7 @@ impl<'t> Found<'t> {
     }
 }
 
-/// Whether a value may be large that nothing has counted where it is read.
+/// Whether a value may be large and its expression does not count it.
 fn is_uncounted(expression: &Expr<'_>) -> bool {
     match expression {
         Expr::Var(_) | Expr::GetAttr(_) | Expr::GetItem(_) | Expr::Call(_) | Expr::Slice(_) => true,
@@ -543,7 +543,7 @@ fn is_uncounted(expression: &Expr<'_>) -> bool {
     }
 }
 
-/// Whether a subscript is a name of the template's own, or so small a number that it is soon reached in a text.
+/// Whether a subscript is a name in the template, or an index small enough to be reached soon in a text.
 fn is_near(subscript: &Expr<'_>) -> bool {
     let Expr::Const(constant) = subscript else {
         return false;
@@ -552,8 +552,8 @@ fn is_near(subscript: &Expr<'_>) -> bool {
     value.as_str().is_some() || value.as_usize().is_some_and(|index| index < NEAR)
 }
 
-/// Where an expression stands in the source, with what its attributes are taken of. The parser's spans of those but the first
-/// begin at the dot or bracket.
+/// Returns the source range of an expression, including the object of its attributes. The parser's spans for attributes begin at
+/// the dot or bracket.
 fn range_of(expression: &Expr<'_>) -> Range<usize> {
     let span = expression.span();
     let (mut start, mut inner) = (span.start_offset, expression);
@@ -572,7 +572,7 @@ fn range_of(expression: &Expr<'_>) -> Range<usize> {
     start as usize..span.end_offset as usize
 }
 
-/// The names of namespaces of which attributes are set.
+/// Returns the names of the namespaces whose attributes are set.
 fn namespaces<'a>(target: &Expr<'a>) -> Vec<&'a str> {
     if let Expr::List(it) = target {
         return it.items.iter().flat_map(namespaces).collect();
@@ -586,7 +586,7 @@ fn namespaces<'a>(target: &Expr<'a>) -> Vec<&'a str> {
     namespaces(&it.expr)
 }
 
-/// The items of a tuple without brackets, whose span does not hold its first item.
+/// Returns the items of a tuple without brackets, whose span does not contain its first item.
 fn bare_items<'e, 'a>(expression: &'e Expr<'a>) -> Option<&'e [Expr<'a>]> {
     let Expr::Tuple(tuple) = expression else {
         return None;

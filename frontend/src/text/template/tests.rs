@@ -126,7 +126,7 @@ fn python_methods_slices_and_loop_controls_work() {
     }
 }
 
-/// What each gives is what Jinja gives in Python.
+/// The results are those of Jinja in Python.
 #[test]
 fn an_iterator_is_equal_to_itself_alone_and_has_no_order() {
     let sets =
@@ -220,7 +220,7 @@ fn tojson_writes_what_json_dumps_writes() {
     }
 }
 
-/// As DeepSeek-R1's template tells its calls; most take a key for its presence, or join contents.
+/// DeepSeek-R1's template recognizes tool calls this way; most others test for the key, or join contents.
 #[test]
 fn the_content_of_nothing_but_calls_is_none_where_the_template_tests_for_that() {
     let calls = json!([{ "function": { "name": "now" } }]);

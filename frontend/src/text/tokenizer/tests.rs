@@ -1,4 +1,4 @@
-//! Loading, encoding and decoding whole texts; what the library cannot do is an error.
+//! Loads tokenizers, and encodes and decodes whole texts; what the library cannot do is an error.
 
 use std::sync::Arc;
 
@@ -110,7 +110,7 @@ fn malformed_files_are_errors() {
     assert!(matches!(error, TokenizerError::VocabularyTooLarge { .. }));
 }
 
-/// With two added tokens that both take the spaces beside them, of which one is a space itself.
+/// Adds two tokens that both include the spaces beside them; one of them is a space itself.
 fn with_greedy_tokens() -> serde_json::Value {
     let mut json = fixtures::byte_level_json();
     let added = json["added_tokens"].as_array_mut().unwrap();

@@ -19,11 +19,11 @@ pub(super) struct Operation {
     pub(super) body: Option<Value>,
     /// Whether its path has a parameter.
     pub(super) has_parameter: bool,
-    /// Its answers by status: the schema of their JSON, if they have any.
+    /// Its answers by status, with the schema of their JSON, if any.
     answers: BTreeMap<u16, Option<Value>>,
 }
 
-/// Says of values whether a schema allows them.
+/// Validates values against a schema.
 pub(super) struct Judge(Validator);
 
 impl Document {
@@ -36,7 +36,7 @@ impl Document {
         Self(document)
     }
 
-    /// What a schema refers to, or the schema itself.
+    /// Returns what a schema refers to, or the schema itself.
     pub(super) fn resolve<'a>(&'a self, schema: &'a Value) -> &'a Value {
         match schema["$ref"].as_str() {
             None => schema,
@@ -86,7 +86,7 @@ impl Document {
         Judge(jsonschema::validator_for(&schema).expect("a schema"))
     }
 
-    /// The judges of every answer of an operation, by status; `None` for one that is no JSON.
+    /// The validators of every answer of an operation, by status; `None` for an answer that is not JSON.
     pub(super) fn judges(&self, operation: &Operation) -> BTreeMap<u16, Option<Judge>> {
         let judge = |schema: &Option<Value>| schema.as_ref().map(|schema| self.judge(schema));
         let answers = operation.answers.iter();

@@ -1,14 +1,14 @@
-//! What the document says in words: rules between fields, and of the model at hand. A body that its schema allows and that
-//! is mended here must be served.
+//! What the document says in words: rules between fields, and rules of the model. A body that its schema allows must be served
+//! after it is mended here.
 
 use serde_json::{Map, Value, json};
 
 use crate::support::MODEL;
 
-/// The vocabulary of the test model.
+/// The vocabulary size of the test model.
 const VOCABULARY: u64 = 2048;
 
-/// Fields of which one binds the answer.
+/// Fields of which at most one may bind the answer.
 const GUIDED: [&str; 4] = [
     "guided_json",
     "guided_regex",
@@ -16,10 +16,10 @@ const GUIDED: [&str; 4] = [
     "guided_grammar",
 ];
 
-/// A file of requests that the server has.
+/// The id of an input file on the server.
 pub(super) const INPUT_FILE: &str = "file-input";
 
-/// Makes a body that its schema allows keep the rules that no schema says.
+/// Makes a body that its schema allows also follow the rules that no schema expresses.
 pub(super) fn mend(path: &str, body: &mut Value) {
     let Value::Object(body) = body else {
         panic!("every body is an object")
@@ -29,7 +29,7 @@ pub(super) fn mend(path: &str, body: &mut Value) {
         return;
     }
     body.insert("model".into(), MODEL.into());
-    // What the model has not: a shorter embedding, an earlier response, text between two others.
+    // What the model does not support: shorter embeddings, earlier responses, infill.
     body.remove("dimensions");
     body.remove("previous_response_id");
     body.remove("suffix");
@@ -75,7 +75,7 @@ fn mend_numbers(body: &mut Map<String, Value>) {
     });
 }
 
-/// The body, and the objects in it that may have the same fields.
+/// Applies `mend` to the body, and to the objects in it that may have the same fields.
 fn for_extensions(body: &mut Map<String, Value>, mut mend: impl FnMut(&mut Map<String, Value>)) {
     mend(body);
     for extension in ["genset", "nvext"] {
@@ -85,7 +85,7 @@ fn for_extensions(body: &mut Map<String, Value>, mut mend: impl FnMut(&mut Map<S
     }
 }
 
-/// Limits in bytes, where a schema counts letters.
+/// Limits in bytes, where a schema counts characters.
 fn mend_stops(body: &mut Map<String, Value>) {
     let shorten = |stop: &mut Value| {
         if stop.as_str().is_some_and(|stop| stop.len() > 1024) {
@@ -101,7 +101,7 @@ fn mend_stops(body: &mut Map<String, Value>) {
     }
 }
 
-/// Token ids of the model's, and at least one.
+/// Token ids within the vocabulary, and at least one.
 fn mend_inputs(path: &str, body: &mut Map<String, Value>) {
     for_extensions(body, |fields| {
         if let Some(ids) = fields.get_mut("stop_token_ids") {
@@ -117,7 +117,7 @@ fn mend_inputs(path: &str, body: &mut Map<String, Value>) {
     if path == "/v1/embeddings" {
         fill(&mut body["input"]);
     }
-    // Lists of two lengths make no pairs.
+    // Lists of different lengths form no pairs.
     if path.ends_with("/score")
         && body["text_1"].as_array().map(Vec::len) != body["text_2"].as_array().map(Vec::len)
     {
@@ -148,7 +148,7 @@ fn into_vocabulary(ids: &mut Value) {
     }
 }
 
-/// Names that differ, and a choice among them.
+/// Distinct names, and a choice among them.
 fn mend_tools(body: &mut Map<String, Value>) {
     let tools = body.get_mut("tools").and_then(Value::as_array_mut);
     let mut has_tools = false;
@@ -179,7 +179,7 @@ fn mend_tools(body: &mut Map<String, Value>) {
     }
 }
 
-/// One field at most binds the answer, and then it calls no tools.
+/// At most one field binds the answer, and then it calls no tools.
 fn mend_formats(body: &mut Map<String, Value>) {
     let mut is_bound = body.get("response_format").is_some_and(is_format)
         || body
@@ -212,7 +212,7 @@ fn is_format(format: &Value) -> bool {
     format.is_object() && format["type"] != "text"
 }
 
-/// The last word is the user's, and thoughts are shorter than the answer.
+/// The last message is the user's, and the reasoning budget is below the answer's.
 fn mend_messages(body: &mut Map<String, Value>) {
     if let Some(Value::Array(messages)) = body.get_mut("messages") {
         messages.push(json!({"role": "user", "content": "Hi"}));

@@ -1,7 +1,7 @@
 //! Values that a schema of the document allows, and values with one thing wrong.
 //!
-//! What a schema allows is drawn by kind and not evenly: bounds and odd texts come often. Whether a spoiled value is
-//! really forbidden, a validator says, not this file.
+//! Allowed values are drawn by kind and unevenly: bounds and odd texts are frequent. A validator, not this file, decides whether
+//! a spoiled value is really forbidden.
 
 use proptest::collection::vec;
 use proptest::prelude::{BoxedStrategy, Just, Strategy, any, prop_oneof};
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::document::Document;
 
-/// Texts that have broken programs before.
+/// Texts that often break programs.
 const TEXTS: &[&str] = &[
     "Hello there",
     "a",
@@ -126,7 +126,7 @@ fn integer(schema: &Value) -> BoxedStrategy<Value> {
     .boxed()
 }
 
-/// In quarters, so that no bound is met by rounding alone.
+/// In quarters, so that no bound is reached by rounding alone.
 fn number(schema: &Value) -> BoxedStrategy<Value> {
     let bound = |name: &str| schema[name].as_f64();
     let least = bound("minimum").or(bound("exclusiveMinimum").map(|least| least + 0.25));
@@ -146,7 +146,7 @@ fn string(schema: &Value) -> BoxedStrategy<Value> {
     }
     let least = size(schema, "minLength").unwrap_or(0);
     let most = size(schema, "maxLength").unwrap_or(usize::MAX);
-    // What one must not be is none of the odd texts.
+    // No odd text equals a forbidden value.
     text()
         .prop_map(move |text| {
             let cut: String = text.chars().take(most).collect();
@@ -165,7 +165,7 @@ fn object(document: &Document, schema: &Value) -> BoxedStrategy<Value> {
         .collect();
     let no_fields = Map::new();
     let properties = schema["properties"].as_object().unwrap_or(&no_fields);
-    // Of many fields few at once, so that one refusal does not hide all others.
+    // Sets only a few of many fields at once, so that one refusal does not hide all others.
     let chance = (4.0 / (properties.len() as f64)).clamp(0.05, 0.5);
     let mut names = Vec::new();
     let mut fields: Vec<BoxedStrategy<Option<Value>>> = Vec::new();
@@ -193,7 +193,7 @@ fn object(document: &Document, schema: &Value) -> BoxedStrategy<Value> {
         .boxed()
 }
 
-/// Fields that are not listed, as far as they are allowed.
+/// Unlisted fields, as far as they are allowed.
 fn further(document: &Document, schema: &Value) -> BoxedStrategy<Vec<(String, Value)>> {
     let names = if schema.get("propertyNames").is_some() {
         (0_u32..2048).prop_map(|id| id.to_string()).boxed()
@@ -207,7 +207,7 @@ fn further(document: &Document, schema: &Value) -> BoxedStrategy<Vec<(String, Va
     vec((names, values), 0..2).boxed()
 }
 
-/// A place in a value: the names and indices that lead there, and the schema that holds there.
+/// A place in a value: the names and indices that lead there, and the schema that applies there.
 #[derive(Debug, Clone)]
 struct Spot {
     path: Vec<String>,
@@ -252,7 +252,7 @@ fn spots(
     }
 }
 
-/// Whether a branch may be the one that a value was made for.
+/// Whether a value may have been made for this branch.
 fn fits(branch: &Value, value: &Value) -> bool {
     let kind = match value {
         Value::Null => "null",
@@ -274,7 +274,7 @@ fn fits(branch: &Value, value: &Value) -> bool {
     is_kind && tags
 }
 
-/// A value with one thing changed, and where. Mostly it is forbidden then.
+/// Returns a value with one thing changed, and the place. The result is mostly forbidden.
 pub(super) fn spoil(
     document: &Document,
     schema: &Value,
@@ -285,7 +285,7 @@ pub(super) fn spoil(
     spots(document, schema, value, &[], &mut found);
     let spot = place.get(&found).clone();
     let pointer: String = spot.path.iter().map(|name| format!("/{name}")).collect();
-    // A name may have a slash in it; those are left as they are.
+    // A name may contain a slash; those values are left unchanged.
     let Some(there) = value.pointer(&pointer) else {
         return (Vec::new(), Value::Null);
     };
@@ -298,7 +298,7 @@ pub(super) fn spoil(
     (path, spoiled)
 }
 
-/// What a value could be replaced with, and the field of it that is at fault then, where it is one.
+/// Replacements for a value, each with the name of its field at fault, if it is a field.
 fn changes(schema: &Value, value: &Value) -> Vec<(Option<String>, Value)> {
     let deep = (0..90).fold(json!(1), |inner, _| json!([inner]));
     let mut changes: Vec<(Option<String>, Value)> = [

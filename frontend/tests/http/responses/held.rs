@@ -1,4 +1,4 @@
-//! What is kept of responses, and what they hold while they run.
+//! What is stored of responses, and what they hold while they run.
 
 use genset_frontend::FrontendConfig;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ async fn only_so_much_is_kept() {
         assert_eq!(site.get(&ids[7]).await.status, 200, "the newest stays");
         site.close().await;
     }
-    // What does not fit says so, once it is known.
+    // A response that is too large to store says so, once its size is known.
     let keeps_little = FrontendConfig {
         max_stored_bytes: 64 << 10,
         ..config()
@@ -61,7 +61,7 @@ async fn only_so_much_is_kept() {
     site.close().await;
 }
 
-/// The memory that a streamed response holds once it has begun to answer.
+/// The memory that a streamed response holds once its answer has begun.
 async fn held_in_a_stream(site: &Site, further: Value) -> f64 {
     let mut body = json!({"model": MODEL, "input": "Hi", "stream": true});
     body.as_object_mut()
@@ -99,7 +99,7 @@ async fn what_a_response_repeats_and_keeps_is_held_to_its_end() {
     site.close().await;
 }
 
-/// Of all prompts that were tried, it is the one that is answered that is held.
+/// Of all prompts tried, only the one that is answered is held.
 #[tokio::test]
 async fn a_conversation_that_was_cut_is_held_as_what_is_left_of_it() {
     let site = Site::start(Script::silent(encode("Hi")[0])).await;

@@ -11,7 +11,7 @@ fn decode(tokens: &[u32]) -> String {
     tokenizer().decode_all(tokens, false).expect("a text")
 }
 
-/// Forty turns behind a system message, several times as long as the model's context.
+/// Forty turns after a system message, several times as long as the model's context.
 fn long_talk() -> Value {
     let turn = |index: usize| {
         let said = format!("Turn {index}. {}", "many words ".repeat(40));
@@ -65,11 +65,11 @@ async fn a_conversation_that_is_too_long_loses_its_beginning_where_it_may() {
         assert!(!text.contains("Turn 0."), "{text}");
         prompts.push(prompt.len());
     }
-    // A quarter of the context stays free, or what the answer asks for, and not much more than that.
+    // A quarter of the context stays free, or what the answer requests, and not much more.
     assert!((1100..=1536).contains(&prompts[0]), "{prompts:?}");
     assert_eq!(prompts[0], prompts[1]);
     assert!((600..=1048).contains(&prompts[2]), "{prompts:?}");
-    // However much room the answer asks for, it has it, and no turn is left out needlessly: one is about 200 tokens.
+    // An answer gets all the room that it requests, and no turn is dropped needlessly: one is about 200 tokens.
     for answer in (100..=1000).step_by(60) {
         let response = ask(json!({"truncation": "auto", "max_output_tokens": answer})).await;
         assert_eq!(response.status, 200, "{}", response.text());
@@ -86,7 +86,7 @@ async fn a_conversation_that_is_too_long_loses_its_beginning_where_it_may() {
     site.close().await;
 }
 
-/// A count is what the usage of the same request says.
+/// A count equals the usage of the same request.
 #[tokio::test]
 async fn the_prompts_tokens_are_counted_without_an_answer() {
     const COUNT: &str = "/v1/responses/input_tokens";

@@ -1,4 +1,4 @@
-//! A table of characters for the normalizer `Precompiled`, as SentencePiece writes it.
+//! A character table for the normalizer `Precompiled`, in SentencePiece's format.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// A node of the table's tree: a block of 256 units, the first of which is its value.
 const BLOCK: u32 = 256;
 
-/// The normalizer that makes the second of each pair of the first.
+/// Returns the normalizer that replaces the first of each pair by the second.
 pub(super) fn precompiled(entries: &[(&str, &str)]) -> Value {
     let (mut units, mut texts) = (vec![BLOCK << 10], String::new());
     units.resize(2 * BLOCK as usize, 0);

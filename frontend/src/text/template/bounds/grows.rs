@@ -1,31 +1,31 @@
-//! [`Grows`]: how large the outcome of a filter or method would be, before it is made.
+//! [`Grows`]: how large the result of a filter or method would be, before it is made.
 
 use minijinja::value::Kwargs;
 use minijinja::{Error, Value};
 
 use super::{VALUE_BYTES, check_value, max_value_bytes, weigh};
 
-/// What makes the outcome of a filter or method larger than its input, to be bounded before it is made.
+/// Why the result of a filter or method may be larger than its input. It is checked before the result is made.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::text::template) enum Grows {
-    /// At most as all arguments together, or as a value is when it is written out.
+    /// At most as large as all arguments together, or as a value's written form.
     Little,
-    /// By what a letter becomes in HTML.
+    /// Escapes letters as HTML.
     ByEscaping,
-    /// By a number of items.
+    /// Makes a given number of items.
     ByCount,
-    /// By spaces before each line.
+    /// Puts spaces before each line.
     ByIndent,
-    /// By the text between items.
+    /// Puts text between items.
     ByJoining,
-    /// By texts for shorter ones.
+    /// Replaces texts by longer ones.
     ByReplacing,
-    /// By the widths in a format.
+    /// Pads to the widths in a format.
     ByWidths,
 }
 
 impl Grows {
-    /// What a filter does.
+    /// Returns how a filter grows its input.
     pub(super) fn of_filter(name: &str) -> Self {
         match name {
             "batch" | "slice" => Self::ByCount,
@@ -38,7 +38,7 @@ impl Grows {
         }
     }
 
-    /// What methods of texts do, and their arguments in the order of the filter that does the same.
+    /// Returns how a text method grows its input, and its arguments in the order of the equivalent filter.
     pub(in crate::text::template) fn of_text_method(
         method: &str,
         text: &Value,
@@ -53,7 +53,7 @@ impl Grows {
         }
     }
 
-    /// Refuses arguments of which something too large would be made.
+    /// Refuses arguments if their result would be too large.
     pub(in crate::text::template) fn check(self, args: &[Value]) -> Result<(), Error> {
         let bytes = match self {
             Self::Little => 0,
@@ -68,13 +68,13 @@ impl Grows {
     }
 }
 
-/// A number, but none that is too large to count with.
+/// Returns a number, capped just above the largest size of a value.
 fn count_of(value: &Value) -> usize {
     let too_many = max_value_bytes() + 1;
     value.as_usize().unwrap_or(0).min(too_many)
 }
 
-/// Of `indent(text, width, ...)`, where the width may have a name.
+/// For `indent(text, width, ...)`, where the width may be a named argument.
 fn indented_bytes(args: &[Value]) -> usize {
     let lines = text_of(args, 0).matches('\n').count() + 1;
     let named = args
@@ -85,25 +85,25 @@ fn indented_bytes(args: &[Value]) -> usize {
     lines.saturating_mul(width.max(named.as_ref().map_or(0, count_of)))
 }
 
-/// Of `join(items, text)`.
+/// For `join(items, text)`.
 fn joined_bytes(args: &[Value]) -> Result<usize, Error> {
     let Some(items) = args.first() else {
         return Ok(0);
     };
     let items_bytes = weigh(items)?;
-    // There are no more items than that.
+    // An upper bound for the number of items.
     let joiners = items.len().unwrap_or(items_bytes / VALUE_BYTES);
     let between = joiners.saturating_mul(text_of(args, 1).len());
     Ok(items_bytes.saturating_add(between))
 }
 
-/// Of `replace(text, from, to)`.
+/// For `replace(text, from, to)`.
 fn replaced_bytes(args: &[Value]) -> usize {
     let (text, from, to) = (text_of(args, 0), text_of(args, 1), text_of(args, 2));
     text.matches(from).count().saturating_mul(to.len())
 }
 
-/// Of `format(text, values...)`: no more than the sum of all widths, with all values.
+/// For `format(text, values...)`: at most the sum of all widths, plus all values.
 fn formatted_bytes(args: &[Value]) -> Result<usize, Error> {
     let format = text_of(args, 0);
     let mut bytes: usize = 0;
@@ -130,7 +130,7 @@ fn formatted_bytes(args: &[Value]) -> Result<usize, Error> {
     Ok(widths.fold(bytes, usize::saturating_add))
 }
 
-/// What follows the name in `%(name)s`.
+/// Returns what follows the name in `%(name)s`.
 fn after_name(spec: &str) -> &str {
     let named = spec
         .strip_prefix('(')

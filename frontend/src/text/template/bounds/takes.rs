@@ -1,4 +1,4 @@
-//! [`Takes`]: what filters and methods read of their input, counted before they do. An instruction may read all of a large value.
+//! [`Takes`]: charges for what filters and methods read, before they do. One instruction may read all of a large value.
 
 use minijinja::{Error, Value};
 
@@ -7,22 +7,22 @@ use super::{VALUE_BYTES, charge, count, part_bytes, weigh};
 /// What a filter reads.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Takes {
-    /// A text once; of other values no more than is at hand.
+    /// All of a text, once; other values are not charged.
     Text,
-    /// A text once, or each item of a list.
+    /// All of a text, or each item of a list, once.
     Part,
-    /// The items of a list, each letter of a text being one, to make a list of them.
+    /// The items of a list or the letters of a text, to make a list of them.
     Items,
-    /// All that is in the items of a list, to compare them.
+    /// Everything in the items of a list, to compare them.
     All,
-    /// A text, to make a list of what stands between separators.
+    /// A text, to make a list of the pieces between separators.
     Pieces,
     /// A text, to make a list of its lines.
     Lines,
 }
 
 impl Takes {
-    /// What a filter does.
+    /// Returns what a filter reads.
     pub(super) fn of_filter(name: &str) -> Self {
         match name {
             "batch" | "chain" | "list" | "map" | "slice" | "sum" | "zip" => Self::Items,
@@ -35,7 +35,7 @@ impl Takes {
         }
     }
 
-    /// Counts what is read of a filter's arguments, the first of which is its input.
+    /// Charges for what a filter reads of its arguments, the first of which is its input.
     pub(super) fn count(self, args: &[Value]) -> Result<(), Error> {
         let Some(input) = args.first() else {
             return Ok(());
@@ -53,7 +53,7 @@ impl Takes {
     }
 }
 
-/// Counts what a method of a text reads.
+/// Charges for what a text method reads.
 pub(in crate::text::template) fn count_text_method(
     method: &str,
     text: &str,
@@ -71,7 +71,7 @@ pub(in crate::text::template) fn count_text_method(
     }
 }
 
-/// Counts what a method of a list or an object reads.
+/// Charges for what a method of a list or an object reads.
 pub(in crate::text::template) fn count_method(
     method: &str,
     value: &Value,
@@ -84,7 +84,7 @@ pub(in crate::text::template) fn count_method(
     }
 }
 
-/// Of a text split at the first argument, or at spaces, as often as the second says.
+/// For a text split at the first argument, or at spaces, up to the number of times in the second.
 fn pieces_bytes(text: &str, args: &[Value]) -> usize {
     let pieces = match args.first().and_then(Value::as_str) {
         Some(separator) => text.matches(separator).count() + 1,

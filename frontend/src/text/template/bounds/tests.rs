@@ -1,4 +1,4 @@
-//! Templates that would never end, or take all memory; and that those which do neither are rendered as ever.
+//! Templates that would never end, or take all memory, are stopped; all others render as before.
 
 use minijinja::value::Serde;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use crate::text::template::{
     ChatTemplate, DEFAULT_FUEL, TemplateError, TemplateInput, python, source,
 };
 
-/// Small ones, so that they are reached soon.
+/// Small bounds, so that they are reached soon.
 const BOUNDS: Bounds = Bounds {
     value_bytes: 1 << 20,
     made_bytes: 16 << 20,
@@ -92,7 +92,7 @@ fn expressions_without_end_are_refused_before_they_are_compiled() {
     }
 }
 
-/// Every way in which a value makes a larger one of itself.
+/// All ways in which a value can be doubled.
 const DOUBLINGS: &[&str] = &[
     "set ns.x = ns.x ~ ns.x",
     "set ns.x = ns.x + ns.x",
@@ -179,7 +179,7 @@ fn one_step_does_not_make_too_much() {
     }
 }
 
-/// An instruction that reads a large value is not as cheap as one that adds two numbers.
+/// An instruction that reads a large value costs more than one that adds two numbers.
 #[test]
 fn what_reads_a_large_value_again_and_again_is_bounded() {
     for again in [
@@ -216,7 +216,7 @@ fn what_reads_a_large_value_again_and_again_is_bounded() {
     }
 }
 
-/// A list takes more than the text whose letters it has.
+/// A list of letters takes more memory than their text.
 #[test]
 fn lists_of_letters_are_refused_before_they_are_made() {
     for list in [
@@ -234,7 +234,7 @@ fn lists_of_letters_are_refused_before_they_are_made() {
     }
 }
 
-/// Each would read the one before, and that the one before it.
+/// Each list would read from the previous one, which reads from its predecessor.
 #[test]
 fn lists_that_read_others_do_not_lie_too_deep() {
     for again in [
@@ -307,7 +307,7 @@ fn a_namespace_is_no_attribute_of_itself() {
     assert_eq!(outcome(other).unwrap(), "1");
 }
 
-/// Text of the template's own is counted by the instructions it takes to repeat it.
+/// Repeating a template's own text costs instructions.
 #[test]
 fn repeated_text_costs_fuel() {
     let text = "x".repeat(100_000);
@@ -325,12 +325,12 @@ fn repeated_text_costs_fuel() {
         let source = format!("{begin}{text}{end}");
         assert_eq!(outcome(&source), Err(TemplateError::OutOfFuel { limit }));
     }
-    // Once is once.
+    // Text that is not repeated costs nothing.
     let once = text.clone() + "{% for a in range(20000) %}{% endfor %}";
     assert_eq!(outcome(&once), Ok(text));
 }
 
-/// What repeats long texts of its own is left to the thread that may take longer.
+/// Repeating long literal texts is left to a thread that may take longer.
 #[test]
 fn a_quick_rendering_repeats_little() {
     let quick = |source: &str| {
@@ -350,7 +350,7 @@ fn a_quick_rendering_repeats_little() {
     assert_eq!(quick(&many), Err(TemplateError::OutOfFuel { limit }));
 }
 
-/// Nothing is refused that conversations of usual length need.
+/// Conversations of usual length are not refused.
 #[test]
 fn a_text_may_grow_by_a_message_at_a_time() {
     let source = "{% set ns = namespace(text='', list=[]) %}{% for i in range(2000) %}\
@@ -360,7 +360,7 @@ fn a_text_may_grow_by_a_message_at_a_time() {
     assert_eq!(grown.unwrap(), "58890 2000");
 }
 
-/// As templates do that look at the message before.
+/// Templates that look at the previous message do this.
 #[test]
 fn items_of_a_long_list_may_be_taken_one_by_one() {
     let source = "{% set l = range(2000) | list %}{% for i in range(2000) %}{% set y = l[i] %}\
@@ -408,7 +408,7 @@ fn expression() -> impl Strategy<Value = String> {
         prop_oneof![
             4 => (inner.clone(), operator, inner.clone()).prop_map(|(a, op, b)| format!("{a} {op} {b}")),
             3 => inner.clone().prop_map(|a| format!("({a})")),
-            // Not of lists, whose order is Jinja's and not the engine's.
+            // Not for lists, whose order differs between Jinja and the engine.
             1 => (inner.clone(), inner.clone()).prop_map(|(a, b)| format!("(({a}) | string < ({b}) | string)")),
             1 => inner.clone().prop_map(|a| format!("not {a}")),
             1 => inner.clone().prop_map(|a| format!("-{a}")),
@@ -426,7 +426,7 @@ fn expression() -> impl Strategy<Value = String> {
     })
 }
 
-/// What the engine makes of `source` by itself, and what of the bounded source; an error is an error.
+/// Returns the engine's result for `source`, and for the bounded source; all errors are alike.
 fn both(source: &str) -> (Option<String>, Option<String>) {
     let mut environment = python::environment().unwrap();
     let render = |environment: &Environment<'_>, source: &str| {
@@ -462,7 +462,7 @@ proptest! {
     }
 }
 
-/// As in Jinja, where a part of a list is a list.
+/// As in Jinja, where a slice of a list is a list.
 #[test]
 fn lists_are_ordered_by_their_items() {
     for (order, expected) in [
