@@ -1,4 +1,4 @@
-//! [`Answer`]: one choice on its way back: tokens become text, stop strings cut it.
+//! [`Answer`]: one choice of a response. It detokenizes the engine's output and applies stop strings.
 
 mod account;
 mod counting;
@@ -36,30 +36,30 @@ use steps::StepClock;
 pub use steps::StepMetrics;
 use thoughts::ReasoningCounter;
 
-/// One choice: a stream of text with an end. Dropping it cancels the request.
+/// One choice: a stream of text that ends. Dropping it cancels the request.
 pub struct Answer {
     source: Source,
     detokenizer: Option<Detokenizer>,
     stops: StopMatcher,
-    /// Text between detokenizer and stop matcher; empty between two items.
+    /// Text between the detokenizer and the stop matcher; empty between two items.
     scratch: String,
-    /// Text behind the stop matcher, on its way out; empty between two items.
+    /// Text that passed the stop matcher and was not emitted yet; empty between two items.
     text: String,
     prompt: Prompt,
     completion_tokens: u32,
-    /// Takes the text apart, where there is markup to look for.
+    /// Splits the text into deltas; `None` if no markup is expected.
     splitter: Option<Box<Splitter>>,
-    /// Counts its tokens of thoughts, where the splitter looks for thoughts.
+    /// Counts reasoning tokens; `None` unless the splitter looks for reasoning.
     thoughts: Option<Box<ReasoningCounter>>,
-    /// Keeps log probabilities, where they were asked for.
+    /// Queues log probabilities, if the request asked for them.
     ratings: Option<Box<LogprobQueue>>,
     /// Bytes of text that passed the stop matcher.
     given: usize,
-    /// The prompt, where the answer begins with it and it was not given out yet.
+    /// The prompt until it is emitted, if the answer echoes it.
     echo: Option<Arc<str>>,
-    /// Its pace, where it is measured.
+    /// Measures the answer's pace, if enabled.
     steps: Option<Box<StepClock>>,
-    /// Who pays for its tokens, where anybody does.
+    /// Charges the answer's tokens to an account, if there is one.
     meter: Option<Meter>,
 }
 
@@ -75,7 +75,7 @@ impl Answer {
         Self::from_source(Source::Running(outputs), tokenizer, stops, prompt_tokens)
     }
 
-    /// As [`Self::new`], of an answer that starts once it is read.
+    /// Like [`Self::new`], for an answer that starts when it is first polled.
     #[must_use]
     pub fn starting(
         starting: Starting,
@@ -110,28 +110,28 @@ impl Answer {
         }
     }
 
-    /// The same answer, to a prompt whose tokens only the engine counts. Where a stop string cuts it, `ctx`, its request's, is cancelled,
-    /// and the engine's usage is waited for.
+    /// Sets up an answer whose prompt tokens only the engine counts. If a stop string cuts the answer, it cancels
+    /// `ctx`, the request's context, and waits for the engine's usage.
     #[must_use]
     pub fn counted_by_engine(mut self, ctx: RequestContext) -> Self {
         self.prompt.counted_by_engine = Some(ctx);
         self
     }
 
-    /// The same answer, which keeps the log probabilities of its tokens and of `top` others in the place of each.
+    /// Keeps the log probability of each token and of the `top` most probable candidates in its position.
     #[must_use]
     pub fn with_logprobs(mut self, tokenizer: Arc<TextTokenizer>, top: u32) -> Self {
         self.ratings = Some(Box::new(LogprobQueue::new(tokenizer, top)));
         self
     }
 
-    /// From now on its pace is measured, as an answer's to a request that arrived then.
+    /// Measures the answer's pace from now on. The request arrived at `arrived`.
     pub fn measure(&mut self, metrics: &StepMetrics, arrived: Instant) {
         self.steps = Some(Box::new(StepClock::new(metrics.clone(), arrived)));
     }
 
-    /// From now on its tokens are charged to `account`: the prompt's once the engine has accepted it, the others as they
-    /// are taken.
+    /// Charges the answer's tokens to `account` from now on: prompt tokens once the engine has accepted the request,
+    /// completion tokens as they are read.
     pub fn charge_to(&mut self, account: Arc<Account>) {
         self.meter = Some(Meter::new(account));
         if self.source.is_running() {
@@ -140,7 +140,7 @@ impl Answer {
         }
     }
 
-    /// Notes what was given by now, or at the end what the answer cost.
+    /// Notes the tokens produced so far or, at the end, the final usage.
     fn note_cost(&mut self, end: Option<&AnswerEnd>) {
         if let Some(meter) = &mut self.meter {
             let prompt = end.map_or(self.prompt.tokens, |end| end.usage.prompt_tokens);
@@ -149,7 +149,7 @@ impl Answer {
         }
     }
 
-    /// Charges and counts what a turn has brought. All threads share these counters, so that is not done for each token.
+    /// Charges and counts a turn's tokens. All threads share these counters, so this is not done per token.
     fn settle(&mut self) {
         if let Some(meter) = &mut self.meter {
             meter.settle();
@@ -159,7 +159,7 @@ impl Answer {
         }
     }
 
-    /// The same answer, whose text goes on with that of `prompt`.
+    /// Continues the text of `prompt`.
     #[must_use]
     pub fn behind(mut self, prompt: &[TokenId]) -> Self {
         self.detokenizer = self
@@ -168,15 +168,14 @@ impl Answer {
         self
     }
 
-    /// The same answer, which begins with its prompt. Stop strings are not looked for in that.
+    /// Makes the answer begin with its prompt. Stop strings are not searched for in the prompt.
     #[must_use]
     pub fn with_echo(mut self, prompt: Arc<str>) -> Self {
         self.echo = Some(prompt);
         self
     }
 
-    /// The same answer, with a splitter for its text. `markers` are the special tokens among its markup, which the text then
-    /// has in it.
+    /// Splits the text with `splitter`. `markers` are the special tokens of its markup; they become part of the text.
     #[must_use]
     pub fn with_splitter(mut self, splitter: Splitter, markers: Arc<[TokenId]>) -> Self {
         self.thoughts = ReasoningCounter::of(&splitter).map(Box::new);
@@ -187,12 +186,13 @@ impl Answer {
         self
     }
 
-    /// Takes one item of the engine's, and hands on the text that it brings: taken apart where there is markup, and with the first
-    /// piece the log probabilities that are ready. Where there is no piece, they go with the next. `Some` is the end, after which
-    /// [`Self::end`] has the rest.
+    /// Takes one item from the engine and passes its text to `each`, split into deltas if there is markup. The first
+    /// delta carries the log probabilities that are ready; if there is no delta, the next item's carries them. `Some`
+    /// is the end; then call [`Self::end`] for the rest.
+    ///
     ///
     /// # Errors
-    /// What the engine's stream ends with. The answer is over then.
+    /// The error that ended the engine's stream. The answer is over then.
     pub fn poll_deltas(
         &mut self,
         cx: &mut Context<'_>,
@@ -235,7 +235,7 @@ impl Answer {
         }
     }
 
-    /// Hands on what was held back at the end, as [`Self::poll_deltas`] does.
+    /// Passes on the text held back until the end, like [`Self::poll_deltas`].
     pub fn end(mut self, mut each: impl FnMut(Delta<'_>, &[TokenLogprobs])) -> Ending {
         let ratings = self.ratings.as_mut();
         let mut rated = ratings.map_or_else(Vec::new, |ratings| std::mem::take(ratings.ready()));
@@ -263,14 +263,14 @@ impl Answer {
         }
     }
 
-    /// The same answer, as a further one to a prompt that another pays for.
+    /// Marks the answer as a further one to a prompt that another answer pays for.
     #[must_use]
     pub fn sharing_prompt(mut self) -> Self {
         self.prompt.is_paid = false;
         self
     }
 
-    /// Takes one item, as [`Self::poll_item`], and charges what the items cost once there are no more for now, and at the end.
+    /// Takes one item, like [`Self::poll_item`]. Charges tokens when no more items are ready, and at the end.
     fn poll_text(
         &mut self,
         cx: &mut Context<'_>,
@@ -283,7 +283,7 @@ impl Answer {
         taken
     }
 
-    /// Takes one item of the engine's. Text it brings is appended to `out`; `Some` is the end.
+    /// Takes one item from the engine and appends its text to `out`; `Some` is the end.
     fn poll_item(
         &mut self,
         cx: &mut Context<'_>,
@@ -297,7 +297,7 @@ impl Answer {
             Ok(outputs) => outputs,
             Err(error) => return Poll::Ready(Err(error)),
         };
-        // An engine that is always ready must not keep the thread: the task's budget ends its turn.
+        // An engine that is always ready must not hog the thread: the task's budget ends its turn.
         let turn = ready!(poll_proceed(cx));
         let item = ready!(Pin::new(outputs).poll_next(cx));
         turn.made_progress();
@@ -335,14 +335,14 @@ impl Answer {
         }
     }
 
-    /// Notes what the answer cost, and closes it.
+    /// Notes the final usage and closes the source.
     fn finish(&mut self, end: AnswerEnd, cx: &mut Context<'_>) -> AnswerEnd {
         self.note_cost(Some(&end));
         self.source.close(cx);
         end
     }
 
-    /// The engine's stream, once the engine has accepted the request.
+    /// Returns the engine's stream once the engine has accepted the request.
     fn poll_started(
         &mut self,
         cx: &mut Context<'_>,
@@ -360,7 +360,7 @@ impl Answer {
     /// The engine's refusal. The answer is over then.
     ///
     /// # Cancel safety
-    /// The request is still starting when the future is dropped.
+    /// If the future is dropped, the request is still starting.
     pub async fn started(&mut self) -> Result<(), EngineError> {
         poll_fn(|cx| self.poll_started(cx).map(|started| started.map(drop))).await
     }
@@ -415,7 +415,7 @@ impl Answer {
         })
     }
 
-    /// The last tokens and what was held back of the text; `Some` where a stop string cuts them.
+    /// Takes the last tokens and the held-back text; `Some` if a stop string cuts them.
     fn take_last(
         &mut self,
         last: TokenChunk,
@@ -433,7 +433,7 @@ impl Answer {
         Ok(self.match_stops(out))
     }
 
-    /// Token by token, so that the tokens after a stop string are neither shown nor counted.
+    /// Takes one token at a time, so that tokens after a stop string are neither shown nor counted.
     fn take_tokens(
         &mut self,
         chunk: TokenChunk,
@@ -455,7 +455,7 @@ impl Answer {
         Ok(None)
     }
 
-    /// Keeps the log probability of `token`, whose text was just made, where they are kept.
+    /// Queues the log probability of `token`, which was just detokenized, if the request asked for it.
     fn rate(&mut self, token: TokenId, logprob: Option<TokenLogprob>) -> Result<(), EngineError> {
         let Some(ratings) = &mut self.ratings else {
             return Ok(());
@@ -470,14 +470,14 @@ impl Answer {
         Ok(())
     }
 
-    /// The text of so many tokens, as far as they have some, ends here.
+    /// Notes that the text of `tokens` tokens, if they have any, ends here.
     fn note_tokens(&mut self, tokens: u32) {
         if let Some(thoughts) = &mut self.thoughts {
             thoughts.note(tokens, self.given);
         }
     }
 
-    /// The next `bytes` of the text were given out.
+    /// Notes that the next `bytes` of the text passed the stop matcher.
     fn give(&mut self, bytes: usize) {
         self.given += bytes;
         if let Some(ratings) = &mut self.ratings {
@@ -511,15 +511,15 @@ impl Answer {
         }
     }
 
-    /// The bytes of text that were given out so far.
+    /// The bytes of text that passed the stop matcher so far.
     pub(crate) fn given_bytes(&self) -> usize {
         self.given
     }
 
-    /// Waits for the next piece of content, appended to `out`; `Some` is the end. Reasoning and tool calls are left out.
+    /// Waits for the next content and appends it to `out`; `Some` is the end. Skips reasoning and tool calls.
     ///
     /// # Errors
-    /// What the engine's stream ends with.
+    /// The error that ended the engine's stream.
     ///
     /// # Cancel safety
     /// If another branch wins, no item was taken.
@@ -532,7 +532,7 @@ impl Answer {
         self.next_deltas(add).await
     }
 
-    /// As [`Self::next_text`], with all that an answer has in it.
+    /// Like [`Self::next_text`], but yields reasoning and tool calls too.
     ///
     /// # Errors
     /// As [`Self::next_text`].

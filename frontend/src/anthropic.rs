@@ -1,5 +1,5 @@
-//! Anthropic's Messages API as data: requests read and put into the words of a chat, responses and events written, errors in
-//! their own shape. Nothing here knows HTTP or engines; the pipeline is the chats'.
+//! Anthropic's Messages API as data: parses requests into chat requests, writes responses and events, and formats
+//! errors as Anthropic does. Nothing here knows HTTP or engines; messages use the chat pipeline.
 //!
 //! # Source
 //! <https://docs.anthropic.com/en/api/messages>

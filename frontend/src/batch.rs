@@ -1,8 +1,8 @@
-//! Batches: requests in a file, each answered on a line of another. [`BatchInput`] reads them, [`answer_line`] answers one,
-//! [`BatchNotes`] keep the answers until all have come, so that a run that was interrupted goes on where it stood.
+//! Batches: requests in a file, each answered on a line of another. [`BatchInput`] reads them, [`answer_line`] answers
+//! one, [`BatchNotes`] records the answers until all have come, so that an interrupted run resumes where it stopped.
 //!
-//! `genset run in=batch` is one user of these; the routes `/v1/files` and `/v1/batches` are the other: `store` keeps what they
-//! know in a folder, `run` answers, each batch that is `open`.
+//! `genset run in=batch` uses these directly. The routes `/v1/files` and `/v1/batches` use `store`, which keeps their
+//! records in a folder, and `run`, which answers the batches; `open` holds a batch's input and answers.
 
 mod input;
 mod notes;

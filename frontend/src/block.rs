@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// The fields of an object that were not read yet, and where it stands.
+/// The unread fields of an object, and its position.
 #[derive(Debug)]
 pub(crate) struct Block {
     at: String,
@@ -79,7 +79,7 @@ impl Block {
         }
     }
 
-    /// Refuses whatever was not read, but for the names in `ignored`.
+    /// Refuses unread fields, except the names in `ignored`.
     pub(crate) fn finish(mut self, ignored: &[&str]) -> Result<(), ApiError> {
         self.fields
             .retain(|name, value| !value.is_null() && !ignored.contains(&name.as_str()));

@@ -1,10 +1,11 @@
-//! [`MemoryBudget`]: the memory that all requests of a server may take together, and [`MemoryShare`], a request's part of it.
+//! [`MemoryBudget`]: the memory that all requests of a server may take together, and [`MemoryShare`], one request's part of
+//! it.
 //!
-//! It counts what requests become, not their bytes on the wire: values, prompts, tokens, answers that are collected. What is
-//! counted is what its owner says: whoever keeps much for a request holds a share for it. It allocates nothing itself.
+//! It counts what is made from requests, not their bytes on the wire: values, prompts, tokens, collected answers. It
+//! allocates nothing and relies on its callers: code that keeps much for a request holds a share for it.
 //!
-//! What does not fit is refused at once, for a request that waited here would hold what others wait for. The last part of
-//! the budget is for small requests alone, so that large ones never keep them out.
+//! Requests that do not fit are refused at once: if they waited here, they would hold memory that others wait for. The last
+//! part of the budget is reserved for small requests, so that large ones never starve them.
 
 mod machine;
 
@@ -20,13 +21,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use crate::error::ApiError;
 pub(crate) use machine::quarter_of_machine;
 
-/// A request that holds no more than this is small: what a body of 64 KiB becomes at most, and the copies on its way.
+/// A request that holds at most this is small: a body of 64 KiB with all that is made from it, and its copies.
 const SMALL_REQUEST_BYTES: usize = 1 << 20;
 
-/// The part of the budget that small requests alone may take: one in so many.
+/// The reserve for small requests is one part in this many of the budget.
 const RESERVE_DIVISOR: usize = 8;
 
-/// The memory that all requests may take together. Clones share.
+/// The memory that all requests may take together. Clones share it.
 #[derive(Debug, Clone)]
 pub struct MemoryBudget {
     ledger: Arc<Ledger>,
@@ -36,13 +37,13 @@ pub struct MemoryBudget {
 struct Ledger {
     bytes: usize,
     used: AtomicUsize,
-    /// As `used`, for whoever reads metrics.
+    /// Mirrors `used` for the metrics.
     shown: Gauge,
     refused: Counter,
 }
 
 impl MemoryBudget {
-    /// A budget of so many bytes.
+    /// A budget of `bytes`.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         let ledger = Ledger {
@@ -56,7 +57,7 @@ impl MemoryBudget {
         }
     }
 
-    /// Shows it in the metrics.
+    /// Registers its metrics.
     pub(crate) fn register(&self, registry: &MetricsRegistry) {
         let budget: Gauge = Gauge::default();
         budget.set(i64::try_from(self.ledger.bytes).unwrap_or(i64::MAX));
@@ -77,7 +78,7 @@ impl MemoryBudget {
         );
     }
 
-    /// An empty share, of a request that begins.
+    /// An empty share, for a new request.
     #[must_use]
     pub fn share(&self) -> MemoryShare {
         MemoryShare {
@@ -89,18 +90,18 @@ impl MemoryBudget {
         }
     }
 
-    /// The bytes that are taken.
+    /// The bytes in use.
     #[must_use]
     pub fn used(&self) -> usize {
         self.ledger.used.load(Ordering::Relaxed)
     }
 
-    /// Whether more than half of it is taken.
+    /// Whether more than half of it is in use.
     pub(crate) fn is_short(&self) -> bool {
         self.used() > self.ledger.bytes / 2
     }
 
-    /// What a request that holds `held` bytes may fill the budget to.
+    /// The total that a request which holds `held` bytes may fill the budget to.
     fn limit(&self, held: usize) -> usize {
         let bytes = self.ledger.bytes;
         if held <= SMALL_REQUEST_BYTES {
@@ -151,15 +152,14 @@ impl MemoryBudget {
     }
 }
 
-/// What all shares of one request hold together.
+/// The bytes that all shares of one request hold.
 #[derive(Debug)]
 struct Request {
     budget: MemoryBudget,
     held: AtomicUsize,
 }
 
-/// A part of the budget, given back when it is dropped. A request may have several: whatever may outlive the rest of it
-/// takes its own along.
+/// A part of the budget, returned on drop. A request may have several: state that may outlive the request has its own.
 ///
 /// # Examples
 /// ```
@@ -201,16 +201,16 @@ impl MemoryShare {
         self.bytes
     }
 
-    /// The budget it is a part of.
+    /// The budget that it belongs to.
     #[must_use]
     pub fn budget(&self) -> &MemoryBudget {
         &self.request.budget
     }
 
-    /// Takes so many bytes more.
+    /// Takes `bytes` more.
     ///
     /// # Errors
-    /// A 503 with `Retry-After` where there is no room now, a 413 where the request alone is too much. Nothing is taken then.
+    /// A 503 with `Retry-After` if there is no room now, a 413 if the request alone is too large. Nothing is taken then.
     pub fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
         let held = &self.request.held;
         let before = held.fetch_add(bytes, Ordering::Relaxed);
@@ -227,7 +227,7 @@ impl MemoryShare {
         taken
     }
 
-    /// Gives so many bytes back, or all there are.
+    /// Returns `bytes`, or all that it holds.
     pub fn shrink(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -235,17 +235,17 @@ impl MemoryShare {
         self.request.budget.give_back(bytes);
     }
 
-    /// Holds what the other one does as well.
+    /// Takes over what `other` holds.
     pub fn absorb(&mut self, mut other: Self) {
         if Arc::ptr_eq(&self.request, &other.request) {
             self.bytes += std::mem::take(&mut other.bytes);
         }
     }
 
-    /// Holds so many bytes from now on.
+    /// Changes the share to hold `bytes`.
     ///
     /// # Errors
-    /// As [`Self::grow`]; it holds what it held then.
+    /// As [`Self::grow`]; the share is unchanged then.
     pub fn resize(&mut self, bytes: usize) -> Result<(), ApiError> {
         match bytes.checked_sub(self.bytes) {
             Some(more) => self.grow(more),
@@ -324,7 +324,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, the budget is what the shares hold, is kept, and is whole in the end.
+        /// After any steps, the budget's use is the sum of the shares, within the limit, and zero in the end.
         #[test]
         fn the_budget_is_the_sum_of_its_shares(steps in prop::collection::vec(step(), 0..60)) {
             const BYTES: usize = 8 << 20;

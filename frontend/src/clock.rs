@@ -1,8 +1,8 @@
-//! The machine's clock, as what is made says when. What waits or measures takes `tokio::time` instead.
+//! The system clock, for timestamps. Code that waits or measures uses `tokio::time` instead.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The time since 1970; none on a machine whose clock is before.
+/// The time since 1970; zero if the machine's clock is before that.
 pub(crate) fn since_1970() -> Duration {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)

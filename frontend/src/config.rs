@@ -1,4 +1,4 @@
-//! [`FrontendConfig`]: where the server listens and every limit it keeps.
+//! [`FrontendConfig`]: where the server listens, and all its limits.
 
 mod allowed;
 
@@ -31,16 +31,16 @@ pub struct FrontendConfig {
     /// Where to listen; port 0 for any free one.
     #[cfg_attr(feature = "cli", arg(skip = Self::default().address))]
     pub address: SocketAddr,
-    /// The certificate of an HTTPS port; `None` for plain HTTP.
+    /// The certificate for HTTPS; `None` for plain HTTP.
     #[cfg_attr(feature = "cli", arg(skip))]
     pub tls: Option<FrontendTls>,
-    /// The endpoint whose workers are served; `None` for every worker there is.
+    /// The endpoint whose workers are served; `None` for all workers.
     #[cfg_attr(feature = "cli", arg(skip))]
     pub endpoint: Option<EndpointName>,
-    /// The parsers of answers, for every model, in place of what its card names.
+    /// The parsers of answers for every model, overriding its card's.
     #[cfg_attr(feature = "cli", arg(skip))]
     pub parsers: ParserNames,
-    /// The file with the keys of those who may ask; `None` where everybody may.
+    /// The file of API keys; `None` to admit everybody.
     #[cfg_attr(feature = "cli", arg(skip))]
     pub api_keys: Option<PathBuf>,
     /// Origins of web pages that may ask, each a scheme and a host, separated by commas; * for any
@@ -243,16 +243,16 @@ impl Default for FrontendConfig {
     }
 }
 
-/// Of the memory budget, stored responses may take one part in so many.
+/// Stored responses may take one part in this many of the memory budget.
 const STORED_DIVISOR: usize = 4;
 
 impl FrontendConfig {
-    /// Whether nobody but this machine can reach the server, and whoever can may ask: it listens on loopback without keys.
+    /// Whether the server is open but reachable from this machine only: it listens on loopback without keys.
     pub(crate) fn is_for_this_machine(&self) -> bool {
         self.api_keys.is_none() && self.address.ip().to_canonical().is_loopback()
     }
 
-    /// The part of the memory budget that is set aside for stored responses.
+    /// The part of the memory budget that is reserved for stored responses.
     pub(crate) fn stored_bytes(&self) -> usize {
         self.max_stored_bytes
             .min(self.memory_budget_bytes / STORED_DIVISOR)
@@ -353,12 +353,12 @@ impl Default for BatchConfig {
     }
 }
 
-/// The server's certificate. `Debug` leaves the private key out.
+/// The server's certificate. `Debug` omits the private key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct FrontendTls {
-    /// The certificate and those between it and its authority: PEM, the content and not a path.
+    /// The certificate and its intermediates: PEM content, not a path.
     pub certificate_pem: String,
-    /// Its private key: PEM, the content and not a path.
+    /// The private key: PEM content, not a path.
     pub key_pem: String,
 }
 

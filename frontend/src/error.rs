@@ -1,4 +1,4 @@
-//! [`ApiError`]: what a client is told when something is wrong, in the OpenAI shape.
+//! [`ApiError`]: an error as clients see it, in OpenAI's format.
 
 mod param;
 
@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 
 pub use param::{Param, ParamName};
 
-/// The most that a message or the log shows of a name that a client made up, in bytes.
+/// The most bytes of a client's name that a message or the log shows.
 const MAX_SHOWN_BYTES: usize = 200;
 
-/// As much of `name` as a message or the log shows.
+/// The part of `name` that a message or the log shows.
 pub(crate) fn shown(name: &str) -> Cow<'_, str> {
     match name.split_at(name.floor_char_boundary(MAX_SHOWN_BYTES)) {
         (_, "") => Cow::Borrowed(name),
@@ -25,10 +25,10 @@ pub(crate) fn shown(name: &str) -> Cow<'_, str> {
     }
 }
 
-/// The longest message: what a client sent is shown, but not repeated at its full length.
+/// The longest message: what a client sent is quoted, but not at full length.
 const MAX_MESSAGE_BYTES: usize = 2000;
 
-/// A text of at most about so many bytes.
+/// Cuts a text to about `max` bytes.
 fn cut(mut text: String, max: usize) -> String {
     if text.len() > max {
         text.truncate(text.floor_char_boundary(max));
@@ -38,26 +38,26 @@ fn cut(mut text: String, max: usize) -> String {
     text
 }
 
-/// What is wrong. The sentence is made of it when the API that tells it is known.
+/// What is wrong. The sentence is built once the API that reports it is known.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Problem {
-    /// A sentence that needs no name of a field.
+    /// A sentence that needs no field name.
     Sentence(String),
     /// The value of the field is wrong.
     Invalid(String),
     /// The field is not supported.
     Unsupported(String),
-    /// There is no such field.
+    /// The field does not exist.
     Unknown,
-    /// An engine's problem with the field, which goes on from its name.
+    /// An engine's problem with the field; the text continues after the field's name.
     Engine(String),
 }
 
-/// The `code` of the error that a response tells, for the program itself: not every API's errors have it in their body.
+/// The `code` of a response's error, for the program itself: not every API has it in its body.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ErrorCode(pub(crate) &'static str);
 
-/// An error as OpenAI clients know it: a status, and an `error` object with `message`, `type`, `param` and `code`.
+/// An error in OpenAI's format: a status, and an `error` object with `message`, `type`, `param` and `code`.
 ///
 /// # Source
 /// <https://platform.openai.com/docs/guides/error-codes>
@@ -66,21 +66,21 @@ pub struct ApiError {
     /// The HTTP status.
     pub status: StatusCode,
     pub(crate) problem: Problem,
-    /// The request field at fault.
+    /// The invalid request field.
     pub param: Option<Param>,
-    /// A stable name of the problem, where OpenAI has one.
+    /// A stable code of the problem, if OpenAI has one.
     pub code: Option<&'static str>,
     /// When to try again.
     pub retry_after: Option<Duration>,
-    /// What went wrong behind this server; `None` where the server itself refuses.
+    /// The kind of error behind this server; `None` if the server itself refuses.
     pub cause: Option<ErrorKind>,
 }
 
 impl ApiError {
-    /// The code of a model that nobody serves.
+    /// The code for a model that no worker serves.
     pub(crate) const MODEL_NOT_FOUND: &'static str = "model_not_found";
 
-    /// An error with neither field nor code.
+    /// An error without field or code.
     #[must_use]
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         let sentence = cut(message.into(), MAX_MESSAGE_BYTES);
@@ -123,7 +123,7 @@ impl ApiError {
         }
     }
 
-    /// A 400 that names a field that there is none of.
+    /// A 400 that names a field that does not exist.
     #[must_use]
     pub(crate) fn unknown(param: String) -> Self {
         Self {
@@ -132,7 +132,7 @@ impl ApiError {
         }
     }
 
-    /// The error of a chat that a request became.
+    /// Marks an error as one of the chat that a request was converted to.
     #[must_use]
     pub(crate) fn in_chat(mut self) -> Self {
         if let Some(Param::Path(path)) = self.param {
@@ -141,7 +141,7 @@ impl ApiError {
         self
     }
 
-    /// The error of one of `count` prompts: where there are several, one about the prompt says which.
+    /// Marks an error as one of a prompt: if there are several, an error about the prompt names its index.
     #[must_use]
     pub(crate) fn of_prompt(mut self, index: usize, count: usize) -> Self {
         let name = RequestField::Prompt.name();
@@ -152,7 +152,7 @@ impl ApiError {
         self
     }
 
-    /// The 404 of a model that nobody serves.
+    /// The 404 for a model that no worker serves.
     #[must_use]
     pub fn model_not_found(model: &str) -> Self {
         let model = shown(model);
@@ -166,7 +166,7 @@ impl ApiError {
         }
     }
 
-    /// The 503 of a model whose last worker has gone a moment ago, or that is not ready yet.
+    /// The 503 for a model that lost its last worker a moment ago, or that is not ready yet.
     #[must_use]
     pub fn model_gone(model: &str) -> Self {
         let model = shown(model);
@@ -179,7 +179,7 @@ impl ApiError {
         }
     }
 
-    /// The 503 of a server that is shutting down.
+    /// The 503 for a server that is shutting down.
     #[must_use]
     pub fn draining() -> Self {
         let base = Self::new(
@@ -192,7 +192,7 @@ impl ApiError {
         }
     }
 
-    /// What is wrong and what to do, with the field as `name` calls it.
+    /// What is wrong and what to do, with the field's name from `name`.
     #[must_use]
     pub fn message(&self, name: ParamName) -> String {
         let param = self.param.as_ref().map(name).unwrap_or_default();
@@ -207,11 +207,11 @@ impl ApiError {
         }
     }
 
-    /// As [`Self::message`], for clients who are told of the field in no other way.
+    /// Like [`Self::message`], for clients that learn the field in no other way.
     pub(crate) fn message_with_param(&self, name: ParamName) -> String {
         let message = self.message(name);
         match (&self.param, &self.problem, self.cause) {
-            // What this server says in a sentence of its own needs no name.
+            // This server's own sentences need no field name.
             (Some(param), Problem::Sentence(_), Some(_)) => format!("{}: {message}", name(param)),
             _ => message,
         }
@@ -227,7 +227,7 @@ impl ApiError {
         }
     }
 
-    /// What operators count it as: the kind of the engine's error, or what this server refused it for.
+    /// Its label in the metrics: the kind of the engine's error, or the reason for which this server refused.
     #[must_use]
     pub fn failure(&self) -> &'static str {
         if let Some(kind) = self.cause {
@@ -245,7 +245,7 @@ impl ApiError {
         }
     }
 
-    /// The body: `{"error": {...}}`, with the field as `name` calls it.
+    /// The body: `{"error": {...}}`, with the field's name from `name`.
     #[must_use]
     pub fn to_json(&self, name: ParamName) -> Value {
         json!({
@@ -263,7 +263,7 @@ impl ApiError {
         self.response_with(self.to_json(name).to_string())
     }
 
-    /// The response with this body of JSON.
+    /// The response with this JSON body.
     pub(crate) fn response_with(&self, json: String) -> Response {
         let mut response = (self.status, axum::body::Body::from(json)).into_response();
         if let Some(code) = self.code {
@@ -322,8 +322,8 @@ impl From<EngineError> for ApiError {
     }
 }
 
-/// What a client is told of the error. What is no fault of the request, an operator must mend: its own message has addresses,
-/// instances, devices and rules of the engine contract, which are for the log.
+/// The problem as clients see it. Errors that the request did not cause are for the operator: their messages contain
+/// addresses, instances, devices and rules of the engine contract, so they go only to the log.
 fn for_clients(error: &EngineError) -> Problem {
     let (what, then) = match error.kind() {
         ErrorKind::Disconnected => (
@@ -359,7 +359,7 @@ fn for_clients(error: &EngineError) -> Problem {
         source = error.source().map(tracing::field::display),
         "a request failed"
     );
-    // What of the request kept its answer from going on elsewhere, the client can change.
+    // If something in the request prevented the migration of its answer, the client can change that.
     let source = error.source();
     Problem::Sentence(
         match source.and_then(|source| source.downcast_ref::<NotResumable>()) {
@@ -369,7 +369,7 @@ fn for_clients(error: &EngineError) -> Problem {
     )
 }
 
-/// For routes without a body, whose params have one name.
+/// For routes without a body, whose params have the same name in every API.
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         self.response(Param::plain)

@@ -1,8 +1,8 @@
-//! JSON that a client sent, read without becoming many times as large.
+//! Reads JSON from clients without using many times its size.
 //!
-//! A value takes 72 bytes here, however short its text is, and what it is in takes more. So a body is not made into values as
-//! a whole: its object is split into the texts of its fields, each is read as what it is to be, and the values that are made
-//! on the way are counted by a [`Meter`]. The APIs' requests are read through it; nothing else is.
+//! A value takes 72 bytes here, however short its text, and its content takes more. So a body is not parsed into values as a
+//! whole: its object is split into the texts of its fields, each is parsed into its own type, and a [`Meter`] counts the
+//! values made on the way. Only the APIs' requests are read through it.
 
 mod meter;
 
@@ -18,10 +18,10 @@ use crate::error::ApiError;
 pub(crate) use meter::Meter;
 pub(crate) use meter::value_bytes;
 
-/// The most fields of an object that is read field by field: several times as many as any API has.
+/// The most fields of an object that is read field by field: several times the most that any API has.
 const MAX_FIELDS: usize = 256;
 
-/// A request's body as it came, and the meter of what is made of it.
+/// A request's raw body, and the meter of what is made from it.
 #[derive(Debug)]
 pub struct JsonBody<'a> {
     bytes: &'a [u8],
@@ -29,7 +29,7 @@ pub struct JsonBody<'a> {
 }
 
 impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for JsonBody<'a> {
-    /// A body on nobody's account.
+    /// A body that is charged to no account.
     fn from(body: &'a T) -> Self {
         let bytes = body.as_ref();
         let account = MemoryBudget::new(usize::MAX).share();
@@ -52,10 +52,10 @@ impl<'a> JsonBody<'a> {
         self.bytes
     }
 
-    /// The texts of its fields, the last of those with one name.
+    /// The texts of its fields; of duplicates, the last.
     ///
     /// # Errors
-    /// A 400 that says where the JSON breaks, or what it is instead of an object.
+    /// A 400 that says where the JSON is invalid, or what it is instead of an object.
     pub(crate) fn fields(&self) -> Result<Vec<(String, &'a str)>, ApiError> {
         let bad_request = |message| ApiError::new(StatusCode::BAD_REQUEST, message);
         let text = std::str::from_utf8(self.bytes).map_err(|error| {
@@ -82,10 +82,10 @@ impl<'a> JsonBody<'a> {
     }
 }
 
-/// Reads `work`'s request from a body on the account of `share`, which then holds what was made.
+/// Parses a request with `work` from a body on the account of `share`, which then holds what was made.
 ///
 /// # Errors
-/// What `work` refuses, and what [`Meter`] does.
+/// The errors of `work` and of [`Meter`].
 pub(crate) fn metered<T>(
     body: &[u8],
     body_bytes: usize,
@@ -116,8 +116,8 @@ pub(crate) fn fields_of<'a>(name: &str, text: &'a str) -> Result<Vec<(String, &'
     check_count(fields, &format!("'{name}'"))
 }
 
-/// The fields of an object, each name once, with the text of its last value; at most one more than [`MAX_FIELDS`] of them.
-/// `None` where the text is not JSON, or not an object.
+/// The fields of an object, each name once, with the text of its last value; at most one more than [`MAX_FIELDS`]. `None` if
+/// the text is not a JSON object.
 fn split_object(text: &str) -> Option<Vec<(String, &str)>> {
     let mut fields: Vec<(String, &str)> = Vec::new();
     let mut rest = trim(text).strip_prefix('{')?;
@@ -143,7 +143,7 @@ fn split_object(text: &str) -> Option<Vec<(String, &str)>> {
     }
 }
 
-/// The texts of a list's items. The list is known to be JSON.
+/// The texts of a list's items. The list must be valid JSON.
 pub(crate) fn items(list: &str) -> impl Iterator<Item = &str> {
     let mut rest = trim(list).strip_prefix('[').unwrap_or_default();
     std::iter::from_fn(move || {
@@ -153,7 +153,7 @@ pub(crate) fn items(list: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The first value of a text, its own text, and what comes behind it.
+/// The first value of a text, its own text, and the text after it.
 fn next<'a, T: Deserialize<'a>>(text: &'a str) -> Option<(T, &'a str, &'a str)> {
     let text = trim(text);
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<T>();
@@ -178,7 +178,7 @@ pub(crate) fn is_object(text: &str) -> bool {
     text.starts_with('{')
 }
 
-/// What stands for a list or an object where only its kind matters.
+/// A stub for a list or an object of which only the type matters.
 pub(crate) fn sketch(text: &str) -> Option<Value> {
     match trim(text).as_bytes().first() {
         Some(b'[') => Some(Value::Array(Vec::new())),
@@ -187,7 +187,7 @@ pub(crate) fn sketch(text: &str) -> Option<Value> {
     }
 }
 
-/// A value in an error message: its kind, and the value itself when it is short.
+/// A value in an error message: its type, and the value itself if it is short.
 pub(crate) fn describe(value: &Value) -> String {
     match value {
         Value::Null => "null".into(),
@@ -200,9 +200,9 @@ pub(crate) fn describe(value: &Value) -> String {
     }
 }
 
-/// The 400 for the text of a field that no value can be made of: too deep, a number too large, half a surrogate pair.
+/// The 400 for a field whose text cannot become a value: too deep, a number too large, half a surrogate pair.
 pub(crate) fn unreadable(name: &str, error: &serde_json::Error) -> ApiError {
-    // The position is one in the field.
+    // The position is relative to the field.
     let problem = error.to_string();
     let problem = problem.split(" at line ").next().unwrap_or_default();
     let message = format!("The request body is not valid JSON: {problem} in '{name}'.");

@@ -1,6 +1,6 @@
-//! API keys: who may ask, and how much.
+//! API keys: which clients are admitted, and their quotas.
 //!
-//! A file lists them, hashed; it is read again when it changes. A server without such a file answers everybody.
+//! A file lists the keys, hashed; it is read again when it changes. A server without such a file admits everybody.
 
 mod file;
 mod quota;
@@ -22,13 +22,13 @@ pub use file::{KeyEntry, KeyFileError, KeyHash, new_key};
 use file::{Stamp, read};
 use quota::Quota;
 
-/// How often the file is looked at.
+/// How often the file is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Requests by key.
 type ByKey = Family<[(&'static str, String); 1], Counter>;
 
-/// The keys that are known now. Clones share.
+/// The current keys. Clones share them.
 #[derive(Debug, Clone)]
 pub struct ApiKeys {
     shared: Arc<Shared>,
@@ -38,7 +38,7 @@ pub struct ApiKeys {
 struct Shared {
     path: PathBuf,
     keys: RwLock<HashMap<KeyHash, Arc<Key>>>,
-    /// Of the file that they were read from.
+    /// The stamp of the file that they were read from.
     stamp: Mutex<Stamp>,
     requests: ByKey,
     tokens: ByKey,
@@ -58,7 +58,7 @@ impl ApiKeys {
     /// Reads the keys in `path`.
     ///
     /// # Errors
-    /// The file cannot be read, is no list of keys, or lists none.
+    /// If the file cannot be read, is not a list of keys, or is empty.
     pub fn load(path: PathBuf, registry: &MetricsRegistry) -> Result<Self, KeyFileError> {
         let (stamp, entries) = read(&path)?;
         let shared = Shared {
@@ -81,8 +81,8 @@ impl ApiKeys {
         Ok(keys)
     }
 
-    /// Reads the file again and again until `stop`, and takes what changed. A file that has become unreadable changes
-    /// nothing; it is logged once, and read again all the same.
+    /// Rereads the file until `stop`, and applies changes. A file that has become unreadable changes nothing; the error is
+    /// logged once, and reading is retried.
     pub(crate) async fn follow(self, stop: CancellationToken) {
         let mut problem = None;
         loop {
@@ -102,7 +102,7 @@ impl ApiKeys {
         }
     }
 
-    /// Takes what is in the file now, if it is not what was taken before.
+    /// Applies the file's current content, if it changed.
     fn look(&self) -> Result<(), KeyFileError> {
         let (stamp, entries) = read(&self.shared.path)?;
         let mut seen = self.shared.stamp.lock();
@@ -114,7 +114,7 @@ impl ApiKeys {
         Ok(())
     }
 
-    /// Takes the place of the keys so far. One that stays as it was keeps what is left of its quotas.
+    /// Replaces the current keys. An unchanged key keeps what is left of its quotas.
     fn take(&self, entries: Vec<KeyEntry>) {
         let mut keys = self.shared.keys.write();
         let old = std::mem::take(&mut *keys);
@@ -136,22 +136,23 @@ impl ApiKeys {
         }
     }
 
-    /// Who sends a request with these headers: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients do.
+    /// Returns the key of a request with these headers: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's
+    /// clients send it.
     ///
     /// # Errors
-    /// A 401 when there is no key, or none that is known.
+    /// A 401 if there is no key, or an unknown one.
     pub fn find(&self, headers: &HeaderMap) -> Result<Arc<Key>, ApiError> {
         let given = given(headers).ok_or_else(|| {
             refused("You did not provide an API key. Send it as 'Authorization: Bearer KEY'.")
         })?;
-        // Only hashes are compared, of which a client cannot choose a part.
+        // Compares only hashes, no part of which a client can choose.
         let keys = self.shared.keys.read();
         let key = keys.get(&KeyHash::of(given));
         key.cloned()
             .ok_or_else(|| refused("Incorrect API key provided."))
     }
 
-    /// A key of this name, for what is done on its behalf later.
+    /// The key with this name, for work that is done on its behalf later.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<Arc<Key>> {
         let keys = self.shared.keys.read();
@@ -191,10 +192,10 @@ impl Key {
             && per_minute(&self.tokens) == entry.tokens_per_minute
     }
 
-    /// Counts a request, and lets it in.
+    /// Counts a request and admits it.
     ///
     /// # Errors
-    /// A 429, with the time until there is room, when a quota is used up.
+    /// A 429 with the time until there is room, if a quota is used up.
     pub fn admit(&self) -> Result<(), ApiError> {
         self.counted_requests.inc();
         if let Some(Err(wait)) = self.tokens.as_ref().map(Quota::check) {
@@ -206,7 +207,7 @@ impl Key {
         Ok(())
     }
 
-    /// Counts what a request cost. It may be more than was left: then the next waits for it.
+    /// Charges a request's tokens. They may exceed what was left; the next request waits then.
     pub fn spend(&self, tokens: u64) {
         self.counted_tokens.inc_by(tokens);
         if let Some(quota) = &self.tokens {
@@ -215,15 +216,15 @@ impl Key {
     }
 }
 
-/// What a request's cache salt is made of: its key, so that no key's prompts are told by what another finds cached, and what
-/// the client narrows it by. `None` where there is neither.
+/// A request's cache salt. It includes the key, so that no key's client can learn another's prompts from cache hits, and the
+/// client's own salt. `None` if there is neither.
 pub(crate) fn cache_salt(key: Option<&Key>, given: Option<&str>) -> Option<String> {
     if key.is_none() && given.is_none() {
         return None;
     }
     let mut hasher = blake3::Hasher::new_derive_key("genset cache_salt of a request, version 1");
     for part in [key.map(Key::name), given] {
-        // With its length, so that no two pairs read the same.
+        // Includes the length, so that no two pairs collide.
         let length = part.map_or(u64::MAX, |part| part.len() as u64);
         hasher.update(&length.to_le_bytes());
         hasher.update(part.unwrap_or_default().as_bytes());

@@ -1,8 +1,10 @@
-//! The OpenAI-compatible server: HTTP in, validation, chat template, tokens, and back: text, stop strings, server-sent
-//! events. It serves whatever models the live workers of its runtime serve, and knows no engine and no tensor.
+//! The OpenAI-compatible server: HTTP, validation, chat template and tokenization of requests; detokenization, stop strings
+//! and server-sent events of responses. It serves the models of its runtime's live workers, and depends on no engine and no
+//! tensor library.
 //!
-//! A request's road: `http` reads it, [`openai`] checks it, [`pipeline`] templates and tokenizes it ([`text`]) and starts
-//! it on the model's instances ([`model`]); [`answer`] turns tokens into text on the way back, and `http` writes it.
+//! The path of a request: `http` reads it, [`openai`] validates it, [`pipeline`] applies the template, tokenizes it
+//! ([`text`]) and starts it on the model's instances ([`model`]). On the way back, [`answer`] turns tokens into text, and
+//! `http` writes it.
 
 pub mod answer;
 pub mod anthropic;

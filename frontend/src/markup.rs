@@ -1,12 +1,12 @@
-//! An answer's text apart: what is meant for the reader, what is reasoning, and what calls tools.
+//! Splits an answer's text into content, reasoning and tool calls.
 //!
-//! Models write all three into one text, with markup of their own between. A [`MarkupParser`] takes that text as it comes
-//! and gives [`Deltas`]; [`reasoning`](crate::reasoning) and [`tools`](crate::tools) hold the parsers, and [`Splitter`]
-//! joins one of each. Answers without markup to look for never come here.
+//! Models write all three into one text, separated by markup. A [`MarkupParser`] takes the text as it arrives and emits
+//! [`Deltas`]. The parsers are in [`reasoning`](crate::reasoning) and [`tools`](crate::tools); [`Splitter`] combines one of
+//! each. Answers without expected markup bypass this module.
 //!
-//! Three laws hold for every parser, and property tests keep them: however the text is cut into pieces, the deltas add up
-//! to the same; a marker never reaches the content; and text that only looked like the beginning of a marker is given out
-//! as soon as it cannot become one, at the latest at the end.
+//! Property tests check three invariants of every parser: the deltas add up to the same however the text is cut into pieces;
+//! a marker never reaches the content; and text that looked like the beginning of a marker is emitted as soon as it cannot
+//! become one, at the latest at the end.
 
 mod deltas;
 mod prose;
@@ -23,32 +23,32 @@ pub(crate) use value::{ValueScan, ValueStep};
 /// A parser of one answer's text.
 ///
 /// # Contract
-/// The deltas of all pushes and the finish add up to the same for any cutting of the text. Nothing is pushed after
+/// The deltas of all pushes and the finish add up to the same for any cutting of the text. No pushes follow
 /// [`finish`](Self::finish).
 pub trait MarkupParser: Send {
-    /// Takes the next piece of text and gives out what is certain.
+    /// Takes the next piece of text and emits what is certain.
     fn push(&mut self, text: &str, out: &mut Deltas);
 
-    /// As [`push`](Self::push), but no farther than to the next marker, or over one. Whether there is more to take, which the
-    /// next call does, without text of its own. `_is_in_call`: what comes next is a tool's argument, where a marker of this
-    /// parser's is text.
+    /// Like [`push`](Self::push), but stops before the next marker, or after it. Returns whether there is more text to take;
+    /// the next call takes it, with an empty `text`. `_is_in_call`: what comes next is a tool's argument, in which this
+    /// parser's markers are plain text.
     fn push_to_marker(&mut self, text: &str, _is_in_call: bool, out: &mut Deltas) -> bool {
         self.push(text, out);
         false
     }
 
-    /// The model was not done where the text ends, so nothing is completed. Comes before [`finish`](Self::finish).
+    /// Tells the parser that the model was cut off, so that it completes nothing. Called before [`finish`](Self::finish).
     fn cut_short(&mut self) {}
 
-    /// The text is over: gives out what was held back.
+    /// Ends the text: emits what was held back.
     fn finish(&mut self, out: &mut Deltas);
 
-    /// Whether what comes next is thoughts, as far as is certain; `None` of a parser that finds no thoughts.
+    /// Whether the next text is reasoning, as far as is certain; `None` for a parser that does not look for reasoning.
     fn is_thinking(&self) -> Option<bool> {
         None
     }
 
-    /// Whether what comes next is text of an argument of a call.
+    /// Whether the next text belongs to an argument of a call.
     fn is_in_call(&self) -> bool {
         false
     }

@@ -1,7 +1,7 @@
-//! Images that a chat names by URL, fetched once before its engine sees it: from hosts that the operator allows and no others, at public
-//! addresses, within limits of bytes, time and redirects.
+//! Fetches images that a chat names by URL, once, before its engine sees it: only from hosts that the operator allows, at
+//! public addresses, within limits of bytes, time and redirects.
 //!
-//! The pipeline calls it, once the model is known to take images. What comes back is a `data:` URL like those that clients send.
+//! The pipeline calls it once it knows that the model takes images. The result is a `data:` URL like those that clients send.
 
 mod address;
 mod connect;
@@ -29,10 +29,10 @@ use connect::Connect;
 use exchange::{Answer, Target};
 pub use hosts::HostPattern;
 
-/// Images that are fetched at once, of all requests; more wait. A lookup of a name that nobody waits for any more counts, too.
+/// The images of all requests that are fetched at once; more wait. Includes abandoned name lookups that still run.
 const FETCHES_AT_ONCE: usize = 64;
 
-/// Fetches images. Clones share.
+/// Fetches images. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Fetcher(Arc<Shared>);
 
@@ -56,14 +56,14 @@ impl Fetcher {
         }))
     }
 
-    /// Fetches those of `media` that `messages` have by URL, and puts their content in its place. `memory` holds it.
+    /// Fetches the `media` that `messages` name by URL, and replaces the URLs with the content. `memory` holds it.
     ///
     /// # Errors
-    /// A 400 that names the part: its host is not allowed, does not answer so, or has something else there; a 503 where there is no
-    /// memory for it; a 504 when the deadline passes meanwhile.
+    /// A 400 that names the part if its host is not allowed, does not answer properly, or does not return an image; a 503 if
+    /// there is no memory; a 504 if the deadline passes.
     ///
     /// # Cancel safety
-    /// When the future is dropped, so are its connections.
+    /// If the future is dropped, its connections are closed.
     pub(crate) async fn fetch_all(
         &self,
         messages: &mut [Value],
@@ -149,14 +149,14 @@ impl Fetcher {
     }
 }
 
-/// What fetched bytes are.
+/// Detects the format of fetched bytes.
 fn image_format(content: &[u8]) -> Result<MediaFormat, Problem> {
     let format = MediaFormat::of_bytes(content);
     let format = format.filter(|format| format.kind() == MediaKind::Image);
     format.ok_or(Problem::NoImage)
 }
 
-/// Why there is no content.
+/// Why a fetch failed.
 #[derive(Debug)]
 enum Failed {
     Problem(Problem),
@@ -170,7 +170,7 @@ impl From<Problem> for Failed {
     }
 }
 
-/// What is wrong with a URL, as its client is told. It names no address: those are for nobody outside.
+/// What is wrong with a URL, for the client. It contains no addresses, which must not leak.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Problem {
     #[error(

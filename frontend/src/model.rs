@@ -1,4 +1,4 @@
-//! [`ServedModel`]: a model ready to answer text, and [`Models`]: those that live workers serve, prepared as they appear.
+//! [`ServedModel`]: a model that is ready to serve; [`Models`]: the models of live workers, prepared as they appear.
 
 mod adapters;
 mod admission;
@@ -40,50 +40,50 @@ use crate::parsers::Parsers;
 use crate::pipeline::PromptTimings;
 use crate::work::WorkThreads;
 
-/// A model with everything a text request needs.
+/// A model with everything that a text request needs.
 pub struct ServedModel {
-    /// What its workers publish.
+    /// The card that its workers publish.
     pub card: ModelCard,
-    /// Where it is a LoRA adapter of another model: which, and of what.
+    /// The adapter and its base, if it is a LoRA adapter of another model.
     pub adapter: Option<ServedAdapter>,
     /// The endpoint its workers served when it was prepared.
     pub endpoint: EndpointName,
-    /// Seconds since 1970 when this server first saw it.
+    /// When this server first saw it, in seconds since 1970.
     pub created: u64,
     /// Its instances.
     pub engine: Arc<dyn Generate>,
-    /// How text becomes tokens and back; `None` for engines that do that themselves.
+    /// Tokenizer and template; `None` for engines that tokenize themselves.
     pub text: Option<Arc<TextFiles>>,
-    /// How its answers are taken apart.
+    /// The parsers of its answers.
     pub parsers: Parsers,
-    /// How long its prompts take to make.
+    /// Measures how long its prompts take to prepare.
     pub timings: PromptTimings,
-    /// How many of its requests this server answers at once.
+    /// Limits how many of its requests run at once.
     pub(crate) admission: Arc<ModelAdmission>,
-    /// How many choices of one of its requests are answered at once.
+    /// How many choices of one request run at once.
     pub(crate) max_running_choices: NonZeroUsize,
-    /// Where long work on its requests is done.
+    /// The threads for long work on its requests.
     pub(crate) work: WorkThreads,
-    /// What fetches the images that chats name by URL.
+    /// Fetches the images that chats name by URL.
     pub(crate) media: Fetcher,
 }
 
 impl ServedModel {
-    /// Whether it is what `live` says. Where prefill and decode can be done apart, its layers follow whoever does them.
+    /// Whether it matches `live`. If prefill and decode may be disaggregated, its layers follow the instances that do each.
     fn is_of(&self, live: &LiveModel) -> bool {
         let can_be_apart = self.card.capabilities.can_be_apart();
         self.card == live.card && (can_be_apart || self.endpoint == live.endpoint())
     }
 
-    /// What of `live` serves the model that it is, or is an adapter of: also workers that are left out do, until what is preferred to
-    /// them is ready.
+    /// The entry of `live` that serves it or its base model. Includes workers that are left out: they serve until the
+    /// preferred card is ready.
     fn base_in<'a>(&self, live: &'a LiveModel) -> Option<&'a LiveModel> {
         let others = live.others.iter().filter(|other| other.is_servable());
         let mut all = std::iter::once(live).chain(others);
         all.find(|service| self.is_base_of(service))
     }
 
-    /// As [`Self::is_of`], of the model that it is, or is an adapter of.
+    /// Like [`Self::is_of`], for itself or its base model.
     fn is_base_of(&self, live: &LiveModel) -> bool {
         match &self.adapter {
             None => self.is_of(live),
@@ -106,7 +106,7 @@ impl std::fmt::Debug for ServedModel {
 
 type ModelMap = Arc<BTreeMap<String, Arc<ServedModel>>>;
 
-/// The model of this name or alias.
+/// The model with this name or alias.
 fn named<'a>(map: &'a ModelMap, name: &str) -> Option<&'a Arc<ServedModel>> {
     let by_alias = || {
         map.values()
@@ -122,15 +122,14 @@ type Failures = BTreeMap<String, Failure>;
 /// Why a model is not ready.
 #[derive(Debug, Clone)]
 enum Failure {
-    /// There is no room for it beside the others.
+    /// There are too many other models.
     NoRoom(EngineError),
-    /// What the last attempt to prepare it failed with.
+    /// The error of the last attempt to prepare it.
     Unprepared(EngineError),
 }
 
 impl Failure {
-    /// Whether it stays when nothing but time passes: it is neither for want of room, nor a worker that could not be reached, nor
-    /// one that was slow.
+    /// Whether the failure persists as time passes: it is neither a lack of room, nor an unreachable or slow worker.
     fn is_lasting(&self) -> bool {
         match self {
             Self::NoRoom(_) => false,
@@ -147,7 +146,7 @@ impl Failure {
     }
 }
 
-/// The models that live workers serve. A model is in it once it is ready and routable. Clones share.
+/// The models that live workers serve. A model is included once it is ready and routable. Clones share them.
 #[derive(Debug, Clone)]
 pub struct Models {
     map: Arc<watch::Sender<ModelMap>>,
@@ -161,7 +160,7 @@ pub struct Models {
 }
 
 impl Models {
-    /// Begins to follow the runtime's discovery, as far as the config says.
+    /// Starts to follow the runtime's discovery, within the config's limits.
     #[must_use]
     pub fn follow(runtime: &Runtime, config: &FrontendConfig) -> Self {
         let directory = match &config.endpoint {
@@ -220,18 +219,18 @@ impl Models {
         models
     }
 
-    /// Where long work on any request is done.
+    /// The threads for long work on any request.
     pub(crate) fn work(&self) -> &WorkThreads {
         &self.work
     }
 
-    /// A model by name or alias.
+    /// The model with this name or alias.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Arc<ServedModel>> {
         named(&self.map.borrow(), name).cloned()
     }
 
-    /// The workers of a model, by its name.
+    /// The workers of the model with this name.
     #[must_use]
     pub fn workers(&self, name: &str) -> Option<LiveModel> {
         self.live.borrow().get(name).cloned()
@@ -257,15 +256,15 @@ impl Models {
         let mut map = self.map.subscribe();
         let map = map.wait_for(|map| !map.is_empty()).await.ok()?;
         let mut models = map.values();
-        // An adapter is there with its model.
+        // An adapter always comes with its base model.
         models.find(|model| model.adapter.is_none()).cloned()
     }
 
     /// Waits until the model of this name or alias is ready.
     ///
     /// # Errors
-    /// Why it cannot be prepared, when trying again would not help: its files or its settings are at fault. It is tried again
-    /// all the same, for another worker may bring better ones.
+    /// Why it cannot be prepared, if a retry would not help: its files or its settings are invalid. Preparation is retried
+    /// all the same, because another worker may bring better ones.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -290,12 +289,13 @@ impl Models {
         }
     }
 
-    /// From now on no answer waits for an instance to take it over: this process ends, and who waited gets the error at once.
+    /// From now on, no answer waits for an instance to take it over, because this process ends. Current waiters get the error
+    /// at once.
     pub fn expect_nobody(&self) {
         self.layers.expect_nobody();
     }
 
-    /// Ends the following and waits for it.
+    /// Stops following and waits until it has ended.
     pub async fn shutdown(&self) {
         self.shutdown.cancel();
         self.tasks.close();

@@ -1,4 +1,4 @@
-//! The OpenAI API as data: requests read from JSON field by field, responses written. Nothing here knows HTTP or engines.
+//! The OpenAI API as data: parses requests field by field, and writes responses. Nothing here knows HTTP or engines.
 
 #![expect(
     clippy::wildcard_enum_match_arm,

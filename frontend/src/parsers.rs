@@ -1,4 +1,4 @@
-//! Which parsers an answer goes through: chosen for a model, then for a request.
+//! The parsers of an answer: chosen for a model, then for a request.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use crate::reasoning::ReasoningDialect;
 use crate::text::TextTokenizer;
 use crate::tools::{ToolDialect, ToolSchemas, forced};
 
-/// The name that stands for no parser at all.
+/// The name for no parser.
 const NONE: &str = "none";
 
-/// Parsers by name, as an operator sets them. What is absent, the model's card says; `none` is none, whatever it says.
+/// Parsers by name, as configured by an operator. An absent name defaults to the model card's; `none` disables the parser.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ParserNames {
     /// A [`ToolDialect`].
@@ -25,10 +25,10 @@ pub struct ParserNames {
 }
 
 impl ParserNames {
-    /// Whether there are such parsers.
+    /// Checks that these parsers exist.
     ///
     /// # Errors
-    /// `InvalidArgument` that names the field and the names there are.
+    /// `InvalidArgument` that names the field and lists the valid names.
     pub fn check(&self) -> Result<(), EngineError> {
         Parsers::of(self.tool.as_deref(), self.reasoning.as_deref()).map(drop)
     }
@@ -37,24 +37,24 @@ impl ParserNames {
 /// The parsers of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Parsers {
-    /// Reads its tool calls.
+    /// The dialect of its tool calls.
     pub tool: Option<ToolDialect>,
-    /// Reads its thoughts.
+    /// The dialect of its reasoning.
     pub reasoning: Option<ReasoningDialect>,
 }
 
 impl Parsers {
-    /// Those of the model with this card, unless `names` has others.
+    /// Chooses the parsers for the model with this card; `names` override the card's.
     ///
     /// # Errors
-    /// `InvalidArgument` that names the field and the names there are.
+    /// `InvalidArgument` that names the field and lists the valid names.
     pub fn choose(card: &ModelCard, names: &ParserNames) -> Result<Self, EngineError> {
         let tool = names.tool.as_ref().or(card.tool_parser.as_ref());
         let reasoning = names.reasoning.as_ref().or(card.reasoning_parser.as_ref());
         Self::of(tool.map(String::as_str), reasoning.map(String::as_str))
     }
 
-    /// Whether the model writes in harmony's channels.
+    /// Whether the model writes harmony channels.
     pub(crate) fn are_harmony(self) -> bool {
         self.tool.is_some_and(ToolDialect::is_harmony)
             || self.reasoning.is_some_and(ReasoningDialect::is_harmony)
@@ -87,14 +87,14 @@ fn unknown<'a>(
     EngineError::invalid_argument(field, problem)
 }
 
-/// How the answers to one request are taken apart.
+/// How the answers to one request are split.
 #[derive(Debug, Clone)]
 pub(crate) struct Splitting {
     parsers: Parsers,
     mode: Mode,
     tools: Arc<ToolSchemas>,
     max_calls: u32,
-    /// The end of the prompt, where it is known.
+    /// The end of the prompt, if known.
     prompt_end: Option<String>,
 }
 
@@ -102,20 +102,20 @@ pub(crate) struct Splitting {
 enum Mode {
     /// By the model's own markup.
     Markup { has_tools: bool },
-    /// All of it is a list of calls.
+    /// The whole answer is a list of calls.
     Calls,
-    /// All of it is the arguments of this tool.
+    /// The whole answer is this tool's arguments.
     Arguments(String),
 }
 
-/// As much of a prompt's end as the longest marker, and some white space, in bytes.
+/// The length in bytes of the longest marker and some white space.
 const PROMPT_END_BYTES: usize = 128;
 
 impl Splitting {
-    /// How the answers to a request with these tools are taken apart, if they are, and what binds them.
+    /// Plans how answers to a request with these tools are split, if at all, and how they are constrained.
     ///
     /// # Errors
-    /// A 400 that names `tools` or `tool_choice` when the model cannot do it.
+    /// A 400 that names `tools` or `tool_choice` if the model does not support them.
     pub(crate) fn plan(
         card: &ModelCard,
         parsers: Parsers,
@@ -158,7 +158,7 @@ impl Splitting {
         Ok((Some(splitting), guided))
     }
 
-    /// Tells it the prompt, whose end may begin the model's thoughts.
+    /// Passes in the prompt, whose end may begin the model's reasoning.
     pub(crate) fn see_prompt(&mut self, prompt: &str) {
         let from = prompt.len().saturating_sub(PROMPT_END_BYTES);
         let from = prompt.ceil_char_boundary(from);
@@ -177,7 +177,7 @@ impl Splitting {
                 let is_harmony =
                     |tool: Option<ToolDialect>| tool.is_some_and(ToolDialect::is_harmony);
                 let reasoning = match self.parsers.reasoning {
-                    // One parser of harmony reads all of it.
+                    // Harmony has one parser for all of it.
                     _ if is_harmony(tool) => None,
                     None if is_harmony(self.parsers.tool) => {
                         Some(ToolDialect::harmony_without_tools())
@@ -193,7 +193,7 @@ impl Splitting {
         Splitter::new(reasoning, tools, ids.unwrap_or_default()).with_max_calls(self.max_calls)
     }
 
-    /// The special tokens among the markup.
+    /// The special tokens in the markup.
     pub(crate) fn special_tokens(&self, tokenizer: &TextTokenizer) -> Arc<[TokenId]> {
         if !matches!(self.mode, Mode::Markup { .. }) {
             return Arc::default();
@@ -218,7 +218,7 @@ impl Splitting {
     }
 }
 
-/// A marker, and the tags in it: one marker may be several tokens, or a token and a word.
+/// Returns a marker and the tags in it: a marker may be several tokens, or a token and a word.
 fn parts(marker: &'static str) -> impl Iterator<Item = &'static str> {
     let tags = marker.split_inclusive('>');
     let tags = tags.filter_map(|tag| tag.find('<').and_then(|at| tag.get(at..)));

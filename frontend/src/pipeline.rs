@@ -1,7 +1,7 @@
-//! From a checked request to running answers: template, tokenize, generate. HTTP and the text chat both use it.
+//! From a validated request to running answers: template, tokenize, generate. Used by HTTP and the text chat.
 //!
-//! What may take long goes to [`WorkThreads`](crate::WorkThreads), or yields in between: a request never keeps an async
-//! thread for longer than some milliseconds, whatever it holds.
+//! Work that may take long runs on [`WorkThreads`](crate::WorkThreads), or yields in between. So no request occupies an async
+//! thread for longer than a few milliseconds.
 
 mod chat;
 mod choices;
@@ -37,10 +37,10 @@ use crate::model::ServedModel;
 use crate::openai::CommonParams;
 use crate::parsers::Splitting;
 
-/// What an answer takes while it runs, its text aside: its request, its stream, its place among the others.
+/// The memory of a running answer, without its text: its request, its stream, its bookkeeping.
 const ANSWER_BYTES: usize = 10 << 10;
 
-/// What one takes that has ended, its text aside, until all have.
+/// The memory of an ended answer, without its text, until all have ended.
 const ENDED_ANSWER_BYTES: usize = 512;
 
 /// The work of one request: its prompts, ready for the engine.
@@ -49,33 +49,33 @@ pub struct Job {
     model: Arc<ServedModel>,
     params: CommonParams,
     inputs: Vec<Input>,
-    /// How the answers are taken apart; `None` where all of their text is content.
+    /// How the answers are split; `None` if all of their text is content.
     splitting: Option<Splitting>,
     guided: Option<Shared<GuidedDecoding>>,
-    /// Whether `guided` binds the content alone, of an answer that may call tools instead.
+    /// Whether `guided` constrains only the content of an answer that may call tools instead.
     may_call_instead: bool,
     /// The client's field that asks for `guided`.
     bound_by: Option<Arc<str>>,
-    /// Whether the text of the answers goes on with that of their prompts, as no chat's does.
+    /// Whether the answers' text continues their prompts' text; never for chats.
     continues_prompts: bool,
-    /// What the answers to each input begin with, if with their prompts.
+    /// The prompts with which the answers begin, if they echo them.
     echoes: Vec<Arc<str>>,
 }
 
-/// What the work on a request's prompts has: until when they are wanted, its memory, and whose tokens it may know.
+/// Resources for the preparation of a request's prompts: deadline, memory, and cache salt.
 #[derive(Debug)]
 pub struct Room {
-    /// When nobody wants them any more.
+    /// When the prompts are no longer needed.
     pub deadline: Option<Instant>,
-    /// What the work takes of the memory budget. It is given back where the work ends, also when its client has left before.
+    /// The memory that the work takes of the budget. It is returned when the work ends, even if the client has left before.
     pub memory: MemoryShare,
-    /// What is known of other prompts with the same salt need not be tokenized again.
+    /// Cached tokens of prompts with the same salt may be reused.
     pub salt: Option<String>,
 }
 
-/// What is made of a request and kept for it.
+/// A prepared request.
 pub(crate) trait Prepared {
-    /// About how much memory it takes until the request is answered.
+    /// The approximate memory that it takes until the request is answered.
     fn held_bytes(&self) -> usize;
 }
 
@@ -92,7 +92,7 @@ impl Prepared for String {
 }
 
 impl Prepared for Job {
-    /// Of its answers too, but for what they say.
+    /// Includes its answers, except their text.
     fn held_bytes(&self) -> usize {
         let answers = self.answer_count();
         let running = answers.min(self.model.max_running_choices.get());
@@ -110,10 +110,10 @@ impl Job {
     }
 }
 
-/// What binds the answers, and the client's field that asks for it.
+/// The constraint on the answers, and the client's field that asks for it.
 type Bound = (GuidedDecoding, Arc<str>);
 
-/// Checks what the model must be able to do beside generating, and takes out what binds the answers.
+/// Checks the capabilities that a request needs besides generation, and takes out its constraint.
 fn bind(model: &ServedModel, params: &mut CommonParams) -> Result<Option<Bound>, ApiError> {
     let can = &model.card.capabilities;
     if can.whole_bodies {
@@ -121,7 +121,7 @@ fn bind(model: &ServedModel, params: &mut CommonParams) -> Result<Option<Bound>,
         return Err(ApiError::unsupported("model", why));
     }
     if let Some(logprobs) = &params.logprobs {
-        // Text that an engine makes by itself comes without.
+        // Text that an engine detokenizes itself has no log probabilities.
         logprobs.check(can.max_logprobs.filter(|_| model.text.is_some()))?;
     }
     let guided = params.guided.take();
@@ -132,7 +132,7 @@ fn bind(model: &ServedModel, params: &mut CommonParams) -> Result<Option<Bound>,
     checked.transpose()
 }
 
-/// An engine that tokenizes by itself counts and knows tokens of its own.
+/// An engine that tokenizes itself has token ids and counts of its own.
 fn refuse_token_options(params: &CommonParams) -> Result<(), ApiError> {
     let why = "this model's engine takes text, not tokens";
     if !params.stop.stop_token_ids.is_empty() {
@@ -144,7 +144,7 @@ fn refuse_token_options(params: &CommonParams) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// About how much memory an input takes.
+/// The approximate memory of an input.
 fn input_bytes(input: &Input) -> usize {
     match input {
         Input::Tokens(tokens) => size_of_val(tokens.as_slice()),
@@ -163,15 +163,15 @@ fn input_bytes(input: &Input) -> usize {
     }
 }
 
-/// About how much memory a pair takes.
+/// The approximate memory of a pair.
 fn pair_bytes(pair: &ScorePair) -> usize {
     size_of::<ScorePair>() + size_of_val(pair.token_ids.as_slice())
 }
 
-/// About the bytes of text in a message or a tool that are to be worked on, or any number from `enough` on: so that counting
-/// is short too.
+/// The approximate bytes of text to process in a message or a tool, or any number from `enough` on, so that counting is short
+/// too.
 fn text_bytes(value: &Value, enough: usize) -> usize {
-    /// What a value takes whatever is in it.
+    /// The cost of a value with any content.
     const A_VALUE: usize = 8;
     let inside = |sum: usize, value: &Value| match enough.checked_sub(sum) {
         Some(rest) if rest > 0 => sum + text_bytes(value, rest),

@@ -1,7 +1,7 @@
-//! Parsers of the thoughts that models write before their answers.
+//! Parsers of the reasoning that models write before their answers.
 //!
-//! All but one dialect are two markers around the thoughts: a row of `dialects`, run by `tags`. The exception, harmony,
-//! marks tool calls by the same means; its parser is in [`tools`](crate::tools).
+//! All but one dialect put two markers around the reasoning: each is a row in `dialects`, parsed by `tags`. The exception,
+//! harmony, marks tool calls in the same way; its parser is in [`tools`](crate::tools).
 
 mod dialects;
 mod tags;

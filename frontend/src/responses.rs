@@ -1,6 +1,6 @@
-//! OpenAI's Responses API as data: requests read and put into the words of a chat, output items and events written, and a
-//! bounded store of what was answered, so that the next request may go on from it. Nothing here knows HTTP or engines; the
-//! pipeline is the chats'.
+//! OpenAI's Responses API as data: parses requests into chat requests, writes output items and events, and keeps responses in
+//! a bounded store, so that the next request may continue a conversation. Nothing here knows HTTP or engines; responses use
+//! the chat pipeline.
 //!
 //! # Source
 //! <https://platform.openai.com/docs/api-reference/responses>

@@ -1,11 +1,11 @@
-//! Tool calls: reading them from a model's text, and asking for them.
+//! Tool calls: parses them from a model's text, and constrains models to make them.
 //!
 //! A [`ToolDialect`] is how a family of models writes its calls. Most are rows of a table for one of three parsers: `json`
 //! (calls are JSON objects, or names followed by them), `xml` (a tag for each parameter) and `pythonic` (a list of function
-//! calls); `harmony` has its own, which reads thoughts too. [`forced`] is for calls that guided decoding makes certain.
+//! calls). `harmony` has its own parser, which also reads reasoning. [`forced`] is for calls that guided decoding enforces.
 //!
-//! What all parsers do with a call that is broken: once its name is known the call is reported, with its arguments as far
-//! as they came and as they were written, be they JSON or not. Before that, its text without the markers is content.
+//! All parsers treat a malformed call in the same way. Once its name is known, the call is reported, with its arguments as
+//! far as they were written, valid JSON or not. Before that, its text without the markers is content.
 
 mod dialects;
 pub mod forced;

@@ -1,20 +1,19 @@
-//! Turns of a conversation, on their way from another API's blocks or items to a chat's messages: what one role says in a row
-//! is one message.
+//! Converts another API's blocks or items to a chat's messages: consecutive items of one role become one message.
 
 use serde_json::{Map, Value, json};
 
-/// The messages that are whole, and the one in the making.
+/// The complete messages, and the current one.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
     messages: Vec<Value>,
-    /// At most one of these two is there.
+    /// At most one of these two is set.
     user: Option<UserTurn>,
     assistant: Option<AssistantTurn>,
-    /// Where in the request the media stand, in order.
+    /// The positions of the media in the request, in order.
     media_at: Vec<String>,
 }
 
-/// What a user said and showed.
+/// What a user wrote and attached.
 #[derive(Debug, Default)]
 struct UserTurn {
     /// Media, and the texts before them, as a chat's parts.
@@ -22,23 +21,23 @@ struct UserTurn {
     text: String,
 }
 
-/// What an assistant thought, said and called.
+/// An assistant's reasoning, text and calls.
 #[derive(Debug, Default)]
 pub(crate) struct AssistantTurn {
     pub(crate) text: String,
     pub(crate) thinking: String,
-    /// In the shape of a chat's `tool_calls`.
+    /// In the format of a chat's `tool_calls`.
     pub(crate) calls: Vec<Value>,
 }
 
 impl Turns {
-    /// The user's text that is in the making, or a new one.
+    /// The current user message's text, or a new one.
     pub(crate) fn user(&mut self) -> &mut String {
         self.close_assistant();
         &mut self.user.get_or_insert_default().text
     }
 
-    /// The user shows a medium, which is a part of a chat's message and stands at `at` in the request.
+    /// Adds a medium to the user message: a part of a chat's message, at position `at` in the request.
     pub(crate) fn show(&mut self, part: Value, at: String) {
         self.close_assistant();
         self.media_at.push(at);
@@ -47,28 +46,28 @@ impl Turns {
         turn.parts.push(part);
     }
 
-    /// The assistant's message that is in the making, or a new one.
+    /// The current assistant message, or a new one.
     pub(crate) fn assistant(&mut self) -> &mut AssistantTurn {
         self.close_user();
         self.assistant.get_or_insert_default()
     }
 
-    /// A message of instructions.
+    /// Adds a system message.
     pub(crate) fn system(&mut self, text: &str) {
         self.push(json!({"role": "system", "content": text}));
     }
 
-    /// What the call `id` came to.
+    /// Adds the result of the call `id`.
     pub(crate) fn result(&mut self, id: &str, text: &str) {
         self.push(json!({"role": "tool", "tool_call_id": id, "content": text}));
     }
 
-    /// Whether the assistant spoke last.
+    /// Whether the last turn is the assistant's.
     pub(crate) fn is_assistants(&self) -> bool {
         self.assistant.is_some()
     }
 
-    /// The chat's messages, and where in the request their media stand.
+    /// The chat's messages, and the positions of their media in the request.
     pub(crate) fn into_messages(mut self) -> (Vec<Value>, Vec<String>) {
         self.close_user();
         self.close_assistant();
@@ -116,7 +115,7 @@ impl AssistantTurn {
         let mut message = Map::new();
         message.insert("role".into(), "assistant".into());
         message.insert("content".into(), self.text.into());
-        // Templates take a key for its presence.
+        // Templates test for the key's presence.
         if !self.thinking.is_empty() {
             message.insert("reasoning_content".into(), self.thinking.into());
         }

@@ -1,9 +1,9 @@
-//! [`WorkThreads`]: where the long work of requests is done: bodies are read, templates rendered, prompts tokenized, answers
-//! written as JSON.
+//! [`WorkThreads`] runs the long work of requests: parsing bodies, rendering templates, tokenizing prompts, writing answers
+//! as JSON.
 //!
-//! An async thread serves every connection, and links to workers besides: what keeps one for longer than some milliseconds
-//! delays everybody. So work is measured in bytes before it begins, and what is long goes to threads of its own, as many as
-//! there are places. It is not for what waits: no work here asks anybody anything.
+//! An async thread serves all connections and the links to workers: work that occupies one for more than a few milliseconds
+//! delays everybody. So work is measured in bytes before it starts, and long work runs on threads of its own, as many as
+//! there are slots. It is not for work that waits: no work here does I/O.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use tokio::time::Instant;
 
 use crate::error::ApiError;
 
-/// Work on fewer bytes of text than these is done where it comes up: the worst text takes a tokenizer less than 3 ms then.
+/// Work on fewer bytes of text runs inline: the worst text takes a tokenizer less than 3 ms then.
 pub(crate) const SHORT_WORK_BYTES: usize = 4 << 10;
 
-/// Work that took longer than this after all lets others have their turn before the request goes on.
+/// Inline work that took longer than this yields before the request continues.
 const LONG_TURN: Duration = Duration::from_millis(1);
 
-/// So much long work is done at once; more waits. Clones share.
+/// Limits how much long work runs at once; more waits. Clones share the limit.
 #[derive(Debug, Clone)]
 pub struct WorkThreads {
     places: Arc<Semaphore>,
@@ -32,7 +32,7 @@ pub struct WorkThreads {
 }
 
 impl WorkThreads {
-    /// So many places.
+    /// A limit of `places`.
     #[must_use]
     pub fn new(places: NonZeroUsize) -> Self {
         Self {
@@ -42,7 +42,7 @@ impl WorkThreads {
         }
     }
 
-    /// Shows them in the metrics.
+    /// Registers the metrics.
     pub(crate) fn register(&self, registry: &MetricsRegistry) {
         registry.register(
             "genset_frontend_long_work_running",
@@ -56,13 +56,13 @@ impl WorkThreads {
         );
     }
 
-    /// Does `work` here when it is on few bytes; else on a thread for blocking work, once there is a place.
+    /// Runs `work` inline if it has few bytes; otherwise on a thread for blocking work, once a slot is free.
     ///
     /// # Errors
-    /// What `work` says; a 504 when the deadline passes while it waits.
+    /// The error of `work`; a 504 if the deadline passes while it waits.
     ///
     /// # Cancel safety
-    /// Work that has not begun does not begin when the future is dropped; work that has is told that its owner left.
+    /// If the future is dropped, work that has not started never starts; running work is notified that its owner left.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -108,7 +108,7 @@ impl WorkThreads {
     }
 }
 
-/// Does `work` here, and lets others have their turn where it took long after all.
+/// Runs `work` inline, and yields if it took long.
 pub(crate) async fn brief<T>(work: impl FnOnce() -> T) -> T {
     let started = Instant::now();
     let done = work();
@@ -118,19 +118,19 @@ pub(crate) async fn brief<T>(work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Whoever waits for work. Clones are the same one.
+/// The caller that waits for work. Clones are the same one.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Owner {
     has_left: Arc<AtomicBool>,
 }
 
 impl Owner {
-    /// Whether nobody waits any more: long work looks now and then.
+    /// Whether the caller has left; long work checks now and then.
     pub(crate) fn has_left(&self) -> bool {
         self.has_left.load(Ordering::Relaxed)
     }
 
-    /// Ends work that nobody waits for.
+    /// Ends work whose caller has left.
     ///
     /// # Errors
     /// An error that nobody sees.
@@ -142,7 +142,7 @@ impl Owner {
     }
 }
 
-/// Tells the work when it is dropped.
+/// Notifies the work on drop.
 struct Leaving(Owner);
 
 impl Drop for Leaving {
@@ -151,7 +151,7 @@ impl Drop for Leaving {
     }
 }
 
-/// Work that is being done; the next begins when it is dropped.
+/// Running work; dropping it starts the next.
 struct Place {
     _permit: OwnedSemaphorePermit,
     _counted: Counted,
@@ -193,7 +193,7 @@ pub(crate) mod tests {
 
     const LONG: usize = SHORT_WORK_BYTES;
 
-    /// Takes the only place until the sender is dropped.
+    /// Takes the only slot until the sender is dropped.
     pub(crate) async fn keep_busy(
         threads: &WorkThreads,
     ) -> (BoxFuture<'_, Result<(), ApiError>>, mpsc::SyncSender<()>) {

@@ -1,5 +1,6 @@
-//! [`Account`]: what a request costs, counted as it is given and not when it ends, so that a client who leaves early, or an
-//! answer that breaks off, has paid for what it took. `http` opens one for each request; its answers charge it.
+//! [`Account`] counts a request's tokens as they are produced, not when the request ends: a client that disconnects
+//! early, or whose answer breaks off, still pays for what it received. `http` opens one per request; the request's
+//! answers charge it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,16 +9,16 @@ use prometheus_client::metrics::counter::Counter;
 
 use crate::keys::Key;
 
-/// The tokens of all requests together. Clones share.
+/// The tokens of all requests together. Clones share the counters.
 #[derive(Debug, Clone, Default)]
 pub struct TokenCounters {
-    /// Of prompts.
+    /// Prompt tokens.
     pub prompt: Counter,
-    /// Of answers.
+    /// Completion tokens.
     pub completion: Counter,
 }
 
-/// What one request has cost so far. Its key's quota pays at once.
+/// The tokens of one request so far. They are charged to its key's quota at once.
 #[derive(Debug)]
 pub struct Account {
     key: Option<Arc<Key>>,
@@ -27,7 +28,7 @@ pub struct Account {
 }
 
 impl Account {
-    /// An account of `key`'s, or of nobody's where there are no keys.
+    /// An account of `key`; `None` on a server without keys.
     #[must_use]
     pub fn new(key: Option<Arc<Key>>, counters: TokenCounters) -> Self {
         Self {
@@ -38,7 +39,8 @@ impl Account {
         }
     }
 
-    /// Charges tokens that were counted, shown or turned back, and not given to an engine: to the key alone.
+    /// Charges tokens that were only tokenized (counted, shown or rejected), not sent to an engine. They count for the
+    /// key alone.
     pub fn charge_counted(&self, tokens: usize) {
         self.spend(u64::try_from(tokens).unwrap_or(u64::MAX));
     }
@@ -55,7 +57,7 @@ impl Account {
         self.completion_tokens.load(Ordering::Relaxed)
     }
 
-    /// Charges tokens that an engine took and gave: to the key, and to the counters of all.
+    /// Charges tokens that an engine processed: to the key and to the server's counters.
     pub fn charge(&self, prompt: u32, completion: u32) {
         let (prompt, completion) = (u64::from(prompt), u64::from(completion));
         if prompt > 0 {
@@ -77,7 +79,8 @@ impl Account {
     }
 }
 
-/// One answer's part of an account: it charges each token once. What it has noted and not charged is charged when it is dropped.
+/// One answer's part of an account. It charges each token once. Dropping it charges tokens that were noted and not
+/// charged yet.
 #[derive(Debug)]
 pub(crate) struct Meter {
     account: Arc<Account>,
@@ -100,19 +103,19 @@ impl Meter {
         }
     }
 
-    /// So many tokens were given in all. Nothing is charged yet: all threads share the counters, and one that adds to them for
-    /// each token keeps the others waiting.
+    /// Notes the answer's totals so far without charging them: all threads share the counters, and updating them per
+    /// token would cause contention.
     pub(crate) fn note(&mut self, prompt_tokens: u32, completion_tokens: u32) {
         self.noted.prompt = self.noted.prompt.max(prompt_tokens);
         self.noted.completion = self.noted.completion.max(completion_tokens);
     }
 
-    /// So many further tokens of an answer were given, whose engine counts them piece by piece.
+    /// Notes further completion tokens of an answer whose engine counts them chunk by chunk.
     pub(crate) fn note_further(&mut self, completion_tokens: u32) {
         self.noted.completion = self.noted.completion.saturating_add(completion_tokens);
     }
 
-    /// Charges what was noted and is not charged yet. What was charged stays charged.
+    /// Charges tokens that were noted and not charged yet. Charged tokens stay charged.
     pub(crate) fn settle(&mut self) {
         let prompt = self.noted.prompt - self.charged.prompt;
         let completion = self.noted.completion - self.charged.completion;
@@ -120,7 +123,7 @@ impl Meter {
         self.account.charge(prompt, completion);
     }
 
-    /// Notes tokens, and charges them at once.
+    /// Notes tokens and charges them at once.
     pub(crate) fn reach(&mut self, prompt_tokens: u32, completion_tokens: u32) {
         self.note(prompt_tokens, completion_tokens);
         self.settle();

@@ -1,5 +1,5 @@
-//! [`Prompt`]: what an answer knows of its prompt; [`Counting`]: how it learns what the prompt took, where only the engine knows and a
-//! stop string cut it.
+//! [`Prompt`] is what an answer knows of its prompt. [`Counting`] waits for the prompt's token count if only the engine
+//! knows it and a stop string cut the answer.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -12,9 +12,9 @@ use super::AnswerEnd;
 
 /// The prompt of an answer.
 pub(super) struct Prompt {
-    /// Its tokens; 0 where only the engine knows them.
+    /// Its tokens; 0 if only the engine knows them.
     pub(super) tokens: u32,
-    /// The request, where only its engine does.
+    /// The request's context, if only the engine counts the prompt.
     pub(super) counted_by_engine: Option<RequestContext>,
     /// Whether this answer pays for it.
     pub(super) is_paid: bool,
@@ -30,7 +30,7 @@ impl Prompt {
     }
 }
 
-/// A cancelled request, read to its end for the usage. A stream ends soon once its request is cancelled, a remote one's too.
+/// A cancelled request, read to its end for the usage. A stream ends soon after its request is cancelled, also a remote one.
 pub(super) struct Counting {
     outputs: OutputStream,
     end: AnswerEnd,
@@ -42,7 +42,7 @@ impl Counting {
         Self { outputs, end }
     }
 
-    /// The end, with what the engine counts. Where it does not say, the prompt's tokens stay 0.
+    /// Returns the end with the engine's usage. If the engine reports none, the prompt's tokens stay 0.
     pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<AnswerEnd> {
         loop {
             match ready!(Pin::new(&mut self.outputs).poll_next(cx)) {

@@ -1,5 +1,5 @@
-//! How answers end, and what they cost: [`AnswerEnd`] and [`Ending`] of one that is read piece by piece, [`Completed`] of a whole one,
-//! [`TotalUsage`] of a request.
+//! How answers end and their usage: [`AnswerEnd`] and [`Ending`] for a streamed answer, [`Completed`] for a whole one,
+//! [`TotalUsage`] for a request.
 
 use genset_backend_common::FinishReason;
 use genset_backend_common::output::Usage;
@@ -7,21 +7,21 @@ use genset_backend_common::output::Usage;
 use super::TokenLogprobs;
 use crate::markup::Message;
 
-/// How an answer ended and what it cost.
+/// How an answer ended, and its usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerEnd {
     /// Why it ended.
     pub reason: FinishReason,
-    /// What it cost.
+    /// Its usage.
     pub usage: Usage,
     /// Whether it is the first answer to its prompt, which pays for the prompt.
     pub pays_for_prompt: bool,
-    /// The stop string that cut it, by its place among the request's.
+    /// The stop string that cut the answer, as an index into the request's.
     pub stop_string: Option<usize>,
 }
 
 impl AnswerEnd {
-    /// Adds what this answer cost to the cost of a request. A prompt counts once, however many answers it has.
+    /// Adds this answer's usage to a request's. A prompt counts once, however many answers it has.
     pub fn add_to(&self, sum: &mut Usage) {
         sum.completion_tokens = sum
             .completion_tokens
@@ -38,17 +38,17 @@ impl AnswerEnd {
     }
 }
 
-/// What the answers to a request cost together.
+/// The usage of all answers to a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TotalUsage {
-    /// What engines count.
+    /// The usage that engines report.
     pub usage: Usage,
-    /// How many of the completion tokens were thoughts, with the markers around them.
+    /// How many of the completion tokens were reasoning, with the markers around it.
     pub reasoning_tokens: u32,
 }
 
 impl TotalUsage {
-    /// Adds an answer that ended so, and had so many tokens of thoughts.
+    /// Adds an answer that ended with `end` and had `reasoning_tokens`.
     pub fn add(&mut self, end: &AnswerEnd, reasoning_tokens: u32) {
         end.add_to(&mut self.usage);
         self.reasoning_tokens = self.reasoning_tokens.saturating_add(reasoning_tokens);
@@ -58,33 +58,33 @@ impl TotalUsage {
 /// A whole answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completed {
-    /// What it says.
+    /// Its message.
     pub message: Message,
-    /// How it ended and what it cost.
+    /// How it ended, and its usage.
     pub end: AnswerEnd,
-    /// Its tokens' log probabilities; `None` where they were not asked for.
+    /// Its tokens' log probabilities; `None` if the request did not ask for them.
     pub rated: Option<Vec<TokenLogprobs>>,
-    /// How many of its tokens were thoughts.
+    /// How many of its tokens were reasoning.
     pub reasoning_tokens: u32,
-    /// Whether its last tool call is not whole.
+    /// Whether its last tool call is incomplete.
     pub has_open_call: bool,
 }
 
-/// The end of an answer that was read piece by piece.
+/// The end of a streamed answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ending {
     /// Whether it calls tools.
     pub has_calls: bool,
-    /// Whether the last of them is not whole.
+    /// Whether the last call is incomplete.
     pub has_open_call: bool,
-    /// Log probabilities that no piece took along.
+    /// Log probabilities that no delta carried.
     pub rated: Vec<TokenLogprobs>,
-    /// How many of its tokens were thoughts.
+    /// How many of its tokens were reasoning.
     pub reasoning_tokens: u32,
 }
 
 impl Ending {
-    /// What an answer cost that ended so, alone in its request.
+    /// The total usage of a request with this answer alone.
     #[must_use]
     pub fn spent(&self, end: &AnswerEnd) -> TotalUsage {
         let mut spent = TotalUsage::default();

@@ -1,8 +1,9 @@
-//! [`LogprobQueue`]: the log probabilities of an answer's tokens, given out with the text they belong to.
+//! [`LogprobQueue`]: the log probabilities of an answer's tokens, emitted with the text they belong to.
 //!
-//! Text may wait (for the rest of a code point, for the end of a stop string that seems to begin) and part of it never comes
-//! (behind a stop string). A token tells as much as its text does, so its log probability waits with the text, and that of a
-//! token of which a part was cut off never comes. [`Answer`](super::Answer) keeps one of these where they were asked for.
+//! Text may be held back (until a code point is complete, or a possible stop string is ruled out), and text after a
+//! stop string is dropped. A token reveals as much as its text does. So its log probability waits with the text, and is
+//! dropped if any part of the token was cut off. [`Answer`](super::Answer) has a queue if the request asked for log
+//! probabilities.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,47 +13,47 @@ use genset_backend_common::output::TokenLogprob;
 
 use crate::text::TextTokenizer;
 
-/// A token of an answer, with its log probability and the most probable tokens in its place.
+/// A token of an answer, with its log probability and the most probable candidates in its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenLogprobs {
     /// The token.
     pub chosen: CandidateToken,
-    /// The most probable ones, best first, as many as were asked for.
+    /// The most probable candidates, best first, as many as the request asked for.
     pub top: Vec<CandidateToken>,
-    /// Where its text begins in the answer's, in code points.
+    /// Where its text begins in the answer, in code points.
     pub text_offset: usize,
 }
 
-/// A token that could stand in a place.
+/// A candidate token for a position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CandidateToken {
-    /// What it adds to a text that has already begun; perhaps part of a code point.
+    /// Its text within a running text; may be part of a code point.
     pub bytes: Vec<u8>,
-    /// Natural logarithm of its probability.
+    /// The natural logarithm of its probability.
     pub logprob: f32,
 }
 
-/// The ratings of one answer.
+/// The log probabilities of one answer.
 #[derive(Debug)]
 pub(super) struct LogprobQueue {
     tokenizer: Arc<TextTokenizer>,
-    /// Candidates asked for.
+    /// The number of candidates asked for.
     top: usize,
-    /// Text made so far, whether it was given out or not.
+    /// Bytes of text detokenized so far, emitted or not.
     bytes: usize,
     chars: usize,
     waiting: VecDeque<Waiting>,
     ready: Vec<TokenLogprobs>,
 }
 
-/// A token whose text was not all given out.
+/// A token whose text was not fully emitted.
 #[derive(Debug)]
 struct Waiting {
     token: TokenId,
     rating: TokenLogprob,
     text_offset: usize,
-    /// The length in bytes of the answer's text up to this token's end; `None` until text comes, which may be that of a
-    /// later token: several make a code point, and some have none.
+    /// The length in bytes of the answer's text up to this token's end; `None` until text comes, perhaps with a later
+    /// token: several tokens may make one code point, and some have no text.
     end: Option<usize>,
 }
 
@@ -68,12 +69,13 @@ impl LogprobQueue {
         }
     }
 
-    /// How many candidates are asked for beside each token.
+    /// How many candidates are asked for per token.
     pub(super) fn candidates(&self) -> usize {
         self.top
     }
 
-    /// The next token, the text that came of it and of those before it, and whether all of its own is in that.
+    /// Adds the next token. `text` is the new text of this token and earlier ones; `is_whole` tells whether it includes
+    /// all of this token's.
     pub(super) fn push(
         &mut self,
         token: TokenId,
@@ -87,8 +89,8 @@ impl LogprobQueue {
             text_offset: self.chars,
             end: None,
         };
-        // Text that came may be the replacement of a code point that this token did not end. The token's own is still
-        // to come then, and might be cut off.
+        // The text may be the replacement of a code point that this token did not complete. The token's own text is
+        // still to come then, and might be cut off.
         if is_whole {
             self.waiting.push_back(waiting);
             self.add_some_text(text);
@@ -98,7 +100,7 @@ impl LogprobQueue {
         }
     }
 
-    /// The tokens are over, and this text was still to come of them.
+    /// Ends the tokens; `text` was held back until now.
     pub(super) fn finish(&mut self, text: &str) {
         self.add_text(text);
     }
@@ -118,7 +120,7 @@ impl LogprobQueue {
         }
     }
 
-    /// The first `bytes` of the answer's text were given out.
+    /// Notes that the first `bytes` of the answer's text were emitted.
     pub(super) fn give(&mut self, bytes: usize) {
         while let Some(waiting) = self
             .waiting
@@ -144,7 +146,7 @@ impl LogprobQueue {
         }
     }
 
-    /// Those whose text was given out and that were not taken yet.
+    /// Log probabilities whose text was emitted and that were not taken yet.
     pub(super) fn ready(&mut self) -> &mut Vec<TokenLogprobs> {
         &mut self.ready
     }

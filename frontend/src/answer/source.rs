@@ -1,4 +1,4 @@
-//! [`Source`]: where an answer's items come from, from the call that starts it to its end.
+//! [`Source`]: yields an answer's items, from the call that starts the answer to its end.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -9,8 +9,8 @@ use tokio::task::coop::poll_proceed;
 use super::AnswerEnd;
 use super::counting::Counting;
 
-/// Units of a task's budget that it takes to start an answer, and again to end it: each is worth as much work as several tokens,
-/// and a task that starts or ends thousands must not keep its thread.
+/// Budget units of a task that starting an answer takes, and again ending it. Each is as much work as several tokens,
+/// and a task that starts or ends thousands must not hog its thread.
 const EDGE_UNITS: usize = 8;
 
 /// The call that starts an answer.
@@ -26,12 +26,12 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// Whether the engine has accepted the request, and its stream can be read.
+    /// Whether the engine has accepted the request, so that its stream can be read.
     pub(super) fn is_running(&self) -> bool {
         matches!(self, Self::Running(_))
     }
 
-    /// Waits until the engine has accepted the request; `true` where that happened just now.
+    /// Waits until the engine has accepted the request; `true` if it accepted it just now.
     pub(super) fn poll_accepted(
         &mut self,
         cx: &mut Context<'_>,
@@ -57,7 +57,7 @@ impl Source {
         }))
     }
 
-    /// The engine's stream, of an answer that runs.
+    /// The engine's stream of a running answer.
     pub(super) fn outputs(&mut self) -> Result<&mut OutputStream, EngineError> {
         match self {
             Self::Running(outputs) => Ok(outputs),
@@ -68,18 +68,18 @@ impl Source {
         }
     }
 
-    /// Cancels an answer that was cut where only the engine knows what its prompt took: `ctx` is its request's. From now on its end is
-    /// waited for.
+    /// Cancels `ctx` after a stop string cut an answer whose prompt tokens only the engine knows, and waits for the
+    /// stream's end from now on.
     pub(super) fn count(&mut self, end: AnswerEnd, ctx: &RequestContext) {
         if let Self::Running(outputs) = std::mem::replace(self, Self::Ended) {
             *self = Self::Counting(Box::new(Counting::new(outputs, end, ctx)));
         }
     }
 
-    /// Lets go of the engine's stream, and ends the task's turn.
+    /// Releases the engine's stream and ends the task's turn.
     pub(super) fn close(&mut self, cx: &mut Context<'_>) {
         *self = Self::Ended;
-        // As far as there are as many: the end is here, and what follows it in this turn is cut short.
+        // Takes as many units as are left: this is the end, and the rest of the turn may be cut short.
         for _ in 0..EDGE_UNITS {
             match poll_proceed(cx) {
                 Poll::Ready(turn) => turn.made_progress(),

@@ -1,4 +1,4 @@
-//! The pace of an answer, measured where its tokens arrive and not where bytes leave.
+//! The pace of an answer, measured when its tokens arrive, not when bytes are sent.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use tokio::time::Instant;
 
-/// Histograms of every answer's pace. Clones share.
+/// Histograms of the pace of all answers. Clones share them.
 #[derive(Debug, Clone)]
 pub struct StepMetrics {
     queued: Gauge,
@@ -21,7 +21,7 @@ pub struct StepMetrics {
 }
 
 impl StepMetrics {
-    /// Registers them, with names that begin with `genset_http_`.
+    /// Registers the histograms; their names begin with `genset_http_`.
     #[must_use]
     pub fn register(registry: &MetricsRegistry) -> Self {
         Self {
@@ -42,13 +42,13 @@ impl StepMetrics {
     }
 }
 
-/// The histogram of gaps between steps. All threads add to it for each token, so it has no lock.
+/// The histogram of gaps between steps. All threads update it per token, so it is lock-free.
 #[derive(Debug, Clone, Default)]
 struct Gaps(Arc<GapCounts>);
 
 #[derive(Debug, Default)]
 struct GapCounts {
-    /// How many are at most as long as each of the bounds.
+    /// How many gaps are at most as long as each bound.
     within: [AtomicU64; LATENCY_BUCKETS_S.len()],
     /// How many are longer than all bounds.
     beyond: AtomicU64,
@@ -56,7 +56,7 @@ struct GapCounts {
 }
 
 impl Gaps {
-    /// Adds so many gaps of the same length.
+    /// Adds `count` gaps of the same length.
     fn add(&self, gap: Duration, count: u32) {
         let seconds = gap.as_secs_f64();
         let bounds = LATENCY_BUCKETS_S.iter().zip(&self.0.within);
@@ -88,27 +88,27 @@ impl EncodeMetric for Gaps {
     }
 }
 
-/// One answer's pace. Steps that are read in one turn came together: the clock is looked at once.
+/// One answer's pace. Steps that are read in one turn arrived together, so the clock is read once per turn.
 #[derive(Debug)]
 pub(super) struct StepClock {
     metrics: StepMetrics,
     progress: Progress,
     /// Whether this turn has brought a step.
     has_step: bool,
-    /// Further steps of this turn.
+    /// Further steps in this turn.
     at_once: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Progress {
-    /// No token yet, since the request arrived.
+    /// No token has come since the request arrived at this time.
     Queued(Instant),
-    /// The latest turn that brought tokens was then.
+    /// The latest turn with tokens was at this time.
     Running(Instant),
 }
 
 impl StepClock {
-    /// Of an answer to a request that arrived then.
+    /// The pace of an answer to a request that arrived at `arrived`.
     pub(super) fn new(metrics: StepMetrics, arrived: Instant) -> Self {
         metrics.queued.inc();
         Self {
@@ -119,7 +119,7 @@ impl StepClock {
         }
     }
 
-    /// A step brought tokens.
+    /// Notes a step with tokens.
     pub(super) fn step(&mut self) {
         if std::mem::replace(&mut self.has_step, true) {
             self.at_once += 1;
@@ -141,7 +141,7 @@ impl StepClock {
         }
     }
 
-    /// There are no more steps for now.
+    /// Ends the turn: no more steps are ready.
     pub(super) fn end_turn(&mut self) {
         self.has_step = false;
         let at_once = std::mem::take(&mut self.at_once);

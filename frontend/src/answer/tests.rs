@@ -29,7 +29,7 @@ fn answer(items: Vec<Item>, stops: &[&str]) -> Answer {
     Answer::new(outputs, None, stops, 3)
 }
 
-/// Reads an answer on an account without end.
+/// Reads an answer on an unlimited memory budget.
 async fn collect(answer: Answer) -> Result<Completed, ApiError> {
     let memory = MemoryBudget::new(usize::MAX).share();
     let collected = answer.collect_on(memory).await;
@@ -74,7 +74,7 @@ async fn a_stop_string_ends_the_answer_at_its_token() {
     );
 }
 
-/// What is held back as a beginning of a stop string is text after all when the answer ends.
+/// Text held back as a possible stop string is emitted when the answer ends.
 #[tokio::test]
 async fn the_end_gives_out_what_was_held_back() {
     let items = vec![text("one tw", 1), finished(Finish::length(), 1)];
@@ -147,7 +147,7 @@ fn a_prompt_counts_once_however_many_answers() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// However the engine cuts its text, what is read is the text before the earliest stop string.
+    /// However the engine cuts its text, the result is the text before the earliest stop string.
     #[test]
     fn pieces_make_no_difference(
         pieces in proptest::collection::vec("[abé ]{0,4}", 0..12),
@@ -166,7 +166,7 @@ proptest! {
     }
 }
 
-/// Special tokens are skipped, but for those of the markup that is looked for.
+/// Special tokens are skipped, except those of the expected markup.
 #[tokio::test]
 async fn special_tokens_of_markup_are_read_and_others_skipped() {
     let special = |id: u32, content: &str| {
@@ -213,8 +213,8 @@ async fn special_tokens_of_markup_are_read_and_others_skipped() {
     );
 }
 
-/// The marker behind a call ends the answer too and is not shown: only the reason tells a call without arguments from one that
-/// was cut before them.
+/// The marker after a call ends the answer and is not shown. Only the finish reason tells a call without arguments from
+/// one that was cut before them.
 #[tokio::test]
 async fn a_call_that_was_cut_before_its_arguments_has_none() {
     let header = "<|channel|>commentary to=functions.now<|message|>";

@@ -1,7 +1,7 @@
-//! [`ReasoningCounter`]: how many of an answer's tokens were thoughts.
+//! [`ReasoningCounter`]: counts an answer's reasoning tokens.
 //!
-//! Only the splitter knows what text is, and it gets text, some time after the tokens that made it: stop strings hold it
-//! back. So the place where each token's text ends is kept until the splitter has read that far.
+//! Only the splitter knows which text is reasoning, and it gets text some time after the tokens, because stop strings
+//! hold it back. So the counter keeps where each token's text ends until the splitter has read that far.
 
 use std::collections::VecDeque;
 
@@ -10,17 +10,17 @@ use crate::markup::Splitter;
 /// The count, and the tokens that the splitter has not read yet.
 #[derive(Debug, Default)]
 pub(super) struct ReasoningCounter {
-    /// Where the text of tokens ends, in bytes from the answer's beginning, and how many they are.
+    /// Where the text of tokens ends, in bytes from the answer's beginning, and the number of tokens.
     waiting: VecDeque<(usize, u32)>,
     /// Bytes that the splitter has read.
     read: usize,
-    /// Whether the text was thoughts where the latest token ended.
+    /// Whether the text at the end of the latest token was reasoning.
     was_thinking: bool,
     count: u32,
 }
 
 impl ReasoningCounter {
-    /// Of an answer that this splitter will read; `None` where it looks for no thoughts.
+    /// A counter for `splitter`; `None` if it does not look for reasoning.
     pub(super) fn of(splitter: &Splitter) -> Option<Self> {
         splitter.is_thinking().map(|was_thinking| Self {
             was_thinking,
@@ -28,15 +28,15 @@ impl ReasoningCounter {
         })
     }
 
-    /// The next `tokens` have text up to `end`; as far as they have some.
+    /// Notes that the text of the next `tokens`, if they have any, ends at `end`.
     pub(super) fn note(&mut self, tokens: u32, end: usize) {
         if tokens > 0 {
             self.waiting.push_back((end, tokens));
         }
     }
 
-    /// Has the splitter read `text`, and looks at what each token of it is. A token with the marker that begins the
-    /// thoughts is one of them, and so is one with the marker that ends them.
+    /// Feeds `text` to the splitter and classifies each of its tokens. Tokens with the marker that begins or ends the
+    /// reasoning count as reasoning.
     pub(super) fn feed(&mut self, splitter: &mut Splitter, mut text: &str) {
         let end_of_text = self.read + text.len();
         while let Some((end, tokens)) = self.waiting.pop_front_if(|(end, _)| *end <= end_of_text) {
@@ -58,7 +58,7 @@ impl ReasoningCounter {
         }
     }
 
-    /// How many tokens the splitter read as thoughts.
+    /// How many tokens the splitter read as reasoning.
     pub(super) fn count(&self) -> u32 {
         self.count
     }
@@ -130,8 +130,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the tokens are, and however their text is cut on its way, those are counted that lie between the end of
-        /// the first marker and the end of the last, in whole or in part.
+        /// Whatever the tokens and however their text is cut, the count is of the tokens that lie, in whole or in part,
+        /// between the end of the first marker and the end of the last.
         #[test]
         fn any_cutting_is_counted_alike(
             tokens in proptest::collection::vec(any::<usize>(), 0..24),

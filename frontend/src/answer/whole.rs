@@ -1,4 +1,4 @@
-//! Answers that are kept until they are whole, and the memory that they take until then.
+//! Answers that are collected until complete, and the memory that they take until then.
 
 use std::future::poll_fn;
 
@@ -7,18 +7,18 @@ use crate::budget::MemoryShare;
 use crate::error::ApiError;
 use crate::markup::{Delta, Message};
 
-/// A text that is kept is a message, a value and a text again.
+/// Collected text exists as a message, a JSON value and serialized text.
 const TEXT_COPIES: usize = 4;
 
-/// What a token and its log probability take, as values.
+/// The size of a token and its log probability as JSON values.
 const CANDIDATE_BYTES: usize = 1 << 10;
 
 impl Answer {
-    /// Has `memory` hold what an answer takes that is kept until it is whole, so many bytes of text so far: the text, what it
-    /// is written to, and what is known of each token.
+    /// Reserves in `memory` what collecting the answer takes, with `text_bytes` of text so far: the text, its
+    /// serialized form and the log probabilities.
     ///
     /// # Errors
-    /// A 503 where there is no room.
+    /// A 503 if there is no room.
     pub(crate) fn hold(&self, text_bytes: usize, memory: &mut MemoryShare) -> Result<(), ApiError> {
         let a_token = self.ratings.as_ref().map_or(0, |ratings| {
             (1 + ratings.candidates()).saturating_mul(CANDIDATE_BYTES)
@@ -31,14 +31,14 @@ impl Answer {
         memory.resize(held + held / 4)
     }
 
-    /// Reads the answer to its end on the account of `memory`, which holds it until it has been written. `each` takes its pieces, as
-    /// [`Self::poll_deltas`] hands them on.
+    /// Reads the answer to its end on the account of `memory`, which holds it until it has been written. Passes deltas
+    /// to `each`, like [`Self::poll_deltas`].
     ///
     /// # Errors
-    /// What the engine's stream ends with, or a 503 where there is no memory for more.
+    /// The error that ended the engine's stream, or a 503 if there is no memory for more.
     ///
     /// # Cancel safety
-    /// The answer is lost when the future is dropped, but for the pieces that `each` has taken.
+    /// If the future is dropped, the answer is lost, except the deltas that `each` has taken.
     pub(crate) async fn read_all(
         mut self,
         memory: &mut MemoryShare,
@@ -56,14 +56,14 @@ impl Answer {
         Ok((end, ending))
     }
 
-    /// Reads the whole answer on the account of `memory`, which is given back with it: it holds the answer until it has been
+    /// Reads the whole answer on the account of `memory` and returns both: `memory` holds the answer until it has been
     /// written.
     ///
     /// # Errors
-    /// What the engine's stream ends with, or a 503 where there is no memory for more; what was read is lost.
+    /// The error that ended the engine's stream, or a 503 if there is no memory for more; text read so far is lost.
     ///
     /// # Cancel safety
-    /// Text read so far is lost when the future is dropped.
+    /// If the future is dropped, text read so far is lost.
     pub(crate) async fn collect_on(
         self,
         mut memory: MemoryShare,

@@ -1,4 +1,4 @@
-//! Blocks of text in a Messages request.
+//! Text blocks in a Messages request.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ pub(super) use crate::block::Block;
 use crate::error::ApiError;
 use crate::turns::join;
 
-/// Takes a value that is text: a string, or a list of text blocks, joined as paragraphs.
+/// Takes a text value: a string, or a list of text blocks, joined as paragraphs.
 pub(super) fn text(at: &str, value: Value) -> Result<String, ApiError> {
     let blocks = match value {
         Value::String(text) => return Ok(text),
@@ -35,7 +35,7 @@ pub(super) fn text_block(mut block: Block) -> Result<String, ApiError> {
     Ok(text)
 }
 
-/// The 400 of a block of a type that is not taken here.
+/// The 400 for a block of an unsupported type.
 pub(super) fn no_block(block: &Block, kind: &str) -> ApiError {
     let why = format!("blocks of type {kind:?} are not available here");
     ApiError::unsupported(block.path("type"), why)

@@ -1,4 +1,5 @@
-//! Messages of content blocks as a chat's messages: turns of one role joined, results of tools messages of their own.
+//! Converts messages with content blocks into chat messages: joins turns of one role, and makes tool results messages
+//! of their own.
 
 use serde_json::{Value, json};
 
@@ -7,10 +8,10 @@ use crate::error::ApiError;
 use crate::openai::check_shown;
 use crate::turns::{Turns, join};
 
-/// Fields of calls and results that say nothing to a model.
+/// Fields of calls and results that have no meaning for a model.
 const IGNORED: [&str; 3] = ["cache_control", "caller", "toolset_name"];
 
-/// The chat's messages, and where the images of these stand.
+/// Returns the chat messages, and the positions of their images.
 ///
 /// # Errors
 /// A 400 that names the message and block.
@@ -83,7 +84,7 @@ fn read_user_block(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> 
     Ok(())
 }
 
-/// An image as a part of a chat, and where it stands.
+/// An image as a part of a chat, and its position.
 fn read_image(mut block: Block) -> Result<(String, Value), ApiError> {
     let at = block.path("source");
     let source = block.object("source")?;
@@ -116,7 +117,7 @@ fn read_result(mut block: Block, turns: &mut Turns) -> Result<(), ApiError> {
     let at = block.path("content");
     let content = block.take("content").map(|content| text(&at, content));
     let mut content = content.transpose()?.unwrap_or_default();
-    // A chat has no field for it; the model is told in words.
+    // A chat has no field for it; the model reads it as text.
     if block.flag("is_error")? {
         content.insert_str(0, "Error: ");
     }

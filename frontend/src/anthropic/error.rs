@@ -1,4 +1,4 @@
-//! Errors as Anthropic's clients know them.
+//! Errors in Anthropic's format.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::error::{ApiError, Param};
 
-/// This API's name for a place in a request.
+/// This API's name for a position in a request.
 #[must_use]
 pub fn param_name(param: &Param) -> Cow<'_, str> {
     match param {
@@ -20,7 +20,7 @@ pub fn param_name(param: &Param) -> Cow<'_, str> {
     }
 }
 
-/// A chat is made of each request: this API's name for a path in that chat.
+/// Each request is converted to a chat. Returns this API's name for a path in that chat.
 fn of_chat(path: &str) -> Cow<'_, str> {
     match path {
         "stop" => "stop_sequences".into(),
@@ -51,7 +51,7 @@ pub fn error_json(error: &ApiError, request_id: &str) -> Value {
     })
 }
 
-/// Anthropic's `type` for the status.
+/// Anthropic's error `type` for the status.
 fn kind(status: StatusCode) -> &'static str {
     match status {
         StatusCode::UNAUTHORIZED => "authentication_error",

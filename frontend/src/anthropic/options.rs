@@ -1,4 +1,4 @@
-//! The fields of a request beside its messages, as a chat's fields: tools, thinking, the output's format.
+//! Converts a request's fields other than its messages (tools, thinking, output format) to chat fields.
 
 use serde_json::{Map, Value, json};
 
@@ -6,13 +6,13 @@ use super::block::Block;
 use crate::error::ApiError;
 use crate::openai::Fields;
 
-/// Fields of a tool that are hints, or say nothing to a model.
+/// Fields of a tool that are hints, or have no meaning for a model.
 const TOOL_IGNORED: [&str; 3] = ["cache_control", "eager_input_streaming", "input_examples"];
 
-/// The least `budget_tokens`, as in Anthropic's API.
+/// The smallest `budget_tokens`, as in Anthropic's API.
 const MIN_THINKING_TOKENS: u64 = 1024;
 
-/// Puts `tools` and `tool_choice` into a chat.
+/// Converts `tools` and `tool_choice` to chat fields.
 pub(super) fn read_tools(
     fields: &mut Fields<'_>,
     chat: &mut Map<String, Value>,
@@ -80,7 +80,7 @@ fn read_tool(at: String, tool: Value) -> Result<Value, ApiError> {
     Ok(json!({"type": "function", "function": function}))
 }
 
-/// Whether the answer's thoughts are shown.
+/// Whether the answer's reasoning is shown.
 pub(super) fn read_thinking(
     fields: &mut Fields<'_>,
     max_tokens: Option<u32>,
@@ -135,7 +135,7 @@ fn check_budget(budget: Option<Value>, max_tokens: Option<u32>) -> Result<(), Ap
     }
 }
 
-/// Puts `output_config` into a chat.
+/// Converts `output_config` to chat fields.
 pub(super) fn read_output_config(
     fields: &mut Fields<'_>,
     chat: &mut Map<String, Value>,

@@ -10,7 +10,7 @@ use crate::error::ApiError;
 use crate::json::JsonBody;
 use crate::openai::{ChatRequest, Fields, ParamLimits};
 
-/// Fields that a chat has by the same name.
+/// Fields with the same name in a chat request.
 const SAME: [&str; 6] = [
     "model",
     "stream",
@@ -20,7 +20,7 @@ const SAME: [&str; 6] = [
     "cache_salt",
 ];
 
-/// What the API has and this server does not.
+/// Fields that the API has and this server does not support.
 const REFUSED: [&str; 9] = [
     "container",
     "context_management",
@@ -33,23 +33,23 @@ const REFUSED: [&str; 9] = [
     "workspace_id",
 ];
 
-/// A Messages request: the chat that it asks for, and what only this API has.
+/// A Messages request: the chat request that it asks for, and what only this API has.
 ///
 /// # Source
 /// <https://docs.anthropic.com/en/api/messages>
 #[derive(Debug, Clone, PartialEq)]
 pub struct MessagesRequest {
-    /// The same in a chat's words.
+    /// The chat request.
     pub chat: ChatRequest,
-    /// Whether the answer's thoughts are shown.
+    /// Whether the answer's reasoning is shown.
     pub shows_thinking: bool,
 }
 
 impl MessagesRequest {
-    /// Reads the body of a request for an answer.
+    /// Parses the body of a message request.
     ///
     /// # Errors
-    /// A 400 that names the field as this API calls it.
+    /// A 400 that names the field as this API does.
     pub fn parse<'a>(
         body: impl Into<JsonBody<'a>>,
         limits: &ParamLimits,
@@ -88,7 +88,7 @@ impl MessagesRequest {
         Self::read(fields, chat, Some(max_tokens), limits)
     }
 
-    /// Reads the body of a request to count a prompt's tokens.
+    /// Parses the body of a request to count a prompt's tokens.
     ///
     /// # Errors
     /// As [`Self::parse`].
@@ -102,7 +102,7 @@ impl MessagesRequest {
         Self::read(fields, chat, None, limits)
     }
 
-    /// Reads what both have: everything that decides the prompt.
+    /// Parses what both have: everything that determines the prompt.
     fn read(
         mut fields: Fields<'_>,
         mut chat: Map<String, Value>,

@@ -16,7 +16,7 @@ pub struct MessageHead {
     pub id: String,
     /// The model's name, as the client wrote it.
     pub model: String,
-    /// Whether the answer's thoughts are shown.
+    /// Whether the answer's reasoning is shown.
     pub shows_thinking: bool,
     /// The request's `stop_sequences`.
     pub stop_sequences: Arc<[String]>,
@@ -31,7 +31,7 @@ impl MessageHead {
         sequence.map(String::as_str)
     }
 
-    /// A message without content, of an answer that has just begun.
+    /// An empty message, for an answer that has just begun.
     pub(super) fn begun(&self, usage: &Usage) -> Value {
         json!({
             "id": self.id,
@@ -46,7 +46,7 @@ impl MessageHead {
     }
 }
 
-/// Why a message ended, in Anthropic's words.
+/// Why a message ended, in Anthropic's terms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     /// A natural end.
@@ -55,21 +55,21 @@ pub enum StopReason {
     MaxTokens,
     /// One of the `stop_sequences`.
     StopSequence,
-    /// To have its tools called.
+    /// The model calls tools.
     ToolUse,
     /// A content filter.
     Refusal,
 }
 
 impl StopReason {
-    /// The reason of an answer that ended so. One that was cut short says so, whatever it called before.
+    /// The stop reason of an answer. If the answer was cut short, that takes precedence over calls.
     #[must_use]
     pub fn new(end: &AnswerEnd, has_calls: bool) -> Self {
         match end.reason {
             FinishReason::Stop if end.stop_string.is_some() => Self::StopSequence,
             FinishReason::Stop if has_calls => Self::ToolUse,
             FinishReason::Stop => Self::EndTurn,
-            // A cancelled answer is read by nobody; should one be, it was cut short.
+            // Nobody reads a cancelled answer; if somebody does, it was cut short.
             FinishReason::Length | FinishReason::Cancelled => Self::MaxTokens,
             FinishReason::ContentFilter => Self::Refusal,
         }
@@ -88,7 +88,7 @@ impl StopReason {
     }
 }
 
-/// The `usage` object. Anthropic counts the tokens that came from a cache apart from the rest of the input.
+/// The `usage` object. Anthropic counts cached tokens separately from the rest of the input.
 pub(super) fn usage_json(usage: &Usage) -> Value {
     let cached = usage.cached_tokens.unwrap_or(0);
     json!({
@@ -100,7 +100,7 @@ pub(super) fn usage_json(usage: &Usage) -> Value {
     })
 }
 
-/// The blocks of a message, put together from an answer's pieces in their order.
+/// The content blocks of a message, built from an answer's deltas in order.
 ///
 /// # Examples
 /// ```
@@ -129,7 +129,7 @@ enum Block {
 }
 
 impl Blocks {
-    /// No blocks yet. Thoughts are left out unless they are shown.
+    /// No blocks yet. Reasoning is dropped unless it is shown.
     #[must_use]
     pub fn new(shows_thinking: bool) -> Self {
         Self {
@@ -138,7 +138,7 @@ impl Blocks {
         }
     }
 
-    /// Adds a piece.
+    /// Adds a delta.
     pub fn add(&mut self, delta: Delta<'_>) {
         match (delta, self.blocks.last_mut()) {
             (Delta::Reasoning(_), _) if !self.shows_thinking => {}
@@ -193,7 +193,8 @@ pub fn message_json(head: &MessageHead, blocks: Blocks, end: &AnswerEnd, has_cal
     response
 }
 
-/// The arguments as the object they must be. What a model wrote wrongly, or could not end, is kept under a name that says so.
+/// The arguments as an object, which the API requires. If the model wrote invalid or incomplete JSON, they are kept as
+/// text under a name that says so.
 fn input_of(arguments: &str) -> Value {
     if arguments.trim().is_empty() {
         return json!({});

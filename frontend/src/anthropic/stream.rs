@@ -11,8 +11,8 @@ use crate::error::ApiError;
 use crate::markup::Delta;
 use crate::openai::put_json;
 
-/// Writes the events of one message in their order: `message_start`, `ping`, the blocks one after the other, each with its
-/// start, deltas and stop, then `message_delta` and `message_stop`.
+/// Writes the events of one message in order: `message_start`, `ping`, each block's start, deltas and stop, then
+/// `message_delta` and `message_stop`.
 ///
 /// # Source
 /// <https://docs.anthropic.com/en/docs/build-with-claude/streaming>
@@ -34,9 +34,9 @@ use crate::openai::put_json;
 #[derive(Debug)]
 pub struct MessageEncoder {
     head: MessageHead,
-    /// The block that is open, if one is.
+    /// The open block, if any.
     open: Option<BlockKind>,
-    /// Its index, or the next one's.
+    /// Its index, or the next block's.
     index: usize,
 }
 
@@ -58,7 +58,7 @@ impl MessageEncoder {
         }
     }
 
-    /// The first events. `prompt_tokens` is 0 where only the engine will know.
+    /// Writes the first events. `prompt_tokens` is 0 if only the engine will know it.
     pub fn start(&self, prompt_tokens: u32, out: &mut BytesMut) {
         let usage = Usage {
             prompt_tokens,
@@ -70,7 +70,7 @@ impl MessageEncoder {
         put_event("ping", &json!({"type": "ping"}), out);
     }
 
-    /// A piece of the answer; opens its block and closes the one before.
+    /// Writes a delta. Opens its block and closes the one before, if needed.
     pub fn delta(&mut self, delta: Delta<'_>, out: &mut BytesMut) {
         match delta {
             Delta::Content(text) => {
@@ -95,7 +95,7 @@ impl MessageEncoder {
         }
     }
 
-    /// The last events.
+    /// Writes the last events.
     pub fn finish(&mut self, end: &AnswerEnd, has_calls: bool, out: &mut BytesMut) {
         self.close(out);
         let reason = StopReason::new(end, has_calls).name();
@@ -110,7 +110,7 @@ impl MessageEncoder {
         put_event("message_stop", &json!({"type": "message_stop"}), out);
     }
 
-    /// An error after the first byte, which ends the stream.
+    /// Writes an error after the first byte; it ends the stream.
     pub fn error(&self, error: &ApiError, request_id: &str, out: &mut BytesMut) {
         put_event("error", &error_json(error, request_id), out);
     }
@@ -137,7 +137,7 @@ impl MessageEncoder {
         }
     }
 
-    /// A piece of the open block's text. This is the path of every token: no value is made of it.
+    /// Writes a piece of the open block's text. Every token takes this path, so it builds no JSON value.
     fn put_delta(&self, kind: &str, field: &str, text: &str, out: &mut BytesMut) {
         out.put_slice(
             b"event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":",
@@ -166,7 +166,7 @@ mod tests {
     use crate::markup::{IdStyle, Splitter};
     use crate::tools::{ToolDialect, ToolSchemas};
 
-    /// A call with the marker in a value that ends values.
+    /// A call whose value contains the marker that ends values.
     const CALL: &str = "<function=write_file>\n<parameter=text>\nsee </parameter> here\n</parameter>\n\
         <parameter=path>\na\n</parameter>\n</function>";
 

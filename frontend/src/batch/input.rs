@@ -1,4 +1,4 @@
-//! [`BatchInput`] reads the lines of files. It keeps where each line begins, and reads a line again when it is answered.
+//! [`BatchInput`] reads the lines of files. It keeps each line's offset and reads the line again when it is answered.
 
 use std::fmt;
 use std::fs::File;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-/// The longest line, in bytes, with its end.
+/// The longest line in bytes, with its line ending.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
-/// What editors on Windows begin a UTF-8 file with: it is no part of the first line.
+/// The mark with which editors on Windows begin a UTF-8 file. It is not part of the first line.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// What is wrong with an input.
@@ -25,17 +25,17 @@ pub enum InputError {
         /// Why.
         source: io::Error,
     },
-    /// A line is at fault, and with it the whole input.
+    /// A line is invalid, and with it the whole input.
     #[error("{at}: {problem}")]
     Line {
-        /// The line, as [`LineAt`] shows it.
+        /// The line, as formatted by [`LineAt`].
         at: String,
         /// What is wrong with it.
         problem: String,
     },
 }
 
-/// Where a line stands, as people count: `prompts.jsonl line 3`.
+/// The position of a line for people: `prompts.jsonl line 3`.
 #[derive(Debug, Clone, Copy)]
 pub struct LineAt<'a> {
     /// The file.
@@ -61,7 +61,7 @@ impl LineAt<'_> {
     }
 }
 
-/// The lines of files that are not blank, each of at most 16 MiB.
+/// The non-blank lines of files, each of at most 16 MiB.
 #[derive(Debug)]
 pub struct BatchInput {
     files: Vec<InputFile>,
@@ -84,10 +84,10 @@ struct Place {
 }
 
 impl BatchInput {
-    /// Finds the lines of the files, in order. `look` sees each that is not blank, and may refuse the whole input for it.
+    /// Finds the lines of the files, in order. Calls `look` with each non-blank line; `look` may reject the whole input.
     ///
     /// # Errors
-    /// When a file cannot be read, a line is too long, or `look` refuses.
+    /// If a file cannot be read, a line is too long, or `look` rejects one.
     pub fn open(
         paths: impl IntoIterator<Item = PathBuf>,
         mut look: impl FnMut(LineAt<'_>, &[u8]) -> Result<(), InputError>,
@@ -133,22 +133,22 @@ impl BatchInput {
         })
     }
 
-    /// How many lines there are that are not blank.
+    /// The number of non-blank lines.
     #[must_use]
     pub fn count(&self) -> usize {
         self.places.len()
     }
 
-    /// What tells this input from others: a hash of all of its bytes.
+    /// Identifies this input: a hash of all its bytes.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
         &self.fingerprint
     }
 
-    /// The line of this number, from 0, among those that are not blank.
+    /// Reads the line with this index, from 0, among the non-blank lines.
     ///
     /// # Errors
-    /// When the file cannot be read any more.
+    /// If the file cannot be read any more.
     pub fn read(&mut self, index: usize) -> Result<(LineAt<'_>, Vec<u8>), InputError> {
         let place = self.places.get(index).copied();
         let found = place.and_then(|place| Some((place, self.files.get_mut(place.file)?)));
@@ -171,7 +171,7 @@ impl BatchInput {
 
 #[cfg(test)]
 impl BatchInput {
-    /// From now on its lines are read from what `open` gives.
+    /// Reads lines from the file that `open` returns from now on.
     pub(super) fn read_from(&mut self, open: impl Fn() -> File) {
         for file in &mut self.files {
             file.reader = BufReader::new(open());
@@ -180,7 +180,7 @@ impl BatchInput {
 }
 
 impl InputFile {
-    /// The next line with its end; nothing at the end of the file.
+    /// Reads the next line with its line ending; empty at the end of the file.
     fn read_line(&mut self, line: usize) -> Result<Vec<u8>, InputError> {
         let mut bytes = Vec::new();
         let mut limited = self.reader.by_ref().take(MAX_LINE_BYTES + 1);

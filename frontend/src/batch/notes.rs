@@ -1,4 +1,4 @@
-//! [`BatchNotes`] keeps the answers of an unfinished batch in a file: a line for each answer, in the order of arrival.
+//! [`BatchNotes`] keeps the answers of an unfinished batch in a file: one line per answer, in order of arrival.
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-/// Why there are no notes.
+/// Why notes cannot be used.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum NotesError {
-    /// Their file cannot be read or written.
+    /// The file cannot be read or written.
     #[error("{} cannot be written: {source}", path.display())]
     Unwritable {
         /// The file.
@@ -22,19 +22,19 @@ pub enum NotesError {
         /// Why.
         source: io::Error,
     },
-    /// Another process has them.
+    /// Another process uses them.
     #[error("{}: another process answers this batch", path.display())]
     Taken {
         /// The file.
         path: PathBuf,
     },
-    /// They are about another input.
+    /// They belong to another input.
     #[error("{} has the answers to another input; remove it to begin anew", path.display())]
     OfAnother {
         /// The file.
         path: PathBuf,
     },
-    /// They are of another model.
+    /// They belong to another model.
     #[error("{} has the answers of the model {model}; remove it to begin anew", path.display())]
     OfAnotherModel {
         /// The file.
@@ -49,24 +49,24 @@ pub enum NotesError {
 pub struct BatchNotes {
     path: PathBuf,
     file: File,
-    /// Where each line's answer begins, and its bytes.
+    /// The offset and length in bytes of each line's answer.
     answers: Vec<Option<(u64, usize)>>,
     count: usize,
-    /// Where the next answer goes.
+    /// The offset of the next answer.
     end: u64,
 }
 
-/// The first line: whose answers these are.
+/// The first line, which says whose answers these are.
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     input: String,
     prompts: usize,
-    /// Who answers lines that name no model.
+    /// The model that answers lines without a model name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     model: Option<String>,
 }
 
-/// Whose answers were found.
+/// Whose answers the file holds.
 #[derive(Debug)]
 enum Whose {
     Ours,
@@ -75,7 +75,7 @@ enum Whose {
 }
 
 impl Head {
-    /// Whose answers follow after `line`.
+    /// Whose answers follow `line`.
     fn whose(&self, line: &[u8]) -> Whose {
         let found = serde_json::from_slice::<Self>(line).ok();
         let same = found.filter(|head| head.input == self.input && head.prompts == self.prompts);
@@ -84,28 +84,28 @@ impl Head {
         };
         match same.model.zip(self.model.as_ref()) {
             Some((model, ours)) if model != *ours => Whose::OfAnotherModel(model),
-            // Notes of an earlier version say no model.
+            // Notes of an earlier version name no model.
             Some(_) | None => Whose::Ours,
         }
     }
 }
 
-/// A further line.
+/// Any later line.
 #[derive(Debug, Serialize, Deserialize)]
 struct Noted<T> {
     prompt: usize,
     line: T,
-    /// Another run asks again.
+    /// Whether another run asks again.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     is_for_later: bool,
 }
 
 impl BatchNotes {
-    /// Opens the notes at `path`: those of an interrupted run on the same input of so many lines, or new ones. `model` answers
-    /// the lines that name none, where there are such.
+    /// Opens the notes at `path`: those of an interrupted run on the same input of `lines` lines, or new ones. `model`
+    /// answers the lines that name none, if there are any.
     ///
     /// # Errors
-    /// When the file cannot be used, another process uses it, or it is about another input or of another model.
+    /// If the file cannot be used, another process uses it, or it belongs to another input or model.
     pub fn open(
         path: PathBuf,
         input: &str,
@@ -155,7 +155,7 @@ impl BatchNotes {
         }
     }
 
-    /// Reads what an earlier run noted; says whose it is. A line that it did not finish is written over.
+    /// Reads the notes of an earlier run and returns whose they are. An incomplete last line is overwritten.
     fn read(&mut self, head: &Head) -> io::Result<Whose> {
         let mut reader = BufReader::new(self.file.try_clone()?);
         let mut line = Vec::new();
@@ -191,7 +191,7 @@ impl BatchNotes {
         }
     }
 
-    /// Writes a line at the end; returns its bytes.
+    /// Appends a line and returns its length in bytes.
     fn append(&mut self, line: &impl Serialize) -> io::Result<usize> {
         let mut bytes = serde_json::to_vec(line)?;
         bytes.push(b'\n');
@@ -200,13 +200,13 @@ impl BatchNotes {
         Ok(bytes.len())
     }
 
-    /// How many lines are answered.
+    /// The number of answered lines.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Whether the line of this number, from 0, is answered.
+    /// Whether the line with this index, from 0, is answered.
     #[must_use]
     pub fn has(&self, index: usize) -> bool {
         self.answers.get(index).is_some_and(Option::is_some)
@@ -215,7 +215,7 @@ impl BatchNotes {
     /// Notes the answer to a line.
     ///
     /// # Errors
-    /// When it cannot be written; a disk that is full keeps what was noted before.
+    /// If it cannot be written. What was noted before is kept if the disk is full.
     pub fn add(&mut self, index: usize, line: &impl Serialize) -> Result<(), NotesError> {
         self.note(&Noted {
             prompt: index,
@@ -224,7 +224,7 @@ impl BatchNotes {
         })
     }
 
-    /// Notes why a line has no answer yet. Who opens the notes again finds it unanswered.
+    /// Notes why a line has no answer yet. A later [`Self::open`] finds the line unanswered.
     ///
     /// # Errors
     /// As [`Self::add`].
@@ -244,10 +244,10 @@ impl BatchNotes {
         Ok(())
     }
 
-    /// Shows the answers, as JSON, in the order of their lines.
+    /// Calls `show` with the answers, as JSON, in the order of their lines.
     ///
     /// # Errors
-    /// When they cannot be read, and what `show` ends with.
+    /// If they cannot be read, or the error that `show` returns.
     pub fn each(&mut self, mut show: impl FnMut(usize, &str) -> io::Result<()>) -> io::Result<()> {
         for (index, answer) in self.answers.iter().enumerate() {
             let Some((offset, bytes)) = *answer else {
@@ -262,20 +262,20 @@ impl BatchNotes {
         Ok(())
     }
 
-    /// Removes them, once they are elsewhere.
+    /// Removes the notes, once the answers are elsewhere.
     ///
     /// # Errors
-    /// When the file cannot be removed.
+    /// If the file cannot be removed.
     pub fn remove(self) -> Result<(), NotesError> {
         std::fs::remove_file(&self.path).map_err(|error| self.unwritable(error))
     }
 }
 
-/// Writes a file whole or not at all: `write` fills another beside it, which then takes its place. `mode` is what may be done
-/// with it, less the process's mask.
+/// Writes a file atomically: `write` fills a temporary file next to it, which then replaces it. `mode` is its
+/// permissions, less the process's umask.
 ///
 /// # Errors
-/// When it cannot be written, and what `write` ends with; then the file is what it was.
+/// If it cannot be written, or the error that `write` returns; the file is unchanged then.
 pub fn write_whole<T>(
     path: &Path,
     mode: u32,
@@ -353,7 +353,7 @@ mod tests {
             "{refused}"
         );
         assert_eq!(open(Some("one")).unwrap().count(), 1);
-        // As they were before they said whose they are.
+        // Notes as they were before they named a model.
         std::fs::write(&path, "{\"input\":\"input\",\"prompts\":3}\n").unwrap();
         open(Some("one")).unwrap();
     }

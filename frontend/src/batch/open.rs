@@ -1,4 +1,5 @@
-//! [`OpenBatch`]: a batch's input, the answers so far, and the files they come to. Its functions may wait for a disk.
+//! [`OpenBatch`]: a batch's input, the answers so far, and the files they are written to. Its functions may block on
+//! the disk.
 
 use std::collections::HashSet;
 use std::io::{self, BufWriter, Write};
@@ -14,10 +15,10 @@ use super::store::BatchStore;
 use crate::clock::now;
 use crate::error::shown;
 
-/// The most errors of an input that its owner is told.
+/// The most errors of an input that are reported to its owner.
 const MAX_ERRORS: usize = 100;
 
-/// What is kept of a `custom_id` while an input is looked at, in place of the name: a hash that no two names are known for.
+/// A collision-resistant hash of a `custom_id`, kept in place of the name while an input is validated.
 type NameHash = [u8; 16];
 
 /// A batch's input and the answers so far.
@@ -31,17 +32,17 @@ pub(super) struct OpenBatch {
 /// Why a batch cannot begin.
 #[derive(Debug)]
 pub(super) enum Unopened {
-    /// Its input is at fault.
+    /// Its input is invalid.
     Refused(Vec<LineError>),
-    /// The disk is.
+    /// The disk fails.
     Disk(String),
 }
 
 impl OpenBatch {
-    /// Looks at the whole input, and at what was answered before.
+    /// Validates the whole input, and reads the answers of earlier runs.
     ///
     /// # Errors
-    /// When the input is at fault, or the disk.
+    /// If the input is invalid, or the disk fails.
     pub(super) fn open(store: &BatchStore, record: &BatchRecord) -> Result<Self, Unopened> {
         let input = checked(store, record)?;
         let disk = |error: &dyn std::error::Error| Unopened::Disk(error.to_string());
@@ -72,7 +73,7 @@ impl OpenBatch {
         })
     }
 
-    /// From now on its lines are read from what `open` gives.
+    /// Reads lines from the file that `open` returns from now on.
     #[cfg(test)]
     pub(super) fn read_from(&mut self, open: impl Fn() -> std::fs::File) {
         self.input.read_from(open);
@@ -84,21 +85,21 @@ impl OpenBatch {
         all.filter(|index| !self.notes.has(*index)).collect()
     }
 
-    /// Keeps an answer; returns what there is by now.
+    /// Records an answer; returns the counts so far.
     ///
     /// # Errors
-    /// When the disk refuses it.
+    /// If the disk fails.
     pub(super) fn note(&mut self, index: usize, line: &OutputLine) -> Result<Counts, NotesError> {
         self.notes.add(index, line)?;
         self.counts.add(line.is_answer());
         Ok(self.counts)
     }
 
-    /// Writes the files of answers and of errors, and where the batch `is_expired` an error for each request without an answer;
-    /// returns the ids of those that there are. Done twice, it does the same.
+    /// Writes the files of answers and of errors; if the batch `is_expired`, also an error for each unanswered request.
+    /// Returns the ids of the files that exist. Idempotent.
     ///
     /// # Errors
-    /// When the disk refuses them.
+    /// If the disk fails.
     pub(super) fn write_files(
         &mut self,
         store: &BatchStore,
@@ -175,7 +176,7 @@ impl Counts {
     }
 }
 
-/// A line of output, as far as it tells whether its request was answered well. Nothing is made of the answer itself.
+/// The part of an output line that tells whether its request succeeded. The answer itself is not parsed.
 #[derive(Deserialize)]
 struct Outcome {
     response: Option<OutcomeStatus>,
@@ -186,17 +187,17 @@ struct OutcomeStatus {
     status_code: u16,
 }
 
-/// Whether the request of a line of output was answered well.
+/// Whether the request of an output line succeeded.
 fn is_answer(line: &str) -> bool {
     let outcome = serde_json::from_str::<Outcome>(line);
     let response = outcome.ok().and_then(|outcome| outcome.response);
     response.is_some_and(|response| response.status_code == 200)
 }
 
-/// One line of the input.
+/// Reads one line of the input.
 ///
 /// # Errors
-/// When it cannot be read: `Unreadable` where the disk is at fault.
+/// If it cannot be read: `Unreadable` if the disk fails.
 pub(super) fn line_of(batch: &Mutex<OpenBatch>, index: usize) -> Result<BatchLine, InputError> {
     let mut batch = batch.lock();
     let (_, bytes) = batch.input.read(index)?;
@@ -207,7 +208,7 @@ pub(super) fn line_of(batch: &Mutex<OpenBatch>, index: usize) -> Result<BatchLin
     })
 }
 
-/// The input, each line of which is a request to the batch's endpoint under a name of its own.
+/// Opens the input, and checks that each line is a request to the batch's endpoint with a unique `custom_id`.
 fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Unopened> {
     let max_requests = store.config().max_requests;
     let mut errors = Vec::new();
@@ -237,7 +238,7 @@ fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Unope
             errors.push(error_of_whole("empty_file", "The file has no requests."));
         }
         Ok(_) => {}
-        // The path is of no use to those who have only its id.
+        // The path is of no use to clients, who know only the id.
         Err(InputError::Line { problem, .. }) if errors.is_empty() => {
             let message = format!("Line {count}: {problem}.");
             errors.push(error_of_whole("invalid_file", &message));
@@ -255,12 +256,12 @@ fn checked(store: &BatchStore, record: &BatchRecord) -> Result<BatchInput, Unope
     Err(Unopened::Refused(errors))
 }
 
-/// What is told of an input that cannot be read.
+/// The error for an input that cannot be read.
 pub(super) fn unreadable_input() -> LineError {
     error_of_whole("unreadable", "The file cannot be read.")
 }
 
-/// What is wrong with an input as a whole.
+/// An error of an input as a whole.
 fn error_of_whole(code: &str, message: &str) -> LineError {
     LineError {
         code: code.into(),
@@ -270,7 +271,7 @@ fn error_of_whole(code: &str, message: &str) -> LineError {
     }
 }
 
-/// What is wrong with a line: code, field and sentence.
+/// The errors of a line: code, field and sentence.
 fn line_errors(
     bytes: &[u8],
     endpoint: &str,
@@ -317,7 +318,7 @@ mod tests {
         let record = record("batch_0", "a");
         let gone = OpenBatch::open(&store, &record).unwrap_err();
         assert!(matches!(gone, Unopened::Refused(_)), "{gone:?}");
-        // Nobody can read a folder as a file.
+        // A folder cannot be read as a file.
         std::fs::create_dir(store.content(&record.input_file_id)).unwrap();
         let unreadable = OpenBatch::open(&store, &record).unwrap_err();
         assert!(matches!(unreadable, Unopened::Disk(_)), "{unreadable:?}");

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-/// How often a request is sent, where nothing else ends it.
+/// How often a request is sent at most, unless something else ends it earlier.
 const MAX_ATTEMPTS: u32 = 12;
 
-/// How often a request may be lost with its workers, each time with as many as may die under one: it may be what ends them.
+/// How often a request may be lost with its workers; each loss may include several workers. The request itself may
+/// crash them.
 const MAX_LOSSES: u32 = 2;
 
 const FIRST: Duration = Duration::from_millis(50);
@@ -38,7 +39,7 @@ impl Pauses {
         }
     }
 
-    /// Before the first attempt of any number, until `stop`.
+    /// Before the first of any number of attempts, until `stop`.
     #[must_use]
     pub fn until(stop: CancellationToken) -> Self {
         Self {
@@ -49,10 +50,10 @@ impl Pauses {
         }
     }
 
-    /// Waits after an attempt, longer where the server says so; false when there was the last one.
+    /// Waits after an attempt, longer if the server asks for it; returns false if that was the last attempt.
     ///
     /// # Cancel safety
-    /// The attempt is counted when the future is dropped.
+    /// If the future is dropped, the attempt is counted.
     pub async fn wait(&mut self, wanted: Option<Duration>) -> bool {
         if let Some(left) = &mut self.attempts_left {
             *left -= 1;
@@ -69,10 +70,10 @@ impl Pauses {
         }
     }
 
-    /// As [`wait`](Self::wait), after an attempt that was lost with its worker; false at the second one.
+    /// Like [`wait`](Self::wait), after an attempt that was lost with its worker; returns false at the second loss.
     ///
     /// # Cancel safety
-    /// The attempt and the loss are counted when the future is dropped.
+    /// If the future is dropped, the attempt and the loss are counted.
     pub async fn wait_after_loss(&mut self) -> bool {
         self.losses += 1;
         self.losses < MAX_LOSSES && self.wait(None).await

@@ -1,4 +1,4 @@
-//! [`Places`]: how many requests of all batches are answered at once, and whose turn it is.
+//! [`Places`]: limits how many requests of all batches run at once, and schedules owners fairly.
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
@@ -7,15 +7,15 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// So many places for the requests of all batches. Clones share.
+/// The slots for requests of all batches. Clones share them.
 ///
-/// Who comes first has a place first, but of one owner no more requests stand in that line than there are places. So a request waits
-/// for as many of each other owner at most, however many batches they have.
+/// Slots are granted in order of arrival, but each owner may have at most as many requests in the queue as there are
+/// slots. So a request waits for at most that many of each other owner, however many batches they have.
 #[derive(Debug, Clone)]
 pub(super) struct Places {
     count: NonZeroUsize,
     all: Arc<Semaphore>,
-    /// Of owners with batches that run.
+    /// Owners with running batches.
     owners: Arc<Mutex<HashMap<Option<String>, Weak<Semaphore>>>>,
 }
 
@@ -28,7 +28,7 @@ impl Places {
         }
     }
 
-    /// Where the requests of an owner's batches wait for them.
+    /// The queue of an owner's batches.
     pub(super) fn of(&self, owner: Option<&str>) -> OwnersPlaces {
         let mut owners = self.owners.lock();
         owners.retain(|_, own| own.strong_count() > 0);
@@ -46,14 +46,14 @@ impl Places {
     }
 }
 
-/// The places, as one owner has them.
+/// The slots as one owner sees them.
 #[derive(Debug)]
 pub(super) struct OwnersPlaces {
     own: Arc<Semaphore>,
     all: Arc<Semaphore>,
 }
 
-/// A place, free again when it is dropped.
+/// A slot, released on drop.
 #[derive(Debug)]
 pub(super) struct Place<'a> {
     _all: SemaphorePermit<'a>,
@@ -61,10 +61,10 @@ pub(super) struct Place<'a> {
 }
 
 impl OwnersPlaces {
-    /// Waits for a place; `None` never, for nobody closes the line.
+    /// Waits for a slot; never `None`, because nobody closes the queue.
     ///
     /// # Cancel safety
-    /// The turn is lost when the future is dropped.
+    /// If the future is dropped, the position in the queue is lost.
     pub(super) async fn take(&self) -> Option<Place<'_>> {
         let own = self.own.acquire().await.ok()?;
         let all = self.all.acquire().await.ok()?;

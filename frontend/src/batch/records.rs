@@ -1,4 +1,4 @@
-//! [`FileRecord`] and [`BatchRecord`] describe a file and a batch. The API shows them and the folder keeps them in the same form.
+//! [`FileRecord`] and [`BatchRecord`] describe a file and a batch. The API and the folder use the same form.
 //!
 //! # Source
 //! [OpenAI's API](https://platform.openai.com/docs/api-reference/batch): the objects `file` and `batch`.
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::clock::{now, since_1970};
 
-/// An id that nobody can guess, in the order of time.
+/// An unguessable id; ids sort by time.
 pub(crate) fn new_id(prefix: &str) -> String {
     let micros = since_1970().as_micros() & ((1 << 56) - 1);
     let random = rand::random::<u128>() >> 56;
@@ -21,7 +21,7 @@ pub(crate) fn new_id(prefix: &str) -> String {
 pub(crate) enum Purpose {
     /// The requests of a batch.
     Batch,
-    /// The answers of one.
+    /// The answers of a batch.
     BatchOutput,
 }
 
@@ -34,11 +34,11 @@ impl Purpose {
     }
 }
 
-/// A file that is kept.
+/// A stored file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
     pub(crate) id: String,
-    /// The name of the API key that it belongs to; `None` on a server without keys.
+    /// The name of the API key that owns it; `None` on a server without keys.
     pub(crate) owner: Option<String>,
     pub(crate) bytes: u64,
     pub(crate) created_at: u64,
@@ -48,7 +48,7 @@ pub(crate) struct FileRecord {
 }
 
 impl FileRecord {
-    /// As its owner sees it.
+    /// The record as its owner sees it.
     pub(crate) fn to_json(&self) -> Value {
         json!({
             "id": self.id,
@@ -64,30 +64,30 @@ impl FileRecord {
     }
 }
 
-/// How far a batch is.
+/// The state of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum BatchStatus {
-    /// Its input is looked at.
+    /// Its input is being validated.
     Validating,
-    /// Its input is none.
+    /// Its input is invalid.
     Failed,
-    /// Its requests are answered.
+    /// Its requests are being answered.
     InProgress,
-    /// Its answers are written.
+    /// Its output files are being written.
     Finalizing,
     /// Every request was answered.
     Completed,
-    /// Its time was over before.
+    /// Its time ran out before that.
     Expired,
-    /// It ends, for its owner wants no more of it.
+    /// Its owner cancelled it, and it is ending.
     Cancelling,
-    /// It was ended so.
+    /// It ended because its owner cancelled it.
     Cancelled,
 }
 
 impl BatchStatus {
-    /// The word on the wire.
+    /// The name on the wire.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Validating => "validating",
@@ -101,7 +101,7 @@ impl BatchStatus {
         }
     }
 
-    /// Whether nothing more will happen.
+    /// Whether the state is final.
     pub(crate) fn is_end(self) -> bool {
         match self {
             Self::Failed | Self::Completed | Self::Expired | Self::Cancelled => true,
@@ -119,7 +119,7 @@ pub(crate) struct LineError {
     pub(crate) line: Option<usize>,
 }
 
-/// How many requests a batch has, and what became of them.
+/// The number of a batch's requests by outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Counts {
     pub(crate) total: usize,
@@ -127,7 +127,7 @@ pub(crate) struct Counts {
     pub(crate) failed: usize,
 }
 
-/// When a batch was made, when it ends at the latest, and when it entered each state: seconds since 1970.
+/// When a batch was created, when it expires, and when it entered each state, in seconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct BatchTimes {
     pub(crate) created_at: u64,
@@ -142,7 +142,7 @@ pub(crate) struct BatchTimes {
 }
 
 impl BatchTimes {
-    /// Of a batch that is made now and may take `seconds`.
+    /// A batch created now that may take `seconds`.
     pub(crate) fn begin(seconds: u64) -> Self {
         let created_at = now();
         Self {
@@ -153,11 +153,11 @@ impl BatchTimes {
     }
 }
 
-/// A batch that is kept.
+/// A stored batch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BatchRecord {
     pub(crate) id: String,
-    /// The name of the API key that it belongs to; `None` on a server without keys.
+    /// The name of the API key that owns it; `None` on a server without keys.
     pub(crate) owner: Option<String>,
     pub(crate) endpoint: String,
     pub(crate) input_file_id: String,
@@ -170,12 +170,12 @@ pub(crate) struct BatchRecord {
     pub(crate) times: BatchTimes,
     pub(crate) request_counts: Counts,
     pub(crate) metadata: Option<Map<String, Value>>,
-    /// How long its output files are kept, in seconds, if its owner said so.
+    /// How long its output files are kept, in seconds, if its owner set it.
     pub(crate) output_seconds: Option<u64>,
 }
 
 impl BatchRecord {
-    /// As its owner sees it.
+    /// The record as its owner sees it.
     pub(crate) fn to_json(&self) -> Value {
         let errors = match self.errors.is_empty() {
             true => Value::Null,
@@ -205,7 +205,7 @@ impl BatchRecord {
         })
     }
 
-    /// Goes on to `status`, now.
+    /// Moves to `status`, now.
     pub(crate) fn enter(&mut self, status: BatchStatus) {
         self.status = status;
         let at = match status {
@@ -232,7 +232,7 @@ impl BatchRecord {
         ends.into_iter().flatten().next()
     }
 
-    /// What its own files are called after.
+    /// The prefix of its own files' names.
     pub(crate) fn stem(&self) -> &str {
         self.id.strip_prefix("batch_").unwrap_or(&self.id)
     }

@@ -18,7 +18,7 @@ use crate::error::ApiError;
 use crate::http::{LocalAnswer, LocalFrontend};
 use crate::json;
 
-/// What a request of a batch may be sent to.
+/// The endpoints that a batch's request may use.
 pub const BATCH_URLS: [&str; 5] = [
     "/v1/chat/completions",
     "/v1/completions",
@@ -30,13 +30,13 @@ pub const BATCH_URLS: [&str; 5] = [
 /// The longest `custom_id`, in bytes.
 const MAX_CUSTOM_ID_BYTES: usize = 512;
 
-/// What is no name is shown up to so many bytes.
+/// An invalid name is shown up to this many bytes.
 const MAX_SHOWN_BYTES: usize = 100;
 
-/// What is wrong with a line: a stable name of it, the field, and a sentence.
+/// What is wrong with a line: a stable code, the field, and a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadLine {
-    /// A stable name.
+    /// A stable code.
     pub code: &'static str,
     /// The field of the line.
     pub param: &'static str,
@@ -54,7 +54,7 @@ impl BadLine {
     }
 }
 
-/// A line of the input: a request, of which nothing is made that would take more memory than the line.
+/// An input line: a request, kept in a form that takes no more memory than the line.
 #[derive(Debug, Deserialize)]
 pub struct BatchLine {
     custom_id: Option<Box<RawValue>>,
@@ -67,7 +67,7 @@ impl BatchLine {
     /// Reads a line.
     ///
     /// # Errors
-    /// When it is no JSON object.
+    /// If it is not a JSON object.
     pub fn parse(line: &[u8]) -> serde_json::Result<Self> {
         if line.trim_ascii_start().starts_with(b"[") {
             return Err(serde_json::Error::custom("it is a list"));
@@ -75,13 +75,13 @@ impl BatchLine {
         serde_json::from_slice(line)
     }
 
-    /// What its answer is known by, if that is a string.
+    /// The `custom_id` of its answer, if it is a string.
     #[must_use]
     pub fn custom_id(&self) -> Option<String> {
         text_in(self.custom_id.as_deref())
     }
 
-    /// What the output shows as its name: whatever stood there, if it is short.
+    /// The name that the output shows: the original value, if it is short.
     pub(crate) fn shown_id(&self) -> Value {
         match self.custom_id() {
             Some(name) => name.into(),
@@ -95,10 +95,10 @@ impl BatchLine {
         }
     }
 
-    /// Where its request goes.
+    /// Returns the endpoint of its request.
     ///
     /// # Errors
-    /// When the line is no request of a batch. What is wrong with the request itself its answer says.
+    /// If the line is not a batch request. Errors in the request itself are reported in its answer.
     pub fn check(&self) -> Result<&'static str, BadLine> {
         let bad = |code, param, problem: &str| BadLine::new(code, param, problem);
         let Some(custom_id) = self.custom_id() else {
@@ -124,7 +124,7 @@ impl BatchLine {
             let problem = "body must be an object: the request as it is sent to url";
             return Err(bad("missing_required_parameter", "body", problem));
         }
-        // A field of the wrong type is refused by the route.
+        // The route refuses a field of the wrong type.
         if self.field::<bool>("stream") == Some(true) {
             let problem = "body.stream cannot be true: the answer goes into a file";
             return Err(bad("invalid_request", "body.stream", problem));
@@ -137,7 +137,7 @@ impl BatchLine {
         self.field("model")
     }
 
-    /// A field of the body as its route reads it: of several with one name the last.
+    /// A field of the body as its route reads it: of duplicates, the last.
     fn field<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
         let fields = json::fields_of("body", self.body()?).ok()?;
         let (_, text) = fields.into_iter().find(|(known, _)| known == name)?;
@@ -153,8 +153,8 @@ fn text_in(raw: Option<&RawValue>) -> Option<String> {
     serde_json::from_str(raw?.get()).ok()
 }
 
-/// A line of the output: what a request was answered under its `custom_id`, or why it was not asked. Its answer is bytes, which keep
-/// their part of the memory budget: as values it would take many times as much.
+/// A line of the output: the response to a request under its `custom_id`, or why it was not sent. The response is raw
+/// bytes, which keep their share of the memory budget; as values it would take many times as much.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OutputLine {
     id: String,
@@ -180,42 +180,43 @@ struct LineProblem {
 }
 
 impl OutputLine {
-    /// Whether the request was answered well.
+    /// Whether the request succeeded.
     pub(super) fn is_answer(&self) -> bool {
         self.status() == Some(200)
     }
 
-    /// The HTTP status that the request was answered with; `None` where it was not asked.
+    /// The HTTP status of the response; `None` if the request was not sent.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
         let response = self.response.as_ref();
         response.map(|response| response.status_code)
     }
 
-    /// Whether another run may have an answer: to the end every worker was full or away, or lost the request.
+    /// Whether a later run may get an answer: every worker stayed full or away, or the request was lost.
     #[must_use]
     pub fn is_for_later(&self) -> bool {
         self.is_for_later
     }
 }
 
-/// Writes JSON as it is, but for the ends of its lines.
+/// Writes JSON as it is, except line breaks.
 fn on_one_line<S: Serializer>(json: &Bytes, serializer: S) -> Result<S::Ok, S::Error> {
     let json: &RawValue = serde_json::from_slice(json).map_err(S::Error::custom)?;
     if !json.get().contains(['\n', '\r']) {
         return json.serialize(serializer);
     }
-    // They stand between its values alone.
+    // Line breaks occur only between its values.
     let on_one_line = json.get().replace(['\n', '\r'], " ");
     let json = RawValue::from_string(on_one_line).map_err(S::Error::custom)?;
     json.serialize(serializer)
 }
 
-/// The line of the output for a request. `id` names the request among all. It is asked again while every worker is full or away, and
-/// once where it was lost with its worker, as `pauses` say; also where its model is one of `seen` and not served any more.
+/// Returns the output line for a request. `id` is unique among all requests. Retries as `pauses` allow: while every
+/// worker is full or away, and once if the request was lost with its worker; also if its model is one of `seen` and not
+/// served any more.
 ///
 /// # Cancel safety
-/// The request is cancelled when the future is dropped.
+/// If the future is dropped, the request is cancelled.
 pub async fn answer_line(
     routes: &LocalFrontend,
     seen: &SeenModels,
@@ -226,7 +227,7 @@ pub async fn answer_line(
     let model = line.model().unwrap_or_default();
     loop {
         seen.look(&model);
-        // A batch has time.
+        // A batch is not urgent.
         let (answered, goes_on) = match ask_once(routes, id.clone(), line).await {
             Attempt::Ended(answered) => return answered,
             Attempt::NoModel(answered) if !seen.has(&model) => return answered,
@@ -243,20 +244,21 @@ pub async fn answer_line(
     }
 }
 
-/// What one attempt at a request came to.
+/// The outcome of one attempt at a request.
 #[derive(Debug)]
 pub(super) enum Attempt {
     /// The line of its output.
     Ended(OutputLine),
-    /// Nobody serves the model that it names: the line that says so.
+    /// No worker serves its model; the line that says so.
     NoModel(OutputLine),
-    /// Every worker was full or away, or a quota was used up: the line that says so, and how long the server says to wait.
+    /// Every worker was full or away, or a quota was used up: the line that says so, and the server's retry delay.
     Full(OutputLine, Option<Duration>),
-    /// Its worker died, or was cut off: the line that says so. Another one may have it, unless it brings down whoever takes it.
+    /// Its worker died or was unreachable: the line that says so. Another worker may take it, unless the request itself
+    /// crashes workers.
     Lost(OutputLine),
 }
 
-/// Asks once; otherwise as [`answer_line`].
+/// Sends the request once; otherwise like [`answer_line`].
 pub(super) async fn ask_once(routes: &LocalFrontend, id: String, line: &BatchLine) -> Attempt {
     let custom_id = line.shown_id();
     let answered = match line.check() {
@@ -297,7 +299,7 @@ pub(super) async fn ask_once(routes: &LocalFrontend, id: String, line: &BatchLin
     }
 }
 
-/// The line of the output for a request that has no answer.
+/// The output line of a request without a response.
 pub(crate) fn unasked_line(
     id: String,
     custom_id: Value,
@@ -360,7 +362,7 @@ mod tests {
         assert!(!line.is_answer());
     }
 
-    /// A line with the body that these fields make.
+    /// A line whose body has these fields.
     fn line_of(fields: &str) -> BatchLine {
         let url = "/v1/completions";
         let line = format!(r#"{{"custom_id": "a", "url": "{url}", "body": {{{fields}}}}}"#);
@@ -381,7 +383,7 @@ mod tests {
         assert_eq!(refused(r#""stream": true"#), streamed);
         assert_eq!(refused(r#""stream": false, "stream": true"#), streamed);
         assert_eq!(refused(r#""stream": true, "stream": false"#), None);
-        // Its route refuses it.
+        // The route refuses it.
         assert_eq!(refused(r#""stream": 1"#), None);
         let model = line_of(r#""model": "a", "model": "b""#).model();
         assert_eq!(model.as_deref(), Some("b"));

@@ -1,8 +1,9 @@
-//! [`Batches`]: answers the requests of batches, so many at once, by the server's own routes, for the key that each belongs to.
+//! [`Batches`]: answers the requests of batches, with limited concurrency, through the server's own routes, with each
+//! batch's API key.
 //!
-//! A run looks at the whole input first, then answers its lines in any order and notes each answer, then writes the files of
-//! answers and of errors. It may be stopped anywhere: the next start of the server goes on from what was noted. What fails for
-//! want of the disk is tried again.
+//! A run first validates the whole input, then answers its lines in any order and records each answer, then writes the
+//! files of answers and of errors. It may be stopped anywhere: the server resumes it at its next start from the
+//! recorded answers. Disk errors are retried.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -33,36 +34,36 @@ use crate::http::LocalFrontend;
 use crate::keys::ApiKeys;
 use crate::model::Models;
 
-/// How long it waits before it tries again what the disk refused.
+/// The pause before it retries what the disk refused.
 const DISK_PAUSE: Duration = Duration::from_secs(5);
 
-/// The most batches whose inputs are looked at at once: each takes memory for the names of its requests.
+/// The most batches that validate their inputs at once: each takes memory for its requests' names.
 const MAX_OPENING: usize = 2;
 
-/// How often what is old is looked for.
+/// How often old files and batches are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
 
-/// How often it looks whether a model that a batch waits for is there.
+/// How often it checks whether an awaited model is served.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Batches, and who answers them. Clones share.
+/// Batches and the tasks that answer them. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Batches {
     store: BatchStore,
     routes: LocalFrontend,
     models: Models,
-    /// How long a batch that goes on waits for a model that is not served yet.
+    /// How long a resumed batch waits for a model that is not served yet.
     linger: Duration,
-    /// `None` where everybody may ask.
+    /// `None` on a server without keys.
     keys: Option<ApiKeys>,
-    /// Of all batches, the requests that are answered at once.
+    /// The requests of all batches that run at once.
     places: Places,
-    /// Of all batches, those whose inputs are looked at at once.
+    /// The batches that validate their inputs at once.
     opening: Arc<Semaphore>,
     tasks: TaskTracker,
-    /// No request begins any more.
+    /// No new requests start.
     draining: CancellationToken,
-    /// Those under way end.
+    /// Running requests end.
     aborting: CancellationToken,
 }
 
@@ -74,44 +75,44 @@ pub(crate) struct Stops {
     pub(crate) aborting: CancellationToken,
 }
 
-/// How a run came to its end.
+/// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     /// Every line is answered.
     Answered,
-    /// Its time was over.
+    /// Its time ran out.
     Expired,
     Cancelled,
-    /// The server stops; the next one goes on.
+    /// The server stops; the next one resumes.
     Stopped,
 }
 
-/// What became of one line.
+/// The outcome of one line.
 #[derive(Debug)]
 enum LineEnd {
     Noted,
-    /// The server stops before.
+    /// The server stops before it is recorded.
     Unnoted,
-    /// Nobody serves its model, which is awaited.
+    /// No worker serves its model, which is awaited.
     Awaiting {
         index: usize,
         model: String,
     },
 }
 
-/// What a line is to wait for before it is asked again.
+/// What a line waits for before it is retried.
 #[derive(Debug)]
 enum Missing {
-    /// This model, which nobody serves and which is awaited.
+    /// A model that no worker serves and that is awaited.
     Model(String),
-    /// The disk, which does not give the line: why.
+    /// The disk, which cannot read the line; the reason.
     Disk(String),
 }
 
 /// Lines that wait for their models, by the models' names.
 type AwaitingLines = BTreeMap<String, Vec<usize>>;
 
-/// A batch whose requests are answered.
+/// A running batch.
 #[derive(Debug)]
 struct BatchRun<'a> {
     record: &'a BatchRecord,
@@ -120,12 +121,12 @@ struct BatchRun<'a> {
     awaited: AwaitedModels,
 }
 
-/// The models that a batch waits for when nobody serves them.
+/// The models that a batch waits for when no worker serves them.
 #[derive(Debug)]
 struct AwaitedModels {
-    /// Until then any.
+    /// Any model is awaited until then.
     any_until: Instant,
-    /// Those that were there since the batch began.
+    /// The models that were served since the batch began.
     seen: SeenModels,
 }
 
@@ -163,7 +164,7 @@ impl Batches {
         }
     }
 
-    /// Goes on with every batch that has not ended, and removes what is old from now on.
+    /// Resumes every unfinished batch, and removes old files and batches from now on.
     pub(crate) fn resume(&self) {
         for id in self.store.unfinished() {
             self.spawn(id, true);
@@ -182,7 +183,7 @@ impl Batches {
         });
     }
 
-    /// What `work` does with the files and batches, on a thread that may wait for the disk.
+    /// Runs `work` with the store on a thread that may block.
     pub(crate) async fn with_store<T: Send + 'static>(
         &self,
         work: impl FnOnce(&BatchStore) -> T + Send + 'static,
@@ -197,19 +198,19 @@ impl Batches {
         &self.store
     }
 
-    /// Keeps a new batch, and answers it in the background.
+    /// Stores a new batch, and answers it in the background.
     ///
     /// # Errors
     /// As [`BatchStore::add_batch`].
     ///
     /// # Cancel safety
-    /// What is being kept is kept and answered when the future is dropped.
+    /// If the future is dropped, a batch that is being stored is still stored and answered.
     pub(crate) async fn add(&self, record: BatchRecord) -> Result<(), ApiError> {
         let batches = self.clone();
         let added = self.with_store(move |store| {
             let id = record.id.clone();
             store.add_batch(record)?;
-            // Here: who asked for it may have left, and nobody else begins it before the next start.
+            // Here, because the caller may be gone, and nobody else starts the batch before the next restart.
             batches.spawn(id, false);
             Ok::<(), ApiError>(())
         });
@@ -251,7 +252,7 @@ impl Batches {
         }
     }
 
-    /// Looks at the whole input, and at what was answered before. `None` where the batch has ended, or the server stops.
+    /// Validates the whole input and reads earlier answers. `None` if the batch has ended, or the server stops.
     async fn open(&self, record: &BatchRecord, cancelled: &CancellationToken) -> Option<OpenBatch> {
         let is_cancelling = record.status == BatchStatus::Cancelling;
         loop {
@@ -283,7 +284,7 @@ impl Batches {
                     goes_on.then_some(())?;
                     continue;
                 }
-                // The thread has panicked, or there are no threads any more.
+                // The thread panicked, or the runtime has no threads any more.
                 Err(_) => return None,
             };
             let ended = self.changed(&record.id, move |record| {
@@ -295,7 +296,7 @@ impl Batches {
         }
     }
 
-    /// Answers what is not answered.
+    /// Answers the unanswered lines.
     async fn answer(
         &self,
         record: &BatchRecord,
@@ -313,7 +314,7 @@ impl Batches {
         }
         let mut any_until = Instant::now();
         if goes_on {
-            // Of a server that has just started the models come one by one.
+            // When a server has just started, its models appear one by one.
             tokio::select! {
                 biased;
                 () = cancelled.cancelled() => return End::Cancelled,
@@ -342,8 +343,9 @@ impl Batches {
         }
     }
 
-    /// Answers lines, so many at once. Those whose models are awaited hold up no others: they are asked again as soon as their models
-    /// are there, or are awaited no more. Returns whether all were noted before the server stops.
+    /// Answers lines with limited concurrency. Lines whose models are awaited do not hold up others: they are retried
+    /// as soon as their models are served, or are no longer awaited. Returns whether all were recorded before the
+    /// server stops.
     async fn lines(&self, run: &BatchRun<'_>, unanswered: Vec<usize>) -> bool {
         let at_once = self.store.config().concurrency.get();
         let mut next = VecDeque::from(unanswered);
@@ -372,7 +374,7 @@ impl Batches {
                 },
                 () = self.draining.cancelled(), if !is_stopped => {}
                 _ = looks.tick(), if !awaiting.is_empty() => {
-                    // First: they have waited.
+                    // First, because they have waited.
                     for index in self.take_askable(&run.awaited, &mut awaiting).into_iter().rev() {
                         next.push_front(index);
                     }
@@ -381,7 +383,7 @@ impl Batches {
         }
     }
 
-    /// Removes and returns the lines whose models are there, or are awaited no more.
+    /// Removes and returns the lines whose models are served, or no longer awaited.
     fn take_askable(&self, awaited: &AwaitedModels, awaiting: &mut AwaitingLines) -> Vec<usize> {
         let mut askable = Vec::new();
         awaiting.retain(|model, lines| {
@@ -395,10 +397,10 @@ impl Batches {
         askable
     }
 
-    /// Answers one line and notes it, unless its model is awaited.
+    /// Answers one line and records it, unless its model is awaited.
     ///
-    /// The place is held while the line is read, answered and noted: no more lines and answers are in memory than there are
-    /// places. A pause holds none, so a line that waits for a quota or for the disk holds up no other batch.
+    /// The slot is held while the line is read, answered and recorded: no more lines and answers are in memory than
+    /// there are slots. A pause releases it, so a line that waits for a quota or the disk holds up no other batch.
     async fn line(&self, run: &BatchRun<'_>, index: usize) -> LineEnd {
         let mut pauses = Pauses::until(self.draining.clone());
         loop {
@@ -423,10 +425,10 @@ impl Batches {
                         return LineEnd::Unnoted;
                     }
                 }
-                // Attempts are not counted here: one that brings down its workers would do so for ever.
+                // Attempts are not counted across these calls, so a request that crashes its workers would do so forever.
                 Some(Ok(Attempt::Ended(line) | Attempt::NoModel(line) | Attempt::Lost(line))) => {
                     if self.draining.is_cancelled() && !line.is_answer() {
-                        // It may have failed for that alone.
+                        // The shutdown alone may have failed it.
                         return LineEnd::Unnoted;
                     }
                     let batch = Arc::clone(run.batch);
@@ -439,7 +441,7 @@ impl Batches {
         }
     }
 
-    /// Reads one line and asks it once. `None` when the server stops before; an error says what the line waits for.
+    /// Reads one line and sends its request once. `None` if the server stops before; an error says what the line waits for.
     async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<Result<Attempt, Missing>> {
         let (record, awaited) = (run.record, &run.awaited);
         let id = format!("batch_req_{}_{}", record.stem(), index + 1);
@@ -464,7 +466,7 @@ impl Batches {
         let model = model.unwrap_or_default();
         awaited.seen.look(&model);
         if self.models.get(&model).is_none() && self.models.is_coming(&model) {
-            // Asked, the line would be in the way of those of other models.
+            // Sent now, the line would hold up those of other models.
             return Some(Err(Missing::Model(model)));
         }
         Some(match ask_once(&routes, id, &line).await {
@@ -476,7 +478,7 @@ impl Batches {
         })
     }
 
-    /// The routes, as the batch's owner uses them; `None` where the owner is no more.
+    /// The routes with the batch owner's key; `None` if the owner no longer exists.
     fn routes_of(&self, record: &BatchRecord) -> Option<LocalFrontend> {
         let key = match (&self.keys, &record.owner) {
             (Some(keys), Some(owner)) => Some(keys.named(owner)?),
@@ -515,7 +517,7 @@ impl Batches {
     async fn finish(&self, record: BatchRecord, batch: Arc<Mutex<OpenBatch>>, end: End) {
         if end != End::Cancelled {
             let finalizing = |record: &mut BatchRecord| {
-                // Cancelled at the last moment, it is cancelled all the same.
+                // A cancel at the last moment still counts.
                 if record.status != BatchStatus::Cancelling {
                     record.enter(BatchStatus::Finalizing);
                 }
@@ -558,7 +560,7 @@ impl Batches {
         }
     }
 
-    /// Changes what is known of a batch, however long the disk refuses. False when the server stops before.
+    /// Updates a batch's record, retrying as long as the disk fails. False if the server stops before.
     async fn changed(
         &self,
         id: &str,
@@ -577,7 +579,7 @@ impl Batches {
         }
     }
 
-    /// Waits before the disk is asked again. False when the server stops.
+    /// Waits before the disk is retried. False if the server stops.
     async fn pause(&self, batch: &str, problem: &str) -> bool {
         tracing::error!(batch, problem, "a batch waits for the disk");
         tokio::select! {

@@ -1,5 +1,5 @@
-//! [`SeenModels`]: the models that were there since a batch began. A request to one of them that is gone is asked again: its workers
-//! may be away for longer than a model lingers.
+//! [`SeenModels`]: the models that were served since a batch began. A request to one that is gone is retried: its
+//! workers may be away for longer than a model lingers.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::model::Models;
 
-/// The models that were there since a batch began, by the names that its requests have for them.
+/// The models that were served since a batch began, by the names that its requests use.
 #[derive(Debug)]
 pub struct SeenModels {
     models: Models,
@@ -15,7 +15,7 @@ pub struct SeenModels {
 }
 
 impl SeenModels {
-    /// None yet, of these.
+    /// No model seen yet; looks them up in `models`.
     #[must_use]
     pub fn new(models: Models) -> Self {
         Self {
@@ -24,7 +24,7 @@ impl SeenModels {
         }
     }
 
-    /// Notes whether a model is there, or was a moment ago.
+    /// Notes whether a model is served, or was a moment ago.
     pub(super) fn look(&self, name: &str) {
         let models = &self.models;
         let is_there = || models.get(name).is_some() || models.expected_until(name).is_some();
@@ -33,7 +33,7 @@ impl SeenModels {
         }
     }
 
-    /// Whether the model was there, or is being prepared: one that was never there may turn out to be at fault.
+    /// Whether the model was served, or is being prepared. A model that was never served may turn out to be broken.
     pub(super) fn has(&self, name: &str) -> bool {
         self.was_there(name) || self.models.is_coming(name)
     }
@@ -42,7 +42,7 @@ impl SeenModels {
         self.names.lock().contains(name)
     }
 
-    /// As if the model had been there.
+    /// Adds the model as if it had been served.
     #[cfg(test)]
     pub(super) fn insert(&self, name: &str) {
         self.names.lock().insert(name.to_owned());

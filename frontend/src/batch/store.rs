@@ -1,8 +1,8 @@
-//! [`BatchStore`] keeps files and batches in a folder. One process uses the folder at a time. Its calls block, so callers run
-//! them on threads that may wait for a disk.
+//! [`BatchStore`] keeps files and batches in a folder. One process uses the folder at a time. Its calls block, so
+//! callers run them on threads that may block on the disk.
 //!
-//! A record is a file of JSON, written whole or not at all. A file's content comes first and its record after it, so that what
-//! has a record is whole. What a crash left without one is removed at the next start.
+//! A record is a JSON file, written atomically. A file's content is written before its record, so content with a record
+//! is complete. Content that a crash left without one is removed at the next start.
 
 mod files;
 mod kept;
@@ -30,10 +30,10 @@ use crate::clock::now;
 use crate::config::BatchConfig;
 use crate::error::ApiError;
 
-/// Records are for their owner alone.
+/// Only the server's user may read records.
 const MODE: u32 = 0o600;
 
-/// Files and batches. Clones share.
+/// Files and batches. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct BatchStore {
     shared: Arc<Shared>,
@@ -43,15 +43,15 @@ pub(crate) struct BatchStore {
 struct Shared {
     folder: PathBuf,
     config: BatchConfig,
-    /// Held for a moment, never while the disk works.
+    /// Held briefly, never during disk I/O.
     kept: Mutex<Kept>,
-    /// Records of batches are written one after the other.
+    /// Serializes the writes of batch records.
     writing: Mutex<()>,
-    /// Held as long as the process has the folder.
+    /// Held as long as the process uses the folder.
     _lock: File,
 }
 
-/// The bytes that an upload under way takes of its owner's limit. They are given back when it is dropped.
+/// The bytes of its owner's limit that a running upload takes. Dropping it returns them.
 #[derive(Debug)]
 pub(crate) struct UploadRoom {
     shared: Arc<Shared>,
@@ -63,7 +63,7 @@ impl UploadRoom {
     /// Takes room for further bytes.
     ///
     /// # Errors
-    /// As [`BatchStore::room`]; then none is taken.
+    /// Like [`BatchStore::room`]; then none is taken.
     pub(crate) fn take(&mut self, bytes: u64) -> Result<(), ApiError> {
         let (owner, config) = (self.owner.as_deref(), &self.shared.config);
         self.shared.kept.lock().files.take(config, owner, bytes)?;
@@ -80,10 +80,10 @@ impl Drop for UploadRoom {
 }
 
 impl BatchStore {
-    /// Takes the folder, and reads what is in it.
+    /// Locks the folder and reads its records.
     ///
     /// # Errors
-    /// When it cannot be used, or another process has it.
+    /// If it cannot be used, or another process uses it.
     pub(crate) fn open(folder: PathBuf, config: BatchConfig) -> io::Result<Self> {
         let named = |error: io::Error| {
             let problem = format!("the folder of batches, {}: {error}", folder.display());
@@ -143,7 +143,7 @@ impl BatchStore {
         self.shared.folder.join("files")
     }
 
-    /// Where the content of a file is.
+    /// The path of a file's content.
     pub(crate) fn content(&self, id: &str) -> PathBuf {
         self.folder_of_files().join(id)
     }
@@ -160,15 +160,15 @@ impl BatchStore {
         self.folder_of_batches().join(format!("{id}.json"))
     }
 
-    /// Where the answers of a batch are noted until it ends.
+    /// The path of a batch's notes until it ends.
     pub(crate) fn notes(&self, id: &str) -> PathBuf {
         self.folder_of_batches().join(format!("{id}.part"))
     }
 
-    /// Removes what belongs to no record: contents and answers that a crash or a full disk left.
+    /// Removes files without a record: contents and answers left by a crash or a full disk.
     fn remove_strays(&self) -> io::Result<()> {
         let files = self.folder_of_files();
-        // A record that cannot be read is told of, and left for people with what it is about.
+        // A record that cannot be read is logged, and left with its content for an operator.
         let has_record =
             |name: &str| name.ends_with(".json") || files.join(format!("{name}.json")).exists();
         remove_others(&files, has_record)?;
@@ -182,18 +182,18 @@ impl BatchStore {
         remove_others(&self.folder_of_batches(), is_of_batch)
     }
 
-    /// An empty file beside the others, for what is to become one.
+    /// Creates an empty temporary file in the folder, for new content.
     ///
     /// # Errors
-    /// When there is no room.
+    /// If there is no room on the disk.
     pub(crate) fn new_content(&self) -> io::Result<NamedTempFile> {
         NamedTempFile::new_in(self.folder_of_files())
     }
 
-    /// Room for a further file of the owner's, of which no byte is known yet.
+    /// Reserves room for a further file of the owner's, of unknown size.
     ///
     /// # Errors
-    /// A 400 that says which limit is reached and what to do.
+    /// A 400 that names the limit reached and says what to do.
     pub(crate) fn room(&self, owner: Option<&str>) -> Result<UploadRoom, ApiError> {
         let mut room = UploadRoom {
             shared: Arc::clone(&self.shared),
@@ -204,10 +204,10 @@ impl BatchStore {
         Ok(room)
     }
 
-    /// Keeps what an upload has written. The file takes its `room`.
+    /// Stores an uploaded file. The file takes over its `room`.
     ///
     /// # Errors
-    /// As [`Self::room`]; a 507 when it cannot be written.
+    /// As [`Self::room`]; a 507 if it cannot be written.
     pub(crate) fn add_file(
         &self,
         record: FileRecord,
@@ -215,7 +215,7 @@ impl BatchStore {
         mut room: UploadRoom,
     ) -> Result<(), ApiError> {
         {
-            // Of two uploads at once the second must see the first, and nobody may see its bytes twice or not at all.
+            // Of two concurrent uploads the second must see the first, and no reader may count its bytes twice or not at all.
             let mut kept = self.shared.kept.lock();
             let owner = room.owner.as_deref();
             kept.files.take(self.config(), owner, 0)?;
@@ -226,7 +226,7 @@ impl BatchStore {
         let written = self.write_file(&record, content);
         written.map_err(|error| {
             self.shared.kept.lock().files.remove(&record.id);
-            // What is there of it goes at the next start at the latest.
+            // Content left over is removed at the next start at the latest.
             drop(fs::remove_file(self.content(&record.id)));
             not_written(&error)
         })
@@ -240,10 +240,10 @@ impl BatchStore {
         write_record(&self.file_record(&record.id), record)
     }
 
-    /// Keeps a file of answers, which its batch may write again.
+    /// Stores an output file, which its batch may write again.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub(crate) fn add_output(&self, record: FileRecord, content: NamedTempFile) -> io::Result<()> {
         self.write_file(&record, content)?;
         self.shared.kept.lock().files.insert(record);
@@ -268,7 +268,7 @@ impl BatchStore {
             .collect()
     }
 
-    /// Deletes a file of the owner's. Says whether it was there.
+    /// Deletes a file of the owner's. Returns whether it existed.
     ///
     /// # Errors
     /// A 409 while a batch reads it.
@@ -294,7 +294,7 @@ impl BatchStore {
         Ok(true)
     }
 
-    /// The record first: content without one is a stray.
+    /// Removes the record first: content without a record is cleaned up.
     fn remove_file(&self, id: &str) {
         for path in [self.file_record(id), self.content(id)] {
             if let Err(error) = fs::remove_file(&path) {
@@ -303,11 +303,11 @@ impl BatchStore {
         }
     }
 
-    /// Begins a batch of the owner's.
+    /// Stores a new batch of the owner's.
     ///
     /// # Errors
-    /// A 404 where its input is not there, a 400 where that is none, a 429 when too many are not ended, a 507 when it cannot be
-    /// written.
+    /// A 404 if its input does not exist, a 400 if it is not a batch input, a 429 if too many batches are unfinished, a
+    /// 507 if it cannot be written.
     pub(crate) fn add_batch(&self, record: BatchRecord) -> Result<(), ApiError> {
         let owner = record.owner.as_deref();
         let input = &record.input_file_id;
@@ -345,7 +345,7 @@ impl BatchStore {
         (batch.record.owner.as_deref() == owner).then(|| batch.record.clone())
     }
 
-    /// The last of the owner's batches, those before the id `before`, at most so many, in the order of their ids.
+    /// The owner's latest batches before the id `before`, at most `most`, in order of their ids.
     pub(crate) fn batches(
         &self,
         owner: Option<&str>,
@@ -363,14 +363,14 @@ impl BatchStore {
         last
     }
 
-    /// A batch whoever owns it, and what ends its run.
+    /// A batch of any owner, and the token that ends its run.
     pub(crate) fn run_of(&self, id: &str) -> Option<(BatchRecord, CancellationToken)> {
         let kept = self.shared.kept.lock();
         let batch = kept.batches.get(id)?;
         Some((batch.record.clone(), batch.cancelled.clone()))
     }
 
-    /// The batches that have not ended.
+    /// The unfinished batches.
     pub(crate) fn unfinished(&self) -> Vec<String> {
         let kept = self.shared.kept.lock();
         let batches = kept.batches.values().map(|batch| &batch.record);
@@ -378,10 +378,10 @@ impl BatchStore {
         unfinished.map(|record| record.id.clone()).collect()
     }
 
-    /// Changes what is known of a batch, on the disk first. Where it ends, its owner's oldest is forgotten if there are too many.
+    /// Changes a batch's record, on the disk first. If the batch ends and its owner has too many, removes the oldest.
     ///
     /// # Errors
-    /// When it cannot be written; then nothing is changed.
+    /// If it cannot be written; then nothing is changed.
     pub(crate) fn update(&self, id: &str, change: impl FnOnce(&mut BatchRecord)) -> io::Result<()> {
         let _writing = self.shared.writing.lock();
         let Some((mut record, _)) = self.run_of(id) else {
@@ -408,17 +408,17 @@ impl BatchStore {
         }
     }
 
-    /// Counts a batch's answers, in memory alone: after a restart its notes tell.
+    /// Updates a batch's counts in memory alone; after a restart they come from its notes.
     pub(crate) fn count(&self, id: &str, counts: Counts) {
         if let Some(batch) = self.shared.kept.lock().batches.get_mut(id) {
             batch.record.request_counts = counts;
         }
     }
 
-    /// Begins to end a batch of the owner's. `None` where there is none.
+    /// Starts to cancel a batch of the owner's. `None` if it does not exist.
     ///
     /// # Errors
-    /// A 409 when it has ended, a 507 when that cannot be written.
+    /// A 409 if it has ended, a 507 if the change cannot be written.
     pub(crate) fn cancel(
         &self,
         id: &str,
@@ -434,7 +434,7 @@ impl BatchStore {
             );
             return Err(ApiError::new(StatusCode::CONFLICT, message));
         }
-        // It may have ended meanwhile.
+        // It may have ended in the meantime.
         let enter = |record: &mut BatchRecord| {
             if matches!(
                 record.status,
@@ -454,7 +454,7 @@ impl BatchStore {
         Ok(Some(record))
     }
 
-    /// Removes files whose time is over and that no batch reads, and batches that ended long ago.
+    /// Removes expired files that no batch reads, and batches that ended long ago.
     pub(crate) fn sweep(&self) {
         let (files, batches) = self.shared.kept.lock().take_old(self.config(), now());
         for id in files {
@@ -464,7 +464,7 @@ impl BatchStore {
     }
 }
 
-/// The 404 of a file that is not there, or is another's.
+/// The 404 for a file that does not exist or belongs to another owner.
 pub(crate) fn file_not_found(id: &str, param: &'static str) -> ApiError {
     let message = format!("No such File object: {}", crate::error::shown(id));
     ApiError {
@@ -473,7 +473,7 @@ pub(crate) fn file_not_found(id: &str, param: &'static str) -> ApiError {
     }
 }
 
-/// The 507 of a disk that takes nothing.
+/// The 507 for a disk that cannot be written.
 pub(crate) fn not_written(error: &io::Error) -> ApiError {
     tracing::error!(%error, "the folder of batches cannot be written");
     let message = "This server's disk takes no more. Send the request again later.";
@@ -484,7 +484,7 @@ fn write_record(path: &Path, record: &impl Serialize) -> io::Result<()> {
     write_whole(path, MODE, |out| Ok(serde_json::to_writer(out, record)?))
 }
 
-/// The records of a folder by their ids. One that cannot be read is told of and left.
+/// Reads a folder's records by id. One that cannot be read is logged and left.
 fn records_in<R: DeserializeOwned>(
     folder: &Path,
     id: impl Fn(&R) -> String,

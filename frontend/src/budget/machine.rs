@@ -1,14 +1,14 @@
-//! How much memory this process may take: the machine's, or its control group's where that has less. Linux only; the config's
-//! default is made of it.
+//! How much memory this process may use: the machine's, or its control group's limit if that is lower. Linux only. The
+//! config's default derives from it.
 
 use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Where nothing says how much there is.
+/// Used if the amount is unknown.
 const UNKNOWN_BYTES: usize = 4 << 30;
 
-/// A quarter of the memory that there is for this process, looked up once.
+/// A quarter of the memory that this process may use, looked up once.
 pub(crate) fn quarter_of_machine() -> usize {
     static BYTES: OnceLock<usize> = OnceLock::new();
     *BYTES.get_or_init(|| memory_below(Path::new("/")).unwrap_or(UNKNOWN_BYTES) / 4)
@@ -33,7 +33,7 @@ fn total(meminfo: &str) -> Option<usize> {
     kibibytes.checked_mul(1024)
 }
 
-/// The least limit of the group in a line of `/proc/self/cgroup`, and of those above it.
+/// The lowest limit of the group in a line of `/proc/self/cgroup` and of its ancestors.
 fn of_group(root: &Path, line: &str) -> Option<usize> {
     let base = root.join("sys/fs/cgroup");
     let mut parts = line.splitn(3, ':');

@@ -1,13 +1,14 @@
-//! Whose web pages may ask, and by which names: [`Origin`] and [`AllowedHost`], as they are compared with what browsers send.
+//! Which web pages may send requests, and for which host names: [`Origin`] and [`AllowedHost`], compared with what browsers
+//! send.
 
 use std::str::FromStr;
 
 use http::HeaderValue;
 
-/// What stands for every one.
+/// Matches everything.
 const ANY: &str = "*";
 
-/// An origin of web pages: a scheme, a host and perhaps a port, as in `https://app.example.com`; `*` for every one.
+/// An origin of web pages: a scheme, a host and perhaps a port, as in `https://app.example.com`; `*` for any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin(HeaderValue);
 
@@ -15,9 +16,9 @@ impl FromStr for Origin {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        // A path or a slash at the end would never match what browsers send.
+        // A path or a trailing slash would never match what browsers send.
         let is_origin = text.split_once("://").is_some_and(|(scheme, host)| {
-            // Extensions of browsers have schemes of their own.
+            // Browser extensions have schemes of their own.
             let is_scheme = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
             !scheme.is_empty()
                 && scheme.bytes().all(is_scheme)
@@ -45,7 +46,7 @@ impl Origin {
     }
 }
 
-/// A name that the server answers to, without a port, in lower case; `*` for every one.
+/// A host name that the server answers to, without a port, in lower case; `*` for any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedHost(String);
 
@@ -69,7 +70,7 @@ impl AllowedHost {
         self.0 == ANY
     }
 
-    /// Whether it is this name, which is in lower case.
+    /// Whether it matches `host`, which is in lower case.
     pub(crate) fn allows(&self, host: &str) -> bool {
         self.is_any() || self.0 == host
     }

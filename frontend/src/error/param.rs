@@ -1,25 +1,25 @@
-//! [`Param`]: the place in a client's request that an error is about, until an API gives it its own name.
+//! [`Param`]: the position in a client's request that an error is about, before an API gives it its own name.
 
 use std::borrow::Cow;
 
 use genset_backend_common::{RequestField, error::At};
 
-/// The place in a client's request that an error is about.
+/// The position in a client's request that an error is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Param {
-    /// A field that engines know too. Each API has its own name for it.
+    /// A field that engines know too. Each API names it in its own way.
     Request(RequestField),
-    /// A path in a chat that a request became. Each API has its own name for it.
+    /// A path in the chat that a request was converted to. Each API names it in its own way.
     Chat(String),
     /// A path in the request itself, as the client spells it.
     Path(String),
 }
 
-/// The name that an API has for a place: one function for each API.
+/// Returns an API's name for a position: one function per API.
 pub type ParamName = fn(&Param) -> Cow<'_, str>;
 
 impl Param {
-    /// The name where no API has another one.
+    /// The name unless an API has another one.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {

@@ -1,4 +1,4 @@
-//! [`Meter`]: what is made of one body, counted while it is made, within a limit and on a request's account.
+//! [`Meter`] counts what is made from one body while it is made, within a limit and on a request's account.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -11,22 +11,22 @@ use super::unreadable;
 use crate::budget::MemoryShare;
 use crate::error::ApiError;
 
-/// What may be made of a body: so many bytes for each of its own,
+/// The values of a body may take this many bytes per byte of the body,
 const BYTES_PER_BYTE: usize = 3;
 
-/// and these beside, for short bodies of many values: ten thousand messages of a chat, or half a megabyte of tools.
+/// and this much in addition, for short bodies of many values: ten thousand messages of a chat, or half a megabyte of tools.
 const FREE_BYTES: usize = 6 << 20;
 
-/// The account is charged ahead in pieces of so many bytes.
+/// The account is charged ahead in chunks of this size.
 const CHARGE_BYTES: usize = 64 << 10;
 
-/// An allocation's own.
+/// The overhead of an allocation.
 const ALLOCATION_BYTES: usize = 16;
 
-/// A field of an object: its value, its name's place and its hash.
+/// A field of an object: its value, its name's slot and its hash.
 const ENTRY_BYTES: usize = size_of::<Value>() + size_of::<String>() + size_of::<u64>();
 
-/// Counts the values that are made of a body.
+/// Counts the values that are made from a body.
 #[derive(Debug)]
 pub(crate) struct Meter {
     limit: usize,
@@ -37,7 +37,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// The meter of a body of so many bytes.
+    /// A meter for a body of `body_bytes`.
     pub(crate) fn new(body_bytes: usize, share: MemoryShare) -> Self {
         let limit = body_bytes.saturating_mul(BYTES_PER_BYTE);
         Self {
@@ -48,7 +48,7 @@ impl Meter {
         }
     }
 
-    /// The share with what was made, and no more.
+    /// Returns the share, reduced to what was made.
     pub(super) fn settle(&self) -> MemoryShare {
         let empty = self.share.borrow().another();
         let mut share = self.share.replace(empty);
@@ -57,19 +57,19 @@ impl Meter {
         share
     }
 
-    /// Makes a value of a field's text.
+    /// Parses a field's text into a value.
     ///
     /// # Errors
-    /// A 400 that names the field, where it cannot be read or would take too much; a 503 where there is no room for it.
+    /// A 400 that names the field if it cannot be read or would take too much; a 503 if there is no room for it.
     pub(crate) fn value(&self, name: &str, text: &str) -> Result<Value, ApiError> {
         let read = self.read(name, text, Values(self))?;
         read.map_err(|error| unreadable(name, &error))
     }
 
-    /// Makes a text of a string.
+    /// Parses a field's text into a string.
     ///
     /// # Errors
-    /// As [`Self::value`]; a 400 as well where it is no string.
+    /// As [`Self::value`]; also a 400 if it is not a string.
     pub(crate) fn text(&self, name: &str, text: &str) -> Result<String, ApiError> {
         match self.value(name, text)? {
             Value::String(text) => Ok(text),
@@ -81,10 +81,10 @@ impl Meter {
         }
     }
 
-    /// Makes a value of JSON that the client wrote into a text; the inner error says where that is none.
+    /// Parses JSON that the client wrote inside a string; the inner error says where it is invalid.
     ///
     /// # Errors
-    /// As [`Self::value`], but for what is not JSON.
+    /// As [`Self::value`], except for invalid JSON.
     pub(crate) fn value_in_text(
         &self,
         name: &str,
@@ -132,7 +132,7 @@ impl Meter {
         ApiError::invalid(name, problem)
     }
 
-    /// Counts bytes that are about to be made.
+    /// Charges bytes that are about to be allocated.
     fn count<E: serde::de::Error>(&self, bytes: usize) -> Result<(), E> {
         let made = self.made.get().saturating_add(bytes);
         self.made.set(made);
@@ -144,7 +144,7 @@ impl Meter {
         if missing == 0 {
             return Ok(());
         }
-        // The last piece need not be whole.
+        // The last chunk may be partial.
         let charged = share
             .grow(missing.max(CHARGE_BYTES))
             .or_else(|_| share.grow(missing));
@@ -155,19 +155,19 @@ impl Meter {
     }
 }
 
-/// The 400 for a list that is not one of token ids.
+/// The 400 for a list that does not contain token ids.
 fn not_token_ids(name: &str) -> ApiError {
     let problem = "a token id must be an integer between 0 and 4294967295";
     ApiError::invalid(name, problem)
 }
 
-/// The bytes that an object's fields take, their names' and values' own content aside.
+/// The bytes that an object's fields take, without the content of names and values.
 fn object_bytes(fields: usize) -> usize {
     let room = match fields {
         0 => return 0,
         1..=3 => 3,
         4..=7 => 7,
-        // As hash tables grow: seven of eight places are used, and their number doubles.
+        // As hash tables grow: at most seven of eight slots are used, and their number doubles.
         more => (more * 8 / 7).next_power_of_two() / 8 * 7,
     };
     room * (ENTRY_BYTES + 2 * size_of::<usize>()) + 2 * ALLOCATION_BYTES
@@ -181,7 +181,7 @@ fn text_bytes(text: &str) -> usize {
     }
 }
 
-/// About how much memory a value takes.
+/// The approximate memory of a value.
 pub(crate) fn value_bytes(value: &Value) -> usize {
     let inside = match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 0,
@@ -197,7 +197,7 @@ pub(crate) fn value_bytes(value: &Value) -> usize {
     inside + size_of::<Value>()
 }
 
-/// Makes room in a list for one item more.
+/// Reserves room in a list for one more item.
 fn reserve_one<T, E: serde::de::Error>(list: &mut Vec<T>, meter: &Meter) -> Result<(), E> {
     if list.len() == list.capacity() {
         let more = (list.len() / 2).max(4);

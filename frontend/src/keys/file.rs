@@ -1,4 +1,4 @@
-//! The file of keys.
+//! The file of API keys.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,7 +11,7 @@ use serde::Deserialize;
 /// The largest file of keys, in bytes: about a hundred thousand keys.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// The BLAKE3 hash of a key, which is what the file holds. Keys are long and random, so a fast hash gives nothing away.
+/// The BLAKE3 hash of a key, which the file holds. Keys are long and random, so a fast hash is safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyHash(blake3::Hash);
 
@@ -46,7 +46,7 @@ impl<'de> Deserialize<'de> for KeyHash {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyEntry {
-    /// What metrics and logs call it.
+    /// Its name in metrics and logs.
     pub name: String,
     /// The key's hash.
     pub hash: KeyHash,
@@ -76,7 +76,7 @@ pub enum KeyFileError {
         #[source]
         source: std::io::Error,
     },
-    /// It is not what it should be.
+    /// Its content is invalid.
     #[error("the file of API keys {path:?} is not valid: {problem}")]
     Invalid {
         /// The file.
@@ -86,12 +86,12 @@ pub enum KeyFileError {
     },
 }
 
-/// What tells whether a file changed: its content, since a key that takes another's place has the same length, and the time
-/// of a file may be set to anything.
+/// Tells whether a file changed, by its content: a replaced key has the same length, and a file's time may be set to
+/// anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp(blake3::Hash);
 
-/// Reads the file. Every key has a name of its own, and there is at least one.
+/// Reads the file. It has at least one key, and names are unique.
 pub(super) fn read(path: &Path) -> Result<(Stamp, Vec<KeyEntry>), KeyFileError> {
     let text = text_of(path).map_err(|source| KeyFileError::Unreadable {
         path: path.to_owned(),
@@ -139,7 +139,7 @@ pub fn new_key(name: &str) -> (String, String) {
         rand::random::<u128>(),
         rand::random::<u128>()
     );
-    // TOML's basic strings are JSON's, as far as names go.
+    // For names, TOML's basic strings are the same as JSON's.
     let name = serde_json::Value::from(name);
     let hash = KeyHash::of(&key);
     let lines = format!("[[key]]\nname = {name}\nhash = \"{hash}\"\n");

@@ -1,4 +1,4 @@
-//! [`Quota`]: so much a minute, as a bucket that fills all the time.
+//! [`Quota`]: an amount per minute, as a token bucket.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// So much a minute. What was not used in one minute is not there in the next.
+/// An amount per minute. What is not used in one minute does not carry over to the next.
 #[derive(Debug)]
 pub(super) struct Quota {
     per_minute: NonZeroU64,
@@ -15,7 +15,7 @@ pub(super) struct Quota {
 
 #[derive(Debug)]
 struct Bucket {
-    /// What is left; less than 0 when a request cost more than there was.
+    /// What is left; negative if a request cost more than there was.
     left: f64,
     filled: Instant,
 }
@@ -36,10 +36,10 @@ impl Quota {
         self.per_minute
     }
 
-    /// Takes `amount` if it is there.
+    /// Takes `amount` if it is available.
     ///
     /// # Errors
-    /// How long until it will be.
+    /// The time until it will be.
     pub(super) fn take(&self, amount: u64) -> Result<(), Duration> {
         let mut bucket = self.filled();
         self.has(&bucket, as_f64(amount))?;
@@ -50,12 +50,12 @@ impl Quota {
     /// Whether anything is left.
     ///
     /// # Errors
-    /// How long until something will be.
+    /// The time until something will be.
     pub(super) fn check(&self) -> Result<(), Duration> {
         self.has(&self.filled(), 1.0)
     }
 
-    /// Takes `amount`, be it there or not.
+    /// Takes `amount`, whether it is available or not.
     pub(super) fn spend(&self, amount: u64) {
         self.filled().left -= as_f64(amount);
     }
@@ -65,7 +65,7 @@ impl Quota {
             return Ok(());
         }
         let missing = (amount - bucket.left) / self.a_second();
-        // A debt that takes centuries is a wait of the longest time there is.
+        // A debt that takes centuries is a wait of the longest duration.
         Err(Duration::try_from_secs_f64(missing).unwrap_or(Duration::MAX))
     }
 

@@ -25,7 +25,7 @@ fn load(entries: &[(&str, &str, &str)]) -> (ApiKeys, tempfile::TempDir) {
     (keys, folder)
 }
 
-/// Gives the file a time that says nothing.
+/// Sets the file's time to a constant.
 fn set_time(path: &std::path::Path) {
     let file = std::fs::File::options().write(true).open(path);
     let set = file.and_then(|file| file.set_modified(std::time::SystemTime::UNIX_EPOCH));
@@ -71,14 +71,14 @@ async fn quotas_fill_with_time() {
     assert_eq!(error.retry_after, Some(Duration::from_secs(31)));
     tokio::time::advance(Duration::from_secs(31)).await;
     key.admit().expect("there is room again");
-    // An answer may cost more than is left; what it owes is waited for.
+    // An answer may cost more than is left; the next request waits until the debt is paid.
     key.spend(90);
     tokio::time::advance(Duration::from_secs(30)).await;
     let error = key.admit().expect_err("tokens are owed");
     assert!(error.to_string().contains("tokens"), "{error}");
     tokio::time::advance(Duration::from_secs(2)).await;
     key.admit().expect("paid");
-    // An hour's rest gives no more than a minute's worth.
+    // An hour without requests yields no more than a minute's worth.
     tokio::time::advance(Duration::from_secs(3600)).await;
     key.admit().expect("the first");
     key.admit().expect("the second");
@@ -114,13 +114,13 @@ async fn a_file_that_changes_is_read_again() {
     following.wait().await;
 }
 
-/// A file may be put in another's place with the same time and length, as archives and images do.
+/// A file may be replaced by one with the same time and length, as archives and images do.
 #[tokio::test(start_paused = true)]
 async fn a_key_is_gone_whatever_the_files_time_and_length() {
     let (keys, folder) = load(&[("a", "sk-a", "")]);
     let path = folder.path().join("keys.toml");
     set_time(&path);
-    // Between reading it for the first time and following it.
+    // Between the first read and the start of `follow`.
     write(&path, &[("a", "sk-b", "")]);
     set_time(&path);
     let stop = CancellationToken::new();
@@ -138,7 +138,7 @@ async fn a_key_is_gone_whatever_the_files_time_and_length() {
     following.wait().await;
 }
 
-/// What could not be read once is tried again, though neither its time nor its length changes, as with `chmod`.
+/// A file that could not be read is read again, even if neither its time nor its length changes, as with `chmod`.
 #[tokio::test(start_paused = true)]
 async fn a_file_that_could_not_be_read_is_tried_again() {
     let (keys, folder) = load(&[("a", "sk-a", "")]);

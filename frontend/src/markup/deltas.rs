@@ -1,24 +1,24 @@
-//! [`Deltas`]: a reusable list of pieces of an answer, without an allocation a piece.
+//! [`Deltas`]: a reusable list of an answer's pieces, without an allocation per piece.
 
 /// A piece of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delta<'a> {
-    /// Text for the reader.
+    /// Content for the reader.
     Content(&'a str),
-    /// Text of the model's thoughts.
+    /// The model's reasoning.
     Reasoning(&'a str),
     /// A tool call begins.
     ToolCall {
-        /// Its place among the answer's calls, from 0.
+        /// Its index among the answer's calls, from 0.
         index: u32,
         /// The tool's name.
         name: &'a str,
-        /// The id that the model gave the call; empty when it gives none.
+        /// The id that the model gave the call; empty if it gave none.
         id: &'a str,
     },
-    /// A piece of a call's arguments, which together are to be one JSON object.
+    /// A piece of a call's arguments; the pieces together should be one JSON object.
     Arguments {
-        /// The call.
+        /// The call's index.
         index: u32,
         /// The piece.
         text: &'a str,
@@ -33,7 +33,7 @@ enum Kind {
     Arguments { index: u32 },
 }
 
-/// Pieces of an answer in their order. Neighbours of one kind are joined; cleared, it keeps its memory.
+/// Pieces of an answer in order. Adjacent pieces of one kind are joined; `clear` keeps the memory.
 ///
 /// # Examples
 /// ```
@@ -56,17 +56,17 @@ pub struct Deltas {
 }
 
 impl Deltas {
-    /// Adds text for the reader.
+    /// Adds content.
     pub fn content(&mut self, text: &str) {
         self.push(Kind::Content, text);
     }
 
-    /// Adds thoughts.
+    /// Adds reasoning.
     pub fn reasoning(&mut self, text: &str) {
         self.push(Kind::Reasoning, text);
     }
 
-    /// Begins a call and says its index. `id` is empty when the model gave none.
+    /// Begins a call and returns its index. `id` is empty if the model gave none.
     pub fn tool_call(&mut self, name: &str, id: &str) -> u32 {
         let index = self.calls;
         self.calls += 1;
@@ -84,19 +84,19 @@ impl Deltas {
         self.push(Kind::Arguments { index }, text);
     }
 
-    /// How many calls have begun since this was made.
+    /// The number of calls begun so far.
     #[must_use]
     pub fn calls(&self) -> u32 {
         self.calls
     }
 
-    /// Whether there is nothing in it.
+    /// Whether there are no pieces.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
 
-    /// Forgets the pieces; calls go on being counted.
+    /// Removes the pieces; the count of calls continues.
     pub fn clear(&mut self) {
         self.text.clear();
         self.parts.clear();

@@ -1,23 +1,23 @@
-//! [`Prose`]: running text beside markup. White space next to markup belongs to the markup.
+//! [`Prose`]: running text next to markup. White space next to markup belongs to the markup.
 
 use super::{Deltas, Scan, scan, trim_start_len};
 
-/// One kind of running text. White space next to markup is dropped, but for that between two runs of text: of that before
-/// the markup and that behind it the first stays, and waits until text follows.
+/// One kind of running text. White space next to markup is dropped, except between two runs of text: of the white space
+/// before and after the markup, the first is kept, and emitted when text follows.
 #[derive(Debug)]
 pub(crate) struct Prose {
     emit: fn(&mut Deltas, &str),
-    /// White space that was not given out.
+    /// White space that was not emitted.
     gap: String,
     has_text: bool,
-    /// Whether nothing but white space has come since the latest markup.
+    /// Whether only white space has come since the latest markup.
     is_after_markup: bool,
-    /// Whether white space that comes now is dropped.
+    /// Whether white space is dropped now.
     skips: bool,
 }
 
 impl Prose {
-    /// Text for the reader, from the answer's beginning.
+    /// Content, from the answer's beginning.
     pub(crate) fn content() -> Self {
         Self {
             emit: Deltas::content,
@@ -28,7 +28,7 @@ impl Prose {
         }
     }
 
-    /// Thoughts, behind the marker that begins them.
+    /// Reasoning, after the marker that begins it.
     pub(crate) fn reasoning() -> Self {
         Self {
             emit: Deltas::reasoning,
@@ -54,7 +54,7 @@ impl Prose {
         self.gap.push_str(&text[words.len()..]);
     }
 
-    /// Takes text that is to be read again, without the markers in it.
+    /// Takes text that is read again, without the markers in it.
     pub(crate) fn push_without<'m>(
         &mut self,
         markers: impl IntoIterator<Item = &'m str> + Clone,
@@ -68,7 +68,7 @@ impl Prose {
         self.push(text, out);
     }
 
-    /// Markup comes here.
+    /// Notes markup at this position.
     pub(crate) fn markup(&mut self) {
         if !self.has_text {
             self.gap.clear();
@@ -77,7 +77,7 @@ impl Prose {
         self.skips = !self.has_text || !self.gap.is_empty();
     }
 
-    /// Markup comes here that parts messages: text that follows begins a line.
+    /// Notes markup that separates messages: the text after it begins a new line.
     pub(crate) fn message_end(&mut self) {
         self.markup();
         if !self.skips {
@@ -86,7 +86,7 @@ impl Prose {
         }
     }
 
-    /// The text is over.
+    /// Ends the text.
     pub(crate) fn finish(&mut self, out: &mut Deltas) {
         if !self.is_after_markup {
             (self.emit)(out, &self.gap);

@@ -1,20 +1,20 @@
-//! Finding markers in text of which more is to come.
+//! Finds markers in partial text.
 
 /// What [`scan`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scan {
-    /// A marker: its place in the list, and the bytes it takes.
+    /// A marker: its index in the list, and its length in bytes.
     Marker {
         which: usize,
         start: usize,
         end: usize,
     },
-    /// No marker. What is from `sure` on may be the beginning of one.
+    /// No marker. The text from `sure` on may begin one.
     Text { sure: usize },
 }
 
-/// The first of `markers` in `text`. No marker of one list begins another or lies within another: then the first to end is
-/// the first to begin, whatever is still to come.
+/// Finds the first of `markers` in `text`. No marker of a list may be a prefix or a substring of another: then the first to
+/// end is the first to begin, whatever text follows.
 pub(crate) fn scan<'m>(text: &str, markers: impl IntoIterator<Item = &'m str> + Clone) -> Scan {
     let found = markers
         .clone()
@@ -38,7 +38,7 @@ pub(crate) fn scan<'m>(text: &str, markers: impl IntoIterator<Item = &'m str> + 
     }
 }
 
-/// The longest end of `text`, in bytes, that `marker` begins with.
+/// The length in bytes of the longest suffix of `text` that is a prefix of `marker`.
 fn begun(text: &str, marker: &str) -> usize {
     let longest = text.len().min(marker.len().saturating_sub(1));
     (1..=longest)
@@ -52,7 +52,7 @@ fn begun(text: &str, marker: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// The bytes of white space that `text` begins with.
+/// The length in bytes of the leading white space of `text`.
 pub(crate) fn trim_start_len(text: &str) -> usize {
     text.len() - text.trim_start().len()
 }

@@ -1,14 +1,14 @@
-//! [`Splitter`]: a reasoning parser and a tool parser, one after the other, over one answer.
+//! [`Splitter`] runs a reasoning parser and then a tool parser over one answer.
 
 use super::{Delta, Deltas, MarkupParser, ValueScan, ValueStep};
 
-/// How ids of tool calls look where the model gives none. Some templates insist.
+/// The format of tool call ids if the model gives none. Some templates require one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IdStyle {
-    /// `call_` and 24 hex digits, as OpenAI's.
+    /// `call_` and 24 hex digits, like OpenAI's.
     #[default]
     Call,
-    /// Nine letters and digits, as Mistral's templates ask for.
+    /// Nine letters and digits, as Mistral's templates require.
     Nine,
 }
 
@@ -22,10 +22,10 @@ impl IdStyle {
     }
 }
 
-/// A call of a tool that an answer makes.
+/// A tool call in an answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ToolCall {
-    /// Names the call in the messages that follow.
+    /// Identifies the call in later messages.
     pub id: String,
     /// The tool.
     pub name: String,
@@ -33,14 +33,14 @@ pub struct ToolCall {
     pub arguments: String,
 }
 
-/// An answer apart.
+/// An answer, split.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Message {
-    /// Text for the reader.
+    /// Content for the reader.
     pub content: String,
-    /// The model's thoughts.
+    /// The model's reasoning.
     pub reasoning: String,
-    /// The tools it calls, in their order.
+    /// Its tool calls, in order.
     pub tool_calls: Vec<ToolCall>,
 }
 
@@ -53,23 +53,23 @@ impl From<String> for Message {
     }
 }
 
-/// Takes one answer apart as it comes.
+/// Splits one answer as it arrives.
 pub struct Splitter {
     reasoning: Option<Box<dyn MarkupParser>>,
     tools: Option<Box<dyn MarkupParser>>,
     ids: IdStyle,
     max_calls: u32,
-    /// Between the two parsers; empty between two pushes.
+    /// Deltas between the two parsers; empty between two pushes.
     between: Deltas,
     deltas: Deltas,
-    /// The id of the latest call, where it was made here.
+    /// The generated id of the latest call, if the model gave none.
     id: String,
-    /// Follows the arguments of the latest call until they are whole.
+    /// Follows the arguments of the latest call until they are complete.
     open_call: Option<ValueScan>,
 }
 
 impl Splitter {
-    /// Content of the one parser is what the other looks into.
+    /// The tool parser reads the content that the reasoning parser emits.
     #[must_use]
     pub fn new(
         reasoning: Option<Box<dyn MarkupParser>>,
@@ -88,20 +88,20 @@ impl Splitter {
         }
     }
 
-    /// Calls beyond this many are left out, with their arguments.
+    /// Drops calls beyond this many, with their arguments.
     #[must_use]
     pub fn with_max_calls(mut self, calls: u32) -> Self {
         self.max_calls = calls;
         self
     }
 
-    /// Takes the next piece of text; `each` gets every delta, and every call with an id.
+    /// Takes the next piece of text and passes its deltas to `each`; every call has an id.
     pub fn push(&mut self, text: &str, each: impl FnMut(Delta<'_>)) {
         self.feed(text);
         self.flush(each);
     }
 
-    /// Takes the next piece of text; its deltas wait for [`flush`](Self::flush).
+    /// Takes the next piece of text; its deltas are kept for [`flush`](Self::flush).
     pub(crate) fn feed(&mut self, text: &str) {
         let mut deltas = std::mem::take(&mut self.deltas);
         let mut rest = text;
@@ -112,19 +112,19 @@ impl Splitter {
         self.deltas = deltas;
     }
 
-    /// `each` gets the deltas that wait.
+    /// Passes the kept deltas to `each`.
     pub(crate) fn flush(&mut self, each: impl FnMut(Delta<'_>)) {
         let deltas = std::mem::take(&mut self.deltas);
         self.deliver(deltas, each);
     }
 
-    /// Whether what comes next is thoughts, as far as is certain; `None` where none are looked for.
+    /// Whether the next text is reasoning, as far as is certain; `None` if the splitter does not look for reasoning.
     pub(crate) fn is_thinking(&self) -> Option<bool> {
         let of = |parser: &Option<Box<dyn MarkupParser>>| parser.as_ref()?.is_thinking();
         of(&self.reasoning).or_else(|| of(&self.tools))
     }
 
-    /// The model was not done where the text ends. Comes before [`finish`](Self::finish).
+    /// Tells the parsers that the model was cut off. Called before [`finish`](Self::finish).
     pub(crate) fn cut_short(&mut self) {
         let parsers = [&mut self.reasoning, &mut self.tools];
         for parser in parsers.into_iter().flatten() {
@@ -132,7 +132,7 @@ impl Splitter {
         }
     }
 
-    /// The text is over; `each` gets what was held back.
+    /// Ends the text and passes what was held back to `each`.
     pub fn finish(&mut self, each: impl FnMut(Delta<'_>)) {
         let mut deltas = std::mem::take(&mut self.deltas);
         let first = |parser: &mut dyn MarkupParser, _: bool, out: &mut Deltas| {
@@ -146,19 +146,19 @@ impl Splitter {
         self.deliver(deltas, each);
     }
 
-    /// Whether the answer calls tools, so far.
+    /// Whether the answer has called tools so far.
     #[must_use]
     pub fn has_calls(&self) -> bool {
         self.deltas.calls() > 0
     }
 
-    /// Whether the arguments of the latest call are not whole, so far.
+    /// Whether the arguments of the latest call are still incomplete.
     pub(crate) fn has_open_call(&self) -> bool {
         self.open_call.is_some()
     }
 
-    /// Runs the first parser as long as it has more to take, or passes `text` by it, and the second over what is content. The
-    /// first is told whether the second is in a call: what stands there is the tool's.
+    /// Runs the reasoning parser as long as it has more to take (or bypasses it), and the tool parser over the content. Tells
+    /// the reasoning parser whether the tool parser is in a call, where all text belongs to the tool.
     fn run(
         &mut self,
         out: &mut Deltas,
@@ -176,7 +176,7 @@ impl Splitter {
                     match delta {
                         Delta::Content(text) => tools.push(text, out),
                         Delta::Reasoning(text) => out.reasoning(text),
-                        // A parser of both comes alone.
+                        // A parser of both is used alone.
                         Delta::ToolCall { .. } | Delta::Arguments { .. } => {}
                     }
                 }
@@ -239,7 +239,7 @@ impl std::fmt::Debug for Splitter {
 }
 
 impl Message {
-    /// Adds a delta of a [`Splitter`]'s.
+    /// Adds a [`Splitter`]'s delta.
     pub fn add(&mut self, delta: Delta<'_>) {
         match delta {
             Delta::Content(text) => self.content.push_str(text),

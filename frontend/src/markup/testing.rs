@@ -1,10 +1,10 @@
-//! What the tests of all parsers share.
+//! Helpers for the tests of all parsers.
 
 use std::collections::BTreeSet;
 
 use super::{IdStyle, MarkupParser, Message, Splitter};
 
-/// What a parser makes of a text in pieces; ids of calls only where the model gave them.
+/// Runs a parser over a text in pieces; calls have ids only if the model gave them.
 pub(crate) fn parse<'a>(
     parser: Box<dyn MarkupParser>,
     pieces: impl IntoIterator<Item = &'a str>,
@@ -12,7 +12,7 @@ pub(crate) fn parse<'a>(
     split(Splitter::new(None, Some(parser), IdStyle::Call), pieces)
 }
 
-/// What a splitter makes of a text in pieces.
+/// Runs a splitter over a text in pieces.
 pub(crate) fn split<'a>(
     mut splitter: Splitter,
     pieces: impl IntoIterator<Item = &'a str>,
@@ -30,7 +30,7 @@ pub(crate) fn split<'a>(
     message
 }
 
-/// A text cut at these places, as far as they lie between characters.
+/// Cuts a text at these offsets, if they lie between characters.
 pub(crate) fn cut<'a>(text: &'a str, at: &[usize]) -> Vec<&'a str> {
     let mut places: Vec<usize> = at.iter().map(|place| place % (text.len() + 1)).collect();
     places.retain(|place| text.is_char_boundary(*place));
@@ -43,12 +43,12 @@ pub(crate) fn cut<'a>(text: &'a str, at: &[usize]) -> Vec<&'a str> {
         .collect()
 }
 
-/// A text cut between any two characters.
+/// Cuts a text between all characters.
 pub(crate) fn characters(text: &str) -> Vec<&str> {
     text.split_inclusive(|_: char| true).collect()
 }
 
-/// Compares a table of parsers with `genset._parsers`, which is Python's copy: the tuples whose names begin with `kind`.
+/// Compares a table of parsers with Python's copy in `genset._parsers`: the tuples whose names begin with `kind`.
 pub(crate) fn assert_python_knows<'a>(
     kind: &str,
     names: impl Iterator<Item = &'a str>,

@@ -1,4 +1,4 @@
-//! Where a JSON value ends, a character at a time.
+//! Finds the end of a JSON value, one character at a time.
 
 /// Follows one JSON value. It checks brackets and strings, not grammar.
 #[derive(Debug, Default)]
@@ -9,14 +9,14 @@ pub(crate) struct ValueScan {
     is_escaped: bool,
 }
 
-/// What a character is to the value.
+/// What a character means for the value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ValueStep {
-    /// A part of it; there is more.
+    /// A part of the value; more follows.
     Inside,
-    /// Its last.
+    /// Its last character.
     Last,
-    /// The first behind it, of a number or a word.
+    /// The first character after it, for a number or a word.
     Behind,
 }
 
@@ -25,7 +25,7 @@ impl ValueScan {
         self.is_in_string
     }
 
-    /// Takes the next character, from the value's first on.
+    /// Takes the next character, beginning with the value's first.
     pub(crate) fn take(&mut self, c: char) -> ValueStep {
         let is_first = !std::mem::replace(&mut self.has_begun, true);
         if self.is_in_string {
@@ -65,7 +65,7 @@ impl ValueScan {
         }
     }
 
-    /// Behind something that was closed.
+    /// The step after something was closed.
     fn step(&self) -> ValueStep {
         if self.depth == 0 {
             ValueStep::Last

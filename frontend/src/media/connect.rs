@@ -1,5 +1,5 @@
-//! [`Connect`]: a connection to a host at an address that was looked at. The address that is connected to is the one that was judged:
-//! a name that leads elsewhere a moment later leads nowhere here.
+//! [`Connect`] connects to a host at a checked address. It connects to the very address that it checked, so a name that
+//! resolves differently a moment later (DNS rebinding) has no effect.
 
 use std::fmt;
 use std::io;
@@ -14,13 +14,13 @@ use super::address::is_public;
 use super::exchange::Target;
 use super::{Failed, Problem};
 
-/// The most addresses of a host that are tried.
+/// The most addresses of a host that it tries.
 const MAX_ADDRESSES: usize = 4;
 
-/// The addresses of a name, on a thread that may wait for them.
+/// Resolves a name; may block.
 type Resolve = fn(&str, u16) -> io::Result<Vec<SocketAddr>>;
 
-/// How hosts are reached.
+/// How to reach hosts.
 #[derive(Clone)]
 pub(super) struct Connect {
     resolve: Resolve,
@@ -35,13 +35,13 @@ impl fmt::Debug for Connect {
     }
 }
 
-/// Bytes both ways.
+/// A bidirectional byte stream.
 pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
 impl Connect {
-    /// To public addresses alone, as this machine resolves names.
+    /// Connects to public addresses alone, with this machine's resolver.
     pub(super) fn to_public() -> Self {
         let resolve: Resolve = |host, port| Ok((host, port).to_socket_addrs()?.collect());
         Self::new(resolve, is_public)
@@ -57,14 +57,14 @@ impl Connect {
     }
 
     /// # Errors
-    /// Why the host is not reached.
+    /// Why the host cannot be reached.
     pub(super) async fn connect(
         &self,
         target: &Target,
         place: &Arc<OwnedSemaphorePermit>,
     ) -> Result<Box<dyn Stream>, Failed> {
         let addresses = self.addresses(target, Arc::clone(place)).await?;
-        // A name with one address inside is no name to follow, whatever the others are.
+        // A name with any internal address is refused, whatever its other addresses.
         if addresses
             .iter()
             .any(|address| !(self.may_reach)(address.ip()))
@@ -79,8 +79,8 @@ impl Connect {
         Err(Problem::Unreachable.into())
     }
 
-    /// The addresses of the target's host. The lookup keeps the `place` to its own end: nothing ends it, and when nobody waits for
-    /// it any more it still has its thread.
+    /// The addresses of the target's host. The lookup holds `place` until it ends: it cannot be cancelled, and occupies its
+    /// thread even after the caller is gone.
     async fn addresses(
         &self,
         target: &Target,
@@ -128,7 +128,7 @@ mod tls {
 
     use super::super::{Failed, Problem};
 
-    /// With the authorities that this machine trusts.
+    /// Trusts this machine's certificate authorities.
     pub(super) fn connector() -> Option<TlsConnector> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

@@ -1,4 +1,4 @@
-//! One question and its answer: where to, and what came.
+//! One HTTP request and its response.
 
 use std::pin::pin;
 
@@ -25,17 +25,17 @@ pub(super) struct Target {
     is_tls: bool,
 }
 
-/// What came.
+/// The response.
 #[derive(Debug)]
 pub(super) enum Answer {
     Content(Vec<u8>),
-    /// The URL to ask.
+    /// The URL to ask next.
     Elsewhere(String),
 }
 
 impl Target {
     /// # Errors
-    /// [`Problem::NoUrl`] for what is none of `http` or `https` with a host and nobody's name before it.
+    /// [`Problem::NoUrl`] unless it is an `http` or `https` URL with a host and without credentials.
     pub(super) fn parse(url: &str) -> Result<Self, Problem> {
         let uri = Some(url).filter(|url| url.len() <= MAX_URL_BYTES);
         let uri: Uri = uri.and_then(|url| url.parse().ok()).ok_or(Problem::NoUrl)?;
@@ -45,7 +45,7 @@ impl Target {
             _ => return Err(Problem::NoUrl),
         };
         let authority = uri.authority().ok_or(Problem::NoUrl)?;
-        // A port of 0 is none, and one that does not fit is left out by the parser.
+        // Port 0 is invalid, and the parser drops one that does not fit.
         let has_port = authority.as_str().len() > authority.host().len();
         let is_good = !authority.as_str().contains('@')
             && (!has_port || authority.port_u16().is_some_and(|port| port > 0));
@@ -57,7 +57,7 @@ impl Target {
         Ok(Self { host, is_tls, uri })
     }
 
-    /// Where a redirect leads: to another URL, or to a path of the same host. To plain HTTP it does not lead back.
+    /// The target of a redirect: another URL, or a path of the same host. HTTPS never redirects to plain HTTP.
     pub(super) fn follow(&self, location: &str) -> Result<Self, Problem> {
         let next = match location.strip_prefix('/') {
             Some(path) if !path.starts_with(['/', '\\']) => {
@@ -104,10 +104,10 @@ impl Target {
     }
 }
 
-/// Asks, and reads no more than `max_bytes`, which `memory` holds.
+/// Sends the request and reads at most `max_bytes`, which `memory` holds.
 ///
 /// # Errors
-/// What is wrong with the answer, or a 503.
+/// What is wrong with the response, or a 503.
 pub(super) async fn ask(
     stream: Box<dyn Stream>,
     target: &Target,
@@ -144,14 +144,14 @@ pub(super) async fn ask(
         }
         Ok(Answer::Content(content))
     };
-    // The connection has no task of its own: it is there for as long as somebody waits.
+    // The connection has no task of its own: it lives as long as this future.
     match select(pin!(exchange), pin!(connection)).await {
         Either::Left((answer, _)) => answer,
         Either::Right((_, exchange)) => exchange.await,
     }
 }
 
-/// What is announced too large, or as something else than an image, is not read.
+/// Refuses a response whose headers say that it is too large, or not an image.
 fn check_head(headers: &HeaderMap, max_bytes: usize) -> Result<(), Problem> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let length = text(CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok());

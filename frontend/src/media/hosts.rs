@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-/// A host that images may be fetched from: `example.org`, all below it as `*.example.org`, or another port than the usual one as
+/// A host that images may be fetched from: `example.org`, its subdomains as `*.example.org`, or a non-default port as
 /// `example.org:8443`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostPattern {
@@ -43,7 +43,7 @@ impl FromStr for HostPattern {
 }
 
 impl HostPattern {
-    /// Whether it is this host at this port.
+    /// Whether it matches this host and port.
     pub(super) fn allows(&self, host: &str, port: u16, is_tls: bool) -> bool {
         let usual = if is_tls { 443 } else { 80 };
         let host = host.to_ascii_lowercase();

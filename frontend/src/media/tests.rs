@@ -21,13 +21,13 @@ fn here(_host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 /// Lets a lookup end.
 static LOOKUP: Barrier = Barrier::new(2);
 
-/// A lookup that takes until it is let end.
+/// A lookup that blocks until it is released.
 fn slow(_host: &str, _port: u16) -> io::Result<Vec<SocketAddr>> {
     LOOKUP.wait();
     Err(io::ErrorKind::NotFound.into())
 }
 
-/// A server that answers each path in its own way.
+/// A server with a different response for each path.
 async fn server() -> u16 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -168,13 +168,13 @@ async fn what_is_not_fetched_is_refused_by_its_place() {
         assert_eq!(error.param, Some("messages[0].content[0]".into()), "{url}");
         assert!(error.to_string().contains(problem), "{url}: {error}");
     }
-    // As in production: whatever the name, it leads to this machine.
+    // As in production: every name resolves to this machine.
     let asked = fetch(&allowed, address::is_public, &at("cat")).await;
     let error = asked.fetched.unwrap_err();
     assert!(error.to_string().contains("no public address"), "{error}");
 }
 
-/// The request's deadline is no fault of the image's host.
+/// The image's host is not blamed for the request's deadline.
 #[tokio::test]
 async fn a_deadline_that_passes_during_a_fetch_is_told_as_everywhere() {
     let port = server().await;

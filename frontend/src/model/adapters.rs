@@ -1,4 +1,4 @@
-//! LoRA adapters as models of their own: each is its base model but for the name, and shares all that the base has.
+//! LoRA adapters as models: each is its base model under another name, and shares everything with the base.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use genset_runtime::LiveModel;
 use super::ServedModel;
 use crate::clock::now;
 
-/// What makes a model an adapter of another.
+/// What makes a model an adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServedAdapter {
-    /// The adapter, as its workers publish it.
+    /// The adapter, as workers publish it.
     pub adapter: Adapter,
-    /// The name of the model that it adds to.
+    /// The name of its base model.
     pub base: String,
 }
 
@@ -25,7 +25,7 @@ impl ServedModel {
         served.map(|served| served.adapter.name.clone())
     }
 
-    /// The model of an adapter of this one.
+    /// The model for an adapter of this one.
     fn with_adapter(&self, adapter: &Adapter) -> Self {
         Self {
             card: self.card.of_adapter(&adapter.name),
@@ -54,8 +54,8 @@ impl ServedModel {
     }
 }
 
-/// Puts the adapters of the models in `map` beside them, and takes those away that have gone. `live` are the models that workers
-/// announce: an adapter yields to a model of its name, and to the first adapter of its name. True when anything changed.
+/// Adds the adapters of the models in `map`, and removes those that are gone. `live` are the announced models: an adapter
+/// yields to a model with its name, and to the first adapter with its name. Returns true if anything changed.
 pub(super) fn renew(
     map: &mut BTreeMap<String, Arc<ServedModel>>,
     live: &BTreeMap<String, &LiveModel>,

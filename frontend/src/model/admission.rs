@@ -1,7 +1,7 @@
-//! [`ModelAdmission`]: so many requests of one model are answered at once, so many more wait, and the rest are refused.
+//! [`ModelAdmission`] limits how many requests of one model run, and how many more wait; the rest are refused.
 //!
-//! A worker has such a gate of its own, which knows nothing of the others: the more workers, the more requests they keep. This
-//! one bounds what one model takes of this server, so that a model that is full leaves room for the rest.
+//! A worker has such a gate of its own, unaware of other workers: the more workers, the more requests they hold. This gate
+//! bounds what one model takes of this server, so that an overloaded model leaves room for the others.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -16,10 +16,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// How many requests of one model there may be.
+/// The limits on requests of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ModelLimits {
-    /// Answered at once.
+    /// Running at once.
     pub(super) running: NonZeroUsize,
     /// Waiting for one of those to end.
     pub(super) waiting: usize,
@@ -28,7 +28,7 @@ pub(super) struct ModelLimits {
 /// Requests by model.
 type ByModel = Family<[(&'static str, String); 1], Gauge>;
 
-/// The gates of all models, kept as long as the model is there.
+/// The gates of all models, kept as long as their models are served.
 #[derive(Debug)]
 pub(super) struct Admissions {
     by_model: Mutex<BTreeMap<String, Arc<ModelAdmission>>>,
@@ -38,7 +38,7 @@ pub(super) struct Admissions {
 }
 
 impl Admissions {
-    /// No gates yet. Registers their metrics.
+    /// Creates no gates yet. Registers their metrics.
     pub(super) fn register(registry: &MetricsRegistry, limits: ModelLimits) -> Self {
         Self {
             by_model: Mutex::default(),
@@ -54,7 +54,7 @@ impl Admissions {
         }
     }
 
-    /// The gate of a model; the same for as long as the model is served, however often its card changes.
+    /// The gate of a model; it stays the same while the model is served, even if its card changes.
     pub(super) fn of(&self, model: &str) -> Arc<ModelAdmission> {
         let mut by_model = self.by_model.lock();
         let gate = by_model.entry(model.to_owned()).or_insert_with(|| {
@@ -72,7 +72,7 @@ impl Admissions {
         Arc::clone(gate)
     }
 
-    /// Forgets the gates of models that are gone, and their metrics.
+    /// Removes the gates of models that are gone, and their metrics.
     pub(super) fn retain(&self, is_there: impl Fn(&str) -> bool) {
         self.by_model.lock().retain(|model, _| {
             let is_there = is_there(model);
@@ -86,7 +86,7 @@ impl Admissions {
     }
 }
 
-/// The gate of one model. Waiting requests are admitted first come, first served.
+/// The gate of one model. Waiting requests are admitted in FIFO order.
 #[derive(Debug)]
 pub(crate) struct ModelAdmission {
     permits: Arc<Semaphore>,
@@ -96,7 +96,7 @@ pub(crate) struct ModelAdmission {
     waiting_gauge: Gauge,
 }
 
-/// A request that is being answered; dropping it admits the next.
+/// A running request's slot; dropping it admits the next.
 #[derive(Debug)]
 pub(crate) struct Place {
     _permit: OwnedSemaphorePermit,
@@ -119,13 +119,13 @@ impl Drop for Waiting<'_> {
 }
 
 impl ModelAdmission {
-    /// Waits for a place among the requests that are answered.
+    /// Waits for a slot.
     ///
     /// # Errors
-    /// `Overloaded` when too many wait already; `DeadlineExceeded` when the deadline passes meanwhile.
+    /// `Overloaded` if too many requests wait already; `DeadlineExceeded` if the deadline passes.
     ///
     /// # Cancel safety
-    /// The request no longer waits when the future is dropped.
+    /// If the future is dropped, the request no longer waits.
     pub(crate) async fn admit(&self, deadline: Option<Instant>) -> Result<Place, EngineError> {
         if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
             return Ok(self.place(permit));

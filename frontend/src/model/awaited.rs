@@ -1,4 +1,4 @@
-//! Models that are not ready now: which are waited for, and why others are not.
+//! Models that are not ready: which to wait for, and why others are not served.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use tokio::time::{Instant, timeout_at};
 use super::{Failure, Failures, LiveMap, Models, ServedModel, named};
 
 impl Models {
-    /// Until when a model of this name or alias is expected back that is not ready now and was a moment ago.
+    /// Until when a model with this name or alias is expected back, if it was ready a moment ago and is not now.
     #[must_use]
     pub fn expected_until(&self, name: &str) -> Option<Instant> {
         self.lingering.expected_until(name)
     }
 
-    /// Whether workers announce a model of this name or alias, or with an adapter of this name, and it is ready or will be: its files and
-    /// its settings are not known to be at fault.
+    /// Whether workers announce a model with this name or alias, or an adapter with this name, that is ready or will be: its
+    /// files and settings are not known to be invalid.
     #[must_use]
     pub fn is_coming(&self, name: &str) -> bool {
         let failure = self.failure(&self.failures.borrow(), name);
@@ -24,8 +24,8 @@ impl Models {
         announced && !failure.as_ref().is_some_and(Failure::is_lasting)
     }
 
-    /// Whether there may be a model whose engine reads whole bodies: one is announced or served, or any is expected back, which may be
-    /// another then.
+    /// Whether a model whose engine reads whole bodies may exist: one is announced or served, or any model is expected back,
+    /// perhaps with another card.
     pub(crate) fn may_take_whole_bodies(&self) -> bool {
         let takes = |card: &ModelCard| card.capabilities.whole_bodies;
         let is_announced = || self.live.borrow().values().any(|live| takes(&live.card));
@@ -33,7 +33,7 @@ impl Models {
         is_announced() || is_served() || self.lingering.any()
     }
 
-    /// Waits until the model of this name or alias is there; `None` when it is not by `until`, where there is such a time.
+    /// Waits until the model with this name or alias is ready; `None` if it is not by `until`, if given.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -48,7 +48,7 @@ impl Models {
         named(&map, name).cloned()
     }
 
-    /// Why a model that workers announce by this name or alias is not served, where it is for want of room.
+    /// Why an announced model with this name or alias is not served, if the server holds too many models.
     pub(crate) fn refusal(&self, name: &str) -> Option<EngineError> {
         match self.failure(&self.failures.borrow(), name)? {
             Failure::NoRoom(refusal) => Some(refusal),
@@ -56,14 +56,14 @@ impl Models {
         }
     }
 
-    /// What `failures` say of the model that workers announce by this name or alias.
+    /// The entry in `failures` of the announced model with this name or alias.
     pub(super) fn failure(&self, failures: &Failures, name: &str) -> Option<Failure> {
         let live = self.live.borrow();
         failures.get(&announced_as(&live, name)?.card.name).cloned()
     }
 }
 
-/// The model that workers announce by this name or alias, or with an adapter of this name.
+/// The announced model with this name or alias, or with an adapter of this name.
 fn announced_as<'a>(live: &'a LiveMap, name: &str) -> Option<&'a LiveModel> {
     let is_so = |model: &&LiveModel| {
         let is_alias = model.card.aliases.iter().any(|alias| alias == name);

@@ -1,6 +1,6 @@
-//! [`Chosen`]: the models that are served of those that workers announce, where these are more than the server is to hold.
+//! [`Chosen`] selects the models to serve if workers announce more than the server may hold.
 //!
-//! Whoever may write to discovery can announce as many as they like, and each takes a tokenizer's memory here.
+//! Anyone who can write to discovery can announce any number of models, and each takes a tokenizer's memory here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroUsize;
@@ -9,7 +9,7 @@ use genset_backend_common::{EngineError, ErrorKind, MetricsRegistry};
 use genset_runtime::LiveModel;
 use prometheus_client::metrics::gauge::Gauge;
 
-/// The names that are served. A model keeps its place until nobody announces it, however often its card changes.
+/// The names that are served. A model keeps its place as long as it is announced, even if its card changes.
 #[derive(Debug)]
 pub(super) struct Chosen {
     names: BTreeSet<String>,
@@ -29,7 +29,7 @@ impl Chosen {
         }
     }
 
-    /// Those that are served now, and why each of the others is not. Free places go by name.
+    /// The models that are served now, and why each other one is not. Free places are filled in the order of names.
     pub(super) fn of<'a>(
         &mut self,
         announced: &'a BTreeMap<String, LiveModel>,
@@ -65,7 +65,7 @@ impl Chosen {
         EngineError::new(ErrorKind::Overloaded, message)
     }
 
-    /// Warns when the first is left out; what comes after is counted.
+    /// Warns when the first model is left out; later ones are only counted.
     fn note(&self, left_out: &BTreeMap<String, EngineError>) {
         let count = i64::try_from(left_out.len()).unwrap_or(i64::MAX);
         if self.left_out.set(count) == 0

@@ -1,4 +1,4 @@
-//! What a checkout says stands before every text to embed.
+//! The text that a checkpoint puts before every text to embed.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ struct Config {
     default_prompt_name: Option<String>,
 }
 
-/// The default prompt of a `config_sentence_transformers.json`: what `encode` puts before a text where its caller names no prompt.
-/// Empty where there is none.
+/// The default prompt of a `config_sentence_transformers.json`, which `encode` prepends to a text if its caller names no
+/// prompt. Empty if there is none.
 ///
 /// # Errors
-/// When it is not JSON, the fields have other types, or the default names a prompt that is not listed.
+/// If it is not JSON, a field has another type, or the default names a prompt that is not listed.
 ///
 /// # Source
 /// `SentenceTransformer.encode` of `sentence-transformers`.

@@ -1,5 +1,5 @@
-//! [`Follower`] prepares models as workers announce them, and lets them go with their workers. Where another card of a name comes to
-//! be preferred, the model is served by the former until the new one is ready.
+//! [`Follower`] prepares models as workers announce them, and drops them with their workers. If another card of a name
+//! becomes preferred, the old one serves until the new one is ready.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -24,13 +24,13 @@ use crate::parsers::{ParserNames, Parsers};
 use crate::pipeline::PromptTimings;
 use crate::work::WorkThreads;
 
-/// Pauses before a model that could not be prepared is tried again, doubling from the first to the last.
+/// Pauses before a failed preparation is retried, doubling from the first to the last.
 const RETRY_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 
-/// The files of so many models are fetched and read at once: each model's may take 128 MiB, and as much again as a tokenizer.
+/// How many models' files are fetched and read at once: each may take 128 MiB, and as much again as a tokenizer.
 pub(super) const MODELS_READ_AT_ONCE: usize = 8;
 
-/// Workers left out, by model.
+/// The number of workers left out, by model.
 pub(super) type LeftOutWorkers = Family<[(&'static str, String); 1], Gauge>;
 
 pub(super) struct Follower {
@@ -44,7 +44,7 @@ pub(super) struct Follower {
     pub(super) parsers: ParserNames,
     pub(super) tokenizer_cache_bytes: usize,
     pub(super) max_running_choices: NonZeroUsize,
-    /// A permit for each model whose files are being fetched and read.
+    /// Permits for models whose files are being fetched and read.
     pub(super) reading: Semaphore,
     pub(super) timings: PromptTimings,
     pub(super) admissions: Admissions,
@@ -52,7 +52,7 @@ pub(super) struct Follower {
     pub(super) media: Fetcher,
 }
 
-/// A model on its way to being ready.
+/// A model that is being prepared.
 struct Preparing<'a> {
     live: LiveModel,
     ready: Pin<Box<dyn Future<Output = Arc<ServedModel>> + Send + 'a>>,
@@ -61,7 +61,7 @@ struct Preparing<'a> {
 impl Follower {
     pub(super) async fn run(self, mut chosen: Chosen) {
         let mut live = self.directory.subscribe();
-        // Side by side: a model whose only worker hangs must not keep the others waiting.
+        // Concurrently: a model whose only worker hangs must not block the others.
         let mut preparing = BTreeMap::<String, Preparing<'_>>::new();
         loop {
             let announced = servable(&live.borrow_and_update());
@@ -70,7 +70,7 @@ impl Follower {
             self.admissions.retain(|name| wanted.contains_key(name));
             self.map.send_modify(|map| {
                 Arc::make_mut(map).retain(|name, known| {
-                    // An adapter stays as long as its model is there and has it.
+                    // An adapter stays as long as its base model is ready and has it.
                     let name = known.adapter.as_ref().map_or(name, |served| &served.base);
                     let live = wanted.get(name);
                     let is_served = live.is_some_and(|live| known.base_in(live).is_some());
@@ -84,7 +84,7 @@ impl Follower {
                 .send_if_modified(|map| adapters::renew(Arc::make_mut(map), &wanted));
             self.failures.send_if_modified(|failures| {
                 let known = failures.len();
-                // Those that have come by a place since are not told that there is none.
+                // Models that got a place in the meantime no longer lack one.
                 let is_stale = |failure: &Failure| matches!(failure, Failure::NoRoom(_));
                 failures.retain(|name, failure| {
                     let live = wanted.get(name);
@@ -123,7 +123,7 @@ impl Follower {
         }
     }
 
-    /// Whether the model of this name is served as `live` says, and not by another card.
+    /// Whether the model with this name is served with the card of `live`.
     fn is_ready(&self, name: &str, live: &LiveModel) -> bool {
         let map = self.map.borrow();
         map.get(name).is_some_and(|known| known.is_of(live))
@@ -137,7 +137,7 @@ impl Follower {
         }
     }
 
-    /// Prepares a model, again and again until it is done.
+    /// Prepares a model, retrying until it succeeds.
     async fn prepare_patiently(&self, live: &LiveModel) -> Arc<ServedModel> {
         let mut pause = RETRY_PAUSES.0;
         loop {
@@ -200,7 +200,7 @@ impl Follower {
             let content = self.directory.fetch(live, artifact, self.timeout).await?;
             files.insert(artifact.name.clone(), content);
         }
-        // Building a tokenizer of a quarter million entries takes a second.
+        // Building a tokenizer with 250,000 entries takes a second.
         let cache_bytes = self.tokenizer_cache_bytes;
         let read = move || TextFiles::read(|name| files.get(name).cloned(), cache_bytes);
         tokio::task::spawn_blocking(read)
@@ -214,13 +214,13 @@ impl Follower {
     }
 }
 
-/// Engines that tokenize prompts by themselves get text; those that only embed or score never do.
+/// Engines that tokenize prompts themselves get text. Engines that only embed or score always get tokens.
 fn needs_tokenizer(card: &ModelCard) -> bool {
     let mut inputs = card.capabilities.inputs.iter();
     card.takes_tokens() || inputs.all(|kind| !kind.is_prompt())
 }
 
-/// The models that whole requests can be sent to: not those of which there are prefill instances alone.
+/// The models that accept whole requests, without those that have only prefill instances.
 pub(super) fn servable(announced: &BTreeMap<String, LiveModel>) -> BTreeMap<String, LiveModel> {
     let servable = announced.iter().filter(|(_, live)| live.is_servable());
     servable
@@ -228,9 +228,9 @@ pub(super) fn servable(announced: &BTreeMap<String, LiveModel>) -> BTreeMap<Stri
         .collect()
 }
 
-/// The next model that is ready; never, while none is being prepared.
+/// The next model that is ready; pending while none is being prepared.
 ///
-/// Cancel safe: what is not ready goes on with the next call.
+/// Cancel safe: preparation continues with the next call.
 async fn next_ready(preparing: &mut BTreeMap<String, Preparing<'_>>) -> Arc<ServedModel> {
     if preparing.is_empty() {
         return std::future::pending().await;

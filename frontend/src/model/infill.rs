@@ -1,10 +1,10 @@
-//! [`Infill`]: how a model is asked for what stands between two texts.
+//! [`Infill`]: the prompt format for fill-in-the-middle.
 //!
-//! No file of a model says whether it was trained for that; its tokenizer does, by the special tokens for it.
+//! No file of a model says whether it was trained for that; the special tokens of its tokenizer do.
 
 use crate::text::TextTokenizer;
 
-/// The special tokens around the text before and the text behind, and which of the two comes first.
+/// The special tokens around the prefix and the suffix, and which of the two comes first.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Infill {
     prefix: &'static str,
@@ -47,7 +47,7 @@ const fn prefix_first(prefix: &'static str, suffix: &'static str, middle: &'stat
 }
 
 impl Infill {
-    /// The one that the tokenizer has all tokens of.
+    /// The dialect of which the tokenizer has all tokens.
     #[must_use]
     pub fn of(tokenizer: &TextTokenizer) -> Option<&'static Self> {
         DIALECTS.iter().find(|infill| {
@@ -57,7 +57,7 @@ impl Infill {
         })
     }
 
-    /// The prompt whose answer stands between `before` and `behind`.
+    /// The prompt for the text between `before` and `behind`.
     #[must_use]
     pub fn prompt(&self, before: &str, behind: &str) -> String {
         let (prefix, suffix, middle) = (self.prefix, self.suffix, self.middle);

@@ -1,5 +1,5 @@
-//! [`Lingering`]: models whose last worker has gone a moment ago. Workers that are replaced are back soon, so their clients
-//! are told to ask again, and not that there is no such model.
+//! [`Lingering`]: models that lost their last worker a moment ago. Replaced workers are back soon, so clients are asked to
+//! retry instead of hearing that the model does not exist.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use genset_backend_common::ModelCard;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// The most names that are kept. Workers make them up.
+/// The most names that are kept. Workers choose them.
 const MAX_NAMES: usize = 1024;
 
-/// The names of models that were ready and are not. Clones share.
+/// The names of models that were ready and are gone. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct Lingering {
     time: Duration,
@@ -20,7 +20,7 @@ pub(super) struct Lingering {
 }
 
 impl Lingering {
-    /// Each lingers for `time`.
+    /// Each model lingers for `time`.
     pub(super) fn new(time: Duration) -> Self {
         Self {
             time,
@@ -40,13 +40,13 @@ impl Lingering {
         }
     }
 
-    /// Until when the model of this name or alias is expected back, if it still is.
+    /// Until when the model with this name or alias is expected back, if it still is.
     pub(super) fn expected_until(&self, name: &str) -> Option<Instant> {
         let until = self.until.lock().get(name).copied()?;
         (Instant::now() < until).then_some(until)
     }
 
-    /// Whether any is expected back.
+    /// Whether any model is expected back.
     pub(super) fn any(&self) -> bool {
         let now = Instant::now();
         let mut until = self.until.lock();

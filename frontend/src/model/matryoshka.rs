@@ -1,20 +1,20 @@
-//! [`Matryoshka`]: the lengths a model's embeddings may be cut to.
+//! [`Matryoshka`]: the lengths to which a model's embeddings may be cut.
 
 use serde::Deserialize;
 
-/// The lengths a model's embeddings may be cut to. Only models trained for it keep their meaning when cut, and only the
+/// The lengths to which a model's embeddings may be cut. Only embeddings of models trained for it keep their meaning. The
 /// model's `config.json` says so: by `matryoshka_dimensions`, or `is_matryoshka` for any length.
 ///
 /// # Source
 /// Matryoshka Representation Learning, <https://arxiv.org/abs/2205.13147>
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Matryoshka {
-    /// To none but the whole.
+    /// Only the full length.
     #[default]
     No,
-    /// To any.
+    /// Any length.
     Any,
-    /// To these.
+    /// These lengths.
     Lengths(Vec<u32>),
 }
 
@@ -29,7 +29,7 @@ impl Matryoshka {
     /// Reads a `config.json`.
     ///
     /// # Errors
-    /// When it is not JSON, or the fields have other types.
+    /// If it is not JSON, or a field has another type.
     pub fn from_config(json: &[u8]) -> Result<Self, serde_json::Error> {
         let config: Config = serde_json::from_slice(json)?;
         Ok(if !config.matryoshka_dimensions.is_empty() {

@@ -1,4 +1,4 @@
-//! [`TextFiles`]: what a model's files say about text.
+//! [`TextFiles`]: tokenizer, chat template and other text settings from a model's files.
 
 use std::sync::Arc;
 
@@ -8,29 +8,29 @@ use serde::Deserialize;
 use super::{Infill, Matryoshka, embed_prompt};
 use crate::text::{ChatTemplate, TemplateSource, TextTokenizer};
 
-/// How many instructions a chat template may take where it holds up others.
+/// The fuel (instructions) of a chat template that is rendered on an async thread.
 const QUICK_FUEL: u64 = 50_000;
 
-/// What a model's files say about text.
+/// Tokenizer, chat template and other text settings from a model's files.
 #[derive(Debug)]
 pub struct TextFiles {
-    /// Text to tokens and back.
+    /// Converts text to tokens and back.
     pub tokenizer: Arc<TextTokenizer>,
-    /// Messages to text; `None` when the model has no chat template.
+    /// Renders messages to text; `None` if the model has no chat template.
     pub template: Option<ChatTemplate>,
-    /// The same with the fuel and the room of a few milliseconds, to be rendered where it would hold up others.
+    /// The same with the fuel and memory for a few milliseconds, to render on an async thread.
     pub quick_template: Option<ChatTemplate>,
     /// The tokens that end a sequence.
     pub eos_token_ids: Shared<Vec<TokenId>>,
-    /// The lengths its embeddings may be cut to.
+    /// The lengths to which its embeddings may be cut.
     pub matryoshka: Matryoshka,
-    /// What stands before every text to embed; empty for most models.
+    /// The prefix of every text to embed; empty for most models.
     pub embed_prompt: String,
-    /// How it is asked for what stands between two texts; `None` when it cannot be.
+    /// The prompt format for fill-in-the-middle; `None` if the model does not support it.
     pub infill: Option<&'static Infill>,
 }
 
-/// `generation_config.json` and `config.json`, as far as they matter here.
+/// The relevant fields of `generation_config.json` and `config.json`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct TokenConfig {
@@ -45,10 +45,11 @@ enum OneOrMany {
 }
 
 impl TextFiles {
-    /// Reads a model's files; `file` gives them by name. The tokenizer keeps at most so many bytes of known prompts and words.
+    /// Reads a model's files; `file` returns them by name. The tokenizer caches at most `cache_bytes` of known prompts and
+    /// words.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the file at fault.
+    /// `InvalidArgument`, naming the invalid file.
     pub fn read(
         file: impl Fn(&str) -> Option<Vec<u8>>,
         tokenizer_cache_bytes: usize,

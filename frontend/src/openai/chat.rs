@@ -13,30 +13,30 @@ use super::tools::{ToolOptions, read_calls};
 use crate::error::ApiError;
 use crate::json::{JsonBody, Meter};
 
-/// A chat completion request, checked but for what the model decides (its template, its context, its capabilities).
+/// A validated chat completion request. Checks that depend on the model (template, context, capabilities) come later.
 ///
 /// # Source
 /// <https://platform.openai.com/docs/api-reference/chat/create>
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChatRequest {
-    /// What it shares with completions.
+    /// The fields shared with completions.
     pub params: CommonParams,
-    /// The messages, oldest first; each has a `role`, and text parts alone are joined to one `content` string.
+    /// The messages, oldest first. Each has a `role`; content that is only text parts is joined to one string.
     pub messages: Vec<Value>,
-    /// What they have beside text, in order.
+    /// Their images and other media, in order.
     pub media: Vec<ChatMedium>,
-    /// The tools it offers.
+    /// The tools that it offers.
     pub tools: ToolOptions,
     /// Whether the prompt ends with the beginning of an assistant message.
     pub add_generation_prompt: bool,
     /// Further variables of the chat template.
     pub template_args: Map<String, Value>,
-    /// How much the model is to think, for templates that ask.
+    /// The reasoning effort, for templates that use it.
     pub reasoning_effort: Option<String>,
 }
 
 impl ChatRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -47,7 +47,7 @@ impl ChatRequest {
         Self::read(Fields::parse(body)?, limits)
     }
 
-    /// Reads the fields of a request, wherever they come from.
+    /// Parses the fields of a request from any source.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -86,7 +86,7 @@ impl ChatRequest {
 }
 
 impl ChatRequest {
-    /// The same of a request of another API, whose media stand at these places.
+    /// Sets the positions of the media, for a request converted from another API.
     pub(crate) fn with_media_at(mut self, places: Vec<String>) -> Self {
         for (medium, at) in self.media.iter_mut().zip(places) {
             medium.at = at;
@@ -103,7 +103,7 @@ fn read_template_args(fields: &mut Fields<'_>) -> Result<Map<String, Value>, Api
     }
 }
 
-/// A message with its content as templates expect it: one string, unless it has more than text.
+/// A message with its content as templates expect it: one string, if it is only text.
 fn read_message(
     index: usize,
     message: Value,
@@ -156,7 +156,7 @@ fn read_message(
     Ok(Value::Object(message))
 }
 
-/// What the API has and this server does not (yet).
+/// Refuses fields that the API has and this server does not support (yet).
 fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.refuse(
         "modalities",

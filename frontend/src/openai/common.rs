@@ -1,4 +1,4 @@
-//! What chat completions and completions have in common.
+//! Fields shared by chat completions and completions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::response::SERVICE_TIER;
 use crate::config::FrontendConfig;
 use crate::error::ApiError;
 
-/// Parameters that are accepted and have no effect here, unless they were read; `docs/guide/openai-api.md` lists them.
+/// Parameters that are accepted without effect, unless they were read; `docs/guide/openai-api.md` lists them.
 pub(super) const IGNORED: &[&str] = &[
     "user",
     "metadata",
@@ -29,10 +29,10 @@ pub(super) const IGNORED: &[&str] = &[
     "prompt_cache_retention",
 ];
 
-/// The annotation of an answer that says how it was routed.
+/// The annotation that asks how an answer was routed.
 const ROUTER_ANNOTATION: &str = "router";
 
-/// Bounds on what a request may ask for.
+/// Limits on what a request may ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ParamLimits {
     /// The largest `n`.
@@ -55,7 +55,7 @@ pub struct ParamLimits {
     pub max_media_bytes: usize,
     /// Whether hints that have no effect here are refused.
     pub is_strict: bool,
-    /// Whether it matters what requests say that they have in common with others.
+    /// Whether the server routes by affinity, so that affinity fields are read.
     pub has_affinity: bool,
 }
 
@@ -77,50 +77,50 @@ impl From<&FrontendConfig> for ParamLimits {
     }
 }
 
-/// What a stream has beside the answers.
+/// Options of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Streaming {
     /// Whether it ends with a chunk of usage.
     pub has_usage: bool,
 }
 
-/// The parameters both APIs share, checked.
+/// The validated parameters shared by both APIs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommonParams {
     /// The model's name or alias.
     pub model: String,
     /// How many answers to each prompt.
     pub n: u32,
-    /// How to stream, where it is asked for.
+    /// How to stream, if requested.
     pub stream: Option<Streaming>,
     /// Strings that end an answer.
     pub stop_strings: Arc<[String]>,
-    /// When else an answer ends; the model's end-of-sequence ids are added later.
+    /// Other stop conditions; the model's end-of-sequence ids are added later.
     pub stop: StopConditions,
-    /// How tokens are chosen.
+    /// Sampling options.
     pub sampling: SamplingOptions,
-    /// The log probabilities it asks for.
+    /// The log probabilities that it asks for.
     pub logprobs: Option<LogprobOptions>,
-    /// What binds the answers.
+    /// The constraint on the answers (guided decoding).
     pub guided: Option<GuidedOptions>,
     /// Scheduling priority.
     pub priority: i32,
     /// The data-parallel rank that must serve it.
     pub data_parallel_rank: Option<u32>,
-    /// Narrows whose KV blocks it may share; the caller's key is added where there are keys.
+    /// Isolates its KV blocks from requests with other salts; the caller's key is added if there are keys.
     pub cache_salt: Option<String>,
-    /// What it has in common with others that are best served by the same instance, where that matters.
+    /// A key shared with requests that the same instance should serve, if the server routes by affinity.
     pub affinity: Option<String>,
-    /// Free values for the engine.
+    /// Custom values for the engine.
     pub annotations: Shared<BTreeMap<String, Value>>,
     /// Whether the answer says how it was routed.
     pub is_explained: bool,
-    /// What it says that has no effect here.
+    /// Its fields that have no effect here.
     pub hints: Hints,
 }
 
 impl CommonParams {
-    /// Reads the shared fields. `default_max_tokens` applies when the request sets no limit.
+    /// Parses the shared fields. `default_max_tokens` applies if the request sets no limit.
     pub(super) fn read(
         fields: &mut Fields<'_>,
         limits: &ParamLimits,
@@ -169,7 +169,7 @@ impl CommonParams {
         Ok(params)
     }
 
-    /// Parameters beyond OpenAI's, at the top level or in an extension object.
+    /// Parses parameters beyond OpenAI's, at the top level or in an extension object.
     fn read_extensions(
         &mut self,
         fields: &mut Fields<'_>,
@@ -193,7 +193,7 @@ impl CommonParams {
         self.sampling.repetition_penalty = fields
             .f32("repetition_penalty")?
             .or(self.sampling.repetition_penalty);
-        // Also what a value in another place will override.
+        // Validates also values that another place will override.
         self.sampling.validate()?;
         if let Some(priority) = fields.i64("priority")? {
             self.priority = i32::try_from(priority)
@@ -243,7 +243,7 @@ impl CommonParams {
     }
 }
 
-/// The narrower of the two fields that say what requests have in common. Where they have no effect they are left to be ignored.
+/// The more specific of the two affinity fields. If they have no effect, they are left unread, and then ignored.
 fn read_affinity(
     fields: &mut Fields<'_>,
     limits: &ParamLimits,
@@ -257,7 +257,7 @@ fn read_affinity(
     }
 }
 
-/// How long a value is as JSON.
+/// The length of a value as JSON.
 pub(crate) fn json_bytes(value: &impl serde::Serialize) -> usize {
     struct Count(usize);
     impl std::io::Write for Count {
@@ -284,7 +284,7 @@ fn at_most(name: &str, most: usize, got: usize, what: &str) -> Result<(), ApiErr
     Err(ApiError::invalid(name, problem))
 }
 
-/// Reads one of the two names of the limit. A value that is overruled is checked too.
+/// Parses one of the two names of the limit. A value that is overridden is checked too.
 fn read_max_tokens(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<u32>, ApiError> {
     match fields.u32(name)? {
         Some(0) => Err(ApiError::invalid(name, "must be at least 1")),

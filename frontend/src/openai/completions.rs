@@ -10,22 +10,22 @@ use super::prompts::read_prompts;
 use crate::error::ApiError;
 use crate::json::JsonBody;
 
-/// Tokens generated when the request sets no limit, as in OpenAI's API.
+/// The token limit if the request sets none, as in OpenAI's API.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// A completion request, checked but for what the model decides.
+/// A validated completion request. Checks that depend on the model come later.
 ///
 /// # Source
 /// <https://platform.openai.com/docs/api-reference/completions/create>
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompletionRequest {
-    /// What it shares with chat completions.
+    /// The fields shared with chat completions.
     pub params: CommonParams,
     /// The prompts, at least one.
     pub prompts: Vec<Prompt>,
     /// Whether an answer begins with its prompt.
     pub echo: bool,
-    /// What comes behind each answer.
+    /// The text after each answer.
     pub suffix: Option<String>,
 }
 
@@ -39,7 +39,7 @@ pub enum Prompt {
 }
 
 impl CompletionRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     ///
     /// # Errors
     /// A 400 that names the field.

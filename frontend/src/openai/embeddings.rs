@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: its request read, its response written.
+//! `/v1/embeddings`: parses requests and writes responses.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -11,7 +11,7 @@ use super::prompts::read_prompts;
 use crate::error::ApiError;
 use crate::json::JsonBody;
 
-/// An embeddings request, checked but for what the model decides.
+/// A validated embeddings request. Checks that depend on the model come later.
 ///
 /// # Source
 /// <https://platform.openai.com/docs/api-reference/embeddings/create>
@@ -32,13 +32,13 @@ use crate::json::JsonBody;
 pub struct EmbeddingRequest {
     /// The model's name or alias.
     pub model: String,
-    /// What to embed, at least one.
+    /// The inputs, at least one.
     pub inputs: Vec<Prompt>,
     /// How the numbers are written.
     pub encoding: EncodingFormat,
-    /// The length the embeddings are cut to, at least 1; `None` for the model's own.
+    /// The length to which the embeddings are cut, at least 1; `None` for the model's own.
     pub dimensions: Option<u32>,
-    /// What it says that has no effect here.
+    /// Its fields that have no effect here.
     pub hints: Hints,
 }
 
@@ -53,7 +53,7 @@ pub enum EncodingFormat {
 }
 
 impl EmbeddingRequest {
-    /// Reads a request body with at most `max_inputs` inputs.
+    /// Parses a request body with at most `max_inputs` inputs.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -103,7 +103,7 @@ fn refuse_empty(inputs: &[Prompt]) -> Result<(), ApiError> {
     }
 }
 
-/// The response's body. Numbers are written as the `f32` they are, never widened.
+/// The response's body. Numbers are written as `f32`, never widened.
 ///
 /// # Examples
 /// ```

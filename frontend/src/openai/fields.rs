@@ -1,4 +1,4 @@
-//! Reading a JSON object field by field, so that every error names its field and nothing is dropped in silence.
+//! Reads a JSON object field by field, so that every error names its field and no field is dropped silently.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,10 +11,10 @@ use super::hints::Hints;
 use crate::error::ApiError;
 use crate::json::{self, JsonBody, Meter, describe, sketch};
 
-/// A value of no more bytes may be one that asks for nothing.
+/// Only values up to this length are compared with neutral values.
 const SHORT_BYTES: usize = 64;
 
-/// The fields of a request that were not read yet. A field is made a value when it is taken, and one that nobody takes never.
+/// The unread fields of a request. A field is parsed when it is taken; a field that is never taken is never parsed.
 ///
 /// # Examples
 /// ```
@@ -31,15 +31,15 @@ pub struct Fields<'a> {
     fields: Vec<(String, Field<'a>)>,
     prefix: &'static str,
     meter: Rc<Meter>,
-    /// Those of the whole request.
+    /// The hints of the whole request.
     hints: Rc<RefCell<Hints>>,
 }
 
 #[derive(Debug)]
 enum Field<'a> {
-    /// JSON, as it came.
+    /// Raw JSON.
     Text(&'a str),
-    /// What another API's field was made.
+    /// A field of a chat, converted from another API's request.
     Made(Value),
 }
 
@@ -56,13 +56,13 @@ impl<'a> Fields<'a> {
     /// Takes a body that must be a JSON object.
     ///
     /// # Errors
-    /// A 400 that says where the JSON breaks, or what it is instead of an object.
+    /// A 400 that says where the JSON is invalid, or what it is instead of an object.
     pub fn parse(body: impl Into<JsonBody<'a>>) -> Result<Self, ApiError> {
         let body = body.into();
         Ok(Self::of(body.fields()?, "", body.meter()))
     }
 
-    /// The fields of a chat that another API's request asks for.
+    /// The fields of a chat, converted from another API's request.
     pub(crate) fn made(fields: Map<String, Value>, meter: &Rc<Meter>) -> Self {
         let made = |(name, value)| (name, Field::Made(value));
         Self {
@@ -83,13 +83,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A part of the same request.
+    /// Marks these fields as a part of the request `whole`.
     fn within(self, whole: &Self) -> Self {
         let hints = Rc::clone(&whole.hints);
         Self { hints, ..self }
     }
 
-    /// Counts what is made of the request.
+    /// The meter of what is made from the request.
     pub(crate) fn meter(&self) -> &Rc<Meter> {
         &self.meter
     }
@@ -107,7 +107,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes a field that must be an object; its own fields are read the same way. `prefix` is put before their names.
+    /// Takes a field that must be an object; its own fields are read the same way. Error messages prepend `prefix` to their
+    /// names.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -126,7 +127,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Looks at a field, as a value of its own, and leaves it to be read.
+    /// Copies a field's value and leaves the field unread.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -139,16 +140,16 @@ impl<'a> Fields<'a> {
         Ok(value.transpose()?.filter(|value| !value.is_null()))
     }
 
-    /// Takes a field as it is; `null` counts as absent.
+    /// Takes a field of any type; `null` counts as absent.
     ///
     /// # Errors
-    /// A 400 that names the field, where it is too much or cannot be read; a 503 where there is no memory for it.
+    /// A 400 that names the field if it is too large or cannot be read; a 503 if there is no memory for it.
     pub fn take(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
         let field = self.remove(name);
         field.map(|field| self.make(name, field)).transpose()
     }
 
-    /// Takes a field as it is into a chat's, under its name there.
+    /// Moves a field of any type into a chat, under its name there.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -164,7 +165,7 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Takes a field of which lists and objects are refused; nothing is made of those.
+    /// Takes a field that must not be a list or an object; those are refused without parsing.
     fn scalar(&mut self, name: &str) -> Result<Option<Value>, ApiError> {
         let field = self.remove(name);
         let value = field.map(|field| match field {
@@ -233,7 +234,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes an integer of 64 bits with a sign.
+    /// Takes a signed integer of 64 bits.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -247,7 +248,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes an integer of 64 bits, with or without sign, for its bits.
+    /// Takes the bits of a 64-bit integer, signed or unsigned.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -296,10 +297,10 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes the JSON of a field that only a body has.
+    /// Takes the raw JSON of a field; only for requests that come as a body.
     ///
     /// # Errors
-    /// A 400 that names the field, where it has been read already.
+    /// A 400 that names the field if it was already parsed.
     pub(super) fn text(&mut self, name: &str) -> Result<Option<&'a str>, ApiError> {
         match self.remove(name) {
             None => Ok(None),
@@ -308,7 +309,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The 400 for a field of the wrong type, whatever is in it.
+    /// The 400 for a field of the wrong type, from its raw form.
     fn not_that(&self, name: &str, expected: &str, got: Field<'a>) -> ApiError {
         let got = match got {
             Field::Text(text) => {
@@ -328,20 +329,20 @@ impl<'a> Fields<'a> {
         )
     }
 
-    /// The name of a field as the client finds it.
+    /// The name of a field with its prefix, as the client sees it.
     #[must_use]
     pub fn full_name(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
-    /// Refuses a field that is there and not one of the values that ask for nothing.
+    /// Refuses a field, unless it is absent or one of the `neutral` values, which ask for nothing.
     ///
     /// # Errors
     /// A 400 that names the field.
     pub fn refuse(&mut self, name: &str, neutral: &[Value], why: &str) -> Result<(), ApiError> {
         let is_neutral = match self.remove(name) {
             None => true,
-            // None of them is long.
+            // All neutral values are short.
             Some(Field::Text(text)) => {
                 text.len() <= SHORT_BYTES
                     && serde_json::from_str(text).is_ok_and(|value| neutral.contains(&value))
@@ -354,10 +355,11 @@ impl<'a> Fields<'a> {
         Err(ApiError::unsupported(self.full_name(name), why))
     }
 
-    /// Takes a text that cannot make an answer wrong and has no effect here. One of `neutral` asks for nothing.
+    /// Takes a string that has no effect here and whose absence cannot make an answer wrong. Values in `neutral` ask for
+    /// nothing.
     ///
     /// # Errors
-    /// A 400 that names the field, where it is no text.
+    /// A 400 that names the field if it is not a string.
     pub(crate) fn hint(
         &mut self,
         name: &str,
@@ -373,12 +375,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Notes a field that was read and has no effect.
+    /// Records a field that was read and has no effect.
     pub(crate) fn ignore(&self, name: &str) {
         self.hints.borrow_mut().ignore(self.full_name(name));
     }
 
-    /// Refuses whatever was not read, but for the names in `ignored`, which are hints.
+    /// Refuses unread fields, except the names in `ignored`, which are hints.
     ///
     /// # Errors
     /// A 400 that names the first unknown field.
@@ -389,7 +391,7 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// As [`Self::finish`], of the whole request: its hints.
+    /// Like [`Self::finish`], for the whole request; returns its hints.
     ///
     /// # Errors
     /// A 400 that names the first unknown field.
@@ -399,10 +401,10 @@ impl<'a> Fields<'a> {
         Ok(hints.take())
     }
 
-    /// As [`Self::finish`], of fields that are read afterwards.
+    /// Like [`Self::finish`], for fields that are read later.
     ///
     /// # Errors
-    /// A 400 that names the first field that is not one of `known`.
+    /// A 400 that names the first field that is not in `known`.
     pub(crate) fn refuse_all_but(&self, known: &[&str]) -> Result<(), ApiError> {
         let unknown = self
             .fields

@@ -1,4 +1,4 @@
-//! What binds an answer: `response_format`, and the `guided_*` fields beyond OpenAI's.
+//! Constraints on answers: `response_format`, and the `guided_*` fields beyond OpenAI's.
 
 use std::collections::BTreeSet;
 
@@ -9,17 +9,17 @@ use super::fields::Fields;
 use crate::error::ApiError;
 use crate::json::Meter;
 
-/// A language that the answer must belong to, and the field that asks for it.
+/// A constraint on the answer, and the field that asks for it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GuidedOptions {
-    /// The language.
+    /// The constraint.
     pub decoding: GuidedDecoding,
     /// The field, with its path.
     pub field: String,
 }
 
 impl GuidedOptions {
-    /// The `response_format` of a chat; `None` for plain text.
+    /// Parses the `response_format` of a chat; `None` for plain text.
     pub(super) fn read_response_format(fields: &mut Fields<'_>) -> Result<Option<Self>, ApiError> {
         let Some(mut format) = fields.object("response_format", "response_format.")? else {
             return Ok(None);
@@ -41,7 +41,7 @@ impl GuidedOptions {
         }))
     }
 
-    /// The `guided_*` fields of a request or of an extension in it.
+    /// Parses the `guided_*` fields of a request or of an extension object in it.
     pub(super) fn read_extensions(fields: &mut Fields<'_>) -> Result<Option<Self>, ApiError> {
         let mut found = None;
         for (name, read) in READERS {
@@ -54,7 +54,7 @@ impl GuidedOptions {
         Ok(found)
     }
 
-    /// Binds the engine, if it can be bound so.
+    /// Returns the constraint, if the engine supports it.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -62,7 +62,7 @@ impl GuidedOptions {
         if declared.contains(&kind(&self.decoding)) {
             return Ok(self.decoding);
         }
-        // Any object is what a schema can say too.
+        // A JSON schema can express "any object" too.
         if self.decoding == GuidedDecoding::JsonObject && declared.contains(&GuidedKind::JsonSchema)
         {
             return Ok(GuidedDecoding::JsonSchema(json!({"type": "object"})));
@@ -72,7 +72,7 @@ impl GuidedOptions {
     }
 }
 
-/// Takes `other` where nothing binds the answer yet.
+/// Takes `other` unless there is a constraint already.
 ///
 /// # Errors
 /// A 400 that names the later of two.
@@ -106,7 +106,7 @@ fn kind(decoding: &GuidedDecoding) -> GuidedKind {
     }
 }
 
-/// The schema in a `response_format`. Its name and description are for the reader.
+/// The schema in a `response_format`. Its name and description are for people.
 fn read_schema(format: &mut Fields<'_>) -> Result<Value, ApiError> {
     let prefix = "response_format.json_schema.";
     let inner = format.object("json_schema", prefix)?;
@@ -170,7 +170,7 @@ fn text(field: &str, value: Value) -> Result<String, ApiError> {
     }
 }
 
-/// A schema is an object, or `true` for anything at all. `false` allows nothing, which no answer can be.
+/// A schema is an object, or `true` for anything at all. `false` allows nothing, which no answer can satisfy.
 fn check_schema(field: &str, schema: &Value) -> Result<(), ApiError> {
     match schema {
         Value::Object(_) | Value::Bool(true) => Ok(()),

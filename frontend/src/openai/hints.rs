@@ -1,6 +1,6 @@
-//! [`Hints`]: fields of a request that have no effect on its answer here. They are accepted, and their names are told.
+//! [`Hints`]: fields of a request that have no effect on its answer here. They are accepted, and their names are reported.
 //!
-//! What would change an answer's meaning is no hint: that is refused by name wherever it is not honoured.
+//! Fields that would change an answer's meaning are not hints: unless supported, they are refused by name.
 
 use crate::error::ApiError;
 
@@ -8,28 +8,28 @@ use crate::error::ApiError;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Hints {
     hints: Vec<Hint>,
-    /// Whether a hint that asks for something is refused.
+    /// Whether to refuse hints that ask for something.
     is_strict: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Hint {
     field: String,
-    /// Why it has no effect, where a strict server refuses it.
+    /// Why it has no effect, if a strict server refuses it.
     refusal: Option<&'static str>,
 }
 
 impl Hints {
-    /// Takes a field that no server refuses.
+    /// Records a field that no server refuses.
     pub(crate) fn ignore(&mut self, field: impl Into<String>) {
         let (field, refusal) = (field.into(), None);
         self.hints.push(Hint { field, refusal });
     }
 
-    /// Takes a field that a strict server refuses, and `why`: at once, or when it is [`checked`](Self::checked).
+    /// Records a field that a strict server refuses, and `why`: refuses it at once, or in [`checked`](Self::checked).
     ///
     /// # Errors
-    /// A 400 that names the field, where the server is known to be strict.
+    /// A 400 that names the field if the server is known to be strict.
     pub(crate) fn accept(
         &mut self,
         field: impl Into<String>,
@@ -44,10 +44,10 @@ impl Hints {
         Ok(())
     }
 
-    /// The same for a server that is strict, or not.
+    /// Applies the server's strictness.
     ///
     /// # Errors
-    /// A 400 that names the first field which a strict server refuses.
+    /// A 400 that names the first field that a strict server refuses.
     pub(crate) fn checked(self, is_strict: bool) -> Result<Self, ApiError> {
         let refused = self
             .hints
@@ -59,7 +59,7 @@ impl Hints {
         }
     }
 
-    /// Puts `others` before its own.
+    /// Puts `others` before its own hints.
     pub(crate) fn behind(&mut self, others: Self) {
         let own = std::mem::replace(&mut self.hints, others.hints);
         self.hints.extend(own);

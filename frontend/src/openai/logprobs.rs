@@ -1,4 +1,4 @@
-//! Log probabilities: what a request asks for, and the `logprobs` of a choice.
+//! Log probabilities: a request's options, and the `logprobs` of a choice.
 
 use std::fmt::Write as _;
 
@@ -9,23 +9,23 @@ use super::response::Api;
 use crate::answer::{CandidateToken, TokenLogprobs};
 use crate::error::ApiError;
 
-/// The most candidates for each token, as in OpenAI's API. An engine may give fewer.
+/// The most candidates for each token, as in OpenAI's API. An engine may return fewer.
 const MAX_TOP_LOGPROBS: u32 = 20;
 
-/// What stands for a probability of zero: JSON has no infinities, and OpenAI's API writes this.
+/// The value for a probability of zero: JSON has no infinities, and OpenAI's API writes this.
 const IMPOSSIBLE: f64 = -9999.0;
 
 /// The log probabilities that a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogprobOptions {
-    /// Candidates for each token beside the chosen one.
+    /// The number of candidates for each token, besides the chosen one.
     pub top: u32,
-    /// The field that asks for so many.
+    /// The field that asks for them.
     pub field: &'static str,
 }
 
 impl LogprobOptions {
-    /// A chat's `logprobs` and `top_logprobs`.
+    /// Parses a chat's `logprobs` and `top_logprobs`.
     pub(super) fn read_chat(fields: &mut Fields<'_>) -> Result<Option<Self>, ApiError> {
         let is_asked = fields.bool("logprobs")?.unwrap_or(false);
         let top = fields.u32("top_logprobs")?.unwrap_or(0);
@@ -37,7 +37,7 @@ impl LogprobOptions {
         is_asked.then(|| Self::try_new(top, field)).transpose()
     }
 
-    /// The `logprobs` of a completion.
+    /// Parses a completion's `logprobs`.
     pub(super) fn read_completion(fields: &mut Fields<'_>) -> Result<Option<Self>, ApiError> {
         let top = fields.u32("logprobs")?;
         top.map(|top| Self::try_new(top, "logprobs")).transpose()
@@ -51,7 +51,7 @@ impl LogprobOptions {
         Ok(Self { top, field })
     }
 
-    /// Refuses what an engine that gives `max` candidates cannot give; `None` gives no log probabilities at all.
+    /// Refuses what an engine with at most `max` candidates cannot return; `None` if it returns no log probabilities.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -73,7 +73,7 @@ impl LogprobOptions {
     }
 }
 
-/// The `logprobs` of a choice, or of a piece of one.
+/// The `logprobs` of a choice, or of a delta.
 #[must_use]
 pub fn logprobs_json(api: Api, rated: &[TokenLogprobs]) -> Value {
     match api {
@@ -90,7 +90,7 @@ pub fn logprobs_json(api: Api, rated: &[TokenLogprobs]) -> Value {
     }
 }
 
-/// A token as the `content` of a chat's `logprobs` has it.
+/// A token in the `content` of a chat's `logprobs`.
 pub(crate) fn chat_token(token: &TokenLogprobs) -> Value {
     let mut fields = chat_candidate(&token.chosen);
     fields["top_logprobs"] = token.top.iter().map(chat_candidate).collect();
@@ -105,11 +105,11 @@ fn chat_candidate(candidate: &CandidateToken) -> Value {
     })
 }
 
-/// The candidates by name, always with the token that was chosen.
+/// The candidates by text, always including the chosen token.
 fn completion_top(token: &TokenLogprobs) -> Value {
     let mut top = Map::new();
     for candidate in token.top.iter().chain([&token.chosen]) {
-        // Of tokens that look the same the most probable counts: the first.
+        // Of tokens with the same text, the most probable counts: the first.
         top.entry(completion_name(candidate))
             .or_insert_with(|| number(candidate).into());
     }
@@ -120,7 +120,7 @@ fn completion_name(candidate: &CandidateToken) -> String {
     name(candidate, "bytes:")
 }
 
-/// The token's text; where that is not text, the mark and its bytes as escapes.
+/// The token's text; if its bytes are not UTF-8, `mark` and the bytes as escapes.
 fn name(candidate: &CandidateToken, mark: &str) -> String {
     if let Ok(text) = std::str::from_utf8(&candidate.bytes) {
         return text.to_owned();
@@ -133,12 +133,12 @@ fn name(candidate: &CandidateToken, mark: &str) -> String {
     name
 }
 
-/// The log probability as the decimal number the engine meant: -0.1, and not the 64 bits nearest to 32 bits nearest to it.
+/// The log probability as the shortest decimal number for the `f32`: -0.1, not the `f64` nearest to that `f32`.
 fn number(candidate: &CandidateToken) -> f64 {
     let shortest = candidate.logprob.to_string().parse();
     let number = shortest.unwrap_or(IMPOSSIBLE);
     if number.is_finite() {
-        // Of the two zeros the plain one.
+        // Turns negative zero into zero.
         number + 0.0
     } else {
         IMPOSSIBLE

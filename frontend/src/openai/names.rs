@@ -1,4 +1,4 @@
-//! The names that OpenAI's APIs have for places in a request.
+//! OpenAI's names for positions in a request.
 
 use std::borrow::Cow;
 
@@ -24,13 +24,13 @@ pub fn embedding_name(param: &Param) -> Cow<'_, str> {
     named(param, "input")
 }
 
-/// The name in a request to rank documents again.
+/// The name in a rerank request.
 #[must_use]
 pub fn rerank_name(param: &Param) -> Cow<'_, str> {
     named(param, "documents")
 }
 
-/// The name in a request for scores.
+/// The name in a score request.
 #[must_use]
 pub fn score_name(param: &Param) -> Cow<'_, str> {
     named(param, "text_2")

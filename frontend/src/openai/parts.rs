@@ -1,4 +1,4 @@
-//! The parts of a chat message: text, and media that a model may take beside it.
+//! The parts of a chat message: text, images and other media.
 
 use genset_backend_common::request::{MAX_MEDIA, Media, MediaError, MediaKind, Part, PartPlace};
 use serde_json::{Value, json};
@@ -7,22 +7,22 @@ use super::common::ParamLimits;
 use crate::error::ApiError;
 use crate::json::describe;
 
-/// A medium of a chat.
+/// An image or other medium in a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChatMedium {
-    /// What it is.
+    /// Its kind.
     pub kind: MediaKind,
-    /// Where it stands in the chat.
+    /// Its position in the chat.
     pub place: PartPlace,
-    /// Where it stands in the request, as its API calls it.
+    /// Its position in the request, as its API names it.
     pub at: String,
-    /// Its length; 0 for one that is yet to be fetched.
+    /// Its length; 0 until it is fetched.
     pub(crate) bytes: usize,
-    /// Whether the chat has it by an http or https URL.
+    /// Whether it is given as an http or https URL.
     pub(crate) is_remote: bool,
 }
 
-/// Reads the contents of a chat's messages, within the bounds of all of them.
+/// Reads the contents of a chat's messages, and enforces limits on their sum.
 #[derive(Debug)]
 pub(super) struct Contents {
     max_bytes: usize,
@@ -39,8 +39,8 @@ impl Contents {
         }
     }
 
-    /// A content that is a list: one string where all of it is text, as templates expect it, else the parts with no more than what is
-    /// known of them.
+    /// Reads a content list: one string if all parts are text, as templates expect it, else the parts, reduced to known
+    /// fields.
     pub(super) fn read(
         &mut self,
         name: &str,
@@ -83,7 +83,7 @@ impl Contents {
         Ok(made)
     }
 
-    /// Checks what a medium carries, and that there are not too many of them. Its length, and whether it is elsewhere.
+    /// Checks a medium and the number of media. Returns its length, and whether it is remote.
     fn count(&mut self, at: &str, part: &Part<'_>) -> Result<(usize, bool), ApiError> {
         if self.media.len() >= MAX_MEDIA {
             let problem = format!("a request may have at most {MAX_MEDIA} images and sounds");
@@ -101,7 +101,7 @@ impl Contents {
     }
 }
 
-/// Checks a medium that a request of another API became a part of, under its own name there.
+/// Checks a medium from another API's request, under its name there.
 pub(crate) fn check_shown(at: &str, part: &Value) -> Result<(), ApiError> {
     match Part::of(part) {
         Ok(Part::ImageUrl(url)) if is_remote(url) => Ok(()),
@@ -110,7 +110,7 @@ pub(crate) fn check_shown(at: &str, part: &Value) -> Result<(), ApiError> {
     }
 }
 
-/// Whether a URL names what is elsewhere.
+/// Whether a URL is remote.
 fn is_remote(url: &str) -> bool {
     let begins = |scheme: &str| {
         let beginning = url.get(..scheme.len());
@@ -119,7 +119,7 @@ fn is_remote(url: &str) -> bool {
     begins("http://") || begins("https://")
 }
 
-/// Refuses media that have more bytes together than a request's may have.
+/// Refuses media whose total size exceeds a request's limit.
 pub(crate) fn within(at: &str, bytes: usize, max_bytes: usize) -> Result<(), ApiError> {
     if bytes <= max_bytes {
         return Ok(());
@@ -131,7 +131,7 @@ pub(crate) fn within(at: &str, bytes: usize, max_bytes: usize) -> Result<(), Api
     Err(ApiError::invalid(at, problem))
 }
 
-/// The medium of a part, all of which is what it is said to be.
+/// The medium of a part, after validation.
 fn check_medium<'a>(at: &str, part: &Part<'a>) -> Result<Media<'a>, ApiError> {
     let bad = |error: MediaError| ApiError::invalid(at, error);
     let medium = part.media().map_err(bad)?;
@@ -140,8 +140,8 @@ fn check_medium<'a>(at: &str, part: &Part<'a>) -> Result<Media<'a>, ApiError> {
     Ok(medium)
 }
 
-/// Servers may read more than this of a part, such as the name of a medium that somebody sent before, or a medium in one that is
-/// called text: no more goes to them.
+/// Keeps only the known fields of an image. Engines may interpret more fields, such as the name of a medium sent earlier, or
+/// a medium inside a text part, so those are not passed on.
 fn image(at: &str, image: &mut Value) -> Result<Value, ApiError> {
     let mut made = json!({"url": image["url"].take()});
     match image["detail"].take() {

@@ -1,4 +1,4 @@
-//! Prompts and inputs: texts, lists of token ids, or lists of either, made of their JSON without a value in between.
+//! Prompts and inputs: texts, lists of token ids, or lists of either, parsed without an intermediate JSON value.
 
 use super::completions::Prompt;
 use super::fields::Fields;

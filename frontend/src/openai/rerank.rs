@@ -1,4 +1,4 @@
-//! `/v1/rerank`: its request read, its response written.
+//! `/v1/rerank`: parses requests and writes responses.
 
 use serde::Serialize;
 
@@ -9,7 +9,7 @@ use super::text_pairs::{TextList, TextPairs};
 use crate::error::ApiError;
 use crate::json::JsonBody;
 
-/// A request to put documents into the order of what they have to do with a query.
+/// A request to sort documents by their relevance to a query.
 ///
 /// # Source
 /// Jina's Reranker API, <https://api.jina.ai/redoc#tag/rerank>, and Cohere's, <https://docs.cohere.com/reference/rerank>
@@ -32,16 +32,16 @@ pub struct RerankRequest {
     pub model: String,
     /// The query with each document.
     pub pairs: TextPairs,
-    /// How many documents the answer has, at least 1; `None` for all.
+    /// The number of documents in the response, at least 1; `None` for all.
     pub top_n: Option<u32>,
-    /// Whether the answer has the documents' texts too.
+    /// Whether the response includes the documents' texts.
     pub return_documents: bool,
-    /// What it says that has no effect here.
+    /// Its fields that have no effect here.
     pub hints: Hints,
 }
 
 impl RerankRequest {
-    /// Reads a request body with at most `max_documents` documents.
+    /// Parses a request body with at most `max_documents` documents.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -78,18 +78,18 @@ impl RerankRequest {
     }
 }
 
-/// Documents in the order of their scores.
+/// Documents sorted by score.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RerankedDocuments {
-    /// The place in the request, and the score; the best first.
+    /// The index in the request, and the score; best first.
     ranked: Vec<(usize, f32)>,
-    /// The texts, if the answer has them.
+    /// The texts, if the response includes them.
     texts: Option<TextList>,
     prompt_tokens: u32,
 }
 
 impl RerankedDocuments {
-    /// Sorts documents by `scores`, which has one for each. Of those with one score, the first comes first.
+    /// Sorts documents by `scores`, one per document. The sort is stable.
     #[must_use]
     pub fn of(request: &RerankRequest, scores: &[f32], prompt_tokens: u32) -> Self {
         let mut ranked: Vec<(usize, f32)> = scores.iter().copied().enumerate().collect();
@@ -107,12 +107,12 @@ impl RerankedDocuments {
         }
     }
 
-    /// At least as many bytes as [`Self::json`] will have.
+    /// An upper bound on the bytes of [`Self::json`].
     #[must_use]
     pub fn json_bytes(&self) -> usize {
-        /// Of a result, its text aside.
+        /// For a result without its text.
         const A_RESULT: usize = 96;
-        /// Of the rest, the model's name aside.
+        /// For the rest without the model's name.
         const AROUND: usize = 512;
         let text = |&(index, _): &(usize, f32)| self.text(index).map_or(0, escaped_bytes);
         AROUND
@@ -151,7 +151,7 @@ impl RerankedDocuments {
     }
 }
 
-/// Bytes of a text as JSON has it.
+/// The length of a text as JSON.
 fn escaped_bytes(text: &str) -> usize {
     let byte = |byte: u8| match byte {
         b'"' | b'\\' => 2,
@@ -161,7 +161,7 @@ fn escaped_bytes(text: &str) -> usize {
     text.bytes().map(byte).sum()
 }
 
-/// As Jina has it, with `id` and `meta` of Cohere's.
+/// Jina's format, with Cohere's `id` and `meta`.
 #[derive(Serialize)]
 struct RerankBody<'a> {
     id: &'a str,

@@ -10,10 +10,10 @@ use crate::answer::{AnswerEnd, Completed, TokenLogprobs, TotalUsage};
 use crate::error::{ApiError, ParamName};
 use crate::markup::{Delta, Message, ToolCall};
 
-/// What the `system_fingerprint` says.
+/// The `system_fingerprint`.
 const FINGERPRINT: &str = concat!("genset-", env!("CARGO_PKG_VERSION"));
 
-/// The one tier there is.
+/// The only service tier.
 pub(super) const SERVICE_TIER: &str = "default";
 
 /// Which API an answer is for.
@@ -35,7 +35,7 @@ impl Api {
         }
     }
 
-    /// The API's name for a place in a request.
+    /// The API's name for a position in a request.
     #[must_use]
     pub const fn param_name(self) -> ParamName {
         match self {
@@ -66,18 +66,18 @@ pub struct CompletionHead {
     pub model: String,
 }
 
-/// Why a choice ended, as clients are told.
+/// Why a choice ended, as reported to clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChoiceEnd {
-    /// For the engine's reason.
+    /// The engine's reason.
     Engine(FinishReason),
-    /// To have its tools called.
+    /// The model calls tools.
     ToolCalls,
 }
 
 impl ChoiceEnd {
-    /// The reason of an answer that ended so. One that was too long says so, whatever it called before, and so does one whose
-    /// last call a stop string cut.
+    /// The finish reason of an answer. Reaching the length limit takes precedence over calls, and so does a stop string that
+    /// cut the last call.
     #[must_use]
     pub fn new(end: &AnswerEnd, has_calls: bool, has_open_call: bool) -> Self {
         let is_cut = has_open_call && end.stop_string.is_some();
@@ -88,11 +88,11 @@ impl ChoiceEnd {
         }
     }
 
-    /// The reason in OpenAI's words.
+    /// The reason in OpenAI's terms.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            // A cancelled answer is read by nobody; should one be, it was cut short.
+            // Nobody reads a cancelled answer; if somebody does, it was cut short.
             Self::Engine(FinishReason::Length | FinishReason::Cancelled) => "length",
             Self::Engine(FinishReason::Stop) => "stop",
             Self::Engine(FinishReason::ContentFilter) => "content_filter",
@@ -107,7 +107,7 @@ impl From<FinishReason> for ChoiceEnd {
     }
 }
 
-/// The `usage` object. What is not counted is 0.
+/// The `usage` object. Uncounted tokens are 0.
 #[must_use]
 pub fn usage_json(spent: &TotalUsage) -> Value {
     let TotalUsage {
@@ -165,8 +165,8 @@ pub fn completed_choice(api: Api, index: usize, answer: &Completed) -> Value {
     }
 }
 
-/// The `message` of a choice: every field that clients know, and thoughts where there are some. Content is null in one of
-/// nothing but calls.
+/// The `message` of a choice: every field that clients know, and reasoning if there is any. Content is null if the message
+/// has only calls.
 fn message_json(message: &Message) -> Value {
     let mut fields = json!({
         "role": "assistant",
@@ -217,12 +217,12 @@ pub fn response_json(head: &CompletionHead, choices: Vec<Value>, spent: &TotalUs
     response
 }
 
-/// What the `genset` of an answer says.
+/// The `genset` object of a response.
 pub(crate) fn explanation_json(explanation: &Explanation) -> Value {
     json!({"router": explanation.decisions()})
 }
 
-/// Writes the events of one stream. What never changes is rendered once; a text event is two copies and an escape.
+/// Writes the events of one stream. Constant parts are rendered once; a text event is two copies and an escape.
 ///
 /// # Examples
 /// ```
@@ -239,14 +239,14 @@ pub(crate) fn explanation_json(explanation: &Explanation) -> Value {
 #[derive(Debug, Clone)]
 pub struct ChunkEncoder {
     api: Api,
-    /// Up to the choice's index.
+    /// The bytes before the choice's index.
     before_index: Vec<u8>,
     /// From the end of the choices to the end of the event.
     after_choices: &'static [u8],
 }
 
 impl ChunkEncoder {
-    /// An encoder for one response. `has_usage`: every chunk has a `usage`, null but in the last.
+    /// An encoder for one response. With `has_usage`, every chunk has a `usage`, null except in the last.
     #[must_use]
     pub fn new(head: &CompletionHead, has_usage: bool) -> Self {
         let mut fields = json!({
@@ -259,7 +259,7 @@ impl ChunkEncoder {
         if head.api == Api::Chat {
             fields["service_tier"] = SERVICE_TIER.into();
         }
-        // An object ends with a brace, which the choices take the place of.
+        // The object ends with a brace; the choices replace it.
         let fields = fields.to_string();
         let open = fields.strip_suffix('}').unwrap_or(&fields);
         let before_index = format!("data: {open},\"choices\":[").into_bytes();
@@ -281,7 +281,7 @@ impl ChunkEncoder {
         put_json(&index, out);
     }
 
-    /// The first event of a choice, which names the role. Completions have none.
+    /// Writes the first event of a choice, with its role. Completions have none.
     pub fn start(&self, index: usize, out: &mut BytesMut) {
         match self.api {
             Api::Completions => {}
@@ -295,12 +295,12 @@ impl ChunkEncoder {
         }
     }
 
-    /// A piece of text.
+    /// Writes a piece of text.
     pub fn text(&self, index: usize, text: &str, out: &mut BytesMut) {
         self.delta(index, Delta::Content(text), &[], out);
     }
 
-    /// A piece of an answer, and the log probabilities that come with it. Completions have only content.
+    /// Writes a delta with its log probabilities. Completions have only content.
     pub fn delta(
         &self,
         index: usize,
@@ -333,7 +333,7 @@ impl ChunkEncoder {
         put_json(&logprobs_json(self.api, rated), out);
     }
 
-    /// The last event of a choice, which says why it ended, and brings the log probabilities that no other did.
+    /// Writes the last event of a choice, with its finish reason and the remaining log probabilities.
     pub fn finish(
         &self,
         index: usize,
@@ -353,7 +353,7 @@ impl ChunkEncoder {
         out.put_slice(self.after_choices);
     }
 
-    /// The usage event: no choices.
+    /// Writes the usage event: no choices.
     pub fn usage(&self, spent: &TotalUsage, out: &mut BytesMut) {
         out.put_slice(&self.before_index);
         out.put_slice(b"],\"usage\":");
@@ -361,7 +361,7 @@ impl ChunkEncoder {
         out.put_slice(b"}\n\n");
     }
 
-    /// How the answers were routed: an event without choices.
+    /// Writes how the answers were routed: an event without choices.
     pub fn explanation(&self, explanation: &Explanation, out: &mut BytesMut) {
         out.put_slice(&self.before_index);
         out.put_slice(b"],\"genset\":");
@@ -369,14 +369,14 @@ impl ChunkEncoder {
         out.put_slice(self.after_choices.get(1..).unwrap_or_default());
     }
 
-    /// An error after the first byte.
+    /// Writes an error after the first byte.
     pub fn error(&self, error: &ApiError, out: &mut BytesMut) {
         out.put_slice(b"data: ");
         put_json(&error.to_json(self.api.param_name()), out);
         out.put_slice(b"\n\n");
     }
 
-    /// The end of the stream.
+    /// Writes the end of the stream.
     pub fn done(&self, out: &mut BytesMut) {
         out.put_slice(b"data: [DONE]\n\n");
     }
@@ -409,7 +409,7 @@ fn put_delta(delta: Delta<'_>, out: &mut BytesMut) {
     }
 }
 
-/// The beginning of a call's delta, up to its index.
+/// Writes the beginning of a call's delta, up to its index.
 fn put_call(index: u32, out: &mut BytesMut) {
     out.put_slice(b"\"tool_calls\":[{\"index\":");
     put_json(&index, out);

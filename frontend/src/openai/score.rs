@@ -1,4 +1,4 @@
-//! `/v1/score`: its request read, its response written.
+//! `/v1/score`: parses requests and writes responses.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use super::text_pairs::{TextList, TextPairs};
 use crate::error::ApiError;
 use crate::json::JsonBody;
 
-/// A request for the scores of pairs of texts.
+/// A request to score pairs of texts.
 ///
 /// # Source
 /// vLLM's Score API, <https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#score-api>
@@ -30,12 +30,12 @@ pub struct ScoreRequest {
     pub model: String,
     /// The texts.
     pub pairs: TextPairs,
-    /// What it says that has no effect here.
+    /// Its fields that have no effect here.
     pub hints: Hints,
 }
 
 impl ScoreRequest {
-    /// Reads a request body with at most `max_pairs` pairs.
+    /// Parses a request body with at most `max_pairs` pairs.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -106,7 +106,7 @@ struct Item {
     score: f32,
 }
 
-/// Tokens of all pairs. Nothing is generated.
+/// The tokens of all pairs. Nothing is generated.
 #[derive(Serialize)]
 pub(super) struct ScoreUsage {
     prompt_tokens: u32,

@@ -1,13 +1,13 @@
-//! Objects of short texts, such as `metadata`: what a client notes on something that is kept, or repeated in its answer.
+//! Objects with short string values, such as `metadata`: notes of a client on a stored object or an answer.
 
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// The most entries, and the most letters of a name and of a text: those of OpenAI's `metadata`.
+/// The most entries, and the most characters of a name and of a value, as for OpenAI's `metadata`.
 const MOST: (usize, usize, usize) = (16, 64, 512);
 
-/// The entries of such an object.
+/// Parses such an object.
 ///
 /// # Errors
 /// A 400 that names the field, `field`.
@@ -18,7 +18,7 @@ pub(crate) fn short_texts<'a>(
     short_values(field, value, "texts", Value::is_string)
 }
 
-/// Checks an object of options that nothing here reads: short texts, numbers and booleans.
+/// Checks an object of options that this server does not read: short strings, numbers and booleans.
 ///
 /// # Errors
 /// As [`short_texts`].
@@ -54,7 +54,7 @@ fn short_values<'a>(
     ))
 }
 
-/// Whether a text has no more than so many letters.
+/// Whether a text has at most `letters` characters.
 pub(crate) fn is_short(text: &str, letters: usize) -> bool {
     text.chars().nth(letters).is_none()
 }

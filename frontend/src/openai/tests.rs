@@ -96,7 +96,7 @@ fn a_field_of_an_extension_is_named_with_it() {
             let name = format!("{extension}.{field}");
             assert_eq!(param_of(json!({extension: {field: "x"}})), Some(name));
         }
-        // These are OpenAI's, and stand at the top.
+        // OpenAI's own fields belong at the top level.
         assert_eq!(
             param_of(json!({extension: {"temperature": 1}})),
             Some(format!("{extension}.temperature"))
@@ -128,7 +128,7 @@ fn numbers_keep_their_range() {
         let request = parse_chat(json!({"seed": seed})).unwrap();
         assert_eq!(request.params.sampling.seed, Some(bits));
     }
-    // 2^64, which is a float as JSON.
+    // 2^64, which is a float in JSON.
     let beyond = json!({"seed": 18_446_744_073_709_551_616.0});
     assert_eq!(param_of(beyond).as_deref(), Some("seed"));
     assert_eq!(
@@ -153,7 +153,7 @@ fn numbers_keep_their_range() {
         param_of(json!({"logit_bias": {"1": 1e300}})).as_deref(),
         Some("logit_bias")
     );
-    // What another place overrides is looked at too.
+    // An overridden value is validated too.
     assert_eq!(
         param_of(json!({"repetition_penalty": -1, "genset": {"repetition_penalty": 1.1}}))
             .as_deref(),
@@ -229,7 +229,7 @@ fn events(bytes: &[u8]) -> Vec<Value> {
 }
 
 proptest! {
-    /// Whatever the text, an event is one line of JSON that gives it back.
+    /// Any text survives: an event is one line of JSON that contains it.
     #[test]
     fn any_text_survives_an_event(text: String, model: String, index in 0_usize..100, has_usage: bool) {
         for api in [Api::Chat, Api::Completions] {
@@ -262,7 +262,7 @@ proptest! {
         }
     }
 
-    /// Any bytes are read or refused, and never more.
+    /// Any bytes are either parsed or refused.
     #[test]
     fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
         prop_assert!(ChatRequest::parse(&bytes, &limits()).is_err());

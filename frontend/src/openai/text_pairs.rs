@@ -1,4 +1,4 @@
-//! [`TextPairs`]: the texts of a request that are scored two by two, with the names that the client has for them.
+//! [`TextPairs`]: the texts of a request that are scored in pairs, with their names in the request.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::fields::Fields;
 use crate::error::ApiError;
 use crate::json::{Meter, fields_of, is_list, is_null, is_object, items};
 
-/// One text or several of a field. Cheap to clone.
+/// One or several texts of a field. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextList {
     field: &'static str,
@@ -16,10 +16,10 @@ pub struct TextList {
 }
 
 impl TextList {
-    /// One text.
+    /// A list of one text.
     ///
     /// # Errors
-    /// A 400 that names the field, where the text is empty.
+    /// A 400 that names the field if the text is empty.
     pub fn of_one(field: &'static str, text: String) -> Result<Self, ApiError> {
         Self::try_new(field, vec![text], false)
     }
@@ -36,7 +36,7 @@ impl TextList {
         }
     }
 
-    /// Takes a field with a text or a list of at most `max`. A text may be an object with the one field `text`.
+    /// Takes a field with a text or a list of at most `max` texts. A text may be an object with the one field `text`.
     ///
     /// # Errors
     /// A 400 that names the text.
@@ -74,7 +74,7 @@ impl TextList {
         &self.texts
     }
 
-    /// What the client calls the text at `index`.
+    /// The name of the text at `index` in the client's request.
     #[must_use]
     pub fn name(&self, index: usize) -> String {
         if self.is_list {
@@ -84,7 +84,7 @@ impl TextList {
         }
     }
 
-    /// Bytes of all texts.
+    /// The bytes of all texts.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let text = |text: &String| size_of::<String>() + text.len();
@@ -96,7 +96,7 @@ fn plural(field: &str) -> &str {
     if field.ends_with('s') { field } else { "texts" }
 }
 
-/// A string, or an object with the one field `text`; others may be `null`, as everywhere.
+/// Parses a string, or an object with the one field `text`; other fields may be `null`, as everywhere.
 fn read_text(name: &str, json: &str, meter: &Meter) -> Result<String, ApiError> {
     if json.starts_with('"') {
         return meter.text(name, json);
@@ -122,7 +122,7 @@ fn read_text(name: &str, json: &str, meter: &Meter) -> Result<String, ApiError> 
     text.ok_or_else(|| ApiError::invalid(format!("{name}.text"), "you must provide a text"))
 }
 
-/// Texts to score two by two: one with each of several, or each with the one at its place.
+/// Pairs of texts to score: one text with each of several, or two lists of equal length.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextPairs {
     first: TextList,
@@ -133,7 +133,7 @@ impl TextPairs {
     /// The pairs of `first` with `second`.
     ///
     /// # Errors
-    /// A 400 that names the second field, where there is neither one first text nor as many as second ones.
+    /// A 400 that names the second field, unless there is one first text or as many as second texts.
     pub fn try_new(first: TextList, second: TextList) -> Result<Self, ApiError> {
         let (ones, others) = (first.texts.len(), second.texts.len());
         if ones != 1 && ones != others {
@@ -146,13 +146,13 @@ impl TextPairs {
         Ok(Self { first, second })
     }
 
-    /// What stands first in the pairs: one text for all of them, or one for each.
+    /// The first texts of the pairs: one for all pairs, or one for each.
     #[must_use]
     pub fn first(&self) -> &TextList {
         &self.first
     }
 
-    /// What stands second, one text for each pair.
+    /// The second texts, one for each pair.
     #[must_use]
     pub fn second(&self) -> &TextList {
         &self.second

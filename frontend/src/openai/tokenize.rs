@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, which OpenAI's API has not; the fields are vLLM's.
+//! `/tokenize` and `/detokenize`, which OpenAI's API does not have; the fields are vLLM's.
 
 use genset_backend_common::TokenId;
 use serde::Serialize;
@@ -10,7 +10,7 @@ use super::fields::Fields;
 use crate::error::ApiError;
 use crate::json::JsonBody;
 
-/// The fields of a chat that decide its prompt.
+/// The fields of a chat that determine its prompt.
 const CHAT_FIELDS: [&str; 4] = [
     "tools",
     "tool_choice",
@@ -18,7 +18,7 @@ const CHAT_FIELDS: [&str; 4] = [
     "chat_template_kwargs",
 ];
 
-/// A request of `/tokenize`.
+/// A request to `/tokenize`.
 ///
 /// # Source
 /// <https://docs.vllm.ai/en/latest/serving/openai_compatible_server.html#tokenizer-api>
@@ -28,26 +28,26 @@ pub struct TokenizeRequest {
     pub model: String,
     /// What to tokenize.
     pub input: TokenizeInput,
-    /// Whether the tokens are also given as they stand in the vocabulary.
+    /// Whether to return the tokens also as strings of the vocabulary.
     pub return_token_strs: bool,
 }
 
-/// What is tokenized.
+/// The input of a [`TokenizeRequest`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum TokenizeInput {
     /// Text, as a completion's prompt.
     Prompt {
         /// The text.
         text: String,
-        /// Whether the tokenizer adds what the model expects around a prompt.
+        /// Whether the tokenizer adds the special tokens that the model expects around a prompt.
         add_special_tokens: bool,
     },
-    /// Messages, as a chat's, through the model's template.
+    /// Messages of a chat, rendered with the model's template.
     Chat(Box<ChatRequest>),
 }
 
 impl TokenizeRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -86,7 +86,7 @@ fn read_model(fields: &mut Fields<'_>) -> Result<String, ApiError> {
     model.ok_or_else(|| ApiError::invalid("model", "you must provide a model"))
 }
 
-/// The chat whose prompt is asked for.
+/// Parses the chat whose prompt is tokenized.
 fn read_chat(
     fields: &mut Fields<'_>,
     model: &str,
@@ -109,7 +109,7 @@ fn read_chat(
     ChatRequest::read(Fields::made(chat, fields.meter()), limits)
 }
 
-/// The response's body of `/tokenize`, of a model with a context of so many tokens.
+/// The body of a `/tokenize` response, for a model with a context of `context_tokens`.
 ///
 /// # Examples
 /// ```
@@ -135,7 +135,7 @@ pub fn tokenize_json(
     written.unwrap_or_default()
 }
 
-/// Written as it is: as values it would take many times the memory.
+/// Serialized directly: as JSON values it would take many times the memory.
 #[derive(Serialize)]
 struct Tokens<'a> {
     count: usize,
@@ -144,7 +144,7 @@ struct Tokens<'a> {
     token_strs: Option<&'a [String]>,
 }
 
-/// A request of `/detokenize`.
+/// A request to `/detokenize`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DetokenizeRequest {
     /// The model's name or alias.
@@ -154,7 +154,7 @@ pub struct DetokenizeRequest {
 }
 
 impl DetokenizeRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     ///
     /// # Errors
     /// A 400 that names the field.

@@ -1,4 +1,4 @@
-//! The fields of a chat request that are about tools.
+//! The tool fields of a chat request.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ use crate::json::{Meter, is_object};
 /// The longest name of a tool, in bytes, as in OpenAI's API.
 const MAX_NAME_BYTES: usize = 64;
 
-/// The tools a request offers.
+/// The tools that a request offers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolOptions {
     /// The tools as the client sent them, each a function.
@@ -24,9 +24,9 @@ pub struct ToolOptions {
 /// Which tools the model may or must call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// None: the model does not see them.
+    /// None: the model does not see the tools.
     None,
-    /// As it sees fit.
+    /// The model decides.
     Auto,
     /// At least one.
     Required,
@@ -45,7 +45,7 @@ impl Default for ToolOptions {
 }
 
 impl ToolOptions {
-    /// The tools the model sees.
+    /// The tools that the model sees.
     #[must_use]
     pub fn offered(&self) -> &[Value] {
         match self.choice {
@@ -54,7 +54,7 @@ impl ToolOptions {
         }
     }
 
-    /// As [`Self::offered`].
+    /// Like [`Self::offered`], by value.
     #[must_use]
     pub fn into_offered(self) -> Vec<Value> {
         match self.choice {
@@ -83,7 +83,7 @@ impl ToolOptions {
     }
 }
 
-/// What `tools` and `tool_choice` took the place of.
+/// Refuses the fields that `tools` and `tool_choice` replaced.
 fn refuse_legacy(fields: &mut Fields<'_>) -> Result<(), ApiError> {
     fields.refuse("functions", &[json!([])], "use 'tools'")?;
     let neutral = [json!("none"), json!("auto")];
@@ -112,7 +112,7 @@ fn check_tool(at: &str, tool: &Value) -> Result<(), ApiError> {
     is("strict", Value::is_boolean, "a boolean")
 }
 
-/// A tool's or a call's `type`, which must be `function`.
+/// Checks a tool's or a call's `type`, which must be `function`.
 fn check_kind(at: &str, object: &Map<String, Value>) -> Result<(), ApiError> {
     let at = format!("{at}.type");
     match object.get("type") {
@@ -183,8 +183,8 @@ fn read_choice(fields: &mut Fields<'_>, tools: &[Value]) -> Result<ToolChoice, A
     }
 }
 
-/// The calls of an assistant's message, as templates expect them: the arguments an object. Arguments that are none stay the
-/// text they are: models err, and their templates may still print what they wrote.
+/// Reads the calls of an assistant message, as templates expect them: the arguments parsed to an object. Arguments that are
+/// not an object stay text: models make mistakes, and their templates may still print what they wrote.
 pub(super) fn read_calls(
     at: &str,
     message: &mut Map<String, Value>,
@@ -194,7 +194,7 @@ pub(super) fn read_calls(
     let calls = match message.get_mut("tool_calls") {
         None => return Ok(()),
         Some(Value::Array(calls)) if !calls.is_empty() => calls,
-        // Templates may ask only whether the key is there.
+        // Templates may only test whether the key exists.
         Some(Value::Array(_) | Value::Null) => {
             message.shift_remove("tool_calls");
             return Ok(());
@@ -222,7 +222,7 @@ fn read_call(at: &str, call: &mut Value, meter: &Meter) -> Result<(), ApiError> 
             "expected an object with name and arguments",
         ));
     };
-    // Whatever the model called, be it a name that no tool may have.
+    // Any name that the model called, even one that no tool may have.
     if !function.get("name").is_some_and(Value::is_string) {
         return Err(ApiError::invalid(format!("{at}.name"), "expected a string"));
     }
@@ -246,7 +246,7 @@ fn read_call(at: &str, call: &mut Value, meter: &Meter) -> Result<(), ApiError> 
     }
 }
 
-/// Writes the arguments of calls back as text, for templates that join them to it.
+/// Converts the arguments of calls back to text, for templates that concatenate them.
 pub(crate) fn arguments_as_text(messages: &mut [Value]) -> bool {
     let mut has_changed = false;
     for message in messages {

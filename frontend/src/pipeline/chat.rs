@@ -1,4 +1,4 @@
-//! A chat's messages to its prompt.
+//! From a chat's messages to its prompt.
 
 use std::sync::Arc;
 
@@ -19,13 +19,11 @@ use crate::work::{Owner, SHORT_WORK_BYTES, brief};
 impl Job {
     /// Templates and tokenizes a chat.
     ///
-    /// # Errors
-    /// A 400 when the model does not take what the messages have beside text, when an image cannot be fetched, when the template
-    /// refuses the messages or the model has none, when the model cannot call tools as asked, or the prompt does not fit the
-    /// context.
+    /// A 400 if the model does not support the messages' media, an image cannot be fetched, the template refuses the messages
+    /// or the model has none, the model does not support the requested tool calls, or the prompt exceeds the context.
     ///
     /// # Cancel safety
-    /// When the future is dropped, work that has not begun does not begin, and work that has stops soon.
+    /// If the future is dropped, work that has not started never starts, and running work stops soon.
     pub async fn chat(
         model: Arc<ServedModel>,
         mut request: ChatRequest,
@@ -56,7 +54,7 @@ impl Job {
             reasoning_effort,
         } = request;
         let bound = bind(&model, &mut params)?;
-        // Where media go in a prompt, and how long they are there, the engine knows.
+        // Only the engine knows where media go in a prompt, and how many tokens they take.
         let text = model.text.as_deref().filter(|_| media.is_empty());
         if let Some(effort) = reasoning_effort {
             add_reasoning_effort(text, effort, &mut template_args, &mut params.hints)?;
@@ -95,7 +93,7 @@ impl Job {
             chat.make(&with_model, quick, bound_by, owner)
         };
         let made = model.work.run(bytes, room.deadline, work).await?;
-        // An answer that must call tools has no content to be bound.
+        // An answer that must call tools has no content to constrain.
         let (may_call_instead, bound) = match made.guided {
             Some(guided) => (false, Some((guided, "tools".into()))),
             None => (bound.is_some() && made.splitting.is_some(), bound),
@@ -115,28 +113,28 @@ impl Job {
     }
 }
 
-/// What a chat's prompt is made of.
+/// The parts of a chat's prompt.
 struct Chat {
     messages: Vec<Value>,
-    /// Whether they have more than text: the engine makes the prompt then.
+    /// Whether the messages have media: the engine then makes the prompt.
     has_media: bool,
     tools: ToolOptions,
     add_generation_prompt: bool,
     template_args: Map<String, Value>,
-    /// Of the room it is made in.
+    /// The salt of the request's room.
     salt: Option<String>,
 }
 
-/// What is made of it.
+/// The prepared prompt.
 struct Made {
     input: Input,
     splitting: Option<Splitting>,
-    /// What the tools bind the answer to.
+    /// The constraint that the tools put on the answer.
     guided: Option<GuidedDecoding>,
 }
 
 impl Chat {
-    /// About the bytes to be worked on, or any number that is too many for an async thread.
+    /// The approximate bytes to process, or any number that is too large for an async thread.
     fn bytes(&self) -> usize {
         let values = self.messages.iter().chain(&self.tools.tools);
         let values = values.chain(self.template_args.values());
@@ -146,7 +144,7 @@ impl Chat {
         })
     }
 
-    /// The prompt, where the template has one within a few milliseconds.
+    /// The prompt, if the template renders it within a few milliseconds.
     fn quick_prompt(&self, model: &ServedModel) -> Result<Option<String>, TemplateError> {
         let quick = model.text.as_ref();
         let quick = quick.and_then(|text| text.quick_template.as_ref());
@@ -167,7 +165,7 @@ impl Chat {
         let (mut splitting, guided) = Splitting::plan(&model.card, model.parsers, &self.tools)?;
         match (bound_by, &self.tools.choice) {
             (None, _) | (Some(_), ToolChoice::Required | ToolChoice::Named(_)) => {}
-            // What is bound from its first token has no markup to look for.
+            // An answer that is constrained from its first token has no markup to look for.
             (Some(_), ToolChoice::None) => splitting = None,
             (Some(field), ToolChoice::Auto) => self.refuse_bound_content(model, &field)?,
         }
@@ -177,7 +175,7 @@ impl Chat {
             splitting.see_prompt(&prompt);
         }
         if self.has_media {
-            // Of OpenAI's API they are text.
+            // In OpenAI's API they are text.
             arguments_as_text(&mut self.messages);
         }
         let Some(text) = model.text.as_ref().filter(|_| !self.has_media) else {
@@ -211,7 +209,7 @@ impl Chat {
         })
     }
 
-    /// Content is bound where the tokens before it are known, and its bound tokens go on with them.
+    /// Content can only be constrained if the tokens before it are known, because the constrained tokens continue them.
     fn refuse_bound_content(&self, model: &ServedModel, field: &str) -> Result<(), ApiError> {
         let why = if model.text.is_none() || self.has_media {
             "this model's engine makes the prompt itself, and then an answer bound to a format cannot call tools"
@@ -230,7 +228,7 @@ impl Chat {
             return Err(ApiError::unsupported("messages", why));
         };
         let rendered = match template.render(&self.input()) {
-            // Most templates take the arguments of calls as objects; some join them to their text.
+            // Most templates take the arguments of calls as objects; some concatenate them as text.
             Err(TemplateError::Render { .. }) if arguments_as_text(&mut self.messages) => {
                 template.render(&self.input())
             }
@@ -239,7 +237,7 @@ impl Chat {
         rendered.map_err(|error| refused_by_template(&error))
     }
 
-    /// The prompt but for its media: it ends as the engine's does, where the model's own template has anything to say.
+    /// The prompt without its media: it ends like the engine's, if the model's own template determines that.
     fn prompt_of_texts(&self, text: &TextFiles) -> Option<String> {
         let texts = |message: &Value| {
             let fields = message.as_object()?.iter();
@@ -274,11 +272,11 @@ impl Chat {
     }
 }
 
-/// The name of the field, and of the template's variable.
+/// The name of the field and of the template's variable.
 pub(crate) const REASONING_EFFORT: &str = "reasoning_effort";
 
-/// Gives an assistant's thoughts the name too that the template of gpt-oss has for them. Beside both calls and content it
-/// refuses them.
+/// Copies an assistant message's reasoning to the name that the template of gpt-oss uses. The template refuses it next to
+/// both calls and content.
 fn name_thinking(message: &mut Value) {
     let Value::Object(message) = message else {
         return;
@@ -296,7 +294,7 @@ fn name_thinking(message: &mut Value) {
     }
 }
 
-/// Effort is a variable of the template, where it has one; elsewhere it is a hint.
+/// Effort is a variable of the template, if it has one; otherwise a hint.
 fn add_reasoning_effort(
     text: Option<&TextFiles>,
     effort: String,
@@ -309,14 +307,14 @@ fn add_reasoning_effort(
         let why = "this model's chat template has no such setting; leave the field out";
         return hints.accept(NAME, why);
     }
-    // The template's own arguments are closer to it.
+    // Explicit template arguments take precedence.
     template_args
         .entry(NAME)
         .or_insert_with(|| Value::String(effort));
     Ok(())
 }
 
-/// Refuses what the model's engine does not declare, by its place in the request.
+/// Refuses media that the model's engine does not declare, naming their position in the request.
 fn refuse_media(model: &ServedModel, media: &[ChatMedium]) -> Result<(), ApiError> {
     let declared = &model.card.capabilities.media;
     match media.iter().find(|medium| !declared.contains(&medium.kind)) {
@@ -328,7 +326,7 @@ fn refuse_media(model: &ServedModel, media: &[ChatMedium]) -> Result<(), ApiErro
     }
 }
 
-/// An engine that templates by itself takes no options for ours.
+/// An engine that applies its own template cannot take options for ours.
 fn refuse_template_options(
     add_generation_prompt: bool,
     template_args: &Map<String, Value>,

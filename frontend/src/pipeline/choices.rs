@@ -1,4 +1,4 @@
-//! A job's answers: each choice and its request are made when it starts, and what choices have in common is shared.
+//! A job's answers: each choice and its request are created when it starts; what choices have in common is shared.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -18,17 +18,17 @@ use crate::answer::{Account, Answer, StepMetrics};
 use crate::error::ApiError;
 use crate::text::Detokenizer;
 
-/// A request's checks look at so many tokens in the time that a tokenizer takes for a byte.
+/// The number of tokens that a request's checks examine in the time that a tokenizer takes for a byte.
 const CHECKED_TOKENS_A_BYTE: usize = 64;
 
 impl Job {
-    /// Checks what all answers ask for, and readies them.
+    /// Checks and prepares all answers.
     ///
     /// # Errors
-    /// What the request of any prompt is refused with by the model's card.
+    /// The model card's refusal of any prompt's request.
     ///
     /// # Cancel safety
-    /// Nothing has started when the future is dropped.
+    /// If the future is dropped, nothing has started.
     pub async fn answers(self, ctx: &RequestContext) -> Result<Answers, ApiError> {
         let job = Arc::new(self);
         let checked = Arc::clone(&job);
@@ -56,7 +56,7 @@ impl Job {
         })
     }
 
-    /// How many answers it has: so many choices for each prompt.
+    /// The number of answers: choices per prompt times prompts.
     pub(super) fn answer_count(&self) -> usize {
         self.inputs.len() * self.choices()
     }
@@ -65,7 +65,7 @@ impl Job {
         usize::try_from(self.params.n).unwrap_or(1)
     }
 
-    /// Checks the request of each prompt's first choice: the others differ in their seed alone.
+    /// Checks the request of each prompt's first choice: the others differ only in the seed.
     fn check(&self) -> Result<(), ApiError> {
         let count = self.inputs.len();
         (0..count).try_for_each(|prompt| {
@@ -83,7 +83,7 @@ impl Job {
         self.inputs.iter().map(tokens).sum::<usize>() / CHECKED_TOKENS_A_BYTE
     }
 
-    /// The special tokens among the markup of the answers.
+    /// The special tokens in the markup of the answers.
     fn markers(&self) -> Arc<[TokenId]> {
         let text = self.model.text.as_ref();
         let markers = text.zip(self.splitting.as_ref());
@@ -91,7 +91,7 @@ impl Job {
         markers.unwrap_or_default()
     }
 
-    /// The request of one choice. It copies nothing that may be large.
+    /// The request of one choice. It copies nothing large.
     fn request(&self, prompt: usize, choice: usize) -> GenerateRequest {
         let params = &self.params;
         let mut request = GenerateRequest::from_tokens(self.model.card.name.clone(), Vec::new());
@@ -104,7 +104,7 @@ impl Job {
             request.stop.eos_token_ids = text.eos_token_ids.clone();
         }
         request.sampling = params.sampling.clone();
-        // Each choice has a seed of its own, or they would all be the same.
+        // Each choice has its own seed, or all would be the same.
         let choice = u64::try_from(choice).unwrap_or(u64::MAX);
         request.sampling.seed = params.sampling.seed.map(|seed| seed.wrapping_add(choice));
         request.output.logprobs = params.logprobs.map(|logprobs| logprobs.top);
@@ -119,26 +119,26 @@ impl Job {
     }
 }
 
-/// The answers of a job, prompt by prompt. Each is made when it is taken, and starts as it is read; the place at which it comes
-/// is its index in the response.
+/// The answers of a job, prompt by prompt. Each is created when it is taken, and starts when it is polled. The order of
+/// taking is its index in the response.
 ///
-/// A request may have thousands of them. Whoever reads them has [`Self::at_once`] under way and takes another when one has
-/// ended: so a request takes no more memory or places in an engine than that, and what has not started costs nothing. Those under
-/// way must be read side by side: one that is not read waits for its place in the engine, and would not let another have its own.
+/// A request may have thousands of them. The reader keeps [`Self::at_once`] running and takes another when one has ended. So
+/// a request never takes more memory or engine slots than that, and answers that have not started cost nothing. The running
+/// ones must be polled concurrently: an unpolled answer waits for its engine slot and may keep another from getting one.
 #[derive(Debug)]
 pub struct Answers {
     job: Arc<Job>,
     ctx: RequestContext,
     markers: Arc<[TokenId]>,
     measured: Option<Measured>,
-    /// The first, which has started and was not taken yet.
+    /// The first one, if it has started and was not taken yet.
     begun: Option<Box<Answer>>,
-    /// The places of those that were not made yet.
+    /// The indexes of those that were not created yet.
     rest: Range<usize>,
     has_siblings: bool,
 }
 
-/// What measures the pace of answers, and who pays for them.
+/// Measures the pace of answers, and charges their tokens.
 #[derive(Debug)]
 struct Measured {
     steps: StepMetrics,
@@ -147,7 +147,7 @@ struct Measured {
 }
 
 impl Answers {
-    /// Measures the pace of each answer, as those to a request that arrived then, and charges their tokens to `account`.
+    /// Measures each answer's pace since `arrived`, and charges its tokens to `account`.
     pub fn measure(&mut self, steps: &StepMetrics, arrived: Instant, account: &Arc<Account>) {
         self.measured = Some(Measured {
             steps: steps.clone(),
@@ -156,25 +156,25 @@ impl Answers {
         });
     }
 
-    /// How many of them are to be under way at once.
+    /// How many of them to run at once.
     #[must_use]
     pub fn at_once(&self) -> NonZeroUsize {
         self.job.model.max_running_choices
     }
 
-    /// How they are routed, as far as they have started; `None` where nobody asks.
+    /// How the started ones are routed; `None` if the request does not ask.
     #[must_use]
     pub fn explanation(&self) -> Option<&Explanation> {
         self.ctx.explanation()
     }
 
-    /// Starts the first answer, so that what the engine refuses is known before anything is sent.
+    /// Starts the first answer, so that a refusal by the engine is known before anything is sent.
     ///
     /// # Errors
     /// The engine's refusal.
     ///
     /// # Cancel safety
-    /// The answer is still starting when the future is dropped.
+    /// If the future is dropped, the answer is still starting.
     pub async fn begin(&mut self) -> Result<(), EngineError> {
         self.begun = self.next().map(Box::new);
         match &mut self.begun {
@@ -220,15 +220,15 @@ impl Iterator for Answers {
 
 impl ExactSizeIterator for Answers {}
 
-/// One choice that is yet to start.
+/// One choice that has not started.
 struct Choice {
     of: Arc<Job>,
-    /// Its prompt's place among the job's.
+    /// Its prompt's index in the job.
     prompt: usize,
-    /// Its place among the choices of its prompt.
+    /// Its index among the choices of its prompt.
     number: usize,
     ctx: RequestContext,
-    /// Its place among all choices; `None` where it is the only one.
+    /// Its index among all choices; `None` if it is the only one.
     sibling: Option<usize>,
 }
 
@@ -295,7 +295,7 @@ impl Choice {
         })
     }
 
-    /// What is asked once the content of an answer begins that may call tools instead.
+    /// The request to send when content begins, for an answer that may call tools instead.
     fn bound(&self, request: &GenerateRequest, ctx: &RequestContext) -> Option<BoundRequest> {
         self.of.may_call_instead.then(|| BoundRequest {
             engine: Arc::clone(&self.of.model.engine),
@@ -307,7 +307,7 @@ impl Choice {
     }
 }
 
-/// What an engine answers, with the client's own field in an error about what binds the answer, now or on the way.
+/// Puts the client's own field in an engine's errors about the constraint, at the start or later.
 pub(super) fn with_clients_field(
     started: Result<OutputStream, EngineError>,
     bound_by: Option<Arc<str>>,

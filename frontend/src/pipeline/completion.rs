@@ -1,4 +1,4 @@
-//! The prompts of a completions request to their tokens.
+//! From the prompts of a completions request to their tokens.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ impl Job {
     /// Tokenizes the prompts of a completion request.
     ///
     /// # Errors
-    /// A 400 when a prompt is of a kind the model does not take, or does not fit the context.
+    /// A 400 if a prompt's kind is not supported by the model, or it exceeds the context.
     ///
     /// # Cancel safety
-    /// When the future is dropped, work that has not begun does not begin, and work that has stops soon.
+    /// If the future is dropped, work that has not started never starts, and running work stops soon.
     pub async fn completion(
         model: Arc<ServedModel>,
         request: CompletionRequest,
@@ -61,14 +61,14 @@ impl Job {
     }
 }
 
-/// What the prompts are made of.
+/// The unprepared prompts.
 struct Completion {
     prompts: Vec<Prompt>,
     echo: bool,
     suffix: Option<String>,
 }
 
-/// What is made of them.
+/// The prepared prompts.
 #[derive(Default)]
 struct Made {
     inputs: Vec<Input>,
@@ -76,12 +76,12 @@ struct Made {
 }
 
 impl Completion {
-    /// The bytes to be worked on, of all prompts together.
+    /// The bytes to process, over all prompts.
     fn bytes(&self) -> usize {
         let suffix = self.suffix.as_ref().map_or(0, String::len);
         let bytes = |prompt: &Prompt| match prompt {
             Prompt::Text(text) => text.len().saturating_add(suffix),
-            // To show a token takes about as long as a byte of text.
+            // Detokenizing a token takes about as long as tokenizing a byte of text.
             Prompt::Tokens(tokens) if self.echo => tokens.len(),
             Prompt::Tokens(_) => 0,
         };
@@ -157,7 +157,7 @@ fn tokens(
     Ok(Input::Tokens(tokens?.into()))
 }
 
-/// The prompt whose answer stands between `prompt` and `suffix`.
+/// The fill-in-the-middle prompt for the text between `prompt` and `suffix`.
 fn between(prompt: Prompt, suffix: &str, model: &ServedModel) -> Result<Prompt, ApiError> {
     let infill = model.text.as_ref().and_then(|text| text.infill);
     let Some(infill) = infill else {
@@ -173,7 +173,7 @@ fn between(prompt: Prompt, suffix: &str, model: &ServedModel) -> Result<Prompt, 
     }
 }
 
-/// A prompt as its echo shows it: token ids with all special tokens.
+/// A prompt as its echo shows it: token ids as text with all special tokens.
 fn shown(prompt: &Prompt, model: &ServedModel) -> Result<Arc<str>, ApiError> {
     match (prompt, &model.text) {
         (Prompt::Text(text), _) => Ok(text.as_str().into()),

@@ -1,4 +1,4 @@
-//! [`EmbedJob`]: from a checked embeddings request to its numbers.
+//! [`EmbedJob`]: from a validated embeddings request to its embeddings.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::model::{Matryoshka, ServedModel};
 use crate::openai::{EmbeddingRequest, Prompt};
 use crate::work::Owner;
 
-/// The most inputs that go to the engine together: an answer must fit one frame of the request plane, also with embeddings
-/// of tens of thousands of numbers, and several instances may share a large batch.
+/// The most inputs per engine call: a response must fit one frame of the request plane, even with embeddings of tens of
+/// thousands of numbers, and several instances may share a large batch.
 const INPUTS_PER_CALL: usize = 64;
 
 /// Calls of one request that run at once.
@@ -40,12 +40,12 @@ impl Prepared for EmbedJob {
     }
 }
 
-/// What an [`EmbedJob`] gives.
+/// The result of an [`EmbedJob`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Embedded {
-    /// One embedding for each input, in order, all of one length.
+    /// One embedding per input, in order, all of the same length.
     pub embeddings: Vec<Vec<f32>>,
-    /// Tokens of all inputs.
+    /// The tokens of all inputs.
     pub prompt_tokens: u32,
 }
 
@@ -53,11 +53,11 @@ impl EmbedJob {
     /// Tokenizes the inputs.
     ///
     /// # Errors
-    /// A 400 that names the field: text for a model without a tokenizer, an input over the context, a length the model's
-    /// embeddings cannot be cut to.
+    /// A 400 that names the field: text for a model without a tokenizer, an input that exceeds the context, or an unsupported
+    /// length.
     ///
     /// # Cancel safety
-    /// When the future is dropped, work that has not begun does not begin, and work that has stops soon.
+    /// If the future is dropped, work that has not started never starts, and running work stops soon.
     pub async fn prepare(
         model: Arc<ServedModel>,
         request: EmbeddingRequest,
@@ -95,7 +95,7 @@ impl EmbedJob {
         })
     }
 
-    /// The same for the data-parallel rank that must serve it.
+    /// Selects the data-parallel rank that must serve it.
     #[must_use]
     pub fn with_rank(self, data_parallel_rank: Option<u32>) -> Self {
         Self {
@@ -104,14 +104,14 @@ impl EmbedJob {
         }
     }
 
-    /// Embeds the inputs, which `account` pays for as the engine takes them.
+    /// Embeds the inputs, and charges `account` as the engine takes them.
     ///
     /// # Errors
-    /// What the model's card or an engine refuses; `Internal` when an engine gives other than one embedding of finite
-    /// numbers for each input.
+    /// A refusal by the model's card or an engine; `Internal` if an engine does not return one embedding of finite numbers
+    /// per input.
     ///
     /// # Cancel safety
-    /// Dropping the future cancels what runs.
+    /// If the future is dropped, running calls are cancelled.
     pub async fn run(
         self,
         ctx: &RequestContext,
@@ -165,7 +165,7 @@ async fn call(
     request.adapter = model.adapter_name();
     request.data_parallel_rank = data_parallel_rank;
     request.input = Input::Embed(inputs.into());
-    // Each input was checked; what is left is whether the engine embeds.
+    // Each input was checked; this checks whether the engine embeds.
     model.card.capabilities.check(&request)?;
     let mut outputs = model.engine.generate(request, ctx).await;
     let outputs = outputs.as_mut().map_err(|error| error.clone())?;
@@ -190,7 +190,7 @@ fn check_input(model: &ServedModel, index: usize, tokens: &[TokenId]) -> Result<
     let card = &model.card;
     let name = || format!("input[{index}]");
     let context = usize::try_from(card.context_length_tokens).unwrap_or(usize::MAX);
-    // An input may fill the context: nothing is generated.
+    // An input may fill the context, because nothing is generated.
     if tokens.len() > context {
         return Err(too_long(name(), tokens.len(), context));
     }
@@ -214,11 +214,11 @@ fn too_long(name: String, tokens: usize, context: usize) -> ApiError {
     }
 }
 
-/// About as many bytes of text as take as long.
+/// The bytes of text whose processing takes about as long.
 fn work_bytes(input: &Prompt) -> usize {
     match input {
         Prompt::Text(text) => text.len(),
-        // They are only looked at.
+        // Tokens are only checked.
         Prompt::Tokens(tokens) => tokens.len() / 64,
     }
 }
@@ -297,7 +297,7 @@ fn check_embeddings(embeddings: &[Vec<f32>], expected: usize) -> Result<(), Engi
     Ok(())
 }
 
-/// Cuts each embedding and gives it the length 1 again.
+/// Cuts each embedding and normalizes it to length 1 again.
 fn cut(embeddings: &mut [Vec<f32>], dimensions: u32) -> Result<(), ApiError> {
     let length = usize::try_from(dimensions).unwrap_or(usize::MAX);
     for numbers in embeddings {

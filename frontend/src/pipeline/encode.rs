@@ -1,4 +1,4 @@
-//! A prompt's text to its tokens, within what the model's context holds and for as long as somebody waits.
+//! Tokenizes a prompt's text, within the model's context, as long as somebody waits for it.
 
 use genset_backend_common::{EngineError, ErrorKind, RequestField, error::At};
 
@@ -11,22 +11,22 @@ use crate::work::Owner;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plain<'a> {
     pub(super) text: &'a str,
-    /// Whether the tokenizer adds what the model expects around a plain prompt.
+    /// Whether the tokenizer adds the special tokens that the model expects around a plain prompt.
     pub(super) add_special: bool,
-    /// Its tokens are known from texts with the same salt alone.
+    /// Cached tokens are reused only from texts with this salt.
     pub(super) salt: Option<&'a str>,
-    /// Whether an answer is to follow it in the model's context.
+    /// Whether an answer in the model's context follows it.
     pub(super) for_answer: bool,
-    /// Where the client's request has it.
+    /// Its position in the client's request.
     pub(super) param: &'a Param,
 }
 
 impl Plain<'_> {
-    /// Its tokens. One that cannot fit the model's context is refused before it is tokenized where its length says so, and
-    /// else as soon as the tokens are too many.
+    /// Tokenizes it. A text that cannot fit the model's context is refused before tokenization if its length shows that,
+    /// otherwise as soon as there are too many tokens.
     ///
     /// # Errors
-    /// A 400 that names the field; an error that nobody sees once `owner` has left.
+    /// A 400 that names the field; after `owner` has left, an error that nobody sees.
     pub(super) fn encode(
         self,
         model: &ServedModel,
@@ -64,7 +64,7 @@ impl Plain<'_> {
         })
     }
 
-    /// As the model's card says it of tokens.
+    /// The same error as the model card's for tokens.
     fn too_long(self, at_least: usize, context: usize) -> ApiError {
         let (name, at) = match self.param {
             Param::Request(field) => ("the prompt", At::Request(*field)),
@@ -84,10 +84,10 @@ impl Plain<'_> {
     }
 }
 
-/// Refuses token ids that no context of the model's holds, before anything is made of them.
+/// Refuses more token ids than the model's context holds, before they are processed.
 ///
 /// # Errors
-/// A 400, as the model's card has it.
+/// A 400, the same as the model card's.
 pub(super) fn refuse_too_many(tokens: usize, model: &ServedModel) -> Result<(), ApiError> {
     let context = context_tokens(model);
     if tokens <= context {
@@ -100,7 +100,7 @@ pub(super) fn refuse_too_many(tokens: usize, model: &ServedModel) -> Result<(), 
     Err(error.with_at(RequestField::Prompt).into())
 }
 
-/// How many tokens the model's context holds.
+/// The tokens that the model's context holds.
 pub(super) fn context_tokens(model: &ServedModel) -> usize {
     usize::try_from(model.card.context_length_tokens).unwrap_or(usize::MAX)
 }

@@ -19,26 +19,26 @@ use crate::openai::{TextList, TextPairs};
 use crate::text::PairTemplate;
 use crate::work::Owner;
 
-/// The most pairs that go to the engine together: several instances may share a large request.
+/// The most pairs per engine call: several instances may share a large request.
 const PAIRS_PER_CALL: usize = 64;
 
 /// Calls of one request that run at once.
 const CALLS_AT_ONCE: usize = 4;
 
-/// The work of one request for scores.
+/// The work of one score request.
 #[derive(Debug)]
 pub struct ScoreJob {
     model: Arc<ServedModel>,
-    /// Until the scores are there, since answers may have the texts.
+    /// Kept until the scores are ready, because responses may contain the texts.
     texts: TextPairs,
     tokens: Arc<PairTokens>,
     data_parallel_rank: Option<u32>,
 }
 
-/// The tokens of both sides, each text's once.
+/// The tokens of both sides; each text is stored once.
 #[derive(Debug)]
 struct PairTokens {
-    /// One for all pairs, or one for each.
+    /// One text for all pairs, or one for each.
     first: Vec<Vec<TokenId>>,
     second: Vec<Vec<TokenId>>,
     template: PairTemplate,
@@ -54,7 +54,7 @@ impl PairTokens {
         self.second.get(pair).map_or(&[], Vec::as_slice)
     }
 
-    /// How many tokens a pair has with what the tokenizer adds.
+    /// The length of a pair in tokens, with the tokens that the tokenizer adds.
     fn len(&self, pair: usize) -> usize {
         self.first(pair).len() + self.second(pair).len() + self.template.added_tokens()
     }
@@ -69,7 +69,7 @@ impl PairTokens {
 }
 
 impl Prepared for ScoreJob {
-    /// Pairs are put together for the calls that run, and no sooner.
+    /// Pairs are assembled only for running calls.
     fn held_bytes(&self) -> usize {
         let tokens = &self.tokens;
         let alone = |tokens: &Vec<TokenId>| size_of_val(tokens) + size_of_val(tokens.as_slice());
@@ -82,12 +82,12 @@ impl Prepared for ScoreJob {
     }
 }
 
-/// What a [`ScoreJob`] gives.
+/// The result of a [`ScoreJob`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scored {
-    /// One score for each pair, in order.
+    /// One score per pair, in order.
     pub scores: Vec<f32>,
-    /// Tokens of all pairs.
+    /// The tokens of all pairs.
     pub prompt_tokens: u32,
 }
 
@@ -95,10 +95,10 @@ impl ScoreJob {
     /// Tokenizes the texts.
     ///
     /// # Errors
-    /// A 400 that names the field: a model that does not score or has no tokenizer, a pair over the context.
+    /// A 400 that names the field: a model that does not score or has no tokenizer, or a pair that exceeds the context.
     ///
     /// # Cancel safety
-    /// When the future is dropped, work that has not begun does not begin, and work that has stops soon.
+    /// If the future is dropped, work that has not started never starts, and running work stops soon.
     pub async fn prepare(
         model: Arc<ServedModel>,
         texts: TextPairs,
@@ -124,7 +124,7 @@ impl ScoreJob {
         })
     }
 
-    /// The same for the data-parallel rank that must serve it.
+    /// Selects the data-parallel rank that must serve it.
     #[must_use]
     pub fn with_rank(self, data_parallel_rank: Option<u32>) -> Self {
         Self {
@@ -133,13 +133,13 @@ impl ScoreJob {
         }
     }
 
-    /// Scores the pairs, which `account` pays for as the engine takes them.
+    /// Scores the pairs, and charges `account` as the engine takes them.
     ///
     /// # Errors
-    /// What the model's card or an engine refuses; `Internal` when an engine gives other than one finite score for each pair.
+    /// A refusal by the model's card or an engine; `Internal` if an engine does not return one finite score per pair.
     ///
     /// # Cancel safety
-    /// Dropping the future cancels what runs.
+    /// If the future is dropped, running calls are cancelled.
     pub async fn run(
         &self,
         ctx: &RequestContext,
@@ -261,7 +261,7 @@ fn list_tokens(
     Ok(all)
 }
 
-/// Names the second text, or the first where no second one has room beside it.
+/// Names the second text, or the first if no second text would fit next to it.
 fn too_long(tokens: &PairTokens, texts: &TextPairs, pair: usize, context: usize) -> ApiError {
     let (first, second) = (tokens.first(pair).len(), tokens.second(pair).len());
     let added = tokens.template.added_tokens();

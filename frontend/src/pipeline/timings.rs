@@ -1,4 +1,4 @@
-//! How long prompts take to make, and what was known of them.
+//! How long prompts take to prepare, and how many tokens came from the cache.
 
 use genset_backend_common::{MetricsRegistry, TokenId};
 use prometheus_client::metrics::counter::Counter;
@@ -7,12 +7,12 @@ use tokio::time::Instant;
 
 use crate::text::EncodedPrompt;
 
-/// Bounds of the histograms, in seconds: a short prompt takes microseconds, a book tens of milliseconds.
+/// The buckets of the histograms, in seconds: a short prompt takes microseconds, a book tens of milliseconds.
 const BUCKETS_S: [f64; 12] = [
     10e-6, 30e-6, 100e-6, 300e-6, 1e-3, 3e-3, 10e-3, 30e-3, 100e-3, 300e-3, 1.0, 10.0,
 ];
 
-/// Histograms of the time that templates and tokenizers take, and a counter of tokens that took none. Clones share.
+/// Histograms of the time that templates and tokenizers take, and a counter of cached tokens. Clones share them.
 #[derive(Debug, Clone)]
 pub struct PromptTimings {
     template: Histogram,
@@ -21,7 +21,7 @@ pub struct PromptTimings {
 }
 
 impl PromptTimings {
-    /// Registers them.
+    /// Registers the metrics.
     #[must_use]
     pub fn register(registry: &MetricsRegistry) -> Self {
         Self {
@@ -47,7 +47,7 @@ impl PromptTimings {
         time(&self.template, render)
     }
 
-    /// Times a template that may be rendered once more, unless it is.
+    /// Times a template that may be rendered again; records nothing if it will be.
     pub(super) fn quick_template<T, E>(
         &self,
         render: impl FnOnce() -> Result<T, E>,
@@ -58,7 +58,7 @@ impl PromptTimings {
         Ok(rendered)
     }
 
-    /// Times a tokenizer, and counts what it knew.
+    /// Times a tokenizer, and counts the cached tokens.
     pub(super) fn tokenize<E>(
         &self,
         encode: impl FnOnce() -> Result<EncodedPrompt, E>,

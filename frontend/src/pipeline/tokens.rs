@@ -1,4 +1,4 @@
-//! Tokens for their own sake: counted before an answer begins, shown to clients who ask for them, and turned back.
+//! Tokenization without an answer: counts a prompt's tokens, and serves clients that tokenize and detokenize.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use crate::model::{ServedModel, TextFiles};
 use crate::text::Detokenizer;
 use crate::work::Owner;
 
-/// The most tokens that are decoded between two looks at whether somebody waits for them.
+/// The most tokens that are decoded between two checks whether the client has left.
 const TOKENS_A_LOOK: usize = 1 << 12;
 
 impl Job {
-    /// The tokens of its first prompt; `None` where the engine tokenizes.
+    /// The tokens of its first prompt; `None` if the engine tokenizes.
     #[must_use]
     pub fn prompt(&self) -> Option<&[TokenId]> {
         match self.inputs.first() {
@@ -27,13 +27,13 @@ impl Job {
     }
 }
 
-/// The tokens of `prompt`, as a completion's prompt would have them.
+/// Tokenizes `prompt` like a completion's prompt.
 ///
 /// # Errors
 /// A 400 that names `prompt` or the model.
 ///
 /// # Cancel safety
-/// When the future is dropped, work that has not begun does not begin, and work that has stops soon.
+/// If the future is dropped, work that has not started never starts, and running work stops soon.
 pub async fn tokenize_prompt(
     model: Arc<ServedModel>,
     prompt: String,
@@ -56,7 +56,7 @@ pub async fn tokenize_prompt(
     Ok(model.work.run(bytes, room.deadline, work).await?.ids)
 }
 
-/// The text of `tokens`, special ones included.
+/// Returns the text of `tokens`, including special ones.
 ///
 /// # Errors
 /// A 400 that names the model, or the first token that is not in its vocabulary.
@@ -105,7 +105,7 @@ pub async fn detokenize(
     model.work.run(bytes, room.deadline, work).await
 }
 
-/// Each token as it stands in the vocabulary; empty where there is none.
+/// Each token's string in the vocabulary; empty if the id is not in it.
 ///
 /// # Errors
 /// A 400 that names the model.
@@ -119,7 +119,8 @@ fn text_of(model: &ServedModel) -> Result<&TextFiles, ApiError> {
     model.text.as_deref().ok_or_else(|| no_tokenizer(model))
 }
 
-/// The 400 of a prompt that this server cannot tokenize: it has no tokenizer for the model, or the prompt has images or audio.
+/// The 400 for a prompt that this server cannot tokenize: it has no tokenizer for the model, or the prompt has images or
+/// audio.
 pub(crate) fn no_tokenizer(model: &ServedModel) -> ApiError {
     let name = &model.card.name;
     if model.text.is_some() {

@@ -1,12 +1,12 @@
-//! Answers whose content is bound to a format, and which may call tools instead.
+//! Answers whose content is constrained to a format, but which may call tools instead.
 //!
-//! A model calls tools in markup of its own, which it cannot write where its answer is bound from the first token on. So such an
-//! answer begins free, and the model's parsers read along. If it calls a tool, it goes on as it is. Once content begins, its
-//! stream is given up and the engine is asked again, bound, with what was thought as part of the prompt. Until that is
-//! decided only thoughts are handed on.
+//! A model calls tools in its own markup, which it cannot write if its answer is constrained from the first token. So the
+//! answer begins unconstrained, and the model's parsers read along. If it calls a tool, it continues unchanged. When content
+//! begins, the stream is dropped and the engine gets a second, constrained request with the reasoning as part of the prompt.
+//! Until that is decided, only reasoning is emitted.
 //!
-//! The tokens that were given up cost time and are in no usage. Cached tokens are those of the second request: an engine that
-//! reuses prefixes finds the whole prompt there.
+//! The dropped tokens cost time and appear in no usage. Cached tokens are those of the second request: an engine that reuses
+//! prefixes finds the whole prompt in its cache.
 
 use std::sync::Arc;
 
@@ -21,22 +21,22 @@ use super::choices::with_clients_field;
 use crate::markup::{Delta, Splitter};
 use crate::text::Detokenizer;
 
-/// What is asked once content begins.
+/// The request to send when content begins.
 pub(super) struct BoundRequest {
     pub(super) engine: Arc<dyn Generate>,
-    /// The free request: its prompt is tokens, and nothing binds it.
+    /// The unconstrained request; its prompt is tokens.
     pub(super) request: GenerateRequest,
     pub(super) guided: Option<Shared<GuidedDecoding>>,
     /// The client's field that asks for `guided`.
     pub(super) bound_by: Option<Arc<str>>,
-    /// Of a request of its own: the other may still be in flight.
+    /// The context of its own request: the other may still be in flight.
     pub(super) ctx: RequestContext,
 }
 
-/// The answer that begins with `free`, which these two read along, and whose content is `bound`.
+/// An answer that begins with `free`, while the parsers read along, and whose content comes from `bound`.
 ///
 /// # Cancel safety
-/// Dropping it cancels what runs of it.
+/// Dropping it cancels its running requests.
 pub(super) fn unless_called(
     free: OutputStream,
     detokenizer: Detokenizer,
@@ -63,9 +63,9 @@ type Item = Result<Output, EngineError>;
 
 enum State {
     Undecided(Box<Undecided>),
-    /// Content begins behind these thoughts, and is to be asked for.
+    /// Content begins after this reasoning; the constrained request is to be sent.
     Asking(Box<BoundRequest>, Vec<TokenId>),
-    /// The content, behind so many tokens of thoughts.
+    /// The constrained content, after this many tokens of reasoning.
     Bound(OutputStream, u32),
     /// It calls tools.
     Free(OutputStream),
@@ -104,20 +104,20 @@ impl State {
 struct Undecided {
     free: OutputStream,
     reading: Reading,
-    /// The tokens that were handed on.
+    /// The emitted tokens.
     thought: Vec<TokenId>,
     bound: BoundRequest,
 }
 
 impl Undecided {
-    /// Takes an item, and says what to hand on of it.
+    /// Takes an item and returns what to emit of it.
     async fn next(mut self: Box<Self>) -> Option<(Option<Item>, State)> {
         let (chunk, finished) = match self.free.next().await? {
             Ok(Output::Tokens(chunk)) => (chunk, None),
             Ok(Output::Finished(mut finished)) => {
                 (std::mem::take(&mut finished.last), Some(finished))
             }
-            // Who was sent tokens answers so.
+            // An engine that gets tokens must return tokens.
             other => return Some((Some(other), State::Free(self.free))),
         };
         let mut found = match self.reading.read(chunk) {
@@ -137,7 +137,7 @@ impl Undecided {
         }
         let thoughts = std::mem::take(&mut self.reading.thoughts);
         self.thought.extend_from_slice(&thoughts.token_ids);
-        // A free answer that ended without content has room for it.
+        // A free answer that ended without content may have room for it.
         let next = if found.is_some() || finished.is_some() {
             State::Asking(Box::new(self.bound), self.thought)
         } else {
@@ -146,7 +146,7 @@ impl Undecided {
         Some((some(thoughts), next))
     }
 
-    /// Whether there is room for content behind what a free answer that ended so has thought.
+    /// Whether there is room for content after the reasoning of a free answer that ended with `finished`.
     fn may_ask(&self, finished: &Finished) -> bool {
         let thought = self.thought.len() + self.reading.thoughts.token_ids.len();
         let has_room = match finished.reason {
@@ -154,7 +154,7 @@ impl Undecided {
                 let limit = self.bound.request.stop.max_tokens;
                 limit.is_none_or(|limit| u32::try_from(thought).is_ok_and(|it| it < limit))
             }
-            // It had room for what is given up.
+            // The dropped tokens leave room.
             FinishReason::Length => !self.reading.held.is_empty(),
             FinishReason::Cancelled | FinishReason::ContentFilter => false,
         };
@@ -162,22 +162,22 @@ impl Undecided {
     }
 }
 
-/// What an answer turned out to be.
+/// What an answer turns out to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
     Call,
     Content,
 }
 
-/// The beginning of an answer, as the model's parsers see it.
+/// The beginning of an answer, read by the model's parsers.
 struct Reading {
     detokenizer: Detokenizer,
     splitter: Splitter,
     /// The text of a token; empty between two.
     text: String,
-    /// Thoughts and their markers, to be handed on.
+    /// Reasoning and its markers, to be emitted.
     thoughts: TokenChunk,
-    /// What may be content.
+    /// Tokens that may be content.
     held: TokenChunk,
 }
 
@@ -186,7 +186,7 @@ impl Reading {
         self.splitter.is_thinking() == Some(true)
     }
 
-    /// Reads until it is clear what the answer is. What comes after a call is held.
+    /// Reads until the kind of answer is known. Tokens after a call are held.
     fn read(&mut self, chunk: TokenChunk) -> Result<Option<Found>, EngineError> {
         let mut logprobs = chunk.logprobs.into_iter();
         let mut found = None;
@@ -211,7 +211,7 @@ impl Reading {
         Ok(found)
     }
 
-    /// The text is over.
+    /// Ends the text.
     fn finish(&mut self) -> Option<Found> {
         let mut found = None;
         self.detokenizer.finish(&mut self.text);
@@ -222,7 +222,7 @@ impl Reading {
         found
     }
 
-    /// What was not handed on yet.
+    /// Returns the tokens that were not emitted yet.
     fn all(&mut self) -> TokenChunk {
         let mut all = std::mem::take(&mut self.thoughts);
         let held = std::mem::take(&mut self.held);
@@ -237,7 +237,7 @@ fn push(chunk: &mut TokenChunk, token: TokenId, logprob: Option<TokenLogprob>) {
     chunk.logprobs.extend(logprob);
 }
 
-/// The first of both decides. White space around markup is no content.
+/// The first call or content decides. White space around markup is not content.
 fn note(delta: Delta<'_>, found: &mut Option<Found>) {
     let seen = match delta {
         Delta::ToolCall { .. } | Delta::Arguments { .. } => Found::Call,
@@ -256,7 +256,7 @@ fn ended(mut finished: Box<Finished>, last: TokenChunk) -> Option<Item> {
     Some(Ok(Output::Finished(finished)))
 }
 
-/// An item of the bound stream, whose prompt ended with so many tokens of the answer.
+/// An item of the constrained stream, whose prompt ends with `thoughts` tokens of the answer.
 fn behind_thoughts(mut output: Output, thoughts: u32) -> Output {
     if let Output::Finished(finished) = &mut output {
         let usage = &mut finished.usage;
@@ -276,7 +276,7 @@ fn torn() -> EngineError {
 }
 
 impl BoundRequest {
-    /// Asks for the content behind these thoughts.
+    /// Requests the content after this reasoning.
     async fn ask(self, thought: &[TokenId]) -> Result<OutputStream, EngineError> {
         let mut request = self.request;
         if let Input::Tokens(prompt) = &mut request.input {

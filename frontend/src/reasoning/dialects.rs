@@ -1,9 +1,9 @@
-//! [`ReasoningDialect`]: how a family of models marks its thoughts.
+//! [`ReasoningDialect`]: how a family of models marks its reasoning.
 
 use super::tags::{Tags, TagsParser};
 use crate::markup::MarkupParser;
 
-/// How a family of models marks its thoughts.
+/// How a family of models marks its reasoning.
 ///
 /// # Source
 /// The chat templates and tokenizers that the models' authors publish.
@@ -24,7 +24,7 @@ const THINK: Tags = Tags {
     frame_ends_at: &[],
 };
 
-/// For models whose prompt has the first marker.
+/// For models whose prompt contains the first marker.
 const THINKING: Tags = Tags {
     starts_inside: true,
     ..THINK
@@ -164,7 +164,7 @@ const ALIASES: &[(&str, &str)] = &[
 ];
 
 impl ReasoningDialect {
-    /// A dialect by its name, or by one that other servers use for it.
+    /// Finds a dialect by its name or an alias from other servers.
     ///
     /// # Examples
     /// ```
@@ -207,9 +207,9 @@ impl ReasoningDialect {
         self.tags.map(Tags::markers).unwrap_or_default()
     }
 
-    /// A parser for one answer; `None` for harmony. `prompt`, where known, says whether the thoughts have begun already:
-    /// many templates end with the first marker, or, where thinking is off, with the last. `has_tools`: a tool call in the
-    /// thoughts ends them.
+    /// A parser for one answer; `None` for harmony. `prompt`, if known, tells whether the reasoning has already begun: many
+    /// templates end with the first marker, or, if reasoning is disabled, with the last. With `has_tools`, a tool call ends
+    /// the reasoning.
     #[must_use]
     pub fn parser(self, prompt: Option<&str>, has_tools: bool) -> Option<Box<dyn MarkupParser>> {
         let tags = self.tags?;

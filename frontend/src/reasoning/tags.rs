@@ -1,23 +1,23 @@
-//! The parser of every dialect that puts its thoughts between two markers.
+//! The parser for dialects that put reasoning between two markers.
 
 use crate::markup::{Deltas, MarkupParser, Prose, Scan, scan, trim_start_len};
 
-/// A dialect of two markers.
+/// A dialect with two markers.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Tags {
-    /// Begins the thoughts.
+    /// Begins the reasoning.
     pub(super) start: &'static str,
-    /// Ends them.
+    /// Ends it.
     pub(super) end: &'static str,
-    /// Whether the answer begins inside when the prompt does not say.
+    /// Whether the answer begins inside the reasoning if the prompt does not tell.
     pub(super) starts_inside: bool,
-    /// Markers of tool calls that end the thoughts too: some models do without the end.
+    /// Markers of tool calls that also end the reasoning: some models omit the end marker.
     pub(super) ends_at: &'static [&'static str],
-    /// Markers around the content, which mean nothing.
+    /// Markers around the content, which are dropped.
     pub(super) dropped: &'static [&'static str],
-    /// Markers that mean nothing as the first and the last of the content, and are text anywhere else.
+    /// Markers that are dropped at the beginning and the end of the content, and are text anywhere else.
     pub(super) frame: &'static [&'static str],
-    /// Markers of tool calls that may follow the last of the frame: the content ends there too.
+    /// Markers of tool calls that may follow the end of the frame: the content ends there too.
     pub(super) frame_ends_at: &'static [&'static str],
 }
 
@@ -30,31 +30,31 @@ impl Tags {
     }
 }
 
-/// How far the content's frame has come.
+/// The state of the content's frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Frame {
-    /// There was no content yet.
+    /// No content has come yet.
     Awaited,
-    /// Its beginning was there.
+    /// The frame has begun.
     Open,
-    /// The content began without.
+    /// The content began without a frame.
     Absent,
-    /// Its end was there.
+    /// The frame has ended.
     Closed,
 }
 
-/// Whether a marker is the end of a frame, by what is held behind it.
+/// Whether a marker ends the frame, judged by the text after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FrameEnd {
-    /// It is: a tool call follows.
+    /// Yes: a tool call follows.
     Sure,
-    /// White space follows, and it may be the last, or a tool call come.
+    /// White space follows: the answer may end, or a tool call may come.
     Possible,
-    /// It is text, for text follows.
+    /// No: text follows.
     Text,
 }
 
-/// White space that is longer than this is not that behind the end of a frame, in bytes.
+/// White space longer than this (in bytes) does not follow the end of a frame.
 const MAX_BLANK_BYTES: usize = 64;
 
 pub(super) struct TagsParser {
@@ -81,7 +81,7 @@ impl TagsParser {
         }
     }
 
-    /// The marker of the frame that may come now.
+    /// The frame's marker that may come now.
     fn framing(&self) -> &'static [&'static str] {
         let frame = self.tags.frame;
         if self.is_inside {
@@ -95,7 +95,7 @@ impl TagsParser {
         framing.unwrap_or_default()
     }
 
-    /// The markers that mean something now; the first two are the dialect's own, and the frame's is behind the dropped.
+    /// Scans for the markers that are valid now: first the dialect's two, then the dropped ones, then the frame's.
     fn scan(&self) -> Scan {
         let more = match (self.is_inside, self.has_tools) {
             (true, true) => self.tags.ends_at,
@@ -120,7 +120,7 @@ impl TagsParser {
         self.held.drain(..len);
     }
 
-    /// Takes what the scan has found: text, or a marker that nothing stands before. Whether to go on.
+    /// Takes what the scan found: text, or a marker at the beginning. Returns whether to continue.
     fn step(&mut self, is_in_call: bool, out: &mut Deltas) -> bool {
         let (which, start, end) = match self.scan() {
             Scan::Text { sure } => {
@@ -144,7 +144,7 @@ impl TagsParser {
             self.frame = Frame::Open;
         }
         let is_own = which < 2;
-        // A marker of a tool call is the tool parser's to read.
+        // The tool parser reads the marker of a tool call.
         let taken = if is_own || !self.is_inside { end } else { 0 };
         self.held.drain(..taken);
         self.content.markup();
@@ -153,7 +153,8 @@ impl TagsParser {
         true
     }
 
-    /// Takes the frame's end, so many bytes, as text if more text follows; while that is open it waits. Whether to go on.
+    /// Takes the frame's end marker (`end` bytes) as text if more text follows; waits while that is open. Returns whether to
+    /// continue.
     fn take_end(&mut self, end: usize, out: &mut Deltas) -> bool {
         match self.frame_end(end) {
             FrameEnd::Sure => self.close(end),
@@ -163,7 +164,7 @@ impl TagsParser {
         true
     }
 
-    /// What the marker before `from` is.
+    /// Classifies the marker before `from`.
     fn frame_end(&self, from: usize) -> FrameEnd {
         let rest = self.held.get(from..).unwrap_or_default();
         let blank = trim_start_len(rest);
@@ -180,7 +181,7 @@ impl TagsParser {
         }
     }
 
-    /// Drops the frame's end, so many bytes.
+    /// Drops the frame's end marker (`end` bytes).
     fn close(&mut self, end: usize) {
         self.held.drain(..end);
         self.content.markup();

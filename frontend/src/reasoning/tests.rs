@@ -4,7 +4,7 @@ use proptest::strategy::{Strategy, Union};
 use super::ReasoningDialect;
 use crate::markup::testing::{characters, cut, parse};
 
-/// Dialect, text, thoughts, content.
+/// Dialect, text, reasoning, content.
 const TRANSCRIPTS: &[(&str, &str, &str, &str)] = &[
     (
         "cohere",
@@ -189,7 +189,7 @@ fn without_tools_a_call_in_the_thoughts_is_thought() {
     assert_eq!(message.content, "Yes.");
 }
 
-/// Text of pieces of markers, words and white space.
+/// Random mixtures of marker pieces, words and white space.
 fn soup(dialect: ReasoningDialect) -> impl Strategy<Value = String> {
     let mut parts = vec![" ", "\n", "a", "<", "é", "</", "think>", "[", "◁"];
     for marker in dialect.markers() {
@@ -208,8 +208,8 @@ fn dialects() -> impl Strategy<Value = ReasoningDialect> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// However any dialect's transcripts are cut, and wherever they break off, the pieces are read as the whole, and no marker
-    /// is content.
+    /// However any dialect's transcripts are cut, and wherever they break off, the result is that of the whole text, and no
+    /// marker is content.
     #[test]
     fn any_cutting_is_read_alike(end: usize, cuts in proptest::collection::vec(any::<usize>(), 0..12)) {
         for (name, text, ..) in TRANSCRIPTS {
@@ -233,7 +233,7 @@ proptest! {
         prop_assert_eq!(run(name, cut(&text, &cuts)), run(name, [text.as_str()]));
     }
 
-    /// Text without markers comes through as it is.
+    /// Text without markers passes unchanged.
     #[test]
     fn plain_text_is_content(
         text in "[<|>/◁▷a-z \\n\\[\\]THINK]{0,60}", cuts in proptest::collection::vec(any::<usize>(), 0..12),

@@ -1,4 +1,4 @@
-//! The names that this API has for the fields of a chat.
+//! This API's names for the fields of a chat.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use genset_backend_common::RequestField;
 
 use crate::error::Param;
 
-/// This API's name for a place in a request.
+/// This API's name for a position in a request.
 #[must_use]
 pub fn param_name(param: &Param) -> Cow<'_, str> {
     match param {
@@ -20,7 +20,7 @@ pub fn param_name(param: &Param) -> Cow<'_, str> {
     }
 }
 
-/// A chat is made of each request: this API's name for a path in that chat.
+/// Each request is converted to a chat. Returns this API's name for a path in that chat.
 fn of_chat(path: &str) -> Cow<'_, str> {
     match path {
         "messages" => "input".into(),

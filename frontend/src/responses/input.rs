@@ -7,7 +7,7 @@ use crate::block::Block;
 use crate::error::ApiError;
 use crate::openai::check_shown;
 
-/// Reads `input`: a text, which is the user's message, or a list of items.
+/// Parses `input`: a text, which is a user message, or a list of items.
 ///
 /// # Errors
 /// A 400 that names the item and its field.
@@ -34,7 +34,7 @@ pub(super) fn read_input(input: Option<Value>) -> Result<Vec<Item>, ApiError> {
 
 fn read_item(at: String, item: Value) -> Result<Item, ApiError> {
     let mut item = Block::new(at, item)?;
-    // A message may leave its type out.
+    // A message may omit its type.
     let kind = item.string("type")?;
     let read = match kind.as_deref() {
         None | Some("message") => read_message,
@@ -91,7 +91,7 @@ fn read_message(mut item: Block) -> Result<Item, ApiError> {
     })
 }
 
-/// Texts, and what is shown between them.
+/// Texts, and the media between them.
 fn read_users_parts(at: &str, parts: Vec<Value>) -> Result<(Vec<String>, Vec<Shown>), ApiError> {
     let (mut texts, mut shown) = (Vec::new(), Vec::new());
     for (index, part) in parts.into_iter().enumerate() {
@@ -190,7 +190,7 @@ fn read_call_output(mut item: Block) -> Result<Item, ApiError> {
     Ok(call)
 }
 
-/// Thoughts are what this server gave in `content`; summaries and encrypted ones it never made.
+/// Accepts the reasoning in `content`, as this server returns it; it never creates summaries or encrypted reasoning.
 fn read_reasoning(mut item: Block) -> Result<Item, ApiError> {
     let mut text = String::new();
     let at = item.path("content");

@@ -1,4 +1,4 @@
-//! [`Item`]: what a conversation is made of in this API, from either side.
+//! [`Item`]: an item of a conversation in this API, from either side.
 
 use serde_json::{Value, json};
 
@@ -8,25 +8,25 @@ use crate::turns::{Turns, join};
 /// One item of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
-    /// Something said.
+    /// A message.
     Message {
         /// The item's id.
         id: String,
-        /// By whom.
+        /// Its role.
         speaker: Speaker,
         /// The text of its parts.
         parts: Vec<String>,
-        /// What is shown before the part of this place, in order; of a user alone.
+        /// Media in the message, in order, each with the index of the part that follows it; only for users.
         shown: Vec<Shown>,
     },
-    /// What the model thought before it answered.
+    /// The model's reasoning before its answer.
     Reasoning {
         /// The item's id.
         id: String,
-        /// The thoughts.
+        /// The reasoning.
         text: String,
     },
-    /// The model calls a tool.
+    /// A tool call by the model.
     Call {
         /// The item's id.
         id: String,
@@ -34,33 +34,33 @@ pub enum Item {
         call_id: String,
         /// The tool.
         name: String,
-        /// The arguments, which are to be a JSON object.
+        /// The arguments; should be a JSON object.
         arguments: String,
     },
-    /// What a call came to.
+    /// The output of a call.
     CallOutput {
         /// The item's id.
         id: String,
         /// The call.
         call_id: String,
-        /// The tool's answer.
+        /// The tool's output.
         output: String,
     },
 }
 
-/// An image or a sound in a message.
+/// An image or audio in a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown {
-    /// How many parts of text come before it.
+    /// The number of text parts before it.
     pub(super) after: usize,
-    /// Where it stands in its request.
+    /// Its position in the request.
     pub(super) at: String,
-    /// It as this API has it.
+    /// The part in this API's format.
     pub(super) part: Value,
 }
 
 impl Shown {
-    /// It as a part of a chat.
+    /// The part in a chat's format.
     pub(super) fn in_chat(&self) -> Value {
         let Some(url) = self.part["image_url"].as_str() else {
             return self.part.clone();
@@ -73,19 +73,19 @@ impl Shown {
     }
 }
 
-/// Who says a message.
+/// The role of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speaker {
-    /// Who sets the rules: `system` and `developer`.
+    /// Instructions: `system` and `developer`.
     System,
-    /// Who asks.
+    /// The user.
     User,
-    /// Who answers.
+    /// The model.
     Assistant,
 }
 
 impl Speaker {
-    /// The speaker's name in JSON.
+    /// The role's name in JSON.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -96,7 +96,7 @@ impl Speaker {
     }
 }
 
-/// A new id of an item, in OpenAI's form.
+/// A new item id in OpenAI's format.
 pub(super) fn new_id(prefix: &str) -> String {
     format!("{prefix}_{:032x}", rand::random::<u128>())
 }
@@ -113,7 +113,7 @@ impl Item {
         }
     }
 
-    /// Says it in a chat.
+    /// Adds it to a chat's turns.
     pub(super) fn add_to(&self, turns: &mut Turns) {
         match self {
             Self::Message {
@@ -147,7 +147,7 @@ impl Item {
         }
     }
 
-    /// Whether it is something that a user says.
+    /// Whether it is a user message.
     pub(crate) fn is_user(&self) -> bool {
         matches!(
             self,
@@ -158,7 +158,7 @@ impl Item {
         )
     }
 
-    /// Whether it tells the model how to behave.
+    /// Whether it is a system message.
     pub(crate) fn is_system(&self) -> bool {
         matches!(
             self,
@@ -169,7 +169,7 @@ impl Item {
         )
     }
 
-    /// About how much memory it takes, in bytes.
+    /// Its approximate memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let text = match self {
             Self::Message {
@@ -195,7 +195,7 @@ impl Item {
     }
 }
 
-/// Texts and what is shown between them, in order.
+/// Adds texts and the media between them, in order.
 fn show(parts: &[String], shown: &[Shown], turns: &mut Turns) {
     for place in 0..=parts.len() {
         for medium in shown.iter().filter(|medium| medium.after == place) {

@@ -1,4 +1,4 @@
-//! [`ItemJson`]: an item as it is written. Nothing is copied for that: an item may have megabytes of text, and is written several
+//! [`ItemJson`] serializes an item. It copies nothing, because an item may have megabytes of text and is written several
 //! times.
 
 use serde::{Serialize, Serializer};
@@ -7,19 +7,19 @@ use serde_json::value::RawValue;
 
 use super::item::{Item, Shown, Speaker};
 
-/// An item, to be written.
+/// An item to serialize.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ItemJson<'a> {
     pub(super) item: &'a Item,
     pub(super) status: &'a str,
-    /// The log probabilities of its text, where it is a message.
+    /// The log probabilities of a message's text.
     pub(super) logprobs: &'a [Box<RawValue>],
-    /// Whether its content is still to come.
+    /// Whether its content has not come yet.
     pub(super) has_just_begun: bool,
 }
 
 impl Item {
-    /// The item, to be written. `status` is `in_progress`, `completed` or `incomplete`.
+    /// Serializes the item. `status` is `in_progress`, `completed` or `incomplete`.
     pub(crate) fn json<'a>(&'a self, status: &'a str) -> ItemJson<'a> {
         ItemJson {
             item: self,
@@ -36,7 +36,7 @@ impl Item {
 pub(super) enum PartJson<'a> {
     /// Text.
     Text(TextJson<'a>),
-    /// An image or a sound, as it came.
+    /// An image or audio, unchanged.
     Shown(&'a Value),
 }
 
@@ -70,7 +70,7 @@ impl<'a> ItemJson<'a> {
         }
     }
 
-    /// Texts, and what is shown between them.
+    /// Texts, and the media between them.
     fn message_parts(
         self,
         speaker: Speaker,

@@ -1,4 +1,4 @@
-//! [`Output`]: an answer's pieces put together to items.
+//! [`Output`] assembles an answer's deltas into items.
 
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
 use crate::openai::chat_token;
 
-/// The items of an answer, in their order. The last is the one in the making.
+/// The items of an answer, in order. The last one is incomplete.
 ///
 /// # Examples
 /// ```
@@ -31,7 +31,8 @@ pub struct Output {
     items: Vec<Made>,
 }
 
-/// An item, and the log probabilities of its text: JSON, for they are written several times, and as values take ten times as much.
+/// An item, and the log probabilities of its text as JSON text: they are written several times, and JSON values would take
+/// ten times as much.
 #[derive(Debug)]
 struct Made {
     item: Item,
@@ -39,7 +40,7 @@ struct Made {
 }
 
 impl Output {
-    /// Whether this piece begins an item.
+    /// Whether this delta begins a new item.
     #[must_use]
     pub fn begins_item(&self, delta: Delta<'_>) -> bool {
         match (delta, self.last()) {
@@ -50,7 +51,7 @@ impl Output {
         }
     }
 
-    /// Adds a piece, and the log probabilities that come with it.
+    /// Adds a delta with its log probabilities.
     pub fn add(&mut self, delta: Delta<'_>, rated: &[TokenLogprobs]) {
         if self.begins_item(delta) {
             self.begin(delta);
@@ -58,7 +59,7 @@ impl Output {
         self.append(delta, rated);
     }
 
-    /// Adds a piece to the item that it belongs to, which has begun.
+    /// Appends a delta to its item, which has begun.
     pub(super) fn append(&mut self, delta: Delta<'_>, rated: &[TokenLogprobs]) {
         let Some(made) = self.items.last_mut() else {
             return;
@@ -77,7 +78,7 @@ impl Output {
                     arguments: text, ..
                 },
             ) => text.push_str(more),
-            // A call's beginning has no more in it, and arguments follow their call.
+            // A call's beginning has no further content, and arguments follow their call.
             (
                 Delta::Content(_)
                 | Delta::Reasoning(_)
@@ -88,7 +89,7 @@ impl Output {
         }
     }
 
-    /// Log probabilities that no piece took along.
+    /// Adds log probabilities that no delta carried.
     pub fn add_rated(&mut self, rated: &[TokenLogprobs]) {
         let message = self.items.iter_mut().rev();
         let mut message = message.filter(|made| matches!(made.item, Item::Message { .. }));
@@ -97,7 +98,7 @@ impl Output {
         }
     }
 
-    /// Begins the item of a piece, still empty.
+    /// Begins the item of a delta, still empty.
     pub(super) fn begin(&mut self, delta: Delta<'_>) {
         let item = match delta {
             Delta::Content(_) => Item::Message {
@@ -124,32 +125,32 @@ impl Output {
         });
     }
 
-    /// An answer without any item has an empty message.
+    /// Adds an empty message to an answer without items.
     pub fn ensure_item(&mut self) {
         if self.is_empty() {
             self.begin(Delta::Content(""));
         }
     }
 
-    /// The item in the making.
+    /// The latest item.
     #[must_use]
     pub fn last(&self) -> Option<&Item> {
         self.items.last().map(|made| &made.item)
     }
 
-    /// How many items there are.
+    /// The number of items.
     #[must_use]
     pub fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no items.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// The last item, to be written.
+    /// Serializes the last item.
     pub(super) fn last_json<'a>(&'a self, status: &'a str) -> Option<ItemJson<'a>> {
         self.items.last().map(|made| made.json(status))
     }
@@ -159,13 +160,13 @@ impl Output {
         self.items.last().map_or(&[], |made| &made.logprobs)
     }
 
-    /// Every item, to be written; `status` is the last one's.
+    /// Serializes all items; `status` is the last one's.
     pub(super) fn json<'a>(&'a self, status: &'a str) -> OutputJson<'a> {
         let items = &self.items;
         OutputJson { items, status }
     }
 
-    /// Every item as values; `status` is the last one's.
+    /// Returns all items as JSON values; `status` is the last one's.
     #[must_use]
     pub fn to_json(&self, status: &str) -> Vec<Value> {
         let Ok(Value::Array(items)) = serde_json::to_value(self.json(status)) else {
@@ -175,7 +176,7 @@ impl Output {
         items
     }
 
-    /// About how many bytes it takes, also when it is written.
+    /// Its approximate memory in bytes, including the serialized form.
     pub(crate) fn bytes(&self) -> usize {
         let made = |made: &Made| {
             let logprobs = made.logprobs.iter().map(|token| token.get().len());
@@ -184,12 +185,12 @@ impl Output {
         self.items.iter().map(made).sum()
     }
 
-    /// What its items weigh in a store.
+    /// The size of its items in a store.
     pub(super) fn kept_bytes(&self) -> usize {
         kept_bytes(self.items.iter().map(|made| &made.item))
     }
 
-    /// The items themselves.
+    /// Returns the items.
     #[must_use]
     pub fn into_items(self) -> Vec<Item> {
         self.items.into_iter().map(|made| made.item).collect()
@@ -205,16 +206,16 @@ impl Made {
     }
 }
 
-/// The items of an answer, to be written.
+/// The items of an answer, to serialize.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OutputJson<'a> {
     items: &'a [Made],
-    /// Of the last one.
+    /// The status of the last one.
     status: &'a str,
 }
 
 impl OutputJson<'_> {
-    /// Of an answer that has just begun.
+    /// For an answer that has just begun.
     pub(super) const NONE: Self = Self {
         items: &[],
         status: "",
@@ -235,7 +236,7 @@ impl Serialize for OutputJson<'_> {
     }
 }
 
-/// Tokens as a chat's `logprobs.content` has them.
+/// Tokens in the format of a chat's `logprobs.content`.
 fn logprobs(rated: &[TokenLogprobs]) -> impl Iterator<Item = Box<RawValue>> {
     rated.iter().filter_map(|token| {
         let json = to_raw_value(&chat_token(token));
@@ -253,7 +254,7 @@ mod tests {
     use crate::markup::{IdStyle, Splitter};
     use crate::tools::{ToolDialect, ToolSchemas};
 
-    /// A call with the marker in a value that ends values.
+    /// A call whose value contains the marker that ends values.
     const CALL: &str = "<function=write_file>\n<parameter=text>\nsee </parameter> here\n</parameter>\n\
         <parameter=path>\na\n</parameter>\n</function>";
 

@@ -14,7 +14,7 @@ use crate::json::{JsonBody, Meter, value_bytes};
 use crate::openai::{ChatRequest, Fields, Hints, ParamLimits};
 use crate::turns::Turns;
 
-/// Fields that a chat has by the same name.
+/// Fields with the same name in a chat request.
 const SAME: [&str; 11] = [
     "model",
     "stream",
@@ -37,7 +37,7 @@ const IGNORED: [&str; 4] = [
     "max_tool_calls",
 ];
 
-/// What the API has and this server does not, and the values that ask for nothing.
+/// Fields that the API has and this server does not support, and their neutral values, which are accepted.
 fn refused() -> [(&'static str, Vec<Value>); 7] {
     [
         ("background", vec![json!(false)]),
@@ -65,39 +65,38 @@ const COUNTED: [&str; 11] = [
     "truncation",
 ];
 
-/// What a response may `include`. The first is honoured; the second has nothing to add here, for thoughts are never
-/// encrypted.
+/// The valid values of `include`. The first is supported; the second adds nothing here, because reasoning is never encrypted.
 const INCLUDES: [&str; 2] = [
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
 ];
 
-/// A request for a response, checked but for what the model and the store decide.
+/// A validated request for a response. Checks that depend on the model and the store come later.
 ///
 /// # Source
 /// <https://platform.openai.com/docs/api-reference/responses/create>
 #[derive(Debug, Clone)]
 pub struct ResponsesRequest {
-    /// The response to go on from.
+    /// The response to continue.
     pub previous_response_id: Option<String>,
-    /// Whether the response is kept for later ones to go on from.
+    /// Whether to store the response, so that later ones can continue it.
     pub store: bool,
     /// Whether it is streamed.
     pub is_stream: bool,
-    /// The items that are new.
+    /// The new items.
     pub input: Vec<Item>,
-    /// What the response repeats.
+    /// The fields that the response repeats.
     pub repeated: Repeated,
-    /// Whether a conversation that is too long loses its beginning.
+    /// Whether a conversation that is too long is truncated at its beginning.
     pub truncates: bool,
     hints: Hints,
     instructions: Option<String>,
-    /// A chat's fields, without its messages.
+    /// The fields of the chat request, without its messages.
     chat: Map<String, Value>,
 }
 
 impl ResponsesRequest {
-    /// Reads a request body.
+    /// Parses a request body.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -119,7 +118,7 @@ impl ResponsesRequest {
         read_reasoning(&mut fields, &mut chat)?;
         read_tools(&mut fields, &mut chat)?;
         read_stream_options(&mut fields, is_stream)?;
-        // The response repeats it, and that is all.
+        // Only repeated in the response.
         drop(fields.take("metadata")?);
         for (name, neutral) in refused() {
             fields.refuse(name, &neutral, "it is not available")?;
@@ -139,8 +138,8 @@ impl ResponsesRequest {
         Ok(request)
     }
 
-    /// Reads the body of a request to count a prompt's tokens: as [`Self::parse`], without the fields that are about the
-    /// answer alone.
+    /// Parses the body of a request to count a prompt's tokens: like [`Self::parse`], without the fields that affect only the
+    /// answer.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -151,8 +150,8 @@ impl ResponsesRequest {
         Self::read(fields, Repeated::default())
     }
 
-    /// The chat it asks for, after the items in `history`, without the first `skipped` of all: system messages always stay.
-    /// Instructions come first and hold for this request alone.
+    /// Returns the chat request: the items in `history`, then its own input, without the first `skipped` items; system
+    /// messages always stay. Instructions come first and apply to this request only.
     ///
     /// # Errors
     /// A 400 that names the field.
@@ -171,7 +170,7 @@ impl ResponsesRequest {
         let items = self.conversation(history).enumerate();
         let kept = items.filter(|(index, item)| *index >= skipped || item.is_system());
         kept.for_each(|(_, item)| item.add_to(&mut turns));
-        // One that may have to be cut is asked for more than once.
+        // A chat that may be truncated is built several times.
         let mut chat = match self.truncates {
             true => self.chat.clone(),
             false => std::mem::take(&mut self.chat),
@@ -185,7 +184,7 @@ impl ResponsesRequest {
         Ok(chat)
     }
 
-    /// About how much memory it takes, in bytes.
+    /// Its approximate memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         let chat: usize = self.chat.values().map(value_bytes).sum();
         let input: usize = self.input.iter().map(Item::bytes).sum();
@@ -193,7 +192,7 @@ impl ResponsesRequest {
         self.repeated.bytes() + input + chat + instructions
     }
 
-    /// How many of its first items a conversation may lose: what is left begins with something that a user says.
+    /// How many of its first items a conversation may drop: the rest must begin with a user message.
     pub(crate) fn cuts(&self, history: &[Arc<Item>]) -> Vec<usize> {
         let items = self.conversation(history).enumerate().skip(1);
         items
@@ -206,7 +205,7 @@ impl ResponsesRequest {
     }
 }
 
-/// `truncation`: what becomes of a conversation that is longer than the model's context.
+/// Parses `truncation`: what happens to a conversation that exceeds the model's context.
 fn read_truncation(fields: &mut Fields<'_>) -> Result<bool, ApiError> {
     match fields.string("truncation")?.as_deref() {
         None | Some("disabled") => Ok(false),
@@ -218,7 +217,7 @@ fn read_truncation(fields: &mut Fields<'_>) -> Result<bool, ApiError> {
     }
 }
 
-/// `include` and `top_logprobs`: log probabilities are given where either asks for them.
+/// Parses `include` and `top_logprobs`: log probabilities are returned if either asks for them.
 fn read_logprobs(
     fields: &mut Fields<'_>,
     chat: &mut Map<String, Value>,
@@ -255,7 +254,7 @@ fn read_logprobs(
     Ok(())
 }
 
-/// `text`: the answer's format.
+/// Parses `text`: the answer's format.
 fn read_text(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let Some(mut text) = fields.object("text", "text.")? else {
         return Ok(());
@@ -290,7 +289,7 @@ fn read_text(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(
     text.finish(&[])
 }
 
-/// `reasoning`: how much the model is to think. Summaries of it are not made; the thoughts themselves are given.
+/// Parses `reasoning`: the reasoning effort. There are no summaries; the reasoning itself is returned.
 fn read_reasoning(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let Some(mut reasoning) = fields.object("reasoning", "reasoning.")? else {
         return Ok(());
@@ -303,7 +302,7 @@ fn read_reasoning(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Res
     reasoning.finish(&["summary", "generate_summary"])
 }
 
-/// `tools` and `tool_choice`, whose functions lie a level higher than a chat's.
+/// Parses `tools` and `tool_choice`, whose functions are nested one level less than a chat's.
 fn read_tools(fields: &mut Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     if let Some(tools) = fields.list("tools")? {
         let tools = tools.into_iter().enumerate();

@@ -1,4 +1,4 @@
-//! The `response` object: its head, what it repeats of the request, and how it ended.
+//! The `response` object: its head, the fields that it repeats from the request, and how it ended.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::error::ApiError;
 use crate::json::value_bytes;
 use crate::openai::{Fields, check_options, explanation_json, is_short, json_bytes, short_texts};
 
-/// How often a response has what it repeats as text: in two events at the beginning of a stream and one at the end, which may wait
-/// for their client.
+/// The number of serialized copies of the repeated fields: in two events at the beginning of a stream and one at the end,
+/// which may wait for a slow client.
 const WRITTEN_COPIES: usize = 3;
 
-/// The most letters of what names somebody, or a way to do something.
+/// The most characters of an identifier.
 const IDENTIFIER_LETTERS: usize = 64;
 
-/// Fields that a response repeats as they came, and what it says where they did not.
+/// Fields that a response repeats unchanged, and their defaults.
 fn repeated_fields() -> [(&'static str, Value); 20] {
     [
         ("background", json!(false)),
@@ -47,11 +47,11 @@ fn repeated_fields() -> [(&'static str, Value); 20] {
     ]
 }
 
-/// What a response repeats of its request.
+/// The fields that a response repeats from its request.
 #[derive(Debug, Clone, Default)]
 pub struct Repeated {
     fields: Map<String, Value>,
-    /// Whether text comes with log probabilities.
+    /// Whether text has log probabilities.
     pub(super) has_logprobs: bool,
 }
 
@@ -70,19 +70,19 @@ impl Repeated {
         })
     }
 
-    /// About how much memory it takes, in bytes.
+    /// Its approximate memory in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.fields.values().map(value_bytes).sum()
     }
 
-    /// About how much memory it takes with all that is written of it, in bytes.
+    /// Its approximate memory in bytes, including the serialized copies.
     pub(crate) fn bytes_with_copies(&self) -> usize {
         let written = json_bytes(&self.fields).saturating_mul(WRITTEN_COPIES);
         self.bytes().saturating_add(written)
     }
 }
 
-/// Refuses what OpenAI's API refuses too in fields that are repeated and that nothing else reads.
+/// Validates repeated fields that nothing else reads, as OpenAI's API does.
 fn check(name: &str, value: &Value) -> Result<(), ApiError> {
     let problem = match name {
         "metadata" => {
@@ -108,7 +108,7 @@ fn is_count(value: &Value) -> bool {
     count.is_some_and(|count| u32::try_from(count).is_ok())
 }
 
-/// What every `response` object of one request has in it.
+/// The common part of all `response` objects of one request.
 #[derive(Debug, Clone)]
 pub struct ResponseHead {
     /// The response's id.
@@ -117,18 +117,18 @@ pub struct ResponseHead {
     pub created: u64,
     /// The model's name, as the client wrote it.
     pub model: String,
-    /// The most bytes of it and its output with which it is kept, unless it fails; `None` where nothing is kept.
+    /// The largest response with output that is stored, in bytes, unless it fails; `None` if nothing is stored.
     pub store_bytes: Option<usize>,
-    /// How it is routed, where the client asks.
+    /// How it is routed, if the client asks.
     pub explanation: Option<Explanation>,
-    /// The rest.
+    /// The repeated fields.
     pub repeated: Arc<Repeated>,
 }
 
 /// How a response ended.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ResponseEnd {
-    /// It is whole, since so many seconds after 1970.
+    /// It is complete, since this time in seconds since 1970.
     Completed(TotalUsage, u64),
     /// It was cut short.
     Incomplete(TotalUsage, &'static str),
@@ -137,12 +137,12 @@ pub enum ResponseEnd {
 }
 
 impl ResponseEnd {
-    /// The end of an answer that ended so, cost so much, and did `now`, in seconds since 1970.
+    /// The end of a response, from its answer's end, its usage, and `now` in seconds since 1970.
     #[must_use]
     pub fn new(end: &AnswerEnd, spent: TotalUsage, now: u64) -> Self {
         match end.reason {
             FinishReason::Stop => Self::Completed(spent, now),
-            // A cancelled answer is read by nobody; should one be, it was cut short.
+            // Nobody reads a cancelled answer; if somebody does, it was cut short.
             FinishReason::Length | FinishReason::Cancelled => {
                 Self::Incomplete(spent, "max_output_tokens")
             }
@@ -171,13 +171,13 @@ impl ResponseEnd {
 }
 
 impl ResponseHead {
-    /// Whether text comes with log probabilities.
+    /// Whether text has log probabilities.
     #[must_use]
     pub fn has_logprobs(&self) -> bool {
         self.repeated.has_logprobs
     }
 
-    /// A response that has just begun, to be written.
+    /// Serializes a response that has just begun.
     pub(super) fn begun(&self) -> ResponseJson<'_> {
         ResponseJson {
             head: self,
@@ -187,7 +187,7 @@ impl ResponseHead {
         }
     }
 
-    /// A response that has ended, as JSON. One that is too large to be kept says so.
+    /// Returns the ended response as JSON. If it is too large to be stored, it says so.
     pub(crate) fn ended(&self, output: &Output, end: &ResponseEnd) -> String {
         let room = match end {
             ResponseEnd::Completed(..) | ResponseEnd::Incomplete(..) => self.store_bytes,
@@ -217,7 +217,7 @@ impl ResponseHead {
     }
 }
 
-/// Fields that a response has for their names' sake.
+/// Fields without a value, which clients expect.
 const EMPTY: [&str; 8] = [
     "conversation",
     "prompt",
@@ -229,11 +229,11 @@ const EMPTY: [&str; 8] = [
     "tool_usage",
 ];
 
-/// A `response` object, to be written. Nothing is copied for that.
+/// A `response` object to serialize. It copies nothing.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ResponseJson<'a> {
     head: &'a ResponseHead,
-    /// `None` where it has just begun.
+    /// `None` if it has just begun.
     end: Option<&'a ResponseEnd>,
     output: OutputJson<'a>,
     is_kept: bool,
@@ -260,7 +260,7 @@ impl Serialize for ResponseJson<'_> {
         object.serialize_entry("output", &output)?;
         object.serialize_entry("service_tier", "default")?;
         object.serialize_entry("store", &is_kept)?;
-        // The one of the repeated fields that has its place here.
+        // The only repeated field with a place here.
         object.serialize_entry("truncation", &repeated.get("truncation"))?;
         object.serialize_entry("usage", &end.and_then(ResponseEnd::usage))?;
         for name in EMPTY {
@@ -309,7 +309,7 @@ impl ResponseEnd {
     }
 }
 
-/// The `code` of a failed response: clients know these.
+/// The `code` of a failed response, one of those that clients know.
 fn error_code(error: &ApiError) -> &'static str {
     match error.status {
         http::StatusCode::TOO_MANY_REQUESTS => "rate_limit_exceeded",

@@ -1,4 +1,4 @@
-//! [`ResponseStore`]: the latest responses, in memory, up to a bound.
+//! [`ResponseStore`]: the latest responses, in memory, within limits.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -7,41 +7,41 @@ use parking_lot::Mutex;
 
 use super::item::Item;
 
-/// A response that was given.
+/// A stored response.
 #[derive(Debug)]
 pub struct Stored {
-    /// The name of the API key that asked; nobody else gets it. `None` on a server without keys.
+    /// The name of the API key that owns it; other keys cannot read it. `None` on a server without keys.
     pub owner: Option<String>,
     /// The `response` object, as JSON.
     pub response: String,
-    /// What went before its output: earlier responses' items and its own input, oldest first.
+    /// The conversation before its output: earlier responses' items and its own input, oldest first.
     pub input: Vec<Arc<Item>>,
-    /// What it answered.
+    /// Its output.
     pub output: Vec<Arc<Item>>,
 }
 
 impl Stored {
-    /// The conversation up to here.
+    /// The conversation up to and including its output.
     #[must_use]
     pub fn conversation(&self) -> Vec<Arc<Item>> {
         self.input.iter().chain(&self.output).cloned().collect()
     }
 
-    /// What it weighs: its whole conversation, though parts of it may be shared with others.
+    /// Its size: its whole conversation, although parts may be shared with others.
     fn bytes(&self) -> usize {
         let items = self.input.iter().chain(&self.output);
         kept_bytes(items.map(Arc::as_ref)) + self.response.len()
     }
 }
 
-/// What items weigh.
+/// The size of items.
 pub(super) fn kept_bytes<'a>(items: impl Iterator<Item = &'a Item>) -> usize {
     let items = items.map(|item| item.bytes() + size_of::<Arc<Item>>());
     items.sum()
 }
 
-/// The latest responses by id. When there are too many, or they take too much memory, the oldest goes of the owner who has
-/// the most: whoever has less than an equal share loses nothing to others.
+/// The latest responses by id. If there are too many, or they take too much memory, the owner with the most loses the oldest:
+/// owners with less than an equal share lose nothing.
 #[derive(Debug)]
 pub struct ResponseStore {
     max_responses: usize,
@@ -56,7 +56,7 @@ struct Kept {
     bytes: usize,
 }
 
-/// What is kept of one owner.
+/// The stored responses of one owner.
 #[derive(Debug, Default)]
 struct Owned {
     /// Ids, oldest first.
@@ -65,7 +65,7 @@ struct Owned {
 }
 
 impl ResponseStore {
-    /// A store of so many responses, and so many bytes. Either being 0 keeps nothing.
+    /// A store with these limits. If either is 0, it keeps nothing.
     #[must_use]
     pub fn new(max_responses: usize, max_bytes: usize) -> Self {
         Self {
@@ -81,13 +81,13 @@ impl ResponseStore {
         self.max_responses > 0 && self.max_bytes > 0
     }
 
-    /// The most bytes of a response and its output with which it is kept behind `input`; `None` where none is.
+    /// The largest response with output, in bytes, that can be stored with `input` before it; `None` if it cannot be stored.
     pub(crate) fn room_behind<'a>(&self, input: impl Iterator<Item = &'a Item>) -> Option<usize> {
         let room = self.max_bytes.checked_sub(kept_bytes(input));
         room.filter(|_| self.keeps())
     }
 
-    /// Keeps a response; one that is larger than the whole store is not kept.
+    /// Stores a response, unless it is larger than the whole store.
     pub fn put(&self, id: String, stored: Stored) {
         let bytes = stored.bytes();
         if !self.keeps() || bytes > self.max_bytes {
@@ -103,7 +103,7 @@ impl ResponseStore {
         }
     }
 
-    /// A response that is kept for `owner`.
+    /// The stored response of `owner` with this id.
     #[must_use]
     pub fn get(&self, id: &str, owner: Option<&str>) -> Option<Arc<Stored>> {
         let kept = self.kept.lock();
@@ -111,7 +111,7 @@ impl ResponseStore {
         (stored.owner.as_deref() == owner).then(|| Arc::clone(stored))
     }
 
-    /// Forgets a response. Says whether it was there.
+    /// Removes a response. Returns whether it existed.
     pub fn delete(&self, id: &str, owner: Option<&str>) -> bool {
         if self.get(id, owner).is_none() {
             return false;
@@ -129,7 +129,7 @@ impl Kept {
         self.by_id.insert(id, (Arc::new(stored), bytes));
     }
 
-    /// Drops the oldest response of the owner with the most of what is counted.
+    /// Drops the oldest response of the owner with the highest count by `counted`.
     fn drop_oldest_of_most(&mut self, counted: impl Fn(&Owned) -> usize) {
         let most = self.by_owner.values().max_by_key(|owned| counted(owned));
         let oldest = most.and_then(|owned| owned.order.front().cloned());

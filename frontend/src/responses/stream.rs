@@ -12,8 +12,8 @@ use crate::answer::TokenLogprobs;
 use crate::markup::Delta;
 use crate::openai::put_json;
 
-/// Writes the events of one response in their order: `response.created`, `response.in_progress`, the items one after the
-/// other, each with its beginning, deltas and end, then how the response ended.
+/// Writes the events of one response in order: `response.created`, `response.in_progress`, each item's beginning, deltas and
+/// end, then how the response ended.
 ///
 /// # Source
 /// <https://platform.openai.com/docs/api-reference/responses-streaming>
@@ -21,7 +21,7 @@ use crate::openai::put_json;
 pub struct ResponseEncoder {
     head: ResponseHead,
     output: Output,
-    /// Whether the last item is still in the making.
+    /// Whether the last item is still open.
     is_open: bool,
     sequence_number: u64,
 }
@@ -38,7 +38,7 @@ impl ResponseEncoder {
         }
     }
 
-    /// The first events.
+    /// Writes the first events.
     pub fn start(&mut self, out: &mut BytesMut) {
         for kind in ["response.created", "response.in_progress"] {
             let response = self.head.begun();
@@ -51,7 +51,7 @@ impl ResponseEncoder {
         }
     }
 
-    /// A piece of the answer; begins its item and ends the one before.
+    /// Writes a delta. Begins its item and ends the one before, if needed.
     pub fn delta(&mut self, delta: Delta<'_>, rated: &[TokenLogprobs], out: &mut BytesMut) {
         if self.output.begins_item(delta) {
             self.close("completed", out);
@@ -75,13 +75,12 @@ impl ResponseEncoder {
         }
     }
 
-    /// Log probabilities that no piece took along.
+    /// Adds log probabilities that no delta carried.
     pub fn add_rated(&mut self, rated: &[TokenLogprobs]) {
         self.output.add_rated(rated);
     }
 
-    /// The last events. Gives back the response as JSON, and its items. A response always has an item: one without any has an empty
-    /// message.
+    /// Writes the last events. Returns the response as JSON, and its items. A response without items gets an empty message.
     pub fn finish(mut self, end: &ResponseEnd, out: &mut BytesMut) -> (String, Output) {
         if self.output.is_empty() && !matches!(end, ResponseEnd::Failed(_)) {
             self.output.begin(Delta::Content(""));
@@ -131,7 +130,7 @@ impl ResponseEncoder {
         }
     }
 
-    /// Ends the item that is open.
+    /// Ends the open item.
     fn close(&mut self, status: &str, out: &mut BytesMut) {
         if !std::mem::replace(&mut self.is_open, false) {
             return;
@@ -184,8 +183,8 @@ impl ResponseEncoder {
         put(number, "response.output_item.done", done, out);
     }
 
-    /// A piece of the open item, and with text how many log probabilities came with it. This is the path of every token: no value is
-    /// made of it.
+    /// Writes a piece of the open item; for text, with its log probabilities. Every token takes this path, so it builds no
+    /// JSON value.
     fn put_delta(
         &mut self,
         kind: &str,
@@ -219,7 +218,7 @@ impl ResponseEncoder {
     }
 }
 
-/// What is in every event, behind what is its own.
+/// The common fields of all events, after an event's own.
 #[derive(Serialize)]
 struct Event<'a, T> {
     #[serde(flatten)]
@@ -276,7 +275,7 @@ struct CallEvent<'a> {
     arguments: &'a str,
 }
 
-/// Writes an event, which is the next.
+/// Writes the next event.
 fn put(sequence_number: &mut u64, kind: &str, own: impl Serialize, out: &mut BytesMut) {
     for part in ["event: ", kind, "\ndata: "] {
         out.put_slice(part.as_bytes());

@@ -300,7 +300,7 @@ static DIALECTS: &[ToolDialect] = &[
     ),
 ];
 
-/// Names that other servers use, or that models of the same dialect suggest.
+/// Names that other servers use, or names of models with the same dialect.
 const ALIASES: &[(&str, &str)] = &[
     ("cohere_command3", "cohere"),
     ("deepseek", "deepseek_v31"),
@@ -331,7 +331,7 @@ fn behind_kind(header: &str) -> (&str, &str) {
     (name.map_or(header, |(_, name)| name).trim(), "")
 }
 
-/// `functions.NAME:0`, which as a whole is the call's id.
+/// `functions.NAME:0`, which is also the call's id.
 fn numbered(header: &str) -> (&str, &str) {
     let id = header.trim();
     let name = id.strip_prefix("functions.").unwrap_or(id);
@@ -346,7 +346,7 @@ fn with_call_id(header: &str) -> (&str, &str) {
 }
 
 impl ToolDialect {
-    /// A dialect by its name, or by one that other servers use for it.
+    /// Finds a dialect by its name or an alias.
     ///
     /// # Examples
     /// ```
@@ -378,13 +378,13 @@ impl ToolDialect {
         self.name
     }
 
-    /// Whether this is harmony, whose parser reads thoughts too.
+    /// Whether this is harmony, whose parser also reads reasoning.
     #[must_use]
     pub fn is_harmony(self) -> bool {
         self.marks == Marks::Harmony
     }
 
-    /// How ids look that this server gives to calls.
+    /// The format of the ids that this server generates for calls.
     #[must_use]
     pub fn id_style(self) -> IdStyle {
         if self.name == "mistral" {
@@ -421,7 +421,7 @@ impl ToolDialect {
         }
     }
 
-    /// Text that may be special tokens, which the detokenizer must not skip: the markers, and what stands within them.
+    /// Text that may be special tokens, which the detokenizer must not skip: the markers, and tags inside calls.
     pub(crate) fn tokens(self) -> Vec<&'static str> {
         let mut tokens = self.markers();
         tokens.extend(["<｜tool▁sep｜>", "[CALL_ID]", "｜DSML｜"]);
@@ -439,7 +439,7 @@ impl ToolDialect {
         }
     }
 
-    /// A parser of harmony for an answer without tools: calls are content.
+    /// A harmony parser for an answer without tools: calls are content.
     #[must_use]
     pub fn harmony_without_tools() -> Box<dyn MarkupParser> {
         Box::new(HarmonyParser::new(false))

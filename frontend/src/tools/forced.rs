@@ -1,6 +1,6 @@
-//! Calls that the engine's guided decoding makes certain: for `tool_choice` `required` or one named tool.
+//! Calls that guided decoding enforces, for `tool_choice` `required` or a named tool.
 //!
-//! The engine is bound to a JSON schema of ours, so what comes is JSON whatever the model's dialect is.
+//! The engine is constrained to a JSON schema of ours, so the output is JSON whatever the model's dialect.
 
 mod references;
 
@@ -21,7 +21,7 @@ static LIST: JsonMarks = JsonMarks {
     is_bare: false,
 };
 
-/// The schema of the arguments of `tool`, one of a request's `tools`.
+/// The schema of the arguments of `tool`, an element of a request's `tools`.
 #[must_use]
 pub fn arguments_schema(tool: &Value) -> Value {
     match tool.pointer("/function/parameters") {
@@ -30,10 +30,10 @@ pub fn arguments_schema(tool: &Value) -> Value {
     }
 }
 
-/// The schema of a list of at least one call of any of `tools`.
+/// The schema of a list of at least one call to any of `tools`.
 ///
-/// Each tool's schema stands whole among the `$defs`, and the references in it lead there: those to the root of a document,
-/// as `#`, would else mean the list.
+/// Each tool's schema is a whole entry of `$defs`, and its references are rewritten to point there: references to the
+/// document's root, such as `#`, would otherwise mean the list.
 #[must_use]
 pub fn calls_schema(tools: &[Value], is_parallel: bool) -> Value {
     let mut definitions = Map::new();
@@ -60,13 +60,13 @@ pub fn calls_schema(tools: &[Value], is_parallel: bool) -> Value {
     schema
 }
 
-/// A parser of what [`calls_schema`] allows.
+/// A parser for output of [`calls_schema`].
 #[must_use]
 pub fn calls_parser(tools: Arc<ToolSchemas>) -> Box<dyn MarkupParser> {
     Box::new(JsonParser::inside(&LIST, tools))
 }
 
-/// A parser of what [`arguments_schema`] of the tool `name` allows: all text is its arguments.
+/// A parser for output of [`arguments_schema`] of the tool `name`: all text is its arguments.
 #[must_use]
 pub fn arguments_parser(name: String) -> Box<dyn MarkupParser> {
     Box::new(ArgumentsParser {

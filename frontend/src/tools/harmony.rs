@@ -1,4 +1,4 @@
-//! The parser of harmony, in which every message names its channel: thoughts, tool calls or the answer.
+//! The parser for harmony, in which every message names its channel: reasoning, tool calls or the answer.
 //!
 //! # Source
 //! <https://github.com/openai/harmony>, `docs/format.md`
@@ -19,7 +19,7 @@ const START: usize = 3;
 const CHANNEL: usize = 4;
 const MESSAGE: usize = 5;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Body {
     Content,
@@ -30,21 +30,21 @@ enum Body {
 enum State {
     /// Before the first marker, and between messages.
     Between,
-    /// Behind a message's start: role, recipient and channel, up to the body.
+    /// After a message's start: role, recipient and channel, up to the body.
     Header(String),
     Body(Body),
 }
 
 pub(super) struct HarmonyParser {
-    /// Whether calls are reported; else they are content.
+    /// Whether calls are reported; otherwise they are content.
     has_tools: bool,
     state: State,
-    /// Whether the first words are still to tell if they are a header's: a prompt may end within one.
+    /// Whether it is still open if the first words belong to a header: a prompt may end within one.
     is_open: bool,
     content: Prose,
     reasoning: Prose,
     has_arguments: bool,
-    /// Whether the model was not done where the text ends.
+    /// Whether the model was cut off.
     is_cut: bool,
     held: String,
 }
@@ -66,7 +66,7 @@ impl HarmonyParser {
     fn give(&mut self, len: usize, out: &mut Deltas) {
         let text = self.held.get(..len).unwrap_or_default();
         match &mut self.state {
-            // Text without a header: the model keeps no format, and means its reader.
+            // Text without a header: the model ignores the format, so the text is for the reader.
             State::Between | State::Body(Body::Content) => self.content.push(text, out),
             State::Body(Body::Reasoning) => self.reasoning.push(text, out),
             State::Body(Body::Call) => {
@@ -83,7 +83,7 @@ impl HarmonyParser {
         self.held.drain(..len);
     }
 
-    /// Whether the answer begins with a recipient, which then is the rest of the prompt's header; `None` while that is open.
+    /// Whether the answer begins with a recipient, which continues the prompt's header; `None` while that is open.
     fn begins_in_header(&self) -> Option<bool> {
         const RECIPIENT: &str = "to=";
         let text = self.held.trim_start();
@@ -121,7 +121,7 @@ impl HarmonyParser {
                 let header = std::mem::take(header);
                 self.begin_body(&header, out);
             }
-            // Only the marker tells the channel's name from the recipient behind it.
+            // Only the marker tells the channel's name apart from the recipient after it.
             (State::Header(header), CHANNEL) => header.push_str(" channel="),
             (State::Header(header), 4..) => header.push(' '),
             (_, START) => self.between_messages(State::Header(String::new()), out),
@@ -131,7 +131,7 @@ impl HarmonyParser {
         }
     }
 
-    /// A call without arguments has an empty object of them.
+    /// A call without arguments gets an empty object.
     fn end_call(&mut self, out: &mut Deltas) {
         if matches!(self.state, State::Body(Body::Call)) && !self.has_arguments {
             out.arguments("{}");
@@ -175,11 +175,11 @@ impl MarkupParser for HarmonyParser {
 
     fn finish(&mut self, out: &mut Deltas) {
         self.give(self.held.len(), out);
-        // The marker behind a call ends the answer too, and is often not shown then.
+        // The marker after a call also ends the answer, and is then often not shown.
         if !self.is_cut {
             self.end_call(out);
         }
-        // A header that no body follows is not text of the model's.
+        // A header without a body is not text.
         self.content.finish(out);
     }
 

@@ -1,4 +1,4 @@
-//! The parser of dialects that write a call as a JSON object, or as a name and then its arguments as one.
+//! The parser for dialects that write a call as a JSON object, or as a name followed by its arguments as an object.
 
 mod object;
 
@@ -14,13 +14,13 @@ use crate::markup::{Deltas, MarkupParser, Prose, Scan, ValueScan, ValueStep, sca
 pub(super) struct JsonMarks {
     /// Each begins a call, or a list of calls.
     pub(super) starts: &'static [&'static str],
-    /// Each ends it. Without, the JSON's own end does.
+    /// Each ends it. If there are none, the end of the JSON does.
     pub(super) ends: &'static [&'static str],
-    /// Markers around calls, which mean nothing.
+    /// Markers around calls, which are dropped.
     pub(super) ignored: &'static [&'static str],
-    /// What stands behind the start.
+    /// The form of the text after the start.
     pub(super) shape: Shape,
-    /// Whether an object that the answer begins with may be a call without a marker.
+    /// Whether an object at the beginning of the answer may be a call without a marker.
     pub(super) is_bare: bool,
 }
 
@@ -32,23 +32,23 @@ impl JsonMarks {
     }
 }
 
-/// What a call looks like.
+/// The form of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// `{"name": ..., "arguments": {...}}`, or a list of such.
+    /// `{"name": ..., "arguments": {...}}`, or a list of them.
     Object,
     /// A header, a marker, and the arguments.
     Named(Header),
-    /// A list or an object as in [`Shape::Object`] if it begins like one, else as in [`Shape::Named`].
+    /// A list or an object as in [`Shape::Object`] if it begins like one, otherwise as in [`Shape::Named`].
     Either(Header),
 }
 
-/// What stands before a call's arguments.
+/// The text before a call's arguments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Header {
     /// Ends the header; so does the brace that opens the arguments.
     pub(super) end: &'static str,
-    /// Name and id, from the header's text.
+    /// Returns name and id from the header's text.
     pub(super) read: fn(&str) -> (&str, &str),
 }
 
@@ -63,7 +63,7 @@ impl Eq for Header {}
 enum State {
     /// Running text.
     Outside,
-    /// Behind a start, and between the objects of a list.
+    /// After a start, and between the objects of a list.
     Between {
         is_bare: bool,
     },
@@ -72,22 +72,22 @@ enum State {
     /// Before the arguments of a named call.
     Arguments,
     Value(ValueScan),
-    /// Arguments that are no JSON, up to the end marker.
+    /// Arguments that are not JSON, up to the end marker.
     Raw,
-    /// Behind the arguments of a named call.
+    /// After the arguments of a named call.
     Tail,
-    /// Text where none belongs.
+    /// Text where none is allowed.
     Junk,
 }
 
-/// What comes next inside a call.
+/// The next element inside a call.
 enum Next {
     Char(char),
     Start,
     End,
     Ignored,
     HeaderEnd,
-    /// The text is used up, but for what may become a marker.
+    /// The text is used up, except what may become a marker.
     Wait,
 }
 
@@ -95,13 +95,13 @@ pub(super) struct JsonParser {
     marks: &'static JsonMarks,
     tools: Arc<ToolSchemas>,
     state: State,
-    /// Whether the answer has begun with anything but white space.
+    /// Whether anything but white space has come.
     has_begun: bool,
     content: Prose,
     held: String,
-    /// What of `held` is used up.
+    /// How much of `held` was consumed.
     at: usize,
-    /// Bytes after `at`, at the beginning of an answer, that are white space: they are looked at once.
+    /// Bytes of white space after `at`, at the beginning of an answer, that were already scanned.
     blank: usize,
 }
 
@@ -137,7 +137,7 @@ impl JsonParser {
         self.at = 0;
     }
 
-    /// Takes something of the text; false when it must wait for more.
+    /// Consumes some text; false if it must wait for more.
     fn step(&mut self, is_end: bool, out: &mut Deltas) -> bool {
         match self.state {
             State::Outside => self.outside(is_end, out),
@@ -234,7 +234,7 @@ impl JsonParser {
         }
     }
 
-    /// The next marker or character. In a JSON string nothing is a marker.
+    /// The next marker or character. JSON strings contain no markers.
     fn next(&mut self, is_end: bool) -> Next {
         let Some(c) = self.rest().chars().next() else {
             return Next::Wait;
@@ -257,7 +257,7 @@ impl JsonParser {
         Next::Char(c)
     }
 
-    /// The markers that may come inside a call.
+    /// The markers that are valid inside a call.
     fn markers(&self) -> impl Iterator<Item = (&'static str, Next)> + use<> {
         let header = match (&self.state, self.marks.shape) {
             (State::Header(_), Shape::Named(header) | Shape::Either(header)) => Some(header.end),
@@ -301,13 +301,13 @@ impl JsonParser {
                 ValueStep::Behind => self.reread(c, State::Tail),
             },
             State::Raw => out.arguments(c.encode_utf8(&mut [0; 4])),
-            // A fence may close here, as one opened before the arguments.
+            // A code fence that was opened before the arguments may close here.
             State::Tail if c.is_whitespace() || c == '`' => {}
             State::Tail => self.reread(c, State::Junk),
         }
     }
 
-    /// Goes on in another state, with the character just taken.
+    /// Switches to another state, and reprocesses the character just taken.
     fn reread(&mut self, c: char, state: State) {
         self.at -= c.len_utf8();
         self.state = state;
@@ -346,7 +346,7 @@ impl JsonParser {
         }
     }
 
-    /// The object is whole, or its end marker came.
+    /// The object is complete, or its end marker came.
     fn close_object(&mut self, out: &mut Deltas) {
         let State::Object(mut object) = std::mem::replace(&mut self.state, State::Outside) else {
             return;
@@ -362,7 +362,7 @@ impl JsonParser {
         }
     }
 
-    /// The object is none: what of it was not reported is content.
+    /// The object is not a call: what was not reported of it is content.
     fn release_object(&mut self, out: &mut Deltas) {
         let State::Object(object) = std::mem::replace(&mut self.state, State::Outside) else {
             return;
@@ -405,7 +405,7 @@ impl JsonParser {
         }
     }
 
-    /// A marker ends whatever call is under way.
+    /// A marker ends the current call.
     fn end_call(&mut self, out: &mut Deltas) {
         match &self.state {
             State::Object(_) => self.close_object(out),

@@ -1,4 +1,4 @@
-//! The parser of dialects that write calls as a list of Python calls: `[get_weather(city="Oslo", days=3)]`.
+//! The parser for dialects that write calls as a list of Python calls: `[get_weather(city="Oslo", days=3)]`.
 
 mod literal;
 
@@ -15,18 +15,18 @@ pub(super) struct PythonicMarks {
     pub(super) starts: &'static [&'static str],
     /// Each ends them.
     pub(super) ends: &'static [&'static str],
-    /// Whether a list that the answer begins with may be one of calls without a marker.
+    /// Whether a list at the beginning of the answer may contain calls without a marker.
     pub(super) is_bare: bool,
 }
 
-/// A call longer than this is none, in bytes: it would be held in memory to its end.
+/// Text longer than this (in bytes) is not a call, because a call is held in memory to its end.
 const MAX_CALL_BYTES: usize = 1 << 20;
 
 enum State {
     Outside,
-    /// Behind a start, or between calls.
+    /// After a start, or between calls.
     Between,
-    /// In a call; what is held begins with its name.
+    /// In a call; the held text begins with its name.
     Call(CallScan),
 }
 
@@ -35,36 +35,36 @@ pub(super) struct PythonicParser {
     tools: Arc<ToolSchemas>,
     state: State,
     has_begun: bool,
-    /// Whether the list under way began without a marker: its bracket ends it.
+    /// Whether the current list began without a marker: its bracket ends it.
     is_bare: bool,
     content: Prose,
     held: String,
-    /// Bytes at the beginning of an answer that need not be looked at again: white space, and the bracket of a list.
+    /// Bytes at the beginning of an answer that were already scanned: white space, and the bracket of a list.
     passed: usize,
-    /// Whether that bracket is among them.
+    /// Whether they include that bracket.
     has_bracket: bool,
 }
 
 /// Follows one call to its closing parenthesis.
 #[derive(Default)]
 struct CallScan {
-    /// Bytes that were looked at.
+    /// Bytes already scanned.
     at: usize,
-    /// Where the parenthesis behind the name is.
+    /// The position of the parenthesis after the name.
     open: Option<usize>,
     depth: usize,
     quote: Option<char>,
     is_escaped: bool,
 }
 
-/// What became of a call.
+/// The outcome of a call.
 enum Found {
     Whole {
         open: usize,
         end: usize,
     },
     Unfinished,
-    /// It is no call.
+    /// It is not a call.
     Nothing,
 }
 
@@ -164,7 +164,7 @@ impl PythonicParser {
         }
     }
 
-    /// Whether the answer begins with a bracket and a call of a tool there is; `None` while that is open.
+    /// Whether the answer begins with a bracket and a call of an existing tool; `None` while that is open.
     fn opens_a_call(&mut self) -> Option<bool> {
         let mut inner = self.held[self.passed..].trim_start();
         if !self.has_bracket && !inner.is_empty() {

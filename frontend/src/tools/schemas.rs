@@ -1,10 +1,10 @@
-//! [`ToolSchemas`]: the tools of one request, as far as parsers need them.
+//! [`ToolSchemas`]: what parsers need of one request's tools.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-/// How many schemas are looked at for the types of one parameter. Clients write them, and references may lead in a circle.
+/// How many schemas are examined for the types of one parameter. Clients write them, and references may be circular.
 const MAX_SCHEMAS: usize = 200;
 
 /// The parameters of each tool of a request, by the tool's name.
@@ -13,17 +13,17 @@ pub struct ToolSchemas {
     parameters: BTreeMap<String, Value>,
 }
 
-/// How a parameter whose value comes as bare text becomes JSON.
+/// How a parameter's bare text is converted to JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Typing {
-    /// A string, whatever it looks like.
+    /// To a string, whatever it looks like.
     Text,
-    /// What it looks like, if the schema allows that; else a string.
+    /// To the type that it looks like, if the schema allows that; otherwise to a string.
     Guess,
 }
 
 impl ToolSchemas {
-    /// Reads the objects of a request's `tools`, which were checked.
+    /// Reads a request's `tools`, which were validated.
     ///
     /// # Examples
     /// ```
@@ -46,25 +46,25 @@ impl ToolSchemas {
         }
     }
 
-    /// Whether there is a tool of this name.
+    /// Whether there is a tool with this name.
     #[must_use]
     pub fn has(&self, tool: &str) -> bool {
         self.parameters.contains_key(tool)
     }
 
-    /// Every name.
+    /// The names of all tools.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.parameters.keys().map(String::as_str)
     }
 
-    /// Whether a tool names a parameter among its properties.
+    /// Whether a tool has this parameter among its properties.
     pub(super) fn has_parameter(&self, tool: &str, parameter: &str) -> bool {
         let root = self.parameters.get(tool);
         let properties = root.and_then(|root| root.get("properties"));
         properties.is_some_and(|all| all.get(parameter).is_some())
     }
 
-    /// Whether a parameter takes values of the type of `value`. One without a schema takes any.
+    /// Whether a parameter accepts the type of `value`. A parameter without a schema accepts any.
     fn takes(&self, tool: &str, parameter: &str, value: &Value) -> bool {
         let Some(root) = self.parameters.get(tool) else {
             return true;
@@ -83,17 +83,17 @@ impl ToolSchemas {
         }
     }
 
-    /// The JSON of a parameter's value that came as bare text.
+    /// Converts a parameter's bare text to JSON.
     pub(super) fn guess(&self, tool: &str, parameter: &str, text: &str) -> String {
         let trimmed = text.trim();
-        // Models trained on Python write its words.
+        // Models trained on Python write its literals.
         let json = match trimmed {
             "True" => "true",
             "False" => "false",
             "None" => "null",
             other => other,
         };
-        // Strings stand without quotes.
+        // Strings have no quotes.
         let is_allowed = serde_json::from_str::<Value>(json)
             .is_ok_and(|value| !value.is_string() && self.takes(tool, parameter, &value));
         if is_allowed {
@@ -104,11 +104,11 @@ impl ToolSchemas {
     }
 }
 
-/// What schemas say of the types of values. A schema that says nothing takes any.
+/// The types that schemas allow. An empty schema allows any.
 struct Types<'a> {
-    /// Where references lead from.
+    /// The root for references.
     root: &'a Value,
-    /// How many schemas may still be looked at.
+    /// How many schemas may still be examined.
     left: usize,
 }
 
@@ -120,7 +120,7 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// Whether `schema` takes values of the type of `value`.
+    /// Whether `schema` allows the type of `value`.
     fn take(&mut self, schema: &Value, value: &Value) -> bool {
         let (Some(keywords), Some(left)) = (schema.as_object(), self.left.checked_sub(1)) else {
             return true;
@@ -151,7 +151,7 @@ impl<'a> Types<'a> {
     }
 }
 
-/// Whether a value is of a `type`, or of one of several.
+/// Whether a value has the `type`, or one of several.
 fn is_of_type(types: &Value, value: &Value) -> bool {
     let is = |name: &str| match name {
         "string" => value.is_string(),

@@ -50,7 +50,7 @@ fn seen(message: &Message) -> (&str, Vec<(&str, &str)>) {
     (&message.content, calls.collect())
 }
 
-/// The first call whose arguments something else parts, if one is.
+/// The first call whose arguments are interrupted by another delta, if any.
 fn parted_call(name: &str, pieces: &[&str]) -> Option<u32> {
     let mut parser = ToolDialect::find(name).unwrap().parser(tools());
     let mut out = Deltas::default();
@@ -95,7 +95,7 @@ fn every_dialect_has_a_transcript_with_two_calls() {
     }
 }
 
-/// The parser's contract for markers, which lets it find them in any cutting.
+/// The contract for markers, which allows the scanner to find them however the text is cut.
 #[test]
 fn no_marker_begins_another() {
     for dialect in ToolDialect::all() {
@@ -219,7 +219,7 @@ fn forced_calls_are_read_from_plain_json() {
     }
 }
 
-/// Text of markers, halves of markers and what stands between them.
+/// Random mixtures of markers, halves of markers and other text.
 fn soup(dialect: ToolDialect) -> impl Strategy<Value = String> {
     let mut parts = vec![
         " ",
@@ -260,8 +260,8 @@ fn dialects() -> impl Strategy<Value = ToolDialect> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// However any dialect's transcripts are cut, and wherever they break off, the pieces are read as the whole, and no marker
-    /// is content.
+    /// However any dialect's transcripts are cut, and wherever they break off, the result is that of the whole text, and no
+    /// marker is content.
     #[test]
     fn any_cutting_is_read_alike(end: usize, cuts in proptest::collection::vec(any::<usize>(), 0..12)) {
         for (name, text, ..) in TRANSCRIPTS {
@@ -289,7 +289,7 @@ proptest! {
         prop_assert_eq!(parted_call(name, &cut(&text, &cuts)), None);
     }
 
-    /// Text without markers comes through as it is, though it may look like the beginning of one.
+    /// Text without markers passes unchanged, even if it looks like the beginning of one.
     #[test]
     fn plain_text_is_content(
         dialect in dialects(), text in "[<|>/a-z \\n\\[\\]{}\"=TOL_]{0,60}",
@@ -303,7 +303,7 @@ proptest! {
     }
 }
 
-/// The families that applications ask for by name have a parser.
+/// The model families that applications name have a parser.
 #[test]
 fn the_families_of_the_field_have_parsers() {
     for name in [

@@ -1,7 +1,7 @@
-//! The parser of dialects with a tag for each parameter, whose values stand as bare text.
+//! The parser for dialects with a tag for each parameter, whose values are bare text.
 //!
-//! Text between the parameters of a call is content behind the call. The APIs' encoders rely on it that nothing parts a
-//! call's arguments.
+//! Text between the parameters of a call becomes content after the call. The APIs' encoders rely on a call's arguments being
+//! contiguous.
 
 mod value;
 
@@ -17,11 +17,11 @@ use crate::markup::{Delta, Deltas, MarkupParser, Prose, Scan, scan, trim_start_l
 /// A dialect of this kind.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct XmlMarks {
-    /// Markers around calls, which mean nothing.
+    /// Markers around calls, which are dropped.
     pub(super) ignored: &'static [&'static str],
     /// Begins a call; the tool's name follows.
     pub(super) call: &'static str,
-    /// Ends the name. `None`: white space does, or the next marker.
+    /// Ends the name. If `None`, white space or the next marker does.
     pub(super) name_end: Option<&'static str>,
     /// Ends the call.
     pub(super) call_end: &'static str,
@@ -29,14 +29,14 @@ pub(super) struct XmlMarks {
     pub(super) key: &'static str,
     /// Ends the key.
     pub(super) key_end: &'static str,
-    /// Begins the value, if the end of the key does not.
+    /// Begins the value, unless the end of the key does.
     pub(super) value: Option<&'static str>,
     /// Ends the value.
     pub(super) value_end: &'static str,
-    /// The end of the call and the beginning of a parameter, each behind a line break, which may end a value whose end the model
-    /// left out. The line break is the value's.
+    /// The end of the call and the beginning of a parameter, each after a line break: they may end a value whose end marker
+    /// the model omitted. The line break belongs to the value.
     pub(super) value_stops: Option<[&'static str; 2]>,
-    /// Whether a value stands on lines of its own.
+    /// Whether a value is on lines of its own.
     pub(super) is_on_lines: bool,
 }
 
@@ -46,15 +46,15 @@ enum State {
     /// In a call, between parameters.
     Parameters,
     Key,
-    /// Between a key and its value. What stands here may say whether the value is a string.
+    /// Between a key and its value. The text here may say whether the value is a string.
     Gap,
     Value(BareValue),
 }
 
-/// What is known of a name.
+/// What is known about a name's length.
 enum NameLen {
     Open,
-    /// Its bytes, and with its end.
+    /// Its length in bytes, without and with its end.
     Known {
         len: usize,
         taken: usize,
@@ -62,20 +62,20 @@ enum NameLen {
     TooLong,
 }
 
-/// What a value does behind a piece of it.
+/// The next step after a piece of a value.
 enum Then {
     Wait,
     GoOn,
     Close,
 }
 
-/// More white space than this behind the end of a call does not say whether it is one, in bytes.
+/// More white space than this (in bytes) after a possible end of a call decides nothing.
 const MAX_BLANK_BYTES: usize = 64;
 
-/// A name longer than this is none, and content, in bytes.
+/// A name longer than this (in bytes) is not a name but content.
 const MAX_NAME_BYTES: usize = 1024;
 
-/// Of the text between a call's parameters no more is kept, in bytes: it is held in memory to the call's end.
+/// The limit in bytes on kept text between a call's parameters: it is held in memory until the call ends.
 const MAX_ASIDE_BYTES: usize = 64 << 10;
 
 pub(super) struct XmlParser {
@@ -84,17 +84,17 @@ pub(super) struct XmlParser {
     state: State,
     name: String,
     key: String,
-    /// The parameters that the call under way was given.
+    /// The parameters given in the current call so far.
     keys: Vec<String>,
     content: Prose,
-    /// Content that waits for the end of the call it came in.
+    /// Content that waits for the end of its call.
     aside: Deltas,
-    /// The text that came in the call outside of its parameters, in bytes.
+    /// The length in bytes of the call's text outside its parameters.
     aside_bytes: usize,
     held: String,
-    /// Of a key or gap whose end has not come, what need not be looked at again.
+    /// The part of an unfinished key or gap that was already scanned.
     passed: String,
-    /// Whether no more text comes.
+    /// Whether the text has ended.
     is_over: bool,
 }
 
@@ -116,12 +116,12 @@ impl XmlParser {
         }
     }
 
-    /// Removes and returns the first `len` bytes of what is held.
+    /// Removes and returns the first `len` bytes of the held text.
     fn cut(&mut self, len: usize) -> String {
         self.held.drain(..len).collect()
     }
 
-    /// Takes text up to and with a marker; false when it must wait for more.
+    /// Consumes text up to and including a marker; false if it must wait for more.
     fn step(&mut self, out: &mut Deltas) -> bool {
         match self.state {
             State::Outside => self.outside(out),
@@ -176,7 +176,7 @@ impl XmlParser {
         true
     }
 
-    /// Where the name ends. Any marker ends it, and white space where the dialect has no marker for that.
+    /// Where the name ends: at any marker, or at white space if the dialect has no marker for it.
     fn name_len(&self) -> NameLen {
         let marks = self.marks;
         let own = [marks.call_end, marks.key, marks.call];
@@ -196,7 +196,7 @@ impl XmlParser {
                 len: space,
                 taken: space,
             },
-            // However it is cut: what is sure grows up to the marker.
+            // Independent of how the text is cut: the certain part grows up to the marker.
             (None, _) if len > MAX_NAME_BYTES => NameLen::TooLong,
             (None, Some(taken)) => NameLen::Known { len, taken },
             (None, None) => NameLen::Open,
@@ -228,9 +228,9 @@ impl XmlParser {
                 self.close(out);
                 self.state = State::Name;
             }
-            // The end of no value: one that ended too early had this in it.
+            // A stray end of a value: the value that contained this marker ended too early.
             3 => {}
-            // A wrapper that ends here ends the call; one that begins here changes nothing.
+            // A wrapper that ends here ends the call; one that begins here is dropped.
             _ if marks.ignored.get(which - own.len()).is_some_and(is_closing) => {
                 self.close(out);
                 self.state = State::Outside;
@@ -245,7 +245,7 @@ impl XmlParser {
         self.give_aside(out);
     }
 
-    /// Takes text of a call that is outside of its parameters.
+    /// Takes a call's text outside its parameters.
     fn set_aside(&mut self, text: &str) {
         let room = MAX_ASIDE_BYTES.saturating_sub(self.aside_bytes);
         self.aside_bytes = self.aside_bytes.saturating_add(text.len());
@@ -253,7 +253,7 @@ impl XmlParser {
         self.content.push(kept, &mut self.aside);
     }
 
-    /// There are no more arguments: gives out what waited for that.
+    /// The arguments have ended: emits the content that waited.
     fn give_aside(&mut self, out: &mut Deltas) {
         for delta in self.aside.iter() {
             if let Delta::Content(text) = delta {
@@ -285,7 +285,7 @@ impl XmlParser {
         true
     }
 
-    /// The text up to `mark`, which is taken too; `None` while it has not come.
+    /// The text up to `mark`, which is consumed too; `None` if it has not come yet.
     fn cut_to(&mut self, mark: &str) -> Option<String> {
         match scan(&self.held, [mark]) {
             Scan::Marker { start, end, .. } => {
@@ -302,7 +302,7 @@ impl XmlParser {
         }
     }
 
-    /// `attributes` is what stood between key and value.
+    /// `attributes` is the text between key and value.
     fn begin_value(&mut self, attributes: &str, out: &mut Deltas) {
         self.open_parameter(out);
         out.arguments(": ");
@@ -355,8 +355,8 @@ impl XmlParser {
         }
     }
 
-    /// Whether the end of a call within a value is one, by what is behind it: the end of the text, or what stands between calls.
-    /// `None` while that is open.
+    /// Whether a call's end marker within a value is real, judged by the text after it: the end of the text, or text between
+    /// calls. `None` while that is open.
     fn ends_call(&self, rest: &str) -> Option<bool> {
         let blank = trim_start_len(rest);
         if blank > MAX_BLANK_BYTES {
@@ -374,8 +374,8 @@ impl XmlParser {
         Some(false)
     }
 
-    /// Whether the beginning of a parameter within a value is one, by what is behind it: a parameter of the tool's that the call
-    /// was not given yet. `None` while that is open.
+    /// Whether a parameter's start marker within a value is real, judged by the text after it: a parameter of the tool that
+    /// the call does not have yet. `None` while that is open.
     fn begins_parameter(&self, rest: &str) -> Option<bool> {
         let line = rest.split('\n').next().unwrap_or_default();
         let is_open = !self.is_over && line.len() == rest.len() && line.len() <= MAX_NAME_BYTES;
@@ -390,7 +390,7 @@ impl XmlParser {
         }
     }
 
-    /// What comes before a value: the brace or comma, and the key.
+    /// Writes what precedes a value: the brace or comma, and the key.
     fn open_parameter(&mut self, out: &mut Deltas) {
         out.arguments(if self.keys.is_empty() { "{" } else { ", " });
         out.arguments(&Value::from(self.key.as_str()).to_string());

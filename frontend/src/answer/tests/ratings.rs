@@ -1,4 +1,4 @@
-//! Log probabilities against the plain meaning: those of the tokens whose text is in the answer.
+//! Log probabilities against the definition: those of the tokens whose text is in the answer.
 
 use genset_backend_common::output::TopLogprob;
 use proptest::prelude::{ProptestConfig, prop_assert, prop_assert_eq, proptest};
@@ -27,7 +27,7 @@ fn tokenizer() -> Arc<TextTokenizer> {
     Arc::new(TextTokenizer::from_bytes(file.to_string().as_bytes()).unwrap())
 }
 
-/// A number that tells the place, so that no rating can stand for another's.
+/// A number that identifies the position, so that no log probability can pass for another.
 fn rating(place: usize) -> TokenLogprob {
     let place = u16::try_from(place).unwrap();
     let top = (0..3).map(|token_id| TopLogprob {
@@ -71,7 +71,7 @@ fn whole(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<Token
     (completed.message.content, completed.rated.unwrap())
 }
 
-/// The same, piece by piece; a piece never has more tokens than text so far tells.
+/// The same, streamed; a delta never has more tokens than the text so far reveals.
 fn streamed(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<TokenLogprobs>) {
     let mut answer = rated_answer(tokens, chunks, stops);
     let (mut shown, mut rated) = (String::new(), Vec::new());
@@ -98,7 +98,7 @@ fn streamed(tokens: &[u32], chunks: &[usize], stops: &[&str]) -> (String, Vec<To
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Tokens that are text by themselves: those that end before the cut.
+    /// With tokens that are whole text: those that end before the cut.
     #[test]
     fn they_are_those_of_the_tokens_in_the_text(
         tokens in proptest::collection::vec(0..7_u32, 0..12),
@@ -127,8 +127,8 @@ proptest! {
         prop_assert_eq!(streamed(&tokens, &chunks, &stops), (shown, rated));
     }
 
-    /// Any tokens: all of them where nothing is cut, else a beginning whose text is in the answer; and however the engine cuts
-    /// its output and the client reads it, they are the same.
+    /// With any tokens: all of them if nothing is cut, else a prefix whose text is in the answer. They do not depend on
+    /// how the engine cuts its output or how the client reads it.
     #[test]
     fn no_token_tells_what_was_cut(
         tokens in proptest::collection::vec(0..10_u32, 0..12),

@@ -1,4 +1,4 @@
-//! Runs whose disk or whose models are away.
+//! Runs while the disk or the models are unavailable.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -11,7 +11,7 @@ use super::*;
 use crate::batch::store::tests::record;
 use crate::config::{BatchConfig, FrontendConfig};
 
-/// A batch of one request, whose model nobody serves.
+/// A batch of one request, whose model no worker serves.
 struct Site {
     _runtime: Runtime,
     batches: Batches,
@@ -46,7 +46,7 @@ impl Site {
         }
     }
 
-    /// The same with a batch that is kept and ends then. Nobody can read its input: it is a folder.
+    /// The same with a stored batch that expires at `expires_at`. Its input cannot be read: it is a folder.
     fn unreadable(folder: &Path, expires_at: u64) -> Self {
         let mut kept = BatchRecord {
             owner: None,
@@ -64,12 +64,12 @@ impl Site {
         site
     }
 
-    /// What is kept of its batch.
+    /// The stored record of its batch.
     fn kept(&self) -> BatchRecord {
         self.batches.store.batch("batch_0", None).unwrap()
     }
 
-    /// Its run, which waits for no model that was not there.
+    /// Its run, which waits for no model that was never served.
     fn run(&self) -> BatchRun<'_> {
         BatchRun {
             record: &self.record,
@@ -89,7 +89,7 @@ async fn a_line_is_read_again_until_the_disk_gives_it_and_holds_no_place_meanwhi
     let mut site = Site::new(folder.path());
     site.batches.places = Places::new(NonZeroUsize::MIN);
     let run = site.run();
-    // Nobody can read a folder as a file.
+    // A folder cannot be read as a file.
     let unreadable = || File::open(folder.path()).unwrap();
     site.batch.lock().read_from(unreadable);
     let mut line = Box::pin(site.batches.line(&run, 0));

@@ -1,4 +1,4 @@
-//! [`KeptFiles`]: the records of files, and what each owner has used of its limits. The disk is no concern of it.
+//! [`KeptFiles`]: the records of files, and each owner's use of its limits. It does no disk I/O.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +15,11 @@ pub(super) struct KeptFiles {
     used: BTreeMap<Option<String>, Used>,
 }
 
-/// What an owner has used of its limits.
+/// An owner's use of its limits.
 #[derive(Debug, Default)]
 struct Used {
     files: usize,
-    /// Those of uploads under way too.
+    /// Includes running uploads.
     bytes: u64,
 }
 
@@ -42,7 +42,7 @@ impl KeptFiles {
         self.records.values()
     }
 
-    /// Keeps a file, in place of one of this id.
+    /// Adds a file, replacing one with the same id.
     pub(super) fn insert(&mut self, record: FileRecord) {
         let used = self.used(record.owner.as_deref());
         used.files += 1;
@@ -64,10 +64,10 @@ impl KeptFiles {
         used.bytes = used.bytes.saturating_sub(old.bytes);
     }
 
-    /// Takes room for so many bytes of a further file of the owner's.
+    /// Reserves bytes of a further file of the owner's.
     ///
     /// # Errors
-    /// A 400 that says which limit is reached and what to do; then none is taken.
+    /// A 400 that names the limit reached and says what to do; then none is reserved.
     pub(super) fn take(
         &mut self,
         config: &BatchConfig,
@@ -95,7 +95,7 @@ impl KeptFiles {
         Ok(())
     }
 
-    /// Gives back what was taken.
+    /// Returns reserved bytes.
     pub(super) fn give_back(&mut self, owner: Option<&str>, bytes: u64) {
         let used = self.used(owner);
         used.bytes = used.bytes.saturating_sub(bytes);
@@ -139,7 +139,7 @@ mod tests {
         files.give_back(Some("a"), 60);
         assert!(takes(&mut files, "a", 70));
         files.give_back(Some("a"), 70);
-        // Files of answers are kept again, and whatever the limit.
+        // Output files are replaced regardless of the limit.
         files.insert(file("1", 40));
         files.insert(file("2", 90));
         assert!(!takes(&mut files, "a", 0));

@@ -1,4 +1,4 @@
-//! [`Kept`]: the records of files and batches. The disk is no concern of it.
+//! [`Kept`]: the records of files and batches. It does no disk I/O.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::files::KeptFiles;
 use crate::batch::records::BatchRecord;
 use crate::config::BatchConfig;
 
-/// The most batches of one owner that are remembered after their end.
+/// The most ended batches of one owner that are remembered.
 pub(super) const MAX_ENDED_BATCHES: usize = 1000;
 
 #[derive(Debug, Default)]
@@ -30,13 +30,13 @@ impl Kept {
         batches.filter(move |batch| batch.owner.as_deref() == owner)
     }
 
-    /// How many of the owner's batches have not ended.
+    /// The number of the owner's unfinished batches.
     pub(super) fn unfinished_of(&self, owner: Option<&str>) -> usize {
         let unfinished = self.of_owner(owner).filter(|batch| !batch.status.is_end());
         unfinished.count()
     }
 
-    /// Forgets the oldest of the owner's batches that have ended, if there are too many; returns their ids.
+    /// Removes the oldest of the owner's ended batches, if there are too many; returns their ids.
     pub(super) fn take_beyond(&mut self, owner: Option<&str>) -> Vec<String> {
         let ended = self.of_owner(owner);
         let ended = ended.filter_map(|batch| Some((batch.ended_at()?, batch.id.as_str())));
@@ -50,13 +50,13 @@ impl Kept {
         ids
     }
 
-    /// The batch that has not ended and has this file as its input.
+    /// The unfinished batch that has this file as its input.
     pub(super) fn reader_of(&self, file: &str) -> Option<&BatchRecord> {
         let mut batches = self.batches.values().map(|batch| &batch.record);
         batches.find(|batch| batch.input_file_id == file && !batch.status.is_end())
     }
 
-    /// Forgets what is old; returns the ids of files and batches.
+    /// Removes what is old; returns the ids of files and batches.
     pub(super) fn take_old(
         &mut self,
         config: &BatchConfig,

@@ -1,25 +1,25 @@
-//! References (`$ref`) of a JSON schema that becomes a part of another.
+//! Rewrites references (`$ref`) of a JSON schema that is embedded in another.
 //!
-//! `#` and `#/...` are resolved from the root of the document, not from the schema that they stand in.
+//! `#` and `#/...` are resolved from the root of the document, not from the enclosing schema.
 
 use serde_json::Value;
 
-/// How a value is read.
+/// How to interpret a value.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     /// A schema, or a list of schemas.
     Schema,
-    /// Schemas by names, which are the author's and no keywords.
+    /// Schemas by name; the names are the author's, not keywords.
     Named,
 }
 
-/// Makes `schema` mean at `place`, a reference such as `#/$defs/tool_0`, what it means as a document of its own.
+/// Rewrites `schema` for embedding at `place`, a reference such as `#/$defs/tool_0`, so that it keeps its meaning.
 pub(super) fn move_to(place: &str, schema: &mut Value) {
     if let Value::Object(keywords) = schema {
-        // It would be the root of the references, in place of the document's.
+        // It would replace the document as the root of the references.
         keywords.shift_remove("$id");
     }
-    // No recursion: a client says how deep its schema is.
+    // No recursion: clients choose the depth of their schemas.
     let mut open = vec![(Kind::Schema, schema)];
     while let Some((kind, value)) = open.pop() {
         match value {
@@ -44,7 +44,7 @@ pub(super) fn move_to(place: &str, schema: &mut Value) {
     }
 }
 
-/// What stands behind a keyword; `None` for data. Keywords that are not known may have schemas in them.
+/// The kind of a keyword's value; `None` for data. Unknown keywords may contain schemas.
 fn kind_behind(keyword: &str) -> Option<Kind> {
     match keyword {
         "const" | "default" | "enum" | "examples" => None,

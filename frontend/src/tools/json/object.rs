@@ -1,17 +1,17 @@
-//! [`CallObject`]: a call written as a JSON object, read a character at a time.
+//! [`CallObject`]: a call written as a JSON object, parsed one character at a time.
 
 use serde_json::Value;
 
 use crate::markup::{Deltas, ValueScan, ValueStep};
 use crate::tools::ToolSchemas;
 
-/// The keys of the tool's name, and of its arguments, in the dialects there are.
+/// The keys of a tool's name, and of its arguments, in all dialects.
 const NAMES: [&str; 2] = ["name", "tool_name"];
 const ARGUMENTS: [&str; 2] = ["arguments", "parameters"];
 
-/// A call so far.
+/// A partial call.
 pub(super) struct CallObject {
-    /// Whether it stands without a marker: then it is a call only if it names a tool there is and has arguments.
+    /// Whether it has no marker: then it is a call only if it names an existing tool and has arguments.
     is_bare: bool,
     /// Its text, until it is reported.
     raw: String,
@@ -32,11 +32,11 @@ enum Place {
     Colon,
     BeforeValue,
     InValue,
-    /// In arguments that are given out as they come.
+    /// Inside arguments, which are emitted as they arrive.
     InArguments,
 }
 
-/// What a character is to the object.
+/// What a character means for the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ObjectStep {
     Inside,
@@ -71,12 +71,12 @@ impl CallObject {
         }
     }
 
-    /// The text that was not reported.
+    /// The unreported text.
     pub(super) fn raw(&self) -> &str {
         &self.raw
     }
 
-    /// Takes the next character, from the opening brace on.
+    /// Takes the next character, beginning with the opening brace.
     pub(super) fn take(&mut self, c: char, tools: &ToolSchemas, out: &mut Deltas) -> ObjectStep {
         if !self.is_reported {
             self.raw.push(c);
@@ -166,7 +166,7 @@ impl CallObject {
         }
     }
 
-    /// Reports the call if its name is known; false if it cannot be reported, or was.
+    /// Reports the call if its name is known; false if it cannot be reported, or was already.
     fn report(&mut self, tools: &ToolSchemas, out: &mut Deltas) -> bool {
         let Some(name) = self.name.take() else {
             return false;
@@ -180,7 +180,7 @@ impl CallObject {
         true
     }
 
-    /// There is no more of it. Whether it was a call, which is then reported.
+    /// Ends the object. Returns whether it was a call, which is then reported.
     pub(super) fn close(&mut self, tools: &ToolSchemas, out: &mut Deltas) -> bool {
         if self.is_reported {
             return true;
@@ -198,7 +198,7 @@ impl CallObject {
         true
     }
 
-    /// Reads a call in the shape of the API's own: `{"type": "function", "function": {...}}`.
+    /// Unwraps a call in the format of OpenAI's API: `{"type": "function", "function": {...}}`.
     fn unwrap_function(&mut self) {
         let Ok(object) = serde_json::from_str::<Value>(&self.raw) else {
             return;
@@ -214,7 +214,7 @@ impl CallObject {
     }
 }
 
-/// Arguments that stand as a string of JSON are that string's content; `null` is none.
+/// Arguments given as a JSON string are that string's content; `null` means no arguments.
 fn plain_arguments(json: String) -> String {
     if json.starts_with('"') {
         return serde_json::from_str(&json).unwrap_or(json);

@@ -1,11 +1,11 @@
-//! Python's literals to JSON.
+//! Converts Python literals to JSON.
 
 use serde_json::{Map, Number, Value};
 
-/// How deep lists and dictionaries may lie in each other.
+/// How deep lists and dictionaries may be nested.
 const MAX_DEPTH: usize = 64;
 
-/// The JSON object of a call's keyword arguments, given the text between its parentheses; `None` if that is anything else.
+/// Converts the text between a call's parentheses to a JSON object of its keyword arguments; `None` if it is anything else.
 pub(super) fn arguments_json(text: &str) -> Option<String> {
     let mut reader = Reader { rest: text };
     let mut arguments = Map::new();
@@ -26,7 +26,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The next character that is no white space.
+    /// The next character that is not white space.
     fn peek(&mut self) -> Option<char> {
         self.rest = self.rest.trim_start();
         self.rest.chars().next()
@@ -46,7 +46,7 @@ impl Reader<'_> {
         self.next().map(drop)
     }
 
-    /// Takes what matches, which must be something.
+    /// Takes a non-empty run of matching characters.
     fn word(&mut self, is_part: impl Fn(char) -> bool) -> Option<&str> {
         let text = self.rest.trim_start();
         let len = text.find(|c| !is_part(c)).unwrap_or(text.len());
@@ -120,14 +120,14 @@ impl Reader<'_> {
         if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
             return Number::from_f64(word.parse().ok()?).map(Value::Number);
         }
-        // What neither holds would lose digits as a float: it is no literal.
+        // An integer beyond 64 bits would lose digits as a float, so it is refused.
         let number = word.parse::<i64>().map(Value::from);
         number
             .or_else(|_| word.parse::<u64>().map(Value::from))
             .ok()
     }
 
-    /// Strings that stand beside each other are one.
+    /// Adjacent strings are concatenated.
     fn strings(&mut self) -> Option<Value> {
         let mut text = String::new();
         while let Some('"' | '\'') = self.peek() {
@@ -160,7 +160,7 @@ impl Reader<'_> {
             'u' => self.code_unit()?,
             'U' => char::from_u32(self.hex(8)?)?,
             c @ ('\\' | '\'' | '"') => c,
-            // As Python: a backslash before anything else is a backslash.
+            // As in Python, a backslash before any other character is a backslash.
             other => {
                 text.push('\\');
                 other
@@ -176,7 +176,7 @@ impl Reader<'_> {
         u32::from_str_radix(hex, 16).ok()
     }
 
-    /// A character of one `\u` escape, or, as in JSON, of two.
+    /// A character from one `\u` escape, or, as in JSON, from a surrogate pair.
     fn code_unit(&mut self) -> Option<char> {
         let first = self.hex(4)?;
         if !(0xd800..0xdc00).contains(&first) {

@@ -1,4 +1,4 @@
-//! Calls that are cut short, or that are none.
+//! Calls that are cut short, and text that is not a call.
 
 use super::{ToolDialect, run, seen, tools};
 use crate::markup::{IdStyle, Message, Splitter};
@@ -29,7 +29,7 @@ fn a_call_without_a_name_is_content_without_its_markers() {
         ("glm45", "<tool_call>get_wea", "get_wea"),
         ("pythonic", "[now(", "now("),
         ("pythonic", "[now(1)]", "now(1)]"),
-        // Integers beyond 64 bits, whose digits no number here holds.
+        // Integers beyond 64 bits, which no number type here can hold.
         (
             "pythonic",
             "[now(a=18446744073709551616)]",
@@ -164,7 +164,7 @@ fn text_between_parameters_is_content_behind_the_call_within_bounds() {
     assert!(message.content.starts_with("xé") && message.content.ends_with("é Done."));
     assert_eq!(message.tool_calls[0].arguments, r#"{"a": "b", "c": "d"}"#);
     assert!(message == run("qwen3_coder", crate::markup::testing::characters(&text)));
-    // A call that is cut short gives it out too.
+    // A call that is cut short emits it too.
     let text = "<function=now><parameter=a>b</parameter> so <parameter=c";
     assert_eq!(
         seen(&run("qwen3_coder", [text])),

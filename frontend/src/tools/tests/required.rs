@@ -1,4 +1,4 @@
-//! The schema that a request's engine is bound to when it must call any of the tools.
+//! The schema that constrains the engine if the request must call a tool.
 
 use genset_backend_common::{GuidedDecoding, TokenId};
 use genset_sampling::guided::{GuideFactory, Vocabulary};
@@ -6,14 +6,14 @@ use serde_json::{Value, json};
 
 use crate::tools::forced;
 
-/// The end of a sequence, behind a token for each byte.
+/// The end of a sequence; the tokens before it are one for each byte.
 const END: TokenId = 256;
 
 fn tool(name: &str, parameters: Value) -> Value {
     json!({"type": "function", "function": {"name": name, "parameters": parameters}})
 }
 
-/// Whether an engine that is bound to calls of these tools may write the text.
+/// Whether an engine that is constrained to calls of these tools may write the text.
 fn may_write(tools: &[Value], text: &str) -> bool {
     let mut vocabulary = Vocabulary::unused(257);
     for byte in 0..=u8::MAX {

@@ -1,4 +1,4 @@
-//! What models write, and what it means.
+//! Texts that models write, and their meaning.
 
 /// Dialect, text, content, calls.
 pub(super) type Transcript = (
@@ -96,7 +96,7 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         "I look.",
         TWO,
     ),
-    // Arguments first, as a string, and in the API's own shape.
+    // Arguments first, as a string, and in the format of OpenAI's API.
     (
         "hermes",
         "<tool_call>{\"arguments\": {\"city\": \"Oslo\", \"days\": 3}, \"name\": \"get_weather\"}</tool_call> Done.",
@@ -197,7 +197,7 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         "",
         &[("get_weather", r#"{"city":"Oslo","days":3}"#), NOW],
     ),
-    // The list without its markers, which is what the template asks for, and with the last alone.
+    // The list without markers, which the template asks for, and with the end marker alone.
     (
         "llama4_pythonic",
         "[get_weather(city=\"Oslo\", days=3), now()] now()",
@@ -291,7 +291,7 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
             r#"{"path": "12", "text": "fn main() {\n    \"<b>\\n\"\n}\n", "options": {"mode": 384}, "is_new": true, "note": "so what"}"#,
         )],
     ),
-    // A value with the marker in it that ends values: what it parts off is content behind the call.
+    // A value that contains the marker that ends values: the text it cuts off is content after the call.
     (
         "qwen3_coder",
         "<function=write_file>\n<parameter=text>\nsee </parameter> here\n</parameter>\n<parameter=path>\na\n</parameter>\n\
@@ -299,7 +299,7 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         "here",
         &[("write_file", r#"{"text": "see ", "path": "a"}"#)],
     ),
-    // Values whose ends the model left out.
+    // Values whose end markers the model omitted.
     (
         "qwen3_coder",
         "<tool_call>\n<function=write_file>\n<parameter=path>\na\n\n<parameter=options>\n{\"a\": 1}\n</function>\n</tool_call>\n\
@@ -316,7 +316,7 @@ pub(super) const TRANSCRIPTS: &[Transcript] = &[
         "",
         &[("get_weather", r#"{"city": "Oslo"}"#)],
     ),
-    // Lines that look like such ends, and are of the value: code on tool calls.
+    // Lines that look like such ends, but belong to the value: code about tool calls.
     (
         "qwen3_coder",
         "<function=write_file>\n<parameter=text>\n</function>\nSo:\n<parameter=days>\n<parameter=text>\n<parameter=path\n>\n\

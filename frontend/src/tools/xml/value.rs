@@ -1,20 +1,20 @@
-//! [`BareValue`]: the value of a parameter that stands as text without quotes, on its way to JSON.
+//! [`BareValue`]: converts a parameter's value from unquoted text to JSON.
 
 use serde_json::Value;
 
 use crate::markup::Deltas;
 
-/// The value under way. A string is given out as it comes; anything else once it is whole.
+/// The current value. A string is emitted as it arrives; any other value when it is complete.
 pub(super) struct BareValue {
     is_string: bool,
     is_on_lines: bool,
     has_begun: bool,
-    /// The line break at the end of what came, which may be the value's frame; or all of what is no string.
+    /// The trailing line break, which may belong to the value's frame; or the whole text, if it is not a string.
     held: String,
 }
 
 impl BareValue {
-    /// `is_on_lines`: one line break before the value and one behind are not part of it.
+    /// With `is_on_lines`, one line break before the value and one after it are not part of it.
     pub(super) fn new(is_string: bool, is_on_lines: bool) -> Self {
         Self {
             is_string,
@@ -51,7 +51,7 @@ impl BareValue {
         }
     }
 
-    /// The value is whole. `guess` makes JSON of what is no string.
+    /// Ends the value. `guess` converts text that is not a string to JSON.
     pub(super) fn close(&mut self, guess: impl FnOnce(&str) -> String, out: &mut Deltas) {
         if self.is_string {
             out.arguments(if self.has_begun { "\"" } else { "\"\"" });
@@ -64,7 +64,7 @@ impl BareValue {
         out.arguments(&guess(text));
     }
 
-    /// The answer ends within the value, which is given out as it was written.
+    /// The answer ends within the value, which is emitted as it was written.
     pub(super) fn cut_short(&mut self, out: &mut Deltas) {
         if self.is_string {
             let rest = Value::from(self.held.as_str()).to_string();
