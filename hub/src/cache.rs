@@ -1,6 +1,6 @@
-//! [`Cache`]: the folder that the hub's own tools use, in their layout: `models--OWNER--NAME` with `blobs/HASH`, links to
-//! them at `snapshots/COMMIT/PATH`, and `refs/REVISION`, which holds a commit. `.files/COMMIT` is this crate's own: the paths
-//! of all files of a commit, a line each, as the hub told them.
+//! [`Cache`]: the folder that the hub's own tools use, in their layout: `models--OWNER--NAME` with `blobs/HASH`, links to the
+//! blobs at `snapshots/COMMIT/PATH`, and `refs/REVISION`, which holds a commit. `.files/COMMIT` is this crate's own addition:
+//! the paths of all files of a commit, one per line, as the hub listed them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,11 +12,11 @@ use std::time::{Duration, SystemTime};
 use crate::error::HubError;
 use crate::reference::RepoId;
 
-/// In front of the name of a folder that is being deleted; behind it stand `-` and a part of [`unique`].
+/// The prefix of a folder that is being deleted; `-` and a part from [`unique`] follow its name.
 const DELETING: &str = ".deleting-";
 
-/// For so long nothing must have been written to what is left of a download for nobody to go on with it: it may be of another
-/// revision, whose download is begun again after a weekend.
+/// A partial download is abandoned if nothing was written to it for this long. It may belong to another revision, whose
+/// download resumes after a weekend.
 const LEFT_AFTER: Duration = Duration::from_hours(7 * 24);
 
 /// A folder with models.
@@ -30,20 +30,20 @@ pub struct Cache {
 pub struct CachedModel {
     /// The repository.
     pub repo: RepoId,
-    /// What it takes on the disk, in bytes, with what is left of downloads and deletions that were cut short.
+    /// Its size on the disk in bytes, including the remains of interrupted downloads and deletions.
     pub bytes: u64,
-    /// Whether a download or its deletion was cut short.
+    /// Whether a download or its deletion was interrupted.
     pub is_partial: bool,
-    /// When it was last read or written, as far as the disk notes it.
+    /// When it was last read or written, if the file system records that.
     pub last_used: Option<SystemTime>,
-    /// Its GGUF files in its latest snapshot.
+    /// The GGUF files in its latest snapshot.
     pub gguf: Vec<String>,
     /// Its folder.
     pub path: PathBuf,
 }
 
 impl Cache {
-    /// The cache in `root`, which need not be there yet.
+    /// The cache in `root`, which need not exist yet.
     #[must_use]
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
@@ -68,7 +68,7 @@ impl Cache {
         locks.join(format!("{hash}.lock"))
     }
 
-    /// The file that is locked while a blob is fetched. It is made where it is not there.
+    /// Opens the file that is locked while a blob is fetched; creates it if necessary.
     pub(crate) fn open_lock(&self, repo: &RepoId, hash: &str) -> Result<fs::File, HubError> {
         let path = self.lock(repo, hash);
         let made = path.parent().map_or(Ok(()), fs::create_dir_all);
@@ -80,7 +80,7 @@ impl Cache {
         self.folder(repo).join("snapshots").join(commit)
     }
 
-    /// The commit that a revision was when it was last asked for; a commit is its own. Its files may not all be there.
+    /// The commit of a revision when it was last looked up; a commit is its own. Its files may be incomplete.
     pub(crate) fn commit(&self, repo: &RepoId, revision: &str) -> Option<String> {
         if self.snapshot(repo, revision).is_dir() && is_commit(revision) {
             return Some(revision.to_owned());
@@ -90,7 +90,7 @@ impl Cache {
         (is_commit(commit) && self.snapshot(repo, commit).is_dir()).then(|| commit.to_owned())
     }
 
-    /// The commits that have files here, the newest first, but for those that another revision is.
+    /// The commits with files here, newest first, except those of other revisions.
     pub(crate) fn commits_besides(&self, repo: &RepoId, revision: &str) -> Vec<String> {
         let folder = self.folder(repo);
         let own = folder.join("refs").join(revision);
@@ -115,7 +115,7 @@ impl Cache {
         found.into_iter().map(|(_, commit)| commit).collect()
     }
 
-    /// Notes which commit a revision is, and that it was asked for.
+    /// Records the commit of a revision, and that it was looked up now.
     pub(crate) fn set_commit(
         &self,
         repo: &RepoId,
@@ -127,7 +127,7 @@ impl Cache {
         }
         let path = self.folder(repo).join("refs").join(revision);
         if fs::read_to_string(&path).is_ok_and(|known| known.trim() == commit) {
-            // Its time tells when it was asked for. Not every cache lets it be changed.
+            // Its time records when it was looked up. Not every cache allows changing it.
             let file = fs::File::options().write(true).open(&path);
             if let Err(error) = file.and_then(|file| file.set_modified(SystemTime::now())) {
                 tracing::debug!(%error, path = %path.display(), "the last use of a model is not noted");
@@ -137,13 +137,13 @@ impl Cache {
         write_whole(&path, commit.as_bytes()).map_err(HubError::disk(&path))
     }
 
-    /// The paths of all files that the repository has at a commit, where the hub was asked; few of them may be in the cache.
+    /// The paths of all files of a commit, if the hub was asked; few of them may be in the cache.
     pub(crate) fn list_of(&self, repo: &RepoId, commit: &str) -> Option<Vec<String>> {
         let list = fs::read_to_string(self.list_path(repo, commit)).ok()?;
         Some(list.lines().map(str::to_owned).collect())
     }
 
-    /// Notes the paths of all files that the repository has at a commit. A commit never changes, so this list does not either.
+    /// Records the paths of all files of a commit. A commit never changes, so neither does this list.
     pub(crate) fn set_list(
         &self,
         repo: &RepoId,
@@ -164,18 +164,18 @@ impl Cache {
         self.folder(repo).join(".files").join(commit)
     }
 
-    /// The paths of a snapshot's files, of which each is there in full.
+    /// The paths of a snapshot's files; each file is complete.
     pub(crate) fn files(&self, repo: &RepoId, commit: &str) -> Vec<String> {
         let snapshot = self.snapshot(repo, commit);
         let mut found = Vec::new();
-        // Folders in folders, as far as repositories have them.
+        // Folders within folders, as deep as repositories nest them.
         let mut folders = vec![(snapshot, String::new(), 0)];
         while let Some((folder, prefix, depth)) = folders.pop() {
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 let Ok(name) = entry.file_name().into_string() else {
                     continue;
                 };
-                // Through the link: one to a blob that is not there is no file.
+                // Follows the link: a link to a missing blob is not a file.
                 match fs::metadata(entry.path()) {
                     Ok(about) if about.is_file() => found.push(format!("{prefix}{name}")),
                     Ok(about) if about.is_dir() && depth < 8 => {
@@ -207,8 +207,8 @@ impl Cache {
             .map_err(HubError::disk(&path))
     }
 
-    /// Deletes what is left of downloads that were cut short and that nobody goes on with: of blobs that are not among `known`, that
-    /// no process fetches, and to which nothing was written for [`LEFT_AFTER`]. What cannot be deleted stays.
+    /// Deletes abandoned partial downloads: of blobs that are not in `known`, that no process fetches, and that were not
+    /// written to for [`LEFT_AFTER`]. Skips what cannot be deleted.
     pub(crate) fn sweep(&self, repo: &RepoId, known: &BTreeSet<&str>) {
         let blobs = fs::read_dir(self.folder(repo).join("blobs"));
         for entry in blobs.into_iter().flatten().flatten() {
@@ -222,7 +222,7 @@ impl Cache {
             if !is_old {
                 continue;
             }
-            // It is free again when it is dropped.
+            // The lock is released on drop.
             let lock = self.open_lock(repo, hash);
             if lock.as_ref().is_ok_and(|lock| lock.try_lock().is_ok())
                 && let Err(error) = fs::remove_file(entry.path())
@@ -232,10 +232,10 @@ impl Cache {
         }
     }
 
-    /// The models that are there, by name.
+    /// The models in the cache, by name.
     ///
     /// # Errors
-    /// `Disk` when the folder is there and cannot be read.
+    /// `Disk` if the folder exists and cannot be read.
     pub fn list(&self) -> Result<Vec<CachedModel>, HubError> {
         let entries = match fs::read_dir(&self.root) {
             Ok(entries) => entries,
@@ -300,7 +300,7 @@ impl Cache {
         model
     }
 
-    /// The folders that are left of deletions that were cut short.
+    /// The folders left by interrupted deletions.
     fn being_deleted(&self, repo: &RepoId) -> Vec<PathBuf> {
         let name = folder_name(repo);
         fs::read_dir(&self.root)
@@ -315,21 +315,21 @@ impl Cache {
             .collect()
     }
 
-    /// Deletes a model, and says how many bytes that frees; `None` where it is not there. A process that has its files open
-    /// keeps them until it ends.
+    /// Deletes a model and returns how many bytes that frees; `None` if it is not in the cache. A process that has its files
+    /// open keeps them until it ends.
     ///
     /// # Errors
-    /// `Disk` when something cannot be deleted.
+    /// `Disk` if something cannot be deleted.
     pub fn remove(&self, repo: &RepoId) -> Result<Option<u64>, HubError> {
         let folder = self.folder(repo);
-        // What a deletion left that was cut short goes, too.
+        // Also removes the remains of an interrupted deletion.
         let mut doomed = self.being_deleted(repo);
         if !folder.is_dir() && doomed.is_empty() {
             return Ok(None);
         }
         let bytes = self.describe(repo.clone()).bytes;
         if folder.is_dir() {
-            // First out of the way, in one step: nobody finds half of it.
+            // First renames it, atomically: nobody sees a half-deleted model.
             let name = format!("{DELETING}{}-{}", folder_name(repo), unique());
             let path = self.root.join(name);
             fs::rename(&folder, &path).map_err(HubError::disk(&folder))?;
@@ -337,7 +337,7 @@ impl Cache {
         }
         for path in doomed {
             match fs::remove_dir_all(&path) {
-                // Another process may delete it, too.
+                // Another process may delete it at the same time.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(HubError::disk(&path)(error));
                 }
@@ -353,7 +353,7 @@ impl Cache {
     }
 }
 
-/// The files of a folder and of the folders in it.
+/// The files of a folder and its subfolders.
 fn files_below(folder: &Path) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(folder) = folders.pop() {
@@ -372,30 +372,30 @@ fn folder_name(repo: &RepoId) -> String {
     format!("models--{}--{}", repo.owner(), repo.name())
 }
 
-/// The model that a folder of this name is of.
+/// The model to which a folder with this name belongs.
 fn repo_of(folder_name: &str) -> Option<RepoId> {
     let (owner, name) = folder_name.strip_prefix("models--")?.split_once("--")?;
     format!("{owner}/{name}").parse().ok()
 }
 
-/// The name that a folder had before it was to be deleted.
+/// The name that a folder had before its deletion started.
 fn being_deleted(name: &str) -> Option<&str> {
     let (folder_name, unique) = name.strip_prefix(DELETING)?.rsplit_once('-')?;
     let is_ours = !unique.is_empty() && unique.bytes().all(|byte| byte.is_ascii_hexdigit());
     is_ours.then_some(folder_name)
 }
 
-/// Whether it is the hash of a commit.
+/// Whether it is a commit hash.
 pub(crate) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Whether it is the hash of a blob: SHA-1, or SHA-256.
+/// Whether it is a blob hash: SHA-1 or SHA-256.
 fn is_blob(name: &str) -> bool {
     [40, 64].contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Writes a file so that nobody sees a part of it, also after a power cut.
+/// Writes a file atomically, so that nobody sees a part of it, even after a power failure.
 fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     replace(path, |fresh| {
         let mut file = fs::File::create_new(fresh)?;
@@ -404,7 +404,7 @@ fn write_whole(path: &Path, content: &[u8]) -> io::Result<()> {
     })
 }
 
-/// Makes something under another name and moves it to `path`, in one step.
+/// Creates something under a temporary name and moves it to `path` atomically.
 fn replace(path: &Path, make: impl Fn(&Path) -> io::Result<()>) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -420,7 +420,7 @@ fn replace(path: &Path, make: impl Fn(&Path) -> io::Result<()>) -> io::Result<()
     made
 }
 
-/// A part of a name that nobody else takes. The number of a process is none: containers that share a cache all have 1.
+/// A unique part of a name. A process id is not unique: containers that share a cache all have 1.
 fn unique() -> String {
     format!("{:016x}", RandomState::new().build_hasher().finish())
 }
@@ -468,7 +468,7 @@ mod tests {
         assert!(listed.iter().all(|model| model.is_partial));
         assert_eq!(cache.remove(&repo).unwrap(), Some(1000));
         assert_eq!(cache.remove(&repo).unwrap(), None);
-        // With what is there again.
+        // Together with a model that is there again.
         leave("models--org--model");
         leave(".deleting-models--org--model-00ff");
         assert_eq!(cache.remove(&repo).unwrap(), Some(2000));

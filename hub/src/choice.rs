@@ -1,42 +1,42 @@
-//! Which files of a repository an engine needs. Pure.
+//! Selects the files of a repository that an engine needs. Pure.
 
 use std::collections::BTreeMap;
 
 use crate::error::HubError;
 use crate::reference::ModelRef;
 
-/// What an engine needs of a model.
+/// The files that an engine needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     /// Configuration, tokenizer and chat template.
     Config,
-    /// Those, and weights in safetensors.
+    /// Those of [`Config`](Self::Config), and weights in safetensors.
     Weights,
-    /// One GGUF file, in its parts.
+    /// One GGUF file, with all its parts.
     Gguf,
-    /// Weights in safetensors, or, where there are none or the name says so, a GGUF file.
+    /// Weights in safetensors; or a GGUF file if there are none or the name says so.
     WeightsOrGguf,
 }
 
-/// What was chosen.
+/// The selected files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Choice {
-    /// Paths in the repository, none twice.
+    /// Paths in the repository, without duplicates.
     pub(crate) files: Vec<String>,
-    /// The file that an engine is given; `None` where it is given the folder.
+    /// The file to pass to the engine; `None` to pass the folder.
     pub(crate) file: Option<String>,
 }
 
-/// Quantizations that are taken where none is named, best first: small enough for most machines, with little lost.
+/// Default quantizations, best first: small enough for most machines, with little loss.
 const USUAL: [&str; 4] = ["Q4_K_M", "Q8_0", "BF16", "F16"];
 
 /// The most parts of a GGUF file.
 const MAX_PARTS: u32 = 1000;
 
-/// Chooses among the paths of a repository.
+/// Selects among the paths of a repository.
 ///
 /// # Errors
-/// `NoFile`, naming what there is.
+/// `NoFile`, listing what there is.
 pub(crate) fn choose<'a>(
     model: &ModelRef,
     needs: Needs,
@@ -86,14 +86,14 @@ pub(crate) fn choose<'a>(
     Ok(Choice { files, file: None })
 }
 
-/// Whether it holds weights, of the model or of a module behind it, or code of a model's own, which servers in Python run where they
-/// are told to (`trust_remote_code`). Nothing of ours does.
+/// Whether it holds weights, of the model or of a module after it, or a model's own code. Servers in Python run that code if the
+/// operator allows it (`trust_remote_code`); Genset never does.
 fn is_read_beside(name: &str) -> bool {
     let is_code = !name.contains('/') && name.ends_with(".py");
     is_weights(name) || in_module(name) == Some("model.safetensors") || is_code
 }
 
-/// A file's name, where it lies in the folder of a module of `sentence-transformers`, such as `1_Pooling`.
+/// A file's name if it is in the folder of a `sentence-transformers` module, such as `1_Pooling`.
 fn in_module(name: &str) -> Option<&str> {
     let (folder, file) = name.split_once('/')?;
     let (number, kind) = folder.split_once('_')?;
@@ -102,8 +102,8 @@ fn in_module(name: &str) -> Option<&str> {
     (is_number && is_kind).then_some(file)
 }
 
-/// Whether it is a file of configuration, tokenizer or template, for the model as it is published: those of other formats lie
-/// in folders.
+/// Whether it is a configuration, tokenizer or template file of the model as published; files for other formats are in
+/// subfolders.
 fn is_config(name: &str) -> bool {
     let ends = [".json", ".jinja", ".txt", ".model", ".tiktoken"];
     if in_module(name) == Some("config.json") {
@@ -115,7 +115,7 @@ fn is_config(name: &str) -> bool {
         && !name.starts_with("consolidated")
 }
 
-/// Whether it holds weights: `consolidated` is the same once more, in its maker's own form, and adapters are no model.
+/// Whether it holds weights. `consolidated` repeats the weights in the author's own format, and adapters are not models.
 fn is_weights(name: &str) -> bool {
     !name.contains('/')
         && name.ends_with(".safetensors")
@@ -124,7 +124,7 @@ fn is_weights(name: &str) -> bool {
 }
 
 fn is_gguf(name: &str) -> bool {
-    // The other files are the eyes of models that see, and what quantizing was guided by.
+    // The other files are multimodal projectors, and importance matrices of the quantization.
     let lower = name.to_ascii_lowercase();
     lower.ends_with(".gguf") && !lower.contains("mmproj") && !lower.contains("imatrix")
 }
@@ -149,7 +149,7 @@ fn gguf<'a>(
         let mut found: Vec<&str> = { files.iter().copied() }
             .filter(|name| is_of(name, quantization))
             .collect();
-        // The shallowest and shortest: others are variants of it.
+        // The shallowest and shortest: the others are variants of it.
         found.sort_by_key(|name| (name.matches('/').count(), name.len(), *name));
         found.first().map(|name| (*name).to_owned())
     };
@@ -177,7 +177,7 @@ fn gguf<'a>(
     }
 }
 
-/// The one file there is, which may be in parts.
+/// The only file, which may have several parts.
 fn only(files: &[&str]) -> Option<String> {
     let [first, rest @ ..] = files else {
         return None;
@@ -188,7 +188,7 @@ fn only(files: &[&str]) -> Option<String> {
     is_one.then(|| (*first).to_owned())
 }
 
-/// Whether a file has this quantization: as a word of its name, whatever its case.
+/// Whether a file has this quantization: as a word in its name, ignoring case.
 fn is_of(name: &str, quantization: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let wanted = quantization.to_ascii_lowercase();
@@ -201,8 +201,7 @@ fn is_of(name: &str, quantization: &str) -> bool {
     })
 }
 
-/// Whether the files hold all parts of what they hold a part of, such as `model-00001-of-00003.safetensors`. No path is
-/// there twice.
+/// Whether the files include all parts of each set, such as `model-00001-of-00003.safetensors`. Paths must be unique.
 pub(crate) fn has_all_shards(files: &[String]) -> bool {
     let mut sets: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for file in files {
@@ -216,12 +215,12 @@ pub(crate) fn has_all_shards(files: &[String]) -> bool {
     })
 }
 
-/// The name in front of `-00001-of-00003.gguf`, with the count.
+/// The name before `-00001-of-00003.gguf`, with the count.
 fn part_of(name: &str) -> Option<(&str, &str)> {
     numbered(name.strip_suffix(".gguf")?)
 }
 
-/// The name in front of `-00001-of-00003`, with the count.
+/// The name before `-00001-of-00003`, with the count.
 fn numbered(name: &str) -> Option<(&str, &str)> {
     let (rest, count) = name.rsplit_once("-of-")?;
     let (stem, number) = rest.rsplit_once('-')?;
@@ -229,7 +228,7 @@ fn numbered(name: &str) -> Option<(&str, &str)> {
     (is_number(count) && is_number(number)).then_some((stem, count))
 }
 
-/// The file, or where its name says that it is in parts, all of them.
+/// The file, or all its parts if its name says that it has several.
 fn parts(file: &str) -> Vec<String> {
     let of_all = part_of(file).and_then(|(stem, count)| Some((stem, count, count.parse().ok()?)));
     match of_all {
@@ -242,7 +241,7 @@ fn parts(file: &str) -> Vec<String> {
     }
 }
 
-/// Some names, for people.
+/// Some names, formatted for people.
 fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
     const MOST: usize = 20;
     let mut names: Vec<&str> = names.collect();
@@ -389,7 +388,7 @@ mod tests {
                 true,
             ),
             (
-                // The two are not of one set.
+                // The two belong to different sets.
                 &["m-1-of-2.safetensors", "n-2-of-2.safetensors"],
                 false,
             ),

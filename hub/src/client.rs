@@ -1,5 +1,5 @@
-//! The hub's HTTP API: what is in a repository, and the bytes of a file. What fails is told apart by the codes that the hub
-//! sends (`X-Error-Code`) and by status.
+//! The hub's HTTP API: a repository's file list, and a file's bytes. Distinguishes failures by the hub's codes
+//! (`X-Error-Code`) and by status.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::error::HubError;
 use crate::reference::{ModelRef, RepoId, is_safe_path};
 use crate::settings::HubSettings;
 
-/// The longest list of files that is read, in bytes.
+/// The longest file list that is read, in bytes.
 const MAX_LIST_BYTES: usize = 32 << 20;
 
-/// The longest pause that the hub may ask for before it is asked again.
+/// The longest retry delay that the hub may ask for.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// A file of a repository.
@@ -26,12 +26,12 @@ pub(crate) struct RemoteFile {
     pub(crate) hash: Hash,
 }
 
-/// What the content must hash to; it names the blob in the cache too.
+/// The hash of the content; also the blob's name in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Hash {
-    /// Of large files: SHA-256.
+    /// For large files: SHA-256.
     Sha256(String),
-    /// Of small ones: git's of a blob, SHA-1 over a head and the content.
+    /// For small files: git's blob hash, SHA-1 over a header and the content.
     Git(String),
 }
 
@@ -53,16 +53,16 @@ pub(crate) struct Snapshot {
 /// Why a request failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It would fail again.
+    /// A retry would fail again.
     Lasting(HubError),
-    /// It may do next time, after the pause that the hub asked for, if it did.
+    /// A retry may succeed, after the delay that the hub asked for, if any.
     Passing {
         error: HubError,
         pause: Option<Duration>,
     },
 }
 
-/// Asks the hub.
+/// A client of the hub.
 #[derive(Debug, Clone)]
 pub(crate) struct HubClient {
     http: Client,
@@ -105,7 +105,7 @@ impl HubClient {
                 problem: "(or the token file) holds a character that no request may have".into(),
             });
         }
-        // An error says that one is there already, which is as good.
+        // An error says that one is installed already, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let http = Client::builder()
             .user_agent(concat!("genset/", env!("CARGO_PKG_VERSION")))
@@ -120,7 +120,7 @@ impl HubClient {
         })
     }
 
-    /// What is in the repository at the revision.
+    /// The files of the repository at the revision.
     pub(crate) async fn snapshot(&self, model: &ModelRef) -> Result<Snapshot, Failure> {
         let (repo, revision) = (&model.repo, model.revision());
         let url = format!(
@@ -152,7 +152,7 @@ impl HubClient {
         })
     }
 
-    /// The bytes of a file from `offset` on. The answer may begin at 0 all the same: see the number.
+    /// The bytes of a file from `offset` on. The response may nevertheless begin at 0: see the returned number.
     pub(crate) async fn content(
         &self,
         model: &ModelRef,
@@ -187,7 +187,7 @@ impl HubClient {
             request = request.header(RANGE, format!("bytes={offset}-"));
         }
         if let Some(token) = &self.token {
-            // Redirects to other hosts go without it.
+            // Redirects to other hosts omit it.
             request = request.bearer_auth(token);
         }
         request.send().await.map_err(|error| self.passing(&error))
@@ -201,7 +201,7 @@ impl HubClient {
         Failure::Passing { error, pause: None }
     }
 
-    /// The answer, where it is one.
+    /// Returns the response if it is successful.
     fn checked(
         &self,
         response: Response,
@@ -280,7 +280,7 @@ impl HubClient {
     }
 }
 
-/// A file that can be put into the cache and checked; nothing where the hub's words are no path or no hash.
+/// A file that the cache can store and verify; `None` if the hub's path or hash is invalid.
 fn remote_file(sibling: Sibling) -> Option<RemoteFile> {
     let is_hex = |text: &str, length| {
         text.len() == length && text.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -307,7 +307,7 @@ fn lasting(problem: &str) -> Failure {
     Failure::Lasting(HubError::bad_answer(problem))
 }
 
-/// A part of a path, as it stands in a URL.
+/// A path segment, escaped for a URL.
 fn escaped(part: &str) -> String {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
     let escape = |byte: u8| match is_plain(&byte) {
@@ -317,7 +317,7 @@ fn escaped(part: &str) -> String {
     part.bytes().map(escape).collect()
 }
 
-/// An error with what caused it, less its URL: that of a redirect may hold a signature.
+/// An error with its causes, without its URL: a redirect's URL may contain a signature.
 fn causes(error: &reqwest::Error) -> String {
     let mut text = match error {
         error if error.is_timeout() => "it was silent for too long".to_owned(),

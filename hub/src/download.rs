@@ -1,4 +1,4 @@
-//! One file: locked against other processes, continued where a download was cut, and checked by its hash.
+//! Downloads one file: locks it against other processes, resumes an interrupted download, and verifies its hash.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -14,10 +14,10 @@ use crate::error::HubError;
 use crate::progress::{Event, Progress, Wait};
 use crate::reference::ModelRef;
 
-/// Attempts in a row of which none brought a byte.
+/// Consecutive attempts that brought no byte.
 const MAX_ATTEMPTS: u32 = 5;
 
-/// Pause before another process's lock is looked at again.
+/// The pause before another process's lock is checked again.
 const LOCK_PAUSE: Duration = Duration::from_millis(200);
 
 /// What the downloads of one model share.
@@ -30,28 +30,28 @@ pub(crate) struct Downloads<'a> {
     pub(crate) retry_pause: Duration,
 }
 
-/// The part of a file that is there: where the hub's own tools leave theirs.
+/// The path of a partial download: where the hub's own tools keep theirs.
 pub(crate) fn partial(blob: &Path) -> PathBuf {
     let mut path = blob.as_os_str().to_owned();
     path.push(".incomplete");
     path.into()
 }
 
-/// Whether a blob is there in full. It was checked when it came.
+/// Whether a blob is complete. Its hash was verified when it was downloaded.
 pub(crate) fn is_present(blob: &Path, file: &RemoteFile) -> bool {
     std::fs::metadata(blob).is_ok_and(|about| about.len() == file.bytes)
 }
 
 impl Downloads<'_> {
-    /// Brings a file into the cache and links it into the snapshot. `number` is its own among those that were planned.
+    /// Downloads a file into the cache and links it into the snapshot. `number` is its number among the planned files.
     ///
     /// # Cancel safety
-    /// What has come stays, and the next download goes on from there.
+    /// Received bytes are kept, and the next download resumes after them.
     pub(crate) async fn bring(&self, number: usize, file: &RemoteFile) -> Result<(), HubError> {
         let blob = self.cache.blob(&self.model.repo, file.hash.hex());
         if !is_present(&blob, file) {
             let _lock = self.lock(number, file).await?;
-            // Another process may have brought it meanwhile.
+            // Another process may have downloaded it in the meantime.
             if !is_present(&blob, file) {
                 self.fetch(number, file, &blob).await?;
             }
@@ -62,7 +62,7 @@ impl Downloads<'_> {
         Ok(())
     }
 
-    /// Waits until no other process fetches the file. The lock goes with the file that is given back.
+    /// Waits until no other process fetches the file. Dropping the returned file releases the lock.
     async fn lock(&self, number: usize, file: &RemoteFile) -> Result<File, HubError> {
         let path = self.cache.lock(&self.model.repo, file.hash.hex());
         let lock = self.cache.open_lock(&self.model.repo, file.hash.hex())?;
@@ -96,7 +96,7 @@ impl Downloads<'_> {
                     let error = HubError::WrongHash {
                         file: file.path.clone(),
                     };
-                    // What was left of an older download may have been wrong; what came just now is the hub's.
+                    // The rest of an older download may have been wrong; bytes that came just now are the hub's.
                     if was_wrong || before == 0 {
                         return Err(error);
                     }
@@ -125,7 +125,7 @@ impl Downloads<'_> {
         }
     }
 
-    /// Asks for what is missing, once.
+    /// Requests the missing bytes, once.
     async fn attempt(&self, number: usize, file: &RemoteFile, part: &Path) -> Result<(), Failure> {
         let lasting = |error: io::Error| Failure::Lasting(HubError::disk(part)(error));
         let opened = File::options().create(true).append(true).open(part);
@@ -167,7 +167,7 @@ impl Downloads<'_> {
                 Err(error) => break Err(self.client.passing(&error)),
             }
         };
-        // Also what came before a cut: the next attempt goes on behind it.
+        // Also the bytes before an interruption: the next attempt resumes after them.
         to.flush().await.map_err(lasting)?;
         received
     }
@@ -202,7 +202,7 @@ async fn has_hash(path: &Path, file: &RemoteFile) -> Result<bool, HubError> {
     hashed.map_err(HubError::disk(path))
 }
 
-/// Brings a file's content to the disk: after a power cut, the name that it gets next must not stand for less.
+/// Syncs a file's content to the disk: after a power failure, the name that it gets next must not refer to less.
 async fn sync(path: &Path) -> Result<(), HubError> {
     let at = path.to_owned();
     let synced = tokio::task::spawn_blocking(move || File::open(&at)?.sync_all());

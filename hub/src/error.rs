@@ -1,23 +1,23 @@
-//! [`HubError`]: why a model is not there, and what to do about it.
+//! [`HubError`]: why a model is not available, and what to do about it.
 
 use std::path::PathBuf;
 
 use crate::reference::{ModelRef, RepoId};
 
-/// Why a model is not there. Each message says what to do next.
+/// Why a model is not available. Each message says what to do next.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
-    /// It is no name of a model.
+    /// It is not a valid model name.
     #[error(
         "{text:?} is no model of the hub; expected ORG/NAME, ORG/NAME:QUANTIZATION, hf://ORG/NAME@REVISION or \
          hf://ORG/NAME/FILE.gguf"
     )]
     BadReference {
-        /// What was written.
+        /// The text given.
         text: String,
     },
-    /// A variable of the hub's holds what cannot be used.
+    /// One of the hub's environment variables has an invalid value.
     #[error("{variable} {problem}")]
     Settings {
         /// Its name.
@@ -25,7 +25,7 @@ pub enum HubError {
         /// What is wrong.
         problem: String,
     },
-    /// There is no such repository, or it is private.
+    /// The repository does not exist, or is private.
     #[error(
         "the hub has no model {repo}, or it is private: check its spelling at {endpoint}/{repo}; for a private one set HF_TOKEN to \
          a token that may read it"
@@ -43,12 +43,12 @@ pub enum HubError {
     NoRevision {
         /// The repository.
         repo: RepoId,
-        /// What was asked for.
+        /// The requested revision.
         revision: String,
         /// The hub's address.
         endpoint: String,
     },
-    /// The owner lets in who asked for access alone.
+    /// The owner grants access only on request.
     #[error("the model {repo} is gated: ask for access at {endpoint}/{repo}{}", if *.has_token {
         ", with the account of the token in use"
     } else {
@@ -62,50 +62,50 @@ pub enum HubError {
         /// Whether the request had a token.
         has_token: bool,
     },
-    /// The hub does not know the token.
+    /// The hub does not accept the token.
     #[error(
         "the hub does not accept the token of HF_TOKEN, or of the token file: make another at huggingface.co/settings/tokens"
     )]
     BadToken,
-    /// The repository has none of the files that are needed.
+    /// The repository has none of the required files.
     #[error("the model {model} has {problem}")]
     NoFile {
-        /// What was asked for.
+        /// The requested model.
         model: Box<ModelRef>,
         /// What is missing, and what there is.
         problem: String,
     },
-    /// Downloads are turned off, and the cache has not all of it.
+    /// Downloads are disabled, and the cache does not have all files.
     #[error("{model} is not in the cache at {}, and HF_HUB_OFFLINE forbids to fetch it: run `genset pull {model}` without it", .cache.display())]
     Offline {
-        /// What was asked for.
+        /// The requested model.
         model: Box<ModelRef>,
         /// The cache.
         cache: PathBuf,
     },
-    /// The hub wants fewer requests.
+    /// The hub asks for fewer requests.
     #[error("the hub asks for fewer requests{}; a token (HF_TOKEN) has a larger share", .after_s.map_or(String::new(), |s| format!(": try again in {s} s")))]
     TooMany {
-        /// When the hub wants the next one, in seconds.
+        /// The hub's retry delay in seconds.
         after_s: Option<u64>,
     },
-    /// The hub cannot be reached, or breaks off again and again.
+    /// The hub cannot be reached, or keeps breaking connections.
     #[error(
         "the hub at {endpoint} cannot be reached: {problem}; behind a proxy set HTTPS_PROXY, for a mirror HF_ENDPOINT"
     )]
     Unreachable {
         /// The hub's address.
         endpoint: String,
-        /// The last attempt's failure.
+        /// The error of the last attempt.
         problem: String,
     },
-    /// The hub sent what makes no sense.
+    /// The hub sent an invalid response.
     #[error("the hub's answer makes no sense: {problem}")]
     BadAnswer {
-        /// What it was.
+        /// What is wrong with it.
         problem: String,
     },
-    /// A file came, twice, with other content than the hub says that it has.
+    /// A file arrived twice with content that does not match the hub's hash.
     #[error(
         "{file} arrived with another hash than the hub names; nothing of it is kept, try again"
     )]
@@ -113,15 +113,15 @@ pub enum HubError {
         /// The file in the repository.
         file: String,
     },
-    /// The disk has no room.
+    /// The disk is too full.
     #[error(
         "there is no room for {needed} in {}, which has {free}: free some (`genset list`, `genset rm MODEL`), or set HF_HUB_CACHE",
         .cache.display()
     )]
     NoRoom {
-        /// What is still to be fetched, for people.
+        /// The size of what is still to be fetched, formatted for people.
         needed: String,
-        /// What is free, for people.
+        /// The free space, formatted for people.
         free: String,
         /// The cache.
         cache: PathBuf,
@@ -129,15 +129,15 @@ pub enum HubError {
     /// The cache cannot be read or written.
     #[error("{}: {source}", .path.display())]
     Disk {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }
 
 impl HubError {
-    /// Whether the same may go well later, without anything being mended here: the hub is away, or wants fewer requests.
+    /// Whether a retry may succeed later without any change here: the hub is unreachable, or asks for fewer requests.
     #[must_use]
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Unreachable { .. } | Self::TooMany { .. })

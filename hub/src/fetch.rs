@@ -1,4 +1,4 @@
-//! [`Hub`]: a model by name becomes a path.
+//! [`Hub`] turns a model's name into a path.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -14,19 +14,19 @@ use crate::progress::{Event, PlannedFile, Progress, Wait};
 use crate::reference::{ModelRef, is_safe_path};
 use crate::settings::HubSettings;
 
-/// Files that are fetched at once.
+/// Files that are fetched concurrently.
 const FILES_AT_ONCE: usize = 4;
 
-/// What stays free on the disk, in bytes.
+/// The bytes to leave free on the disk.
 const SPARE_BYTES: u64 = 64 << 20;
 
-/// Attempts to learn what a repository has.
+/// Attempts to get a repository's file list.
 const LIST_ATTEMPTS: u32 = 3;
 
-/// Weights in one file.
+/// The name of weights in a single file.
 const SINGLE: &str = "model.safetensors";
 
-/// The longest list of shards that is read, in bytes.
+/// The longest shard index that is read, in bytes.
 const MAX_INDEX_BYTES: u64 = 64 << 20;
 
 /// Fetches models.
@@ -36,39 +36,40 @@ pub struct Hub {
     cache: Cache,
 }
 
-/// A model that is there.
+/// A model in the cache.
 #[derive(Debug)]
 pub struct Fetched {
     /// The folder of its files, or the GGUF file.
     pub path: PathBuf,
-    /// The commit that they are of.
+    /// The commit of the files.
     pub commit: String,
-    /// Why it may not be the newest one, where it should have been: the hub was not asked, or not all of the newest came.
+    /// Why it may not be the latest commit although it should be: the hub was not asked, or the latest files did not all
+    /// arrive.
     pub stale: Option<HubError>,
 }
 
 impl Hub {
-    /// With these settings. Nothing is sent or written yet.
+    /// A hub with these settings. Sends and writes nothing yet.
     #[must_use]
     pub fn new(settings: HubSettings) -> Self {
         let cache = Cache::new(&settings.cache);
         Self { settings, cache }
     }
 
-    /// Where files are kept.
+    /// The cache of its files.
     #[must_use]
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// Brings what `needs` says of a model into the cache, as far as it is not there. Where the hub cannot be reached, what is
-    /// there from before does, if it is whole: the commit that the revision was last, or an older one.
+    /// Fetches the files that `needs` selects into the cache, unless they are there. If the hub cannot be reached, an earlier
+    /// complete download serves: of the commit that the revision last had, or an older one.
     ///
     /// # Errors
-    /// Why it is not there, and what to do: see [`HubError`].
+    /// Why it is not available, and what to do: see [`HubError`].
     ///
     /// # Cancel safety
-    /// What has come stays, and the next call goes on from there.
+    /// Received bytes are kept, and the next call resumes after them.
     pub async fn fetch(
         &self,
         model: &ModelRef,
@@ -97,7 +98,7 @@ impl Hub {
         }
     }
 
-    /// What the hub has now.
+    /// The hub's current commit.
     async fn newest(
         &self,
         client: &HubClient,
@@ -110,7 +111,7 @@ impl Hub {
             .map(|file| file.path.as_str())
             .collect();
         let choice = choose(model, needs, paths.iter().copied())?;
-        // Before the first of them comes: it tells later whether all of them did. Without it the hub is asked again.
+        // Written before the first file arrives: it tells later whether all of them did. Without it the hub is asked again.
         if let Err(error) = self.cache.set_list(&model.repo, &snapshot.commit, &paths) {
             tracing::debug!(%error, "the list of a commit's files is not kept");
         }
@@ -121,7 +122,7 @@ impl Hub {
             .collect();
         self.bring(client, model, &snapshot.commit, &files, progress)
             .await?;
-        // A cache that may only be read has all of it, all the same.
+        // A read-only cache still has all of it.
         let noted = (self.cache).set_commit(&model.repo, model.revision(), &snapshot.commit);
         if let Err(error) = noted {
             tracing::debug!(%error, "which commit a revision is is not kept");
@@ -144,15 +145,15 @@ impl Hub {
         }
     }
 
-    /// A commit that was asked for by its hash never changes: where its list of files is here, and all that is needed of them,
-    /// the hub need not be asked. That there is a folder for the commit says nothing: a download may have been cut.
+    /// A commit that was requested by its hash never changes: if its file list and all needed files are here, the hub need
+    /// not be asked. The commit's folder proves nothing: a download may have been interrupted.
     fn known_commit(&self, model: &ModelRef, needs: Needs) -> Option<Fetched> {
         let revision = model.revision.as_deref().filter(|text| is_commit(text))?;
         let commit = self.cache.commit(&model.repo, revision)?;
         self.whole(model, needs, commit)
     }
 
-    /// A commit, where the list of its files is here, and all that is needed of them.
+    /// A commit, if its file list and all needed files are here.
     fn whole(&self, model: &ModelRef, needs: Needs, commit: String) -> Option<Fetched> {
         let choice = self.listed(model, needs, &commit)?;
         let files = self.cache.files(&model.repo, &commit);
@@ -160,8 +161,8 @@ impl Hub {
         is_whole.then(|| self.fetched(model, commit, &choice))
     }
 
-    /// What does while the hub is away: the commit that the revision was last, or, where of that one not all is here, the one
-    /// before it. A revision that was never here has none.
+    /// The replacement while the hub is unreachable: the commit that the revision last had, or, if that one is incomplete,
+    /// the one before it. A revision that was never here has none.
     fn in_its_place(&self, model: &ModelRef, needs: Needs) -> Option<Fetched> {
         self.present(model, needs).or_else(|| {
             let (repo, revision) = (&model.repo, model.revision());
@@ -175,14 +176,14 @@ impl Hub {
         })
     }
 
-    /// What is needed of a commit, where the list of its files is here.
+    /// The needed files of a commit, if its file list is here.
     fn listed(&self, model: &ModelRef, needs: Needs, commit: &str) -> Option<Choice> {
         let list = self.cache.list_of(&model.repo, commit)?;
         choose(model, needs, list.iter().map(String::as_str)).ok()
     }
 
-    /// What is in the cache, if it is all that is needed. Where the list of files is not here, since an older version or another
-    /// tool fetched them, that is as far as their names and the list of shards tell.
+    /// The files in the cache, if they include all that is needed. If the file list is not here (an older version or another
+    /// tool fetched the files), judges by their names and the shard index.
     fn present(&self, model: &ModelRef, needs: Needs) -> Option<Fetched> {
         let commit = self.cache.commit(&model.repo, model.revision())?;
         let files = self.cache.files(&model.repo, &commit);
@@ -193,13 +194,13 @@ impl Hub {
             return Some(self.fetched(model, commit, choice));
         }
         let choice = choose(model, needs, files.iter().map(String::as_str)).ok()?;
-        // Another GGUF file than the usual one will do. Of a folder that the list knows, something is missing.
+        // A GGUF file other than the default is fine. If the list knows the folder, something is missing.
         let is_whole = choice.file.is_some()
             || (listed.is_none() && self.has_shards(model, &commit, &choice, &files));
         is_whole.then(|| self.fetched(model, commit, &choice))
     }
 
-    /// Whether no shard is missing, as far as a folder's own files tell.
+    /// Whether no shard is missing, judged by the folder's own files.
     fn has_shards(
         &self,
         model: &ModelRef,
@@ -249,7 +250,7 @@ impl Hub {
         std::fs::create_dir_all(&blobs).map_err(HubError::disk(&blobs))?;
         let planned: Vec<PlannedFile> =
             files.iter().map(|file| self.planned(model, file)).collect();
-        // The hub chose the lengths: their sum may not fit into a number.
+        // The hub chose the lengths: their sum may overflow.
         let missing = { planned.iter() }
             .map(|file| file.bytes.saturating_sub(file.present_bytes))
             .fold(0, u64::saturating_add);
@@ -289,7 +290,7 @@ impl Hub {
         }
     }
 
-    /// Before a byte is fetched: a disk that is full after an hour helps nobody.
+    /// Checked before a byte is fetched: a disk that fills up after an hour helps nobody.
     fn check_room(&self, folder: &Path, missing: u64) -> Result<(), HubError> {
         if missing == 0 {
             return Ok(());
@@ -313,7 +314,7 @@ fn gibibytes(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
-/// The files that a list of shards names: without one of them the model is not whole.
+/// The files that a shard index names: without any of them the model is incomplete.
 fn shards(folder: &Path, choice: &Choice) -> BTreeSet<String> {
     #[derive(serde::Deserialize)]
     struct Index {
@@ -336,7 +337,7 @@ fn shards(folder: &Path, choice: &Choice) -> BTreeSet<String> {
         .into_iter()
         .flatten();
     let named: BTreeSet<String> = shards.filter(|shard| is_safe_path(shard)).collect();
-    // As the engines do: a model that was saved anew in one file may lie beside its old list.
+    // As engines do: a model saved again in one file may have its old index next to it.
     let is_old = choice.files.iter().any(|file| file == SINGLE) && !named.contains(SINGLE);
     if is_old { BTreeSet::new() } else { named }
 }

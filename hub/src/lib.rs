@@ -1,8 +1,8 @@
-//! Models by name: [`Hub`] fetches the files that an engine needs from the Hugging Face Hub, or a server that speaks its
+//! Models by name: [`Hub`] fetches the files that an engine needs from the Hugging Face Hub, or a server with the same
 //! protocol, into the cache that the Hub's own tools use.
 //!
-//! It is not for what lies in those files, and knows no engine: who calls it says which kind of files is needed
-//! ([`Needs`]). The `genset` command calls it, for a `MODEL` that is no path.
+//! This crate does not interpret those files, and knows no engine: the caller says which kind of files it needs ([`Needs`]).
+//! The `genset` command uses it for a `MODEL` that is not a path.
 //!
 //! # Source
 //! The [cache](https://huggingface.co/docs/huggingface_hub/guides/manage-cache), its

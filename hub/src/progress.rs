@@ -1,15 +1,15 @@
-//! What a download tells whoever watches it.
+//! Progress events of a download.
 
 use std::time::Duration;
 
-/// A file that is to be there in the end.
+/// A file to download.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedFile {
     /// Its path in the repository.
     pub name: String,
     /// Its length, in bytes.
     pub bytes: u64,
-    /// What of it is there already, in bytes.
+    /// Its bytes already present.
     pub present_bytes: u64,
 }
 
@@ -22,40 +22,40 @@ pub enum Wait {
     Retry(Duration),
 }
 
-/// What happens. Files are numbered as they were planned.
+/// A progress event. Files are numbered in the order of [`Planned`](Self::Planned).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// These files are needed; those that are present in full are not fetched.
+    /// These files are needed; complete ones are not fetched.
     Planned(&'a [PlannedFile]),
-    /// So much of a file is there, in bytes.
+    /// A file has this many bytes now.
     Received {
         /// Its number.
         file: usize,
-        /// Of the whole file.
+        /// The bytes of the whole file that are present.
         bytes: u64,
     },
     /// A file waits.
     Waits {
         /// Its number.
         file: usize,
-        /// For what.
+        /// Why.
         wait: Wait,
     },
-    /// A file is there, and its hash is right.
+    /// A file is complete, and its hash is correct.
     Done {
         /// Its number.
         file: usize,
     },
 }
 
-/// Who watches.
+/// An observer of a download.
 pub trait Progress: Send + Sync {
-    /// Takes notice, and returns at once.
+    /// Handles an event. Must not block.
     fn tell(&self, event: Event<'_>);
 }
 
-/// Nobody watches.
+/// Ignores all events.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -1,4 +1,4 @@
-//! [`ModelRef`]: what somebody writes for a model on the hub.
+//! [`ModelRef`]: a parsed name of a model on the hub.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use crate::error::HubError;
 /// The longest name of an owner, of a model, or of a revision, in bytes.
 const MAX_PART_BYTES: usize = 96;
 
-/// A repository: `OWNER/NAME`. Both parts are safe as names of files.
+/// A repository: `OWNER/NAME`. Both parts are safe file names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RepoId {
     owner: String,
@@ -16,13 +16,13 @@ pub struct RepoId {
 }
 
 impl RepoId {
-    /// Who it belongs to.
+    /// The owner.
     #[must_use]
     pub fn owner(&self) -> &str {
         &self.owner
     }
 
-    /// What the owner calls it.
+    /// The name without the owner.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -69,14 +69,14 @@ pub struct ModelRef {
     pub repo: RepoId,
     /// A branch, tag or commit; `None` for `main`.
     pub revision: Option<String>,
-    /// A GGUF file of the repository, in place of what an engine would choose.
+    /// A GGUF file of the repository, instead of an engine's default.
     pub file: Option<String>,
     /// The quantization of the GGUF file to choose, such as `Q4_K_M`.
     pub quantization: Option<String>,
 }
 
 impl ModelRef {
-    /// The revision that is asked for.
+    /// The requested revision.
     #[must_use]
     pub fn revision(&self) -> &str {
         self.revision.as_deref().unwrap_or("main")
@@ -140,7 +140,7 @@ impl FromStr for ModelRef {
     }
 }
 
-/// Whether it is a name of the hub's that means nothing to a file system or a URL.
+/// Whether it is a valid name on the hub, without special meaning in a file system or URL.
 fn is_part(text: &str) -> bool {
     let is_sign = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     let ends_well = |edge: Option<&u8>| edge.is_some_and(|edge| !b"-.".contains(edge));
@@ -150,11 +150,11 @@ fn is_part(text: &str) -> bool {
         && ends_well(bytes.first())
         && ends_well(bytes.last())
         && !text.contains("..")
-        // What stands between owner and name in the cache.
+        // The separator of owner and name in the cache.
         && !text.contains("--")
 }
 
-/// Whether a path of a repository stays below the folder that it is put into.
+/// Whether a repository's path stays below the folder to which it is written.
 pub(crate) fn is_safe_path(path: &str) -> bool {
     path.len() <= 512
         && path.bytes().all(|byte| byte >= b' ' && byte != b'\\')

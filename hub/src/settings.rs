@@ -1,4 +1,4 @@
-//! [`HubSettings`]: where the hub is, where its files are kept, and who asks.
+//! [`HubSettings`]: the hub's address, the cache folder and the token.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -7,32 +7,32 @@ use std::time::Duration;
 
 use crate::error::HubError;
 
-/// The largest file with a token, in bytes.
+/// The largest token file, in bytes.
 const MAX_TOKEN_BYTES: u64 = 4096;
 
-/// Where the hub is, where its files are kept, and who asks. `Debug` leaves the token out.
+/// The hub's address, the cache folder and the token. `Debug` omits the token.
 #[derive(Clone)]
 pub struct HubSettings {
-    /// The hub's address, without a slash at its end.
+    /// The hub's address, without a trailing slash.
     pub endpoint: String,
-    /// The folder with the cache.
+    /// The cache folder.
     pub cache: PathBuf,
-    /// Who asks; `None` for nobody in particular.
+    /// The access token; `None` for anonymous requests.
     pub token: Option<String>,
-    /// Whether what is in the cache must do.
+    /// Whether to use only the cache.
     pub is_offline: bool,
-    /// How long the hub may be silent.
+    /// How long the hub may send nothing.
     pub silence: Duration,
-    /// The first pause before a request is tried again; each later one is twice as long.
+    /// The pause before the first retry; each later pause is twice as long.
     pub retry_pause: Duration,
 }
 
 impl HubSettings {
-    /// What the hub's variables say, as its own tools read them: `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`,
+    /// Reads the hub's environment variables, as its own tools do: `HF_ENDPOINT`, `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`,
     /// `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`, `XDG_CACHE_HOME` and `HOME`. `get` reads a variable.
     ///
     /// # Errors
-    /// `Settings`, naming the variable, when there is no folder for the cache, or the address is none.
+    /// `Settings`, naming the variable, if there is no folder for the cache, or the address is invalid.
     pub fn from_variables(get: impl Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
         let path = |name: &str| {
             get(name)
@@ -87,7 +87,7 @@ impl fmt::Debug for HubSettings {
     }
 }
 
-/// The token that logging in with the hub's own tools leaves behind.
+/// The token that a login with the hub's own tools stores.
 fn token_in(path: &Path) -> Option<String> {
     let is_small = std::fs::metadata(path).is_ok_and(|file| file.len() <= MAX_TOKEN_BYTES);
     let text = is_small.then(|| std::fs::read_to_string(path).ok())??;

@@ -1,4 +1,4 @@
-//! Models from a hub on this machine that redirects, cuts, hangs, lies and refuses.
+//! Tests against a local hub that redirects, truncates, hangs, lies and refuses.
 
 #![expect(
     clippy::expect_used,
@@ -191,7 +191,7 @@ async fn a_process_that_ended_leaves_what_the_next_goes_on_with() {
         .unwrap();
     assert_eq!(weights.bytes, 100_000);
     let downloads = hub.downloads();
-    // Files are downloaded side by side: another may be the last.
+    // Files are downloaded concurrently: another may be the last.
     let mut of_weights = downloads
         .iter()
         .filter(|download| download.0.ends_with("model.safetensors"));
@@ -236,7 +236,7 @@ async fn wrong_bytes_are_never_kept() {
         assert_eq!(large.count(), 0, "no blob under that name");
         fetch(&hub, &cache, Needs::Weights).await.unwrap();
     }
-    // What was left of an older download is wrong, what comes now is right.
+    // The rest of an older download is wrong; what arrives now is right.
     let (hub, cache) = (FakeHub::start(FILES).await, folder());
     fetch(&hub, &cache, Needs::Weights).await.unwrap();
     let repo = cache.path().join("models--org--model");
@@ -248,7 +248,7 @@ async fn wrong_bytes_are_never_kept() {
     .unwrap();
     fs::remove_file(&blob).unwrap();
     fs::write(blob.with_extension("incomplete"), [1; 500]).unwrap();
-    // What was left long ago of a file that the hub has no more is of no use.
+    // An old partial download of a file that the hub no longer has is useless.
     let gone = blob.with_file_name(format!("{}.incomplete", "a".repeat(64)));
     let left = fs::File::create(&gone).unwrap();
     left.set_modified(std::time::UNIX_EPOCH).unwrap();
@@ -397,7 +397,7 @@ async fn what_is_there_does_without_the_hub() {
 async fn a_whole_model_in_a_cache_that_cannot_be_written_does_with_the_hub_too() {
     let (hub, cache) = (FakeHub::start(FILES).await, folder());
     let fetched = fetch(&hub, &cache, Needs::Weights).await.unwrap();
-    // As no user can write, not even the one who may write everywhere: there are files in place of folders.
+    // Makes writing impossible for any user, even root: there are files in place of folders.
     let repo = cache.path().join("models--org--model");
     for name in ["refs", ".files"] {
         fs::remove_dir_all(repo.join(name)).unwrap();
@@ -421,11 +421,11 @@ async fn an_older_commit_that_is_whole_does_while_the_newest_cannot_come() {
     let newer = ("model.safetensors".to_owned(), (vec![8; 1000], true));
     hub.shared.lock().files.extend([newer]);
 
-    // The list comes, the files do not.
+    // The list arrives, the files do not.
     hub.fail("model.safetensors", &[Fault::Status(503, "", None); 8]);
     let kept = fetch(&hub, &cache, Needs::Weights).await.unwrap();
     assert_eq!((kept.commit.as_str(), kept.stale.is_some()), (OLDER, true));
-    // Not all of the newest was asked for, and now nothing comes.
+    // Only a part of the latest commit was requested, and now nothing arrives.
     fetch(&hub, &cache, Needs::Config).await.unwrap();
     assert_eq!(fs::read_to_string(repo.join("refs/main")).unwrap(), COMMIT);
     let unreachable = [Fault::Status(503, "", None); 3];
@@ -433,13 +433,13 @@ async fn an_older_commit_that_is_whole_does_while_the_newest_cannot_come() {
     let kept = fetch(&hub, &cache, Needs::Weights).await.unwrap();
     assert_eq!((kept.commit.as_str(), kept.stale.is_some()), (OLDER, true));
 
-    // Never another commit than the one that was named, or what another revision is.
+    // Never a commit other than the requested one, or another revision's.
     let online = settings(&hub, cache.path());
     hub.fail("api", &unreachable);
     let named = format!("org/model@{COMMIT}");
     let error = with_settings(online, &named, Needs::Weights).await;
     assert!(error.unwrap_err().is_passing());
-    // Nor any for a revision that was never here.
+    // Nor any commit for a revision that was never here.
     hub.fail("api", &unreachable);
     let online = settings(&hub, cache.path());
     let error = with_settings(online, "org/model@v2", Needs::Weights).await;
@@ -450,8 +450,7 @@ async fn an_older_commit_that_is_whole_does_while_the_newest_cannot_come() {
     assert!(error.is_passing(), "{error}");
 }
 
-/// Begins to fetch a model of [`SHARDED`] by its commit, and ends when its configuration and its first shard are there, and
-/// nothing else.
+/// Starts to fetch a model of [`SHARDED`] by its commit, and stops when only its configuration and its first shard are there.
 async fn stopped_midway(hub: &FakeHub, cache: &TempDir) {
     struct Done(Mutex<u32>, tokio::sync::Notify);
     impl Progress for Done {

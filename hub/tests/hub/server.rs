@@ -1,4 +1,4 @@
-//! A hub on this machine, with the protocol of the real one and faults on demand.
+//! A local hub with the real one's protocol and faults on demand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -22,31 +22,31 @@ pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 type Body = BoxBody<Bytes, io::Error>;
 
-/// What goes wrong with one answer.
+/// A fault in one response.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Fault {
     /// A status, with this `X-Error-Code` and `Retry-After`.
     Status(u16, &'static str, Option<u64>),
-    /// The answer ends after so many bytes, as if it were whole.
+    /// The response ends after this many bytes, as if it were complete.
     Cut(usize),
-    /// The connection breaks after at most so many bytes.
+    /// The connection breaks after at most this many bytes.
     Break(usize),
-    /// Nothing comes any more after so many bytes.
+    /// No more bytes arrive after this many.
     Hang(usize),
-    /// Ranges are ignored: the answer begins at 0.
+    /// Range requests are ignored: the response begins at 0.
     NoRanges,
-    /// Other bytes come.
+    /// Wrong bytes arrive.
     Wrong,
-    /// More bytes come than there are.
+    /// Too many bytes arrive.
     TooMany,
 }
 
 #[derive(Default)]
 pub(crate) struct Shared {
     pub(crate) files: BTreeMap<String, (Vec<u8>, bool)>,
-    /// Lengths that are told in place of the right ones.
+    /// Wrong lengths to report.
     pub(crate) sizes: BTreeMap<String, u64>,
-    /// Consumed from the front, by path of a file or `api`.
+    /// Consumed from the front, by file path or `api`.
     pub(crate) faults: BTreeMap<String, Vec<Fault>>,
     /// Every request: its path, its range, whether it had a token.
     pub(crate) seen: Vec<(String, Option<String>, bool)>,
@@ -54,7 +54,7 @@ pub(crate) struct Shared {
     pub(crate) gone: BTreeSet<String>,
 }
 
-/// A running hub. It ends when it is dropped.
+/// A running hub. Dropping it stops it.
 pub(crate) struct FakeHub {
     pub(crate) shared: Arc<Mutex<Shared>>,
     pub(crate) address: SocketAddr,
@@ -62,7 +62,7 @@ pub(crate) struct FakeHub {
 }
 
 impl FakeHub {
-    /// With these files; those that end in `.safetensors` or `.gguf` are large ones, kept by SHA-256.
+    /// Starts a hub with these files; those that end in `.safetensors` or `.gguf` are large files with a SHA-256.
     pub(crate) async fn start(files: &[(&str, &[u8])]) -> Self {
         let shared = Arc::new(Mutex::new(Shared::default()));
         for (name, content) in files {
@@ -145,7 +145,7 @@ impl Shared {
         if let Some(rest) = path.strip_prefix("/api/models/") {
             return self.list(rest);
         }
-        // To another name of this machine, as the real one sends to other hosts.
+        // To another name of this machine, as the real hub redirects to other hosts.
         let file = path
             .split_once(&format!("/resolve/{COMMIT}/"))
             .map(|(_, file)| file.to_owned());
@@ -255,7 +255,7 @@ fn whole(content: Vec<u8>) -> Body {
         .boxed()
 }
 
-/// These bytes, then an end that is none: a break, or silence.
+/// These bytes, then an abnormal end: a broken connection, or silence.
 fn broken(content: &[u8], hangs: bool) -> Body {
     let first = Ok(Frame::data(Bytes::copy_from_slice(content)));
     let rest = async move {
