@@ -1,4 +1,4 @@
-//! [`Fault`]: what happens to workers and frontends meanwhile.
+//! [`Fault`]: an event during a run that affects a worker or a frontend.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,26 +6,26 @@ use std::time::Duration;
 use genset_backend_common::EngineError;
 use serde::{Deserialize, Serialize};
 
-/// Something that happens.
+/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
 pub struct Fault {
-    /// When, from the beginning.
+    /// When it happens, from the beginning of the run.
     pub at: Duration,
-    /// What.
+    /// What happens.
     pub what: What,
 }
 
-/// To whom something happens, by number from 0, and what.
+/// What happens, and to which worker or frontend (numbered from 0).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// To a worker.
+    /// An action on a worker.
     Worker(usize, Action),
-    /// A frontend ends, and another that has seen nothing takes its place.
+    /// A frontend ends, and a new one without any state replaces it.
     FrontendRestart(usize),
 }
 
-/// A fault as scripts have it.
+/// A fault in a script's format.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -107,14 +107,14 @@ impl fmt::Display for What {
     }
 }
 
-/// What happens to a worker.
+/// An action on a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
-    /// Its engine fails at once and for good, and the worker ends.
+    /// Its engine fails at once and permanently, and the worker ends.
     Crash,
-    /// It is told to stop: it takes no more, and ends when its requests did.
+    /// It is asked to stop: it takes no new requests, and ends when its requests have ended.
     Stop,
-    /// One that ended starts again, with an empty cache.
+    /// Starts it again after it ended, with an empty cache.
     Start,
 }
 
@@ -129,11 +129,11 @@ impl fmt::Display for Action {
 }
 
 impl Fault {
-    /// Reads a script: a JSON array of faults such as `{"at_s": 10, "worker": 0, "do": "crash"}` and
-    /// `{"at_s": 20, "frontend": 0, "do": "restart"}`, in any order.
+    /// Parses a script: a JSON array of faults such as `{"at_s": 10, "worker": 0, "do": "crash"}` and `{"at_s": 20,
+    /// "frontend": 0, "do": "restart"}`, in any order.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the fault or its place in the text.
+    /// `InvalidArgument`, naming the fault or its position in the text.
     pub fn read_script(
         text: &str,
         workers: usize,

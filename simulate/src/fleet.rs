@@ -1,4 +1,4 @@
-//! [`Fleet`]: the workers, of the same code as in production, and what happens to them.
+//! [`Fleet`]: the workers, which run production code, and the actions on them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -29,10 +29,10 @@ pub(crate) const MODEL: &str = "mocker";
 /// Longer than any start takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(3600);
 
-/// Instance ids of one worker's starts lie so far apart.
+/// The distance between the instance ids of one worker's starts.
 const STARTS: u64 = 1 << 32;
 
-/// An engine, and what a simulation wants to know of it that no client is told.
+/// An engine, with internal state that a simulation observes and no client sees.
 #[derive(Debug)]
 pub(crate) struct Observed {
     engine: MockerEngine,
@@ -53,7 +53,7 @@ impl Observed {
     }
 }
 
-/// What the Worker gets: clones share.
+/// The engine that the worker runs. Clones share it.
 #[derive(Debug, Clone)]
 struct Shared(Arc<Observed>);
 
@@ -69,7 +69,8 @@ impl LLMEngine for Shared {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        // One that moves begins anew with a prefill, where that is apart, and counts where it is answered.
+        // A request that migrates begins again with a prefill if prefill is disaggregated; it is counted where it is
+        // answered.
         if request.resumed_tokens > 0 && self.0.role != Role::Prefill {
             self.0.moved.fetch_add(1, Ordering::Relaxed);
         }
@@ -93,18 +94,18 @@ impl LLMEngine for Shared {
     }
 }
 
-/// A place for a worker, which has one after the other.
+/// A slot for a worker, which holds one after another.
 #[derive(Debug)]
 struct Seat {
     starts: u64,
     observed: Arc<Observed>,
     handle: Arc<WorkerHandle>,
-    /// Whether it was told to stop: a second time would cut its requests short.
+    /// Whether it was asked to stop: a second request would abort its requests.
     was_told: bool,
 }
 
 impl Seat {
-    /// Tells it to stop, unless it was told or stops by itself.
+    /// Asks it to stop, unless it was asked already or is stopping.
     fn stop(&mut self) {
         let stops = matches!(
             self.handle.state(),
@@ -117,16 +118,16 @@ impl Seat {
     }
 }
 
-/// What processes share: how they find and how they reach each other.
+/// What processes share: discovery and request plane.
 type Common = (Arc<dyn Discovery>, Arc<dyn RequestPlane>);
 
 /// The workers.
 pub(crate) struct Fleet {
     runtime: Runtime,
     common: Common,
-    /// The first of them compute prompts only, and the others then answer only; 0 where each does the whole.
+    /// The number of workers, from the first, that only prefill; the others only decode. 0 if each does both.
     prefill_workers: usize,
-    /// What every engine is a copy of.
+    /// The template of every engine.
     engine: MockerEngine,
     seats: Mutex<BTreeMap<usize, Seat>>,
     moved: Arc<AtomicU64>,
@@ -172,13 +173,13 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// A runtime of another process, which shares nothing with that of the workers but their discovery and plane.
+    /// A runtime for another process, which shares only discovery and request plane with the workers' runtime.
     pub(crate) fn runtime_beside(&self) -> Runtime {
         let (discovery, plane) = &self.common;
         Runtime::new(Arc::clone(discovery), Arc::clone(plane))
     }
 
-    /// The model, as soon as so many workers are listed.
+    /// The model, once `workers` workers are listed.
     pub(crate) async fn model(
         &self,
         directory: &ModelDirectory,
@@ -196,7 +197,7 @@ impl Fleet {
             .ok_or_else(|| EngineError::internal("the workers of the simulation were never listed"))
     }
 
-    /// `starts`: how many it had before.
+    /// `starts`: how often it has started before.
     fn start_worker(&self, worker: usize, starts: u64) -> Result<(), EngineError> {
         let role = self.role_of(worker);
         let name = EndpointName::try_new("simulation", &role.to_string(), "generate")
@@ -235,14 +236,14 @@ impl Fleet {
         }
     }
 
-    /// A worker's engine fails.
+    /// Makes a worker's engine fail.
     pub(crate) fn crash(&self, worker: usize) {
         if let Some(seat) = self.seats.lock().get(&worker) {
             seat.observed.engine.crash("the fault script says so");
         }
     }
 
-    /// A worker is told to stop.
+    /// Asks a worker to stop.
     pub(crate) fn stop_worker(&self, worker: usize) {
         if let Some(seat) = self.seats.lock().get_mut(&worker) {
             seat.handle.stop();
@@ -250,7 +251,7 @@ impl Fleet {
         }
     }
 
-    /// Another takes a worker's place. One that still serves is stopped first, and stays where faults find it until it has ended.
+    /// Restarts a worker. A worker that still serves is stopped first, and remains a target of faults until it has ended.
     pub(crate) async fn start_again(&self, worker: usize) {
         let (handle, starts) = {
             let mut seats = self.seats.lock();
@@ -261,24 +262,24 @@ impl Fleet {
             (Arc::clone(&seat.handle), seat.starts)
         };
         handle.join().await;
-        // It may have been told to start twice meanwhile.
+        // Two restarts may have been requested in the meantime.
         let is_next = (self.seats.lock())
             .get(&worker)
             .is_some_and(|seat| seat.starts == starts);
         if is_next {
-            // Its name was one when it started first.
+            // Its name was valid when it started first.
             drop(self.start_worker(worker, starts + 1));
         }
     }
 
-    /// The engine behind an instance, if it is there.
+    /// The engine of an instance, if it exists.
     pub(crate) fn observed(&self, instance: InstanceId) -> Option<Arc<Observed>> {
         let worker = usize::try_from((instance.0.checked_sub(1)?) % STARTS).ok()?;
         let seats = self.seats.lock();
         seats.get(&worker).map(|seat| Arc::clone(&seat.observed))
     }
 
-    /// Requests that came to an engine with another's tokens.
+    /// The number of requests that reached an engine with tokens from another.
     pub(crate) fn moved(&self) -> u64 {
         self.moved.load(Ordering::Relaxed)
     }
@@ -295,8 +296,8 @@ impl Fleet {
     }
 }
 
-/// As in production, but for what would end requests that wait long in a fleet that is too small, and for probes of engines that
-/// cannot fail by themselves.
+/// As in production, without the limits that would end requests that wait long in a fleet that is too small, and without
+/// probes, because these engines cannot fail by themselves.
 fn worker_config(role: Role) -> WorkerConfig {
     WorkerConfig {
         role,

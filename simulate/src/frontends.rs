@@ -1,5 +1,5 @@
-//! [`Frontends`]: those that send requests to the workers. Each has a directory, layers and metrics of its own, as processes have, and
-//! knows of the others only by what workers publish.
+//! [`Frontends`]: they send requests to the workers. Each has its own directory, layers and metrics, like a separate process,
+//! and knows about the others only what workers publish.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::policy::{Policy, Way};
 use crate::random::Random;
 use crate::run::Plan;
 
-/// The stream of randomness that deals requests to frontends.
+/// The random stream that distributes requests to frontends.
 const DEALING: u64 = 3;
 
-/// How long one that starts anew looks for a worker.
+/// How long a restarting frontend looks for a worker.
 const START_TIME: Duration = Duration::from_secs(1);
 
-/// One frontend, from its start on.
+/// One started frontend.
 pub(crate) struct Frontend {
     pub(crate) way: Way,
     _directory: ModelDirectory,
@@ -27,19 +27,19 @@ pub(crate) struct Frontend {
 
 /// The frontends.
 pub(crate) struct Frontends {
-    /// Theirs, one each start: discovery and plane are those of the workers.
+    /// The frontends' runtimes, one per start; they share the workers' discovery and request plane.
     runtimes: Mutex<Vec<Runtime>>,
     serving: Mutex<Vec<Arc<Frontend>>>,
     fleet: Arc<Fleet>,
     policy: Policy,
-    /// Where requests are dealt from.
+    /// The seed for distributing requests.
     deal: u64,
-    /// What every frontend starts with.
+    /// The configuration of every frontend.
     plan: Plan,
 }
 
 impl Frontends {
-    /// Starts those of the plan, each of which knows every worker.
+    /// Starts the plan's frontends; each knows every worker.
     pub(crate) async fn start(
         policy: Policy,
         plan: &Plan,
@@ -60,13 +60,13 @@ impl Frontends {
         Ok(frontends)
     }
 
-    /// Starts one as soon as so many workers are listed.
+    /// Starts one once `workers` workers are listed.
     async fn start_one(&self, number: usize, workers: usize) -> Result<Frontend, EngineError> {
         let runtime = self.fleet.runtime_beside();
         self.runtimes.lock().push(runtime.clone());
         let directory = ModelDirectory::follow(&runtime);
         let model = self.fleet.model(&directory, workers).await?;
-        // The first one's chance is that of a fleet that has no other.
+        // The first one has the same seed as the only frontend of a fleet.
         let seed = self.plan.seed ^ mix(u64::try_from(number).unwrap_or(0));
         let way = Way::connect(
             self.policy,
@@ -82,7 +82,7 @@ impl Frontends {
         })
     }
 
-    /// Who gets a request: any, by chance, as behind a load balancer that knows nothing.
+    /// Selects a frontend for a request at random, like a load balancer without knowledge.
     pub(crate) fn of(&self, session: usize, turn: usize) -> Option<Arc<Frontend>> {
         let number = |number: usize| u64::try_from(number).unwrap_or(0);
         let mut random = Random::new(self.deal ^ mix(number(session)), number(turn));
@@ -91,8 +91,8 @@ impl Frontends {
         serving.get(usize::try_from(place).ok()?).cloned()
     }
 
-    /// Another takes its place, which has seen nothing yet; the old one ends what it has begun. While no worker is there to be
-    /// found, nobody takes its place.
+    /// Replaces a frontend by one without any state; the old one finishes its requests. If no worker can be found, it is not
+    /// replaced.
     pub(crate) async fn restart(&self, number: usize) {
         let started = tokio::time::timeout(START_TIME, self.start_one(number, 1)).await;
         if let Ok(Ok(frontend)) = started
@@ -102,7 +102,7 @@ impl Frontends {
         }
     }
 
-    /// Ends all of them.
+    /// Stops all of them.
     pub(crate) async fn stop(&self) {
         self.serving.lock().clear();
         let runtimes = std::mem::take(&mut *self.runtimes.lock());

@@ -1,4 +1,4 @@
-//! [`Single`]: requests that know nothing of each other, and [`Lengths`]: how long their prompts and answers are.
+//! [`Single`]: independent requests, and [`Lengths`]: the lengths of their prompts and answers.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use genset_backend_common::EngineError;
 use crate::load::{Piece, Session, Turn, seconds};
 use crate::random::Random;
 
-/// The longest prompt or answer that is drawn like those of ShareGPT: benchmarks leave longer ones out.
+/// The longest prompt or answer drawn for ShareGPT: benchmarks omit longer ones.
 const SHAREGPT_MOST: f64 = 2048.0;
 
 /// Mean tokens of the prompts of ShareGPT.
@@ -18,17 +18,17 @@ const SHAREGPT_MOST: f64 = 2048.0;
 /// W. Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023, figure 11.
 const SHAREGPT_PROMPT: f64 = 161.0;
 
-/// Mean tokens of its answers; of the same source.
+/// Mean tokens of its answers; same source.
 const SHAREGPT_ANSWER: f64 = 338.0;
 
-/// How tokens of prompts, or of answers, are distributed.
+/// The distribution of prompt or answer lengths in tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lengths {
-    /// Always so many, at least 1.
+    /// This length always, at least 1.
     Fixed(u32),
-    /// Each of these as often as any other, both at least 1.
+    /// A uniform distribution over this range; both ends are at least 1.
     Uniform(u32, u32),
-    /// As in ShareGPT's conversations: log-normal, most of them short, and a few very long.
+    /// As in ShareGPT's conversations: log-normal, mostly short, with a few very long ones.
     ShareGpt,
 }
 
@@ -39,7 +39,7 @@ impl Lengths {
             Self::Fixed(tokens) => tokens,
             Self::Uniform(least, most) => random.between((least, most)),
             Self::ShareGpt => {
-                // The mean of such numbers is their median times e^(1/2).
+                // The mean of this distribution is its median times e^(1/2).
                 let tokens = sharegpt * (random.normal() - 0.5).exp();
                 #[expect(
                     clippy::cast_possible_truncation,
@@ -85,20 +85,20 @@ impl fmt::Display for Lengths {
     }
 }
 
-/// Requests that know nothing of each other, made up from a seed.
+/// Independent requests, generated from a seed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Single {
-    /// How many in all, at least 1.
+    /// The number of requests, at least 1.
     pub requests: u64,
-    /// How many come in a second, on average and independently of each other. Finite and above 0.
+    /// The mean arrival rate per second of a Poisson process. Finite and above 0.
     pub requests_per_s: f64,
-    /// Tokens of a prompt behind its prefix.
+    /// Prompt tokens after the prefix.
     pub input: Lengths,
     /// Tokens of an answer.
     pub output: Lengths,
-    /// Tokens that each prompt begins with, and shares with others.
+    /// Tokens of the prefix that each prompt shares with others.
     pub prefix_tokens: u32,
-    /// Different beginnings, each as common as any other; at least 1.
+    /// The number of different prefixes, equally likely; at least 1.
     pub prefixes: u64,
 }
 

@@ -1,16 +1,17 @@
-//! A fleet in one process, in virtual time: what a policy of routing does to TTFT, ITL and prefix hits, without a GPU.
+//! Simulates a fleet in one process, in virtual time: the effect of a routing policy on TTFT, ITL and prefix hits, without a
+//! GPU.
 //!
-//! Workers are [mockers](genset_engine_mocker); [`Worker`](genset_backend_common::worker::Worker), request plane, discovery and
-//! [router](genset_router) are those of production. The clock stands still while anything can go on, so that an hour of a
-//! fleet takes as long as its decisions do, and the same plan gives the same figures.
+//! Workers are [mockers](genset_engine_mocker); [`Worker`](genset_backend_common::worker::Worker), request plane, discovery
+//! and [router](genset_router) are the production code. The clock stands still while any task can run. So an hour of a fleet
+//! takes only as long as its decisions, and the same plan yields the same figures.
 //!
-//! - [`Load`]: which requests come when: a [trace](Load::read_trace), [conversations](Synthetic) or [single requests](Single) made up
-//!   from a seed. Real servers may be sent the same ([`Load::sessions`]).
-//! - [`Quantiles`] and [`Curves`]: times, as a report tells of them and plots them.
-//! - [`Fault`]: what happens to workers and frontends meanwhile.
+//! - [`Load`]: the requests and their times: a [trace](Load::read_trace), or [conversations](Synthetic) or [single
+//!   requests](Single) generated from a seed. Real servers can be sent the same load ([`Load::sessions`]).
+//! - [`Quantiles`] and [`Curves`]: distributions of times, for reports and plots.
+//! - [`Fault`]: an event during a run that affects a worker or a frontend.
 //! - [`Policy`]: how an instance is chosen.
-//! - [`simulate`]: a [`Plan`] becomes a [`Report`], which is a table, JSON, or a [plot](Report::svg). A policy may serve the same load
-//!   with fleets that have prefill and decode apart, too.
+//! - [`simulate`]: turns a [`Plan`] into a [`Report`], which is a table, JSON, or a [plot](Report::svg). A policy can also
+//!   serve the same load with disaggregated fleets (separate prefill and decode workers).
 
 mod faults;
 mod fleet;

@@ -1,5 +1,5 @@
-//! [`Load`]: which requests come when. A request's prompt is what its session said and was answered before, and what it adds.
-//! The fleet of this crate is sent it in virtual time, and whoever measures real servers sends them the same.
+//! [`Load`]: the requests and their times. A request's prompt is its session's conversation so far, and new text. This crate
+//! sends it to a simulated fleet in virtual time; benchmarks of real servers can send the same requests.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::trace::Trace;
 /// Token ids are below this.
 pub(crate) const VOCAB_SIZE: u32 = 32_000;
 
-/// Tokens that are the same wherever the id is the same.
+/// A piece of text. Equal ids mean equal tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
-    /// Names what it says.
+    /// Identifies its content.
     pub id: u64,
     /// Its length.
     pub tokens: u32,
@@ -35,15 +35,15 @@ impl Piece {
 /// One request of a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn {
-    /// Time since the answer before it.
+    /// The time since the previous answer.
     pub after: Duration,
-    /// What the prompt has behind all that came before.
+    /// What the prompt adds to the conversation so far.
     pub pieces: Vec<Piece>,
     /// Tokens of the answer, at least 1.
     pub max_tokens: u32,
 }
 
-/// Requests one after the other, each with the whole conversation before it.
+/// Consecutive requests, each with the whole conversation before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Session {
     /// When it begins.
@@ -52,38 +52,38 @@ pub struct Session {
     pub turns: Vec<Turn>,
 }
 
-/// Which requests come when.
+/// The requests and their times.
 #[derive(Debug, Clone)]
 pub enum Load {
-    /// Conversations made up from a seed.
+    /// Conversations, generated from a seed.
     Synthetic(Synthetic),
-    /// Requests of their own, made up from a seed.
+    /// Independent requests, generated from a seed.
     Single(Single),
-    /// Requests that were recorded; see [`Load::read_trace`].
+    /// Recorded requests; see [`Load::read_trace`].
     Trace(Trace),
 }
 
-/// Conversations made up from a seed.
+/// Conversations, generated from a seed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Synthetic {
-    /// What they are like.
+    /// Their kind.
     pub kind: Kind,
-    /// Conversations that begin in a second, on average and independently of each other. Finite and above 0.
+    /// The mean rate at which conversations begin, per second, as a Poisson process. Finite and above 0.
     pub sessions_per_s: f64,
     /// Requests in all, at least 1.
     pub requests: u64,
 }
 
-/// What conversations are like.
+/// The kind of conversations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// People: one of 128 system prompts of 2,048 tokens, some much more common than others, a few turns, seconds between them.
+    /// Human chats: one of 128 system prompts of 2,048 tokens, some much more common than others; a few turns, seconds apart.
     Chat,
-    /// Agents: one of 16 prompts of 6,144 tokens, many turns with the results of tools, a second between them.
+    /// Agents: one of 16 prompts of 6,144 tokens; many turns with tool results, a second apart.
     Agent,
 }
 
-/// The numbers of a kind.
+/// The parameters of a kind.
 struct Shape {
     prompts: u64,
     prompt_tokens: u32,
@@ -117,7 +117,7 @@ impl Kind {
 }
 
 impl Load {
-    /// The sessions, in the order of their beginnings.
+    /// The sessions, in the order in which they begin.
     #[must_use]
     pub fn sessions(&self, seed: u64) -> Box<dyn Iterator<Item = Session> + Send + '_> {
         match self {
@@ -147,7 +147,7 @@ struct Conversations {
     random: Random,
     at: Duration,
     left: u64,
-    /// Ids of pieces that nobody shares begin behind those of system prompts.
+    /// Ids of unshared pieces begin after those of system prompts.
     next_piece: u64,
 }
 
@@ -164,7 +164,7 @@ impl Conversations {
         }
     }
 
-    /// A system prompt: the square makes the first ones common.
+    /// Draws a system prompt; squaring makes the first ones common.
     fn system_prompt(&mut self) -> Piece {
         let squared = self.random.unit().powi(2);
         let scaled = squared * f64::from(u32::try_from(self.shape.prompts).unwrap_or(u32::MAX));
@@ -219,7 +219,7 @@ impl Iterator for Conversations {
     }
 }
 
-/// A time that was drawn.
+/// A drawn time as a duration.
 pub(crate) fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::ZERO)
 }

@@ -1,5 +1,5 @@
-//! [`Oracle`]: the choice of somebody who knows every cache and every queue at this very moment. Nobody does; it shows what
-//! knowing better could bring.
+//! [`Oracle`] chooses with exact knowledge of every cache and queue at this moment. No real router has that; it shows what
+//! better knowledge could achieve.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::fleet::Fleet;
 
-/// Chooses by what is true.
+/// Chooses by the true state.
 pub(crate) struct Oracle {
     fleet: Arc<Fleet>,
     block_size: NonZeroU32,
@@ -27,9 +27,9 @@ pub(crate) struct Oracle {
 #[derive(Debug, Default)]
 struct State {
     caches: HashMap<InstanceId, Cache>,
-    /// Prompt tokens on their way to an engine's first token.
+    /// Prompt tokens per instance, from the choice until the engine's first token.
     pending: HashMap<InstanceId, u64>,
-    /// Requests that each got, so that equals take turns.
+    /// Requests per instance, so that equal candidates take turns.
     served: HashMap<InstanceId, u64>,
 }
 
@@ -41,7 +41,7 @@ struct Cache {
     blocks: HashSet<BlockHash>,
 }
 
-/// Prompt tokens that an instance has to compute before this request's first token; given back when it is dropped.
+/// Prompt tokens that an instance has to compute before this request's first token; subtracted on drop.
 #[derive(Debug)]
 pub(crate) struct Pending {
     state: Arc<Mutex<State>>,
@@ -66,7 +66,7 @@ impl Oracle {
         }
     }
 
-    /// The best candidate, and what it gets to do.
+    /// The best candidate, and its additional load.
     pub(crate) fn choose(
         &self,
         request: &GenerateRequest,
@@ -94,7 +94,7 @@ impl Oracle {
         Some((place, pending))
     }
 
-    /// Tokens to compute and to read there, and those of the prompt that are new to it.
+    /// Tokens to compute and to read there, and the prompt's uncached tokens.
     fn cost(
         &self,
         state: &mut State,
@@ -141,7 +141,7 @@ impl Cache {
         self.blocks = blocks.map(|block| block.hash).collect();
     }
 
-    /// Takes what was published since the last call.
+    /// Applies the events published since the last call.
     fn follow(&mut self) {
         loop {
             match tokio::task::unconstrained(self.changes.next()).now_or_never() {

@@ -1,12 +1,12 @@
-//! The plot of a report: the distribution of TTFT, a line each policy; and where there were faults, what happened over time.
-//! [`Curves`] are such distributions of anything, for reports of other crates: as SVG, and for a terminal.
+//! The plot of a report: the distribution of TTFT, one line per policy; for runs with faults, also its course over time.
+//! [`Curves`] plots such distributions for other crates, as SVG and for a terminal.
 
 mod over_time;
 mod terminal;
 
 use crate::report::Report;
 
-/// The picture's size, and the space beside its axes.
+/// The picture's size, and the margins of its axes.
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 420.0;
 const LEFT: f64 = 60.0;
@@ -14,12 +14,12 @@ const RIGHT: f64 = 150.0;
 const TOP: f64 = 20.0;
 const BOTTOM: f64 = 50.0;
 
-/// Colours that the eye keeps apart, also one that sees no red or no green.
+/// Colours that are distinguishable, also for colour-blind readers.
 const COLOURS: [&str; 7] = [
     "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000",
 ];
 
-/// Distributions of the time to the first token, each with the name of what was measured.
+/// Distributions of the time to the first token, each with a name.
 #[derive(Debug, Clone, Default)]
 pub struct Curves<'a> {
     all: Vec<(&'a str, &'a [(f64, f64)])>,
@@ -31,7 +31,7 @@ impl<'a> Curves<'a> {
         self.all.push((name, points));
     }
 
-    /// The share of requests whose first token came within a time, as SVG; the axis of times is logarithmic.
+    /// Plots the share of requests whose first token came within a time, as SVG, with a logarithmic time axis.
     #[must_use]
     pub fn svg(&self) -> String {
         picture(HEIGHT, self.draw())
@@ -61,8 +61,8 @@ impl<'a> Curves<'a> {
 }
 
 impl Report {
-    /// The share of requests whose first token came within a time, as SVG; the axis of times is logarithmic. Below it, of a run
-    /// with faults, how long clients waited over time, with a mark at each fault.
+    /// Plots the share of requests whose first token came within a time, as SVG, with a logarithmic time axis. For a run with
+    /// faults, it also plots how long clients waited over time, with a mark at each fault.
     #[must_use]
     pub fn svg(&self) -> String {
         let mut curves = Curves::default();
@@ -78,7 +78,7 @@ impl Report {
     }
 }
 
-/// What was drawn, on a white ground.
+/// The drawn elements on a white background.
 fn picture(height: f64, drawn: Vec<String>) -> String {
     let mut lines = vec![
         format!(
@@ -92,7 +92,7 @@ fn picture(height: f64, drawn: Vec<String>) -> String {
     lines.join("\n")
 }
 
-/// Text that is no markup.
+/// Escapes text for XML.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -104,7 +104,7 @@ fn label(x: f64, y: f64, anchor: &str, text: &str) -> String {
     format!("<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{text}</text>")
 }
 
-/// Where times and shares lie: whole powers of ten at both ends.
+/// Maps times and shares to coordinates: the axis begins and ends at whole powers of ten.
 struct Scale {
     first: i32,
     last: i32,

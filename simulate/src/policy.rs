@@ -20,16 +20,16 @@ use crate::run::Plan;
 /// How an instance is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// A mode of the router, through the layers that a frontend stacks for it.
+    /// A mode of the router, with the layers that a frontend uses for it.
     Router(RouterMode),
-    /// Any, with equal chance, by the plan's seed.
+    /// A random one, from the plan's seed.
     Random,
-    /// The best by what is true of every cache and queue at the moment, which nobody knows.
+    /// The best one by the true state of every cache and queue at the moment, which no real router knows.
     Oracle,
 }
 
 impl Policy {
-    /// Whether it serves fleets with prefill and decode apart.
+    /// Whether it supports disaggregated fleets (separate prefill and decode workers).
     pub(crate) fn knows_roles(self) -> bool {
         match self {
             Self::Router(_) => true,
@@ -80,14 +80,14 @@ pub(crate) enum Way {
     Oracle(GenerateClient, Oracle),
 }
 
-/// An answer, and what is known of its way while nothing of it has come.
+/// An answer, and its route until its first output.
 pub(crate) struct Begun {
     pub(crate) outputs: OutputStream,
     pub(crate) pending: Option<Pending>,
 }
 
 impl Way {
-    /// Stacks what a policy needs. Its chance is that of `seed`.
+    /// Builds the layers that a policy needs. `seed` is its random seed.
     pub(crate) async fn connect(
         policy: Policy,
         plan: &Plan,

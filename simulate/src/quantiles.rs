@@ -1,13 +1,13 @@
-//! [`Quantiles`]: how times are distributed, to a percent, in little memory.
+//! [`Quantiles`]: the distribution of times, within a percent, in little memory.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Each bucket ends at 2 % more than the one before it.
+/// Each bucket's end is 2 % above the previous one's.
 const GROWTH: f64 = 1.02;
 /// The end of bucket 0, in milliseconds.
 const ORIGIN_MS: f64 = 0.5;
-/// What is shorter counts as this, in milliseconds.
+/// Shorter times count as this, in milliseconds.
 const LEAST_MS: f64 = 0.001;
 
 /// Times, counted in buckets.
@@ -31,7 +31,7 @@ impl Quantiles {
         self.total += 1;
     }
 
-    /// Adds the times of another.
+    /// Adds the times of another one.
     pub(crate) fn merge(&mut self, other: &Self) {
         for (bucket, count) in &other.counts {
             *self.counts.entry(*bucket).or_default() += count;
@@ -39,7 +39,7 @@ impl Quantiles {
         self.total += other.total;
     }
 
-    /// The time that a share of all times do not exceed, in milliseconds, within a percent; `None` when there are none.
+    /// The time in milliseconds that a share of all times do not exceed, within a percent; `None` if there are none.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,

@@ -1,4 +1,4 @@
-//! [`Random`]: numbers that look random and are the same in every run, whatever the version of a library.
+//! [`Random`]: pseudorandom numbers that are the same in every run and with every version of any library.
 
 use genset_backend_common::random::{STEP, mix};
 
@@ -7,7 +7,7 @@ use genset_backend_common::random::{STEP, mix};
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Numbers of one purpose: another `stream` of the same seed has nothing in common with it.
+    /// A generator for one purpose: streams of the same seed are independent.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         Self(mix(seed ^ mix(stream.wrapping_mul(STEP))))
     }
@@ -23,19 +23,19 @@ impl Random {
         u64::try_from(wide >> 64).unwrap_or(0)
     }
 
-    /// A number of `first..=last`.
+    /// A number in `first..=last`.
     pub(crate) fn between(&mut self, (first, last): (u32, u32)) -> u32 {
         let spread = u64::from(last.saturating_sub(first)) + 1;
         first + u32::try_from(self.below(spread)).unwrap_or(0)
     }
 
-    /// A number of `0.0..1.0`.
+    /// A number in `0.0..1.0`.
     #[expect(clippy::cast_precision_loss, reason = "53 bits are what a float holds")]
     pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// A time between two events that happen `per_second` times a second on average, whenever others did, in seconds.
+    /// The time in seconds between two events of a Poisson process with `per_second` events per second on average.
     pub(crate) fn gap_s(&mut self, per_second: f64) -> f64 {
         -(1.0 - self.unit()).ln() / per_second
     }

@@ -9,51 +9,51 @@ use crate::faults::Fault;
 use crate::run::Tally;
 use crate::timeline::Moment;
 
-/// What came of a plan.
+/// The results of a plan.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// What the load was like: `chat`, `agent`, `single` or `trace`.
+    /// The kind of load: `chat`, `agent`, `single` or `trace`.
     pub load: &'static str,
-    /// Workers.
+    /// The number of workers.
     pub workers: usize,
-    /// Frontends.
+    /// The number of frontends.
     pub frontends: usize,
     /// The plan's seed.
     pub seed: u64,
-    /// What happened meanwhile.
+    /// The faults during the run.
     pub faults: Vec<Fault>,
-    /// A row each policy and fleet, in the plan's order.
+    /// One row per policy and fleet, in the plan's order.
     pub rows: Vec<Row>,
 }
 
-/// The figures of one policy. Times are in milliseconds, within a percent; `None` where nothing was measured.
+/// The figures of one policy. Times are in milliseconds, within a percent; `None` if nothing was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
-    /// The policy; of a fleet with prefill and decode apart, followed by the workers of each: `kv 2+6`.
+    /// The policy; for a disaggregated fleet, followed by the numbers of prefill and decode workers: `kv 2+6`.
     pub policy: String,
-    /// Workers that compute prompts only; 0 where each does the whole.
+    /// Workers that only prefill; 0 if each does both.
     pub prefill_workers: usize,
     /// Requests that were sent.
     pub requests: u64,
     /// Requests that ended in an error, by its kind.
     pub lost: BTreeMap<&'static str, u64>,
-    /// Requests that went on at another worker. One that moved twice counts twice.
+    /// Requests that migrated to another worker. A request that migrated twice counts twice.
     pub moved: u64,
-    /// Time to the first token: the time that half of all requests did not exceed.
+    /// Time to first token, 50th percentile.
     pub ttft_p50_ms: Option<f64>,
-    /// That of 90 %.
+    /// Its 90th percentile.
     pub ttft_p90_ms: Option<f64>,
-    /// That of 99 %.
+    /// Its 99th percentile.
     pub ttft_p99_ms: Option<f64>,
-    /// Time between two tokens of an answer.
+    /// Inter-token latency, 50th percentile.
     pub itl_p50_ms: Option<f64>,
-    /// That of 99 %.
+    /// Its 99th percentile.
     pub itl_p99_ms: Option<f64>,
-    /// Tokens generated in a second of the whole time.
+    /// Tokens generated per second, over the whole run.
     pub tokens_per_s: f64,
-    /// Share of all prompt tokens that were in a prefix cache.
+    /// The share of all prompt tokens that were in a prefix cache.
     pub hit_rate: f64,
-    /// Until the last answer ended, in seconds of the simulation.
+    /// The end of the last answer, in simulated seconds.
     pub duration_s: f64,
     /// The distribution of the times to the first token: milliseconds, and the share of requests that did not exceed them.
     pub ttft: Vec<(f64, f64)>,
@@ -90,7 +90,7 @@ impl Row {
     }
 }
 
-/// To three digits behind the point.
+/// Rounded to three decimal places.
 fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
@@ -109,10 +109,10 @@ fn float(count: u64) -> f64 {
 }
 
 impl Report {
-    /// As JSON.
+    /// The report as JSON.
     #[must_use]
     pub fn json(&self) -> String {
-        // Strings as keys, and numbers that are finite: there is nothing that JSON cannot hold.
+        // String keys and finite numbers always serialize to JSON.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 }

@@ -1,4 +1,4 @@
-//! [`simulate`]: a plan becomes a report.
+//! [`simulate`] turns a plan into a report.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,31 +26,31 @@ use crate::timeline::Timeline;
 /// Longer than any conversation.
 const CONTEXT_LENGTH: u32 = 1 << 21;
 
-/// What is simulated.
+/// What to simulate.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// Workers, at least 1.
+    /// The number of workers, at least 1.
     pub workers: usize,
-    /// Frontends, at least 1; each request goes to one of them by chance.
+    /// The number of frontends, at least 1; each request goes to a random one.
     pub frontends: usize,
     /// The settings of each worker.
     pub engine: MockerArgs,
-    /// Which requests come when.
+    /// The requests and their times.
     pub load: Load,
-    /// What happens to workers meanwhile, in the order of its times.
+    /// The faults during the run, in order of time.
     pub faults: Vec<Fault>,
-    /// How an instance is chosen: each policy serves the same load with fleets of its own.
+    /// How an instance is chosen: each policy serves the same load with its own fleets.
     pub policies: Vec<Policy>,
-    /// The fleets: of the workers, so many compute prompts and the others answer; 0 for one in which each does the whole. The
-    /// policies that know no roles serve that one only.
+    /// The fleets, by their number of workers that only prefill, while the others decode; 0 for a fleet whose workers do
+    /// both. Policies that do not support roles serve only that one.
     pub prefill_workers: Vec<usize>,
-    /// How the router's mode `kv` weighs what it knows; its seed is the plan's.
+    /// The configuration of the router's mode `kv`; its seed is the plan's.
     pub kv: KvConfig,
-    /// Varies load and chance.
+    /// The seed of the load and of random choices.
     pub seed: u64,
 }
 
-/// What came of the requests so far.
+/// The results so far.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) ttft: Quantiles,
@@ -69,7 +69,7 @@ pub(crate) struct Tally {
 /// Simulates a plan, each policy on a thread of its own.
 ///
 /// # Errors
-/// `InvalidArgument`, naming what in the plan cannot be; `Internal` where a worker did not start.
+/// `InvalidArgument`, naming what is invalid in the plan; `Internal` if a worker did not start.
 pub fn simulate(plan: &Plan) -> Result<Report, EngineError> {
     for (flag, count) in [("--workers", plan.workers), ("--frontends", plan.frontends)] {
         if count == 0 {
@@ -101,7 +101,7 @@ pub fn simulate(plan: &Plan) -> Result<Report, EngineError> {
     })
 }
 
-/// A policy, and its fleet's workers that compute prompts only.
+/// A policy, and the number of its fleet's workers that only prefill.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     policy: Policy,
@@ -109,7 +109,7 @@ struct Run {
 }
 
 impl Plan {
-    /// What is simulated, a row of the report each.
+    /// The runs, one per row of the report.
     fn runs(&self) -> Result<Vec<Run>, EngineError> {
         let bad = |problem: String| EngineError::invalid_argument("--prefill-workers", problem);
         let too_many = self.prefill_workers.iter().find(|it| **it >= self.workers);
@@ -167,7 +167,7 @@ async fn run(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, Engine
         tokio::time::sleep_until(driver.began + session.at).await;
         tasks.spawn(Arc::clone(&driver).converse(number, session));
     }
-    // What would happen after the last answer changes none.
+    // Faults after the last answer change no answer.
     tasks.close();
     while tasks.len() > usize::from(!faults.is_finished()) {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -186,7 +186,7 @@ async fn run(plan: &Plan, engine: &MockerEngine, one: Run) -> Result<Row, Engine
 }
 
 async fn inflict(fleet: Arc<Fleet>, driver: Arc<Driver>, faults: Vec<Fault>) {
-    // A worker that is started again may drain for long, and a frontend looks for one; what happens to others does not wait for it.
+    // A restarting worker may drain for long, and a frontend looks for one; faults of others must not wait for that.
     let mut starts = JoinSet::new();
     for fault in faults {
         tokio::time::sleep_until(driver.began + fault.at).await;
@@ -214,7 +214,7 @@ struct Driver {
 }
 
 impl Driver {
-    /// One session, to its end or to the first request that is lost.
+    /// Runs one session, to its end or to the first request that fails.
     async fn converse(self: Arc<Self>, number: usize, session: Session) {
         let mut prompt: Vec<TokenId> = Vec::new();
         for (turn_number, turn) in session.turns.into_iter().enumerate() {
@@ -242,7 +242,7 @@ impl Driver {
         }
     }
 
-    /// One request; its answer's tokens are added to the prompt.
+    /// Sends one request, and appends the answer's tokens to the prompt.
     async fn ask(
         &self,
         way: &Way,
@@ -286,7 +286,7 @@ impl Driver {
         }
     }
 
-    /// An answer whose request was sent so long after the beginning.
+    /// Counts an answer whose request was sent at `sent`, from the beginning of the run.
     fn count(&self, sent: Duration, finished: &Finished) {
         let mut tally = self.tally.lock();
         let usage = finished.usage;

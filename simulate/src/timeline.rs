@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use crate::quantiles::Quantiles;
 
-/// The most spans that are kept. When there are more, two become one.
+/// The most spans that are kept. When there are more, pairs of spans are merged.
 const MAX_SPANS: usize = 240;
 
-/// Waits, by when they ended.
+/// Waiting times, by when they ended.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     span: Duration,
@@ -24,16 +24,16 @@ struct Span {
     cached_tokens: u64,
 }
 
-/// A part of a run. Times are in milliseconds.
+/// A span of a run. Times are in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Moment {
     /// When it began, in seconds from the beginning.
     pub at_s: f64,
-    /// The time to the first token that 90 % of those that came in it did not exceed; `None` where none came.
+    /// The 90th percentile of the times to first tokens that came in the span; `None` if none came.
     pub ttft_p90_ms: Option<f64>,
-    /// The longest time between two tokens of an answer, by when the second one came.
+    /// The longest time between two tokens of an answer, assigned to the span of the second token.
     pub longest_pause_ms: f64,
-    /// Prompt tokens of the requests that were sent in it and answered.
+    /// Prompt tokens of the requests that were sent in the span and answered.
     pub prompt_tokens: u64,
     /// Those of them that were in a prefix cache.
     pub cached_tokens: u64,
@@ -49,18 +49,18 @@ impl Default for Timeline {
 }
 
 impl Timeline {
-    /// A first token came `at` so long after the beginning, and `ttft` after its request.
+    /// Notes a first token at time `at`, `ttft` after its request.
     pub(crate) fn first_token(&mut self, at: Duration, ttft: Duration) {
         self.span_at(at).ttft.add(ttft);
     }
 
-    /// A further token came, `pause` after the one before it.
+    /// Notes a further token, `pause` after the previous one.
     pub(crate) fn token(&mut self, at: Duration, pause: Duration) {
         let span = self.span_at(at);
         span.pause = span.pause.max(pause);
     }
 
-    /// A request was sent `at` so long after the beginning, and so much of its prompt was cached.
+    /// Notes a request sent at time `at`, and how much of its prompt was cached.
     pub(crate) fn prompt(&mut self, at: Duration, tokens: u64, cached: u64) {
         let span = self.span_at(at);
         span.prompt_tokens += tokens;
@@ -98,7 +98,7 @@ impl Timeline {
         self.spans = joined.collect();
     }
 
-    /// Every span in order.
+    /// All spans in order.
     pub(crate) fn moments(&self) -> Vec<Moment> {
         let spans = (0_u32..).zip(&self.spans);
         let moment = |(place, span): (u32, &Span)| Moment {

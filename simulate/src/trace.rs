@@ -1,4 +1,4 @@
-//! [`Trace`]: requests that were recorded, in the format that Mooncake published.
+//! [`Trace`]: recorded requests, in Mooncake's published format.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::load::{Load, Piece, Session, Turn};
 
-/// Tokens that one hash id stands for.
+/// The number of tokens for one hash id.
 const BLOCK_TOKENS: u32 = 512;
 
 /// One request: a line of the file.
@@ -16,25 +16,25 @@ const BLOCK_TOKENS: u32 = 512;
 /// R. Qin et al., "Mooncake: A KVCache-centric Disaggregated Architecture for LLM Serving", 2024, and its published traces.
 #[derive(Debug, Clone, Deserialize)]
 struct Line {
-    /// When it came, in milliseconds.
+    /// Arrival time in milliseconds.
     timestamp: u64,
     /// Tokens of the prompt, at least 1.
     input_length: u32,
     /// Tokens of the answer.
     output_length: u32,
-    /// What the prompt is made of, 512 tokens each.
+    /// The blocks of the prompt, 512 tokens each.
     hash_ids: Vec<u64>,
 }
 
-/// Requests that were recorded.
+/// Recorded requests.
 #[derive(Debug, Clone)]
 pub struct Trace {
     lines: Vec<Line>,
 }
 
 impl Load {
-    /// Reads a trace: JSON lines with `timestamp` in milliseconds, `input_length` and `output_length` in tokens, and `hash_ids`, each of
-    /// which stands for 512 tokens of the prompt. At most `limit` requests are taken; times count from the first.
+    /// Parses a trace: JSON lines with `timestamp` in milliseconds, `input_length` and `output_length` in tokens, and
+    /// `hash_ids`, each for 512 tokens of the prompt. Takes at most `limit` requests; times count from the first.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the line.

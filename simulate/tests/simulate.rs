@@ -1,4 +1,4 @@
-//! Small fleets: what must hold of every run, and what a better choice brings.
+//! Small fleets: invariants of every run, and the effect of better choices.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -75,14 +75,15 @@ fn faults_happen_and_what_they_cost_is_counted() {
     };
     let report = simulate(&troubled).unwrap();
     let row = row(&report, "round-robin");
-    // Those of the worker that crashed, where nobody moves them.
+    // Requests of the crashed worker fail if nothing migrates them.
     assert!(row.lost_requests() + row.moved > 0, "{report}");
     assert!(row.lost_requests() < 20, "{report}");
     let again = simulate(&troubled).unwrap();
     assert_eq!(report.json(), again.json());
 }
 
-/// Prompts wait for no answers, and few prefill workers have much of each prompt cached. The handover is a pause in the answer.
+/// Prompts do not wait for answers, and few prefill workers have much of each prompt cached. The handover is a pause in the
+/// answer.
 #[test]
 fn fleets_with_prefill_and_decode_apart_are_compared() {
     let compared = Plan {
@@ -107,7 +108,7 @@ fn fleets_with_prefill_and_decode_apart_are_compared() {
     assert_eq!(simulate(&compared).unwrap().json(), report.json());
 }
 
-/// Requests of 600 tokens, so many milliseconds after the first, whose answers of 2000 tokens take more than ten seconds.
+/// Requests of 600 tokens at these milliseconds after the first; their answers of 2000 tokens take more than ten seconds.
 fn long_answers(at_ms: &[u64]) -> Load {
     let line = |at: &u64| {
         format!(
@@ -129,13 +130,13 @@ fn a_request_that_moves_counts_once_with_prefill_and_decode_apart() {
         ..plan(&["round-robin"])
     };
     let report = simulate(&troubled).unwrap();
-    // Each of the two that answer has one of the requests.
+    // Each of the two decode workers has one of the requests.
     let row = row(&report, "round-robin 1+2");
     assert_eq!((row.requests, row.lost_requests()), (2, 0), "{report}");
     assert_eq!(row.moved, 1, "{report}");
 }
 
-/// A worker that is started again drains first. The next fault comes at its time all the same.
+/// A worker that is restarted drains first. The next fault still happens on time.
 #[test]
 fn faults_of_others_do_not_wait_for_a_worker_that_drains() {
     let script = r#"[
@@ -159,7 +160,7 @@ fn faults_of_others_do_not_wait_for_a_worker_that_drains() {
     assert!((20.0..23.0).contains(&at_s), "{at_s}");
 }
 
-/// A worker that is started again is there while it drains, and what it suffers then, it suffers.
+/// A worker that is restarted still exists while it drains, and faults affect it.
 #[test]
 fn a_worker_that_drains_to_start_again_may_still_crash() {
     let serve = |faults: &str| {
@@ -182,7 +183,7 @@ fn a_worker_that_drains_to_start_again_may_still_crash() {
     assert_eq!(serve(&format!("[{start}, {crash}]")), 1);
 }
 
-/// While there is no worker, a frontend that starts looks for one, for a second.
+/// While there is no worker, a starting frontend looks for one, for a second.
 #[test]
 fn faults_of_others_do_not_wait_for_a_frontend_that_finds_no_worker() {
     let script = r#"[
@@ -219,7 +220,7 @@ fn a_plot_shows_a_worker_dying() {
     let report = simulate(&troubled).unwrap();
     let row = row(&report, "least-loaded");
     assert!(row.moved > 0 && row.lost_requests() == 0, "{report}");
-    // An answer that moved paused, and no other did.
+    // An answer that migrated paused, and no other did.
     let pause = |from: f64, to: f64| {
         let between = row.over_time.iter();
         let between = between.filter(|moment| (from..to).contains(&moment.at_s));
@@ -284,8 +285,8 @@ fn what_cannot_be_is_refused_by_name() {
     }
 }
 
-/// What a small run gave when it was recorded. A change of scheduler, mocker, worker or router that moves a figure must be meant:
-/// look at the difference, then record it with `GENSET_GOLDEN=write cargo test -p genset-simulate`.
+/// The figures of a small run, as recorded. If a change of scheduler, mocker, worker or router changes a figure, it must be
+/// intended: check the difference, then record it with `GENSET_GOLDEN=write cargo test -p genset-simulate`.
 #[test]
 fn a_small_run_gives_the_recorded_figures() {
     let plan = Plan {
@@ -337,7 +338,7 @@ fn several_frontends_serve_one_fleet_the_same_way_again() {
     assert_eq!(simulate(&plan).unwrap().json(), report.json());
 }
 
-/// Each has an index of its own and hears of the others' requests by what workers publish.
+/// Each has its own index, and learns of the others' requests from what workers publish.
 #[test]
 fn three_frontends_find_as_much_in_the_caches_as_one() {
     let serve = |frontends| {
@@ -363,8 +364,8 @@ fn three_frontends_find_as_much_in_the_caches_as_one() {
     assert!(of_three.hit_rate >= one.hit_rate * 0.9, "{alone}{three}");
 }
 
-/// A frontend that has seen nothing takes snapshots of the workers' caches and hears of their load: a second later it finds as
-/// much in the caches as one that has seen all.
+/// A new frontend takes snapshots of the workers' caches and receives their load: a second later it finds as much in the
+/// caches as one that has run all the time.
 #[test]
 fn a_frontend_that_restarts_decides_as_well_as_before_a_second_later() {
     const AT_S: f64 = 60.0;

@@ -1,4 +1,4 @@
-//! What a run with faults looked like over time: a line each policy, and a mark where something happened to a worker.
+//! Plots a run with faults over time: one line per policy, and a mark at each fault.
 
 use super::{COLOURS, LEFT, RIGHT, WIDTH, label};
 use crate::report::Report;
@@ -9,7 +9,7 @@ const PANEL: f64 = 220.0;
 const ABOVE: f64 = 30.0;
 const BELOW: f64 = 40.0;
 
-/// What a panel shows of a moment.
+/// The value that a panel plots for a moment.
 type Value = fn(&Moment) -> Option<f64>;
 
 const PANELS: [(&str, Value); 2] = [
@@ -21,7 +21,7 @@ const PANELS: [(&str, Value); 2] = [
     }),
 ];
 
-/// The panels' height together.
+/// The total height of the panels.
 pub(super) fn height() -> f64 {
     PANEL * 2.0
 }
@@ -34,7 +34,7 @@ pub(super) fn panels(report: &Report, top: f64) -> Vec<String> {
         .collect()
 }
 
-/// Where seconds and values lie in a panel.
+/// Maps seconds and values to coordinates in a panel.
 struct Scale {
     top: f64,
     most_s: f64,

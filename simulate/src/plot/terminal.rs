@@ -1,18 +1,18 @@
-//! [`Curves`] for a terminal: a line each, higher where more first tokens came.
+//! [`Curves`] for a terminal: one line each, higher where more first tokens came.
 
 use std::fmt::Write as _;
 
 use super::{Curves, Scale};
 
-/// Columns of the axis of times.
+/// Columns of the time axis.
 const COLUMNS: usize = 60;
 
 /// Heights of a column.
 const HEIGHTS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 impl Curves<'_> {
-    /// How many first tokens came when, a line each under one logarithmic axis; nothing where there is nothing to show. The
-    /// highest column of a line is the time at which most came.
+    /// The distribution of first tokens over time, one line each above a shared logarithmic axis; empty if there is nothing
+    /// to show. The highest column of a line is the time at which most came.
     #[must_use]
     pub fn in_words(&self) -> String {
         if self.all.iter().all(|(_, points)| points.is_empty()) {
@@ -23,7 +23,7 @@ impl Curves<'_> {
         let width = width.unwrap_or(0).max("TTFT, ms".len());
         let mut text = format!("{:<width$}  {}\n", "TTFT, ms", scale.marks());
         for (name, points) in &self.all {
-            // Text takes whatever is written.
+            // Writing to a string cannot fail.
             let _infallible = writeln!(text, "{name:<width$}  {}", scale.bars(points).trim_end());
         }
         text
@@ -31,7 +31,7 @@ impl Curves<'_> {
 }
 
 impl Scale {
-    /// The powers of ten, each where its time is.
+    /// The powers of ten, each at its position.
     fn marks(&self) -> String {
         let mut line = String::new();
         for power in self.first..=self.last {
@@ -72,7 +72,7 @@ impl Scale {
     }
 }
 
-/// The number of a height, for a part of the highest.
+/// The index of a height, for a fraction of the maximum.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
