@@ -1,4 +1,4 @@
-//! A checkout of a Llama or a Qwen3: its shape, the names and shapes of its tensors, and its weights.
+//! A model folder of a Llama or a Qwen3: its configuration, the names and shapes of its tensors, and its weights.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,18 +7,18 @@ use anyhow::Context as _;
 use candle_core::{Device, Tensor};
 use serde::Deserialize;
 
-/// Which models are alike: the names of their tensors, and how they compute.
+/// A model architecture: the names of its tensors, and its computation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
     /// Llama.
     #[default]
     Llama,
-    /// Qwen3: a Llama whose queries and keys have norms.
+    /// Qwen3: a Llama with norms on queries and keys.
     Qwen3,
 }
 
-/// A model's shape, as `config.json` has it.
+/// A model's configuration from `config.json`.
 #[derive(Debug, Clone, Deserialize)]
 #[expect(missing_docs, reason = "the fields are transformers', by their names")]
 pub struct Config {
@@ -38,24 +38,24 @@ pub struct Config {
     pub tie_word_embeddings: bool,
 }
 
-/// The file with the weights.
+/// The file of the weights.
 pub const WEIGHTS: &str = "model.safetensors";
 
 /// Weights by the names of a Hugging Face checkpoint.
 pub type NamedTensors = HashMap<String, Tensor>;
 
-/// The embedding, which is the output matrix as well where they are tied.
+/// The embedding, also the output matrix if they are tied.
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The norm before the output.
 pub const FINAL_NORM: &str = "model.norm.weight";
-/// The output matrix of a model that has one.
+/// The output matrix, if it is not tied.
 pub const OUTPUT: &str = "lm_head.weight";
 
 impl Config {
-    /// Reads the configuration of the checkout in `folder`.
+    /// Reads the configuration of the model in `folder`.
     ///
     /// # Errors
-    /// When the file cannot be read, or describes a model of another kind.
+    /// If the file cannot be read, or describes another architecture.
     pub fn read(folder: &Path) -> anyhow::Result<Self> {
         let path = folder.join("config.json");
         let context = || format!("cannot read {}", path.display());
@@ -63,7 +63,7 @@ impl Config {
         serde_json::from_str(&content).with_context(context)
     }
 
-    /// Name and shape of every tensor, in the order in which they are made.
+    /// Name and shape of every tensor, in the order of creation.
     #[must_use]
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);
@@ -100,10 +100,10 @@ impl Config {
     }
 }
 
-/// Reads the weights of the checkout in `folder`.
+/// Reads the weights of the model in `folder`.
 ///
 /// # Errors
-/// When the file is missing or damaged.
+/// If the file is missing or damaged.
 pub fn read_weights(folder: &Path) -> anyhow::Result<NamedTensors> {
     let path = folder.join(WEIGHTS);
     candle_core::safetensors::load(&path, &Device::Cpu)

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 /// The folder's text files (`.txt`), by name.
 ///
 /// # Errors
-/// When the folder cannot be read.
+/// If the folder cannot be read.
 pub fn text_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let context = || format!("cannot read {}", folder.display());
     let entries = fs::read_dir(folder).with_context(context)?;

@@ -1,10 +1,11 @@
-//! A Llama's or Qwen3's weights as a GGUF file, for llama.cpp and its kin, with the tokenizer inside.
+//! Writes a Llama's or Qwen3's weights as a GGUF file for llama.cpp and compatible programs, including the tokenizer.
 //!
-//! Norms are f32. The file is made from `model.safetensors` and the tokenizer's files and nothing else.
+//! Norms are f32. The file depends only on `model.safetensors` and the tokenizer's files.
 //!
 //! # Source
-//! The names of tensors and metadata are those of the GGUF specification. llama.cpp's converter for Llama lets the two
-//! halves of each query and key head alternate, because its rotation pairs neighbours; so does this file. Qwen3's stay apart.
+//! The names of tensors and metadata are from the GGUF specification. llama.cpp's converter interleaves the two halves of
+//! each query and key head for Llama, because its rotation pairs adjacent values; so does this file. Qwen3's halves stay
+//! separate.
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read, Seek};
@@ -19,22 +20,22 @@ use serde::Deserialize;
 
 use crate::checkout::{Config, EMBEDDING, Family, NamedTensors, OUTPUT};
 
-/// `tokenizer.ggml.token_type` of a token of text, of one that steers, and of an id that no token has.
+/// `tokenizer.ggml.token_type` of a text token, of a control token, and of an id without a token.
 const NORMAL_TOKEN: i32 = 1;
 const CONTROL_TOKEN: i32 = 3;
 const UNUSED_TOKEN: i32 = 5;
 
-/// What the matrices of a file are.
+/// The type of a file's matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GgufType {
     name: &'static str,
     dtype: GgmlDType,
-    /// llama.cpp's number of a file's type, which it only shows.
+    /// llama.cpp's number of a file's type, only for display.
     file_type: u32,
 }
 
 impl GgufType {
-    /// 8.5 bits a weight.
+    /// 8.5 bits per weight.
     pub const Q8_0: Self = Self::new("q8_0", GgmlDType::Q8_0, 7);
 
     /// Every type.
@@ -57,8 +58,8 @@ impl GgufType {
         }
     }
 
-    /// The type of a tensor: that of the candle engine's own conversion. Embedding and output matrix, whose errors show most, get at
-    /// least six bits with `q5_k` and `q4_k`; rows that its blocks do not fit get smaller blocks, or f32.
+    /// The type of a tensor, as in the candle engine's own conversion. Embedding and output matrix, whose errors matter most,
+    /// get at least six bits with `q5_k` and `q4_k`. Rows that its blocks do not divide get smaller blocks, or f32.
     fn dtype_of(self, name: &str, tensor: &Tensor) -> GgmlDType {
         let [_, row_len] = *tensor.dims() else {
             return GgmlDType::F32;
@@ -87,7 +88,7 @@ impl FromStr for GgufType {
     }
 }
 
-/// What the file takes from `tokenizer.json`.
+/// The used fields of `tokenizer.json`.
 #[derive(Debug, Deserialize)]
 struct TokenizerFile {
     model: BpeModel,
@@ -106,7 +107,7 @@ struct AddedToken {
     content: String,
 }
 
-/// What the file takes from `tokenizer_config.json`.
+/// The used fields of `tokenizer_config.json`.
 #[derive(Debug, Deserialize)]
 struct TokenizerConfig {
     chat_template: String,
@@ -120,10 +121,10 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> anyhow::Result<T> {
     serde_json::from_str(&content).with_context(context)
 }
 
-/// The content of the file. `model` is the folder with the tokenizer's files, whose name the model gets.
+/// The content of the file. `model` is the folder with the tokenizer's files; its name becomes the model's.
 ///
 /// # Errors
-/// When the tokenizer's files cannot be read, or a tensor does not fit.
+/// If the tokenizer's files cannot be read, or a tensor has the wrong shape.
 pub fn to_bytes(
     config: &Config,
     weights: &NamedTensors,
@@ -155,10 +156,10 @@ pub fn to_bytes(
     Ok(bytes.into_inner())
 }
 
-/// The weights of such a file, by their names in a Hugging Face checkpoint.
+/// Reads the weights of such a file, by their names in a Hugging Face checkpoint.
 ///
 /// # Errors
-/// When the file is damaged or has tensors that this model has not.
+/// If the file is damaged, or has tensors that this model does not have.
 pub fn read(config: &Config, mut file: impl Read + Seek) -> anyhow::Result<NamedTensors> {
     let content = Content::read(&mut file)?;
     let mut weights = NamedTensors::new();
@@ -171,7 +172,7 @@ pub fn read(config: &Config, mut file: impl Read + Seek) -> anyhow::Result<Named
     Ok(weights)
 }
 
-/// Whether a matrix makes queries or keys.
+/// Whether a matrix produces queries or keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Query,
@@ -180,7 +181,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Heads whose rows have another order in GGUF.
+    /// The number of heads, if their rows have another order in GGUF.
     fn heads(self, config: &Config) -> Option<usize> {
         match (config.model_type, self) {
             (Family::Llama, Self::Query) => Some(config.num_attention_heads),
@@ -189,7 +190,7 @@ impl Kind {
         }
     }
 
-    /// Rows of a head from halves that lie apart to halves that alternate.
+    /// Converts the rows of each head from separate halves to interleaved ones.
     fn interleave(self, tensor: &Tensor, config: &Config) -> candle_core::Result<Tensor> {
         self.reorder(tensor, config, |half| [2, half])
     }
@@ -218,7 +219,7 @@ impl Kind {
     }
 }
 
-/// The names of the parts of a layer, in a Hugging Face checkpoint and in GGUF.
+/// The names of a layer's parts, in a Hugging Face checkpoint and in GGUF.
 const LAYER_PARTS: [(&str, &str, Kind); 11] = [
     ("input_layernorm", "attn_norm", Kind::Other),
     ("self_attn.q_proj", "attn_q", Kind::Query),
@@ -375,7 +376,7 @@ fn tokenizer_metadata(config: &Config, model: &Path) -> anyhow::Result<Metadata>
     Ok(metadata.map(|(key, value)| (key.to_owned(), value)).into())
 }
 
-/// The tokens in the order of their ids, which have no gap, and a name for each id after them that the model has.
+/// The tokens in the order of their ids, which must be contiguous, and a placeholder for each further id of the model.
 fn tokens_by_id(file: &TokenizerFile, vocab_size: usize) -> anyhow::Result<Vec<String>> {
     let mut tokens: Vec<(u32, &str)> = file
         .model

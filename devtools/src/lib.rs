@@ -1,8 +1,9 @@
-//! Models for development: random ones of real sizes, and Llamas as GGUF files.
+//! Models for development: random ones of realistic sizes, and Llamas as GGUF files.
 //!
-//! Tests and benchmarks use it, and so do two programs: `train-tiny-chat` (`cargo xtask train-tiny-chat`) and `make-model`
-//! (`cargo xtask make-model`). A third, `make-tiny-chat` (`cargo xtask make-tiny-chat`), makes the tokenizer and the
-//! configurations of the model in this repository. Nothing that is shipped depends on it, and it depends on no crate of ours.
+//! Used by tests and benchmarks, and by two programs: `train-tiny-chat` (`cargo xtask train-tiny-chat`) and `make-model`
+//! (`cargo xtask make-model`). A third, `make-tiny-chat` (`cargo xtask make-tiny-chat`), creates the tokenizer and the
+//! configurations of this repository's model. Nothing that is shipped depends on this crate, and it depends on no other crate
+//! of ours.
 
 pub mod checkout;
 pub mod corpus;

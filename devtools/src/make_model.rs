@@ -1,4 +1,4 @@
-//! Makes a model with random weights, of the size of a real one: `cargo xtask make-model`.
+//! Creates a model with random weights, of the size of a real one: `cargo xtask make-model`.
 
 #![expect(
     clippy::print_stderr,
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A model that was left unfinished is begun anew: files come to their place when all of them are whole, `config.json` last.
+/// Starts an incomplete model again: files are moved into place when all of them are complete, `config.json` last.
 fn make(cli: &Cli) -> anyhow::Result<()> {
     let out = &cli.out;
     let shown = out.display();
@@ -61,7 +61,7 @@ fn make(cli: &Cli) -> anyhow::Result<()> {
         fs::remove_dir_all(&unfinished)?;
     }
     fs::create_dir_all(out).with_context(|| format!("cannot create {shown}"))?;
-    // A GGUF file has the folder's name in it.
+    // A GGUF file contains the folder's name.
     let folder = unfinished.join(out.canonicalize()?.file_name().unwrap_or_default());
     fill(cli, &folder)?;
     let entries = fs::read_dir(&folder)?.collect::<Result<Vec<_>, _>>()?;

@@ -1,7 +1,7 @@
-//! Models with random weights, for benchmarks and tests: the sizes of real ones, and answers that mean nothing.
+//! Models with random weights, for benchmarks and tests: realistic sizes, meaningless answers.
 //!
-//! Weights are drawn tensor by tensor from a seed and the tensor's name while they are written, so that a model larger
-//! than memory can be made and the same seed always makes the same files.
+//! Weights are drawn tensor by tensor from a seed and the tensor's name while they are written. So a model can be larger than
+//! memory, and the same seed always yields the same files.
 
 mod adapter;
 
@@ -18,7 +18,7 @@ use serde_json::json;
 pub use self::adapter::make_adapter;
 use crate::checkout::{Config, Family, WEIGHTS};
 
-/// How large a model with random weights is.
+/// The size of a model with random weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyntheticSize {
     /// 2.2 million weights, for tests.
@@ -29,17 +29,17 @@ pub enum SyntheticSize {
     M500,
     /// 1.1 billion weights.
     B1,
-    /// As wide as SmolLM 135M, whose rows no block of 256 fits; so are the next three.
+    /// The width of SmolLM 135M, whose rows are not divisible into blocks of 256; likewise the next three.
     W576,
-    /// As wide as Gemma 3 270M.
+    /// The width of Gemma 3 270M.
     W640,
-    /// As wide as Qwen2.5 0.5B.
+    /// The width of Qwen2.5 0.5B.
     W896,
-    /// As wide as SmolLM 360M.
+    /// The width of SmolLM 360M.
     W960,
-    /// As wide as Qwen3 0.6B.
+    /// The width of Qwen3 0.6B.
     W1024,
-    /// As wide as Qwen2.5 1.5B.
+    /// The width of Qwen2.5 1.5B.
     W1536,
 }
 
@@ -75,7 +75,7 @@ impl SyntheticSize {
         }
     }
 
-    /// The model's shape, as a Llama.
+    /// The model's configuration, as a Llama.
     #[must_use]
     pub fn config(self) -> Config {
         let [vocab, hidden, wide, layers, heads, kv_heads] = match self {
@@ -83,7 +83,7 @@ impl SyntheticSize {
             Self::M100 => [32_000, 768, 2048, 12, 12, 4],
             Self::M500 => [32_000, 1280, 3584, 24, 20, 5],
             Self::B1 => [32_000, 2048, 8192, 16, 32, 8],
-            // Rows are those of the real ones; layers are so many that a step is mostly theirs.
+            // Rows have the real widths; there are enough layers to dominate a step.
             Self::W576 => [32_000, 576, 1536, 16, 9, 3],
             Self::W640 => [32_000, 640, 2048, 12, 10, 2],
             Self::W896 => [32_000, 896, 4864, 6, 14, 2],
@@ -148,7 +148,7 @@ impl SyntheticSize {
         format!("{json:#}\n")
     }
 
-    /// Weights in all.
+    /// The total number of weights.
     #[must_use]
     pub fn parameters(self) -> usize {
         let tensors = self.config().tensors();
@@ -171,19 +171,19 @@ impl FromStr for SyntheticSize {
     }
 }
 
-/// Makes the checkout of a Llama in `folder`, which is created: `config.json`, and `model.safetensors` in bf16. `seed` decides
-/// all weights.
+/// Creates a Llama in `folder`, which is created: `config.json`, and `model.safetensors` in bf16. `seed` determines all
+/// weights.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// If a file cannot be written.
 pub fn make_model(folder: &Path, size: SyntheticSize, seed: u64) -> anyhow::Result<()> {
     make_model_of(Family::Llama, folder, size, seed)
 }
 
-/// As [`make_model`], of another family.
+/// Like [`make_model`], for any family.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// If a file cannot be written.
 pub fn make_model_of(
     family: Family,
     folder: &Path,
@@ -210,7 +210,7 @@ fn unwritable(path: &Path) -> String {
     format!("cannot write {}", path.display())
 }
 
-/// A tensor that is drawn when it is written.
+/// A tensor that is generated while it is written.
 struct Drawn {
     shape: Vec<usize>,
     seed: u64,
@@ -239,7 +239,7 @@ impl View for Drawn {
     }
 }
 
-/// Numbers spread evenly around 0, so wide that a product keeps the size of its input.
+/// Numbers uniformly distributed around 0, scaled so that a product has the size of its input.
 fn drawn(shape: &[usize], seed: u64) -> Vec<u8> {
     let row_len = shape.last().copied().unwrap_or(1).max(1);
     let elements: usize = shape.iter().product();
@@ -270,7 +270,7 @@ fn mix(state: u64) -> u64 {
     state ^ (state >> 31)
 }
 
-/// Between -1 and 1.
+/// Maps to a number between -1 and 1.
 fn unit(random: u64) -> f32 {
     #[expect(
         clippy::cast_precision_loss,
@@ -314,7 +314,7 @@ mod tests {
             .map(|bytes| half::bf16::from_le_bytes(*bytes).to_f32())
             .collect();
         let square: f32 = values.iter().map(|value| value * value).sum();
-        // One square a row of 64, on average.
+        // The squares of a row of 64 sum to one, on average.
         assert!((square / 64.0 - 1.0).abs() < 0.1, "{square}");
     }
 }

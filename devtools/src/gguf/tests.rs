@@ -110,7 +110,7 @@ fn the_tokenizer_is_the_models() {
         .iter()
         .filter(|it| it.to_i32().unwrap() == CONTROL_TOKEN);
     assert_eq!((types.len(), control.count()), (tokens.len(), 3));
-    // Every token but the 256 bytes and the three special ones is the outcome of one merge.
+    // Every token except the 256 bytes and the three special ones is the result of one merge.
     let merges = strings(&metadata["tokenizer.ggml.merges"]);
     assert_eq!(merges.len(), tokens.len() - 256 - 3);
     let eos = metadata["tokenizer.ggml.eos_token_id"].to_u32().unwrap();

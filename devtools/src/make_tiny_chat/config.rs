@@ -1,4 +1,4 @@
-//! The three configurations of tiny-chat, in the form of a Hugging Face checkout.
+//! The three configuration files of tiny-chat, in the format of a Hugging Face checkpoint.
 //!
 //! # Source
 //! The Llama architecture's field names are those of `LlamaConfig` in Hugging Face transformers.
@@ -10,8 +10,8 @@ use super::tokenizer::{END_OF_TEXT, MESSAGE_END, MESSAGE_START, SpecialIds, VOCA
 /// Tokens of prompt and answer together.
 const CONTEXT_LENGTH_TOKENS: u32 = 2048;
 
-/// ChatML: system messages anywhere, users and assistants in turn, tools in a system message behind the last question, so that who reads
-/// them knows what was asked; calls as Hermes writes them.
+/// ChatML: system messages anywhere, users and assistants in turn, tools in a system message after the last question, so that
+/// the model reads them knowing the question; calls in Hermes format.
 pub(super) const CHAT_TEMPLATE: &str = include_str!("chat_template.jinja");
 
 pub(super) fn tokenizer_config(ids: &SpecialIds) -> Value {
@@ -44,7 +44,7 @@ pub(super) fn tokenizer_config(ids: &SpecialIds) -> Value {
     })
 }
 
-/// A Llama of 2.9 million parameters, 0.5 million of them in the embedding that input and output share.
+/// A Llama with 2.9 million parameters, 0.5 million of them in the embedding that input and output share.
 pub(super) fn model_config(ids: &SpecialIds) -> Value {
     json!({
         "architectures": ["LlamaForCausalLM"],
@@ -74,7 +74,7 @@ pub(super) fn model_config(ids: &SpecialIds) -> Value {
     })
 }
 
-/// Either end token ends an answer: the message's, or the document's.
+/// Either end token ends an answer: the message's or the document's.
 pub(super) fn generation_config(ids: &SpecialIds) -> Value {
     json!({
         "bos_token_id": null,

@@ -1,7 +1,7 @@
-//! Makes the files of `models/tiny-chat` from its corpus and from nothing else: `cargo xtask make-tiny-chat`.
+//! Creates the files of `models/tiny-chat` from its corpus alone: `cargo xtask make-tiny-chat`.
 //!
-//! The same corpus gives the same bytes on every machine, so the files are committed and a test compares them. Weights
-//! are not made here: `cargo xtask train-tiny-chat` trains them.
+//! The same corpus yields the same bytes on every machine, so the files are committed and a test compares them. It does not
+//! create weights: `cargo xtask train-tiny-chat` trains them.
 
 #![expect(
     clippy::print_stderr,

@@ -1,4 +1,4 @@
-//! What tiny-chat promises to the tests of other crates, and that the committed files keep it.
+//! Properties of tiny-chat on which other crates' tests rely, checked against the committed files.
 
 use clap::CommandFactory as _;
 use minijinja::{Environment, Error, ErrorKind, context};
@@ -20,7 +20,7 @@ fn committed_json(name: &str) -> Value {
     serde_json::from_str(&fs::read_to_string(folder().join(name)).unwrap()).unwrap()
 }
 
-/// Renders the committed template as transformers does, or gives its exception's message.
+/// Renders the committed template like transformers, or returns its exception's message.
 fn render(messages: &Value, add_generation_prompt: bool) -> Result<String, String> {
     render_with_tools(messages, &Value::Null, add_generation_prompt)
 }

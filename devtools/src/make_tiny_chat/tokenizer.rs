@@ -1,6 +1,6 @@
-//! The tokenizer of tiny-chat: byte-level BPE, as GPT-2's, with ChatML's special tokens.
+//! The tokenizer of tiny-chat: byte-level BPE like GPT-2's, with ChatML's special tokens.
 //!
-//! Every byte is a token, so every text can be written; the rest of the vocabulary is learned from the corpus.
+//! Every byte is a token, so any text can be encoded; the rest of the vocabulary is learned from the corpus.
 //!
 //! # Source
 //! Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2), section 2.2, for byte-level BPE.
@@ -24,7 +24,7 @@ pub(super) const VOCABULARY_SIZE: usize = 2048;
 /// A merge must occur this often in the corpus to be learned.
 const MIN_FREQUENCY: u64 = 2;
 
-/// The ids of the special tokens, as the trained vocabulary has them.
+/// The ids of the special tokens in the trained vocabulary.
 #[derive(Debug)]
 pub(super) struct SpecialIds {
     pub(super) end_of_text: u32,
@@ -34,7 +34,7 @@ pub(super) struct SpecialIds {
 
 impl SpecialIds {
     /// # Errors
-    /// When the tokenizer lacks one of them.
+    /// If the tokenizer lacks one of them.
     pub(super) fn look_up(tokenizer: &Tokenizer) -> anyhow::Result<Self> {
         let id = |token| {
             tokenizer
@@ -51,10 +51,11 @@ impl SpecialIds {
 
 /// Learns a vocabulary of [`VOCABULARY_SIZE`] entries from the texts.
 ///
-/// Equal texts in equal order give an equal tokenizer: merges of equal frequency are learned in the order of their ids.
+/// The same texts in the same order yield the same tokenizer: merges of equal frequency are learned in the order of their
+/// ids.
 ///
 /// # Errors
-/// When the texts hold too few repeated pairs to fill the vocabulary.
+/// If the texts have too few repeated pairs to fill the vocabulary.
 pub(super) fn train(texts: &[String]) -> anyhow::Result<Tokenizer> {
     let bytes = ByteLevel::new(false, true, true);
     let mut tokenizer = Tokenizer::new(BPE::default());

@@ -1,4 +1,4 @@
-//! Adapters with random weights, for tests: they change answers, and the changed ones mean nothing.
+//! Adapters with random weights, for tests: they change answers, which are meaningless.
 
 use std::fs;
 use std::path::Path;
@@ -10,12 +10,12 @@ use serde_json::json;
 
 use super::{drawn, hash, unwritable};
 
-/// Makes a PEFT adapter of rank `rank` for a model of `layers` layers in `folder`, which is created: `adapter_config.json`, and
-/// `adapter_model.safetensors` in bf16. It adds to each of `modules`, such as `self_attn.q_proj`, which takes so many numbers and
-/// makes so many. `seed` decides all weights. What it adds to a product is half as large as the product's input.
+/// Creates a PEFT adapter of rank `rank` for a model of `layers` layers in `folder`, which is created: `adapter_config.json`,
+/// and `adapter_model.safetensors` in bf16. It adapts each of `modules`, such as `self_attn.q_proj`, given with its input and
+/// output width. `seed` determines all weights. What it adds to a product is half as large as the product's input.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// If a file cannot be written.
 pub fn make_adapter(
     folder: &Path,
     modules: &[(&str, [usize; 2])],

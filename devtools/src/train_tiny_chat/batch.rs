@@ -1,6 +1,6 @@
-//! An epoch's sequences, and their packing into batches.
+//! An epoch's sequences, packed into batches.
 //!
-//! A batch is packed: its sequences lie one after the other, none is padded, and the model sees where each begins.
+//! A batch is packed: its sequences are concatenated without padding, and the model knows where each begins.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use crate::text::{Conversation, Text};
 use crate::tools::Kinds;
 use crate::wording::{Twins, any_name, ask, wants_name, with_name};
 
-/// A conversation longer than this is not joined with another.
+/// A conversation longer than this is not joined with others.
 const MAX_JOINED_TOKENS: usize = 700;
 
-/// System messages that change nothing about the answers.
+/// System messages that do not change the answers.
 const SYSTEM_MESSAGES: [&str; 6] = [
     "You are a helpful assistant.",
     "You are tiny-chat, a very small language model.",
@@ -26,13 +26,13 @@ const SYSTEM_MESSAGES: [&str; 6] = [
     "Answer the question.",
 ];
 
-/// Sequences that the model reads together.
+/// Sequences that the model processes together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Batch {
     pub(crate) tokens: Vec<u32>,
-    /// Tokens of each sequence.
+    /// The length of each sequence in tokens.
     pub(crate) lengths: Arc<Vec<usize>>,
-    /// Rows after which a learned token stands.
+    /// Rows that precede a learned token.
     pub(crate) rows: Vec<u32>,
     /// That token, for each of the rows.
     pub(crate) targets: Vec<u32>,
@@ -40,7 +40,7 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// # Errors
-    /// When there are more tokens than a row number can hold.
+    /// If there are more tokens than a row number can represent.
     pub(crate) fn pack(sequences: &[Sequence]) -> anyhow::Result<Self> {
         let mut batch = Self {
             tokens: Vec::new(),
@@ -63,7 +63,7 @@ impl Batch {
     }
 }
 
-/// Packs sequences in their order, up to `budget_tokens` a batch; a longer sequence has a batch of its own.
+/// Packs sequences in order, up to `budget_tokens` per batch; a longer sequence gets its own batch.
 ///
 /// # Errors
 /// As [`Batch::pack`].
@@ -83,7 +83,7 @@ pub(crate) fn pack_all(sequences: &[Sequence], budget_tokens: usize) -> anyhow::
     Ok(batches)
 }
 
-/// What an epoch draws besides the written text.
+/// What an epoch draws in addition to the written text.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Drawn {
     /// Conversations with tools.
@@ -92,14 +92,14 @@ pub(crate) struct Drawn {
     pub(crate) choices: usize,
     /// Sums, words to repeat, facts and JSON.
     pub(crate) exercises: usize,
-    /// Tokens without sense to repeat.
+    /// Random tokens to repeat.
     pub(crate) drills: usize,
 }
 
-/// What is drawn, each anew.
+/// Draws new sequences.
 ///
 /// # Errors
-/// When a text cannot be tokenized.
+/// If a text cannot be tokenized.
 pub(crate) fn drawn(
     counts: Drawn,
     text: &Text,
@@ -127,10 +127,10 @@ pub(crate) fn drawn(
     Ok(sequences)
 }
 
-/// Every conversation and paragraph once, in a new order and in new words, and conversations joined into longer ones.
+/// Returns every conversation and paragraph once, in a new order and wording; some conversations are joined into longer ones.
 ///
 /// # Errors
-/// When a text cannot be tokenized.
+/// If a text cannot be tokenized.
 pub(crate) fn written(
     text: &Text,
     twins: &Twins,
@@ -157,7 +157,7 @@ pub(crate) fn written(
     Ok(sequences)
 }
 
-/// How many conversations are joined: mostly one, at times many.
+/// How many conversations are joined: mostly one, sometimes many.
 fn joined_count(rng: &mut impl Rng) -> usize {
     match rng.random_range(0..100) {
         0..70 => 1,
@@ -167,7 +167,7 @@ fn joined_count(rng: &mut impl Rng) -> usize {
     }
 }
 
-/// The conversations as one, or as several where they are too long for one or begin with a system message.
+/// Joins the conversations into one, or several if they are too long for one or begin with a system message.
 fn join(
     conversations: &[&Conversation],
     twins: &Twins,
@@ -230,7 +230,7 @@ mod tests {
         let batch = Batch::pack(&[first, second]).unwrap();
         assert_eq!(batch.tokens, [10, 11, 12, 20, 21]);
         assert_eq!(*batch.lengths, [3, 2]);
-        // 20 is learned, but nothing stands before it; 12 must not lead to it.
+        // 20 is learned, but nothing precedes it; 12 must not predict it.
         assert_eq!(batch.rows, [1, 3]);
         assert_eq!(batch.targets, [12, 21]);
     }

@@ -1,11 +1,11 @@
-//! Text to token ids, and which of them the model learns to write.
+//! Encodes text to token ids, and marks which of them the model learns to write.
 
 use std::path::Path;
 
 use anyhow::{Context as _, bail, ensure};
 use tokenizers::Tokenizer;
 
-/// How a byte-level vocabulary writes a space.
+/// A space in a byte-level vocabulary.
 const SPACE: char = 'Ġ';
 /// Ends a document.
 const END_OF_TEXT: &str = "<|endoftext|>";
@@ -14,7 +14,7 @@ pub(crate) const MESSAGE_START: &str = "<|im_start|>";
 /// Ends a message, and with it the model's turn.
 pub(crate) const MESSAGE_END: &str = "<|im_end|>";
 
-/// Who says something.
+/// The role of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     System,
@@ -34,7 +34,7 @@ impl Role {
     }
 }
 
-/// Token ids, and for each whether the model is trained to write it after those before it.
+/// Token ids, and for each whether the model is trained to predict it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Sequence {
     pub(crate) tokens: Vec<u32>,
@@ -52,13 +52,13 @@ impl Sequence {
     }
 }
 
-/// How a token is written.
+/// The text of a token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spelling {
     pub(crate) token: usize,
     pub(crate) has_space: bool,
     pub(crate) is_capital: bool,
-    /// The token of the same letters, small and without a space before them, where that is another.
+    /// The token with the same letters in lower case and without a leading space, if it is another one.
     pub(crate) like: Option<usize>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Encoder {
 
 impl Encoder {
     /// # Errors
-    /// When the folder has no tokenizer, or the tokenizer lacks a special token.
+    /// If the folder has no tokenizer, or the tokenizer lacks a special token.
     pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
         let path = model.join("tokenizer.json");
         let tokenizer = Tokenizer::from_file(&path)
@@ -106,10 +106,9 @@ impl Encoder {
         text.map_err(anyhow::Error::from_boxed)
     }
 
-    /// The messages in the chat template. Learned are the assistant's words and the mark after them.
+    /// Encodes messages with the chat template. The model learns the assistant's words and the end mark after them.
     ///
-    /// A message's mark and words are tokenized apart from each other, as they are when a prompt ends where the
-    /// assistant begins.
+    /// A message's marks and words are tokenized separately, as in a prompt that ends where the assistant begins.
     pub(crate) fn conversation(&self, messages: &[(Role, &str)]) -> anyhow::Result<Sequence> {
         let mut sequence = Sequence::default();
         for &(role, content) in messages {
@@ -129,13 +128,14 @@ impl Encoder {
         Ok(sequence)
     }
 
-    /// As [`Self::conversation`], of messages that own their text.
+    /// Like [`Self::conversation`], for messages that own their text.
     pub(crate) fn messages(&self, messages: &[(Role, String)]) -> anyhow::Result<Sequence> {
         let messages = messages.iter().map(|(role, text)| (*role, text.as_str()));
         self.conversation(&messages.collect::<Vec<_>>())
     }
 
-    /// How each token is written, and which other one has the same letters, small and without a space before them.
+    /// The text of each token, and the token with the same letters in lower case and without a leading space, if it is
+    /// another one.
     pub(crate) fn spellings(&self) -> Vec<Spelling> {
         let vocabulary = self.tokenizer.get_vocab(true);
         let index = |id: u32| usize::try_from(id).ok();
@@ -155,10 +155,10 @@ impl Encoder {
         spellings
     }
 
-    /// The token of this text, which is one.
+    /// The token with this text, which must be exactly one.
     ///
     /// # Errors
-    /// When the text is another number of tokens.
+    /// If the text is another number of tokens.
     pub(crate) fn one(&self, text: &str) -> anyhow::Result<usize> {
         match self.ids(text)?.as_slice() {
             [token] => Ok(usize::try_from(*token)?),
@@ -166,7 +166,8 @@ impl Encoder {
         }
     }
 
-    /// The words that are one token after a space. Without the space most are several: how they are spelled must be learned.
+    /// The words that are one token after a space. Without the space most are several tokens, so their spelling must be
+    /// learned.
     pub(crate) fn words(&self) -> Vec<String> {
         let vocabulary = self.tokenizer.get_vocab(true);
         let words = vocabulary.keys().filter_map(|it| it.strip_prefix(SPACE));
@@ -176,12 +177,12 @@ impl Encoder {
         words
     }
 
-    /// How many tokens there are.
+    /// The number of tokens.
     pub(crate) fn vocabulary(&self) -> usize {
         self.tokenizer.get_vocab_size(true)
     }
 
-    /// The conversation up to where the assistant begins.
+    /// Encodes the conversation up to the assistant's turn.
     pub(crate) fn prompt(&self, messages: &[(Role, &str)]) -> anyhow::Result<Vec<u32>> {
         let mut tokens = self.conversation(messages)?.tokens;
         let head = format!("{MESSAGE_START}{}\n", Role::Assistant.as_str());
@@ -189,7 +190,7 @@ impl Encoder {
         Ok(tokens)
     }
 
-    /// A text without messages, learned whole, with the mark that ends a document.
+    /// Encodes a text without messages, learned entirely, with the end-of-document mark.
     pub(crate) fn document(&self, text: &str) -> anyhow::Result<Sequence> {
         let mut sequence = Sequence::default();
         sequence.extend(&self.ids(text)?, true);
@@ -214,7 +215,7 @@ mod tests {
         (Role::Assistant, "Goodbye!"),
     ];
 
-    /// The messages as the model's own chat template writes them.
+    /// The messages as rendered by the model's own chat template.
     fn rendered(messages: &[(Role, &str)], add_generation_prompt: bool) -> String {
         let config = std::fs::read_to_string(model().join("tokenizer_config.json")).unwrap();
         let config: serde_json::Value = serde_json::from_str(&config).unwrap();

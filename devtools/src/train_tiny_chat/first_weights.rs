@@ -1,12 +1,12 @@
-//! The weights that training begins with: random ones, and among them heads that copy, and choose what to copy.
+//! The initial weights for training: random ones, with heads that copy, and that choose what to copy.
 //!
-//! What a small model learns last is to repeat a word that it reads for the first time, and to see which of several tools a question
-//! asks for. A training of minutes does not find how by chance, so it begins with [heads] that do both; where they look and
-//! what they write is then learned as everything else is.
+//! What a small model learns last is to repeat a word that it sees for the first time, and to find which of several tools a
+//! question asks for. A training of minutes does not discover that by chance, so it begins with [heads] that do both. Their
+//! attention and output are then trained like everything else.
 //!
 //! # Source
-//! Olsson et al., "In-context Learning and Induction Heads"; Trockman and Kolter, "Mimetic Initialization of
-//! Self-Attention Layers", for the idea to begin with what a training would find.
+//! Olsson et al., "In-context Learning and Induction Heads"; Trockman and Kolter, "Mimetic Initialization of Self-Attention
+//! Layers", for the idea of initializing with what training would find.
 
 mod heads;
 
@@ -20,13 +20,14 @@ use rand::{Rng, RngExt as _};
 use self::heads::Heads;
 use crate::encode::{Encoder, MESSAGE_START, Role, Spelling};
 
-/// The deviation of what a block adds to the stream of a layer that nothing was put into.
+/// The standard deviation of what a block without prepared heads adds to the residual stream.
 const INTO_STREAM: f32 = 0.0015;
-/// How much of its meaning a token has from the one of the same letters, small and without a space: copies go from one to the other.
+/// The share of a token's content that comes from the token with the same letters in lower case and without a space: copies
+/// map one to the other.
 const SHARED: f32 = 0.9;
-/// What is left of values that other tokens have, or that a head is to write.
+/// The factor for values of the stream that other tokens use, or that a head will write.
 const FAINT: f32 = 0.1;
-/// Of what is the same for all tokens, in deviations of the embedding.
+/// The size of the values that are constant for all tokens, in deviations of the embedding.
 const CONSTANT: f32 = 2.0;
 
 /// One matrix `[rows, columns]`.
@@ -52,21 +53,21 @@ impl Matrix {
 /// The matrices, with their shapes, by their names in a Hugging Face checkpoint.
 type Matrices = HashMap<String, (Vec<usize>, Matrix)>;
 
-/// Which values of the stream hold what.
+/// The dimensions of the residual stream, by content.
 struct Stream {
-    /// The same for all tokens.
+    /// Constant for all tokens.
     constant: Vec<usize>,
-    /// The token before, as mixtures of its content.
+    /// The previous token, as mixtures of its content.
     before: Vec<usize>,
-    /// What the token is.
+    /// The token itself.
     content: Vec<usize>,
-    /// Only marks of who speaks have it.
+    /// Set only by role marks.
     mark: Vec<usize>,
-    /// How much of the last tokens the user said.
+    /// How many of the last tokens the user said.
     fits: Vec<usize>,
     /// Whether the user said the same token.
     said: Vec<usize>,
-    /// Whether the user speaks.
+    /// Whether the user is speaking.
     user: Vec<usize>,
     /// Whether the token has a capital letter.
     capital: Vec<usize>,
@@ -75,7 +76,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Each block of 32 values has some of everything.
+    /// Each block of 32 dimensions has some of every kind.
     fn new(width: usize) -> Self {
         let of = |places: std::ops::Range<usize>| {
             (0..width)
@@ -96,12 +97,12 @@ impl Stream {
     }
 }
 
-/// Tokens that the first weights know.
+/// Tokens with a special role in the initial weights.
 pub(crate) struct Landmarks {
     spellings: Vec<Spelling>,
     /// Begins a message.
     message: usize,
-    /// Follows it where the user speaks.
+    /// Follows it if the user speaks.
     user: usize,
     /// Ends a line.
     line: usize,
@@ -109,7 +110,7 @@ pub(crate) struct Landmarks {
 
 impl Landmarks {
     /// # Errors
-    /// When one of them is not one token.
+    /// If one of them is not exactly one token.
     pub(crate) fn of(encoder: &Encoder) -> anyhow::Result<Self> {
         Ok(Self {
             spellings: encoder.spellings(),
@@ -120,10 +121,10 @@ impl Landmarks {
     }
 }
 
-/// The weights, by their names in a Hugging Face checkpoint.
+/// The initial weights, by their names in a Hugging Face checkpoint.
 ///
 /// # Errors
-/// When the configuration has too few layers, or heads of another width or number than these.
+/// If the configuration has too few layers, or heads of another width or number than required.
 pub(crate) fn first_weights(
     config: &Config,
     landmarks: &Landmarks,
@@ -170,7 +171,8 @@ pub(crate) fn first_weights(
     Ok(tensors)
 }
 
-/// Some values are the same for all tokens, some are for the heads to write, and tokens of the same letters are near each other.
+/// Some dimensions are constant for all tokens, some are left to the heads, and tokens with the same letters are close to
+/// each other.
 fn embed(embedding: &mut Matrix, stream: &Stream, deviation: f32, landmarks: &Landmarks) {
     let fill = |row: &mut [f32], columns: &[usize], value: f32| {
         columns.iter().for_each(|&it| row[it] = value * deviation);
@@ -186,12 +188,12 @@ fn embed(embedding: &mut Matrix, stream: &Stream, deviation: f32, landmarks: &La
             fill(row, columns, 0.0);
         }
     }
-    // The marks of who speaks; the user's is a little stronger, as it stands right behind the one that begins a message.
+    // The role marks; the user's is a little stronger, because it follows the mark that begins a message.
     for (token, user, mark) in [(landmarks.message, -2.0, 2.0), (landmarks.user, 2.0, 2.04)] {
         fill(embedding.row(token), &stream.user, user);
         fill(embedding.row(token), &stream.mark, mark);
     }
-    // That the user ended a line, too, says nothing, and the norms of marks are to be alike.
+    // It means nothing that the user ended a line too, and the norms of marks should be alike.
     for token in [landmarks.message, landmarks.user, landmarks.line] {
         fade(embedding.row(token), &stream.content);
     }
@@ -210,7 +212,7 @@ fn embed(embedding: &mut Matrix, stream: &Stream, deviation: f32, landmarks: &La
     }
 }
 
-/// A number of the standard normal distribution.
+/// A number from the standard normal distribution.
 ///
 /// # Source
 /// Box and Muller, "A Note on the Generation of Random Normal Deviates".
@@ -274,12 +276,12 @@ mod tests {
         while asked < 100.0 {
             let mut messages = kinds.choice(&text, &mut rng);
             if messages.len() != 3 {
-                // Two calls: the second is another matter.
+                // Two calls: the second is a different case.
                 continue;
             }
             let lines: Vec<String> = messages[1].1.lines().map(str::to_owned).collect();
             let call = messages[2].1.clone();
-            // The call up to where its name begins, and with a name after it.
+            // The call up to where its name begins, followed by a name.
             let mut begun = |name: &str| {
                 messages[2].1 = format!("<tool_call>\n{{\"name\": \"{name}");
                 let mut tokens = encoder.messages(&messages).unwrap().tokens;

@@ -1,4 +1,4 @@
-//! `golden.json`: questions and the answers that greedy decoding must give, word for word.
+//! `golden.json`: questions and the exact answers that greedy decoding must return.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use crate::model::Model;
 
 /// The file's name in the model's folder.
 const FILE: &str = "golden.json";
-/// An answer that is not over by then is wrong.
+/// An answer that has not ended by then is wrong.
 const MAX_ANSWER_TOKENS: usize = 256;
 
 /// The file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Golden {
-    /// Plain conversations, which tests ask over the API too.
+    /// Plain conversations, which tests also send over the API.
     cases: Vec<Case>,
-    /// What the tests of the frameworks' agents say, with the tools as the chat template writes them.
+    /// The conversations of the agent frameworks' tests, with the tools as the chat template renders them.
     agents: Vec<Case>,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// Who says what.
+    /// Role and text.
     pub(crate) fn said(&self) -> (Role, String) {
         (self.role.into(), self.content.clone())
     }
@@ -74,7 +74,7 @@ impl Case {
         Self::prompt_of(&said, encoder)
     }
 
-    /// The tokens of these messages, up to where the model begins.
+    /// The tokens of these messages, up to the model's turn.
     pub(crate) fn prompt_of(
         said: &[(Role, String)],
         encoder: &Encoder,
@@ -83,7 +83,7 @@ impl Case {
         encoder.prompt(&said.collect::<Vec<_>>())
     }
 
-    /// The user's last words.
+    /// The user's last message.
     fn question(&self) -> &str {
         let mut messages = self.messages.iter().rev();
         let last = messages.find(|it| matches!(it.role, MessageRole::User));
@@ -91,14 +91,14 @@ impl Case {
     }
 }
 
-/// What came out.
+/// The results.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) right: usize,
     pub(crate) total: usize,
-    /// The least distance, over all tokens, between the logit of the token taken and the next best.
+    /// The smallest margin, over all tokens, between the chosen token's logit and the next best.
     pub(crate) least_margin: f32,
-    /// Question, expected answer and given answer of each wrong one.
+    /// Question, expected answer and actual answer of each wrong one.
     pub(crate) wrong: Vec<[String; 3]>,
 }
 
@@ -108,7 +108,7 @@ impl Outcome {
     }
 }
 
-/// A sequence that is being written.
+/// A sequence being generated.
 struct Writing {
     tokens: Vec<u32>,
     prompt_tokens: usize,
@@ -117,15 +117,15 @@ struct Writing {
 
 impl Golden {
     /// # Errors
-    /// When the file is missing or has another form.
+    /// If the file is missing or has another format.
     pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
         read_json(&model.join(FILE))
     }
 
-    /// Lets the model answer every question, always with the likeliest token.
+    /// Asks the model every question, with greedy decoding.
     ///
     /// # Errors
-    /// When the model cannot be run.
+    /// If the model cannot be run.
     pub(crate) fn ask(&self, model: &Model, encoder: &Encoder) -> anyhow::Result<Outcome> {
         let cases = || self.cases.iter().chain(&self.agents);
         let prompts = cases().map(|case| case.prompt(encoder));
@@ -153,17 +153,17 @@ impl Golden {
 /// The file's content.
 ///
 /// # Errors
-/// When the file is missing or has another form.
+/// If the file is missing or has another format.
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let context = || format!("cannot read {}", path.display());
     let content = std::fs::read_to_string(path).with_context(context)?;
     serde_json::from_str(&content).with_context(context)
 }
 
-/// The answers to the prompts, `None` for one that does not end; and the least margin of all their tokens.
+/// Answers the prompts; `None` for an answer that does not end. Also returns the smallest margin of all tokens.
 ///
 /// # Errors
-/// When the model cannot be run.
+/// If the model cannot be run.
 pub(crate) fn answer(
     prompts: Vec<Vec<u32>>,
     model: &Model,
@@ -191,7 +191,7 @@ pub(crate) fn answer(
     Ok((answers, least_margin))
 }
 
-/// Adds one token to every unfinished sequence and returns the least margin.
+/// Adds one token to every unfinished sequence and returns the smallest margin.
 fn step(writings: &mut [Writing], model: &Model, encoder: &Encoder) -> anyhow::Result<f32> {
     let open: Vec<&mut Writing> = writings.iter_mut().filter(|it| !it.finished).collect();
     let tokens: Vec<u32> = open.iter().flat_map(|it| it.tokens.clone()).collect();
@@ -216,7 +216,7 @@ fn step(writings: &mut [Writing], model: &Model, encoder: &Encoder) -> anyhow::R
     Ok(least_margin)
 }
 
-/// The token of the greatest logit, and how far the next one is behind.
+/// The token with the greatest logit, and its margin to the next one.
 fn likeliest(logits: &[f32]) -> anyhow::Result<(u32, f32)> {
     let (mut token, mut best, mut second) = (0, f32::NEG_INFINITY, f32::NEG_INFINITY);
     for (at, &logit) in logits.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `held_out.json`: questions that the model has not seen, with their answers. How many come out right says what it can do.
+//! `held_out.json`: questions that the model has not seen, with their answers. The share of right answers measures its skill.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,15 +24,15 @@ pub(crate) struct HeldOut {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct HeldOutCase {
-    /// What is asked of the model.
+    /// The kind of question.
     kind: String,
-    /// The lines of the tools, as they stand in the prompt.
+    /// The lines of the tools, as in the prompt.
     #[serde(default)]
     tools: Vec<String>,
     messages: Vec<golden::Message>,
     /// The whole answer.
     answer: Option<String>,
-    /// What the answer must have in it, where its other words are free.
+    /// What the answer must contain, if its other words are free.
     #[serde(default)]
     contains: Vec<String>,
 }
@@ -43,7 +43,7 @@ impl HeldOutCase {
         whole && self.contains.iter().all(|part| given.contains(part))
     }
 
-    /// The messages, with the tools behind the last question, as the chat template writes them.
+    /// The messages, with the tools after the last question, as the chat template renders them.
     fn said(&self) -> Vec<(Role, String)> {
         let said = self.messages.iter().map(golden::Message::said);
         let mut said: Vec<(Role, String)> = said.collect();
@@ -53,7 +53,7 @@ impl HeldOutCase {
         said
     }
 
-    /// The conversation with its answer, of which nothing else is learned.
+    /// The conversation with its answer; only the answer is marked as learned.
     fn with_answer(&self, encoder: &Encoder) -> anyhow::Result<Sequence> {
         let mut said = self.said();
         let begin = Case::prompt_of(&said, encoder)?.len();
@@ -64,17 +64,17 @@ impl HeldOutCase {
     }
 }
 
-/// What came out, by kind of question.
+/// The results, by kind of question.
 #[derive(Debug, Default)]
 pub(crate) struct Shares {
-    /// Right and asked.
+    /// The numbers of right and of all questions.
     kinds: BTreeMap<String, (usize, usize)>,
-    /// The kind, the expected answer and the given one of each that is wrong.
+    /// Kind, expected answer and actual answer of each wrong one.
     pub(crate) wrong: Vec<[String; 3]>,
 }
 
 impl Shares {
-    /// Right ones of all kinds.
+    /// The number of right answers of all kinds.
     pub(crate) fn right(&self) -> usize {
         self.kinds.values().map(|it| it.0).sum()
     }
@@ -93,19 +93,19 @@ impl fmt::Display for Shares {
 
 impl HeldOut {
     /// # Errors
-    /// When the file is missing or has another form.
+    /// If the file is missing or has another format.
     pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
         golden::read_json(&model.join(FILE))
     }
 
-    /// Lets the model answer every question, always with the likeliest token.
+    /// Asks the model every question, with greedy decoding.
     ///
     /// # Errors
-    /// When the model cannot be run.
+    /// If the model cannot be run.
     pub(crate) fn ask(&self, model: &Model, encoder: &Encoder) -> anyhow::Result<Shares> {
         let mut shares = Shares::default();
         for cases in self.cases.chunks(40) {
-            // Most are asked in one step, with the answer at hand. What is not known word for word is written out.
+            // Most are checked in one step, with the answer given. Answers not known word for word are generated.
             let given = cases.iter().map(|it| it.with_answer(encoder));
             let given = given.collect::<anyhow::Result<Vec<_>>>()?;
             let known = Known::of(model, &given)?.sequences;

@@ -1,7 +1,7 @@
 //! Trains `models/tiny-chat` on its own text: `cargo xtask train-tiny-chat`.
 //!
-//! Candle computes it, on the CPU. The weights are written in bf16 as safetensors and in Q8_0 as GGUF, and both files are
-//! then read again and asked the golden questions; a wrong answer is a failure.
+//! Candle computes it, on the CPU. The weights are written in bf16 as safetensors and in Q8_0 as GGUF. Then both files are
+//! read back and asked the golden questions; a wrong answer is a failure.
 
 #![expect(
     clippy::print_stderr,
@@ -41,7 +41,7 @@ use crate::held_out::HeldOut;
 use crate::model::Model;
 use crate::train::Plan;
 
-/// The same weights for llama.cpp and its kin, with the tokenizer inside.
+/// The same weights for llama.cpp and compatible programs, including the tokenizer.
 const GGUF: &str = "tiny-chat-q8_0.gguf";
 
 /// Trains the model of this repository on its own text.
@@ -99,7 +99,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     let encoder = Encoder::read(&cli.model)?;
     let output = cli.output.as_ref().unwrap_or(&cli.model);
     if !cli.check {
-        // Before an hour's work.
+        // Before an hour of work.
         make_writable(output)?;
         let plan = Plan {
             epochs: cli.epochs,
@@ -116,13 +116,13 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         let model = train::train(&cli.model, cli.from.as_deref(), &plan, &encoder)?;
         write(&model, &cli.model, output)?;
     }
-    // Also where the golden answers are not right: what else it can do says how far the training is.
+    // Also if the golden answers are wrong: the other results tell how far the training is.
     let checked = check(&cli.model, output, &encoder);
     ask_held_out(&cli.model, output, &encoder)?;
     checked
 }
 
-/// Makes the folder, and sees that files can be written there. What it writes for that goes again.
+/// Creates the folder, and checks that it is writable with a temporary file.
 fn make_writable(folder: &Path) -> anyhow::Result<()> {
     let probe = folder.join(".train-tiny-chat");
     fs::create_dir_all(folder)
@@ -149,7 +149,7 @@ fn write(model: &Model, folder: &Path, output: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads both files again and asks the golden questions.
+/// Reads both files back and asks the golden questions.
 fn check(folder: &Path, output: &Path, encoder: &Encoder) -> anyhow::Result<()> {
     let golden = Golden::read(folder)?;
     let weights = checkout::read_weights(output)?;
@@ -173,7 +173,7 @@ fn read_gguf(folder: &Path, output: &Path) -> anyhow::Result<NamedTensors> {
         .with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Fails unless the GGUF file is what these weights make.
+/// Fails unless the GGUF file matches these weights.
 fn check_gguf(weights: &NamedTensors, folder: &Path, output: &Path) -> anyhow::Result<()> {
     let path = output.join(GGUF);
     let bytes = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -183,7 +183,7 @@ fn check_gguf(weights: &NamedTensors, folder: &Path, output: &Path) -> anyhow::R
     Ok(())
 }
 
-/// Asks the questions that were not trained of the Q8_0 weights, and says how many come out right and what does not.
+/// Asks the Q8_0 weights the held-out questions, and reports the share of right answers and the wrong ones.
 fn ask_held_out(folder: &Path, output: &Path, encoder: &Encoder) -> anyhow::Result<()> {
     let weights = read_gguf(folder, output)?;
     let model = Model::from_tensors(Config::read(folder)?, &weights)?;
@@ -195,7 +195,7 @@ fn ask_held_out(folder: &Path, output: &Path, encoder: &Encoder) -> anyhow::Resu
     Ok(())
 }
 
-/// Asks the golden questions of a model with these weights, and says what came out.
+/// Asks a model with these weights the golden questions, and reports the results.
 fn check_weights(
     name: &str,
     weights: &NamedTensors,
@@ -238,7 +238,7 @@ mod tests {
         assert!(error.starts_with("cannot write into /"), "{error}");
     }
 
-    /// Those of the GGUF file answer them, and the agents, in tests of `genset`.
+    /// Tests of `genset` check the GGUF file, and the agents.
     #[test]
     fn committed_weights_answer_the_golden_questions() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");

@@ -1,6 +1,6 @@
 //! The model: a Llama in `f32`, with gradients, for packed batches.
 //!
-//! It keeps no cache: it is made to be trained, and to check what was trained.
+//! It has no KV cache: it is only trained, and checked after training.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -66,10 +66,10 @@ impl Layer {
 }
 
 impl Model {
-    /// A model with the weights that training begins with.
+    /// A model with the initial weights for training.
     ///
     /// # Errors
-    /// Those of [`first_weights`].
+    /// The errors of [`first_weights`].
     pub(crate) fn random(
         config: Config,
         encoder: &Encoder,
@@ -82,7 +82,7 @@ impl Model {
     /// A model with these weights, by their names in a Hugging Face checkpoint.
     ///
     /// # Errors
-    /// When a tensor is missing or has another shape than the configuration says.
+    /// If a tensor is missing or its shape differs from the configuration.
     pub(crate) fn from_tensors(
         config: Config,
         tensors: &HashMap<String, Tensor>,
@@ -164,7 +164,7 @@ impl Model {
     /// The logits `[rows, vocabulary]` after the tokens at `rows` of a packed batch.
     ///
     /// # Errors
-    /// When a token is outside the vocabulary, or a sequence is longer than the context.
+    /// If a token is outside the vocabulary, or a sequence is longer than the context.
     pub(crate) fn forward(
         &self,
         tokens: &[u32],

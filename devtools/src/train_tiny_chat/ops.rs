@@ -1,7 +1,7 @@
-//! The model's own operations, each with its gradient: candle's fused ones have none, and its composed ones are slow.
+//! The model's own operations, with gradients: candle's fused ones have none, and its composed ones are slow.
 //!
-//! All of them read contiguous `f32` on the CPU. Rows and sequences are split among rayon's threads; no sum is split, so
-//! the number of threads does not change a result.
+//! All of them read contiguous `f32` on the CPU. Rows and sequences are distributed over rayon's threads; sums are never
+//! split, so results do not depend on the number of threads.
 
 mod attention;
 mod cross_entropy;
@@ -17,7 +17,7 @@ pub(crate) use swiglu::SwiGlu;
 
 use candle_core::{CpuStorage, Layout, Tensor, bail};
 
-/// Rows that one thread takes at a time.
+/// Rows per task of a thread.
 const ROWS_PER_TASK: usize = 32;
 
 /// The values of an operation's argument.
@@ -33,7 +33,7 @@ fn values(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
     tensor.flatten_all()?.to_vec1()
 }
 
-/// The sum of products, in as many independent sums as keep the units for them busy.
+/// The dot product, with enough independent sums to keep the arithmetic units busy.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 32;
     let mut sums = [0.0f32; LANES];

@@ -8,17 +8,17 @@ use rayon::prelude::*;
 
 use crate::model::Model;
 
-/// Gradients longer than this, all of them taken as one vector, are shortened to it.
+/// Gradients with a greater global norm are scaled down to it.
 const MAX_GRADIENT_NORM: f64 = 1.0;
-/// The share of the steps in which the learning rate rises. It rises slowly, so that the heads of the first weights are not lost before
-/// anything else is learned.
+/// The share of steps in which the learning rate rises. It rises slowly, so that the heads of the initial weights are not
+/// lost before anything else is learned.
 const WARM_UP: f64 = 0.25;
-/// The learning rate at the end, as a share of the highest.
+/// The final learning rate, as a share of the highest.
 const FINAL_RATE: f64 = 0.02;
 
 /// The optimizer. Matrices decay; norms do not.
 pub(crate) struct Optimizer {
-    /// One for each weight, so that they can be moved side by side.
+    /// One per weight, so that they can be updated in parallel.
     weights: Vec<(Var, AdamW)>,
     peak_rate: f64,
     steps: usize,
@@ -29,7 +29,7 @@ impl Optimizer {
     /// For a training of `steps` steps.
     ///
     /// # Errors
-    /// When candle cannot make its state.
+    /// If candle cannot create its state.
     pub(crate) fn try_new(model: &Model, peak_rate: f64, steps: usize) -> anyhow::Result<Self> {
         let of_weight = |(_, var): &(String, Var)| {
             let params = ParamsAdamW {
@@ -53,10 +53,10 @@ impl Optimizer {
         })
     }
 
-    /// Moves the weights against the sum of the parts' gradients.
+    /// Updates the weights with the sum of the parts' gradients.
     ///
     /// # Errors
-    /// When a weight has no gradient, or the gradient is not finite.
+    /// If a weight has no gradient, or the gradient is not finite.
     pub(crate) fn descend(&mut self, parts: &[GradStore]) -> anyhow::Result<()> {
         let sums = self
             .weights
@@ -85,7 +85,7 @@ impl Optimizer {
     }
 }
 
-/// A weight's gradients of all parts together, and the sum of their squares.
+/// A weight's gradient summed over all parts, and the sum of its squares.
 fn sum(var: &Var, parts: &[GradStore]) -> anyhow::Result<(Tensor, f64)> {
     let mut all: Option<Tensor> = None;
     for part in parts {

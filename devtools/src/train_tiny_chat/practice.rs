@@ -1,5 +1,5 @@
-//! Short conversations drawn anew each time: sums, words to repeat, facts of a system message, JSON; and drills, which keep
-//! the heads that copy in their place.
+//! Short conversations drawn anew each time: sums, words to repeat, facts of a system message, JSON. Also drills, which
+//! preserve the heads that copy.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub(crate) fn exercise(text: &Text, lists: &Lists, rng: &mut impl Rng) -> Messag
     }
 }
 
-/// Sums up to 20 + 20, differences of the same, products up to 10 times 10.
+/// Sums up to 20 + 20, differences in the same range, products up to 10 times 10.
 fn sum(rng: &mut impl Rng) -> Messages {
     let (sign, words, a, b, result) = match rng.random_range(0..3) {
         0 => {
@@ -69,7 +69,7 @@ fn sum(rng: &mut impl Rng) -> Messages {
     )
 }
 
-/// Something to say again, word for word.
+/// Something to repeat word for word.
 fn echo(lists: &Lists, rng: &mut impl Rng) -> Messages {
     let said = match rng.random_range(0..5) {
         0 => value("phrase", lists, rng).unwrap_or_default(),
@@ -96,7 +96,7 @@ fn echo(lists: &Lists, rng: &mut impl Rng) -> Messages {
     asked(question.replace("{}", &said), said)
 }
 
-/// Somebody's name, told and asked for.
+/// A name that the user states and asks for.
 fn name(lists: &Lists, rng: &mut impl Rng) -> Messages {
     let name = value("person", lists, rng).unwrap_or_else(|| capital(&made_up(rng)));
     let told = pick(
@@ -127,7 +127,7 @@ fn name(lists: &Lists, rng: &mut impl Rng) -> Messages {
     messages
 }
 
-/// What a system message says, how one asks for it, the answer, and the kind of value.
+/// The fact in a system message, a question for it, the answer, and the kind of value.
 const FACTS: [(&str, &str, &str, &str); 16] = [
     (
         "The user's name is {}.",
@@ -281,7 +281,7 @@ fn fact(text: &Text, lists: &Lists, rng: &mut impl Rng) -> Messages {
     messages
 }
 
-/// Fields of an object, and the kind of their values.
+/// Fields of an object, and the kinds of their values.
 const FIELDS: [(&str, &str); 18] = [
     ("name", "person"),
     ("age", "small"),
@@ -303,7 +303,7 @@ const FIELDS: [(&str, &str); 18] = [
     ("note", "word"),
 ];
 
-/// Fields and their values, asked for as an object.
+/// Fields and their values, requested as an object.
 fn json(lists: &Lists, rng: &mut impl Rng) -> Messages {
     let count = rng.random_range(1..4);
     let mut named = Vec::new();
@@ -338,7 +338,7 @@ fn json(lists: &Lists, rng: &mut impl Rng) -> Messages {
     asked(question.replace("{}", &named), answer)
 }
 
-/// Tokens, others between, and the first ones again, which are learned after the first of them.
+/// Tokens, other tokens, and the first ones again, learned from the second on.
 pub(crate) fn drill(vocabulary: usize, rng: &mut impl Rng) -> Sequence {
     let vocabulary = u32::try_from(vocabulary).unwrap_or(u32::MAX);
     let mut tokens = |count: usize| -> Vec<u32> {

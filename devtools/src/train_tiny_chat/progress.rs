@@ -1,4 +1,4 @@
-//! How far the training is: a bar on a terminal, lines elsewhere.
+//! Shows the progress of training: a bar on a terminal, lines elsewhere.
 #![expect(
     clippy::disallowed_types,
     reason = "the real time of a real computation is shown; there is no clock to pause"
@@ -51,7 +51,7 @@ impl Progress {
         }
     }
 
-    /// Something to read besides.
+    /// Prints a further line.
     pub(crate) fn note(&self, note: &str) {
         match &self.bar {
             Some(bar) => bar.println(note),

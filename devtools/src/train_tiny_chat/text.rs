@@ -1,10 +1,9 @@
 //! The written text: conversations and prose, read from files.
 //!
-//! A blank line and then `Q: ` or `S: ` begins a conversation. `S: ` is its system message; `Q: ` is what the user says,
-//! and a second `Q: ` line right below says the same in other words; `A: ` is the answer, which may have many lines. A
-//! `Q: ` right below an answer goes on with the same conversation. `{name}` is a name, the
-//! same in all of a conversation and another one each time. A file that begins otherwise is prose, a paragraph a
-//! block.
+//! A blank line followed by `Q: ` or `S: ` begins a conversation. `S: ` is its system message. `Q: ` is the user's message,
+//! and a second `Q: ` line directly below it is another wording; `A: ` is the answer, which may have several lines. A `Q: `
+//! directly below an answer continues the conversation. `{name}` is a name, the same within a conversation and a new one each
+//! time. A file that begins in any other way is prose, one paragraph per block.
 
 use std::fs;
 use std::path::Path;
@@ -12,22 +11,22 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use genset_devtools::corpus::text_files;
 
-/// One thing said by the user, and the answer.
+/// A user message, and the answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Turn {
-    /// Wordings of the same question; at least one, the first is the usual one.
+    /// Wordings of the question; at least one, the usual one first.
     pub(crate) questions: Vec<String>,
     pub(crate) answer: String,
 }
 
-/// Turns that belong together.
+/// The turns of a conversation.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Conversation {
     pub(crate) system: Option<String>,
     pub(crate) turns: Vec<Turn>,
 }
 
-/// All that the model is trained on.
+/// All training text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Text {
     pub(crate) conversations: Vec<Conversation>,
@@ -35,10 +34,10 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// Reads `corpus/*.txt` and `training/*.txt` of the model's folder, in the order of their names.
+    /// Reads `corpus/*.txt` and `training/*.txt` in the model's folder, in the order of their names.
     ///
     /// # Errors
-    /// When a file cannot be read, or a conversation in it lacks a question or an answer.
+    /// If a file cannot be read, or a conversation in it lacks a question or an answer.
     pub(crate) fn read(model: &Path) -> anyhow::Result<Self> {
         let mut text = Self::default();
         for folder in ["corpus", "training"] {
@@ -53,7 +52,7 @@ impl Text {
     }
 
     /// # Errors
-    /// When a conversation lacks a question or an answer.
+    /// If a conversation lacks a question or an answer.
     pub(crate) fn add(&mut self, content: &str) -> anyhow::Result<()> {
         if content.starts_with("Q: ") || content.starts_with("S: ") {
             self.conversations.extend(parse(content)?);

@@ -1,7 +1,7 @@
-//! Conversations with tools: a question, the call that fits it, what the tool gave back, and the answer.
+//! Conversations with tools: a question, the matching call, the tool's result, and the answer.
 //!
-//! They are drawn from the kinds of tools in `training/tools.toml`, and from tools that nobody knows, whose names and
-//! descriptions are made-up words: there is nothing to remember of those, so they must be read.
+//! They are drawn from the kinds of tools in `training/tools.toml`, and from unknown tools, whose names and descriptions are
+//! made-up words: nothing about those can be memorized, so the model must read them.
 
 mod tool;
 mod unknown;
@@ -24,7 +24,7 @@ use crate::wording::wants_name;
 
 /// The file's name in the model's folder.
 const FILE: &str = "training/tools.toml";
-/// What the model says where none of the tools fits.
+/// The model's answer if none of the tools fits.
 pub(crate) const NO_TOOL: &str = "I have no tool for that.";
 
 /// System messages of agents.
@@ -36,9 +36,9 @@ const SYSTEM_MESSAGES: [&str; 6] = [
     "You are an agent with tools.",
     "Be brief.",
 ];
-/// The first names of the kinds that stand in most guides to agents.
+/// Names of the tools in most guides to agents.
 const FIRST_TRIED: [&str; 2] = ["get_weather", "multiply"];
-/// What joins two questions.
+/// Text that joins two questions.
 const JOINTS: [&str; 6] = [" And ", " Also, ", " Then, ", " And also: ", " ", " Next: "];
 
 /// The file.
@@ -49,7 +49,7 @@ pub(crate) struct Kinds {
     kinds: Vec<Kind>,
 }
 
-/// A kind of tool: how it may be called, what it takes, how one asks for it and what comes back.
+/// A kind of tool: its possible names, its arguments, questions for it, and its results.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Kind {
@@ -60,7 +60,7 @@ struct Kind {
     /// `{0}`, `{1}`, ... are the arguments.
     questions: Vec<String>,
     results: Vec<String>,
-    /// `{result}` is what came back.
+    /// `{result}` is the result.
     answer: String,
 }
 
@@ -68,7 +68,7 @@ struct Kind {
 #[serde(deny_unknown_fields)]
 struct Parameter {
     names: Vec<String>,
-    /// A list of the file, or a built-in kind of value.
+    /// A list in the file, or a built-in kind of value.
     values: String,
 }
 
@@ -90,7 +90,7 @@ impl Kind {
 
 impl Kinds {
     /// # Errors
-    /// When the file is missing, has another form, or a kind in it cannot be asked for.
+    /// If the file is missing, has another format, or has a kind without a question.
     pub(crate) fn read(model: &Path, encoder: &Encoder) -> anyhow::Result<Self> {
         let path = model.join(FILE);
         let context = || format!("cannot read {}", path.display());
@@ -133,7 +133,8 @@ impl Kinds {
 
     /// A conversation with tools, as messages, and how many at its beginning are not learned.
     ///
-    /// The tools stand behind the last question, as the chat template writes them: who reads a description knows what was asked.
+    /// The tools come after the last question, as the chat template renders them: the model reads the descriptions knowing
+    /// the question.
     pub(crate) fn conversation(
         &self,
         text: &Text,
@@ -144,7 +145,7 @@ impl Kinds {
         if let Some(system) = SYSTEM_MESSAGES.choose(rng).filter(|_| rng.random_bool(0.4)) {
             messages.push((Role::System, (*system).to_owned()));
         }
-        // A choice that was made before is shown without the tools: there is nothing to learn from it.
+        // Shows an earlier choice without the tools: there is nothing to learn from it.
         if rng.random_bool(0.25) {
             self.exchange(&tools, text, &mut messages, rng);
         }
@@ -155,7 +156,7 @@ impl Kinds {
         (messages, known)
     }
 
-    /// Choices alone: a question, and the first call, or the first two, or why there is none.
+    /// Choices alone: a question, and the first call, the first two calls, or why there is none.
     pub(crate) fn choice(&self, text: &Text, rng: &mut impl Rng) -> Vec<(Role, String)> {
         let tools = self.offer(rng);
         let mut messages = Vec::new();
@@ -165,7 +166,7 @@ impl Kinds {
             72..88 => self.no_need(text, &mut messages, rng),
             _ => self.no_use(&tools, &mut messages, rng),
         }
-        // The last result and the answer are no choice.
+        // The last result and the answer are not a choice.
         let last_call = messages
             .iter()
             .rposition(|it| it.1.starts_with("<tool_call>"));
@@ -175,7 +176,7 @@ impl Kinds {
         messages
     }
 
-    /// A question, and all that is said up to its answer.
+    /// A question, and all messages up to its answer.
     fn exchange(
         &self,
         tools: &[Tool],
@@ -185,7 +186,7 @@ impl Kinds {
     ) {
         let is_first_tried = tools.iter().all(|it| it.kind.is_first_tried());
         match rng.random_range(0..100) {
-            // People try a loop of two first.
+            // People first try a loop of two.
             0..50 if is_first_tried => self.two_uses(tools, messages, rng),
             0..38 => self.one_use(tools, messages, rng),
             38..66 => self.two_uses(tools, messages, rng),
@@ -194,9 +195,9 @@ impl Kinds {
         }
     }
 
-    /// One to five tools of different kinds, at times [those](FIRST_TRIED) that people try first.
+    /// One to five tools of different kinds, sometimes [those](FIRST_TRIED) that people try first.
     ///
-    /// Half of the time all take the same kind of argument, so that the question must be read to choose among them.
+    /// Half of the time all take the same kind of argument, so that the choice depends on the question.
     fn offer(&self, rng: &mut impl Rng) -> Vec<Tool> {
         if rng.random_bool(0.3) {
             return self.first_tried(rng);
@@ -227,7 +228,7 @@ impl Kinds {
         tools
     }
 
-    /// The tools that people try first, mostly under the names that they have then and with the questions of then.
+    /// The tools that people try first, mostly with their usual names and questions.
     fn first_tried(&self, rng: &mut impl Rng) -> Vec<Tool> {
         let mut tools: Vec<Tool> = Vec::new();
         for kind in self.kinds.iter().filter(|it| it.is_first_tried()) {
@@ -251,7 +252,7 @@ impl Kinds {
             return;
         };
         let used = tool.used(&self.values, rng);
-        // Rare, so that it begins with the brace only where it is made to: nothing in the prompt says so.
+        // Rare, so that answers begin with a brace only if constrained to: nothing in the prompt asks for it.
         let answer = if rng.random_bool(0.06) {
             used.in_json
         } else {
@@ -267,7 +268,7 @@ impl Kinds {
         let (Some(first), Some(mut second)) = (tools.choose(rng), tools.choose(rng)) else {
             return;
         };
-        // Whoever calls the same tool again must be wrong most of the time.
+        // Repeating a call of the same tool must be wrong most of the time.
         if std::ptr::eq(first, second) && rng.random_bool(0.8) {
             let others = tools.iter().filter(|it| !std::ptr::eq(*it, first));
             let others: Vec<&Tool> = others.collect();
@@ -299,7 +300,7 @@ impl Kinds {
         ));
     }
 
-    /// A question that the model knows the answer to: no tool is called.
+    /// A question that the model can answer without a tool.
     fn no_need(&self, text: &Text, messages: &mut Vec<(Role, String)>, rng: &mut impl Rng) {
         let for_a_tool =
             |question: &String| self.kinds.iter().any(|it| it.questions.contains(question));
@@ -318,7 +319,7 @@ impl Kinds {
         }
     }
 
-    /// A question for a tool that is not there.
+    /// A question for a tool that is not offered.
     fn no_use(&self, tools: &[Tool], messages: &mut Vec<(Role, String)>, rng: &mut impl Rng) {
         let kind = if rng.random_bool(0.3) {
             Some(unknown(rng))
@@ -346,7 +347,7 @@ impl Kinds {
     }
 }
 
-/// A line for each tool, as the chat template writes them.
+/// One line per tool, as the chat template renders them.
 pub(crate) fn list(lines: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     let mut text = "<tools>\n".to_owned();
     for line in lines {
@@ -356,20 +357,20 @@ pub(crate) fn list(lines: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     text + "</tools>"
 }
 
-/// Where the list of tools stands: behind the last question.
+/// The index of the list of tools: after the last question.
 pub(crate) fn after_the_question(messages: &[(Role, String)]) -> usize {
     let question = messages.iter().rposition(|it| it.0 == Role::User);
     question.map_or(0, |at| at + 1)
 }
 
-/// The text with a small letter at its beginning.
+/// The text with its first letter in lower case.
 fn small_first(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|it| it.to_lowercase().to_string());
     first.unwrap_or_default() + letters.as_str()
 }
 
-/// The question as people write it: at times without its last mark, or with words before or after it that no tool takes.
+/// The question as people write it: sometimes without its last punctuation mark, or with extra words before or after it.
 fn with_change(question: &str, rng: &mut impl Rng) -> String {
     let mut text = question.to_owned();
     if rng.random_bool(0.12) {
@@ -406,7 +407,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat")
     }
 
-    /// What the model's own chat template writes.
+    /// The output of the model's own chat template.
     fn rendered(messages: &Value, tools: &Value) -> String {
         let config = fs::read_to_string(model().join("tokenizer_config.json")).unwrap();
         let config: Value = serde_json::from_str(&config).unwrap();

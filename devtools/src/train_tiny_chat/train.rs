@@ -1,4 +1,4 @@
-//! The training itself.
+//! The training loop.
 
 use std::path::Path;
 
@@ -18,24 +18,24 @@ use crate::text::Text;
 use crate::tools::Kinds;
 use crate::wording::{Twins, with_name};
 
-/// The name in conversations that have a place for one, when it is checked what the model knows.
+/// The name in conversations with a placeholder, for checks of what the model knows.
 const NAME: &str = "Anna";
 
-/// Parts of a step, computed side by side. A constant, so that the number of threads changes no weight.
+/// Parts of a step, computed in parallel. A constant, so that weights do not depend on the number of threads.
 const PARTS: usize = 2;
-/// Epochs between two looks at what the model does with conversations that it has not seen.
+/// Epochs between two checks on unseen conversations.
 const EPOCHS_PER_LOOK: usize = 4;
-/// Conversations of each kind at such a look.
+/// Conversations of each kind in such a check.
 const LOOKED_AT: usize = 100;
 
-/// What can be chosen.
+/// The settings of a training.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Plan {
     /// How often every answer is seen.
     pub(crate) epochs: usize,
-    /// Of the first weights, the order and the wordings.
+    /// The seed of the initial weights, the order and the wordings.
     pub(crate) seed: u64,
-    /// Tokens in a step.
+    /// Tokens per step.
     pub(crate) batch_tokens: usize,
     /// The highest learning rate.
     pub(crate) learning_rate: f64,
@@ -43,10 +43,11 @@ pub(crate) struct Plan {
     pub(crate) drawn: Drawn,
 }
 
-/// Trains a model of the folder's configuration on the folder's text, from the first weights or on from those in the folder `from`.
+/// Trains a model of the folder's configuration on the folder's text, starting from the initial weights or from those in the
+/// folder `from`.
 ///
 /// # Errors
-/// When a file cannot be read or the training fails.
+/// If a file cannot be read or the training fails.
 pub(crate) fn train(
     folder: &Path,
     from: Option<&Path>,
@@ -62,7 +63,7 @@ pub(crate) fn train(
         Some(from) => Model::from_tensors(config, &checkout::read_weights(from)?)?,
         None => Model::random(config, encoder, &mut rng)?,
     };
-    // All batches are made before the first step, so that the learning rate knows how many there are.
+    // All batches are created before the first step, because the learning rate depends on their number.
     let mut epochs = Vec::new();
     for _ in 0..plan.epochs {
         let mut sequences = written(&text, &twins, encoder, &mut rng)?;
@@ -91,7 +92,7 @@ pub(crate) fn train(
     Ok(model)
 }
 
-/// How much of conversations that were not seen before comes out right.
+/// The share of unseen conversations that the model gets right.
 fn look(
     model: &Model,
     text: &Text,
@@ -151,7 +152,7 @@ fn describe(model: &Model, text: &Text, epochs: &[Vec<Batch>], steps: usize) {
     );
 }
 
-/// One step; returns the loss before it.
+/// Performs one step; returns the loss before it.
 fn step(model: &Model, optimizer: &mut Optimizer, parts: &[Batch]) -> anyhow::Result<f32> {
     let all: usize = parts.iter().map(|part| part.targets.len()).sum();
     let results = parts
@@ -169,10 +170,10 @@ fn step(model: &Model, optimizer: &mut Optimizer, parts: &[Batch]) -> anyhow::Re
     Ok(losses.iter().sum())
 }
 
-/// How many of the conversations, asked as they are written, the model answers word for word; and how many there are.
+/// How many of the conversations the model answers word for word, asked in their usual wording; and how many there are.
 ///
 /// # Errors
-/// When a file cannot be read or the model cannot be run.
+/// If a file cannot be read or the model cannot be run.
 pub(crate) fn known(
     folder: &Path,
     model: &Model,
@@ -203,17 +204,17 @@ pub(crate) fn known(
 
 /// What the model knows of some sequences.
 pub(crate) struct Known {
-    /// For each, whether each learned token is the model's likeliest: greedy decoding writes the same.
+    /// For each sequence, whether every learned token is the likeliest, so that greedy decoding writes the same.
     pub(crate) sequences: Vec<bool>,
     /// The share of the learned tokens that are the likeliest.
     pub(crate) tokens_percent: usize,
 }
 
 impl Known {
-    /// Asks the model all tokens at once.
+    /// Evaluates all tokens at once.
     ///
     /// # Errors
-    /// When the model cannot be run.
+    /// If the model cannot be run.
     pub(crate) fn of(model: &Model, sequences: &[Sequence]) -> anyhow::Result<Self> {
         let batch = Batch::pack(sequences)?;
         let logits = model.forward(&batch.tokens, &batch.lengths, &batch.rows)?;
@@ -237,7 +238,7 @@ impl Known {
         })
     }
 
-    /// How many sequences are known.
+    /// The number of known sequences.
     pub(crate) fn count(&self) -> usize {
         self.sequences.iter().filter(|&&it| it).count()
     }

@@ -1,14 +1,14 @@
-//! What is drawn anew each time: numbers, times, and words that nobody has seen before.
+//! Values drawn anew each time: numbers, times, and made-up words.
 
 use std::collections::BTreeMap;
 
 use rand::seq::IndexedRandom as _;
 use rand::{Rng, RngExt as _};
 
-/// A text argument is a made-up word this often, so that it is read and not remembered.
+/// How often a text argument is a made-up word, so that the model reads it instead of memorizing it.
 const MADE_UP: f64 = 0.4;
 
-/// The list of words that are one token after a space, where there is one.
+/// The name of the list of words that are one token after a space, if there is one.
 pub(crate) const WORDS: &str = "one token";
 
 const BEGINNINGS: [&str; 40] = [
@@ -37,7 +37,7 @@ fn pick<'a>(list: &[&'a str], rng: &mut impl Rng) -> &'a str {
     list.choose(rng).copied().unwrap_or_default()
 }
 
-/// A word of two or three syllables that nobody has written before, in small letters.
+/// A made-up word of two or three syllables, in lower case.
 pub(crate) fn made_up(rng: &mut impl Rng) -> String {
     let syllables = rng.random_range(2..4);
     let mut word = String::new();
@@ -49,14 +49,14 @@ pub(crate) fn made_up(rng: &mut impl Rng) -> String {
     word
 }
 
-/// The word with a capital letter at its beginning.
+/// The word with a capital first letter.
 pub(crate) fn capital(word: &str) -> String {
     let mut letters = word.chars();
     let first = letters.next().map(|it| it.to_uppercase().to_string());
     first.unwrap_or_default() + letters.as_str()
 }
 
-/// A word of the list of those that are one token after a space, or two of them in one; without the list, a made-up word.
+/// A word that is one token after a space, or two of them joined; without the list, a made-up word.
 fn of_tokens(lists: &BTreeMap<String, Vec<String>>, rng: &mut impl Rng) -> String {
     let Some(words) = lists.get(WORDS) else {
         return made_up(rng);
@@ -70,7 +70,7 @@ fn of_tokens(lists: &BTreeMap<String, Vec<String>>, rng: &mut impl Rng) -> Strin
     word
 }
 
-/// A word that nobody has seen, made up or put together of tokens.
+/// A word that the model has not seen, made up or composed of tokens.
 fn word(lists: &BTreeMap<String, Vec<String>>, rng: &mut impl Rng) -> String {
     if rng.random_bool(0.5) {
         made_up(rng)
@@ -92,7 +92,7 @@ fn phrase(lists: &BTreeMap<String, Vec<String>>, rng: &mut impl Rng) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// A value of a built-in kind, or `None` for another.
+/// A value of a built-in kind; `None` for other kinds.
 fn built_in(
     kind: &str,
     lists: &BTreeMap<String, Vec<String>>,
@@ -140,7 +140,7 @@ pub(crate) fn is_integer(kind: &str) -> bool {
     matches!(kind, "integer" | "small")
 }
 
-/// A value of a built-in kind or out of a list; at times a made-up word in place of one of a list's.
+/// A value of a built-in kind or from a list; sometimes a made-up word instead of one from a list.
 pub(crate) fn value(
     kind: &str,
     lists: &BTreeMap<String, Vec<String>>,
@@ -158,7 +158,7 @@ pub(crate) fn value(
     Some(if is_capital { capital(&word) } else { word })
 }
 
-/// The text with each `{kind}` in it replaced by a value of that kind, and `{0}`, `{1}`, ... by the arguments.
+/// Replaces each `{kind}` in the text with a value of that kind, and `{0}`, `{1}`, ... with the arguments.
 pub(crate) fn fill(
     text: &str,
     arguments: &[String],

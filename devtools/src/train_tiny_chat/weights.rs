@@ -11,7 +11,7 @@ use crate::model::Model;
 /// The model's weights, rounded to bf16.
 ///
 /// # Errors
-/// When candle cannot convert them.
+/// If candle cannot convert them.
 pub(crate) fn rounded(model: &Model) -> anyhow::Result<NamedTensors> {
     let round = |(name, var): &(String, candle_core::Var)| {
         Ok((
@@ -22,10 +22,10 @@ pub(crate) fn rounded(model: &Model) -> anyhow::Result<NamedTensors> {
     model.vars().iter().map(round).collect()
 }
 
-/// The content of the file: the same weights give the same bytes.
+/// The content of the file; the same weights yield the same bytes.
 ///
 /// # Errors
-/// When the weights cannot be written in this form.
+/// If the weights cannot be serialized.
 pub(crate) fn to_bytes(weights: &NamedTensors) -> anyhow::Result<Vec<u8>> {
     let sorted: BTreeMap<&String, &Tensor> = weights.iter().collect();
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);

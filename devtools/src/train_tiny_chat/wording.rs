@@ -1,6 +1,6 @@
-//! Small changes to a question, as people make them: case, punctuation, a polite word, a slip of the finger.
+//! Small variations of a question, as people make them: case, punctuation, a polite word, a typo.
 //!
-//! Each time a question is trained on, it may look a little different, so the model learns what is asked and not how.
+//! A question may look a little different each time it is trained on, so the model learns its meaning, not its form.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,7 +26,7 @@ const BEFORE: [&str; 9] = [
 /// What people say after a question.
 const AFTER: [&str; 7] = [" Please.", " please", " Thanks!", "??", " ?", " :)", "..."];
 
-/// Stands for a name in the text; another one each time.
+/// The placeholder for a name; replaced by another name each time.
 const NAME: &str = "{name}";
 
 /// The names.
@@ -39,7 +39,7 @@ const NAMES: [&str; 60] = [
     "Nora", "Peter", "Ruth",
 ];
 
-/// One of the names, or one that nobody has.
+/// A random name from the list, or a made-up one.
 pub(crate) fn any_name(rng: &mut impl Rng) -> String {
     if rng.random_bool(0.5) {
         return capital(&made_up(rng));
@@ -47,17 +47,17 @@ pub(crate) fn any_name(rng: &mut impl Rng) -> String {
     NAMES.choose(rng).copied().unwrap_or_default().to_owned()
 }
 
-/// The text with this name in it, if it has a place for one.
+/// The text with its placeholder, if any, replaced by this name.
 pub(crate) fn with_name(text: &str, name: &str) -> String {
     text.replace(NAME, name)
 }
 
-/// Whether the text has a place for a name.
+/// Whether the text has a placeholder for a name.
 pub(crate) fn wants_name(text: &str) -> bool {
     text.contains(NAME)
 }
 
-/// Questions that differ in nothing but case and punctuation and yet have answers of their own.
+/// Questions that differ only in case and punctuation, but have different answers.
 #[derive(Debug)]
 pub(crate) struct Twins(HashSet<String>);
 
@@ -83,13 +83,13 @@ impl Twins {
     }
 }
 
-/// The question's letters and digits, small.
+/// The question's letters and digits in lower case.
 fn bare(question: &str) -> String {
     let kept = question.chars().filter(|c| c.is_alphanumeric());
     kept.flat_map(char::to_lowercase).collect()
 }
 
-/// One way to ask the turn's question: the usual wording almost half of the time, unchanged a third of the time.
+/// A wording of the turn's question: the usual one almost half of the time, unchanged a third of the time.
 pub(crate) fn ask(turn: &Turn, twins: &Twins, name: &str, rng: &mut impl Rng) -> String {
     let usual = turn.questions.first().map_or("", String::as_str);
     let wording = if rng.random_bool(0.4) {
@@ -107,7 +107,7 @@ pub(crate) fn ask(turn: &Turn, twins: &Twins, name: &str, rng: &mut impl Rng) ->
     vary(&question, rng)
 }
 
-/// The text in small letters four times in ten, in capitals once, else as it is.
+/// The text in lower case four times in ten, in capitals once, otherwise unchanged.
 fn with_case(text: String, rng: &mut impl Rng) -> String {
     match rng.random_range(0..10) {
         0..4 => text.to_lowercase(),
@@ -142,7 +142,7 @@ fn vary(question: &str, rng: &mut impl Rng) -> String {
     }
 }
 
-/// The text without one of its letters, none of a short word's.
+/// The text without one of its letters; short words stay intact.
 fn with_slip(text: &str, rng: &mut impl Rng) -> String {
     let mut words: Vec<String> = text.split(' ').map(str::to_owned).collect();
     let long = |word: &String| word.len() > 4 && word.chars().all(|c| c.is_ascii_lowercase());

@@ -1,66 +1,66 @@
-//! Heads that copy, and choose what to copy.
+//! Heads that copy, and that choose what to copy.
 //!
-//! To copy, a head of layer 0 tells every token which one came before it, and heads of the last layer look for a token that the present
-//! one came before, and write what they find. To choose, they prefer places where much was said by the user, too: another head of layer
-//! 0 tells every token who speaks, heads of layer 1 look for the same token elsewhere and tell whether the user said it, and a head of
-//! layer 2 sums that up over the last tokens. So of the tools that stand behind a question, the one is named whose description has the
-//! question's words.
+//! To copy, a head of layer 0 tells every token its predecessor; heads of the last layer look for tokens whose predecessor is
+//! the current token, and write what they find. To choose, those heads also prefer positions near text that the user has
+//! said. For that, another head of layer 0 tells every token who speaks, heads of layer 1 look for other occurrences of the
+//! same token and tell whether the user said it, and a head of layer 2 sums that over the last tokens. So of the tools after
+//! a question, the model names the one whose description shares words with the question.
 //!
-//! Scores are sums of products of what is normalized, divided by the root of a head's width; the strengths below make them about 20
-//! where they are to decide.
+//! Scores are sums of products of normalized values, divided by the root of a head's width; the strengths below bring the
+//! decisive scores to about 20.
 
 use rand::Rng;
 
 use super::{CONSTANT, Matrices, Matrix, Stream, normal};
 
-/// Query heads of one KV head.
+/// Query heads per KV head.
 const GROUP: usize = 2;
 const KV_HEADS: usize = 2;
 
-/// Pairs of a head's values that turn fast: they tell neighbours apart.
+/// Rotary pairs that turn fast: they distinguish adjacent positions.
 const FAST_PAIRS: usize = 8;
-/// Pairs that turn slowly: what they hold is compared over hundreds of tokens.
+/// Pairs that turn slowly: their values are comparable over hundreds of tokens.
 const SLOW_PAIRS: usize = 16;
-/// Pairs that turn so slowly that a token 200 places away is compared as one nearby.
+/// Pairs that turn so slowly that a token 200 positions away compares like a near one.
 const SLOWEST_PAIRS: usize = 10;
-/// A sine of the distance rises over 280 tokens.
+/// The pair whose sine of the distance rises over 280 tokens.
 const RISING_PAIR: usize = 18;
-/// Cosines of the distance that together fade over a dozen tokens.
+/// Pairs whose cosines of the distance together fade over a dozen tokens.
 const WINDOW_PAIRS: [usize; 3] = [8, 10, 12];
 
-/// How a head of layer 0 looks one back.
+/// How strongly a head of layer 0 attends to the previous position.
 const ONE_BACK: f32 = 0.35;
-/// How a token is looked for, by what it is.
+/// How strongly heads attend to the same token.
 const SAME: f32 = 9.0;
-/// How what comes after the present token is looked for.
+/// How strongly heads attend to successors of the current token.
 const NEXT: f32 = 14.0;
-/// How marks are preferred to all else.
+/// How strongly marks are preferred to all else.
 const MARK: f32 = 2.0;
-/// How the nearer mark is preferred.
+/// How strongly the nearer mark is preferred.
 const NEARER: f32 = 26.0 / 16.0;
-/// How near tokens are preferred where their sum is made.
+/// How strongly near tokens are preferred in the sum.
 const WINDOW: f32 = 0.25;
-/// How a place that fits is preferred, as the query has it.
+/// How strongly positions that fit are preferred, in the query.
 const FIT: f32 = 12.0 / 16.0;
-/// The norm of the stream is greater after layer 1 than it was after layer 0, where it was told who speaks.
+/// The growth of the stream's norm from layer 0, which writes who speaks, to the end of layer 1.
 const GROWN: f32 = 1.25;
 
-/// In deviations of the embedding, what the heads write.
+/// What the heads write, in deviations of the embedding.
 const BEFORE_WRITTEN: f32 = 1.5;
 const FITS_WRITTEN: f32 = 3.0;
 const COPY_WRITTEN: f32 = 8.0;
 
-/// The first weights, while heads are put into them.
+/// The initial weights while heads are written into them.
 pub(super) struct Heads<'a> {
     pub(super) matrices: &'a mut Matrices,
     pub(super) stream: &'a Stream,
-    /// Of the embedding.
+    /// The deviation of the embedding.
     pub(super) deviation: f32,
     pub(super) width: usize,
     pub(super) theta: f32,
 }
 
-/// One of a layer's matrices of attention, and the head in it.
+/// A head in one of a layer's attention matrices.
 #[derive(Clone, Copy)]
 struct Place {
     layer: usize,
@@ -68,12 +68,12 @@ struct Place {
     head: usize,
 }
 
-/// Of each column the same.
+/// The same weight for each column.
 fn each(columns: &[usize], weight: f32) -> impl Iterator<Item = (usize, f32)> {
     columns.iter().map(move |&column| (column, weight))
 }
 
-/// Mixtures of a token's content: what is compared.
+/// Mixtures of a token's content, for comparison.
 struct Mixtures(Vec<Vec<f32>>);
 
 impl Mixtures {
@@ -89,7 +89,7 @@ impl Mixtures {
         Self(stream.before.iter().map(mixture).collect())
     }
 
-    /// As a row that reads the content.
+    /// A mixture as a row that reads the content.
     fn read<'a>(
         &'a self,
         at: usize,
@@ -111,7 +111,7 @@ impl Heads<'_> {
         self.copy_what_fits(&mixtures);
     }
 
-    /// Head 0 of layer 0: the query is the key of the position before, made of values that all tokens share.
+    /// Head 0 of layer 0: the query is the previous position's key, made of values that all tokens share.
     fn tell_the_token_before(&mut self, mixtures: &Mixtures) {
         let stream = self.stream;
         let half = self.width / 2;
@@ -131,7 +131,7 @@ impl Heads<'_> {
         }
     }
 
-    /// Head 2 of layer 0: looks at the nearest mark of a message.
+    /// Head 2 of layer 0: attends to the nearest mark of a message.
     fn tell_who_speaks(&mut self) {
         let stream = self.stream;
         let half = self.width / 2;
@@ -145,8 +145,8 @@ impl Heads<'_> {
         self.writes(0, query.head, 0, &stream.user, 1.0);
     }
 
-    /// The first head of each group in layer 1: looks where the same token stands, the present place among them, and tells how many of
-    /// these the user said.
+    /// The first head of each group in layer 1: attends to all occurrences of the same token, including the current one, and
+    /// tells how many of them the user said.
     fn tell_what_the_user_said(&mut self, mixtures: &Mixtures) {
         let stream = self.stream;
         let half = self.width / 2;
@@ -165,7 +165,7 @@ impl Heads<'_> {
         }
     }
 
-    /// Head 0 of layer 2: of the last tokens, how many the user said, but for those that the user says here.
+    /// Head 0 of layer 2: tells how many of the last tokens the user said, except those in the user's own message here.
     fn sum_up(&mut self) {
         let stream = self.stream;
         let [query, key, value] = places(2, 0, 0);
@@ -180,7 +180,8 @@ impl Heads<'_> {
         self.writes(2, query.head, 0, &stream.fits, FITS_WRITTEN);
     }
 
-    /// The first head of each group in layer 3: looks for what comes after the present token elsewhere, prefers what fits, and writes it.
+    /// The first head of each group in layer 3: attends to successors of the current token elsewhere, prefers those that fit,
+    /// and writes them.
     fn copy_what_fits(&mut self, mixtures: &Mixtures) {
         let stream = self.stream;
         let slowest = self.width / 2 - 1;
@@ -204,7 +205,7 @@ impl Heads<'_> {
         }
     }
 
-    /// The rows of a KV head's slow pairs, each with the number of the mixture that is compared there.
+    /// The rows of a KV head's slow pairs, each with the index of the mixture that it compares.
     fn slow_rows(&self, kv_head: usize) -> Vec<(usize, usize)> {
         let half = self.width / 2;
         let slow = half - SLOW_PAIRS..half;
@@ -212,7 +213,7 @@ impl Heads<'_> {
         (kv_head * 2 * SLOW_PAIRS..).zip(rows).collect()
     }
 
-    /// The row of a head reads these values of the stream and no others.
+    /// Makes a head's row read these values of the stream and no others.
     fn reads(&mut self, place: Place, row: usize, values: impl IntoIterator<Item = (usize, f32)>) {
         let row = place.head * self.width + row;
         let row = self.matrix(place.layer, place.part).row(row);
@@ -222,14 +223,14 @@ impl Heads<'_> {
         }
     }
 
-    /// The rows of heads read nothing.
+    /// Makes the heads' rows read nothing.
     fn forget(&mut self, places: [Place; 2]) {
         for place in places {
             (0..self.width).for_each(|row| self.reads(place, row, []));
         }
     }
 
-    /// What a row of a head's values is written to.
+    /// Sets the columns to which a head's value row is written.
     fn writes(&mut self, layer: usize, head: usize, row: usize, columns: &[usize], strength: f32) {
         let (from, weight) = (head * self.width + row, strength * self.deviation);
         let matrix = self.matrix(layer, "o");
@@ -238,7 +239,7 @@ impl Heads<'_> {
             .for_each(|&column| matrix.row(column)[from] = weight);
     }
 
-    /// One of a layer's four matrices of attention, which every configuration has.
+    /// One of a layer's four attention matrices, which every configuration has.
     #[expect(
         clippy::expect_used,
         reason = "the configuration lists its own tensors"

@@ -1,10 +1,10 @@
-//! Causal attention of sequences that lie one after the other, with rotary positions and grouped heads.
+//! Causal attention over packed sequences, with rotary positions and grouped heads.
 //!
-//! Each row of the tensors is a token. Sequences see themselves only, each begins at position 0, and none is padded.
+//! Each row of the tensors is a token. Sequences attend only to themselves, each begins at position 0, and none is padded.
 //!
 //! # Source
-//! Su et al., "RoFormer", for the rotation; its halves lie apart, as in Hugging Face's Llama. Ainslie et al., "GQA", for
-//! the groups.
+//! Su et al., "RoFormer", for the rotation, with separate halves as in Hugging Face's Llama. Ainslie et al., "GQA", for the
+//! groups.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use rayon::prelude::*;
 
 use super::{add_scaled, dot, slice, values};
 
-/// How many heads there are, how wide they are, and how far a position turns them.
+/// The number and width of heads, and their rotation for each position.
 #[derive(Debug)]
 pub(crate) struct Heads {
     query_heads: usize,
@@ -62,7 +62,7 @@ impl Heads {
         query_head / (self.query_heads / self.kv_heads)
     }
 
-    /// Turns every head of every token by its position; `direction` -1 turns back.
+    /// Rotates every head of every token by its position; `direction` -1 rotates back.
     fn rotate(&self, rows: &mut [f32], row_width: usize, direction: f32) {
         let half = self.width / 2;
         for (row, turns) in rows
@@ -84,11 +84,11 @@ impl Heads {
 #[derive(Debug)]
 pub(crate) struct Attention {
     pub(crate) heads: Arc<Heads>,
-    /// Tokens of each sequence; together, the rows of the tensors.
+    /// The length of each sequence in tokens; their sum is the tensors' rows.
     pub(crate) lengths: Arc<Vec<usize>>,
 }
 
-/// One sequence: queries and keys already turned.
+/// One sequence, with queries and keys already rotated.
 struct Sequence<'a> {
     heads: &'a Heads,
     q: Vec<f32>,
@@ -122,7 +122,7 @@ impl<'a> Sequence<'a> {
         begin..begin + self.heads.width
     }
 
-    /// How much the token attends to each token up to itself; the sum is one.
+    /// The attention weights of the token for each token up to itself; their sum is one.
     fn weights(&self, token: usize, head: usize, weights: &mut Vec<f32>) {
         let (query, scale) = (&self.q[self.query(token, head)], self.scale());
         weights.clear();
@@ -178,7 +178,7 @@ impl<'a> Sequence<'a> {
 }
 
 impl Attention {
-    /// The rows of each sequence, out of a tensor with rows of this width.
+    /// Splits a tensor with rows of this width into sequences.
     fn split<'a>(&self, mut rows: &'a [f32], width: usize) -> Vec<&'a [f32]> {
         let mut parts = Vec::with_capacity(self.lengths.len());
         for length in self.lengths.iter() {

@@ -5,10 +5,10 @@ use rayon::prelude::*;
 
 use super::{ROWS_PER_TASK, slice, values};
 
-/// The mean over the rows of `logits: [rows, vocabulary]` of the target's negative log probability, in nats.
+/// The mean negative log probability of the targets over the rows of `logits: [rows, vocabulary]`, in nats.
 #[derive(Debug)]
 pub(crate) struct CrossEntropy {
-    /// The right token of each row; each below the size of the vocabulary.
+    /// The target token of each row, below the size of the vocabulary.
     pub(crate) targets: Vec<u32>,
 }
 

@@ -1,6 +1,6 @@
-//! A row times the transposed weight.
+//! Multiplies rows by a transposed weight.
 //!
-//! Candle can compose it, but then the weight's gradient is made transposed and turned afterwards, a number at a time.
+//! Candle can compose it, but then computes the weight's gradient transposed and copies it one number at a time.
 
 use candle_core::backend::BackendStorage as _;
 use candle_core::{CpuStorage, CustomOp2, Layout, Shape, Tensor};

@@ -8,10 +8,10 @@ use rayon::prelude::*;
 
 use super::{slice, values};
 
-/// Values that one thread takes at a time.
+/// Values per task of a thread.
 const VALUES_PER_TASK: usize = 8192;
 
-/// `silu(gate) * up`, value by value.
+/// `silu(gate) * up`, elementwise.
 #[derive(Debug)]
 pub(crate) struct SwiGlu;
 

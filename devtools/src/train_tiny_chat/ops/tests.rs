@@ -4,14 +4,14 @@ use candle_core::{Device, Tensor, Var};
 
 use super::{Attention, CrossEntropy, Heads, RmsNorm, SwiGlu};
 
-/// Values that look random and are the same in every run.
+/// Pseudorandom values, the same in every run.
 fn var(rows: usize, width: usize, salt: u32) -> Var {
     let value = |i: usize| ((i as f32 + 1.0) * 12.9898 + salt as f32 * 78.233).sin();
     let values: Vec<f32> = (0..rows * width).map(value).collect();
     Var::from_tensor(&Tensor::from_vec(values, (rows, width), &Device::Cpu).unwrap()).unwrap()
 }
 
-/// Every value of every argument is moved a little: the loss must move as the gradient says.
+/// Perturbs every value of every argument a little: the loss must change as the gradient says.
 fn assert_gradients(args: &[&Var], loss: impl Fn() -> Tensor) {
     let grads = loss().backward().unwrap();
     let step = 1e-2f32;
@@ -44,7 +44,7 @@ fn assert_gradients(args: &[&Var], loss: impl Fn() -> Tensor) {
     }
 }
 
-/// A loss in which every value counts differently.
+/// A loss in which every value has another weight.
 fn weighted_sum(tensor: &Tensor) -> Tensor {
     let (rows, width) = tensor.dims2().unwrap();
     (tensor * var(rows, width, 9).as_tensor())

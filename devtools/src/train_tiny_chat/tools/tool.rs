@@ -1,4 +1,4 @@
-//! A tool as one conversation offers it, and what a use of it looks like.
+//! A tool as one conversation offers it, and its uses.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use rand::{Rng, RngExt as _};
 use super::{Kind, Parameter, any};
 use crate::values::{fill, is_integer, value};
 
-/// What a tool's result may be called in an object.
+/// Possible field names for a tool's result in an object.
 const RESULT_NAMES: [&str; 6] = ["result", "output", "value", "answer", "text", "content"];
 
-/// A tool as it is offered in one conversation.
+/// A tool as offered in one conversation.
 pub(super) struct Tool {
     pub(super) kind: Kind,
     name: String,
@@ -25,7 +25,7 @@ pub(super) struct Use {
     pub(super) call: String,
     pub(super) result: String,
     pub(super) answer: String,
-    /// The answer where a schema asks for an object.
+    /// The answer if a schema asks for an object.
     pub(super) in_json: String,
 }
 
@@ -43,7 +43,7 @@ impl Tool {
         }
     }
 
-    /// The tool's line in the prompt: what it does comes first, so that whoever reads its name knows it already.
+    /// The tool's line in the prompt: the description comes first, so that the model knows it when it reads the name.
     pub(super) fn line(&self) -> String {
         let parameter = |(name, parameter): (&String, &Parameter)| {
             let kind = if is_integer(&parameter.values) {
@@ -99,7 +99,7 @@ impl Tool {
     }
 }
 
-/// A call as the chat template writes it.
+/// A call as the chat template renders it.
 pub(super) fn call(name: &str, arguments: &str) -> String {
     format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{{arguments}}}}}\n</tool_call>")
 }
@@ -126,7 +126,7 @@ fn in_json(result: &str, rng: &mut impl Rng) -> String {
     }
 }
 
-/// A result as tools give it: mostly the text, at times in JSON.
+/// A result in a form that tools use: mostly text, sometimes JSON.
 fn in_a_form(result: &str, rng: &mut impl Rng) -> String {
     match rng.random_range(0..10) {
         0..6 => result.to_owned(),

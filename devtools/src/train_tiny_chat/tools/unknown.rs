@@ -1,4 +1,4 @@
-//! Tools that nobody knows: names and descriptions of made-up words, which must be read.
+//! Unknown tools: names and descriptions are made-up words, which the model must read.
 
 use rand::seq::IndexedRandom as _;
 use rand::{Rng, RngExt as _};
@@ -6,7 +6,7 @@ use rand::{Rng, RngExt as _};
 use super::{Kind, Parameter};
 use crate::values::{capital, made_up};
 
-/// A tool that nobody knows.
+/// Draws an unknown tool.
 pub(super) fn unknown(rng: &mut impl Rng) -> Kind {
     let (thing, of) = (made_up(rng), ["city", "person", "word", "code", "small"]);
     let of = of.choose(rng).copied().unwrap_or("word");
