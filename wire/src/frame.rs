@@ -8,13 +8,13 @@ pub const HEADER_BYTES: usize = 4 + HEADER_REST;
 /// Header bytes that the length field counts.
 const HEADER_REST: usize = 1 + 1 + 4;
 
-/// The most payload bytes a frame may carry unless configured otherwise: room for a prompt of two million tokens.
+/// The default limit on a frame's payload, in bytes: enough for a prompt of two million tokens.
 pub const MAX_FRAME_BYTES: usize = 16 << 20;
 
-/// What a frame says.
+/// The type of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FrameKind {
-    /// First frame each way: version and limits.
+    /// The first frame in each direction: version and limits.
     Hello,
     /// Opens a stream.
     Request,
@@ -24,21 +24,21 @@ pub enum FrameKind {
     End,
     /// The response ends with an error.
     Error,
-    /// The caller wants no more.
+    /// The caller needs no more items.
     Cancel,
     /// The caller has room for more items.
     Credit,
-    /// Are you there?
+    /// Asks whether the peer is alive.
     Ping,
-    /// The answer to `Ping`.
+    /// The reply to `Ping`.
     Pong,
-    /// No new streams, please; those open go on.
+    /// The sender accepts no new streams; open ones continue.
     GoAway,
     /// Proves that the sender knows the shared secret.
     Auth,
-    /// An instance wants no new requests; other instances of the process may go on.
+    /// An instance accepts no new requests; other instances of the process are not affected.
     Leaving,
-    /// A kind this version does not know; to be ignored.
+    /// A kind this version does not know; receivers ignore it.
     Unknown(u8),
 }
 
@@ -58,7 +58,7 @@ impl FrameKind {
         Self::Leaving,
     ];
 
-    /// The byte on the wire.
+    /// Returns the byte on the wire.
     #[must_use]
     pub const fn code(self) -> u8 {
         match self {
@@ -78,7 +78,7 @@ impl FrameKind {
         }
     }
 
-    /// The kind a byte stands for.
+    /// Returns the kind for a byte.
     #[must_use]
     pub fn from_code(code: u8) -> Self {
         Self::KNOWN
@@ -91,7 +91,7 @@ impl FrameKind {
 /// One decoded frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// What it says.
+    /// The frame's kind.
     pub kind: FrameKind,
     /// The stream it belongs to; 0 for the connection.
     pub stream: u32,
@@ -99,7 +99,7 @@ pub struct Frame {
     pub payload: Bytes,
 }
 
-/// Why bytes are not a frame. The connection cannot go on.
+/// Why bytes are not a frame. The connection cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The length field is below the header's own size.
@@ -135,7 +135,7 @@ pub fn encode_frame(
     Ok(())
 }
 
-/// Appends what goes before a payload of `length` bytes, for whoever writes the payload from where it is.
+/// Appends the header of a payload of `length` bytes, for callers that write the payload without copying it.
 ///
 /// # Errors
 /// [`FrameError::TooLong`] when the payload is over [`MAX_FRAME_BYTES`]; nothing is appended.
@@ -160,7 +160,7 @@ pub fn encode_header(
     Ok(())
 }
 
-/// Turns bytes, in whatever pieces they arrive, into frames.
+/// Decodes frames from bytes that arrive in chunks of any size.
 ///
 /// # Examples
 /// ```
@@ -179,18 +179,18 @@ pub fn encode_header(
 pub struct FrameDecoder {
     buffer: BytesMut,
     limit: usize,
-    /// Bytes of a frame that are still to be dropped as they come.
+    /// Bytes of the skipped frame that have not arrived yet.
     skipping: usize,
 }
 
 impl FrameDecoder {
-    /// A decoder with the limit [`MAX_FRAME_BYTES`].
+    /// Returns a decoder with the limit [`MAX_FRAME_BYTES`].
     #[must_use]
     pub fn new() -> Self {
         Self::with_limit(MAX_FRAME_BYTES)
     }
 
-    /// A decoder that refuses payloads over `limit` bytes.
+    /// Returns a decoder that refuses payloads over `limit` bytes.
     #[must_use]
     pub fn with_limit(limit: usize) -> Self {
         Self {
@@ -200,25 +200,25 @@ impl FrameDecoder {
         }
     }
 
-    /// Takes bytes from the peer.
+    /// Appends bytes from the peer.
     pub fn extend(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Refuses payloads over `limit` bytes from now on: the limit of a handshake may be lower than that of what follows.
+    /// Refuses payloads over `limit` bytes from now on: a handshake may have a lower limit than the frames after it.
     pub fn set_limit(&mut self, limit: usize) {
         self.limit = limit;
     }
 
-    /// The buffer itself, to read into without a copy.
+    /// Returns the buffer, to read into it without a copy.
     pub fn buffer_mut(&mut self) -> &mut BytesMut {
         &mut self.buffer
     }
 
-    /// The next whole frame, or `None` until more bytes arrive.
+    /// Returns the next complete frame, or `None` until more bytes arrive.
     ///
     /// # Errors
-    /// [`FrameError`] when the bytes are no frame; the decoder stays where it is and the connection must be closed.
+    /// [`FrameError`] when the bytes are not a frame; the decoder keeps its position and the connection must be closed.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         let skipped = self.skipping.min(self.buffer.len());
         self.buffer.advance(skipped);
@@ -244,8 +244,8 @@ impl FrameDecoder {
         }))
     }
 
-    /// What the header of the next frame says, once it is there: kind, stream and bytes of payload. For whoever decides
-    /// whether there is room for the rest.
+    /// Returns kind, stream and payload length of the next frame, once its header has arrived. Callers use it to decide whether
+    /// there is memory for the payload.
     #[must_use]
     pub fn announced(&self) -> Option<(FrameKind, u32, usize)> {
         if self.skipping > 0 {
@@ -260,14 +260,14 @@ impl FrameDecoder {
         ))
     }
 
-    /// Drops the next frame, whose header is there, without holding what is still to come of it.
+    /// Drops the next frame, whose header has arrived, without buffering the rest of it.
     pub fn skip_announced(&mut self) {
         if let Some((_, _, payload)) = self.announced() {
             self.skipping = HEADER_BYTES + payload;
         }
     }
 
-    /// Bytes held that are not yet a frame.
+    /// Returns the number of buffered bytes that are not yet a frame.
     #[must_use]
     pub fn buffered(&self) -> usize {
         self.buffer.len()
@@ -281,7 +281,7 @@ impl FrameDecoder {
         usize::try_from(field).unwrap_or(usize::MAX)
     }
 
-    /// Refuses a bad length as soon as its four bytes are there, before anything is buffered for it.
+    /// Refuses a bad length as soon as its four bytes have arrived, before buffering more.
     fn check_length(&self) -> Result<(), FrameError> {
         if self.buffer.len() < 4 {
             return Ok(());
@@ -325,7 +325,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the bytes are cut, the same frames come out.
+        /// Any chunking of the bytes yields the same frames.
         #[test]
         fn any_chunking_gives_the_same_frames(frames in frames(), chunk in 1usize..50) {
             let mut bytes = BytesMut::new();
@@ -344,7 +344,7 @@ mod tests {
             prop_assert_eq!(decoder.buffered(), 0);
         }
 
-        /// Garbage is refused or understood, never a panic, and never more is held than was given.
+        /// Garbage is refused or decoded and never panics; the decoder never holds more bytes than it received.
         #[test]
         fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let mut decoder = FrameDecoder::with_limit(64);

@@ -1,4 +1,4 @@
-//! [`Greeting`]: the frames with which a connection begins, one at a time: small, and each awaited.
+//! [`Greeting`]: the small frames that begin a connection, exchanged one at a time.
 
 use std::fmt::Display;
 
@@ -10,10 +10,10 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use crate::frame::{Frame, FrameDecoder, FrameError, FrameKind, encode_frame};
 use crate::payload::{GoAway, decode_payload, encode_payload};
 
-/// The largest payload while greeting: a stranger makes us hold no more.
+/// The largest payload during the greeting: it bounds the memory an unauthenticated peer can use.
 pub const MAX_GREETING_BYTES: usize = 4096;
 
-/// Why there is no frame of a greeting.
+/// Why a greeting frame could not be received.
 #[derive(Debug, thiserror::Error)]
 pub enum GreetingError {
     /// The peer closed the connection.
@@ -22,13 +22,13 @@ pub enum GreetingError {
     /// The connection broke.
     #[error("the connection broke in the handshake: {0}")]
     Io(#[from] std::io::Error),
-    /// What the peer sent are no frames.
+    /// The peer sent bytes that are not frames.
     #[error("{0}")]
     NoFrames(FrameError),
-    /// The peer sent another frame than was due, or one that cannot be read.
+    /// The peer sent a frame out of turn, or one that cannot be decoded.
     #[error("{0}")]
     Unexpected(String),
-    /// The peer wants no connection.
+    /// The peer refuses the connection.
     #[error("the peer refused the connection: {}", .0.reason)]
     Refused(GoAway),
 }
@@ -39,7 +39,7 @@ impl GreetingError {
     }
 }
 
-/// The beginning of a connection.
+/// The greeting phase of a connection.
 #[derive(Debug)]
 pub struct Greeting<S> {
     io: S,
@@ -47,7 +47,7 @@ pub struct Greeting<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Greeting<S> {
-    /// A greeting over `io`, before its first frame.
+    /// Creates a greeting over `io`, before its first frame.
     pub fn new(io: S) -> Self {
         let decoder = FrameDecoder::with_limit(MAX_GREETING_BYTES);
         Self { io, decoder }
@@ -72,7 +72,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Greeting<S> {
     /// Waits for a frame of kind `wanted`, and decodes its payload. Frames of unknown kinds are skipped.
     ///
     /// # Errors
-    /// The connection ends, or the peer sends another frame or refuses.
+    /// The connection ends, the peer sends another frame, or it refuses.
     pub async fn receive<T: DeserializeOwned>(
         &mut self,
         wanted: FrameKind,
@@ -92,7 +92,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Greeting<S> {
     async fn frame(&mut self) -> Result<Frame, GreetingError> {
         loop {
             match self.decoder.next_frame().map_err(GreetingError::NoFrames)? {
-                // Later versions may greet with more; what we do not know, we leave.
+                // Later versions may send more frames in a greeting; skip unknown ones.
                 Some(frame) if matches!(frame.kind, FrameKind::Unknown(_)) => {}
                 Some(frame) => return Ok(frame),
                 None => {
@@ -104,12 +104,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Greeting<S> {
         }
     }
 
-    /// What the peer sent that was not received yet.
+    /// Returns the bytes that the peer sent and nobody has received yet.
     pub fn unread(&mut self) -> &[u8] {
         self.decoder.buffer_mut()
     }
 
-    /// Decodes what follows, which begins with what was not received yet, and may have payloads of `limit` bytes.
+    /// Returns a decoder for the rest of the connection, with a payload limit of `limit` bytes. It starts with the unread
+    /// bytes.
     #[must_use]
     pub fn into_decoder(mut self, limit: usize) -> FrameDecoder {
         self.decoder.set_limit(limit);

@@ -1,10 +1,10 @@
-//! What processes say to each other: [frames](Frame) and MessagePack [payloads](encode_payload), how a connection begins
-//! ([`Greeting`]), and how frames wait for a socket: an [`Outbox`], in the bounds of a [`Memory`]. The request plane between
-//! processes and the subprocess engine speak it.
+//! The protocol between processes: [frames](Frame) and MessagePack [payloads](encode_payload), the start of a connection
+//! ([`Greeting`]), and the queue of frames for a socket: an [`Outbox`], bounded by a [`Memory`]. The request plane and the
+//! subprocess engine use it.
 //!
 //! A frame is a big-endian `u32` length of what follows, a kind byte, a flags byte (0 today, ignored when read), a
-//! big-endian `u32` stream id, and the payload. Stream 0 is the connection itself. Payloads are MessagePack maps with
-//! named fields; unknown fields and unknown kinds are ignored, so that versions N and N-1 understand each other.
+//! big-endian `u32` stream id, and the payload. Stream 0 is the connection itself. Payloads are MessagePack maps with named
+//! fields. Readers ignore unknown fields and unknown kinds, so versions N and N-1 interoperate.
 
 mod frame;
 mod greeting;

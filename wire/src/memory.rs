@@ -1,7 +1,7 @@
-//! [`Memory`]: what peers may make this process hold: one budget for the process, and a part of it for each connection.
+//! [`Memory`]: how much memory peers may use: one budget for the process, and a part of it for each connection.
 //!
-//! Who wants to hold something asks first, and is refused at once where it does not fit: a stream is then overloaded, and
-//! its connection and all other streams go on.
+//! A holder reserves bytes first, and is refused at once if they do not fit. The stream then fails as overloaded; its
+//! connection and all other streams continue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,12 +13,12 @@ use genset_backend_common::prometheus::metrics::gauge::Gauge;
 pub struct Memory {
     limit: usize,
     held: AtomicUsize,
-    /// The process's, of a connection's.
+    /// The process's budget, if this is a connection's.
     whole: Option<Arc<Memory>>,
     shown: Gauge,
 }
 
-/// Bytes of a budget, given back when dropped.
+/// Bytes reserved from a budget, returned on drop.
 #[derive(Debug)]
 pub struct HeldBytes {
     memory: Arc<Memory>,
@@ -26,7 +26,7 @@ pub struct HeldBytes {
 }
 
 impl Memory {
-    /// The budget of a process; `shown` follows what is held of it.
+    /// Returns the budget of a process; the gauge `shown` tracks the bytes held.
     #[must_use]
     pub fn of_process(limit: usize, shown: Gauge) -> Arc<Self> {
         Arc::new(Self {
@@ -37,7 +37,7 @@ impl Memory {
         })
     }
 
-    /// A connection's part of `self`: at most `limit`.
+    /// Returns a connection's part of `self`: at most `limit` bytes.
     #[must_use]
     pub fn of_connection(self: &Arc<Self>, limit: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -48,7 +48,7 @@ impl Memory {
         })
     }
 
-    /// Takes bytes; `None` when they do not fit.
+    /// Reserves bytes; `None` when they do not fit.
     #[must_use]
     pub fn try_hold(self: &Arc<Self>, bytes: usize) -> Option<HeldBytes> {
         self.take(bytes).then(|| HeldBytes {
@@ -57,7 +57,7 @@ impl Memory {
         })
     }
 
-    /// An empty part of it, which may grow.
+    /// Returns an empty reservation, which may grow.
     pub(crate) fn hold_nothing(self: &Arc<Self>) -> HeldBytes {
         HeldBytes {
             memory: Arc::clone(self),
@@ -89,7 +89,7 @@ impl Memory {
 }
 
 impl HeldBytes {
-    /// Holds so many bytes, if it does not already; whether it does now.
+    /// Grows the reservation to `bytes` if it is smaller; returns whether it now holds them.
     pub(crate) fn grow_to(&mut self, bytes: usize) -> bool {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else {
             return true;

@@ -1,6 +1,6 @@
-//! [`Outbox`]: what waits for a connection's socket. Every stream of the connection writes into it; one writer empties it
-//! with one system call, so that an engine's step costs one, however many requests it serves. Small payloads are copied
-//! into one buffer; large ones wait as they are.
+//! [`Outbox`]: frames waiting for a connection's socket. Every stream of the connection writes into it, and one writer empties
+//! it with one system call: an engine's step costs one call however many requests it serves. Small payloads are copied into one
+//! buffer; large ones are queued without a copy.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -15,28 +15,28 @@ use tokio::sync::Notify;
 use crate::frame::{FrameError, FrameKind, encode_frame, encode_header};
 use crate::memory::{HeldBytes, Memory};
 
-/// Capacity that an empty buffer keeps; beyond it, memory goes back after a burst.
+/// Capacity that an empty buffer keeps; larger buffers are freed after a burst.
 const KEEP_BYTES: usize = 64 << 10;
 
-/// What waits takes of the memory budget in pieces of so many bytes; the first is free, so that every connection goes on
-/// while others have taken all of it.
+/// Waiting frames take memory from the budget in pieces of this many bytes. The first piece is free, so every connection makes
+/// progress while others hold the whole budget.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Slices written at once.
+/// The most slices in one write.
 const WRITE_SLICES: usize = 16;
 
-/// Payloads from this size on are not copied.
+/// Payloads of at least this size are not copied.
 const LARGE_BYTES: usize = 16 << 10;
 
-/// Frames that wait for the socket, or are being written, with their part of the memory budget.
+/// Frames waiting for the socket or being written, and the memory reserved for them.
 #[derive(Debug)]
 pub struct Batch {
-    /// Large payloads, and what goes before each.
+    /// Large payloads, each preceded by the bytes before it.
     parts: VecDeque<Bytes>,
     parts_bytes: usize,
-    /// What goes behind them.
+    /// Bytes after the last part.
     tail: BytesMut,
-    /// Bytes of the tail that are written.
+    /// Bytes of the tail already written.
     written: usize,
     held: HeldBytes,
 }
@@ -52,7 +52,7 @@ impl Batch {
         }
     }
 
-    /// Bytes that are still to be written.
+    /// Returns the number of bytes still to write.
     fn len(&self) -> usize {
         self.parts_bytes + self.tail.len() - self.written
     }
@@ -63,7 +63,7 @@ impl Batch {
         self.parts.extend([before, payload]);
     }
 
-    /// The first of what is to be written, in order; how many slices it fills.
+    /// Fills `slices` with the next bytes to write, in order; returns how many slices it filled.
     fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let parts = self.parts.iter().map(Bytes::as_ref);
         let tail = self.tail.get(self.written..).filter(|it| !it.is_empty());
@@ -75,7 +75,7 @@ impl Batch {
         count
     }
 
-    /// So many bytes of it are written.
+    /// Marks the next `bytes` bytes as written.
     fn advance(&mut self, mut bytes: usize) {
         while let Some(part) = self.parts.front_mut() {
             let now = bytes.min(part.len());
@@ -90,10 +90,10 @@ impl Batch {
         self.written += bytes;
     }
 
-    /// Writes all of it, many parts with one system call. `taken` is told whenever the peer took some.
+    /// Writes all of it, many parts with one system call. Calls `taken` whenever the peer accepts bytes.
     ///
     /// # Errors
-    /// Those of `writer`; half of a frame may be written then.
+    /// The writer's errors; half of a frame may be written then.
     pub async fn write_to(
         &mut self,
         writer: &mut (impl AsyncWrite + Unpin),
@@ -113,7 +113,7 @@ impl Batch {
         writer.flush().await
     }
 
-    /// Its buffer, to be used again.
+    /// Returns the buffer for reuse.
     #[must_use]
     pub fn into_buffer(self) -> BytesMut {
         self.tail
@@ -125,11 +125,11 @@ impl Batch {
 pub struct Outbox {
     batch: Mutex<Batch>,
     memory: Arc<Memory>,
-    /// Bytes waiting, for a look without the lock.
+    /// Bytes waiting, readable without the lock.
     waiting: AtomicUsize,
-    /// There is no memory for more before what waits is taken.
+    /// The memory budget was exhausted; cleared when the writer takes the waiting frames.
     is_short: AtomicBool,
-    /// Nothing is taken any more.
+    /// The outbox accepts no more frames.
     is_closed: AtomicBool,
     limit: usize,
     /// The peer's limit on a frame's payload.
@@ -141,7 +141,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// It is short of room at `limit`, or where `memory` has none for it.
+    /// Creates an outbox that has no room once it holds `limit` bytes or `memory` is exhausted.
     #[must_use]
     pub fn new(limit: usize, max_frame_bytes: usize, memory: &Arc<Memory>) -> Self {
         let batch = Batch::new(BytesMut::new(), memory.hold_nothing());
@@ -159,13 +159,13 @@ impl Outbox {
         }
     }
 
-    /// From now on the peer takes frames of so many bytes.
+    /// Sets the peer's limit on a frame's payload, in bytes.
     pub fn set_max_frame_bytes(&self, bytes: usize) {
         self.max_frame_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// One more stream may have something to send, or, with `false`, one fewer. Where several may, the writer lets all that are
-    /// ready in the same moment in before it takes what there is.
+    /// Counts one more stream that may send, or one fewer with `false`. If there are several, the writer first yields to all
+    /// streams that are ready at the same moment.
     pub fn count_stream(&self, is_more: bool) {
         if is_more {
             self.streams.fetch_add(1, Ordering::Relaxed);
@@ -174,17 +174,17 @@ impl Outbox {
         }
     }
 
-    /// Adds a frame, also over the limit: streams ask for [`Self::room`] before they have something to send.
+    /// Adds a frame, even over the limit: streams wait for [`Self::room`] before they produce an item.
     ///
     /// # Errors
-    /// [`FrameError::TooLong`] when the peer takes no frame of that size; nothing is added.
+    /// [`FrameError::TooLong`] when the frame exceeds the peer's limit; nothing is added.
     pub fn push(&self, kind: FrameKind, stream: u32, payload: &[u8]) -> Result<(), FrameError> {
         self.add(payload.len(), |batch| {
             encode_frame(kind, stream, payload, &mut batch.tail)
         })
     }
 
-    /// As [`Self::push`], without a copy of a large payload.
+    /// Like [`Self::push`], without copying a large payload.
     ///
     /// # Errors
     /// As [`Self::push`].
@@ -229,13 +229,13 @@ impl Outbox {
         Ok(())
     }
 
-    /// Whether the outbox holds less than its limit, and there was memory for what it holds.
+    /// Returns whether the outbox is below its limit and the memory budget covers what it holds.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) < self.limit && !self.is_short.load(Ordering::Relaxed)
     }
 
-    /// Waits until [it has](Self::has_room), or nothing is taken any more: whoever waits must then look why.
+    /// Waits until there [is room](Self::has_room) or the outbox is closed; callers must check which.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -249,23 +249,23 @@ impl Outbox {
         }
     }
 
-    /// Its writer has ended: nobody waits for room any more.
+    /// Closes the outbox when its writer has ended, and wakes all waiters for room.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.drained.notify_waiters();
     }
 
-    /// Waits until there is something, and takes all of it. The buffer of `spent`, a batch that was written, is used again.
+    /// Waits until there is a frame, and takes all frames. Reuses the buffer of `spent`, a batch that was written.
     ///
     /// # Cancel safety
-    /// If another branch wins, nothing was taken.
+    /// If another branch wins, nothing is taken.
     pub async fn take(&self, spent: BytesMut) -> Batch {
         loop {
             if self.waiting.load(Ordering::Relaxed) > 0 {
                 break;
             }
             self.filled.notified().await;
-            // The streams that are ready in this same moment get in as well: one system call for all.
+            // Let streams that are ready at this moment add their frames first: one system call for all.
             if self.streams.load(Ordering::Relaxed) > 1 {
                 tokio::task::yield_now().await;
             }
@@ -286,7 +286,7 @@ impl Outbox {
         batch
     }
 
-    /// Whether nothing waits.
+    /// Returns whether no frame waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) == 0
@@ -316,14 +316,14 @@ mod tests {
         assert!(outbox.has_room());
         outbox.push(FrameKind::Item, 1, &payload).unwrap();
         assert!(outbox.room().now_or_never().is_none());
-        // It goes on all the same, and what was written gives its memory back.
+        // The outbox still makes progress, and written frames return their memory.
         let second = outbox.take(BytesMut::new()).await;
         outbox.room().now_or_never().unwrap();
         drop((written, second));
         outbox.push(FrameKind::Item, 1, &payload).unwrap();
         outbox.push(FrameKind::Item, 1, &payload).unwrap();
         assert!(outbox.has_room());
-        // A frame that is less than a piece needs none.
+        // A frame smaller than a piece needs no memory from the budget.
         let all = outbox.take(BytesMut::new()).await;
         assert!(outbox.memory.try_hold(1).is_none());
         outbox.push(FrameKind::Item, 1, b"small").unwrap();
@@ -371,7 +371,7 @@ mod tests {
         let mut slices = [IoSlice::new(&[]); 8];
         assert_eq!(batch.slices(&mut slices), 5);
         assert_eq!(slices[1].as_ptr(), large.as_ptr());
-        // However few bytes are written at once, they are those of the frames in order.
+        // Partial writes of any size yield the frames in order.
         let mut decoder = FrameDecoder::new();
         while batch.len() > 0 {
             let mut slices = [IoSlice::new(&[]); 3];

@@ -15,11 +15,11 @@ use genset_backend_common::error::{EngineError, ErrorDetails, ErrorKind};
 /// The newest protocol version this crate speaks.
 pub const PROTOCOL_VERSION: u16 = 1;
 
-/// The oldest protocol version this crate speaks: the one before [`PROTOCOL_VERSION`], where there is one, so that a fleet can be
-/// rolled from one to the next.
+/// The oldest protocol version this crate speaks: the one before [`PROTOCOL_VERSION`], if there is one, so that a fleet can be
+/// upgraded version by version.
 pub const MIN_PROTOCOL_VERSION: u16 = 1;
 
-/// The payload of `Hello`, the first frame each way.
+/// The payload of `Hello`, the first frame in each direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// The newest version the sender speaks.
@@ -28,10 +28,10 @@ pub struct Hello {
     pub min_version: u16,
     /// The largest payload the sender accepts, in bytes.
     pub max_frame_bytes: u32,
-    /// Whether the sender has a shared secret, and therefore wants the peer's proof of it.
+    /// Whether the sender has a shared secret, and therefore requires a proof of it from the peer.
     #[serde(default)]
     pub has_secret: bool,
-    /// Random bytes that the peer's proof is made over; at least 16 when `has_secret`.
+    /// Random bytes covered by the peer's proof; at least 16 when `has_secret`.
     #[serde(default)]
     pub nonce: Bytes,
 }
@@ -44,7 +44,7 @@ pub struct Auth {
 }
 
 impl Hello {
-    /// What this crate speaks, without a secret.
+    /// Returns this crate's `Hello`, without a secret.
     #[must_use]
     pub fn new(max_frame_bytes: u32) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Hello {
         }
     }
 
-    /// The version both speak, the newest one.
+    /// Returns the newest version that both sides speak.
     ///
     /// # Errors
     /// `CannotConnect`, naming both ranges, when there is none.
@@ -75,20 +75,20 @@ impl Hello {
     }
 }
 
-/// What a `Request` frame says beside the request itself.
+/// Metadata of a `Request` frame, sent before the request itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RequestHead {
     /// The endpoint's full name, `namespace.component.endpoint`.
     pub endpoint: String,
-    /// The instance that is called, below 2^53.
+    /// The called instance's id, below 2^53.
     pub instance: u64,
     /// The request's id.
     pub id: String,
-    /// Milliseconds left until the deadline. Relative, since clocks differ.
+    /// Milliseconds left until the deadline. Relative, because clocks differ between hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
-    /// Milliseconds since the request began at another instance; absent where none had it before.
+    /// Milliseconds since the request began at another instance; absent if this instance is the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub age_ms: Option<u64>,
     /// W3C traceparent; empty when there is none.
@@ -100,16 +100,15 @@ pub struct RequestHead {
     /// Other headers, names in lower case.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
-    /// Items the caller has room for at first.
+    /// The caller's initial credit: the number of items it has room for.
     pub credit: u32,
-    /// Proof of the control secret, in requests to `control`; empty when there is none.
+    /// Proof of the control secret, for requests to `control`; empty when there is none.
     #[serde(skip_serializing_if = "Bytes::is_empty")]
     pub control_proof: Bytes,
 }
 
 impl RequestHead {
-    /// What a request's context says to whoever answers it: its id, what is left until its deadline, its age, its trace and
-    /// headers.
+    /// Builds the head from a request's context: id, time left until the deadline, age, trace and headers.
     #[must_use]
     pub fn of(endpoint: String, ctx: &RequestContext) -> Self {
         let trace = ctx.trace().cloned().unwrap_or_default();
@@ -126,11 +125,11 @@ impl RequestHead {
         }
     }
 
-    /// The context of the request where it is answered.
+    /// Returns the request's context for the callee.
     #[must_use]
     pub fn into_context(self) -> RequestContext {
         let mut ctx = RequestContext::new(self.id).with_headers(self.headers);
-        // A year is as good as for ever, and cannot overflow the clock.
+        // A year is long enough, and cannot overflow the clock.
         let time = |ms| Duration::from_millis(ms).min(Duration::from_secs(365 * 24 * 3600));
         let now = Instant::now();
         if let Some(ms) = self.deadline_ms {
@@ -152,12 +151,12 @@ pub const MAX_HEAD_BYTES: usize = 64 << 10;
 /// The payload of `Error`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WireError {
-    /// The kind's name; one that a later version has is read as `Internal`.
+    /// The kind; names from later versions decode as `Internal`.
     #[serde(deserialize_with = "known_kind")]
     pub kind: ErrorKind,
     /// The message for the client.
     pub message: String,
-    /// Facts a program may read.
+    /// Details for programs.
     #[serde(default)]
     pub details: ErrorDetails,
 }
@@ -187,17 +186,18 @@ impl From<WireError> for EngineError {
 /// The payload of `Credit`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credit {
-    /// Further items the caller has room for.
+    /// The number of further items the caller has room for.
     pub items: u32,
 }
 
 /// The payload of `Cancel`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cancel {
-    /// Why; a reason that a later version has is read as `Client`.
+    /// The reason; reasons from later versions decode as `Client`.
     #[serde(deserialize_with = "known_reason")]
     pub reason: CancelReason,
-    /// Whether the caller reads no further: then nothing more is sent on the stream. Otherwise the terminal still comes.
+    /// Whether the caller has stopped reading: the callee then sends nothing more on the stream. Otherwise it still sends the
+    /// terminal.
     pub discard: bool,
 }
 
@@ -210,27 +210,27 @@ fn known_reason<'de, D: Deserializer<'de>>(deserializer: D) -> Result<CancelReas
 /// The payload of `GoAway`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GoAway {
-    /// Why, for programs.
+    /// The reason, for programs.
     pub code: GoAwayCode,
-    /// Why, for the log.
+    /// The reason, for the log.
     pub reason: String,
 }
 
-/// Why a peer wants no new streams.
+/// Why a peer accepts no new streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GoAwayCode {
-    /// It shuts down; streams that are open go on.
+    /// The peer shuts down; open streams continue.
     Shutdown,
-    /// No protocol version is common to both.
+    /// The peers have no protocol version in common.
     Version,
     /// The shared secret is missing or wrong.
     Unauthorized,
-    /// A limit on connections is reached.
+    /// The peer has reached its limit on connections.
     Limit,
-    /// The receiver of this broke the protocol; the connection ends.
+    /// The receiver of this frame violated the protocol; the connection ends.
     Protocol,
-    /// Something a later version says.
+    /// A code from a later version.
     #[serde(other)]
     Other,
 }
@@ -238,7 +238,7 @@ pub enum GoAwayCode {
 /// The payload of `Leaving`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leaving {
-    /// The instance that takes no new requests.
+    /// The instance that accepts no new requests.
     pub instance: u64,
 }
 
@@ -251,13 +251,13 @@ pub enum PayloadError {
     /// The bytes are not MessagePack of the expected type.
     #[error("cannot decode the payload: not MessagePack of the expected type")]
     Decode(#[from] rmp_serde::decode::Error),
-    /// The head of a request does not end within [`MAX_HEAD_BYTES`].
+    /// The head of a request exceeds [`MAX_HEAD_BYTES`].
     #[error("the head of the request, headers included, has more than {MAX_HEAD_BYTES} bytes")]
     HeadTooLong,
     /// Bytes follow the value.
     #[error("cannot decode the payload: {extra} bytes follow the value")]
     TrailingBytes {
-        /// How many.
+        /// The number of bytes.
         extra: usize,
     },
 }
@@ -265,7 +265,7 @@ pub enum PayloadError {
 /// Writes `value` as a MessagePack map with named fields.
 ///
 /// # Errors
-/// [`PayloadError::Encode`], for types MessagePack cannot hold.
+/// [`PayloadError::Encode`], for types that MessagePack cannot represent.
 ///
 /// # Examples
 /// ```
@@ -281,7 +281,7 @@ pub fn encode_payload<T: Serialize>(value: &T) -> Result<Vec<u8>, PayloadError> 
     Ok(rmp_serde::to_vec_named(value)?)
 }
 
-/// Reads one value and nothing after it. Unknown fields are ignored.
+/// Decodes one value; trailing bytes are an error. Unknown fields are ignored.
 ///
 /// # Errors
 /// [`PayloadError::Decode`] or [`PayloadError::TrailingBytes`].
@@ -295,10 +295,10 @@ pub fn decode_payload<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, PayloadErr
     }
 }
 
-/// Writes the payload of `Request`: the head, then the request, which is MessagePack already.
+/// Encodes the payload of `Request`: the head, then the request, which is already MessagePack.
 ///
 /// # Errors
-/// [`PayloadError::Encode`], never seen for a head.
+/// [`PayloadError::Encode`], which does not occur for a head.
 pub fn encode_request(head: &RequestHead, body: &[u8]) -> Result<Vec<u8>, PayloadError> {
     let mut bytes = encode_payload(head)?;
     bytes.extend_from_slice(body);
@@ -308,8 +308,8 @@ pub fn encode_request(head: &RequestHead, body: &[u8]) -> Result<Vec<u8>, Payloa
 /// Splits the payload of `Request` into the head and the undecoded request.
 ///
 /// # Errors
-/// [`PayloadError::Decode`] when it does not begin with a head; [`PayloadError::HeadTooLong`] when that has more than
-/// [`MAX_HEAD_BYTES`], of which no more is read.
+/// [`PayloadError::Decode`] when the payload does not begin with a head; [`PayloadError::HeadTooLong`] when the head exceeds
+/// [`MAX_HEAD_BYTES`], in which case the rest of it is not read.
 ///
 /// # Examples
 /// ```
@@ -444,7 +444,7 @@ mod tests {
         }
     }
 
-    /// A peer one version ahead sends fields we do not know, one behind leaves out those it does not know.
+    /// A newer peer sends unknown fields; an older one omits fields that it does not know.
     #[test]
     fn unknown_fields_are_ignored_and_absent_ones_take_defaults() {
         #[derive(Serialize)]
@@ -525,7 +525,7 @@ mod tests {
         assert_eq!(ours.agree(&ahead).unwrap(), PROTOCOL_VERSION);
     }
 
-    /// The Hello of one that speaks these versions, the oldest and the newest.
+    /// Returns the `Hello` of a peer that speaks versions from the oldest to the newest.
     fn speaks((min_version, version): (u16, u16)) -> Hello {
         Hello {
             version,
