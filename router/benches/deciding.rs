@@ -1,13 +1,14 @@
-//! What it costs to choose an instance.
+//! The cost of choosing an instance.
 //!
-//! Run with `cargo bench -p genset-router --bench deciding`. All workers hold the first 16 blocks of the prompt, and one in eight
-//! all of its 64.
+//! Run with `cargo bench -p genset-router --bench deciding`. All workers hold the first 16 blocks of the prompt; one in eight
+//! holds all 64.
 //!
-//! - `lookup`: who holds what of the prompt, of so many workers.
-//! - `request`: a request of that prompt through the layers and a worker of this process, whose one token is ready. What `kv` takes
-//!   longer than `round-robin` is the choice: the hashes of 1,024 tokens, the lookup, the cost of each worker, and the account of
-//!   what it has to do.
-//! - `full`: the same where others have filled 999 of 1,000 workers. `kv` hears of it from them, `round-robin` by refusals.
+//! - `lookup`: finds the holders of the prompt among a number of workers.
+//! - `request`: a request with that prompt through the layers to an in-process worker whose single token is ready. The extra time
+//!   of `kv` over `round-robin` is the choice: hashing 1,024 tokens, the lookup, each worker's cost, and counting the request's
+//!   work.
+//! - `full`: the same with 999 of 1,000 workers filled by others. `kv` learns of it from their loads, `round-robin` from
+//!   refusals.
 
 #![expect(
     clippy::unwrap_used,
@@ -48,7 +49,7 @@ fn prompt() -> Vec<u32> {
     (0..PROMPT_TOKENS).collect()
 }
 
-/// What a worker holds of the prompt.
+/// Returns the blocks of the prompt that a worker holds.
 fn held_by(worker: u32) -> Vec<BlockHash> {
     let mut blocks = hash_blocks(&Xxh3BlockHasher::new(), None, &prompt(), BLOCK_TOKENS);
     if !worker.is_multiple_of(8) {
@@ -57,7 +58,7 @@ fn held_by(worker: u32) -> Vec<BlockHash> {
     blocks
 }
 
-/// An engine whose one token is ready.
+/// An engine whose single token is ready.
 struct Ready(u32);
 
 #[async_trait]
@@ -111,7 +112,7 @@ fn lookup(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Workers of this process.
+/// In-process workers.
 struct Fleet {
     runtime: Runtime,
     directory: ModelDirectory,
@@ -119,7 +120,7 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Starts them on the present runtime. The first `small` of them take one request at once.
+    /// Starts them on the current runtime. The first `small` of them run one request at a time.
     fn start(workers: u32, small: u32) -> Self {
         let runtime = Runtime::in_process();
         let directory = ModelDirectory::follow(&runtime);
@@ -157,7 +158,7 @@ impl Fleet {
         }
     }
 
-    /// The model that all of them serve.
+    /// Waits for the model that all of them serve.
     async fn model(&self) -> LiveModel {
         let mut models = self.directory.subscribe();
         let count = self.workers.len();
@@ -168,7 +169,7 @@ impl Fleet {
         all.await.unwrap().get("m").unwrap().clone()
     }
 
-    /// Fills the first `small` of them, until the answers are dropped.
+    /// Fills the first `small` workers, until the answers are dropped.
     async fn fill(&self, small: u32) -> Vec<OutputStream> {
         let model = self.model().await;
         let others = (self.directory).client(&model, SelectionMode::RoundRobin, PATIENCE);
@@ -182,7 +183,7 @@ impl Fleet {
         answers
     }
 
-    /// The layers over all of them, once they were followed for a while.
+    /// Builds the layers over all workers, and gives them time to discover the workers.
     async fn way(&self, mode: RouterMode) -> Arc<dyn Generate> {
         let model = self.model().await;
         let config = RouterConfig {
@@ -217,7 +218,7 @@ async fn one_token(way: &dyn Generate, prompt: &[u32]) {
     }
 }
 
-/// Requests through the layers over so many workers, of which others have filled `small`.
+/// Benchmarks requests through the layers over a number of workers, of which others have filled `small`.
 fn through_layers(criterion: &mut Criterion, name: &str, workers: u32, small: u32) {
     let threads = tokio::runtime::Builder::new_current_thread()
         .enable_all()

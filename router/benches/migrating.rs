@@ -1,7 +1,7 @@
-//! What it costs a token that its request may move.
+//! The cost per token of being able to migrate.
 //!
-//! Run with `cargo bench -p genset-router --bench migrating`. An iteration is one request of 4096 tokens, one token an item;
-//! elements are tokens. `below` is the stream alone, `migrating` the same stream under the layer.
+//! Run with `cargo bench -p genset-router --bench migrating`. An iteration is one request of 4096 tokens, one token per item;
+//! elements are tokens. `below` is the plain stream, `migrating` the same stream under the layer.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! [`RouterConfig`]: how requests are routed, checked; with the feature `cli`, command-line flags.
+//! [`RouterConfig`]: checked routing settings; with the feature `cli`, command-line flags.
 
 use std::fmt;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -16,14 +16,14 @@ use crate::migrating::MigrationConfig;
 /// How an instance is chosen for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RouterMode {
-    /// Whatever the request is: by turns, by chance or by load.
+    /// Independent of the request: round-robin, random or by load.
     Plain(SelectionMode),
-    /// By what is cached where, and by load.
+    /// By cached prefix and load.
     Kv,
 }
 
 impl RouterMode {
-    /// The names in flags.
+    /// Returns the flags' values, as one string.
     #[must_use]
     pub fn names() -> String {
         SelectionMode::ALL
@@ -90,7 +90,7 @@ pub struct RouterConfig {
 }
 
 impl RouterConfig {
-    /// Whether it matters what a request's affinity key is.
+    /// Returns whether the affinity key of a request influences its routing.
     #[must_use]
     pub fn has_affinity(&self) -> bool {
         self.mode == RouterMode::Kv && self.kv.affinity_blocks > 0

@@ -1,4 +1,4 @@
-//! [`connect`]: stacks the layers that a model needs.
+//! [`connect`]: stacks the layers for a model.
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +19,7 @@ use crate::migrating::{Migrating, Migrations};
 use crate::queueing::{QueueMetrics, Queueing};
 use crate::route::{Route, Whoever};
 
-/// What the layers of all models have in common: how requests are routed, and what is counted. Clones share.
+/// What the layers of all models share: routing settings and metrics. Clones share state.
 #[derive(Debug, Clone)]
 pub struct Layers {
     config: RouterConfig,
@@ -30,7 +30,7 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// Registers the metrics, once for a registry.
+    /// Registers the metrics, once per registry.
     #[must_use]
     pub fn register(registry: &MetricsRegistry, config: RouterConfig) -> Self {
         Self {
@@ -42,13 +42,13 @@ impl Layers {
         }
     }
 
-    /// From now on no request of any model waits for an instance to take it over: this process ends.
+    /// From now on no request of any model waits for an instance: this process is shutting down.
     pub fn expect_nobody(&self) {
         self.migrations.expect_nobody();
     }
 }
 
-/// The way to the instances of a model, once there is at least one that ends answers.
+/// Returns a route to the instances of a model, once at least one of them can complete requests.
 ///
 /// # Errors
 /// `Unavailable` when none is live within `timeout`.
@@ -86,7 +86,7 @@ pub async fn connect(
     Ok(Arc::new(migrating))
 }
 
-/// The way to the instances of a model that play `role`.
+/// Returns a route to the instances of a model in `role`.
 ///
 /// # Errors
 /// As [`connect`].
@@ -107,7 +107,7 @@ pub(crate) async fn pool_route(
     }
 }
 
-/// A client of the instances that play `role`. It waits where none is there and neither [`Migrating`] nor [`Disaggregating`] does.
+/// Returns a client of the instances in `role`. It waits for an instance if neither [`Migrating`] nor [`Disaggregating`] does.
 async fn pool_client(
     directory: &ModelDirectory,
     model: &LiveModel,
@@ -121,7 +121,7 @@ async fn pool_client(
     Ok(if waits { client } else { client.without_wait() })
 }
 
-/// By what is cached, by load and by affinity.
+/// Selects by cached prefix, load and affinity.
 async fn selecting(
     directory: &ModelDirectory,
     model: &LiveModel,

@@ -1,16 +1,17 @@
-//! [`Disaggregating`]: a request in two legs. A prefill instance computes the prompt and gives the first token, which is passed
-//! on at once. A decode instance fetches the KV blocks of the prompt and gives the rest.
+//! [`Disaggregating`]: serves a request in two legs. A prefill instance computes the prompt and the first token, which is
+//! streamed at once. A decode instance fetches the prompt's KV blocks and generates the rest.
 //!
-//! It stands above the layers that choose an instance, one for each [pool](pools), and below [`Migrating`](crate::Migrating),
-//! to which a lost leg is a lost instance: the request begins anew with a prefill. It is for models whose engine plays the
-//! roles; for others [`connect`](crate::connect) leaves it out.
+//! The layer sits above the layers that choose an instance, one for each [pool](pools), and below
+//! [`Migrating`](crate::Migrating), which treats a lost leg as a lost instance: the request restarts with a prefill. It is for
+//! models whose engine supports the roles; for others [`connect`](crate::connect) leaves it out.
 //!
-//! - A request stays whole when its prompt is short, and when a pool it would need has no instance: aggregated instances take
-//!   it, or decode instances are told to compute the prompt themselves.
-//! - Both legs choose the first token, the second one to go on from it. So a request that leaves its seed to chance gets one; where
-//!   it may have none, the second leg's token is the one that counts.
-//! - A request that may not move waits a moment here where the instances of all pools are gone; the layer above has others wait.
-//! - A request whose prompt is computed waits where no instance goes on with it, as one that moves does.
+//! - A request is not split if its prompt is short or a pool it needs is empty: an aggregated instance serves it, or a decode
+//!   instance computes the prompt itself.
+//! - Both legs choose the first token; the second leg continues from it. A request that samples without a seed therefore gets
+//!   one. If it cannot have one, the second leg's token counts.
+//! - A request that may not migrate waits briefly here if the instances of all pools are gone; other requests wait in the layer
+//!   above.
+//! - A request whose prompt is computed waits for a decode instance as long as a migrating request does.
 //! - Blocks that nobody will fetch are released: the request was cancelled, its client left, or no decode instance took it.
 
 mod handing;
@@ -39,8 +40,8 @@ use crate::config::RouterConfig;
 use crate::patience::Patience;
 use crate::route::{Route, Routed};
 
-/// How long a request waits that may not move, where all instances that it could go to whole are gone or going. A client of one pool
-/// waits as long by itself.
+/// How long a request that may not migrate waits when every instance that could serve it whole is gone or shutting down. A client
+/// of one pool waits equally long by itself.
 const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
 /// When requests are served in two legs.
@@ -53,30 +54,30 @@ pub struct DisaggregationConfig {
     pub prefill_threshold_tokens: u32,
 }
 
-/// A layer that has prompts computed by one instance and answers by another.
+/// A layer that sends a request's prefill and decode to different instances.
 pub(crate) struct Disaggregating {
     parts: Arc<Parts>,
 }
 
-/// What the requests of a model have in common.
+/// State shared by the requests of a model.
 struct Parts {
     pools: Pools,
     config: DisaggregationConfig,
     /// How long a request waits between its legs.
     wait: Duration,
-    /// How long it waits where it cannot begin.
+    /// How long a request waits if it cannot start.
     successor_time: Duration,
     context_length_tokens: u32,
-    /// Whether a seed decides what is chosen by chance.
+    /// Whether the engine supports seeds.
     has_seeds: bool,
-    /// Whether a request with a seed may go on from another instance's tokens.
+    /// Whether a seeded request may resume from another instance's tokens.
     resumes_exactly: bool,
     blocks: Option<KvBlocksClient>,
     metrics: ModelLegs,
 }
 
 impl Disaggregating {
-    /// Over the pools of the model of `card`. `blocks` reaches the KV blocks that are to be released.
+    /// Creates the layer over the pools of `card`'s model. `blocks` releases KV blocks at their instance.
     pub(crate) fn new(
         pools: Pools,
         card: &ModelCard,
@@ -104,14 +105,14 @@ impl Disaggregating {
     }
 }
 
-/// The instances of both legs.
+/// The pools for both legs.
 struct Apart {
     prefill: Arc<dyn Route>,
     decode: Arc<dyn Route>,
 }
 
 impl Parts {
-    /// Whether the request goes in two legs, or why it stays whole.
+    /// Returns the pools for two legs, or the reason to serve the request whole.
     fn plan(&self, pools: &PoolSet, request: &GenerateRequest) -> Result<Apart, Whole> {
         if !pools.is_apart() {
             return Err(Whole::NotApart);
@@ -133,7 +134,7 @@ impl Parts {
         Ok(Apart { prefill, decode })
     }
 
-    /// Serves the request in one leg, and counts it. Where no instance is there any more it waits for one, if nobody else does.
+    /// Serves the request in one leg, and counts it. If all instances are gone, it waits for one unless another layer does.
     async fn whole(
         &self,
         why: Whole,
@@ -151,7 +152,7 @@ impl Parts {
                 decided => return decided,
             };
             let is_gone = error.kind().is_instance_gone();
-            // Those that were gone are not asked again for a while.
+            // The client below does not retry lost instances for a while: it then returns `Unavailable`.
             let is_left_out = refusal.is_some() && error.kind() == ErrorKind::Unavailable;
             if !is_gone && !is_left_out {
                 return Err(error);
@@ -163,7 +164,7 @@ impl Parts {
         }
     }
 
-    /// Asks instances to serve the request in one leg.
+    /// Routes the request to instances that serve it in one leg.
     async fn ask_whole(
         &self,
         why: Whole,
@@ -177,7 +178,7 @@ impl Parts {
         let decode = pools.decode.clone().map(|pool| (pool, computing));
         let mut ways = [aggregated, decode];
         if why == Whole::Short {
-            // Where its cache was counted.
+            // The decode pool first: it has the cached prefix.
             ways.reverse();
         }
         let mut failure = nobody();
@@ -192,8 +193,8 @@ impl Parts {
         Err(failure)
     }
 
-    /// Leaves nothing to chance that both legs decide. False where the engine takes no seed, or none with tokens of another
-    /// instance.
+    /// Makes both legs sample the same first token. Returns false if the engine does not take a seed, or no seed with tokens of
+    /// another instance.
     fn settle_chance(&self, request: &mut GenerateRequest) -> bool {
         let sampling = &mut request.sampling;
         if sampling.temperature == Some(0.0) || sampling.seed.is_some() {
@@ -203,14 +204,14 @@ impl Parts {
             return false;
         }
         if self.has_seeds {
-            // Also without a temperature: the default of a server of another project may be to draw.
+            // Even without a temperature: the default of a third-party server may be to sample.
             sampling.seed = Some(rand::random());
             return true;
         }
         sampling.temperature.is_none()
     }
 
-    /// Nobody will fetch these blocks.
+    /// Releases blocks that nobody will fetch.
     fn release(&self, transfer: &TransferParams) {
         if let Some(blocks) = &self.blocks {
             blocks.release(transfer);
@@ -218,7 +219,7 @@ impl Parts {
     }
 }
 
-/// Whether a request that a pool refused may go to another one.
+/// Returns whether a request that a pool refused may go to another pool.
 fn may_be_tried_again(error: &EngineError, ctx: &RequestContext) -> bool {
     error.may_go_elsewhere() && !ctx.is_cancelled() && !ctx.has_lost_too_many()
 }
@@ -237,14 +238,14 @@ impl Route for Disaggregating {
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
         let parts = &self.parts;
-        // Of both legs together.
+        // The limit covers both legs together.
         let ctx = ctx.with_loss_limit(DEFAULT_MIGRATION_LIMIT);
         let apart = match parts.plan(&parts.pools.now(), &request) {
             Ok(apart) => apart,
             Err(why) => return parts.whole(why, request, ctx, left_out).await,
         };
         let is_settled = parts.settle_chance(&mut request);
-        // Over the wire an instance takes a request with its first item: by then the prompt is computed.
+        // Over the wire, `route` returns with the first item: by then the prompt is computed.
         let since = Instant::now();
         let begun = apart
             .prefill
@@ -253,7 +254,7 @@ impl Route for Disaggregating {
         match begun {
             Ok(routed) => {
                 parts.metrics.apart();
-                // The second leg has what the first one leaves of the request's time.
+                // The second leg gets the time that the first one leaves of the request's limit.
                 let ctx = ctx.with_began(since);
                 let legs = TwoLegs::new(Arc::clone(parts), apart.decode, request, ctx, since);
                 Ok(legs.begin(routed, is_settled, left_out))
@@ -263,7 +264,7 @@ impl Route for Disaggregating {
                 let whole = parts
                     .whole(Whole::PrefillRefused, request, ctx, left_out)
                     .await;
-                // What the prefill instances said is why it was to be apart in vain.
+                // The prefill pool's error is why the request could not be split.
                 whole.map_err(|last| {
                     if last.kind() == ErrorKind::Unavailable {
                         error

@@ -1,18 +1,18 @@
-//! The index of who holds which KV blocks: from a prompt's block hashes to the leading blocks that each target has cached.
+//! The KV block index: maps a prompt's block hashes to the leading blocks that each target has cached.
 //!
-//! Blocks live in *runs*: chains of blocks that were stored one after another. A run names its parent as (run, how many of its
-//! blocks precede), so that a branch is a new run and nothing moves: runs are never split. What a target holds of a run is one
-//! interval, or some when it has holes. One table maps a block's hash to its place (run and position). Hashes are chained, so
-//! the depth of a match is found by probing, not by walking.
+//! Blocks are stored in *runs*: chains of consecutive blocks. A run names its parent as (run, number of its blocks that precede),
+//! so a branch starts a new run and nothing moves: runs are never split. The blocks that a target holds in a run are one
+//! interval, or several if there are holes. One table maps a block's hash to its place (run and position). Hashes are chained, so
+//! a lookup finds the depth of a match by probing instead of walking.
 //!
-//! There is one writer, [`IndexWriter`], and any number of readers, [`IndexReader`], which take no lock: every word they read is
-//! atomic, and a run or a part of the table that changes under them is read again. A reader that has to read again too often
-//! takes the block for unknown: an answer is a hint, and nobody waits for one.
+//! One writer, [`IndexWriter`], and any number of lock-free readers, [`IndexReader`], share the index. Every word that readers
+//! load is atomic; a reader retries if a run or a part of the table changes during the read. After too many retries it treats the
+//! block as unknown: a result is a hint, and no reader waits for one.
 //!
-//! `tests/loom.rs` compiles these files with `loom`'s atomics, and tries a lookup beside a change in the orders that the memory model
-//! allows: a table that grows, holders that change, runs that are used again.
+//! `tests/loom.rs` compiles these files with `loom`'s atomics. It checks a lookup concurrent with a change under the orders that
+//! the memory model allows: table growth, holder changes, reuse of runs.
 //!
-//! Targets are small numbers; what they stand for is the caller's. It keeps neither clocks nor threads, and logs nothing.
+//! Targets are small numbers; the caller defines their meaning. The index has no clocks and no threads, and logs nothing.
 
 mod arena;
 mod find;
@@ -32,7 +32,7 @@ use crate::sync::AtomicU64;
 pub use self::find::{IndexReader, Lookup};
 pub use self::write::{IndexWriter, Odd};
 
-/// Who may hold blocks: a number below [`MAX_TARGETS`] that the caller gives.
+/// A holder of blocks: a number below [`MAX_TARGETS`] assigned by the caller.
 pub type Target = u32;
 
 /// The most targets.
@@ -47,22 +47,22 @@ pub struct Overlap {
     pub blocks: u32,
 }
 
-/// What readers and the writer share.
+/// State shared by the readers and the writer.
 struct Shared {
     words: Arena,
     runs: Runs,
     table: Table,
-    /// Blocks held by targets, each counted as often as it is held.
+    /// Blocks held by targets; a block with several holders counts once for each.
     held: AtomicU64,
 }
 
-/// An empty index.
+/// Creates an empty index.
 #[must_use]
 pub fn index() -> (IndexWriter, IndexReader) {
     with_seed(RandomState::new().hash_one(0))
 }
 
-/// An empty index; whoever knows its seed can choose hashes that collide.
+/// Creates an empty index; anyone who knows the seed can choose colliding hashes.
 pub(crate) fn with_seed(seed: u64) -> (IndexWriter, IndexReader) {
     let shared = Arc::new(Shared {
         words: Arena::new(),

@@ -1,13 +1,13 @@
-//! KV-aware selection: a request goes where most of its prompt is cached, as long as that costs no more than the load there.
+//! KV-aware selection: a request goes to the worker that caches most of its prompt, unless the load there costs more.
 //!
-//! - [`Selecting`] is the layer. For each request it hashes the prompt, looks up who holds how much of it, and takes the
-//!   candidate of the lowest [`cost`].
-//! - [`fleet`] knows the instances: their targets in the index, and what they have to do.
-//! - [`events`] keeps the index by what workers publish; [`assumed`] by what was routed, where they publish nothing.
+//! - [`Selecting`] is the layer. For each request it hashes the prompt, looks up which workers hold how much of it, and picks the
+//!   candidate with the lowest [`cost`].
+//! - [`fleet`] knows the instances: their targets in the index, and their pending work.
+//! - [`events`] updates the index from the KV events of workers; [`assumed`] from routed requests, if workers publish no events.
 //!
-//! - [`affinity`] remembers who served a client's key last.
+//! - [`affinity`] remembers which instance last served a client's key.
 //!
-//! Prompts that are text here go to the instance with the fewest requests, or to the one that served their key.
+//! A prompt that is text here goes to the instance with the fewest requests, or to the one that served its key.
 
 mod affinity;
 mod assumed;

@@ -1,22 +1,22 @@
-//! The layers between a server and the instances of a model. Everything answers the same call, `generate`, and they stack:
+//! The layers between a server and the instances of a model. Each layer implements `generate`, so layers stack:
 //!
 //! ```text
 //! frontend -> a layer -> another -> GenerateClient -> request plane -> Worker -> engine
 //! ```
 //!
-//! - [`GenerateClient`](genset_runtime::GenerateClient) is the lowest: it knows the live instances, chooses one, and asks
-//!   another while nothing was streamed.
-//! - A layer is a file or a folder of its own. It holds the layer below as an `Arc<dyn Route>`, answers `generate` itself, and
-//!   works alone; [`Route`] says beside the answer who gives it, and takes the instances to leave out.
-//! - Selection by what is cached (`kv`, on the [`index`](mod@index)) chooses an instance by the request's prompt.
-//! - `Disaggregating` sends a request's prompt to one pool of instances and the rest of it to another.
+//! - [`GenerateClient`](genset_runtime::GenerateClient) is the lowest layer: it knows the live instances, chooses one, and
+//!   retries another as long as nothing was streamed.
+//! - A layer is a file or a folder. It holds the layer below as an `Arc<dyn Route>`, implements `generate` itself, and works
+//!   alone; [`Route`] also returns which instance answers, and takes the instances to leave out.
+//! - KV-aware selection (`kv`, on the [`index`](mod@index)) chooses an instance by the request's cached prefix.
+//! - `Disaggregating` sends a request's prefill to one pool of instances and its decode to another.
 //! - `Queueing` lets requests wait while every instance is full.
-//! - [`Migrating`] is the highest: an answer that has begun outlives its instance.
-//! - [`connect`] stacks what a model needs and leaves out the layers that would have nothing to do: with round-robin, of a model
-//!   whose requests may not move, it returns the client alone, which then costs hardly more than without this crate.
+//! - [`Migrating`] is the top layer: it migrates a running request when its instance is lost.
+//! - [`connect`] stacks the layers that a model needs and omits those without work: with round-robin and a model without
+//!   migration, it returns the client alone, at almost no extra cost.
 //!
-//! It sees the runtime and the contract; never HTTP, text or a tokenizer. The frontend calls it, and so does a simulation, in one
-//! process and without a socket.
+//! The crate depends on the runtime and the contract, never on HTTP, text or a tokenizer. The frontend calls it; so does a
+//! simulation, in one process and without a socket.
 
 mod config;
 mod connect;
@@ -31,7 +31,7 @@ mod sync;
 #[cfg(test)]
 mod testing;
 
-// Not in the module, whose files `tests/loom.rs` compiles once more.
+// Not inside the module, because `tests/loom.rs` also compiles its files.
 #[cfg(test)]
 #[path = "index/tests.rs"]
 mod index_tests;

@@ -1,14 +1,14 @@
-//! [`Migrating`]: a request whose answer has begun outlives its instance. What it has given is kept; when the instance is lost
-//! or leaves, the request goes on at another one, from where it was.
+//! [`Migrating`]: a running request survives the loss of its instance. The layer keeps the streamed tokens; when the instance is
+//! lost or leaves, the request continues on another one from the same position.
 //!
-//! It stands above the layers that choose an instance and below whoever makes text of tokens, neither of which notices. It is
-//! for what fails *after* an instance took the request; what refuses it before is tried elsewhere by the layer below. Where that
-//! knows of no instance that is there, the request waits here for one.
+//! The layer sits above the layers that choose an instance and below the detokenizer; neither notices a migration. It handles
+//! failures *after* an instance took the request; the layer below retries refusals before that. If the layer below knows no live
+//! instance, the request waits here for one.
 //!
-//! - `resume` is pure: what is kept, and the request that goes on from it.
-//! - `budget` bounds the memory of all that is kept.
-//! - `stream` carries one answer over its instances.
-//! - `metrics` counts what moved, why, and what could not.
+//! - `resume` is pure: the kept tokens, and the request that resumes from them.
+//! - `budget` bounds the memory of all kept tokens.
+//! - `stream` carries one answer across its instances.
+//! - `metrics` counts migrations, their reasons, and failures to migrate.
 
 mod budget;
 mod metrics;
@@ -63,18 +63,18 @@ impl Default for MigrationConfig {
     }
 }
 
-/// What all migrating models have in common: the limits, the memory and the metrics. Clones share.
+/// State shared by all migrating models: the limits, the memory budget and the metrics. Clones share state.
 #[derive(Debug, Clone)]
 pub struct Migrations {
     config: MigrationConfig,
     budget: Arc<Budget>,
     metrics: MigrationMetrics,
-    /// Nobody who could take a request over comes any more.
+    /// Cancelled once no instance can take a request over any more.
     nobody_comes: CancellationToken,
 }
 
 impl Migrations {
-    /// Registers the metrics, once a process.
+    /// Registers the metrics, once per process.
     #[must_use]
     pub fn register(registry: &MetricsRegistry, config: MigrationConfig) -> Self {
         let metrics = MigrationMetrics::register(registry);
@@ -86,24 +86,24 @@ impl Migrations {
         }
     }
 
-    /// From now on no request waits for an instance: this process ends, so nobody would take it over in time.
+    /// From now on no request waits for an instance: this process is shutting down, so none would take it over in time.
     pub fn expect_nobody(&self) {
         self.nobody_comes.cancel();
     }
 }
 
-/// A layer that lets requests outlive their instance.
+/// A layer that migrates requests when their instance is lost.
 ///
-/// A request moves, and loses instances before its answer begins, at most as often as its model's card says. Its answer is the same
-/// as if nothing had happened wherever the engine declares `resume`. Where it declares `resume_as_prompt`, the rest is one that a
-/// longer prompt could have had, and a request that asks for more moves only as long as it has given nothing, as do all requests of
-/// other engines.
+/// The model card bounds how often a request migrates, and how many instances it may lose before its answer begins. If the engine
+/// declares `resume`, the answer is the same as without a failure. If it declares `resume_as_prompt`, the rest is an answer to a
+/// longer prompt; a request that needs more than that migrates only before its first item. Requests of other engines also migrate
+/// only before their first item.
 pub struct Migrating {
     parts: Arc<Parts>,
 }
 
 impl Migrating {
-    /// Lets the requests of the model of `card`, answered by `below`, move.
+    /// Creates the layer over `below` for the model of `card`.
     #[must_use]
     pub fn new(below: Arc<dyn Route>, card: &ModelCard, migrations: Migrations) -> Self {
         let parts = Parts {
@@ -150,7 +150,7 @@ impl Generate for Migrating {
             }
             decided => decided?,
         };
-        // The instances that it moves to give it no more time than the first one did.
+        // Later instances count the time limit from the first one's start.
         let ctx = ctx.with_began(began);
         let stream = MigratingStream::new(Arc::clone(&self.parts), request, ctx, kept, routed);
         Ok(OutputStream::from_raw(Box::pin(stream)))

@@ -1,15 +1,15 @@
-//! [`Patience`]: how long a request waits for an instance that takes it, and how often it looks for one meanwhile. For the layers
-//! that wait where none is left.
+//! [`Patience`]: how long a request waits for an instance, and how often it retries. For layers that wait when no instance is
+//! left.
 
 use std::time::Duration;
 
 use genset_backend_common::RequestContext;
 use tokio::time::Instant;
 
-/// Pauses between two looks for an instance when none is left, doubling from the first to the last.
+/// The first and the longest pause between retries; pauses double.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(25), Duration::from_millis(400));
 
-/// A request's wait, which its deadline may end before.
+/// A request's wait, bounded by its deadline.
 #[derive(Debug)]
 pub(crate) struct Patience {
     until: Instant,
@@ -17,7 +17,7 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// Begins to wait, for as long as `wait`.
+    /// Starts a wait of at most `wait`.
     pub(crate) fn new(wait: Duration, ctx: &RequestContext) -> Self {
         let until = Instant::now() + wait;
         Self {
@@ -26,10 +26,10 @@ impl Patience {
         }
     }
 
-    /// Waits until it is worth another look; false when the wait is over, or the request was cancelled.
+    /// Waits until the next retry; returns false when the wait is over or the request was cancelled.
     ///
     /// # Cancel safety
-    /// The next pause is as long as this one when the future is dropped.
+    /// If the future is dropped, the next pause has the same length.
     pub(crate) async fn pause(&mut self, ctx: &RequestContext) -> bool {
         let now = Instant::now();
         if now >= self.until || ctx.is_cancelled() {

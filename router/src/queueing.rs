@@ -1,10 +1,10 @@
-//! [`Queueing`]: requests for which no instance has a place wait here, and not at their clients.
+//! [`Queueing`]: requests wait here, not at their clients, while every instance is full.
 //!
-//! The layer is above the choice of an instance and knows none. It learns that all are full when the layer below says
-//! `Overloaded`, which that does when all look full and as many as it asks then have refused. Then one request at a time, the first in order, is tried
-//! again: when an answer has ended, and now and then for answers that other frontends were given. When it is refused, the next
-//! that other instances may take is tried. When it is not refused within a moment, it has left the queue, and the first of those
-//! that are left is tried.
+//! The layer sits above the choice of an instance. It learns from the error `Overloaded` that all instances are full: the layer
+//! below returns it when all look full and as many as it asks then have refused. Then the first request in order is retried:
+//! whenever an answer ends, and periodically, because other frontends' answers may have ended. When it is refused, the next
+//! request that other instances may take is tried. When it is not refused within a moment, it leaves the queue, and the next one
+//! is tried.
 
 mod metrics;
 mod order;
@@ -33,25 +33,23 @@ use crate::route::{Route, Routed};
 
 pub(crate) use self::metrics::QueueMetrics;
 
-/// How often the first request is tried again while no answer ends here: others may have freed a place.
+/// How often the first request is retried while no answer ends here: others may have freed a slot.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a request that is tried keeps the next one waiting. A refusal mostly comes sooner: it takes a round trip to each
-/// instance that is asked. Over the wire an instance that takes a request says so with the first token, so without a limit requests would start
-/// one by one.
+/// How long a request that is tried delays the next one. A refusal usually arrives sooner: one round trip to each instance asked.
+/// Over the wire an instance accepts a request with its first token, so without this limit requests would start one by one.
 const GRACE: Duration = Duration::from_millis(20);
 
-/// A layer at which requests wait while every instance is full: by priority, then by deadline, then in the order of their arrival.
+/// A layer at which requests wait while every instance is full: by priority, then by deadline, then by arrival.
 ///
-/// A request that would not be served before its deadline, by the rate at which those before it are, is refused at once and told
-/// when to come again.
+/// A request whose deadline would pass before its turn, at the current rate, is refused at once, with a time to retry after.
 pub(crate) struct Queueing {
     below: Arc<dyn Route>,
     queue: Arc<Queue>,
 }
 
 impl Queueing {
-    /// Lets at most `max_waiting` requests for `below` wait.
+    /// Creates the layer over `below`, with at most `max_waiting` waiting requests.
     pub(crate) fn new(
         below: Arc<dyn Route>,
         max_waiting: usize,
@@ -69,7 +67,7 @@ impl Queueing {
         }
     }
 
-    /// Tries the request whenever its turn has come.
+    /// Tries the request each time its turn comes.
     async fn wait(
         &self,
         ticket: &mut Ticket,
@@ -102,7 +100,7 @@ impl Queueing {
     }
 }
 
-/// Whether every instance is full.
+/// Returns whether an error means that every instance is full.
 fn is_full(error: &EngineError, ctx: &RequestContext) -> bool {
     let is_full = error.kind() == ErrorKind::Overloaded && !error.is_own_shortage();
     is_full && !ctx.is_cancelled()
@@ -116,7 +114,7 @@ impl Route for Queueing {
         ctx: RequestContext,
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError> {
-        // It is tried again and again.
+        // The limit covers all retries together.
         let ctx = ctx.with_loss_limit(DEFAULT_MIGRATION_LIMIT);
         let restriction = Restriction::of(&request, left_out);
         if !self.queue.waiting.lock().has_lane(&restriction) {
@@ -136,7 +134,7 @@ impl Route for Queueing {
     }
 }
 
-/// The requests of a model that wait.
+/// A model's waiting requests.
 struct Queue {
     max_waiting: usize,
     waiting: Mutex<Waiting>,
@@ -144,7 +142,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Takes a request in that arrives now.
+    /// Adds a request on its arrival.
     fn enter(
         self: &Arc<Self>,
         restriction: Restriction,
@@ -172,7 +170,7 @@ impl Queue {
         })
     }
 
-    /// Adds a request. Where there are too many, the last of all is refused, which may be another.
+    /// Adds a request. If too many wait, it refuses the last one, which may be another request.
     fn add(
         &self,
         waiting: &mut Waiting,
@@ -207,7 +205,7 @@ impl Queue {
         EngineError::new(ErrorKind::Overloaded, message).with_retry_after(wait)
     }
 
-    /// An answer whose end frees a place.
+    /// Wraps an answer so that its end wakes the queue.
     fn freeing(self: &Arc<Self>, routed: Routed) -> Routed {
         let outputs = Freeing {
             outputs: Some(routed.outputs),
@@ -232,7 +230,7 @@ struct Ticket {
 }
 
 impl Ticket {
-    /// Waits until the request is the first of its lane.
+    /// Waits until the request is the first in its lane.
     async fn first(&self, ctx: &RequestContext) -> Result<(), EngineError> {
         loop {
             if let Some(refusal) = self.entry.refusal() {
@@ -246,14 +244,14 @@ impl Ticket {
         }
     }
 
-    /// Lets the next lane try, and waits until it may be worth another try.
+    /// Lets the next lane try, and waits until a retry is worthwhile.
     async fn pause(&self, ctx: &RequestContext) -> Result<(), EngineError> {
         let is_first = {
             let waiting = self.queue.waiting.lock();
             waiting.wake_next(self.turn);
             waiting.is_first(self.turn)
         };
-        // The others are tried after the first.
+        // Only the first request retries periodically; the others follow it.
         let interval = async {
             if is_first {
                 tokio::time::sleep(RETRY_INTERVAL).await;
@@ -270,7 +268,7 @@ impl Ticket {
         self.until(ctx, worth_it).await
     }
 
-    /// Waits for `what`, as long as the request is wanted.
+    /// Waits for `what`, the cancellation or the deadline.
     async fn until(
         &self,
         ctx: &RequestContext,
@@ -293,7 +291,7 @@ impl Ticket {
         }
     }
 
-    /// Leaves for an instance, so that the next is first.
+    /// Leaves the queue for an instance, so that the next request is first.
     fn leave(&mut self) -> Instant {
         let now = Instant::now();
         self.queue.waiting.lock().served(&self.restriction, now);
@@ -302,7 +300,7 @@ impl Ticket {
         now
     }
 
-    /// Every instance is full: a request that has left is back where it was.
+    /// Handles a refusal because every instance is full: a request that had left returns to its position.
     fn come_back(&mut self) -> Result<(), EngineError> {
         let Some(left) = self.left else {
             return Ok(());
@@ -317,7 +315,7 @@ impl Ticket {
         Ok(())
     }
 
-    /// An instance took the request.
+    /// Records that an instance took the request.
     fn served(&mut self) {
         let left = match self.left {
             Some(left) => left,
@@ -341,7 +339,7 @@ impl Drop for Ticket {
     }
 }
 
-/// An answer. Its end is told to the queue.
+/// An answer whose end wakes the queue.
 struct Freeing {
     /// `None` once it is dropped.
     outputs: Option<OutputStream>,
@@ -361,7 +359,7 @@ impl Stream for Freeing {
 
 impl Drop for Freeing {
     fn drop(&mut self) {
-        // The place is free before anybody is told.
+        // Free the slot before waking a waiter.
         self.outputs = None;
         self.queue.waiting.lock().wake_first();
     }

@@ -1,4 +1,4 @@
-//! [`Route`]: what a layer needs of the layer below.
+//! [`Route`]: the interface of a layer to the layer below.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use genset_runtime::{GenerateClient, InstanceId};
 
 pub use genset_runtime::{Holder, Routed};
 
-/// Answers `generate`, and says who does it. A layer that moves a request from one instance to another needs both: whom to
-/// leave out, and who was asked.
+/// Serves `generate`, and reports which instance does. A layer that migrates requests needs both: the instances to leave out, and
+/// the instance that was asked.
 #[async_trait]
 pub trait Route: Send + Sync + 'static {
-    /// Starts one request at an instance that is none of `left_out`.
+    /// Starts one request at an instance not in `left_out`.
     ///
     /// # Errors
     /// A typed refusal before any token; `Unavailable` when no instance may be asked.
@@ -27,7 +27,7 @@ pub trait Route: Send + Sync + 'static {
         left_out: &[InstanceId],
     ) -> Result<Routed, EngineError>;
 
-    /// Starts one request at any instance, for those who need not know which.
+    /// Starts one request at any instance, for callers that need not know which.
     ///
     /// # Errors
     /// As [`route`](Self::route).
@@ -42,7 +42,8 @@ pub trait Route: Send + Sync + 'static {
         Ok(self.route(request, ctx, &[]).await?.outputs)
     }
 
-    /// The most tokens of the request's prompt that an instance is known to have cached. 0 where nobody looks.
+    /// Returns the most prompt tokens of the request that one instance is known to have cached; 0 if the layer does not track
+    /// this.
     fn cached_tokens(&self, _request: &GenerateRequest) -> u32 {
         0
     }
@@ -60,7 +61,7 @@ impl Route for GenerateClient {
     }
 }
 
-/// The answers of a layer, whoever gives them.
+/// Adapts a layer to `Generate`, without the answering instance.
 pub(crate) struct Whoever(pub(crate) Arc<dyn Route>);
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! How tests of several layers read an answer.
+//! Helpers to read an answer, for the tests of several layers.
 
 use futures_util::StreamExt;
 use genset_backend_common::output::Finished;
@@ -11,7 +11,7 @@ pub(crate) struct Read {
     pub(crate) end: Result<Finished, EngineError>,
 }
 
-/// Reads an answer to its end. The token that a terminal brings is the last of them.
+/// Reads an answer to its end. The last token is the terminal's.
 pub(crate) async fn read(mut outputs: OutputStream) -> Read {
     let mut tokens = Vec::new();
     loop {

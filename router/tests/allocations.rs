@@ -1,6 +1,6 @@
-//! That a request may move costs no allocation a token: only where the room for what is kept doubles.
+//! Migration costs no allocation per token: only when the capacity for kept tokens doubles.
 //!
-//! A binary of its own, for its allocator.
+//! A separate test binary, because it sets its own allocator.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ use genset_runtime::InstanceId;
 #[global_allocator]
 static ALLOCATOR: counting::Counting = counting::Counting;
 
-/// An instance that gives as many tokens as it is asked for.
+/// An instance that streams as many tokens as requested.
 struct Ready;
 
 #[async_trait]
@@ -56,7 +56,7 @@ impl Route for Ready {
     }
 }
 
-/// Allocations of a request for so many tokens.
+/// Counts the allocations of a request for `tokens` tokens.
 fn allocations(engine: &dyn Generate, tokens: u32) -> u64 {
     let mut request = GenerateRequest::from_tokens("m", vec![1, 2]);
     request.stop.max_tokens = Some(tokens);
@@ -81,7 +81,7 @@ fn a_token_of_a_request_that_may_move_allocates_nothing() {
     let card = ModelCard::from_config(&config);
     let layer = Migrating::new(Arc::new(Ready), &card, migrations);
     let extra = |tokens| allocations(&layer, tokens) - allocations(&Ready, tokens);
-    // Six more doublings, whatever the thousands of tokens.
+    // Six more doublings for thousands of tokens.
     let (few, many) = (extra(64), extra(4096));
     assert_eq!(many - few, 6, "{few} and {many}");
     assert!(few < 8, "{few}");

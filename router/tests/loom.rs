@@ -1,8 +1,9 @@
-//! The index's reader beside its writer, in the orders of events that the memory model allows, under `loom`.
+//! The index's reader concurrent with its writer, in the orders of events that the memory model allows, under `loom`.
 //!
-//! The index's own files are compiled here with loom's atomics in place of the standard library's, and with sizes that make a table
-//! grow at its fourth block. Each model names what it catches: it fails when one of those orderings, fences or looks is
-//! weakened. Those of slots, and the fence that ends a look, stand in for each other: one of them alone is not missed.
+//! This test compiles the index's own files with loom's atomics instead of the standard library's, and with sizes that make a
+//! table grow at its fourth block. Each model names what it detects: it fails when one of those orderings, fences or reads is
+//! weakened. The orderings of slots and the fence that ends a read are redundant: the test does not detect the loss of one of
+//! them alone.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +22,7 @@ mod crate_under_test {
     pub mod index;
 }
 
-/// What `src/sync.rs` is to the crate.
+/// Replaces the crate's `src/sync.rs`.
 mod sync {
     pub(crate) use loom::hint::spin_loop;
     pub(crate) use loom::sync::atomic::{Ordering, fence};
@@ -36,13 +37,13 @@ mod sync {
         static IS_WRITER: std::cell::Cell<bool> = std::cell::Cell::new(false);
     }
 
-    /// This thread is the one that changes the index.
+    /// Marks this thread as the index's writer.
     pub(crate) fn be_writer() {
         IS_WRITER.with(|is_writer| is_writer.set(true));
     }
 
-    /// A word with one writer, who reads what it wrote last without asking `loom`. Otherwise `loom` takes such a look for the last
-    /// one at the word, and forgets that a reader looked before.
+    /// A word with a single writer, which reads its own last store without asking `loom`. Otherwise `loom` takes such a load for
+    /// the latest access to the word, and forgets earlier readers.
     pub(crate) struct AtomicU64 {
         word: loom::sync::atomic::AtomicU64,
         latest: std::sync::atomic::AtomicU64,
@@ -74,7 +75,7 @@ mod sync {
         }
     }
 
-    /// The standard library's, with the order it promises: who sees that it is set sees what was done before.
+    /// The standard library's type with its guarantee: a thread that sees the value set also sees everything done before.
     pub(crate) struct OnceLock<T> {
         is_set: AtomicU64,
         value: std::sync::OnceLock<T>,
@@ -105,13 +106,13 @@ use genset_backend_common::kv::BlockHash;
 
 use self::crate_under_test::index::{IndexReader, IndexWriter, Lookup, Target, with_seed};
 
-/// Blocks of one part of the table. The first is in its first slot.
+/// Blocks in one part of the table. The first one is in its home slot.
 const A: BlockHash = BlockHash(1);
 const B: BlockHash = BlockHash(3);
 const C: BlockHash = BlockHash(6);
 const D: BlockHash = BlockHash(8);
 
-/// Runs `write` beside a lookup of `prompt`, in every order, and checks what the lookup found.
+/// Runs `write` concurrently with a lookup of `prompt`, in every order, and checks the result.
 fn model(
     before: fn(&mut IndexWriter),
     write: fn(&mut IndexWriter),
@@ -119,7 +120,7 @@ fn model(
     check: fn(&Lookup, &[(Target, u32)]),
 ) {
     let mut builder = loom::model::Builder::new();
-    // One thread is interrupted by the other once, anywhere; what a look finds old or new is tried throughout.
+    // At most one preemption, at any point; every old or new value that a load may return is tried.
     builder.preemption_bound = Some(1);
     builder.max_branches = 10_000;
     builder.check(move || {
@@ -142,8 +143,8 @@ fn find(reader: &IndexReader, prompt: &[BlockHash], lookup: &mut Lookup) -> Vec<
     overlaps.map(|found| (found.target, found.blocks)).collect()
 }
 
-/// Catches, in `index::table`: the order in which a grown part's head is stored and loaded, and the fence before its old slots are
-/// given to others.
+/// Detects, in `index::table`: the ordering of the store and load of a grown part's head, and the fence before its old slots are
+/// reused.
 #[test]
 fn a_block_is_found_while_its_part_of_the_table_grows() {
     let before = |writer: &mut IndexWriter| {
@@ -152,7 +153,7 @@ fn a_block_is_found_while_its_part_of_the_table_grows() {
         }
         writer.store(6, None, &[B, C]).unwrap();
     };
-    // The fourth block makes the part grow, and the fourth interval of its run takes the old slots.
+    // The fourth block makes the part grow, and its run's fourth interval takes the old slots.
     let write = |writer: &mut IndexWriter| writer.store(8, Some(A), &[D]).unwrap();
     model(before, write, &[A], |lookup, found| {
         let is_found = found == [(5, 1), (6, 1), (7, 1)];
@@ -160,12 +161,12 @@ fn a_block_is_found_while_its_part_of_the_table_grows() {
     });
 }
 
-/// Catches, in `index::run`: the fence after a change's begin, the order of its end, the order of a look's begin, and the version's
-/// second look.
+/// Detects, in `index::run`: the fence after the start of a change, the ordering of its end, the ordering of the first version
+/// load, and the second version load.
 #[test]
 fn who_holds_a_run_is_read_as_one() {
     let before = |writer: &mut IndexWriter| writer.store(5, None, &[A]).unwrap();
-    // From one interval, kept in the run, to two in words of their own, and back.
+    // From one interval, stored in the run, to two in separate words, and back.
     let write = |writer: &mut IndexWriter| {
         writer.store(6, None, &[A]).unwrap();
         writer.remove(6, &[A]).unwrap();
@@ -179,7 +180,7 @@ fn who_holds_a_run_is_read_as_one() {
     });
 }
 
-/// Catches, in `index::run`: the same, where a run that nobody held is used again.
+/// Detects, in `index::run`: the same, for a run that is reused.
 #[test]
 fn a_run_used_again_is_not_taken_for_what_it_was() {
     let before = |writer: &mut IndexWriter| writer.store(5, None, &[A]).unwrap();
@@ -192,8 +193,8 @@ fn a_run_used_again_is_not_taken_for_what_it_was() {
     });
 }
 
-/// Catches, in `index::find`: that the hash is looked at again with its holders, and the fence before. In `index::write`: that an
-/// interval grows after the hashes it speaks of are stored.
+/// Detects, in `index::find`: the second check of the hash together with its holders, and the fence before it. In `index::write`:
+/// that an interval grows only after the hashes it covers are stored.
 #[test]
 fn the_end_of_a_run_that_is_another_now_is_not_taken_for_what_it_was() {
     let before = |writer: &mut IndexWriter| {
@@ -210,7 +211,7 @@ fn the_end_of_a_run_that_is_another_now_is_not_taken_for_what_it_was() {
         assert!(is_there || !lookup.is_complete(), "{found:?}");
     };
     model(before, write, &[A, B], check);
-    // The same with one interval, kept in the run.
+    // The same with a single interval, stored in the run.
     let write = |writer: &mut IndexWriter| {
         writer.remove(5, &[B, A]).unwrap();
         writer.store(6, Some(A), &[C]).unwrap();
@@ -218,7 +219,7 @@ fn the_end_of_a_run_that_is_another_now_is_not_taken_for_what_it_was() {
     model(before, write, &[A, B], check);
 }
 
-/// Catches, in `index::run`: the same as [`who_holds_a_run_is_read_as_one`], where memory itself is new.
+/// Detects, in `index::run`: the same as [`who_holds_a_run_is_read_as_one`], with new memory.
 #[test]
 fn the_first_block_is_found_whole_or_not_at_all() {
     let write = |writer: &mut IndexWriter| writer.store(5, None, &[A, B]).unwrap();

@@ -1,4 +1,4 @@
-//! The whole stack, over workers that are listed and of which some are gone.
+//! The whole stack, over listed workers, some of which are gone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +62,7 @@ impl Site {
         (self.runtime.endpoint(name), card)
     }
 
-    /// A worker, listed until what is returned is dropped.
+    /// Starts a worker, listed until the returned value is dropped.
     async fn live(&self, role: Role) -> Serving {
         let (endpoint, card) = self.of_role(role);
         let handler: Arc<dyn Handler<GenerateRequest, Output>> = Arc::new(Answers);
@@ -71,7 +71,7 @@ impl Site {
         serving
     }
 
-    /// A worker that was killed, listed as long as its lease lives.
+    /// Lists a killed worker, for as long as its lease lives.
     async fn dead(&self, role: Role) -> Box<dyn Lease> {
         let (endpoint, card) = self.of_role(role);
         let record = InstanceRecord {
@@ -89,7 +89,7 @@ impl Site {
         lease
     }
 
-    /// How a request ends where there are so many pools, and after what time.
+    /// Sends a request with `pools` pools; returns how it ends, and after what time.
     async fn ask(&self, pools: usize) -> (Result<(), ErrorKind>, Duration) {
         let directory = ModelDirectory::follow(&self.runtime);
         let mut models = directory.subscribe();
@@ -137,7 +137,7 @@ async fn where_nobody_is_left_a_request_waits_as_long_as_it_may_and_no_longer() 
         let _dead = site.dead(Role::Aggregated).await;
         let after = Duration::from_secs(seconds);
         assert_eq!(site.ask(1).await, (refused, after), "{limit}");
-        // For both pools at once.
+        // One wait covers both pools.
         let _also = site.dead(Role::Decode).await;
         assert_eq!(site.ask(2).await, (refused, after), "{limit}");
     }

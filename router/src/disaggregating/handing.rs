@@ -1,5 +1,5 @@
-//! [`Handing`]: the search for an instance that goes on with a request whose prompt is computed. It waits where there is none: what
-//! the prefill instance did is not to be done again. [`TwoLegs`](super::stream::TwoLegs) begins it.
+//! [`Handing`]: finds a decode instance for a request whose prompt is computed. It waits if there is none, so that the prefill is
+//! not repeated. [`TwoLegs`](super::stream::TwoLegs) starts it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,31 +18,32 @@ use crate::route::{Route, Routed};
 /// A request between its legs.
 pub(super) struct Handing {
     pub(super) parts: Arc<Parts>,
-    /// The decode instances as they were when the request was begun.
+    /// The decode pool at the start of the request.
     pub(super) decode: Arc<dyn Route>,
     pub(super) request: GenerateRequest,
     pub(super) ctx: RequestContext,
     pub(super) left_out: Vec<InstanceId>,
 }
 
-/// Who goes on.
+/// The instance that continues the request.
 pub(super) enum Taken {
     /// A decode instance, with the blocks of the prompt.
     Blocks(Routed),
-    /// An instance that does all of it.
+    /// An instance that serves the whole request.
     Whole(Routed),
 }
 
-/// Why nobody goes on.
+/// Why no instance continues the request.
 pub(super) enum Untaken {
-    /// It is about the request, or about its blocks.
+    /// The error concerns the request or its blocks.
     Refused(EngineError),
-    /// No instance took it in time, or too many were lost with it.
+    /// No instance took it in time, or the request lost too many instances.
     Nobody(EngineError),
 }
 
 impl Handing {
-    /// Asks decode instances to take the blocks, and where none does, any to do all of it; again and again until the wait is over.
+    /// Offers the blocks to decode instances; if none takes them, asks any instance to serve the whole request. Retries until the
+    /// wait is over.
     pub(super) async fn run(self, blocks: TransferParams) -> Result<Taken, Untaken> {
         let mut patience = Patience::new(self.parts.wait, &self.ctx);
         let mut left_out = &self.left_out[..];
@@ -50,7 +51,7 @@ impl Handing {
         let mut is_told = false;
         loop {
             let refusal = match &unreadable {
-                // It would be the same again.
+                // The decode pool would refuse again.
                 Some(refusal) => refusal.clone(),
                 None => match self.ask_decode(&blocks, left_out).await {
                     Ok(routed) => return Ok(Taken::Blocks(routed)),
@@ -72,7 +73,7 @@ impl Handing {
                     return Ok(Taken::Whole(routed));
                 }
                 Err(error) if error.may_go_elsewhere() => error,
-                // The client is not at fault for what the instances disagree about.
+                // The client did not cause a disagreement between instances.
                 Err(_) => return Err(Untaken::Refused(KvTransfers::lost(refusal))),
             };
             if self.ctx.has_lost_too_many() {
@@ -84,7 +85,7 @@ impl Handing {
             if !refusal.may_go_elsewhere() {
                 unreadable = Some(refusal);
             }
-            // One that lost the request may be back, or was only cut off.
+            // An instance that lost the request may be back, or was only disconnected.
             left_out = if left_out.is_empty() {
                 &self.left_out
             } else {
@@ -105,7 +106,7 @@ impl Handing {
         decode.route(request, self.ctx.clone(), left_out).await
     }
 
-    /// The error of a request that nobody took in time.
+    /// Returns the error of a request that no instance took in time.
     fn in_vain(&self, refusal: EngineError) -> EngineError {
         if self.ctx.time_left() == Some(Duration::ZERO) {
             return CancelReason::Deadline
@@ -116,7 +117,7 @@ impl Handing {
             return KvTransfers::lost(refusal);
         }
         tracing::warn!(request_id = self.ctx.id(), error = %refusal, "no instance took the request over in time");
-        // Clients read this message, and must not read every refusal's: an engine's may hold what its process printed.
+        // Clients read this message. It must not include a refusal's text: an engine's may contain process output.
         let message = format!(
             "no instance took the request over from its prefill instance within {} s ({}); send the request again",
             self.parts.wait.as_secs_f64(),
@@ -128,7 +129,7 @@ impl Handing {
     }
 }
 
-/// Whether a refusal is not about the request itself.
+/// Returns whether a refusal is not about the request itself.
 fn is_about_transfer(error: &EngineError) -> bool {
     error.may_go_elsewhere() || error.at() == Some(&RequestField::Transfer.into())
 }

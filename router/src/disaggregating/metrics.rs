@@ -1,4 +1,4 @@
-//! What is counted about requests in two legs.
+//! Metrics of requests in two legs.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub struct Legs {
 }
 
 impl Legs {
-    /// Registers them, once for a registry.
+    /// Registers them, once per registry.
     #[must_use]
     pub fn register(registry: &MetricsRegistry) -> Self {
         Self {
@@ -34,7 +34,7 @@ impl Legs {
         }
     }
 
-    /// The same, for one model.
+    /// Returns the metrics of one model.
     pub(super) fn of(&self, model: &str) -> ModelLegs {
         ModelLegs {
             all: self.clone(),
@@ -43,14 +43,14 @@ impl Legs {
     }
 }
 
-/// Why a request stays whole.
+/// Why a request is served whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whole {
-    /// Its prompt is short, less what is cached.
+    /// Its prompt is short, after subtracting the cached prefix.
     Short,
-    /// Its prompt is no tokens.
+    /// Its prompt is not token ids.
     NoTokens,
-    /// There are neither prefill nor decode instances; this is nothing to count.
+    /// There are neither prefill nor decode instances; not counted.
     NotApart,
     /// There is no prefill instance.
     NoPrefill,

@@ -1,4 +1,4 @@
-//! [`Pools`]: the instances of a model by role, as they come and go.
+//! [`Pools`]: follows the instances of a model by role.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::connect::pool_route;
 use crate::kv::RouterMetrics;
 use crate::route::Route;
 
-/// How long a pool that is new may take to be reachable before the next change is looked at; the next one tries again.
+/// Limit for connecting to a new pool, after which the next change is handled; that change retries the pool.
 const POOL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The ways to the instances of each role; `None` where there is no instance.
+/// A route for each role; `None` if the role has no instance.
 #[derive(Clone, Default)]
 pub(crate) struct PoolSet {
     pub(crate) aggregated: Option<Arc<dyn Route>>,
@@ -34,25 +34,25 @@ impl PoolSet {
         }
     }
 
-    /// Whether there is an instance that does a part alone.
+    /// Returns whether there is a prefill or decode instance.
     pub(crate) fn is_apart(&self) -> bool {
         self.prefill.is_some() || self.decode.is_some()
     }
 
-    /// Whether there is an instance that a whole request can be sent to.
+    /// Returns whether some instance can serve a whole request.
     fn is_servable(&self) -> bool {
         self.aggregated.is_some() || self.decode.is_some()
     }
 }
 
-/// Follows the pools of a model.
+/// Tracks the pools of a model.
 pub(crate) struct Pools {
     now: watch::Receiver<Arc<PoolSet>>,
     _follow: Option<AbortOnDropHandle<()>>,
 }
 
 impl Pools {
-    /// Pools that stay as they are.
+    /// Returns pools that never change.
     #[cfg(test)]
     pub(crate) fn fixed(set: PoolSet) -> Self {
         Self {
@@ -61,10 +61,10 @@ impl Pools {
         }
     }
 
-    /// Follows the pools of `model`, and waits until a request could be served.
+    /// Follows the pools of `model`, and waits until a request can be served.
     ///
     /// # Errors
-    /// `Unavailable` when none could be within `timeout`.
+    /// `Unavailable` when none can within `timeout`.
     pub(crate) async fn follow(
         directory: &ModelDirectory,
         model: &LiveModel,
@@ -97,13 +97,13 @@ impl Pools {
         })
     }
 
-    /// The pools of this moment.
+    /// Returns the current pools.
     pub(crate) fn now(&self) -> Arc<PoolSet> {
         Arc::clone(&self.now.borrow())
     }
 }
 
-/// Keeps a way to each pool that there is.
+/// Maintains a route for each pool.
 struct Follower {
     directory: ModelDirectory,
     card: ModelCard,
@@ -119,8 +119,8 @@ impl Follower {
         let mut models = self.directory.subscribe();
         loop {
             let model = models.borrow_and_update().get(&self.card.name).cloned();
-            // Where another card of the name is preferred, that is another model, which is connected anew; what began by this one
-            // goes on by it.
+            // If discovery now prefers another card for the name, that is another model with its own connection. Requests in
+            // flight stay with this one.
             let model = model.as_ref().and_then(|model| model.by_card(&self.card));
             let is_whole = self.update(model, &sender).await;
             let changed = models.changed();
@@ -130,14 +130,14 @@ impl Follower {
                 }
                 continue;
             }
-            // A pool that was not reached is tried again, also where nothing changes.
+            // Retry a pool that could not be reached, even without a change.
             if let Ok(Err(_)) = tokio::time::timeout(POOL_TIMEOUT, changed).await {
                 return;
             }
         }
     }
 
-    /// Takes in what is there now. False where a pool could not be reached yet.
+    /// Applies the current directory. Returns false if a pool could not be reached yet.
     async fn update(
         &mut self,
         model: Option<&LiveModel>,
@@ -175,7 +175,7 @@ impl Follower {
         is_whole
     }
 
-    /// A way to the instances of a role.
+    /// Connects to the instances in a role.
     async fn reach(&self, model: &LiveModel, role: Role) -> Option<Arc<dyn Route>> {
         let route = pool_route(
             &self.directory,

@@ -1,4 +1,4 @@
-//! [`TwoLegs`]: one answer, from the instance that computed its prompt and then from the one that goes on.
+//! [`TwoLegs`]: one answer, from the prefill instance and then from the decode instance.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -31,24 +31,24 @@ pub(super) struct TwoLegs {
     ctx: RequestContext,
     left_out: Vec<InstanceId>,
     stage: Stage,
-    /// When the present leg was looked for.
+    /// When the search for the current leg's instance began.
     since: Instant,
-    /// Who has the request, for those above.
+    /// The instance that currently has the request, for the layers above.
     now: Arc<AtomicU64>,
-    /// What the prefill leg gave: tokens that the decode leg gives again.
+    /// Tokens from the prefill leg, which the decode leg repeats.
     first: TokenChunk,
-    /// Whether they were passed on; otherwise the decode leg's are.
+    /// Whether they were streamed to the client; otherwise the decode leg's are.
     passes_first: bool,
     /// Prompt tokens that the prefill instance had cached.
     cached_tokens: Option<u32>,
-    /// Blocks that may not have been fetched yet.
+    /// Blocks that may not be fetched yet.
     held: Option<TransferParams>,
 }
 
-/// How far it is.
+/// The progress of an answer.
 enum Stage {
     Prefill(OutputStream),
-    /// The first token has gone; the terminal of the prefill leg is what comes next.
+    /// The prefill leg has ended; the search for a decode instance runs, beside the wait for a cancellation.
     Handing(Handed, Pin<Box<dyn Future<Output = ()> + Send>>),
     Decode(Decode),
     Ended,
@@ -58,14 +58,14 @@ enum Stage {
 struct Decode {
     holder: Holder,
     outputs: OutputStream,
-    /// Tokens that it is still to give again.
+    /// Tokens that it has yet to repeat.
     again: usize,
-    /// Whether its first tokens will say that it has the blocks.
+    /// Whether its first tokens confirm that it has fetched the blocks.
     is_fetching: bool,
 }
 
 impl TwoLegs {
-    /// An answer of which `since` is when a prefill instance was looked for.
+    /// Creates an answer; `since` is when the search for a prefill instance began.
     pub(super) fn new(
         parts: Arc<Parts>,
         decode: Arc<dyn Route>,
@@ -89,7 +89,8 @@ impl TwoLegs {
         }
     }
 
-    /// The answer, once a prefill instance has taken the request. `passes_first`: whether both legs choose the same first token.
+    /// Returns the answer, once a prefill instance has taken the request. `passes_first`: whether both legs choose the same first
+    /// token.
     pub(super) fn begin(
         mut self,
         prefill: Routed,
@@ -107,12 +108,12 @@ impl TwoLegs {
         }
     }
 
-    /// Tells those above who has the request.
+    /// Publishes the instance that has the request.
     fn holds(&self, holder: &Holder) {
         self.now.store(id_of(holder), Ordering::Relaxed);
     }
 
-    /// Takes tokens of the prefill leg; the item to pass on, if any.
+    /// Records tokens from the prefill leg; returns the item to stream, if any.
     fn take_first(&mut self, chunk: TokenChunk) -> Option<Item> {
         self.first.token_ids.extend_from_slice(&chunk.token_ids);
         if self.passes_first {
@@ -122,7 +123,7 @@ impl TwoLegs {
         None
     }
 
-    /// The prefill leg has ended: the item to pass on, if any.
+    /// Handles the end of the prefill leg; returns the item to stream, if any.
     fn prefilled(&mut self, mut finished: Finished) -> Option<Item> {
         self.parts.metrics.prefilled_in(self.since.elapsed());
         let transfer = finished.transfer.take();
@@ -154,12 +155,12 @@ impl TwoLegs {
         }
     }
 
-    /// The most tokens that the answer may have.
+    /// The maximum length of the answer, in tokens.
     fn most_tokens(&self) -> u32 {
         self.request.max_tokens(self.parts.context_length_tokens)
     }
 
-    /// Looks for an instance for the decode leg.
+    /// Starts the search for a decode instance.
     fn hand_over(&mut self, transfer: TransferParams) {
         self.since = Instant::now();
         self.held = Some(transfer.clone());
@@ -197,7 +198,7 @@ impl TwoLegs {
         });
     }
 
-    /// An item of the decode leg on its way to the client, without what it gives again.
+    /// Passes an item of the decode leg to the client, without repeated tokens.
     fn pass(&mut self, output: Output) -> Option<Item> {
         match output {
             Output::Tokens(chunk) => {
@@ -218,7 +219,7 @@ impl TwoLegs {
                 };
                 let usage = &mut finished.usage;
                 usage.completion_tokens = usage.completion_tokens.max(passed);
-                // The decode instance had them all, as of a moment ago.
+                // The decode instance reports the whole prompt as cached, since it just fetched it.
                 usage.cached_tokens = self.cached_tokens;
                 Some(self.end(Ok(Output::Finished(finished))))
             }
@@ -228,7 +229,7 @@ impl TwoLegs {
         }
     }
 
-    /// The tokens of a chunk that the prefill leg did not give.
+    /// Returns the tokens of a chunk that the prefill leg did not stream.
     fn without_again(&mut self, mut chunk: TokenChunk) -> Result<TokenChunk, EngineError> {
         let Stage::Decode(decode) = &mut self.stage else {
             return Ok(chunk);
@@ -260,7 +261,7 @@ impl TwoLegs {
         item
     }
 
-    /// The terminal of a request that was cancelled between its legs.
+    /// Returns the terminal of a request that was cancelled between its legs.
     fn cancelled(&mut self) -> Item {
         self.stage = Stage::Ended;
         match self.ctx.cancel_reason().unwrap_or(CancelReason::Client) {
@@ -367,7 +368,7 @@ impl Stream for TwoLegs {
             match polled {
                 None => return Poll::Ready(None),
                 Some(Some(item)) => return Poll::Ready(Some(item)),
-                // Nothing for the client in it: on to what is next.
+                // The item had nothing for the client: continue.
                 Some(None) => {}
             }
         }
@@ -376,7 +377,7 @@ impl Stream for TwoLegs {
 
 impl Drop for TwoLegs {
     fn drop(&mut self) {
-        // Ends the decode leg before its blocks are released.
+        // End the decode leg before releasing its blocks.
         self.stage = Stage::Ended;
         if let Some(transfer) = self.held.take() {
             self.parts.release(&transfer);
@@ -384,7 +385,7 @@ impl Drop for TwoLegs {
     }
 }
 
-/// As those above read it.
+/// Returns the id as the layers above read it.
 fn id_of(holder: &Holder) -> u64 {
     holder.id().map_or(Holder::NOBODY, |instance| instance.0)
 }

@@ -1,4 +1,4 @@
-//! Requests in two legs, over pools that do as they are told.
+//! Requests in two legs, over scripted pools.
 
 mod pool;
 mod waiting;
@@ -55,7 +55,7 @@ fn site_with(
     site_configured(fakes, &config, has_seeds, blocks)
 }
 
-/// Requests that wait so long between their legs.
+/// Returns a config with this wait between the legs.
 fn config(threshold: u32, wait: Duration) -> RouterConfig {
     RouterConfig {
         disaggregation: DisaggregationConfig {
@@ -219,12 +219,12 @@ async fn without_a_pool_a_request_stays_whole() {
     }
     assert_eq!((prefill.count(), decode.count()), (0, 0));
     assert_eq!(whole.asked(), [request(), request()]);
-    // Decode instances are told to compute the prompt.
+    // Decode instances must compute the prompt.
     let decode = answers();
     let site = site_of([None, None, Some(&decode)], 0, true);
     assert_eq!(site.ask(request()).await.tokens, expected(12));
     assert!(decode.asked()[0].transfer.as_ref().unwrap().is_none());
-    // Prefill instances alone can do nothing.
+    // Prefill instances alone cannot serve anything.
     let site = site_of([None, Some(&prefill), None], 0, true);
     let error = site.ask(request()).await.end.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
@@ -256,7 +256,7 @@ async fn text_stays_whole() {
     let site = site_of([Some(&whole), Some(&prefill), Some(&decode)], 0, true);
     let text = GenerateRequest::from_text("m", "hello");
     let ctx = RequestContext::new("r");
-    // The fake reads tokens; that it was asked is what counts.
+    // The fake reads only tokens; the test checks only that it was asked.
     drop(site.layer.generate(text, ctx).await);
     assert_eq!((whole.count(), prefill.count()), (1, 0));
 }
@@ -305,11 +305,11 @@ async fn blocks_that_nobody_can_read_are_not_the_clients_fault() {
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StreamIncomplete);
     assert!(error.message().contains("another layout"), "{error}");
-    // It was asked to compute the prompt itself, too.
+    // It was also asked to compute the prompt itself.
     assert_eq!(decode.count(), 2);
 }
 
-/// Tells which blocks of the prefill worker are released.
+/// Reports which blocks of the prefill worker are released.
 struct Releases(mpsc::Sender<Value>);
 
 #[async_trait]
@@ -390,7 +390,7 @@ async fn a_lost_leg_begins_anew_with_a_prefill_and_without_who_lost_it() {
 #[tokio::test]
 async fn chance_is_settled_for_both_legs() {
     let mut random = request();
-    // Without a temperature it is the engine that decides whether to draw.
+    // Without a temperature the engine decides whether to sample.
     for temperature in [None, Some(0.8)] {
         random.sampling.temperature = temperature;
         let (prefill, decode) = (
@@ -403,7 +403,7 @@ async fn chance_is_settled_for_both_legs() {
         assert!(seed.is_some());
         assert_eq!(decode.asked()[0].sampling.seed, seed);
     }
-    // An engine without seeds may choose another first token: the second leg's is the one that counts.
+    // An engine without seeds may choose another first token: the second leg's token counts.
     let prefill = Fake::new(0, [Does::Prefills]);
     let decode = Fake::new(10, [Does::AnswersOtherwise]);
     let site = site_of([None, Some(&prefill), Some(&decode)], 0, false);
@@ -412,7 +412,7 @@ async fn chance_is_settled_for_both_legs() {
     assert_eq!(tokens[0], token(PROMPT.len()) + 1);
 }
 
-/// An engine that goes on as from a longer prompt refuses a seed beside tokens of another instance.
+/// An engine with `resume_as_prompt` refuses a seed together with tokens of another instance.
 #[tokio::test]
 async fn what_goes_on_as_from_a_longer_prompt_gets_no_seed() {
     let as_prompt = |prefill: &Arc<Fake>, decode: &Arc<Fake>| {
@@ -440,7 +440,7 @@ async fn what_goes_on_as_from_a_longer_prompt_gets_no_seed() {
             assert_eq!(asked[0].sampling.seed, None);
         }
     }
-    // The likeliest token is the same for both.
+    // Greedy decoding chooses the same token in both legs.
     resumed.sampling.temperature = Some(0.0);
     let (prefill, decode) = (
         Fake::new(0, [Does::Prefills]),
@@ -459,7 +459,7 @@ async fn legs_that_disagree_are_an_error() {
     assert_eq!(read.end.unwrap_err().kind(), ErrorKind::StreamIncomplete);
 }
 
-/// A pool whose instances take requests as over the wire: with their first item, which is a second away.
+/// A pool whose instances accept requests as over the wire: with their first item, after a second.
 struct Distant(Arc<Fake>);
 
 #[async_trait]
@@ -498,7 +498,7 @@ async fn each_leg_is_timed_from_when_an_instance_is_asked() {
     }
 }
 
-/// A pool that takes for ever to take a request.
+/// A pool that never accepts a request.
 struct Stuck;
 
 #[async_trait]

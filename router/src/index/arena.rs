@@ -1,7 +1,7 @@
-//! [`Arena`]: words that all threads may read at any time, and the writer's list of those that are free.
+//! [`Arena`]: words that all threads may read at any time, and the writer's free list.
 //!
-//! Words are never given back to the system while the index lives, so a reader that holds an old offset reads a word of somebody
-//! else, never none; versions tell it so.
+//! Words are never returned to the system while the index lives, so a stale offset reads a reused word, never unmapped memory;
+//! versions detect it.
 
 use crate::sync::{AtomicU64, CHUNK_WORDS, MAX_CHUNKS, OnceLock, Ordering};
 
@@ -26,7 +26,7 @@ impl Arena {
         chunk.get(at % CHUNK_WORDS)
     }
 
-    /// The words from `at` on, as far as the chunk goes: a block of words is in one chunk.
+    /// Returns the words from `at` to the end of the chunk at most: a block of words never spans chunks.
     #[inline]
     pub(super) fn block(&self, at: Offset, words: usize) -> &[AtomicU64] {
         let Ok(at) = usize::try_from(at) else {
@@ -39,7 +39,7 @@ impl Arena {
             .unwrap_or_default()
     }
 
-    /// Reads a word; 0 where there is none.
+    /// Loads a word; 0 if its chunk does not exist.
     #[inline]
     pub(super) fn load(&self, at: Offset) -> u64 {
         self.word(at).map_or(0, |word| word.load(Ordering::Relaxed))
@@ -52,7 +52,7 @@ impl Arena {
         }
     }
 
-    /// Makes the chunk of `at` if it is missing; false when the arena is full.
+    /// Allocates the chunk of `at` if it is missing; returns false when the arena is full.
     pub(super) fn reserve(&self, at: Offset) -> bool {
         let Ok(at) = usize::try_from(at) else {
             return false;
@@ -68,20 +68,20 @@ impl Arena {
 /// The sizes of blocks of words: 2, 3, 4, 6, 8, 12 and so on to a whole chunk.
 const CLASSES: usize = 31;
 
-/// The words of a class.
+/// Returns the number of words in a class.
 pub(super) const fn class_words(class: u8) -> usize {
     let base = if class.is_multiple_of(2) { 2 } else { 3 };
     base << (class / 2)
 }
 
-/// The smallest class of at least so many words; `None` when a chunk is too small.
+/// Returns the smallest class with at least `words` words; `None` when a chunk is too small.
 pub(super) fn class_of(words: usize) -> Option<u8> {
     (0..31).find(|class| class_words(*class) >= words)
 }
 
-/// The writer's side of an arena: what is free.
+/// The writer's free list.
 pub(super) struct Free {
-    /// The first word that was never used.
+    /// The first word never used.
     next: Offset,
     blocks: [Vec<Offset>; CLASSES],
 }
@@ -89,13 +89,13 @@ pub(super) struct Free {
 impl Free {
     pub(super) fn new() -> Self {
         Self {
-            // Offset 0 means nothing.
+            // Offset 0 means "none".
             next: 2,
             blocks: std::array::from_fn(|_| Vec::new()),
         }
     }
 
-    /// Words of a class; `None` when the arena is full.
+    /// Allocates the words of a class; `None` when the arena is full.
     pub(super) fn take(&mut self, arena: &Arena, class: u8) -> Option<Offset> {
         if let Some(at) = self.blocks[usize::from(class)].pop() {
             return Some(at);
@@ -113,7 +113,7 @@ impl Free {
         Some(at)
     }
 
-    /// Makes the end of a chunk free.
+    /// Adds the unused end of a chunk to the free list.
     fn leave(&mut self, mut left: u64) {
         for class in (0..31_u8).rev() {
             let words = class_words(class) as u64;
@@ -130,7 +130,7 @@ impl Free {
         self.blocks[usize::from(class)].push(at);
     }
 
-    /// Bytes in use.
+    /// Returns the bytes in use.
     pub(super) fn used_bytes(&self) -> u64 {
         let free: usize = (0..31_u8)
             .map(|class| class_words(class) * self.blocks[usize::from(class)].len())

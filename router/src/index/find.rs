@@ -1,4 +1,4 @@
-//! [`IndexReader`]: who holds how much of a prompt.
+//! [`IndexReader`]: finds which targets hold how much of a prompt.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use super::table::{Busy, Place};
 use super::{Overlap, Shared};
 use crate::sync::{Ordering, TRIES, fence};
 
-/// Places that are looked at side by side.
+/// Table slots probed together.
 const WAYS: usize = 8;
 
-/// Looks up prompts. Clones share; none waits for the writer or for another.
+/// Looks up prompts. Clones share the index; a lookup waits neither for the writer nor for another lookup.
 #[derive(Clone)]
 pub struct IndexReader {
     shared: Arc<Shared>,
@@ -26,10 +26,10 @@ impl std::fmt::Debug for IndexReader {
     }
 }
 
-/// The answer to a lookup, and what it needs on the way. Meant to be used again.
+/// The result of a lookup and its scratch memory. Meant for reuse.
 #[derive(Debug, Default)]
 pub struct Lookup {
-    /// Something changed too often while it was read.
+    /// Something changed too often during the lookup.
     gave_up: bool,
     overlaps: Vec<Overlap>,
     path: Vec<Step>,
@@ -37,21 +37,21 @@ pub struct Lookup {
 }
 
 impl Lookup {
-    /// Whether everything that is known was seen. Otherwise the writer was interrupted in the middle of a change, or was too fast
-    /// again and again, and there may be more than was found.
+    /// Returns whether the lookup saw everything that is known. If not, the writer was preempted during a change or changed the
+    /// data too often, and there may be more overlaps than were found.
     #[must_use]
     pub fn is_complete(&self) -> bool {
         !self.gave_up
     }
 
-    /// What was found last, sorted by target.
+    /// Returns the overlaps of the last lookup, sorted by target.
     #[must_use]
     pub fn overlaps(&self) -> &[Overlap] {
         &self.overlaps
     }
 }
 
-/// Part of a prompt: the blocks up to `upto` of a run, and the hash of the last of them.
+/// Part of a path through the runs: the blocks up to `upto` of a run, and the hash of the last of them.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     run: RunId,
@@ -59,11 +59,11 @@ struct Step {
     last: BlockHash,
 }
 
-/// Whether the runs above a block are those of the prompt.
+/// Whether the runs above a block match the prompt.
 enum Walked {
-    /// They are.
+    /// They match.
     Whole,
-    /// They are not: only so many blocks of the prompt are worth another look.
+    /// They do not: continue with only this many blocks of the prompt.
     Only(usize),
 }
 
@@ -72,14 +72,14 @@ impl IndexReader {
         Self { shared }
     }
 
-    /// Blocks held by targets, each counted as often as it is held.
+    /// Returns the blocks held by targets; a block with several holders counts once for each.
     #[must_use]
     pub fn held_blocks(&self) -> u64 {
         self.shared.held.load(Ordering::Relaxed)
     }
 
-    /// Finds every target that holds the first block of the prompt, and the number of leading blocks it holds. It allocates only
-    /// where `lookup` has never held so many.
+    /// Finds every target that holds the first block of the prompt, and the number of leading blocks it holds. Allocates only if
+    /// `lookup` has never held as many.
     pub fn find(&self, prompt: &[BlockHash], lookup: &mut Lookup) {
         let gave_up = Cell::new(false);
         lookup.overlaps.clear();
@@ -89,7 +89,7 @@ impl IndexReader {
         while let Some((index, place)) = self.deepest(prompt, is_sure, &gave_up) {
             match self.walk(&prompt[..=index], place, &mut lookup.path, &gave_up) {
                 Walked::Whole if self.gather(lookup, &gave_up) => break,
-                // A run became another's meanwhile.
+                // A run was reused during the lookup.
                 Walked::Whole => {
                     lookup.overlaps.clear();
                     tries += 1;
@@ -98,7 +98,7 @@ impl IndexReader {
                         break;
                     }
                 }
-                // What it took for the block may have been another with the same bits.
+                // The place may belong to another block whose hash has the same tag bits.
                 Walked::Only(_) if !is_sure => is_sure = true,
                 Walked::Only(blocks) => prompt = &prompt[..blocks.min(index)],
             }
@@ -106,8 +106,8 @@ impl IndexReader {
         lookup.gave_up = gave_up.get();
     }
 
-    /// The last block of the prompt that is known, given that those before a known one are. Without `is_sure` it may be another
-    /// block with the same bits.
+    /// Returns the last known block of the prompt, assuming that all blocks before a known one are known. Without `is_sure` it
+    /// may be another block with the same tag bits.
     fn deepest(
         &self,
         prompt: &[BlockHash],
@@ -159,7 +159,7 @@ impl IndexReader {
         })
     }
 
-    /// Goes up from a block to the start of the prompt, whose last block it is, and compares where runs meet.
+    /// Walks from a block, the last one of `prompt`, up to the start; compares hashes where runs meet.
     fn walk(
         &self,
         prompt: &[BlockHash],
@@ -193,14 +193,14 @@ impl IndexReader {
                         position: len - 1,
                     };
                 }
-                // Nobody holds the block before; what comes earlier may be known.
+                // The block before is unknown; earlier blocks may be known.
                 Link::Orphan => return Walked::Only(left),
                 Link::Root | Link::After(..) => return Walked::Only(prompt.len() - 1),
             }
         }
     }
 
-    /// Adds up what targets hold along the path, which leads from the last run to the first; false when a run is another's by now.
+    /// Sums the blocks that targets hold along the path, from the first run to the last. Returns false if a run was reused.
     fn gather(&self, lookup: &mut Lookup, gave_up: &Cell<bool>) -> bool {
         let Lookup {
             overlaps,
@@ -233,7 +233,8 @@ impl IndexReader {
         true
     }
 
-    /// The leading blocks that targets hold of a run, as far as the step goes; false when its blocks are others by now.
+    /// Collects the leading blocks that targets hold in a run, up to the step's end. Returns false if the run has other blocks by
+    /// now.
     fn leading(&self, step: Step, into: &mut Vec<Overlap>, gave_up: &Cell<bool>) -> bool {
         let Shared { words, runs, .. } = &*self.shared;
         let read = || {
@@ -257,7 +258,7 @@ impl IndexReader {
                     push(word.load(Ordering::Relaxed));
                 }
             }
-            // An interval that speaks of other blocks is younger than their hashes.
+            // An interval that covers other blocks was stored after their hashes.
             fence(Ordering::Acquire);
             let last = runs.load(step.run, Word::Hashes) + u64::from(step.upto - 1);
             words.load(last) == step.last.0

@@ -1,8 +1,8 @@
-//! Intervals: which of a run's blocks a target holds. A list of them is sorted, and no two of a target touch.
+//! Intervals: the blocks of a run that a target holds. A list is sorted, and no two intervals of a target touch.
 
 use super::Target;
 
-/// A target and the blocks it holds, from `start` to before `end`, as one word: ordered by target, then start.
+/// A target and the blocks it holds, `start..end`, in one word: ordered by target, then start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Interval(u64);
 
@@ -41,8 +41,8 @@ impl Interval {
     }
 }
 
-/// The one interval of a list that can take the place of itself and of what is added, and the blocks it gains; `None` when
-/// more than one word changes.
+/// Returns the interval that replaces `old` after adding `add`, and the number of blocks gained; `None` when more than one word
+/// must change.
 pub(super) fn grown(old: Interval, add: Interval) -> Option<(Interval, u32)> {
     if old.target() != add.target() || add.start() > old.end() || add.end() < old.start() {
         return None;
@@ -52,7 +52,7 @@ pub(super) fn grown(old: Interval, add: Interval) -> Option<(Interval, u32)> {
     Some((grown, grown.len() - old.len()))
 }
 
-/// Adds an interval to a list; returns the blocks that were not held before.
+/// Adds an interval to a list; returns the number of blocks that were not held before.
 pub(super) fn add(list: &mut Vec<Interval>, add: Interval) -> u32 {
     let first = list.partition_point(|old| {
         old.target() < add.target() || (old.target() == add.target() && old.end() < add.start())
@@ -69,7 +69,7 @@ pub(super) fn add(list: &mut Vec<Interval>, add: Interval) -> u32 {
     merged.len() - had
 }
 
-/// Takes one block of a target out of a list; false when it was not held.
+/// Removes one block of a target from a list; returns false when it was not held.
 pub(super) fn remove(list: &mut Vec<Interval>, target: Target, position: u32) -> bool {
     let Some(index) = holding(list, target, position) else {
         return false;
@@ -82,7 +82,7 @@ pub(super) fn remove(list: &mut Vec<Interval>, target: Target, position: u32) ->
     true
 }
 
-/// Takes a target out of a list; returns the blocks it held.
+/// Removes a target from a list; returns the number of blocks it held.
 pub(super) fn remove_target(list: &mut Vec<Interval>, target: Target) -> u32 {
     let mut held = 0;
     list.retain(|interval| {
@@ -93,7 +93,7 @@ pub(super) fn remove_target(list: &mut Vec<Interval>, target: Target) -> u32 {
     held
 }
 
-/// Which interval of a list has the target's block.
+/// Returns the index of the interval that contains the target's block.
 pub(super) fn holding(list: &[Interval], target: Target, position: u32) -> Option<usize> {
     let index = list.partition_point(|old| (old.target(), old.end()) <= (target, position));
     let old = list.get(index)?;

@@ -1,25 +1,25 @@
-//! The words of a run, and how they are read while they change.
+//! The words of a run, and how readers load them during a change.
 //!
-//! Each run has a version that is odd while its words change together. A reader takes the version, reads, and takes it again:
-//! when they differ, it reads again. Words that change alone need no version.
+//! Each run has a version, which is odd while several of its words change. A reader loads the version, the words, and the version
+//! again; if the versions differ, it retries. Words that change on their own need no version.
 
 use super::arena::{Arena, Offset};
 use crate::sync::{AtomicU64, Ordering, TRIES, fence, spin_loop};
 
-/// A run's number, from 1.
+/// A run's number, starting at 1.
 pub(super) type RunId = u32;
 
 /// Bits of a run's number.
 pub(super) const RUN_BITS: u32 = 27;
 /// Bits of a block's position in its run.
 pub(super) const POSITION_BITS: u32 = 13;
-/// The most blocks of a run; a longer chain is several.
+/// The most blocks in a run; a longer chain takes several runs.
 pub(super) const MAX_LEN: u32 = (1 << POSITION_BITS) - 1;
 
 /// Words of a run.
 const WORDS: u64 = 8;
 
-/// The words, by what they hold.
+/// The words of a run.
 #[derive(Clone, Copy)]
 pub(super) enum Word {
     Version = 0,
@@ -29,24 +29,24 @@ pub(super) enum Word {
     Size = 2,
     /// Where the hashes are.
     Hashes = 3,
-    /// The only interval, or where the intervals are.
+    /// The only interval, or the offset of the intervals.
     Members = 4,
     /// The last block's hash.
     Tail = 5,
     /// [`Children`].
     Children = 6,
-    /// The hash of the block before the first, when its run is unknown.
+    /// The hash of the block before the first one, if that block is unknown.
     Missing = 7,
 }
 
 /// What precedes a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
-    /// Nothing: it begins a sequence.
+    /// Nothing: the run begins a sequence.
     Root,
-    /// So many blocks of a run.
+    /// The first `n` blocks of a run.
     After(RunId, u32),
-    /// A block that nobody told of.
+    /// A block that no event has announced.
     Orphan,
 }
 
@@ -71,16 +71,16 @@ impl Link {
     }
 }
 
-/// How much a run holds.
+/// The sizes of a run.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Size {
-    /// Its blocks.
+    /// Its number of blocks.
     pub(super) len: u32,
-    /// The class of the words of its hashes.
+    /// The size class of its hashes.
     pub(super) hash_class: u8,
-    /// The class of the words of its intervals.
+    /// The size class of its intervals.
     pub(super) member_class: u8,
-    /// Its intervals. The only one is in the run itself.
+    /// Its number of intervals. A single one is stored in the run itself.
     pub(super) members: u32,
 }
 
@@ -103,11 +103,11 @@ impl Size {
     }
 }
 
-/// The runs that begin in a run.
+/// The runs that branch off a run.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Children {
     pub(super) count: u32,
-    /// Blocks that must stay because one of them follows. Too many rather than too few.
+    /// Leading blocks to keep because a child follows them; an upper bound.
     pub(super) pinned: u32,
 }
 
@@ -154,7 +154,7 @@ impl Runs {
         self.0.store(Self::at(run) + word as u64, value);
     }
 
-    /// Stores a word after all that was stored before it.
+    /// Stores a word with release ordering: after all earlier stores.
     #[inline]
     pub(super) fn publish(&self, run: RunId, word: Word, value: u64) {
         if let Some(word) = self.0.word(Self::at(run) + word as u64) {
@@ -176,12 +176,12 @@ impl Runs {
         Children::unpack(self.load(run, Word::Children))
     }
 
-    /// Changes words of a run together.
+    /// Changes several words of a run under its version.
     #[inline]
     pub(super) fn change<T>(&self, run: RunId, change: impl FnOnce() -> T) -> T {
         let version = self.load(run, Word::Version);
         self.store(run, Word::Version, version.wrapping_add(1));
-        // What is stored from here on is seen after the odd version.
+        // Later stores become visible after the odd version.
         fence(Ordering::Release);
         let done = change();
         if let Some(word) = self.words(run).first() {
@@ -190,7 +190,7 @@ impl Runs {
         done
     }
 
-    /// Reads words of a run that belong together; `None` when they changed again and again.
+    /// Reads several words of a run consistently; `None` after too many concurrent changes.
     #[inline]
     pub(super) fn read<T>(&self, run: RunId, mut read: impl FnMut() -> T) -> Option<T> {
         let version = self.words(run).first()?;
@@ -198,7 +198,7 @@ impl Runs {
             let before = version.load(Ordering::Acquire);
             if before.is_multiple_of(2) {
                 let value = read();
-                // What was read until here is older than the version read next.
+                // The words are loaded before the version below.
                 fence(Ordering::Acquire);
                 if version.load(Ordering::Relaxed) == before {
                     return Some(value);

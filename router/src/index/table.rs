@@ -1,34 +1,34 @@
-//! [`Table`]: from a block's hash to its place, in one open-addressing table of many small parts.
+//! [`Table`]: maps a block's hash to its place, in an open-addressing table of many small parts.
 //!
-//! A slot is one word: the place, and 24 bits of the hash that also say where in its part it belongs, so that a part grows
-//! without looking at a run. Those bits may be equal for two hashes: whoever needs to be sure looks at the run. A part that
-//! grows is copied; its readers see the old one or the new one, and a version tells when the old one's words are another's.
+//! A slot is one word: the place and 24 bits of the hash. Those bits also determine the home slot in the part, so a part grows
+//! without reading runs. Two hashes may share these bits; a caller that needs certainty checks the run. A part grows by copying:
+//! readers see the old slots or the new ones, and a version shows when the old slots were reused.
 
 use super::arena::{Arena, Free, Offset, class_of};
 use super::run::{POSITION_BITS, RUN_BITS, RunId};
 use crate::sync::{AtomicU64, Ordering, PART_BITS, SMALLEST_PART, TRIES, fence, spin_loop};
 
-/// Bits of a hash in its slot.
+/// Bits of a hash stored in its slot.
 const TAG_BITS: u32 = 24;
 /// The largest part, as a power of two.
 const LARGEST: u32 = 16;
 
 const EMPTY: u64 = 0;
-/// Once there was one: whoever looks for another goes on.
+/// A tombstone: a probe continues past it.
 const REMOVED: u64 = 1;
 
-/// Where a block is: its run, and its position there.
+/// The position of a block: its run, and its index there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) run: RunId,
     pub(super) position: u32,
 }
 
-/// A part of the table changed as often as a reader looked at it.
+/// The part of the table changed during every attempt to read it.
 #[derive(Debug)]
 pub(super) struct Busy;
 
-/// A hash as the table uses it: mixed, so that nobody who chooses hashes chooses parts.
+/// A hash mixed with the table's seed, so that chosen hashes cannot target one part.
 #[derive(Clone, Copy)]
 pub(super) struct Mixed(u64);
 
@@ -76,7 +76,7 @@ impl Head {
         self.0 & ((1 << 40) - 1)
     }
 
-    /// 0 for a part without slots.
+    /// Size as a power of two; 0 for a part without slots.
     #[inline]
     fn bits(self) -> u32 {
         (self.0 >> 40 & 0xff) as u32
@@ -127,18 +127,18 @@ impl Table {
         )
     }
 
-    /// Whether the hash may be known, by its first slot alone. What it reads is what [`find`](Self::find) begins with: asked for
-    /// several hashes in turn, memory is read for all of them at once.
+    /// Returns whether the hash may be known, by its home slot alone. [`find`](Self::find) starts with the same loads: calling
+    /// this for several hashes first overlaps their cache misses.
     #[inline]
     pub(super) fn may_have(&self, words: &Arena, mixed: Mixed) -> bool {
         let head = self.head(mixed, Ordering::Acquire);
         head.bits() != 0 && words.load(head.at() + head.home(mixed.tag())) != EMPTY
     }
 
-    /// The first place with the hash's bits that `accept` takes.
+    /// Returns the first place with the hash's bits that `accept` accepts.
     ///
     /// # Errors
-    /// [`Busy`], when its part changed again and again; never for the writer itself.
+    /// [`Busy`], when the part changed during every attempt; never for the writer itself.
     #[inline]
     pub(super) fn find(
         &self,
@@ -187,7 +187,7 @@ impl Table {
     }
 }
 
-/// How full a part is.
+/// Counts of used slots in a part.
 #[derive(Clone, Copy, Default)]
 struct Filled {
     used: u32,
@@ -206,7 +206,7 @@ impl TableWriter {
         }
     }
 
-    /// Adds a block that is not there; false when there is no room.
+    /// Adds a block that is not in the table; returns false when there is no room.
     #[inline]
     pub(super) fn insert(
         &mut self,
@@ -240,7 +240,7 @@ impl TableWriter {
             };
             let old = word.load(Ordering::Relaxed);
             if old == EMPTY || old == REMOVED {
-                // Whoever sees it sees the run as it was made before.
+                // A reader that sees the slot also sees the run as it was stored before.
                 word.store(slot(mixed.tag(), place), Ordering::Release);
                 let filled = &mut self.filled[mixed.part()];
                 filled.used += 1;
@@ -252,7 +252,7 @@ impl TableWriter {
         false
     }
 
-    /// Copies a part to slots of the size it needs.
+    /// Copies a part into slots of the size it needs.
     #[cold]
     fn rebuild(
         &mut self,
@@ -288,7 +288,7 @@ impl TableWriter {
         if let Some(head) = table.heads.get(mixed.part()) {
             head.store(new.0, Ordering::Release);
         }
-        // The old slots are another's from here on: whoever sees that sees the new head.
+        // From here on the old slots may be reused: a reader that sees the reuse also sees the new head.
         fence(Ordering::Release);
         if old.bits() != 0
             && let Some(class) = class_of(1 << old.bits())
@@ -299,7 +299,7 @@ impl TableWriter {
         Some(new)
     }
 
-    /// Takes a block out.
+    /// Removes a block.
     pub(super) fn remove(&mut self, table: &Table, words: &Arena, mixed: Mixed, place: Place) {
         let head = table.head(mixed, Ordering::Relaxed);
         if head.bits() == 0 {

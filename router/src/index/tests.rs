@@ -1,4 +1,4 @@
-//! The index against a model that is too simple to be wrong: for each target the set of its blocks.
+//! Checks the index against a simple model: for each target the set of its blocks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::index::{IndexReader, IndexWriter, Lookup, Odd, Overlap, Target, index};
 
-/// The hash of a block that follows `parent` with content `local`, mixed so that it looks like one.
+/// Returns the hash of a block that follows `parent` with content `local`, well mixed.
 fn chain(parent: u64, local: u64) -> u64 {
     let mut hash = parent.rotate_left(17) ^ local.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     hash ^= hash >> 29;
@@ -16,7 +16,7 @@ fn chain(parent: u64, local: u64) -> u64 {
     hash ^ hash >> 32
 }
 
-/// The prompt whose blocks have these contents.
+/// Returns the prompt whose blocks have these contents.
 fn prompt(locals: &[u8]) -> Vec<BlockHash> {
     let mut parent = 1;
     let next = |local: &u8| {
@@ -42,7 +42,7 @@ fn a_target_holds_no_more_than_one_may_and_others_are_untouched() {
     writer.store(1, None, &short).unwrap();
     assert_eq!(writer.store(2, None, &long), Err(Odd::TooMany));
     assert_eq!(found(&reader, &long), [(2, 10)]);
-    // Neither new blocks nor another's.
+    // Neither new blocks nor blocks of another target.
     assert_eq!(writer.store(2, None, &short), Err(Odd::TooMany));
     assert_eq!(
         writer.store(2, Some(long[9]), &long[10..]),
@@ -50,7 +50,7 @@ fn a_target_holds_no_more_than_one_may_and_others_are_untouched() {
     );
     assert_eq!((reader.held_blocks(), writer.runs()), (18, 2));
     assert_eq!(found(&reader, &short), [(1, 8)]);
-    // What it has lost makes room.
+    // Removed blocks make room.
     writer.remove(2, &long[7..10]).unwrap();
     writer.store(2, Some(long[6]), &long[7..9]).unwrap();
     assert_eq!(found(&reader, &long), [(2, 9)]);
@@ -59,12 +59,12 @@ fn a_target_holds_no_more_than_one_may_and_others_are_untouched() {
     assert_eq!(found(&reader, &short), [(1, 8), (2, 8)]);
 }
 
-/// A block of the tangle, by its kind and number.
+/// Returns a block of the tangle, by its kind and number.
 fn tangled(kind: u64, number: u64) -> BlockHash {
     BlockHash(kind * 1000 + number)
 }
 
-/// A hundred runs, each of which goes on in the middle of the one before, and a hundred that wait for what comes behind the last.
+/// A hundred runs, each branching off the middle of the one before, and a hundred orphans that wait for the block after the last.
 fn tangle() -> (IndexWriter, IndexReader) {
     let (mut writer, reader) = index();
     for number in 0..100_u64 {
@@ -81,7 +81,7 @@ fn tangle() -> (IndexWriter, IndexReader) {
 fn what_waits_for_a_block_is_linked_by_one_look_up_the_runs_and_counts() {
     let next = [tangled(4, 0), tangled(4, 1)];
     let last = Some(tangled(1, 99));
-    // A hundred links up, and a hundred made.
+    // A hundred links are followed, and a hundred created.
     for (max_links, stored) in [(0, 1), (150, 1), (300, 2)] {
         let (mut writer, reader) = tangle();
         let part = writer.store_part(1, last, &next, max_links);
@@ -99,10 +99,10 @@ fn remove_all(writer: &mut IndexWriter, target: Target) {
     }
 }
 
-/// What is done to the index and to the model.
+/// An operation on the index and on the model.
 #[derive(Debug, Clone)]
 enum Step {
-    /// A target stores the blocks of a prompt from one position to another.
+    /// A target stores the blocks of a prompt between two positions.
     Store(Target, Vec<u8>, usize, usize),
     /// A target loses blocks of a prompt.
     Remove(Target, Vec<u8>, Vec<usize>),
@@ -111,7 +111,7 @@ enum Step {
 }
 
 fn locals() -> impl Strategy<Value = Vec<u8>> {
-    // Few contents, so that prompts share prefixes and fork; now and then a long one.
+    // Few contents, so that prompts share prefixes and branch; sometimes a long one.
     prop_oneof![
         4 => prop::collection::vec(0_u8..2, 1..12),
         1 => prop::collection::vec(0_u8..1, 20..90),
@@ -148,7 +148,7 @@ impl Model {
         self.0.values().map(|held| held.len() as u64).sum()
     }
 
-    /// Does the same to both.
+    /// Applies the step to both.
     fn perform(&mut self, writer: &mut IndexWriter, step: &Step) {
         match step {
             Step::Store(target, locals, from, count) => {
@@ -291,7 +291,7 @@ fn what_was_given_back_is_used_again() {
     );
 }
 
-/// A reader beside the writer never sees a wrong overlap of what does not change.
+/// A reader concurrent with the writer never sees a wrong overlap of blocks that do not change.
 #[test]
 fn readers_see_what_is_stable_while_the_rest_changes() {
     let (mut writer, reader) = index();

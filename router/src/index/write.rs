@@ -1,4 +1,4 @@
-//! [`IndexWriter`]: the one that changes an index.
+//! [`IndexWriter`]: changes an index.
 
 mod holders;
 
@@ -14,39 +14,39 @@ use super::table::{Place, TableWriter};
 use super::{MAX_TARGETS, Shared, Target};
 use crate::sync::Ordering;
 
-/// What is wrong with an event. The index holds what could be made of it.
+/// What is wrong with an event. The index applied the valid part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Odd {
-    /// A block was stored after another one than somebody said before: its hash stands for its prefix, so one of them is wrong.
+    /// A block was stored with another parent than before. Its hash identifies its whole prefix, so one of the events is wrong.
     #[error("a block was stored behind a block that it does not follow")]
     OtherParent,
     /// Blocks were removed that were not held.
     #[error("blocks were removed that were not held")]
     NotHeld,
-    /// The target holds as many blocks as one may. Those beyond are left out until it has lost others.
+    /// The target holds the maximum number of blocks. Further blocks are dropped until it removes others.
     #[error("more blocks were stored than the index keeps for one worker")]
     TooMany,
-    /// There is no room for more.
+    /// The index is full.
     #[error("the index is full")]
     Full,
 }
 
-/// Changes an index. There is one for each.
+/// Changes an index. Each index has one.
 pub struct IndexWriter {
     shared: Arc<Shared>,
     free: Free,
     table: TableWriter,
-    /// The next run that was never used, and those that are free again.
+    /// The next unused run, and the free list of runs.
     next_run: RunId,
     free_runs: Vec<RunId>,
-    /// Runs whose first block follows one that is not known, by that block's hash.
+    /// Runs whose first block follows an unknown block, by that block's hash.
     orphans: HashMap<u64, BTreeSet<RunId>>,
-    /// How many links between runs the present call may still follow or make before it leaves the rest for another one.
+    /// How many links between runs the current call may still follow or create before it returns.
     links_left: usize,
-    /// Intervals on their way from one list to another.
+    /// Scratch memory for intervals.
     list: Vec<Interval>,
-    /// How many blocks each target holds, by target, and the most that one may.
+    /// The number of blocks each target holds, by target, and the limit for each.
     held: Vec<u32>,
     max_held: u32,
 }
@@ -76,19 +76,19 @@ impl IndexWriter {
         }
     }
 
-    /// No target may hold more blocks than this. Those that one holds already stay.
+    /// Limits the blocks of each target. Blocks already held stay.
     pub fn bound_targets(&mut self, max_blocks: u32) {
         self.max_held = max_blocks;
     }
 
-    /// How many more blocks a target may hold.
+    /// Returns how many more blocks a target may hold.
     fn room(&self, target: Target) -> u32 {
         let held = usize::try_from(target).ok();
         let held = held.and_then(|target| self.held.get(target));
         self.max_held.saturating_sub(held.copied().unwrap_or(0))
     }
 
-    /// A target holds so many blocks more, or less.
+    /// Adds `gained`, which may be negative, to a target's block count.
     fn count(&mut self, target: Target, gained: i64) {
         let Ok(index) = usize::try_from(target) else {
             return;
@@ -104,22 +104,22 @@ impl IndexWriter {
         all.fetch_add(gained.cast_unsigned(), Ordering::Relaxed);
     }
 
-    /// Bytes of the index in use, less the runs' own.
+    /// Returns the bytes in use, without the runs' own words.
     #[must_use]
     pub fn used_bytes(&self) -> u64 {
         self.free.used_bytes()
     }
 
-    /// Runs in use.
+    /// Returns the number of runs in use.
     #[must_use]
     pub fn runs(&self) -> usize {
         usize::try_from(self.next_run).unwrap_or(usize::MAX) - 1 - self.free_runs.len()
     }
 
-    /// The target holds `blocks`, each after the one before it, the first after `parent` or at the start of a sequence.
+    /// Records that the target holds `blocks`: a chain whose first block follows `parent`, or starts a sequence.
     ///
     /// # Errors
-    /// [`Odd`], when some of them could not be taken in.
+    /// [`Odd`], when some of them could not be stored.
     pub fn store(
         &mut self,
         target: Target,
@@ -130,8 +130,8 @@ impl IndexWriter {
         Ok(())
     }
 
-    /// As [`Self::store`], of the leading blocks alone where they bring about more than so many links between runs; how many blocks, at
-    /// least one.
+    /// Like [`Self::store`], but stops after the leading blocks once it has followed or created `max_links` links between runs.
+    /// Returns the number of blocks stored, at least one.
     ///
     /// # Errors
     /// As [`Self::store`].
@@ -158,7 +158,7 @@ impl IndexWriter {
                 rest = &rest[count..];
                 continue;
             };
-            // The parent's hash counts for the first block only.
+            // The parent's hash applies to the first block only.
             let missing = (rest.len() == blocks.len()).then_some(parent).flatten();
             if !self.follows(place, last, missing) {
                 return Err(Odd::OtherParent);
@@ -180,10 +180,10 @@ impl IndexWriter {
         Ok(blocks.len() - rest.len())
     }
 
-    /// The target holds these blocks no more.
+    /// Records that the target no longer holds these blocks.
     ///
     /// # Errors
-    /// [`Odd::NotHeld`] when it did not hold some; the others are taken out.
+    /// [`Odd::NotHeld`] when it did not hold some; the others are removed.
     pub fn remove(&mut self, target: Target, blocks: &[BlockHash]) -> Result<(), Odd> {
         let mut all_held = true;
         for block in blocks {
@@ -195,8 +195,8 @@ impl IndexWriter {
         if all_held { Ok(()) } else { Err(Odd::NotHeld) }
     }
 
-    /// The target holds nothing more, as far as the runs from number `from` on are concerned, and at most `count` of them. Returns
-    /// the number to go on from; `None` at the end. Between two calls for a target nothing is stored for it.
+    /// Removes the target from at most `count` runs, starting with run number `from`. Returns the next run number, or `None` at
+    /// the end. Nothing may be stored for the target between calls.
     pub fn remove_target(&mut self, target: Target, from: u32, count: u32) -> Option<u32> {
         let end = from.saturating_add(count).min(self.next_run);
         for run in from.max(1)..end {
@@ -214,7 +214,7 @@ impl IndexWriter {
         (end < self.next_run).then_some(end)
     }
 
-    /// Where a block is.
+    /// Returns the place of a block.
     #[inline]
     fn place_of(&self, hash: u64) -> Option<Place> {
         let Shared { table, words, .. } = &*self.shared;
@@ -232,7 +232,7 @@ impl IndexWriter {
         words.load(runs.load(place.run, Word::Hashes) + u64::from(place.position))
     }
 
-    /// Whether the block at `place` follows the block at `last`, or the unknown one `missing`, or nothing.
+    /// Returns whether the block at `place` follows the block at `last`, the unknown block `missing`, or nothing.
     fn follows(&self, place: Place, last: Option<Place>, missing: Option<BlockHash>) -> bool {
         let runs = &self.shared.runs;
         if place.position > 0 {
@@ -249,7 +249,7 @@ impl IndexWriter {
         }
     }
 
-    /// How many of `blocks` are the run's, from `place` on; at least the first.
+    /// Returns how many of `blocks` match the run from `place` on; at least one.
     fn same_blocks(&self, place: Place, blocks: &[BlockHash]) -> u32 {
         let Shared { runs, words, .. } = &*self.shared;
         let hashes = runs.load(place.run, Word::Hashes);
@@ -260,7 +260,7 @@ impl IndexWriter {
         1 + u32::try_from(same.count()).unwrap_or(u32::MAX)
     }
 
-    /// Stores the leading blocks that are not known; returns how many there were, at least one.
+    /// Stores the leading unknown blocks; returns their number, at least one.
     fn store_new(
         &mut self,
         target: Target,
@@ -338,7 +338,7 @@ impl IndexWriter {
         Ok(run)
     }
 
-    /// One more run begins after so many blocks of `parent`.
+    /// Counts one more run that begins after `len` blocks of `parent`.
     fn adopt(&self, parent: RunId, len: u32) {
         let runs = &self.shared.runs;
         let old = runs.children(parent);
@@ -349,7 +349,7 @@ impl IndexWriter {
         runs.store(parent, Word::Children, new.pack());
     }
 
-    /// Puts a block behind the last one of a run, whose length it is.
+    /// Appends a block to a run of length `len`.
     fn append(&mut self, run: RunId, len: u32, hash: u64) -> bool {
         let Shared {
             words, runs, table, ..
@@ -396,7 +396,7 @@ impl IndexWriter {
         true
     }
 
-    /// Runs that waited for this block now follow it.
+    /// Links the runs that waited for this block.
     fn link_orphans(&mut self, hash: u64, place: Place) {
         let Some(waiting) = self.orphans.remove(&hash) else {
             return;
@@ -404,7 +404,7 @@ impl IndexWriter {
         let first = self.first_above(place.run);
         self.links_left = self.links_left.saturating_sub(waiting.len());
         for orphan in waiting {
-            // Hashes of prefixes cannot go round in a circle, but those of nonsense can.
+            // Prefix hashes cannot form a cycle, but invalid hashes can.
             if orphan == first {
                 self.orphans.entry(hash).or_default().insert(orphan);
                 continue;
@@ -415,7 +415,7 @@ impl IndexWriter {
         }
     }
 
-    /// The run that `run` comes after, over however many others, and that comes after none: the only orphan among them, if any is.
+    /// Returns the topmost ancestor of `run`: the only one of them that can be an orphan.
     fn first_above(&mut self, run: RunId) -> RunId {
         let mut first = run;
         while let Link::After(parent, _) = self.shared.runs.link(first) {
@@ -425,7 +425,7 @@ impl IndexWriter {
         first
     }
 
-    /// Lets go what nobody holds at the end of a run, and the run with its last block; then of the run before it.
+    /// Drops blocks at the end of a run that nobody holds, and the run itself when empty; then continues with its parent.
     fn trim(&mut self, mut run: RunId) {
         loop {
             let Shared {

@@ -1,5 +1,5 @@
-//! [`Affinity`]: where a key was served last. Keys are what clients say their requests have in common, such as a conversation
-//! or a user.
+//! [`Affinity`]: where each key was last served. A key is what a client's requests have in common, such as a conversation or a
+//! user.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -10,20 +10,19 @@ use parking_lot::Mutex;
 
 use super::fleet::Place;
 
-/// A key, with the cache salt and the adapter of its request: requests that share no KV blocks share no keys.
+/// A key, hashed with the request's cache salt and adapter: requests that cannot share KV blocks do not share keys.
 pub(super) type Key = u64;
 
-/// Where each key was served last. Not all keys: where they are too many, those used longest ago are forgotten.
+/// Where each key was last served. Bounded: the least recently used keys are dropped.
 #[derive(Debug)]
 pub(super) struct Affinity {
     hasher: RandomState,
-    /// How many keys a generation may have.
+    /// The maximum number of keys in a generation.
     most: usize,
     keys: Mutex<Generations>,
 }
 
-/// Two generations take the place of an order: a key that is served goes into the young one, and when that is full the old one is
-/// forgotten.
+/// Two generations approximate an LRU order: a served key enters the young one; when that is full, the old one is dropped.
 #[derive(Debug, Default)]
 struct Generations {
     young: HashMap<Key, Place>,
@@ -31,7 +30,7 @@ struct Generations {
 }
 
 impl Affinity {
-    /// Remembers at most `max_keys`.
+    /// Creates a map of at most `max_keys` keys.
     pub(super) fn new(max_keys: NonZeroUsize) -> Self {
         Self {
             hasher: RandomState::new(),
@@ -40,7 +39,7 @@ impl Affinity {
         }
     }
 
-    /// The request's key, where it has one.
+    /// Returns the request's key, if it has one.
     pub(super) fn key(&self, request: &GenerateRequest, ctx: &RequestContext) -> Option<Key> {
         let key = ctx.affinity()?;
         Some(
@@ -49,14 +48,14 @@ impl Affinity {
         )
     }
 
-    /// Who served the key last.
+    /// Returns the place that last served the key.
     pub(super) fn last(&self, key: Key) -> Option<Place> {
         let keys = self.keys.lock();
         let place = keys.young.get(&key).or_else(|| keys.old.get(&key));
         place.copied()
     }
 
-    /// The place serves the key.
+    /// Records that the place serves the key.
     pub(super) fn serves(&self, key: Key, place: Place) {
         let mut keys = self.keys.lock();
         if keys.young.len() >= self.most && !keys.young.contains_key(&key) {

@@ -1,5 +1,5 @@
-//! [`Assumed`]: an index of what was routed, for workers that publish no KV events: where a prompt went, its blocks are taken for
-//! cached for a while.
+//! [`Assumed`]: updates the index from routed requests, for workers that publish no KV events. A prompt's blocks count as cached
+//! for a while at the instance it went to.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -9,20 +9,20 @@ use tokio::time::Instant;
 
 use crate::index::{IndexWriter, Target};
 
-/// The most blocks that are assumed, each counted for each request that had it; the oldest go first.
+/// The maximum number of assumed blocks, counted once per request; the oldest are dropped first.
 const MAX_BLOCKS: usize = 1 << 20;
 
-/// What was routed where, oldest first.
+/// Routed requests, oldest first.
 #[derive(Debug)]
 pub(super) struct Assumed {
     ttl: Duration,
     max_blocks: usize,
     routed: VecDeque<Routed>,
-    /// Blocks of all of `routed`, those that several have more than once.
+    /// The number of blocks in `routed`; a shared block counts once per request.
     routed_blocks: usize,
     /// The number of the last request, counted from 1.
     count: u64,
-    /// The last request that had each block. When it is forgotten, so is the block.
+    /// The last request that had each block. The block is dropped with it.
     last: HashMap<(Target, BlockHash), u64>,
 }
 
@@ -46,7 +46,7 @@ impl Assumed {
         }
     }
 
-    /// A prompt with these blocks went to `target`.
+    /// Records that a prompt with these blocks went to `target`.
     pub(super) fn routed(
         &mut self,
         index: &mut IndexWriter,
@@ -60,7 +60,7 @@ impl Assumed {
         for block in blocks.iter() {
             self.last.insert((target, *block), self.count);
         }
-        // Honest by construction: this router hashed them.
+        // Always consistent: this router hashed the blocks.
         let _ = index.store(target, None, blocks);
         self.routed_blocks += blocks.len();
         self.routed.push_back(Routed {
@@ -72,19 +72,19 @@ impl Assumed {
         while self.routed_blocks > self.max_blocks && self.forget_oldest(index) {}
     }
 
-    /// Whether there is something to forget.
+    /// Returns whether an entry has expired.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         let oldest = self.routed.front();
         oldest.is_some_and(|oldest| oldest.until <= now)
     }
 
-    /// Forgets what is older than the time it is assumed for.
+    /// Drops expired entries.
     pub(super) fn expire(&mut self, index: &mut IndexWriter) {
         let now = Instant::now();
         while self.is_due(now) && self.forget_oldest(index) {}
     }
 
-    /// A target has gone, and the index with it.
+    /// Drops a target that has gone; the index drops its entries separately.
     pub(super) fn forget(&mut self, target: Target) {
         self.routed.retain(|routed| routed.target != target);
         let blocks = self.routed.iter().map(|routed| routed.blocks.len());
@@ -101,7 +101,7 @@ impl Assumed {
             let last = self.last.get(&(oldest.target, **block));
             last.is_some_and(|last| *last == oldest.number)
         };
-        // From the end, so that what is left begins at the start.
+        // From the end, so that the remaining blocks form a prefix.
         let over: Vec<BlockHash> = oldest
             .blocks
             .iter()
@@ -179,7 +179,7 @@ mod tests {
         assumed.max_blocks = 1000;
         let block = |n: u64| BlockHash(n.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         for _ in 0..10_000 {
-            // Each request has hashes of its own.
+            // Each request has its own hashes.
             let blocks: Arc<[BlockHash]> = (1..60).map(block).collect();
             assumed.routed(&mut writer, 1, &blocks);
             let held = assumed.routed.iter().map(|routed| routed.blocks.len());

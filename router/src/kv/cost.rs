@@ -1,33 +1,33 @@
-//! The cost of a candidate, and the choice by it. Pure: no clock, no lock.
+//! The cost of a candidate, and the choice by cost. Pure: no clock, no lock.
 
 use rand::{Rng, RngExt};
 
 use super::metrics::Reason;
 
-/// What a candidate would have to do, in KV blocks.
+/// A candidate's work with this request, in KV blocks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Work {
-    /// Blocks that are to be prefilled there, those of this request included, whether they are cached or not.
+    /// Blocks to prefill, including this request's, cached or not.
     pub(super) prefill_blocks: f64,
-    /// Leading blocks of this request that are cached there.
+    /// Leading blocks of this request that the candidate has cached.
     pub(super) overlap_blocks: u32,
-    /// Blocks of the sequences there, those of this request included.
+    /// Blocks of the candidate's sequences, including this request's.
     pub(super) active_blocks: f64,
 }
 
 impl Work {
-    /// The candidate's cost, in blocks. A `weight` of 0 looks at active blocks alone.
+    /// Returns the candidate's cost, in blocks. With a `weight` of 0 only the active blocks count.
     pub(super) fn cost(&self, weight: f64) -> f64 {
         let prefill = (self.prefill_blocks - f64::from(self.overlap_blocks)).max(0.0);
         weight.mul_add(prefill, self.active_blocks)
     }
 }
 
-/// The candidates of a request with what each would cost.
+/// The candidates for a request, with their costs.
 #[derive(Debug, Default)]
 pub(super) struct Weighed {
     works: Vec<Work>,
-    /// What is chosen by: as the works say, less what the favourite may cost more.
+    /// Costs from the works; the favourite's is reduced by the affinity allowance.
     costs: Vec<f64>,
     favourite: Option<usize>,
     /// Whether the favourite costs more than another.
@@ -35,7 +35,7 @@ pub(super) struct Weighed {
 }
 
 impl Weighed {
-    /// Of candidates with these works. The `favourite` may cost `affinity_blocks` more than another.
+    /// Computes the costs of candidates. The `favourite` may cost `affinity_blocks` more than another.
     pub(super) fn new(
         works: Vec<Work>,
         weight: f64,
@@ -57,7 +57,7 @@ impl Weighed {
         }
     }
 
-    /// The index of the chosen one, as [`choose`] has it.
+    /// Returns the index of the chosen candidate, as [`choose`] does.
     pub(super) fn choose(
         &self,
         temperature: f64,
@@ -67,7 +67,7 @@ impl Weighed {
         choose(&self.costs, temperature, turn, random)
     }
 
-    /// What decided for the chosen one.
+    /// Returns the reason for choosing `index`.
     pub(super) fn reason(&self, index: usize) -> Reason {
         let has_overlap = (self.works.get(index)).is_some_and(|work| work.overlap_blocks > 0);
         if self.favourite == Some(index) && (self.costs_more || !has_overlap) {
@@ -79,7 +79,7 @@ impl Weighed {
         }
     }
 
-    /// The indices of the candidates in the order in which they would be chosen, `chosen` first: at most `most`.
+    /// Returns at most `most` candidates by cost, `chosen` first.
     pub(super) fn in_order(&self, chosen: usize, most: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.costs.len()).collect();
         let cost = |index: &usize| self.costs.get(*index).copied().unwrap_or(f64::INFINITY);
@@ -91,14 +91,14 @@ impl Weighed {
         order
     }
 
-    /// What a candidate would have to do, and its cost.
+    /// Returns a candidate's work and cost.
     pub(super) fn of(&self, index: usize) -> Option<(&Work, f64)> {
         self.works.get(index).zip(self.costs.get(index).copied())
     }
 }
 
-/// The index of the chosen cost: the lowest, and equals by `turn`. With a temperature above 0 any, the lower the likelier:
-/// softmax over the costs, scaled to `0..=1` by their range.
+/// Returns the index of the lowest cost; `turn` breaks ties. With a temperature above 0, draws an index by softmax over the
+/// negated costs, scaled to `0..=1` by their range.
 pub(super) fn choose(
     costs: &[f64],
     temperature: f64,
@@ -109,7 +109,7 @@ pub(super) fn choose(
     if temperature > 0.0 {
         return soft(costs, lowest, temperature, random);
     }
-    // Costs are sums of blocks: what differs by less than a thousandth of one is equal.
+    // Costs are sums of blocks: a difference below a thousandth of a block is a tie.
     let is_lowest = |cost: &f64| *cost <= lowest + 1e-3;
     let equals = costs.iter().filter(|cost| is_lowest(cost)).count();
     let turn = turn.checked_rem(equals)?;

@@ -1,5 +1,5 @@
-//! Keeps the index by what workers publish: each one's snapshot, then its numbered changes. A gap or a stream that ended is a new
-//! snapshot. What a worker gets wrong touches its own entries alone, is counted, and is logged once a minute.
+//! Updates the index from workers' KV events: a snapshot, then numbered changes. After a gap or the end of a stream it takes a
+//! new snapshot. Invalid events affect only their worker's entries; they are counted, and logged once a minute.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,25 +20,25 @@ use super::metrics::ModelMetrics;
 use crate::config::KvConfig;
 use crate::index::{IndexReader, IndexWriter, Odd, Target};
 
-/// Pause before a stream that ended is asked for again.
+/// Pause before resubscribing to a stream that ended.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
 
-/// Blocks that are taken in before others get a turn, and links between runs: some tens of microseconds.
+/// Blocks stored, and links changed, before yielding: some tens of microseconds.
 const BLOCKS_A_TURN: usize = 512;
 
-/// Runs that are swept before others get a turn.
+/// Runs swept before yielding.
 const RUNS_A_TURN: u32 = 1024;
 
-/// Snapshots from so many blocks on are put in order on a thread of their own.
+/// Snapshots of at least this many blocks are sorted on a blocking thread.
 const LONG_SNAPSHOT: usize = 4096;
 
-/// How long events cannot be followed before that is a warning: clients do not hear of a new worker all at once.
+/// How long events may be missing before a warning: clients discover a new worker at different times.
 const LOST_TIME: Duration = Duration::from_secs(5);
 
-/// How often what a worker gets wrong is logged.
+/// Minimum interval between logs of a worker's invalid events.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The index of a model, with all that keeps it.
+/// A model's index, with the state to maintain it.
 #[derive(Debug)]
 pub(super) struct Indexed {
     pub(super) writer: Mutex<IndexWriter>,
@@ -46,14 +46,14 @@ pub(super) struct Indexed {
     pub(super) fleet: Arc<Fleet>,
     pub(super) metrics: ModelMetrics,
     pub(super) lag: Lag,
-    /// Targets that stand for nobody and still have entries.
+    /// Targets without an owner that still have entries.
     stale: Mutex<Vec<Stale>>,
     is_stale: Notify,
-    /// A permit for whoever puts a long snapshot in order, which takes several times its memory.
+    /// A permit to sort a long snapshot, which takes several times its memory.
     ordering: Semaphore,
 }
 
-/// A target whose entries are to be removed, and what its worker waits for until they are.
+/// A target whose entries are to be removed, and the permit that its worker waits for.
 #[derive(Debug)]
 struct Stale {
     target: Target,
@@ -76,12 +76,12 @@ impl Indexed {
         }
     }
 
-    /// The entries of a target are to be removed; then it is free.
+    /// Schedules the removal of a target's entries; then the target is free.
     pub(super) fn discard(&self, target: Target) {
         self.discard_until_gone(target, None);
     }
 
-    /// As [`Self::discard`], and `until_gone` is dropped then.
+    /// Like [`Self::discard`]; drops `until_gone` after the removal.
     fn discard_until_gone(&self, target: Target, until_gone: Option<OwnedSemaphorePermit>) {
         let stale = Stale {
             target,
@@ -91,7 +91,7 @@ impl Indexed {
         self.is_stale.notify_one();
     }
 
-    /// Removes what nobody stands for any more, for ever. Readers take it for nobody's meanwhile.
+    /// Removes the entries of targets without an owner; never ends. Readers ignore these targets meanwhile.
     pub(super) async fn sweep(self: Arc<Self>) {
         loop {
             self.is_stale.notified().await;
@@ -111,7 +111,7 @@ impl Indexed {
         }
     }
 
-    /// Stores blocks in turns.
+    /// Stores blocks, and yields regularly.
     async fn store(
         &self,
         target: Target,
@@ -139,20 +139,20 @@ impl Indexed {
     }
 }
 
-/// The place's part in the index; its end takes its entries along.
+/// A place's entries in the index; dropping it discards them.
 struct Publisher {
     indexed: Arc<Indexed>,
     place: Place,
     last_event: u64,
     target: Option<Target>,
-    /// A target whose snapshot is not whole yet.
+    /// A target whose snapshot is incomplete.
     next: Option<Target>,
-    /// Taken while entries that it gave up are still in the index: no worker has more than one such part beside its own, however
-    /// fast it begins anew.
+    /// Held while the entries it replaced are still in the index: each place has at most one such target beside its current one,
+    /// however often it restarts with a snapshot.
     one_stale: Arc<Semaphore>,
-    /// Whether blocks were left out since it began anew: it may say that they are gone.
+    /// Whether blocks were left out since the last snapshot: their removal is then valid.
     has_left_out: bool,
-    /// Since when nothing came; `None` once something does.
+    /// When events stopped; `None` while they arrive.
     lost_since: Option<Instant>,
     logged: Option<Instant>,
 }
@@ -166,17 +166,17 @@ impl Drop for Publisher {
     }
 }
 
-/// Where the events of a model's workers come from.
+/// The source of a model's KV events.
 #[derive(Debug)]
 pub(crate) enum Feed {
-    /// Each worker's prefix cache as one.
+    /// One event stream for each worker.
     Whole(Client<(), KvItem>),
-    /// Those of each rank, of workers that have several.
+    /// One event stream for each rank, for workers with several.
     Ranks(Client<(), KvItem>, Client<u32, KvItem>),
 }
 
 impl Feed {
-    /// Of how many places an instance with so many ranks has events.
+    /// Returns the number of places for which an instance with `ranks` ranks has events.
     pub(super) fn places(&self, ranks: u32) -> u32 {
         match self {
             Self::Whole(_) => 1,
@@ -198,7 +198,7 @@ impl Feed {
     }
 }
 
-/// Follows the events of one instance with so many ranks, until it is dropped.
+/// Follows the events of an instance with `ranks` ranks, until dropped.
 pub(super) async fn follow(
     feed: Arc<Feed>,
     indexed: Arc<Indexed>,
@@ -247,7 +247,7 @@ impl Publisher {
         }
     }
 
-    /// Takes one item in; false when only a new snapshot helps.
+    /// Applies one item; returns false when a new snapshot is required.
     async fn take(&mut self, item: KvItem) -> bool {
         let indexed = Arc::clone(&self.indexed);
         self.lost_since = None;
@@ -266,7 +266,7 @@ impl Publisher {
         goes_on
     }
 
-    /// The worker holds these blocks and no others. Until all are in the index, what was known before stands.
+    /// Replaces the worker's entries with these blocks. The old entries stay visible until all blocks are stored.
     async fn replace_with(&mut self, blocks: Vec<StoredBlock>) {
         let target = match self.next.take() {
             Some(target) => target,
@@ -300,7 +300,7 @@ impl Publisher {
         self.indexed.metrics.snapshot();
     }
 
-    /// From now on the worker's entries are those of `target`. Waits while others that it gave up are still to be removed.
+    /// Makes `target` the worker's target. Waits while entries that it replaced earlier are still being removed.
     async fn switch_to(&mut self, target: Target) {
         let until_gone = Arc::clone(&self.one_stale).acquire_owned().await.ok();
         self.target = Some(target);
@@ -353,7 +353,7 @@ impl Publisher {
         self.report(&odd.to_string(), reason);
     }
 
-    /// The events ended with an error. That of a worker that is away is told by others.
+    /// Logs that the events ended with an error. Other parts report a worker that is gone.
     fn lost(&mut self, error: &EngineError) {
         let (instance, rank) = (self.place.instance, self.place.rank);
         let stays_lost = self.stays_lost();
@@ -364,7 +364,7 @@ impl Publisher {
         }
     }
 
-    /// Whether nothing has come for a while, as of this loss.
+    /// Returns whether no event has arrived for a while, as of this loss.
     fn stays_lost(&mut self) -> bool {
         let since = *self.lost_since.get_or_insert_with(Instant::now);
         since.elapsed() >= LOST_TIME
@@ -414,7 +414,7 @@ mod tests {
         (Publisher::new(Arc::clone(&indexed), place), indexed)
     }
 
-    /// The client of its events hears of a new worker after the one of its requests.
+    /// The client for events may discover a worker later than the client for requests does.
     #[tokio::test(start_paused = true)]
     async fn events_are_lost_when_none_have_come_for_a_while() {
         let (mut publisher, _) = publisher();
@@ -427,7 +427,7 @@ mod tests {
         }
     }
 
-    /// A worker that begins anew again and again, while nobody removes what it gave up.
+    /// A worker that restarts with a snapshot again and again, while nothing removes its old entries.
     #[tokio::test(start_paused = true)]
     async fn a_worker_has_one_part_that_is_to_be_removed_and_waits_for_it() {
         let (mut publisher, indexed) = publisher();

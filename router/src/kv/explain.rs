@@ -1,4 +1,4 @@
-//! What clients that ask are told of a decision.
+//! Explains routing decisions to clients that ask.
 
 use genset_runtime::InstanceId;
 use genset_runtime::selection::Candidate;
@@ -8,10 +8,10 @@ use super::cost::Weighed;
 use super::fleet::{Place, Request};
 use super::metrics::Reason;
 
-/// The most candidates that a decision names: the chosen one and those of the lowest costs.
+/// The maximum number of candidates in an explanation: the chosen one and those of the lowest costs.
 const MOST_CANDIDATES: usize = 16;
 
-/// A choice by cost. Costs and amounts are in KV blocks.
+/// Explains a choice by cost. Costs and amounts are in KV blocks.
 pub(super) fn by_cost(
     pool: &str,
     request: &Request,
@@ -19,7 +19,7 @@ pub(super) fn by_cost(
     weighed: &Weighed,
     chosen: usize,
 ) -> Value {
-    // Of instances that have one, the rank says nothing.
+    // The rank is omitted if every instance has a single one.
     let has_ranks = places.iter().any(|place| place.rank > 0);
     let rank = |place: &Place| has_ranks.then_some(place.rank);
     let named = weighed.in_order(chosen, MOST_CANDIDATES).into_iter();
@@ -50,7 +50,7 @@ pub(super) fn by_cost(
     decision
 }
 
-/// A choice by requests.
+/// Explains a choice by request count.
 pub(super) fn by_requests(
     pool: &str,
     reason: Reason,
@@ -74,7 +74,7 @@ fn decision(pool: &str, reason: Reason, instance: Option<InstanceId>, candidates
     })
 }
 
-/// Costs are estimates.
+/// Rounds to thousandths: costs are estimates.
 fn thousandths(blocks: f64) -> f64 {
     (blocks * 1e3).round() / 1e3
 }

@@ -1,5 +1,4 @@
-//! [`Fleet`]: the places where a request may run, as the choice among them needs them: which target of the index each is, and what
-//! this router has asked of it.
+//! [`Fleet`]: the places where a request may run, with their targets in the index and the work that this router has sent there.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -11,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::index::{Overlap, Target};
 
-/// Hashes of blocks are hashes already.
+/// A hasher for block hashes, which are hashes already.
 #[derive(Default)]
 pub(super) struct AsIs(u64);
 
@@ -31,7 +30,8 @@ impl Hasher for AsIs {
     }
 }
 
-/// Where a request may run: a data-parallel rank of an instance. Of instances whose ranks are not told apart, rank 0 stands for all.
+/// Where a request may run: a data-parallel rank of an instance. If an instance's ranks are not tracked, rank 0 stands for all of
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Place {
     pub(super) instance: InstanceId,
@@ -44,17 +44,17 @@ type Counts = HashMap<BlockHash, u32, BuildHasherDefault<AsIs>>;
 #[derive(Debug)]
 struct Member {
     place: Place,
-    /// Tells it from one that was at the place before and went.
+    /// Distinguishes it from an earlier member at the same place.
     generation: u64,
-    /// Which holder of blocks it is; `None` until its first snapshot.
+    /// Its target in the index; `None` until its first snapshot.
     target: Option<Target>,
-    /// The number of its last event that is in the index.
+    /// The number of its last event in the index.
     last_event: u64,
-    /// The full blocks of the prompts of this router's sequences there, each once, and how many sequences have it.
+    /// The full prompt blocks of this router's sequences there, with the number of sequences that have each.
     prompts: Counts,
-    /// Blocks of those sequences that no other shares: what is generated, and the last of a prompt.
+    /// Blocks of those sequences that are not shared: generated ones, and the partial last block of a prompt.
     own_blocks: u64,
-    /// Prompt tokens of theirs that are not cached there and not known to be prefilled.
+    /// Their prompt tokens that are neither cached nor known to be prefilled.
     prefill_tokens: u64,
 }
 
@@ -75,7 +75,7 @@ impl Member {
         self.own_blocks.saturating_add(self.prompts.len() as u64)
     }
 
-    /// How many of these leading blocks of a prompt its sequences have. Whoever has a block has all before it.
+    /// Returns how many of these leading blocks its sequences have. A sequence with a block has all blocks before it.
     fn shared_blocks(&self, blocks: &[BlockHash]) -> u64 {
         if self.prompts.is_empty() {
             return 0;
@@ -85,20 +85,20 @@ impl Member {
     }
 }
 
-/// What is known of a place when a request is to be placed.
+/// The state of a place when a request is routed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Standing {
-    /// Leading blocks of the request that it has cached.
+    /// Leading blocks of the request that the place has cached.
     pub(super) overlap_blocks: u32,
     /// Blocks of this router's sequences there.
     pub(super) active_blocks: u64,
-    /// Leading blocks of the request that are among those.
+    /// Leading blocks of the request among the active ones.
     pub(super) shared_blocks: u64,
-    /// Tokens of theirs that are to be prefilled.
+    /// Tokens of those sequences that are yet to be prefilled.
     pub(super) prefill_tokens: u64,
 }
 
-/// The places, in order. Targets are given out here; a target that is free again is one that the index has forgotten.
+/// The places, in order, and the allocator of targets. A target is free again once the index has removed its entries.
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
     state: Mutex<State>,
@@ -108,9 +108,9 @@ pub(super) struct Fleet {
 struct State {
     /// Sorted by place.
     members: Vec<Member>,
-    /// How many members there have been.
+    /// The number of members created so far.
     generations: u64,
-    /// The place of each target, by target.
+    /// The place of each target.
     owners: Vec<Option<Place>>,
     free: Vec<Target>,
 }
@@ -139,7 +139,8 @@ impl State {
         found.ok().and_then(|index| self.members.get_mut(index))
     }
 
-    /// The member that counts a sequence. One that has gone took its counts along, and another of the same id begins with none.
+    /// Returns the member that counts a sequence. If that member is gone, its counts are gone with it; a new member at the same
+    /// place starts at zero.
     fn counting(&mut self, place: Place, generation: u64) -> Option<&mut Member> {
         let member = self.known(place);
         member.filter(|member| member.generation == generation)
@@ -147,7 +148,7 @@ impl State {
 }
 
 impl Fleet {
-    /// A target that nobody has; it stands for no instance yet.
+    /// Allocates a target without an owner.
     pub(super) fn new_target(&self) -> Target {
         let mut state = self.state.lock();
         state.free.pop().unwrap_or_else(|| {
@@ -156,7 +157,7 @@ impl Fleet {
         })
     }
 
-    /// From now on the place is `target`. Returns the one it was: its entries are stale.
+    /// Sets the place's target. Returns the old one, whose entries are stale.
     pub(super) fn set_target(&self, place: Place, target: Target) -> Option<Target> {
         let mut state = self.state.lock();
         let old = state.member(place).target.replace(target);
@@ -167,14 +168,14 @@ impl Fleet {
         old
     }
 
-    /// The index has the events of a place up to this one.
+    /// Records the last event of a place that is in the index.
     pub(super) fn took(&self, place: Place, last_event: u64) {
         if let Some(member) = self.state.lock().known(place) {
             member.last_event = last_event;
         }
     }
 
-    /// How many events of an instance the index has, of all its ranks together; `None` while a snapshot is missing.
+    /// Returns how many events of an instance are in the index, over all its ranks; `None` while a snapshot is missing.
     pub(super) fn taken(&self, instance: InstanceId) -> Option<u64> {
         let state = self.state.lock();
         let first = state
@@ -191,13 +192,13 @@ impl Fleet {
         })
     }
 
-    /// The target of a place.
+    /// Returns a place's target.
     pub(super) fn target_of(&self, place: Place) -> Option<Target> {
         let mut state = self.state.lock();
         state.known(place).and_then(|member| member.target)
     }
 
-    /// The place has gone. Returns its target.
+    /// Removes a place. Returns its target.
     pub(super) fn remove(&self, place: Place) -> Option<Target> {
         let mut state = self.state.lock();
         let index = state
@@ -209,12 +210,12 @@ impl Fleet {
         Some(target)
     }
 
-    /// The index holds nothing of this target any more.
+    /// Frees a target that has no more entries in the index.
     pub(super) fn forgotten(&self, target: Target) {
         self.state.lock().free.push(target);
     }
 
-    /// The most leading blocks of a prompt that one of the places has cached whose instance `counts`.
+    /// Returns the most leading blocks of a prompt that one place has cached, over the instances that `counts` accepts.
     pub(super) fn most_cached(
         &self,
         overlaps: &[Overlap],
@@ -226,8 +227,8 @@ impl Fleet {
         cached.map(|(_, blocks)| blocks).max().unwrap_or(0)
     }
 
-    /// Where each of `places` stands, which are sorted; and places a request at the one that `choose` chooses, before anybody
-    /// else can look. What that changes of a standing counts.
+    /// Passes the state of the sorted `places` to `choose`, and records the request at the chosen one, atomically. Changes that
+    /// `choose` makes to a state take effect.
     pub(super) fn place(
         self: &Arc<Self>,
         places: &[Place],
@@ -290,7 +291,7 @@ impl Fleet {
     }
 }
 
-/// The places that have leading blocks of a prompt, and how many; targets that stand for nobody are left out.
+/// Returns the places that have leading blocks of a prompt, with their numbers; targets without an owner are skipped.
 fn cached(state: &State, overlaps: &[Overlap]) -> impl Iterator<Item = (Place, u32)> {
     overlaps.iter().filter_map(move |overlap| {
         let owner = state.owners.get(usize::try_from(overlap.target).ok()?)?;
@@ -305,10 +306,10 @@ fn set_owner(state: &mut State, target: Target, owner: Option<Place>) {
     }
 }
 
-/// What the choice needs to know of a request.
+/// The properties of a request that routing needs.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// Tokens of its prompt.
+    /// The number of prompt tokens.
     pub(super) prompt_tokens: u32,
     /// Tokens per block, at least 1.
     pub(super) block_size: u32,
@@ -317,13 +318,13 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Blocks that the prompt takes, the last one included.
+    /// Returns the number of blocks in the prompt, including a partial last one.
     pub(super) fn prompt_blocks(&self) -> u64 {
         u64::from(self.prompt_tokens.div_ceil(self.block_size))
     }
 }
 
-/// A request of this router's at a place, until it is dropped.
+/// A request of this router at a place; dropping it removes its counts.
 #[derive(Debug)]
 pub(super) struct Sequence {
     fleet: Arc<Fleet>,
@@ -333,12 +334,12 @@ pub(super) struct Sequence {
     blocks: Arc<[BlockHash]>,
     own_blocks: u64,
     prefill_tokens: u64,
-    /// Blocks that were expected to be cached there.
+    /// Blocks that were expected to be cached at the place.
     pub(super) overlap_blocks: u32,
 }
 
 impl Sequence {
-    /// Its prompt is prefilled.
+    /// Records that the prompt is prefilled.
     pub(super) fn prefilled(&mut self) {
         let tokens = std::mem::take(&mut self.prefill_tokens);
         let mut state = self.fleet.state.lock();
@@ -347,7 +348,7 @@ impl Sequence {
         }
     }
 
-    /// It has so many blocks more.
+    /// Adds `blocks` generated blocks.
     pub(super) fn grow(&mut self, blocks: u64) {
         self.own_blocks += blocks;
         let mut state = self.fleet.state.lock();
@@ -402,7 +403,7 @@ mod tests {
         let overlaps: Vec<Overlap> = targets.into_iter().zip([10, 20, 30]).map(overlap).collect();
         let most = |left_out: u64| fleet.most_cached(&overlaps, |id| id != InstanceId(left_out));
         assert_eq!([most(0), most(3)], [30, 20]);
-        // What it had is still in the index, and nobody's.
+        // Its entries are still in the index, without an owner.
         fleet.remove(place(3));
         assert_eq!([most(0), most(2)], [20, 10]);
         assert_eq!(fleet.most_cached(&[], |_| true), 0);

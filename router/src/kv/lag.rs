@@ -1,4 +1,4 @@
-//! [`Lag`]: how far the index is behind what workers have published, by the count of events that each tells with its load.
+//! [`Lag`]: how far the index is behind the workers' KV events, by the event counts that workers report with their load.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use tokio::time::Instant;
 
 use super::metrics::ModelMetrics;
 
-/// How often requests look: more often tells nothing new, for loads come as often.
+/// Minimum interval between comparisons: loads arrive no more often.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The instances whose events are late.
 #[derive(Debug)]
 pub(super) struct Lag {
-    /// Entries of an instance whose events are later than this are not trusted.
+    /// Entries of an instance are not trusted once its events are later than this.
     max_age: Duration,
     metrics: ModelMetrics,
     state: Mutex<State>,
@@ -29,10 +29,10 @@ struct State {
 
 #[derive(Debug)]
 struct Late {
-    /// Events that it had published when they were first missed.
+    /// The published event count when events were first missed.
     published: u64,
     since: Instant,
-    /// Events that are missing now.
+    /// The number of missing events.
     missing: u64,
 }
 
@@ -45,8 +45,8 @@ impl Lag {
         }
     }
 
-    /// Compares what instances told that they have published with what was taken in, which `taken` says; now and then. These may
-    /// be some of all: a request asks about its candidates.
+    /// Compares, at most once an interval, the event counts that instances published with those in the index, from `taken`. The
+    /// instances may be a subset: a request compares its candidates.
     pub(super) fn look(
         &self,
         published: impl Iterator<Item = (InstanceId, u64)>,
@@ -61,7 +61,7 @@ impl Lag {
         state.looked = Some(now);
         for (instance, published) in published {
             let known = state.late.remove(&instance);
-            // One whose snapshot is not in yet has nothing in the index to be distrusted.
+            // Without a snapshot the index has no entries to distrust.
             let Some(taken) = taken(instance) else {
                 continue;
             };
@@ -79,12 +79,12 @@ impl Lag {
             };
             state.late.insert(instance, entry);
         }
-        // Those that have gone.
+        // Drop instances that are gone.
         state.late.retain(|instance, _| taken(*instance).is_some());
         self.publish(&state, now);
     }
 
-    /// So many events of an instance are in the index.
+    /// Updates an instance's lag after events were applied.
     pub(super) fn took(&self, instance: InstanceId, taken: impl FnOnce() -> Option<u64>) {
         let mut state = self.state.lock();
         let Some(late) = state.late.get(&instance) else {
@@ -96,7 +96,7 @@ impl Lag {
         }
     }
 
-    /// The instances whose entries are not trusted, in order.
+    /// Returns the instances whose entries are not trusted, in order.
     pub(super) fn distrusted(&self) -> Vec<InstanceId> {
         let now = Instant::now();
         let state = self.state.lock();
@@ -147,7 +147,7 @@ mod tests {
         look(10, 4);
         assert!(shows("6", "0.0"), "{}", registry.encode());
         tokio::time::advance(Duration::from_secs(6)).await;
-        // More were published, and some came, but not all that were missed first.
+        // More events were published, and some arrived, but not all of the first missing ones.
         look(30, 9);
         assert!(shows("21", "6.0"), "{}", registry.encode());
         assert_eq!(lag.distrusted(), [late]);
@@ -157,7 +157,7 @@ mod tests {
         assert!(shows("0", "0.0"), "{}", registry.encode());
         assert!(lag.distrusted().is_empty());
         tokio::time::advance(Duration::from_secs(1)).await;
-        // Late again, from now on.
+        // Late again, from now.
         look(30, 10);
         assert!(shows("20", "0.0"), "{}", registry.encode());
         assert!(lag.distrusted().is_empty());
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(lag.distrusted(), [late]);
         lag.look([(late, 10)].into_iter(), taken);
         assert_eq!(lag.distrusted(), [late]);
-        // One that has gone is late no more.
+        // An instance that is gone is not late.
         tokio::time::advance(Duration::from_millis(100)).await;
         lag.look([(other, 4)].into_iter(), |instance| {
             (instance == other).then_some(4)

@@ -17,10 +17,10 @@ use crate::config::RouterMode;
 type Label = [(&'static str, String); 1];
 type Labels = [(&'static str, String); 2];
 
-/// Upper bounds of the time of a decision, in seconds.
+/// Histogram buckets for the time of a decision, in seconds.
 const DECISION_BUCKETS_S: [f64; 10] = [2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2];
 
-/// What the router counts, for all models. Clones share.
+/// The router's metrics, for all models. Clones share state.
 #[derive(Debug, Clone)]
 pub struct RouterMetrics {
     decision_s: Histogram,
@@ -32,15 +32,15 @@ pub struct RouterMetrics {
     lag_s: Family<Label, Gauge<f64, AtomicU64>>,
     snapshots: Family<Label, Counter>,
     odd_events: Family<Labels, Counter>,
-    /// How many show the gauges of each model: a model that is connected anew may do so before the one of before has gone.
+    /// How many holders show each model's gauges: a model that reconnects may overlap with its old connection.
     shown: Arc<Mutex<HashMap<String, usize>>>,
 }
 
 impl RouterMetrics {
-    /// Registers those that `mode` has something to count for: once for a registry.
+    /// Registers the metrics that `mode` uses, once per registry.
     #[must_use]
     pub fn register(registry: &MetricsRegistry, mode: RouterMode) -> Self {
-        // Where nothing is chosen by KV blocks, nothing is shown.
+        // Other modes do not choose by KV blocks: hide these metrics.
         let hidden = MetricsRegistry::default();
         let registry = match mode {
             RouterMode::Kv => registry,
@@ -60,7 +60,7 @@ impl RouterMetrics {
         }
     }
 
-    /// The same, for one model.
+    /// Returns the metrics of one model.
     pub(super) fn of(&self, model: &str) -> ModelMetrics {
         *self.shown.lock().entry(model.to_owned()).or_default() += 1;
         ModelMetrics {
@@ -72,16 +72,16 @@ impl RouterMetrics {
     }
 }
 
-/// What decided a choice.
+/// The reason for a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reason {
-    /// The chosen one has part of the prompt cached.
+    /// The chosen worker has part of the prompt cached.
     Overlap,
-    /// Nobody has, or what has is too busy.
+    /// No worker has part of it cached, or those are too busy.
     Load,
-    /// It served the request's affinity key last, and costs little more than another.
+    /// The worker last served the request's affinity key, and costs little more than another.
     Affinity,
-    /// There was nothing to look up: the prompt has no tokens here, or the workers no KV blocks.
+    /// There was nothing to look up: the prompt is not token ids here, or the workers have no KV blocks.
     Fallback,
 }
 
@@ -96,13 +96,13 @@ impl Reason {
     }
 }
 
-/// The metrics of one model. Clones share, and its gauges go with the last of them.
+/// The metrics of one model. Clones share state; its gauges disappear with the last clone.
 #[derive(Debug, Clone)]
 pub(super) struct ModelMetrics {
     shown: Arc<Shown>,
 }
 
-/// That a model is there.
+/// Shows a model's gauges while it lives.
 #[derive(Debug)]
 struct Shown {
     all: RouterMetrics,
@@ -136,7 +136,7 @@ impl ModelMetrics {
         [("model", self.shown.model.clone())]
     }
 
-    /// The pool's name.
+    /// Returns the pool's name.
     pub(super) fn pool(&self) -> &str {
         &self.shown.model
     }
@@ -211,7 +211,7 @@ mod tests {
         before.index_holds(3);
         before.lag(1, Duration::ZERO);
         before.snapshot();
-        // Connected anew.
+        // The model reconnects.
         let now = metrics.of("m");
         let clone = now.clone();
         drop(before);
@@ -219,7 +219,7 @@ mod tests {
         assert!(all.iter().all(|gauge| shows(gauge)));
         drop(clone);
         assert!(!all.iter().any(|gauge| shows(gauge)));
-        // What was counted stays.
+        // Counters stay.
         assert!(shows("snapshots_total"));
     }
 }

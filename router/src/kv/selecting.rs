@@ -1,4 +1,4 @@
-//! [`Selecting`]: the layer.
+//! [`Selecting`]: the layer for KV-aware selection.
 
 use std::num::NonZeroU32;
 use std::pin::Pin;
@@ -33,48 +33,48 @@ use crate::config::KvConfig;
 use crate::index::Lookup;
 use crate::route::{Route, Routed};
 
-/// Chooses by what is cached where, and by what everybody has to do.
+/// Chooses an instance by cached prefix and load.
 pub(crate) struct Selecting {
     client: GenerateClient,
     config: KvConfig,
     block_size: NonZeroU32,
-    /// Where events come from; `None` where none are followed.
+    /// The source of KV events; `None` if they are not followed.
     feed: Option<Arc<Feed>>,
     indexed: Arc<Indexed>,
-    /// What was routed, where workers publish no events.
+    /// Assumed cache contents, if workers publish no events.
     assumed: Option<Arc<Mutex<Assumed>>>,
     affinity: Affinity,
     metrics: ModelMetrics,
     fallback: LeastLoaded,
     turn: AtomicUsize,
     random: Mutex<StdRng>,
-    /// Blocks of this router's requests, on average: what another's is taken for.
+    /// The mean number of blocks of this router's requests: an estimate for other routers' requests.
     mean_blocks: Mutex<f64>,
-    /// Lookups that are not in use: their memory is used again.
+    /// A pool of lookups, to reuse their memory.
     lookups: Mutex<Vec<Lookup>>,
     _tasks: [AbortOnDropHandle<()>; 2],
 }
 
-/// What a request asks of the router beside being served.
+/// A request's routing wishes.
 struct Asked {
     key: Option<Key>,
-    /// Where the key was served last.
+    /// The place that last served the key.
     favourite: Option<Place>,
     /// The rank that must serve it.
     rank: Option<u32>,
-    /// Who wants to know how it is routed.
+    /// Receives the explanation of the choice.
     explanation: Option<Explanation>,
 }
 
-/// Lookups kept for later.
+/// The maximum number of pooled lookups.
 const KEPT_LOOKUPS: usize = 64;
 
-/// How much one more request changes the mean of their blocks.
+/// The weight of a new request in the mean number of blocks.
 const MEAN_SHARE: f64 = 0.05;
 
 impl Selecting {
-    /// Over the instances of `client`, which follows their loads. `feed` has the events of the same workers; metrics are labelled
-    /// with `pool`.
+    /// Creates the layer over the instances of `client`, which follows their loads. `feed` has the events of the same workers;
+    /// metrics carry the label `pool`.
     pub(crate) fn new(
         runtime: &Runtime,
         card: &ModelCard,
@@ -127,7 +127,7 @@ impl Selecting {
         }
     }
 
-    /// What the choice looks at; `None` when the prompt has no tokens here.
+    /// Returns the properties that selection needs; `None` when the prompt is not token ids here.
     fn read(&self, request: &GenerateRequest) -> Option<Request> {
         let tokens = request.tokens().ok()?;
         let root = sequence_root(request.cache_salt.as_deref(), request.adapter.as_deref());
@@ -143,7 +143,7 @@ impl Selecting {
         })
     }
 
-    /// Chooses among candidates, and counts the request in there.
+    /// Chooses a candidate, and counts the request there.
     fn place(
         &self,
         asked: &Asked,
@@ -195,7 +195,7 @@ impl Selecting {
         Some((*owners.get(index)?, sequence))
     }
 
-    /// The instances of which the index says too little.
+    /// Returns the instances whose index entries are too incomplete to trust.
     fn distrusted(&self, candidates: &[Candidate]) -> Vec<InstanceId> {
         if self.feed.is_none() {
             return Vec::new();
@@ -206,7 +206,7 @@ impl Selecting {
         lag.distrusted()
     }
 
-    /// The ranks of a candidate that are told apart.
+    /// Returns the number of ranks tracked for a candidate.
     fn ranks(&self, candidate: &Candidate) -> u32 {
         match &self.feed {
             Some(feed) => feed.places(candidate.ranks),
@@ -214,14 +214,15 @@ impl Selecting {
         }
     }
 
-    /// Where a request may run, in order, and whose place each is: every rank of each candidate, or the one that it names.
+    /// Returns the places where a request may run, in order, with the candidate of each: every rank of each candidate, or only
+    /// the named rank.
     fn places(&self, candidates: &[Candidate], named: Option<u32>) -> (Vec<Place>, Vec<usize>) {
         let places = candidates
             .iter()
             .enumerate()
             .flat_map(|(owner, candidate)| {
                 let ranks = self.ranks(candidate);
-                // An engine that has not the one which is named refuses it.
+                // An engine without the named rank refuses the request.
                 let ranks = match named {
                     Some(rank) if rank < ranks => rank..rank + 1,
                     Some(_) | None => 0..ranks,
@@ -232,7 +233,7 @@ impl Selecting {
         places.unzip()
     }
 
-    /// What is known of the blocks; what was assumed too long ago is not.
+    /// Looks up the prompt's blocks, after dropping expired assumptions.
     fn look_up(&self, request: &Request) -> Lookup {
         self.expire();
         let mut lookup = self.lookups.lock().pop().unwrap_or_default();
@@ -240,7 +241,7 @@ impl Selecting {
         lookup
     }
 
-    /// Forgets what is assumed no longer.
+    /// Drops expired assumptions.
     fn expire(&self) {
         let Some(assumed) = &self.assumed else { return };
         let mut assumed = assumed.lock();
@@ -251,7 +252,7 @@ impl Selecting {
         }
     }
 
-    /// Keeps a lookup's memory for the next.
+    /// Returns a lookup to the pool.
     fn keep(&self, lookup: Lookup) {
         let mut lookups = self.lookups.lock();
         if lookups.len() < KEPT_LOOKUPS {
@@ -259,7 +260,7 @@ impl Selecting {
         }
     }
 
-    /// Whether there is anything to choose by: workers that publish no events and say that they have no KV blocks have none.
+    /// Returns whether KV blocks can guide the choice; not if workers publish no events and report no KV blocks.
     fn has_blocks(&self, candidates: &[Candidate]) -> bool {
         self.assumed.is_none()
             || !self.config.use_events
@@ -268,7 +269,7 @@ impl Selecting {
                 .any(|candidate| candidate.kv_total_blocks > 0)
     }
 
-    /// Chooses by requests alone: the favourite, as far as those it has more than another cost no more than may be.
+    /// Chooses by request count alone. Prefers the favourite if its excess requests cost at most the affinity allowance.
     fn fall_back(&self, asked: &Asked, candidates: &[Candidate]) -> Option<usize> {
         let requests = |candidate: &Candidate| u64::try_from(candidate.load).unwrap_or(u64::MAX);
         let least = candidates.iter().map(requests).min()?;
@@ -290,7 +291,7 @@ impl Selecting {
         Some(index)
     }
 
-    /// A request whose prompt has no tokens here.
+    /// Routes a request whose prompt is not token ids here.
     async fn route_by_load(
         &self,
         asked: &Asked,
@@ -306,7 +307,7 @@ impl Selecting {
         Ok(routed)
     }
 
-    /// What a request asks of the router.
+    /// Returns a request's routing wishes.
     fn asked(&self, request: &GenerateRequest, ctx: &RequestContext) -> Asked {
         let has_affinity = self.config.affinity_blocks > 0;
         let key = (self.affinity.key(request, ctx)).filter(|_| has_affinity);
@@ -318,21 +319,21 @@ impl Selecting {
         }
     }
 
-    /// Remembers that the key is served by an instance that chooses the rank.
+    /// Records that an instance serves the key and chooses the rank itself.
     fn took(&self, asked: &Asked, routed: &Routed) {
         if let Some(instance) = routed.holder.id() {
             self.serves(asked, any_rank(instance));
         }
     }
 
-    /// Remembers where the request's key is served.
+    /// Records where the request's key is served.
     fn serves(&self, asked: &Asked, place: Place) {
         if let Some(key) = asked.key {
             self.affinity.serves(key, place);
         }
     }
 
-    /// The prompt went there: from now on it is taken for cached, and so is the mean of requests' blocks.
+    /// Records that the prompt went to `place`: updates the mean request size and the assumed cache.
     fn placed(&self, request: &Request, place: Place) {
         let blocks = f64::from(request.prompt_tokens.div_ceil(request.block_size));
         let mut mean = self.mean_blocks.lock();
@@ -349,13 +350,13 @@ impl Selecting {
     }
 }
 
-/// An instance whose engine chooses the rank.
+/// Returns the place of an instance whose engine chooses the rank.
 fn any_rank(instance: InstanceId) -> Place {
     Place { instance, rank: 0 }
 }
 
-/// Blocks of others' sequences at a candidate, where this router has `ours`: by the blocks it told of, and by its requests where
-/// it has not got to their blocks yet.
+/// Estimates the blocks of other routers' sequences at a candidate, of which `ours` are this router's: from the used blocks that
+/// it reports, or from its requests if their blocks are not in the report yet.
 fn others(candidate: &Candidate, ours: u64, mean_blocks: f64) -> f64 {
     if candidate.others == 0 {
         return 0.0;
@@ -365,7 +366,7 @@ fn others(candidate: &Candidate, ours: u64, mean_blocks: f64) -> f64 {
     told.max(as_f64(requests) * mean_blocks)
 }
 
-/// What the request would be for a place where others' sequences have so many blocks.
+/// Returns a place's work with the request, given the blocks of other routers' sequences.
 fn work(request: &Request, standing: &Standing, others: f64) -> Work {
     let block_size = f64::from(request.block_size);
     let waiting = as_f64(standing.prefill_tokens) / block_size;
@@ -378,7 +379,7 @@ fn work(request: &Request, standing: &Standing, others: f64) -> Work {
     }
 }
 
-/// Exact below 2^32; more counts as that.
+/// Converts exactly below 2^32; larger counts saturate.
 fn as_f64(count: u64) -> f64 {
     u32::try_from(count).map_or(f64::from(u32::MAX), f64::from)
 }
@@ -400,7 +401,7 @@ impl Route for Selecting {
         let mut sequence = None;
         let mut is_first = true;
         let mut choose = |request: &mut GenerateRequest, candidates: &[Candidate]| {
-            // The one that refused has it no more.
+            // The instance that refused no longer has the request.
             sequence = None;
             request.data_parallel_rank = asked.rank;
             if !self.has_blocks(candidates) {
@@ -459,7 +460,7 @@ impl Route for Selecting {
     }
 }
 
-/// An answer, counted where it is computed until it ends.
+/// An answer whose request is counted at its instance until it ends.
 struct Placed {
     outputs: OutputStream,
     sequence: Option<Sequence>,
@@ -508,7 +509,7 @@ impl Stream for Placed {
     }
 }
 
-/// An instance that publishes no events, for as long as it is there.
+/// An instance that publishes no events; dropping it removes its places.
 struct Present {
     indexed: Arc<Indexed>,
     assumed: Option<Arc<Mutex<Assumed>>>,
@@ -539,7 +540,7 @@ impl Present {
 
 impl Drop for Present {
     fn drop(&mut self) {
-        // Under the lock: what is being routed there is assumed before or never.
+        // Under the lock: a concurrent request is recorded before this or not at all.
         let mut assumed = self.assumed.as_ref().map(|assumed| assumed.lock());
         for place in &self.places {
             if let Some(target) = self.indexed.fleet.remove(*place) {

@@ -1,4 +1,4 @@
-//! The whole layer, in one process: workers that are a few handlers, and real discovery, plane and clients.
+//! The whole layer, in one process: workers made of a few handlers, and real discovery, request plane and clients.
 
 mod affinity;
 mod choice;
@@ -31,13 +31,13 @@ use crate::config::{KvConfig, RouterConfig, RouterMode};
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A worker as clients see it: it stores every prompt it gets, and answers when it may.
+/// A worker as clients see it: it stores every prompt it receives, and answers when allowed.
 struct Fake {
     kv: KvEventPublisher,
     load: watch::Sender<Load>,
-    /// Items in place of those that would be published, once.
+    /// Items to publish instead of the real ones, once.
     items: Mutex<Vec<KvItem>>,
-    /// How many tokens an answer has; none comes while it is `None`.
+    /// The length of answers in tokens; no answer while `None`.
     may_answer: watch::Sender<Option<u32>>,
     asked: Mutex<Vec<Vec<TokenId>>>,
     /// The rank that each request named.
@@ -158,7 +158,7 @@ fn name() -> EndpointName {
     EndpointName::default()
 }
 
-/// A worker, listed until it is dropped.
+/// A worker, listed until dropped.
 struct Worker {
     fake: Arc<Fake>,
     _servings: Vec<Serving>,
@@ -275,14 +275,14 @@ impl Router {
         read(self.begin(tokens).await).await;
     }
 
-    /// One of the requests of `key`.
+    /// Begins one request of `key`.
     async fn begin_for(&self, key: &str, tokens: &[TokenId]) -> OutputStream {
         let request = GenerateRequest::from_tokens("m", tokens.to_vec());
         let ctx = RequestContext::new("r").with_affinity(key);
         self.generate.generate(request, ctx).await.unwrap()
     }
 
-    /// The sum of a metric's samples with this label.
+    /// Returns the sum of a metric's samples with this label.
     fn metric(&self, name: &str, label: &str) -> f64 {
         let text = self.runtime.metrics().encode();
         let samples = text

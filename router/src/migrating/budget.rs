@@ -1,11 +1,11 @@
-//! [`Budget`]: the memory of all that is kept so that requests can move.
+//! [`Budget`]: the memory for kept tokens, which migration needs.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use genset_backend_common::prometheus::metrics::gauge::Gauge;
 
-/// So many bytes, shared by all requests.
+/// A number of bytes, shared by all requests.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: usize,
@@ -41,7 +41,7 @@ impl Budget {
     }
 }
 
-/// One request's part of a [`Budget`], given back when it is dropped.
+/// One request's share of a [`Budget`], returned on drop.
 #[derive(Debug)]
 pub(super) struct Share {
     budget: Arc<Budget>,
@@ -49,7 +49,7 @@ pub(super) struct Share {
 }
 
 impl Share {
-    /// Nothing yet.
+    /// Creates an empty share.
     pub(super) fn new(budget: &Arc<Budget>) -> Self {
         Self {
             budget: Arc::clone(budget),
@@ -57,7 +57,7 @@ impl Share {
         }
     }
 
-    /// Takes so many bytes more; false when there are not as many.
+    /// Takes `bytes` more; returns false when the budget has too few.
     pub(super) fn try_grow(&mut self, bytes: usize) -> bool {
         let is_taken = self.budget.try_take(bytes);
         if is_taken {

@@ -1,4 +1,4 @@
-//! What is counted about requests that move.
+//! Metrics of migrations.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ impl ModelMetrics {
         }
     }
 
-    /// Counts a move, and how long its client waited for it.
+    /// Counts a migration, and how long its client waited for it.
     pub(super) fn moved(&self, reason: ErrorKind, pause: Duration) {
         let labels = self.labels(reason.name());
         self.all.moves.get_or_create(&labels).inc();

@@ -1,4 +1,4 @@
-//! What is kept of an answer, and the request that goes on from it. Pure: nothing here waits.
+//! What is kept of an answer, and the request that resumes from it. Pure: no waiting.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use super::budget::{Budget, Share};
 
 const TOKEN_BYTES: usize = size_of::<TokenId>();
 
-/// Room for so many tokens is made at first; it doubles from there.
+/// Initial capacity, in tokens; it doubles from there.
 const FIRST_TOKENS: usize = 64;
 
-/// Why a request cannot go on elsewhere.
+/// Why a request cannot migrate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stuck {
-    /// It moved, or lost instances, as often as its model allows.
+    /// It migrated, or lost instances, as often as its model allows.
     Limit,
-    /// Its engine cannot go on from another's answer to it, which has begun.
+    /// Its answer has begun, and its engine cannot resume from another instance's tokens.
     NotResumable(NotResumable),
-    /// There was no memory to keep it in.
+    /// The memory budget for kept tokens was exhausted.
     NotKept,
     /// No other instance took it in time.
     NoInstance,
-    /// Its deadline passed meanwhile.
+    /// Its deadline passed before it could continue.
     Deadline,
 }
 
@@ -42,19 +42,19 @@ impl Stuck {
     }
 }
 
-/// What a request has given so far.
+/// What is kept of a request's answer.
 #[derive(Debug)]
 pub(super) enum Kept {
-    /// All of its tokens.
+    /// All of its tokens so far.
     Tokens { tokens: Vec<TokenId>, share: Share },
-    /// Nothing was given, and what will be cannot be gone on from, for this reason.
+    /// Nothing was streamed yet; once something is, the request cannot resume, for this reason.
     Nothing(NotResumable),
-    /// It cannot go on any more.
+    /// It can no longer migrate.
     Lost(Stuck),
 }
 
 impl Kept {
-    /// Begins to keep. The prompt counts too: nobody else may hold it by the time it is sent again.
+    /// Starts keeping. The prompt counts too: no one else may hold it when it is sent again.
     pub(super) fn of(request: &GenerateRequest, can: &Capabilities, budget: &Arc<Budget>) -> Self {
         if let Err(why) = can.resumes(request) {
             return Self::Nothing(why);
@@ -71,7 +71,7 @@ impl Kept {
         }
     }
 
-    /// Notes what is given. No more than a copy of the ids, but where the room doubles.
+    /// Records what is streamed. Costs a copy of the ids, and an allocation when the capacity doubles.
     pub(super) fn push(&mut self, output: &Output) {
         match (&mut *self, output) {
             (Self::Lost(_), _) | (_, Output::Finished(_)) => {}
@@ -95,7 +95,7 @@ impl Kept {
         }
     }
 
-    /// The tokens that were given.
+    /// Returns the tokens streamed so far.
     fn tokens(&self) -> &[TokenId] {
         match self {
             Self::Tokens { tokens, .. } => tokens,
@@ -104,19 +104,19 @@ impl Kept {
     }
 }
 
-/// How a request goes on.
+/// How a request continues.
 #[derive(Debug, PartialEq)]
 pub(super) enum GoesOn {
-    /// As this request, whose prompt ends with so many tokens of the answer.
+    /// As this request, whose prompt ends with this many tokens of the answer.
     As(Box<GenerateRequest>, u32),
-    /// Not at all: only the terminal was missing.
+    /// It ends: only the terminal was missing.
     Ends(Finished),
 }
 
-/// How `request` goes on after what is `kept` of its answer.
+/// Returns how `request` continues after the `kept` part of its answer.
 ///
 /// # Errors
-/// Why it does not.
+/// Why it cannot.
 pub(super) fn resume(
     request: &GenerateRequest,
     kept: &Kept,
@@ -147,17 +147,17 @@ pub(super) fn resume(
     Ok(GoesOn::As(Box::new(request), count))
 }
 
-/// Makes the terminal of a request that went on after `resumed` tokens that of the whole.
+/// Rewrites the terminal of a request that resumed after `resumed` tokens to cover the whole answer.
 pub(super) fn without_seam(finished: &mut Finished, resumed: u32) {
     let usage = &mut finished.usage;
     usage.prompt_tokens = usage.prompt_tokens.saturating_sub(resumed);
     usage.completion_tokens = usage.completion_tokens.saturating_add(resumed);
-    // What the new instance had of the answer is no part of the prompt.
+    // Cached tokens of the answer are not part of the prompt.
     usage.cached_tokens = usage
         .cached_tokens
         .map(|cached| cached.min(usage.prompt_tokens));
     if resumed > 0 {
-        // Those of the instances before went with them.
+        // The counts of earlier instances are lost.
         usage.predictions = None;
     }
 }

@@ -1,4 +1,4 @@
-//! [`MigratingStream`]: one answer, from however many instances it comes.
+//! [`MigratingStream`]: one answer, from any number of instances.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::route::{Holder, Route, Routed};
 type Item = Result<Output, EngineError>;
 type Moving = Pin<Box<dyn Future<Output = Result<Routed, EngineError>> + Send>>;
 
-/// What the requests of a model have in common.
+/// State shared by the requests of a model.
 pub(super) struct Parts {
     pub(super) below: Arc<dyn Route>,
-    /// The most moves of a request.
+    /// The maximum number of migrations of a request.
     pub(super) limit: u32,
     pub(super) context_length_tokens: u32,
     pub(super) capabilities: Capabilities,
@@ -37,7 +37,7 @@ pub(super) struct Parts {
     pub(super) nobody_comes: CancellationToken,
 }
 
-/// An answer that outlives its instances.
+/// An answer that survives the loss of its instance.
 pub(super) struct MigratingStream {
     parts: Arc<Parts>,
     request: GenerateRequest,
@@ -46,12 +46,12 @@ pub(super) struct MigratingStream {
     source: Source,
     /// The instances that lost the request, oldest first.
     left: Vec<InstanceId>,
-    /// Tokens that were given before the present instance took over.
+    /// Tokens that were streamed before the current instance took over.
     resumed: u32,
     moves: u32,
 }
 
-/// Where the answer comes from.
+/// The source of the answer.
 enum Source {
     At(Holder, OutputStream),
     Moving(Move),
@@ -61,9 +61,9 @@ enum Source {
 /// A request between two instances.
 struct Move {
     moving: Moving,
-    /// Whether it waits for an instance.
+    /// Whether it waits until an instance is available.
     waits: bool,
-    /// What was wrong at the last one.
+    /// The error of the last instance.
     cause: EngineError,
     since: Instant,
 }
@@ -88,7 +88,7 @@ impl MigratingStream {
         }
     }
 
-    /// An item on its way to the client.
+    /// Records an item on its way to the client.
     fn pass(&mut self, mut output: Output) -> Output {
         match &mut output {
             Output::Finished(finished) => without_seam(finished, self.resumed),
@@ -102,13 +102,13 @@ impl MigratingStream {
         output
     }
 
-    /// After the instance `from` failed: the terminal, or `None` where the request moves.
+    /// Handles the failure of the instance `from`: returns the terminal, or `None` if the request migrates.
     fn leave(&mut self, from: Option<InstanceId>, cause: EngineError) -> Option<Item> {
         let may_move = cause.policy().is_migratable && !cause.is_own_shortage();
         if !may_move || self.ctx.is_cancelled() {
             return Some(Err(cause));
         }
-        // A layer below waited for an instance, in vain.
+        // A layer below has already waited for an instance without success.
         let Some(from) = from else {
             self.parts.metrics.failed(Stuck::NoInstance);
             return Some(Err(cause));
@@ -138,7 +138,7 @@ impl MigratingStream {
             error = %cause,
             "the request moves to another instance"
         );
-        // Ids are unique among the requests in flight, and the instance that lost it may not know yet.
+        // Ids are unique among the requests in flight, and the lost instance may still have this one.
         let ctx = self
             .ctx
             .sibling(usize::try_from(self.moves).unwrap_or(usize::MAX));
@@ -159,7 +159,7 @@ impl MigratingStream {
         None
     }
 
-    /// Takes up the answer at the instance that took the request.
+    /// Continues the answer at the instance that took the request.
     fn arrive(&mut self, routed: Routed, cause: &EngineError, since: Instant) {
         self.ctx.note_move();
         self.parts.metrics.moved(cause.kind(), since.elapsed());
@@ -171,7 +171,7 @@ impl MigratingStream {
         self.source = Source::At(routed.holder, routed.outputs);
     }
 
-    /// The terminal of a request that no instance took.
+    /// Returns the terminal of a request that no instance took.
     fn give_up(&self, cause: &EngineError, waits: bool, last: EngineError) -> Item {
         match self.ctx.cancel_reason() {
             Some(CancelReason::Client) => {
@@ -200,18 +200,18 @@ impl MigratingStream {
         }
     }
 
-    /// The error of a request that is lost with its instance.
+    /// Returns the error of a request that cannot migrate.
     fn lost(&self, why: Stuck, cause: &EngineError) -> EngineError {
         self.parts.metrics.failed(why);
         let what = match why {
-            // The reason is a source of its own, so that the client can be told.
+            // The source carries the reason as a value, for the client.
             Stuck::NotResumable(why) => {
                 let message = format!("{cause}; {why}; send the request again");
                 return EngineError::new(cause.kind(), message)
                     .with_details(cause.details().clone())
                     .with_source(why);
             }
-            // As it would be without this layer.
+            // The same error as without this layer.
             Stuck::Deadline => return cause.clone(),
             Stuck::Limit if self.resumed == 0 => return cause.clone(),
             Stuck::NotKept => "there was no memory to keep it for a move".to_owned(),
@@ -232,8 +232,8 @@ impl MigratingStream {
         .with_source(cause.clone())
     }
 
-    /// The error of a request that lost its instance and found no other. Clients read its message, and must not read that of every
-    /// cause: an engine's may hold what its process printed.
+    /// Returns the error of a request that lost its instance and found no other. Clients read its message, which must not include
+    /// the cause's text: an engine's may contain process output.
     fn nobody_took_it(&self, cause: &EngineError) -> EngineError {
         tracing::warn!(request_id = self.ctx.id(), error = %cause, "the request lost its instance, and no other took it");
         let message = format!(
@@ -289,15 +289,15 @@ impl Stream for MigratingStream {
     }
 }
 
-/// Whether an error says that no instance is there, and not that those that are have no room.
+/// Returns whether an error means that no instance is available, as opposed to full instances.
 pub(super) fn is_away(kind: ErrorKind) -> bool {
     kind.is_instance_gone() || kind == ErrorKind::Unavailable
 }
 
-/// Waits for an instance for a request of which the layer below has just said that none is there. Its answer has not begun.
+/// Waits for an instance for a request whose answer has not begun, after the layer below reported that none is available.
 ///
 /// # Errors
-/// What the last instance refused it with; why it was cancelled, or that its deadline has passed.
+/// The last instance's refusal, the reason of the cancellation, or that the deadline passed.
 pub(super) async fn await_instance(
     parts: &Arc<Parts>,
     request: GenerateRequest,
@@ -308,7 +308,7 @@ pub(super) async fn await_instance(
     let search = Search {
         parts: Arc::clone(parts),
         request,
-        // The instance that was cut off may still have it under its own id.
+        // A disconnected instance may still have the request under its own id.
         ctx: ctx.sibling(0),
         left: Vec::new(),
         waits: true,
@@ -324,19 +324,19 @@ pub(super) async fn await_instance(
     })
 }
 
-/// The search for an instance that takes a request over.
+/// The search for an instance that takes over a request.
 struct Search {
     parts: Arc<Parts>,
     request: GenerateRequest,
     ctx: RequestContext,
     left: Vec<InstanceId>,
-    /// Whether it waits for one: the answer has begun, or the instance is gone and another may take its place.
+    /// Whether it waits for an instance: the answer has begun, or the old instance is gone and may be replaced.
     waits: bool,
 }
 
 impl Search {
-    /// Asks the instances that did not lose the request. When none of them takes it, it waits, and asks the others as well: one
-    /// that is the only one may be back, or was only cut off. It begins with the wait where all were asked and one `refused`.
+    /// Asks the instances that did not lose the request. If none takes it, it waits and then asks all: the only instance may be
+    /// back, or was only disconnected. If all were asked already and one `refused`, it starts with the wait.
     async fn run(self, mut refused: Option<EngineError>) -> Result<Routed, EngineError> {
         let mut patience = Patience::new(self.parts.config.wait, &self.ctx);
         let mut left_out = &self.left[..];
@@ -346,7 +346,7 @@ impl Search {
                 None => self.ask(left_out).await,
             };
             let error = match answer {
-                // A request that brings down whoever takes it is kept from those that come after.
+                // A request that crashes its instances must not reach further ones.
                 Err(error) if error.may_go_elsewhere() && !self.ctx.has_lost_too_many() => error,
                 decided => return decided,
             };
@@ -376,7 +376,7 @@ impl Search {
             biased;
             () = self.ctx.cancelled() => Err(self.ctx.cancel_reason().unwrap_or(CancelReason::Client).to_error()),
             asked = asked => asked,
-            // The layers below wait for another instance for a moment, too.
+            // The layers below also wait briefly for another instance.
             () = self.parts.nobody_comes.cancelled() => Err(CancelReason::Shutdown.to_error()),
             () = over => Err(CancelReason::Deadline.to_error()),
         }

@@ -1,4 +1,4 @@
-//! Requests that move, over a fake fleet whose model is a function of prompt and position.
+//! Migrating requests, over a fake fleet whose model is a function of prompt and position.
 
 mod fleet;
 mod usage;
@@ -27,7 +27,7 @@ const PROMPT: [TokenId; 3] = [5, 6, 7];
 const WHOLE: u32 = 24;
 const CONTEXT: u32 = 64;
 
-/// A fleet behind a migrating layer, with its metrics.
+/// A fleet under the migrating layer, with its metrics.
 struct Site {
     fleet: Arc<Fleet>,
     migrating: Migrating,
@@ -237,7 +237,7 @@ async fn an_engine_that_cannot_resume_goes_on_only_before_its_first_token() {
     }
 }
 
-/// That an error says why the answer did not move, as a value too.
+/// Asserts that an error has the reason why the answer could not migrate, also as a value.
 fn assert_is_lost(error: &EngineError, why: NotResumable) {
     assert_eq!(error.kind(), ErrorKind::Disconnected);
     let expected = format!("the worker is lost; {why}; send the request again");
@@ -248,7 +248,7 @@ fn assert_is_lost(error: &EngineError, why: NotResumable) {
     assert_eq!(source, Some(&why));
 }
 
-/// A model whose engine goes on as from a longer prompt.
+/// Returns the card of a model whose engine declares `resume_as_prompt`.
 fn card_as_prompt() -> ModelCard {
     let mut card = card(3);
     (card.capabilities.resume, card.capabilities.resume_as_prompt) = (false, true);
@@ -300,7 +300,7 @@ async fn an_engine_that_resumes_as_prompt_loses_what_counts_on_the_answer_so_far
                 assert_eq!(site.failures("not_resumable"), "1");
             }
         }
-        // Of an engine that resumes exactly, it moves.
+        // With an engine that resumes exactly, it migrates.
         let site = site([lost_after(1), Leg::Finishes]);
         site.ask(request).await.end.unwrap();
     }
@@ -343,7 +343,7 @@ async fn without_an_instance_it_waits_its_time_and_says_so() {
     let error = read.end.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert_eq!(error.details().retry_after, Some(Duration::from_secs(1)));
-    // Clients read the message, and only the log the cause.
+    // Clients read the message; only the log has the cause.
     assert_eq!(
         error.message(),
         "the request lost its instance (disconnected); no other instance took it within 5 s; send the request again"
@@ -353,7 +353,7 @@ async fn without_an_instance_it_waits_its_time_and_says_so() {
         Some("the worker is lost")
     );
     assert_eq!(site.failures("no_instance"), "1");
-    // The one that lost it is asked too, but never first.
+    // The instance that lost it is asked too, but never first.
     let asked = site.fleet.asked();
     assert_eq!(asked[1].left_out, [InstanceId(1)]);
     assert!(asked[2].left_out.is_empty());
@@ -479,7 +479,7 @@ async fn a_refusal_by_another_kind_ends_it() {
 
 #[tokio::test]
 async fn what_is_kept_is_bounded_and_given_back() {
-    // Room for the prompt, and for one piece of 64 tokens of one request.
+    // Memory for the prompt, and for one piece of 64 tokens of one request.
     let config = MigrationConfig {
         max_kept_bytes: 4 * (3 + 64 + 3),
         ..MigrationConfig::default()
@@ -497,7 +497,7 @@ async fn what_is_kept_is_bounded_and_given_back() {
     assert_eq!(site.metric("genset_migration_kept_bytes"), "12");
     let mut two = Box::pin(read(generate().await.unwrap()));
     let hanging = tokio::time::timeout(Duration::from_millis(1), &mut two).await;
-    // It moved, and the next instance is silent: its 64 tokens and both prompts are the whole room.
+    // It migrated, and the next instance is silent: its 64 tokens and both prompts use up the memory.
     assert!(hanging.is_err());
     assert_eq!(site.metric("genset_migration_kept_bytes"), "280");
     let three = site.ask(request()).await;
@@ -529,7 +529,7 @@ proptest! {
             let whole = undisturbed().await;
             assert_eq!(read.tokens, whole.tokens);
             let (mut finished, expected) = (read.end.unwrap(), whole.end.unwrap());
-            // Where all but the terminal was given, nobody says what was cached.
+            // If only the terminal was missing, the cached tokens are unknown.
             finished.usage.cached_tokens = expected.usage.cached_tokens;
             assert_eq!(finished, expected);
         });

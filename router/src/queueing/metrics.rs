@@ -1,4 +1,4 @@
-//! What is counted about requests that wait at the router.
+//! Metrics of requests that wait at the router.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ pub(crate) struct QueueMetrics {
 }
 
 impl QueueMetrics {
-    /// Registers them where requests may wait: once for a registry.
+    /// Registers them if requests may wait, once per registry.
     pub(crate) fn register(registry: &MetricsRegistry, may_wait: bool) -> Self {
-        // Where nothing waits, nothing is shown.
+        // Requests cannot wait: hide these metrics.
         let hidden = MetricsRegistry::default();
         let registry = if may_wait { registry } else { &hidden };
         Self {
@@ -31,7 +31,7 @@ impl QueueMetrics {
         }
     }
 
-    /// The same, for one model.
+    /// Returns the metrics of one model.
     pub(super) fn of(&self, model: &str) -> ModelMetrics {
         ModelMetrics {
             waiting: self

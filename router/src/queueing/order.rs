@@ -1,7 +1,8 @@
-//! [`Waiting`]: who waits, in order, and how fast the first ones leave. Pure but for the wakes: the time is given.
+//! [`Waiting`]: the waiting requests in order, and the rate at which the first ones leave. Pure except for wakes: callers pass
+//! the time.
 //!
-//! Requests that the same instances may take are a lane, and only the first of a lane is tried. So one whose adapter only a full
-//! instance has keeps no request waiting that others may take.
+//! Requests that the same instances may take form a lane, and only the first of a lane is tried. So a request for an adapter that
+//! only a full instance has does not block requests that other instances may take.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -13,24 +14,24 @@ use genset_runtime::InstanceId;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Requests whose times make the rate: enough to be steady, few enough to follow a change.
+/// The number of departures that determine the rate: enough to be stable, few enough to follow a change.
 const RATE_WINDOW: usize = 32;
 
-/// Fewer make no rate.
+/// The fewest departures that determine a rate.
 const RATE_FEWEST: usize = 4;
 
-/// When it is a request's turn: the smallest is first.
+/// A request's position: the smallest is first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Turn {
     priority: Reverse<i32>,
-    /// One without a deadline comes after those that have one.
+    /// Requests without a deadline come after those with one.
     has_no_deadline: bool,
     deadline: Option<Instant>,
     arrival: u64,
 }
 
 impl Turn {
-    /// After everybody's.
+    /// After every request.
     pub(super) const LAST: Self = Self {
         priority: Reverse(i32::MIN),
         has_no_deadline: true,
@@ -48,7 +49,7 @@ pub(super) struct Restriction {
 }
 
 impl Restriction {
-    /// That of a request for which `left_out` are not asked.
+    /// Returns the restriction of a request that may not go to `left_out`.
     pub(super) fn of(request: &GenerateRequest, left_out: &[InstanceId]) -> Self {
         Self {
             adapter: request.adapter.clone(),
@@ -61,7 +62,7 @@ impl Restriction {
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Too many wait.
+    /// Too many requests wait.
     Full,
     /// Its deadline would pass before its turn.
     Deadline,
@@ -80,20 +81,20 @@ impl Entry {
         self.woken.notified().await;
     }
 
-    /// What it was refused with while it waited.
+    /// Returns the error it was refused with while waiting.
     pub(super) fn refusal(&self) -> Option<EngineError> {
         self.refusal.get().cloned()
     }
 
-    /// Refuses it.
+    /// Refuses the request.
     pub(super) fn refuse(&self, refusal: EngineError) {
-        // It was taken out of the queue, so nobody else does.
+        // The entry was removed from the queue, so no other caller sets this.
         let _ = self.refusal.set(refusal);
         self.woken.notify_one();
     }
 }
 
-/// Who waits: a lane for each restriction, as long as one waits in it.
+/// The waiting requests: one non-empty lane per restriction.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     lanes: HashMap<Restriction, Lane>,
@@ -101,7 +102,7 @@ pub(super) struct Waiting {
 }
 
 impl Waiting {
-    /// Whether requests of this restriction wait.
+    /// Returns whether requests with this restriction wait.
     pub(super) fn has_lane(&self, restriction: &Restriction) -> bool {
         self.lanes.contains_key(restriction)
     }
@@ -110,7 +111,7 @@ impl Waiting {
         self.lanes.values().map(|lane| lane.entries.len()).sum()
     }
 
-    /// Whether it is the first of its lane.
+    /// Returns whether the request is the first in its lane.
     pub(super) fn leads(&self, restriction: &Restriction, turn: Turn) -> bool {
         self.lanes
             .get(restriction)
@@ -118,13 +119,13 @@ impl Waiting {
             .is_some_and(|(first, _)| *first == turn)
     }
 
-    /// Whether it is the first of all.
+    /// Returns whether the request is the first of all.
     pub(super) fn is_first(&self, turn: Turn) -> bool {
         self.first_behind(None)
             .is_some_and(|(first, _)| *first == turn)
     }
 
-    /// The first of all, or of those that lead a lane and whose turn is after `turn`.
+    /// Returns the first of all, or the first lane leader after `turn`.
     fn first_behind(&self, turn: Option<Turn>) -> Option<(&Turn, &Arc<Entry>)> {
         self.lanes
             .values()
@@ -140,14 +141,14 @@ impl Waiting {
         }
     }
 
-    /// Wakes the next one that leads a lane, where the one of this turn found no place.
+    /// Wakes the next lane leader, after the request at `turn` was refused.
     pub(super) fn wake_next(&self, turn: Turn) {
         if let Some((_, next)) = self.first_behind(Some(turn)) {
             next.woken.notify_one();
         }
     }
 
-    /// The turn of a request that arrives now.
+    /// Returns the turn of a request that arrives now.
     pub(super) fn turn(&mut self, priority: i32, deadline: Option<Instant>) -> Turn {
         self.arrivals += 1;
         Turn {
@@ -165,7 +166,7 @@ impl Waiting {
         entry
     }
 
-    /// Takes the last of all out, if its turn is after `turn`. Says too how long one behind it would have waited.
+    /// Removes the last of all, if it comes after `turn`. Also returns how long a request after it would have waited.
     pub(super) fn take_last_behind(
         &mut self,
         turn: Turn,
@@ -181,11 +182,11 @@ impl Waiting {
         Some((last, wait))
     }
 
-    /// Takes one out, if it is there, and wakes the first of all.
+    /// Removes a request, if present, and wakes the first of all.
     pub(super) fn remove(&mut self, restriction: &Restriction, turn: Turn) {
         if let Some(lane) = self.lanes.get_mut(restriction) {
             lane.entries.remove(&turn);
-            // The rate of a lane says nothing when there was none.
+            // The rate of an empty lane is meaningless.
             if lane.entries.is_empty() {
                 self.lanes.remove(restriction);
             }
@@ -193,22 +194,21 @@ impl Waiting {
         self.wake_first();
     }
 
-    /// One leaves for an instance.
+    /// Records that a request leaves for an instance.
     pub(super) fn served(&mut self, restriction: &Restriction, now: Instant) {
         if let Some(lane) = self.lanes.get_mut(restriction) {
             lane.served(now);
         }
     }
 
-    /// No instance took the one that left then.
+    /// Undoes [`Self::served`] for the request that left at `left`: no instance took it.
     pub(super) fn not_served(&mut self, restriction: &Restriction, left: Instant) {
         if let Some(lane) = self.lanes.get_mut(restriction) {
             lane.served.retain(|served| *served != left);
         }
     }
 
-    /// How long a request of this turn would wait, at the rate at which the last ones of its lane left; `None` while that is not
-    /// known.
+    /// Returns how long a request at this turn would wait at its lane's recent rate; `None` if the rate is unknown.
     pub(super) fn expected_wait(
         &self,
         restriction: &Restriction,
@@ -223,7 +223,7 @@ impl Waiting {
 #[derive(Debug, Default)]
 struct Lane {
     entries: BTreeMap<Turn, Arc<Entry>>,
-    /// When the last ones left for an instance, while somebody waited all the time.
+    /// When the last ones left for an instance, while the lane was never empty.
     served: VecDeque<Instant>,
 }
 
@@ -292,12 +292,12 @@ mod tests {
             waiting.served(&any, now);
             now += Duration::from_secs(2);
         }
-        // Four left in eight seconds, the last of them nobody.
+        // Four departures bound three intervals in eight seconds.
         let each = Duration::from_secs(8) / 3;
         let last = Turn::LAST;
         assert_eq!(waiting.expected_wait(&any, first, now), Some(each));
         assert_eq!(waiting.expected_wait(&any, last, now), Some(each * 2));
-        // One that comes back has not left.
+        // A request that returns did not depart.
         waiting.served(&any, now);
         waiting.not_served(&any, now);
         assert_eq!(waiting.expected_wait(&any, first, now), Some(each));

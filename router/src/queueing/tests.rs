@@ -1,4 +1,4 @@
-//! The queue above instances that are a number of places.
+//! The queue, over instances with a number of slots.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Wake, Waker};
@@ -11,20 +11,20 @@ use tokio_util::task::TaskTracker;
 use super::*;
 use crate::route::Holder;
 
-/// Instances with so many places together; an answer has its own until it is dropped.
+/// The slots of all instances together; an answer holds one until dropped.
 #[derive(Default)]
 struct Places {
     free: AtomicUsize,
-    /// Who got one.
+    /// Requests that got a slot.
     served: Mutex<Vec<String>>,
     tries: AtomicUsize,
     is_broken: AtomicBool,
-    /// How long after it took a place, or found none, it says so.
+    /// The delay before it reports that a slot was taken, or that none was free.
     takes_in: Mutex<Duration>,
     refuses_in: Mutex<Duration>,
 }
 
-/// A pause that is none when there is nothing to wait for.
+/// Sleeps for `time`; returns at once for zero.
 async fn pause(time: Duration) {
     if !time.is_zero() {
         tokio::time::sleep(time).await;
@@ -47,7 +47,7 @@ impl Drop for Placed {
     }
 }
 
-/// No instance with a place has an adapter.
+/// No instance with a free slot has an adapter.
 struct Below(Arc<Places>);
 
 #[async_trait]
@@ -107,7 +107,7 @@ impl Site {
         }
     }
 
-    /// Sends a request, and lets it go as far as it gets.
+    /// Sends a request, and lets it run until it blocks.
     async fn send(&self, priority: i32, ctx: RequestContext) -> Answer {
         let mut request = GenerateRequest::from_tokens("m", vec![1]);
         request.priority = priority;
@@ -137,7 +137,7 @@ impl Site {
         self.queueing.queue.waiting.lock().len()
     }
 
-    /// Returns when so many wait.
+    /// Waits until `requests` requests wait.
     async fn until_waiting(&self, requests: usize) {
         while self.waiting() != requests {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -171,7 +171,7 @@ async fn requests_wait_for_a_place_and_get_it_in_order() {
     assert!(metrics.contains("genset_router_waiting_requests{model=\"m\"} 0"));
 }
 
-/// Sees how many places are free when it is woken.
+/// Records the number of free slots when woken.
 struct Looks {
     places: Arc<Places>,
     free: AtomicUsize,
@@ -245,7 +245,7 @@ async fn who_would_come_too_late_is_refused_at_once() {
     for id in 1..=20 {
         waiting.push_back(site.ask(&id.to_string()).await);
     }
-    // One leaves each ten seconds.
+    // One departure every ten seconds.
     for _ in 0..8 {
         tokio::time::sleep(Duration::from_secs(10)).await;
         drop(running.take());
@@ -255,13 +255,13 @@ async fn who_would_come_too_late_is_refused_at_once() {
     let answer = site.send(-1, within("late", 30)).await;
     let refused = answer.await.unwrap().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Overloaded);
-    // Thirteen turns of ten seconds.
+    // Thirteen turns of ten seconds each.
     assert_eq!(
         refused.details().retry_after,
         Some(Duration::from_secs(130))
     );
     assert_eq!(before.elapsed(), Duration::ZERO);
-    // One that goes before the others has the time.
+    // A request that goes first has enough time.
     let first = site.send(1, within("first", 30)).await;
     assert!(first.now_or_never().is_none());
     let metrics = site.registry.encode();
@@ -284,13 +284,13 @@ async fn whoever_leaves_takes_no_place() {
     assert_eq!(kind(cancelled.await.unwrap()), ErrorKind::Cancelled);
     assert_eq!(kind(late.await.unwrap()), ErrorKind::DeadlineExceeded);
     assert_eq!(site.waiting(), 1);
-    // What is no matter of places is told.
+    // Errors other than a lack of slots reach the client.
     site.places.is_broken.store(true, Ordering::Relaxed);
     assert_eq!(kind(stays.await.unwrap()), ErrorKind::Internal);
     assert_eq!(site.waiting(), 0);
 }
 
-/// A place is asked for by one request at a time, however many wait.
+/// One request at a time asks for a slot, however many wait.
 #[tokio::test(start_paused = true)]
 async fn only_the_first_is_tried_again() {
     let site = Site::new(0, 100);
@@ -303,7 +303,7 @@ async fn only_the_first_is_tried_again() {
     assert!((9..=11).contains(&tries), "{tries}");
 }
 
-/// Over the wire an instance says with its first token that it took a request.
+/// Over the wire an instance accepts a request with its first token.
 #[tokio::test(start_paused = true)]
 async fn who_waits_for_its_first_token_keeps_no_other_waiting() {
     let site = Site::new(0, 100);
@@ -373,14 +373,14 @@ async fn who_waits_for_an_adapter_keeps_no_other_waiting() {
     assert_eq!(site.waiting(), 1);
     let before = Instant::now();
     let running = site.ask("first").await.await.unwrap().unwrap();
-    // One that has to wait gets a place that is freed, though another is before it.
+    // A waiting request may get a freed slot although another is before it.
     let second = site.ask("second").await;
     assert_eq!(site.waiting(), 2);
     drop(running);
     let running = second.await.unwrap().unwrap();
     assert_eq!(before.elapsed(), Duration::ZERO);
     assert_eq!(site.served(), ["first", "second"]);
-    // And a place that another frontend freed.
+    // It also gets a slot that another frontend freed.
     let third = site.ask("third").await;
     site.places.free.store(1, Ordering::Relaxed);
     drop(third.await.unwrap().unwrap());

@@ -1,4 +1,4 @@
-//! A pool of instances that do with each request what the test says.
+//! A pool of scripted instances.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,31 +22,31 @@ use crate::route::{Holder, Route, Routed};
 /// What a pool does with a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Does {
-    /// One token, and where the blocks are.
+    /// Streams one token, and returns the location of the blocks.
     Prefills,
-    /// The first token, and that is the end.
+    /// Streams the first token, which ends the answer.
     Stops,
-    /// All of it.
+    /// Streams the whole answer.
     Answers,
-    /// So many tokens, and then it is lost.
+    /// Streams this many tokens, and is then lost.
     Dies(u32, ErrorKind),
-    /// Nothing.
+    /// Never streams anything.
     Hangs,
     Refuses(ErrorKind),
-    /// It has not the adapter of the request.
+    /// Refuses the request's adapter.
     LacksAdapter,
-    /// It does not know what to make of the blocks.
+    /// Cannot parse the transfer parameters.
     RefusesBlocks,
-    /// All of it, beginning with another token.
+    /// Streams the whole answer, beginning with another token.
     AnswersOtherwise,
 }
 
-/// A pool of instances, numbered from `first` on, one for each request.
+/// A pool of instances, numbered from `first`, one for each request.
 pub(super) struct Fake {
     first: u64,
     pub(super) does: Mutex<VecDeque<Does>>,
     pub(super) asked: Mutex<Vec<(GenerateRequest, Vec<InstanceId>)>>,
-    /// When the last one had begun elsewhere.
+    /// The time at which the last request had begun elsewhere.
     pub(super) began: Mutex<Option<Instant>>,
     pub(super) cached: u32,
 }
@@ -72,7 +72,7 @@ impl Fake {
     }
 }
 
-/// The token at a place of the sequence, whoever gives it.
+/// Returns the token at a position of the sequence, the same for all instances.
 pub(super) fn token(place: usize) -> TokenId {
     u32::try_from(place * 31 % 50 + 100).unwrap()
 }

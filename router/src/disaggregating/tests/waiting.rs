@@ -1,4 +1,4 @@
-//! Requests whose prompt is computed, and which no instance goes on with at once.
+//! Requests whose prompt is computed, and which no decode instance takes at once.
 
 use tokio::time::Instant;
 
@@ -38,7 +38,7 @@ impl Stack {
 
 #[tokio::test(start_paused = true)]
 async fn a_decode_pool_that_is_full_for_a_while_costs_no_move() {
-    // Refused with the blocks last, and refused all of it last.
+    // The last refusal is that of the blocks, or that of the whole request.
     for refusals in [8, 9] {
         let prefill = Fake::new(0, [Does::Prefills]);
         let refused = std::iter::repeat_n(REFUSES, refusals);
@@ -65,7 +65,7 @@ async fn the_only_decode_instance_may_be_away_for_a_while() {
     let read = stack.ask().await;
     assert_eq!(read.tokens, expected(12));
     assert_eq!((prefill.count(), stack.ctx.moves()), (2, 1));
-    // The one that lost it is asked too, but never first.
+    // The instance that lost it is asked too, but never first.
     let asked = decode.asked.lock();
     let left_out: Vec<_> = asked.iter().map(|(_, left_out)| left_out.len()).collect();
     assert_eq!(left_out[..5], [0, 1, 1, 0, 0]);
@@ -82,7 +82,7 @@ async fn a_request_that_no_decode_instance_takes_in_time_ends_and_names_no_insta
     assert_eq!(read.tokens, expected(1));
     let error = read.end.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
-    // Clients read the message, and only the log the refusal.
+    // Clients read the message; only the log has the refusal.
     assert_eq!(
         error.message(),
         "no instance took the request over from its prefill instance within 60 s (unavailable); send the request again"

@@ -1,4 +1,4 @@
-//! Who holds which blocks of a run: the writer's part that changes the intervals in [`members`].
+//! The holders of a run's blocks: the part of the writer that changes the intervals in [`members`].
 
 use super::super::arena::class_of;
 use super::super::members::{self, Interval};
@@ -9,7 +9,7 @@ use super::{IndexWriter, Odd};
 use crate::sync::{AtomicU64, Ordering};
 
 impl IndexWriter {
-    /// The target holds the blocks of a run from `start` to before `end`.
+    /// Records that the target holds the blocks `start..end` of a run.
     pub(super) fn hold(
         &mut self,
         target: Target,
@@ -33,7 +33,7 @@ impl IndexWriter {
         Ok(())
     }
 
-    /// Adds an interval by changing one word, after the hashes it speaks of; `None` when it takes more.
+    /// Adds an interval by changing one word, after the hashes it covers; `None` if that is not enough.
     #[inline]
     fn grow_alone(&self, run: RunId, added: Interval) -> Option<u32> {
         let Shared { words, runs, .. } = &*self.shared;
@@ -59,7 +59,7 @@ impl IndexWriter {
         Some(gained)
     }
 
-    /// The target does not hold this block; false when it never did.
+    /// Records that the target no longer holds this block; returns false if it did not hold it.
     pub(super) fn release(&mut self, target: Target, place: Place) -> bool {
         let Place { run, position } = place;
         let Shared { words, runs, .. } = &*self.shared;
@@ -99,7 +99,7 @@ impl IndexWriter {
                     if !members::remove(&mut self.list, target, position) {
                         return false;
                     }
-                    // Fewer or one more: where there is no room for one more, the block stays held.
+                    // The list may grow by one interval: without room for it, the block stays held.
                     if !self.write_members(run) {
                         return false;
                     }
@@ -113,7 +113,7 @@ impl IndexWriter {
         true
     }
 
-    /// The intervals of a run, into the list.
+    /// Reads a run's intervals into the list.
     pub(super) fn read_members(&mut self, run: RunId) {
         let Shared { words, runs, .. } = &*self.shared;
         let size = runs.size(run);
@@ -129,8 +129,8 @@ impl IndexWriter {
         }
     }
 
-    /// The list, as the intervals of a run; false when there is no room. Several are written to another place, so that what
-    /// changes under the eyes of readers is two words.
+    /// Writes the list as a run's intervals; returns false when there is no room. Several intervals are written to new words, so
+    /// that only two words change under readers.
     pub(super) fn write_members(&mut self, run: RunId) -> bool {
         let Shared { words, runs, .. } = &*self.shared;
         let (mut size, old) = (runs.size(run), runs.load(run, Word::Members));
@@ -163,7 +163,7 @@ impl IndexWriter {
         true
     }
 
-    /// The end of the interval that reaches furthest, at most the run's length.
+    /// Returns the largest interval end, at most the run's length.
     pub(super) fn longest(&self, run: RunId, size: Size) -> u32 {
         let Shared { words, runs, .. } = &*self.shared;
         let members = runs.load(run, Word::Members);

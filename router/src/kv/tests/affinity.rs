@@ -1,8 +1,8 @@
-//! Requests of one key.
+//! Requests with an affinity key.
 
 use super::*;
 
-/// New prompts, which nobody has cached.
+/// New prompts, which no worker has cached.
 #[tokio::test(start_paused = true)]
 async fn a_key_stays_where_it_was_served_as_long_as_that_costs_little() {
     let site = Site::new(true);
@@ -24,7 +24,7 @@ async fn a_key_stays_where_it_was_served_as_long_as_that_costs_little() {
         router.metric("genset_router_choices_total", "affinity"),
         6.0
     );
-    // Two long prompts wait there: 2 * 20 blocks are more than 32.
+    // Two long prompts wait there: 2 * 20 blocks exceed 32.
     workers[mine].fake.may_answer.send_replace(None);
     let waiting = [
         router.begin_for("me", &prompt(50, 160)).await,
@@ -33,11 +33,11 @@ async fn a_key_stays_where_it_was_served_as_long_as_that_costs_little() {
     assert_eq!(workers[mine].asked(), 9);
     read(router.begin_for("me", &prompt(52, 64)).await).await;
     assert_eq!(workers[mine].asked(), 9);
-    // It lives elsewhere now.
+    // The key has moved to another worker.
     drop(waiting);
     read(router.begin_for("me", &prompt(53, 64)).await).await;
     assert_eq!(workers[mine].asked(), 9);
-    // Whoever has no key takes turns.
+    // Requests without a key alternate.
     workers[mine].fake.may_answer.send_replace(Some(1));
     for seed in 100..109 {
         router.ask(&prompt(seed, 64)).await;

@@ -1,4 +1,4 @@
-//! Which worker gets a request, by what it has and what it does.
+//! The choice of a worker, by its cached prefix and its load.
 
 use genset_backend_common::context::Explanation;
 
@@ -60,7 +60,7 @@ async fn requests_that_come_together_go_to_different_workers() {
         open.push(router.begin(&prompt(seed, 100)).await);
     }
     assert_eq!(workers.each_ref().map(Worker::asked), [4, 4]);
-    // Whoever is busy with long prompts gets none, until those have ended.
+    // A worker busy with long prompts gets none until they end.
     let long = router.begin(&prompt(50, 10_000)).await;
     let before = workers.each_ref().map(Worker::asked);
     let busy = usize::from(before[1] == 5);
@@ -90,7 +90,7 @@ async fn what_others_ask_of_a_worker_counts() {
     router
         .until("genset_router_snapshots_total", "", |count| count == 2.0)
         .await;
-    // The load's stream has been asked for by then, and says so at once; one request may still come before it.
+    // The router has subscribed to the loads by now; one more request may still be routed before they arrive.
     let ask = async |seed| {
         for seed in seed..seed + 6 {
             router.ask(&prompt(seed, 64)).await;
@@ -104,7 +104,7 @@ async fn what_others_ask_of_a_worker_counts() {
     eventually_asked(&router, &workers[0], before).await;
 }
 
-/// New prompts reach the worker again.
+/// Waits until new prompts reach the worker again.
 async fn eventually_asked(router: &Router, worker: &Worker, before: usize) {
     for seed in 100..1000 {
         router.ask(&prompt(seed, 64)).await;

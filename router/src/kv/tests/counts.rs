@@ -1,11 +1,11 @@
-//! What the router counts of its own requests, and for how long.
+//! The router's counts of its own requests, and their lifetime.
 
 use genset_backend_common::context::Explanation;
 
 use super::*;
 
 impl Router {
-    /// Begins a request, and says how it was routed.
+    /// Begins a request, and returns its routing explanation.
     async fn explained(&self, request: GenerateRequest) -> (OutputStream, serde_json::Value) {
         let explanation = Explanation::default();
         let ctx = RequestContext::new("r").with_explanation(explanation.clone());
@@ -18,7 +18,7 @@ fn request(tokens: Vec<TokenId>) -> GenerateRequest {
     GenerateRequest::from_tokens("m", tokens)
 }
 
-/// A prompt of 22 blocks and a half, of which the first 20 are those of `prompt(1, 320)`.
+/// Returns a prompt of 22.5 blocks whose first 20 are those of `prompt(1, 320)`.
 fn longer() -> Vec<TokenId> {
     let mut longer = prompt(1, 320);
     longer.extend(prompt(2, 40));
@@ -51,7 +51,7 @@ async fn what_was_assumed_before_a_pause_is_not_gone_by() {
         ..KvConfig::default()
     };
     let router = site.router(kv).await;
-    // Others get a turn: the worker becomes known.
+    // Yield: the router discovers the worker.
     tokio::time::sleep(Duration::from_millis(5)).await;
     router.ask(&prompt(1, 320)).await;
     let overlap = async |after: Duration| {
@@ -88,7 +88,7 @@ async fn what_a_worker_whose_events_are_late_has_is_to_be_prefilled() {
     tokio::time::sleep(Duration::from_secs(6)).await;
     worker.fake.may_answer.send_replace(None);
     let mut running = Vec::new();
-    // Each has 22.5 blocks, and none of them is prefilled yet.
+    // Each has 22.5 blocks, none prefilled yet.
     for prefill in [22.5, 45.0] {
         let (outputs, decision) = router.explained(request(longer())).await;
         assert_eq!(decision["candidates"][0]["overlap_blocks"], 0);

@@ -1,4 +1,4 @@
-//! What workers say of their caches, true or not, and what is assumed of those that say nothing.
+//! Workers' KV events, valid or not, and assumed cache contents for workers without events.
 
 use std::num::NonZeroU32;
 
@@ -25,7 +25,7 @@ async fn a_worker_takes_its_entries_along_and_comes_back_with_its_snapshot() {
     router.ask(&prompt(1, 160)).await;
     assert_eq!(second.asked(), 1);
     router.until(BLOCKS, "", |blocks| blocks == 10.0).await;
-    // A frontend that starts now knows what the worker has.
+    // A frontend that starts now learns the worker's blocks.
     let other = site.router(KvConfig::default()).await;
     let third = site.worker(3, vec![]).await;
     other
@@ -70,7 +70,7 @@ async fn gaps_and_nonsense_are_counted_and_harm_nobody_else() {
                 blocks: vec![BlockHash(12345)],
             },
         }),
-        // Another's blocks, out of place.
+        // Another worker's blocks, with a wrong parent.
         stored(10, Some(100), real[3..].to_vec()),
         stored(12, None, vec![BlockHash(1)]),
     ];
@@ -89,7 +89,7 @@ async fn gaps_and_nonsense_are_counted_and_harm_nobody_else() {
             })
             .await;
     }
-    // After the gap it begins anew, honestly.
+    // After the gap the worker starts over with valid events.
     router
         .until("genset_router_snapshots_total", "", |count| count == 3.0)
         .await;
@@ -128,7 +128,7 @@ async fn endless_blocks_of_one_worker_take_no_room_from_others() {
             },
         })
     };
-    // A hundred thousand blocks; then it takes back what was never in the index, and says nothing more.
+    // A hundred thousand blocks; then the worker removes blocks that were never in the index, and falls silent.
     let removed = KvItem::Change(KvEvent {
         id: 501,
         data: KvEventData::Removed {
@@ -149,7 +149,7 @@ async fn endless_blocks_of_one_worker_take_no_room_from_others() {
         router.metric("genset_router_odd_events_total", "not_held"),
         0.0
     );
-    // The other's prompts are kept in mind as ever.
+    // The other worker's prompts are still indexed.
     for _ in 0..6 {
         router.ask(&prompt(1, 320)).await;
     }
@@ -172,7 +172,7 @@ async fn without_events_what_was_routed_is_assumed_to_be_cached() {
             ..KvConfig::default()
         };
         let router = site.router(kv).await;
-        // Until the loads are known it goes by requests.
+        // Before the loads are known, the choice goes by requests.
         let label = "reason=\"load\"";
         for seed in 1000..2000 {
             router.ask(&prompt(seed, 32)).await;
@@ -181,7 +181,7 @@ async fn without_events_what_was_routed_is_assumed_to_be_cached() {
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // Others get a turn: the workers become known.
+        // Yield: the router discovers the workers.
         tokio::time::sleep(Duration::from_millis(5)).await;
         let before = workers.each_ref().map(Worker::asked);
         for _ in 0..6 {

@@ -1,4 +1,4 @@
-//! Workers of several data-parallel ranks.
+//! Workers with several data-parallel ranks.
 
 use super::*;
 
@@ -19,7 +19,7 @@ async fn ranks_are_targets_of_their_own_and_a_named_one_is_honoured() {
                 .until("genset_router_snapshots_total", "", |count| count == 2.0)
                 .await;
         } else {
-            // Others get a turn: the worker becomes known.
+            // Yield: the router discovers the worker.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         for seed in 1..=2 {
@@ -45,7 +45,7 @@ async fn ranks_are_targets_of_their_own_and_a_named_one_is_honoured() {
         .await;
         let expected = [ranks[0], ranks[0], ranks[0], Some(other)];
         assert_eq!(worker.fake.ranks.lock()[2..], expected);
-        // One that is not there is the engine's to refuse.
+        // The engine refuses a rank that does not exist.
         request.data_parallel_rank = Some(7);
         let ctx = RequestContext::new("r");
         read(router.generate.generate(request, ctx).await.unwrap()).await;

@@ -1,4 +1,4 @@
-//! A fleet of instances that do with each request what the test says.
+//! A fleet of scripted instances.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,27 +20,27 @@ use crate::route::{Holder, Route, Routed};
 /// What the next instance does with a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Leg {
-    /// Gives so many tokens, then fails.
+    /// Streams this many tokens, then fails.
     Fails(u32, ErrorKind),
-    /// Gives everything.
+    /// Streams everything.
     Finishes,
-    /// Gives all tokens, and is lost before the terminal.
+    /// Streams all tokens, and is lost before the terminal.
     LosesTerminal,
-    /// Gives so many tokens, and the next ones find no room here.
+    /// Streams this many tokens; the following instances report no room.
     FindsNoRoom(u32),
-    /// Refuses it.
+    /// Refuses the request.
     Refuses(ErrorKind),
-    /// Has not the adapter that it names.
+    /// Refuses the request's adapter.
     LacksAdapter,
-    /// Gives a text, then fails.
+    /// Streams text, then fails.
     Text,
-    /// Is silent for good.
+    /// Never streams anything.
     Hangs,
-    /// Gives so many tokens, and then no instance took it on.
+    /// Streams this many tokens; then no instance takes the request over.
     HandsToNobody(u32),
 }
 
-/// What an instance was asked.
+/// What an instance received.
 #[derive(Debug, Clone)]
 pub(super) struct Asked {
     pub(super) request: GenerateRequest,
@@ -49,14 +49,14 @@ pub(super) struct Asked {
     pub(super) left_out: Vec<InstanceId>,
 }
 
-/// Instances that each take one request, by turns; nobody is there when the turns are over.
+/// Instances that take one request each, in order; none is left after the last leg.
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
     legs: Mutex<VecDeque<Leg>>,
     asked: Mutex<Vec<Asked>>,
 }
 
-/// The token at a position of an answer: a function of prompt and position, as of a model without randomness.
+/// Returns the token at a position of an answer: a function of prompt and position, like a deterministic model.
 fn token_at(prompt: &[TokenId], position: u32) -> TokenId {
     let sum: u32 = prompt.iter().sum();
     sum * 31 + position * 7
@@ -66,7 +66,7 @@ fn disconnected(kind: ErrorKind) -> EngineError {
     EngineError::new(kind, "the worker is lost")
 }
 
-/// What an engine that resumes gives for `request`.
+/// Returns the answer of an engine with `resume`.
 fn answer(request: &GenerateRequest) -> (Vec<TokenId>, Finished) {
     let tokens = request.tokens().unwrap();
     let resumed = usize::try_from(request.resumed_tokens).unwrap();

@@ -1,4 +1,4 @@
-//! The usage of answers that moved.
+//! The usage of answers that migrated.
 
 use genset_backend_common::output::{Finish, PredictionTokens};
 

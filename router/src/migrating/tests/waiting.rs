@@ -1,4 +1,4 @@
-//! Requests whose answer has not begun, and for which no instance is there.
+//! Requests that wait for an instance before their answer begins.
 
 use super::*;
 
@@ -10,7 +10,7 @@ const AWAY: [ErrorKind; 4] = [
 ];
 
 impl Site {
-    /// The refusal of a request, and how long it took.
+    /// Returns the refusal of a request, and how long it took.
     async fn refusal(&self, ctx: RequestContext) -> (EngineError, Duration) {
         let since = Instant::now();
         let refused = self.migrating.generate(request(), ctx).await;
