@@ -1,4 +1,4 @@
-//! What a token costs between an engine and whoever reads its stream, one token an item.
+//! The cost of a token between an engine and the reader of its stream, with one token per item.
 //!
 //! Run with `cargo bench -p genset-backend-common --bench output`. An iteration is one request of 4096 tokens; elements are
 //! tokens, so the time of an element is the time of a token. `stream` and `channel` are the helpers alone; `worker_*`
@@ -31,7 +31,7 @@ use tokio::runtime::Runtime;
 
 const TOKENS: u32 = 4096;
 
-/// Tokens an engine thread and its reader may be apart: those of the default channel.
+/// Tokens by which an engine thread may be ahead of its reader: the default channel's capacity.
 const BURST: u32 = 64;
 
 fn runtime() -> Runtime {
@@ -74,7 +74,7 @@ fn from_body(ctx: RequestContext, tokens: u32) -> OutputStream {
     })
 }
 
-/// Writes and reads in turns on one thread, a burst at a time, so that neither side ever waits.
+/// Writes and reads alternately on one thread, a burst at a time, so that neither side waits.
 async fn channel_on_one_thread(ctx: RequestContext) -> u32 {
     let (sink, mut outputs) = output::channel(ctx);
     let mut tokens = 0;
@@ -90,7 +90,7 @@ async fn channel_on_one_thread(ctx: RequestContext) -> u32 {
     tokens + read(outputs).await
 }
 
-/// A thread that serves one request after the other, as the loop of a native engine does.
+/// A thread that serves requests in sequence, like the loop of a native engine.
 struct EngineThread {
     work: Option<SyncSender<(TokenSink, u32)>>,
     thread: Option<JoinHandle<()>>,
@@ -111,7 +111,7 @@ impl EngineThread {
             for token in 0..tokens {
                 match sink.try_send(token.into()) {
                     Ok(()) => {}
-                    // A real engine goes on with other sequences meanwhile; this one has none.
+                    // A real engine continues with other sequences; this one has none.
                     Err(TrySendError::Full(chunk)) => sink.blocking_send(chunk).unwrap(),
                     Err(TrySendError::Closed) => return,
                 }
@@ -135,7 +135,7 @@ impl Drop for EngineThread {
     }
 }
 
-/// How the engine behind a Worker makes its streams.
+/// How the engine under a Worker creates its streams.
 enum Source {
     Bare,
     Body,

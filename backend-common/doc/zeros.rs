@@ -4,10 +4,10 @@ use genset_backend_common::{
     StartContext, async_trait,
 };
 
-/// The most tokens of prompt and answer together.
+/// The maximum length of prompt and answer together.
 const CONTEXT_LENGTH: u32 = 2048;
 
-/// Answers everything with token 0.
+/// Always generates token 0.
 #[derive(Default)]
 pub struct Zeros {
     state: EngineState<()>,
@@ -25,7 +25,7 @@ impl LLMEngine for Zeros {
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
-        // Refuses before a start and after a cleanup.
+        // Fails before a start and after a cleanup.
         self.state.get()?;
         let max_tokens = request.max_tokens(CONTEXT_LENGTH);
         Ok(output::stream(ctx, move |out| async move {

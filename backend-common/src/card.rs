@@ -1,4 +1,4 @@
-//! [`ModelCard`]: what a worker publishes about the model it serves, enough for a frontend that has none of its files.
+//! [`ModelCard`]: what a worker publishes about its model, enough for a frontend without the model's files.
 
 mod known;
 
@@ -17,23 +17,23 @@ use crate::engine::Role;
 use crate::error::{At, EngineError};
 use crate::request::GenerateRequest;
 
-/// Tokens per KV block where neither engine nor operator says otherwise.
+/// Default number of tokens per KV block, if neither engine nor operator sets one.
 pub const DEFAULT_KV_BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
 
-/// How often a request may move to another instance where the operator does not say.
+/// Default number of times a request may migrate, if the operator sets none.
 pub const DEFAULT_MIGRATION_LIMIT: u32 = 3;
 
-/// The most bytes of an artifact: room for a tokenizer of a quarter million entries.
+/// Size limit of an artifact, in bytes: enough for a tokenizer with 250,000 entries.
 pub const MAX_ARTIFACT_BYTES: u64 = 64 << 20;
 
-/// The most artifacts of a model.
+/// The maximum number of artifacts of a model.
 pub const MAX_ARTIFACTS: usize = 16;
 
-/// The most bytes of all artifacts of a model: what a frontend holds while it prepares the model.
+/// Size limit of all artifacts of a model, in bytes: a frontend holds them while it prepares the model.
 pub const MAX_ARTIFACTS_BYTES: u64 = 128 << 20;
 
 crate::named! {
-    /// An API a model answers.
+    /// An API that a model serves.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum EndpointType {
@@ -64,18 +64,18 @@ impl FromStr for EndpointType {
     }
 }
 
-/// A file of the model's that a frontend needs, by its BLAKE3 hash.
+/// A model file that a frontend needs, identified by its BLAKE3 hash.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ArtifactRef {
     /// The file's name in a Hub checkout: `tokenizer.json`, `tokenizer_config.json`, ...
     pub name: String,
     /// BLAKE3 of the content, 64 lower-case hex digits.
     pub blake3: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// An artifact and its content, as a worker holds it. Cheap to clone.
+/// An artifact with its content, as held by a worker. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Artifact {
     /// Name, hash and size.
@@ -105,7 +105,7 @@ impl Artifact {
         Self { reference, content }
     }
 
-    /// Whether `content` is what the hash names.
+    /// Returns whether `content` matches the hash.
     #[must_use]
     pub fn matches(&self, content: &[u8]) -> bool {
         self.reference.matches(content)
@@ -113,7 +113,7 @@ impl Artifact {
 }
 
 impl ArtifactRef {
-    /// Whether `content` is what the hash names.
+    /// Returns whether `content` matches the hash.
     #[must_use]
     pub fn matches(&self, content: &[u8]) -> bool {
         blake3::hash(content).to_hex().as_str() == self.blake3
@@ -131,47 +131,48 @@ impl fmt::Debug for Artifact {
 pub struct ModelCard {
     /// The name clients use.
     pub name: String,
-    /// Other names for it.
+    /// Other names for the model.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// The APIs it answers.
+    /// The APIs that the model serves.
     #[serde(deserialize_with = "known::endpoint_types")]
     pub endpoint_types: BTreeSet<EndpointType>,
-    /// The part its instances play.
+    /// The role of its instances.
     #[serde(default)]
     pub role: Role,
-    /// The most tokens of prompt and output together.
+    /// The maximum length of prompt and output together, in tokens.
     pub context_length_tokens: u32,
     /// Tokens per KV block.
     pub kv_block_size: NonZeroU32,
-    /// Data-parallel ranks inside the instance, at least 1. Instances of one model may differ in it.
+    /// Data-parallel ranks inside the instance, at least 1. May differ between instances of a model.
     #[serde(default = "one_rank")]
     pub data_parallel_size: u32,
-    /// Sequences that the instance runs at once; `None` where its engine does not say. Instances of one model may differ in it.
+    /// Sequences that the instance runs at once; `None` if its engine does not report it. May differ between instances of a
+    /// model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_num_seqs: Option<u32>,
-    /// Token ids are below this, where known.
+    /// The vocabulary size, if known: token ids are below it.
     #[serde(default)]
     pub vocab_size: Option<NonZeroU32>,
     /// What the engine can do.
     #[serde(deserialize_with = "known::capabilities")]
     pub capabilities: Capabilities,
-    /// The tool-call parser by name; `None` when the model calls no tools.
+    /// The name of the tool-call parser; `None` if the model does not call tools.
     #[serde(default)]
     pub tool_parser: Option<String>,
-    /// The reasoning parser by name.
+    /// The name of the reasoning parser.
     #[serde(default)]
     pub reasoning_parser: Option<String>,
-    /// How often a request may move to another instance; 0 for never.
+    /// How often a request may migrate to another instance; 0 disables migration.
     #[serde(default)]
     pub migration_limit: u32,
     /// Files a frontend needs.
     #[serde(default)]
     pub artifacts: Vec<ArtifactRef>,
-    /// The LoRA adapters that the instance has at the moment, at most [`MAX_ADAPTERS`]. Instances of one model may differ in them.
+    /// The LoRA adapters currently loaded, at most [`MAX_ADAPTERS`]. May differ between instances of a model.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub adapters: Vec<Adapter>,
-    /// The operator's own metadata. Instances of one model may differ in it.
+    /// The operator's metadata. May differ between instances of a model.
     #[serde(default)]
     pub user_data: Value,
 }
@@ -181,7 +182,7 @@ const fn one_rank() -> u32 {
 }
 
 impl ModelCard {
-    /// The card of an engine that has started, before the operator's overrides.
+    /// Creates the card of a started engine, before the operator's overrides.
     #[must_use]
     pub fn from_config(config: &EngineConfig) -> Self {
         let inputs = &config.capabilities.inputs;
@@ -215,8 +216,8 @@ impl ModelCard {
         }
     }
 
-    /// The same, without what instances of one model may differ in: their role, their ranks, how many sequences they run at once,
-    /// their adapters and the operator's metadata.
+    /// Returns the card without the fields that may differ between instances of a model: role, ranks, sequences, adapters and the
+    /// operator's metadata.
     #[must_use]
     pub fn in_common(&self) -> Self {
         Self {
@@ -229,7 +230,7 @@ impl ModelCard {
         }
     }
 
-    /// The card of an adapter of the model as a model of its own: without what is the model's alone, its files and the operator's
+    /// Returns the card of an adapter, which clients see as a model of its own: without the model's files and the operator's
     /// metadata.
     #[must_use]
     pub fn of_adapter(&self, name: &str) -> Self {
@@ -243,16 +244,16 @@ impl ModelCard {
         }
     }
 
-    /// Whether the instance has the adapter of this name.
+    /// Returns whether the instance has the adapter `name`.
     #[must_use]
     pub fn has_adapter(&self, name: &str) -> bool {
         self.adapters.iter().any(|adapter| adapter.name == name)
     }
 
-    /// Checks number, names and sources of the adapters: what a card says is its worker's word alone.
+    /// Checks number, names and sources of the adapters: a card is untrusted input from its worker.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming what is wrong.
+    /// `InvalidArgument`, naming the problem.
     pub fn check_adapters(&self) -> Result<(), EngineError> {
         if self.adapters.len() > MAX_ADAPTERS {
             let count = self.adapters.len();
@@ -265,7 +266,7 @@ impl ModelCard {
         self.adapters.iter().try_for_each(Adapter::check)
     }
 
-    /// Checks a request as the model's engines will, where only the card is known: the sooner the better.
+    /// Checks a request as the model's engines will, with the card alone, so that errors surface early.
     ///
     /// # Errors
     /// `InvalidArgument`, `Unsupported` or `ContextLengthExceeded`, naming the field.
@@ -278,8 +279,8 @@ impl ModelCard {
         bounds.check(request)
     }
 
-    /// Checks number and sizes of the artifacts. A worker does before it publishes the card, and a frontend before it
-    /// fetches a byte: what a card says is its worker's word alone.
+    /// Checks number and sizes of the artifacts. A worker checks before it publishes the card, and a frontend before it fetches a
+    /// byte: a card is untrusted input.
     ///
     /// # Errors
     /// `InvalidArgument` for the field `artifacts`, naming the artifact and the limit.
@@ -311,13 +312,13 @@ impl ModelCard {
         Ok(())
     }
 
-    /// Whether the model takes prompt token ids; otherwise its engine templates and tokenizes by itself.
+    /// Returns whether the model takes prompt token ids; otherwise its engine applies the template and tokenizes.
     #[must_use]
     pub fn takes_tokens(&self) -> bool {
         self.capabilities.inputs.contains(&InputKind::Tokens)
     }
 
-    /// An artifact by name.
+    /// Returns an artifact by name.
     #[must_use]
     pub fn artifact(&self, name: &str) -> Option<&ArtifactRef> {
         self.artifacts.iter().find(|artifact| artifact.name == name)

@@ -1,5 +1,5 @@
-//! What an engine says about itself at start: [`EngineConfig`] with its [`Capabilities`]. What is not declared is
-//! refused before it reaches the engine.
+//! What an engine declares at start: [`EngineConfig`] with its [`Capabilities`]. Requests for undeclared abilities are refused
+//! before they reach the engine.
 
 mod bounds;
 mod capabilities;
@@ -17,10 +17,10 @@ pub use self::capabilities::{
 use crate::error::{At, EngineError, RequestField};
 use crate::request::GenerateRequest;
 
-/// The most data-parallel ranks of an instance.
+/// The maximum number of data-parallel ranks of an instance.
 pub const MAX_DATA_PARALLEL_SIZE: u32 = 1024;
 
-/// What an engine is once it started.
+/// The properties of a started engine.
 ///
 /// # Examples
 /// ```
@@ -35,30 +35,30 @@ pub const MAX_DATA_PARALLEL_SIZE: u32 = 1024;
 pub struct EngineConfig {
     /// The model's name; not empty.
     pub model: String,
-    /// The most tokens of prompt and output together, at least 1.
+    /// The maximum length of prompt and output together, in tokens; at least 1.
     pub context_length_tokens: u32,
-    /// Token ids are below this; `None` when the engine does not know.
+    /// The vocabulary size: token ids are below it; `None` when the engine does not know.
     pub vocab_size: Option<NonZeroU32>,
     /// Tokens per KV block; `None` for engines without KV blocks.
     pub kv_block_size: Option<NonZeroU32>,
-    /// KV blocks in all.
+    /// The total number of KV blocks.
     pub kv_total_blocks: Option<u64>,
-    /// Sequences the engine runs at once; others wait in it or are refused by it, as `Overloaded`. One that runs only a few says
-    /// so, for operators and the conformance kit. A Worker does not look at it: it sends up to
-    /// [`RequestLimits::max_running`](crate::worker::RequestLimits::max_running) requests.
+    /// Sequences the engine runs at once; it queues others or refuses them as `Overloaded`. Informs operators and the conformance
+    /// kit. A Worker ignores it: it sends up to [`RequestLimits::max_running`](crate::worker::RequestLimits::max_running)
+    /// requests.
     pub max_num_seqs: Option<u32>,
-    /// Tokens the engine takes in one step.
+    /// The maximum number of tokens in one step.
     pub max_num_batched_tokens: Option<u32>,
     /// Data-parallel ranks inside the instance, from 1 to [`MAX_DATA_PARALLEL_SIZE`].
     pub data_parallel_size: u32,
     /// What the engine can do.
     pub capabilities: Capabilities,
-    /// The request the Worker probes the engine with; `None` for a one-token default.
+    /// The request with which the Worker probes the engine; `None` for a one-token default.
     pub canary: Option<Box<GenerateRequest>>,
 }
 
 impl EngineConfig {
-    /// A config with the two values every engine has, that takes tokens and declares nothing else.
+    /// Returns a config with the two required values; it takes tokens and declares nothing else.
     #[must_use]
     pub fn new(model: impl Into<String>, context_length_tokens: u32) -> Self {
         Self {
@@ -75,7 +75,7 @@ impl EngineConfig {
         }
     }
 
-    /// Sets the vocabulary's size; 0 leaves it unknown.
+    /// Sets the vocabulary size; 0 means unknown.
     #[must_use]
     pub fn with_vocab_size(mut self, vocab_size: u32) -> Self {
         self.vocab_size = NonZeroU32::new(vocab_size);
@@ -92,8 +92,8 @@ impl EngineConfig {
     /// Checks the config itself.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the field: an empty model, a zero context, no input kind, media without chats, no rank, an
-    /// ability that answers have no place for.
+    /// `InvalidArgument`, naming the field: empty model name, zero context length, no input kind, media without chat, no rank, or
+    /// an ability that answers cannot carry.
     pub fn validate(&self) -> Result<(), EngineError> {
         let problem = if self.model.trim().is_empty() {
             (

@@ -1,7 +1,7 @@
-//! [`RequestContext`]: what travels beside a request: its id, cancellation, deadline, trace and headers.
+//! [`RequestContext`]: travels with a request: its id, cancellation, deadline, trace and headers.
 //!
-//! One cancellation per request, in a tree: the frontend owns the root, every station below works on a child, so that
-//! cancelling above reaches everything below and cancelling below stays there. Cloning shares.
+//! Cancellations form a tree: the frontend owns the root, and every layer below works on a child. Cancelling a context cancels
+//! everything below it and nothing above. Clones share the cancellation.
 
 mod explanation;
 
@@ -19,17 +19,17 @@ use crate::error::{EngineError, ErrorKind};
 
 pub use self::explanation::{Explanation, MAX_DECISIONS};
 
-/// Why a request was cancelled. The first reason stays.
+/// Why a request was cancelled. The first reason wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CancelReason {
-    /// The client cancelled or left, or nobody reads the stream any more.
+    /// The client cancelled or left, or the stream was dropped.
     Client,
     /// The request's deadline or idle limit passed.
     Deadline,
-    /// The worker, or the frontend that sent the request, is shutting down; the request may go on elsewhere.
+    /// The worker, or the frontend that sent the request, is shutting down; the request may migrate.
     Shutdown,
-    /// The engine reported itself dead; the request may go on elsewhere.
+    /// The engine reported itself dead; the request may migrate.
     EngineDead,
 }
 
@@ -41,7 +41,7 @@ impl CancelReason {
         Self::EngineDead,
     ];
 
-    /// The error a request cancelled for this reason ends with, where it must end with one.
+    /// Returns the kind of the error that ends a request cancelled for this reason, if an error must end it.
     #[must_use]
     pub fn error_kind(self) -> ErrorKind {
         match self {
@@ -52,13 +52,13 @@ impl CancelReason {
         }
     }
 
-    /// [`Self::error_kind`] with a message.
+    /// Returns an error of [`Self::error_kind`], with a message.
     #[must_use]
     pub fn to_error(self) -> EngineError {
         let message = match self {
             Self::Client => "the request was cancelled",
             Self::Deadline => "the request's deadline passed before it finished",
-            // A worker says so, also where it was told by the frontend that shuts down.
+            // A worker says this even if the frontend is what shuts down.
             Self::Shutdown => {
                 "the server is shutting down and cut the request short; send it again"
             }
@@ -68,7 +68,7 @@ impl CancelReason {
     }
 }
 
-/// W3C trace context: the `traceparent` and `tracestate` headers, passed on unchanged.
+/// W3C trace context: the `traceparent` and `tracestate` headers, forwarded unchanged.
 ///
 /// # Source
 /// <https://www.w3.org/TR/trace-context/>
@@ -82,7 +82,7 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// Takes the headers if `traceparent` is well formed; a malformed one is dropped, as the specification says.
+    /// Parses the headers; returns `None` if `traceparent` is malformed, as the specification demands.
     #[must_use]
     pub fn parse(traceparent: &str, tracestate: &str) -> Option<Self> {
         let fields: Vec<&str> = traceparent.split('-').collect();
@@ -107,14 +107,14 @@ impl TraceContext {
         })
     }
 
-    /// The 32 hex digits of the trace id.
+    /// Returns the 32 hex digits of the trace id.
     #[must_use]
     pub fn trace_id(&self) -> &str {
         self.traceparent.get(3..35).unwrap_or_default()
     }
 }
 
-/// What travels beside one request. Cheap to clone; clones share the cancellation.
+/// The metadata of one request. Cheap to clone; clones share the cancellation.
 ///
 /// # Examples
 /// ```
@@ -136,7 +136,7 @@ pub struct RequestContext {
     losses: Option<Arc<Losses>>,
 }
 
-/// The instances that were lost while they had a request.
+/// Counts the instances that were lost while they had a request.
 struct Losses {
     limit: u32,
     count: AtomicU32,
@@ -154,9 +154,9 @@ struct CancelNode {
     token: CancellationToken,
     /// 0 for none, else 1 + the index in `CancelReason::ALL`.
     reason: AtomicU8,
-    /// How often it, or what became of it below, moved to another instance.
+    /// How often the request, or a child of it, migrated.
     moves: AtomicU32,
-    /// The prompt's length, where the engine alone knows it; 0 until it does.
+    /// The prompt's length, if only the engine knows it; 0 until then.
     prompt_tokens: AtomicU32,
     parent: Option<Arc<CancelNode>>,
 }
@@ -181,7 +181,7 @@ impl CancelNode {
 }
 
 impl RequestContext {
-    /// A context that nothing else cancels. `id` must be unique among the requests in flight.
+    /// Creates a root context. `id` must be unique among the requests in flight.
     #[must_use]
     pub fn new(id: impl Into<String>) -> Self {
         let cancel = CancelNode::new(CancellationToken::new(), None);
@@ -199,14 +199,14 @@ impl RequestContext {
         }
     }
 
-    /// Gives it another id, such as to a [`child`](Self::child) of what ends several requests together.
+    /// Replaces the id, for example of a [`child`](Self::child) when one context cancels several requests.
     #[must_use]
     pub fn with_id(mut self, id: impl Into<String>) -> Self {
         Arc::make_mut(&mut self.meta).id = id.into();
         self
     }
 
-    /// Sets the instant after which the answer is of no use. A later deadline than the present one changes nothing.
+    /// Sets the instant after which the answer is useless. Ignored if a deadline is already set and earlier.
     #[must_use]
     pub fn with_deadline(mut self, deadline: Instant) -> Self {
         self.deadline = Some(
@@ -216,8 +216,8 @@ impl RequestContext {
         self
     }
 
-    /// Says that another instance had the request before, and when that began: the time that a worker gives its requests counts
-    /// from there. An instant that was set before stays.
+    /// Records that the request began earlier at another instance, and when: a worker's time limit counts from then. The first
+    /// call wins.
     #[must_use]
     pub fn with_began(mut self, began: Instant) -> Self {
         self.began = self.began.or(Some(began));
@@ -249,22 +249,22 @@ impl RequestContext {
         self
     }
 
-    /// Sets what the request has in common with others that are best served by the same instance. It stays in this process.
+    /// Sets the affinity key: requests with the same key are best served by the same instance. It stays in this process.
     #[must_use]
     pub fn with_affinity(mut self, key: impl Into<String>) -> Self {
         Arc::make_mut(&mut self.meta).affinity = Some(key.into());
         self
     }
 
-    /// Asks those who route the request to say how. It stays in this process.
+    /// Asks the router to explain its decisions. It stays in this process.
     #[must_use]
     pub fn with_explanation(mut self, explanation: Explanation) -> Self {
         self.explanation = Some(explanation);
         self
     }
 
-    /// Sets how many instances may be lost while they have the request: one that brings down whoever takes it is so kept from the
-    /// others. Clones, children and siblings made from now on count together. A limit that was set before stays.
+    /// Limits how many instances may be lost while they have the request, so that a request that crashes its instances does not
+    /// reach all of them. Clones, children and siblings made from now on share the count. The first limit wins.
     #[must_use]
     pub fn with_loss_limit(mut self, limit: u32) -> Self {
         if self.losses.is_none() {
@@ -274,15 +274,15 @@ impl RequestContext {
         self
     }
 
-    /// Sets the number of prompt tokens, from which `output::stream` and `output::channel` fill in the usage.
-    /// The Worker's adapter does this; engines called without a Worker do it themselves.
+    /// Sets the number of prompt tokens, from which `output::stream` and `output::channel` fill in the usage. The Worker's
+    /// adapter calls this; an engine used without a Worker must do so itself.
     #[must_use]
     pub fn with_prompt_tokens(mut self, prompt_tokens: u32) -> Self {
         self.prompt_tokens = prompt_tokens;
         self
     }
 
-    /// The same request seen by the next station: cancelled with this one, or alone.
+    /// Returns a context for the next layer: cancelled with this one, or on its own.
     #[must_use]
     pub fn child(&self) -> Self {
         let parent = Arc::clone(&self.cancel);
@@ -293,7 +293,7 @@ impl RequestContext {
         }
     }
 
-    /// The same request with a cancellation of its own: nothing above cancels it.
+    /// Returns a context of the same request with an independent cancellation.
     #[must_use]
     pub fn detached(&self) -> Self {
         let alone = Self::new(String::new());
@@ -303,8 +303,8 @@ impl RequestContext {
         }
     }
 
-    /// As [`Self::child`], for one of several sequences of a request: the id gets `-index` at its end, since ids are
-    /// unique among the requests in flight.
+    /// Like [`Self::child`], for one of several sequences of a request: appends `-index` to the id, since ids are unique among
+    /// the requests in flight.
     #[must_use]
     pub fn sibling(&self, index: usize) -> Self {
         let mut ctx = self.child();
@@ -312,13 +312,13 @@ impl RequestContext {
         ctx
     }
 
-    /// The request's id.
+    /// Returns the request's id.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.meta.id
     }
 
-    /// Cancels the request for every holder of this context and its children. The first reason stays.
+    /// Cancels this context, its clones and its children. The first reason wins.
     pub fn cancel(&self, reason: CancelReason) {
         let code = CancelReason::ALL
             .iter()
@@ -326,7 +326,7 @@ impl RequestContext {
             .unwrap_or(0);
         let code = u8::try_from(code + 1).unwrap_or(1);
         if self.cancel.reason().is_none() {
-            // Two racing cancels: the first to store wins, the other's reason is dropped.
+            // If two cancels race, the first store wins and the other reason is dropped.
             let _ =
                 self.cancel
                     .reason
@@ -335,13 +335,13 @@ impl RequestContext {
         self.cancel.token.cancel();
     }
 
-    /// Whether the request was cancelled. Compute loops ask once a step.
+    /// Returns whether the request was cancelled. Compute loops check it once per step.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.cancel.token.is_cancelled()
     }
 
-    /// Why the request was cancelled, or `None` while it was not.
+    /// Returns why the request was cancelled, or `None` if it was not.
     #[must_use]
     pub fn cancel_reason(&self) -> Option<CancelReason> {
         self.is_cancelled()
@@ -356,7 +356,7 @@ impl RequestContext {
         self.cancel.token.cancelled().await;
     }
 
-    /// As [`Self::cancelled`], as a future that owns what it needs, for hand-written streams.
+    /// Like [`Self::cancelled`], but the future owns its state, for hand-written streams.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -364,63 +364,63 @@ impl RequestContext {
         self.cancel.token.clone().cancelled_owned()
     }
 
-    /// The instant after which the answer is of no use.
+    /// Returns the instant after which the answer is useless.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Time left until the deadline; zero when it has passed, `None` when there is none.
+    /// Returns the time left until the deadline; zero when it has passed, `None` without one.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.deadline
             .map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// When the request began at another instance, where one [had it before](Self::with_began).
+    /// Returns when the request began at another instance, if [that is set](Self::with_began).
     #[must_use]
     pub fn began(&self) -> Option<Instant> {
         self.began
     }
 
-    /// The span that everything done for the request is logged in: with its id, and its trace's where it has one.
+    /// Returns the tracing span for all work on the request: with its id, and its trace id if it has one.
     #[must_use]
     pub fn span(&self) -> tracing::Span {
         let trace_id = self.trace().map(TraceContext::trace_id);
         tracing::debug_span!("request", request_id = self.id(), trace_id)
     }
 
-    /// The trace the request belongs to.
+    /// Returns the trace that the request belongs to.
     #[must_use]
     pub fn trace(&self) -> Option<&TraceContext> {
         self.meta.trace.as_ref()
     }
 
-    /// A header by its lower-case name.
+    /// Returns a header by its lower-case name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
         self.meta.headers.get(name).map(String::as_str)
     }
 
-    /// All headers.
+    /// Returns all headers.
     #[must_use]
     pub fn headers(&self) -> &BTreeMap<String, String> {
         &self.meta.headers
     }
 
-    /// What the request has in common with others that are best served by the same instance.
+    /// Returns the affinity key.
     #[must_use]
     pub fn affinity(&self) -> Option<&str> {
         self.meta.affinity.as_deref()
     }
 
-    /// Where those who route the request say how; `None` when nobody asks.
+    /// Returns where the router records its decisions; `None` if the client did not ask.
     #[must_use]
     pub fn explanation(&self) -> Option<&Explanation> {
         self.explanation.as_ref()
     }
 
-    /// Notes that the request moved to another instance, for whoever holds this context or one above.
+    /// Records a migration, visible to this context and those above.
     pub fn note_move(&self) {
         let mut node = Some(&self.cancel);
         while let Some(here) = node {
@@ -429,27 +429,28 @@ impl RequestContext {
         }
     }
 
-    /// How often the request moved to another instance, its choices together.
+    /// Returns how often the request migrated, over all its choices.
     #[must_use]
     pub fn moves(&self) -> u32 {
         self.cancel.moves.load(Ordering::Relaxed)
     }
 
-    /// Notes that an instance was lost that had the request. One that could not be reached had not.
+    /// Records that an instance was lost while it had the request. An unreachable instance did not have it.
     pub fn note_loss(&self) {
         if let Some(losses) = &self.losses {
             losses.count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether more instances were lost than the [limit](Self::with_loss_limit) says: no other one is to take the request.
+    /// Returns whether the number of lost instances exceeds the [limit](Self::with_loss_limit): no other instance may take the
+    /// request.
     #[must_use]
     pub fn has_lost_too_many(&self) -> bool {
         let losses = self.losses.as_ref();
         losses.is_some_and(|losses| losses.count.load(Ordering::Relaxed) > losses.limit)
     }
 
-    /// The number of prompt tokens, as the adapter counted them, or else as the engine told; 0 when neither knows.
+    /// Returns the number of prompt tokens, from the adapter or else from the engine; 0 if neither knows.
     #[must_use]
     pub fn prompt_tokens(&self) -> u32 {
         match self.prompt_tokens {
@@ -458,8 +459,8 @@ impl RequestContext {
         }
     }
 
-    /// Tells the number of prompt tokens of an input that is no tokens, for the usage of an answer that the engine does not finish:
-    /// one that is cancelled. Clones of the context hear of it.
+    /// Reports the number of prompt tokens of an input that is not tokens. It is the usage if the engine does not finish the
+    /// answer, such as after a cancellation. Clones of the context see it.
     pub fn tell_prompt_tokens(&self, prompt_tokens: u32) {
         let told = &self.cancel.prompt_tokens;
         told.store(prompt_tokens, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! [`EngineControls`]: what an operator may ask of an engine beside generation. Typed, optional, and refused by name
-//! where an engine does not have it.
+//! [`EngineControls`]: administrative operations of an engine beside generation. All are typed and optional; an engine without an
+//! operation refuses it by name.
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
@@ -22,24 +22,24 @@ pub enum SleepLevel {
 /// A LoRA adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Adapter {
-    /// The name requests use.
+    /// The name in requests.
     pub name: String,
-    /// Where the engine finds it: a folder, or a Hub repository id.
+    /// Where the engine loads it from: a folder, or a Hub repository id.
     pub source: String,
 }
 
-/// The most adapters that a worker lists.
+/// The maximum number of adapters that a worker lists.
 pub const MAX_ADAPTERS: usize = 1024;
 
-/// The longest name of an adapter, in bytes.
+/// The maximum length of an adapter's name, in bytes.
 pub const MAX_ADAPTER_NAME_BYTES: usize = 256;
 
-/// The longest source of an adapter, in bytes.
+/// The maximum length of an adapter's source, in bytes.
 pub const MAX_ADAPTER_SOURCE_BYTES: usize = 4096;
 
 impl Adapter {
-    /// Checks name and source: they are not blank, not too long, have no control characters, and the name neither begins nor ends
-    /// with a space.
+    /// Checks name and source: neither may be blank, too long or contain control characters; the name must not begin or end with
+    /// a space.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the field.
@@ -78,7 +78,7 @@ impl Adapter {
     }
 }
 
-/// One administrative request, as it travels to a worker.
+/// An administrative request, in its wire form.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "op")]
 pub enum ControlRequest {
@@ -88,7 +88,7 @@ pub enum ControlRequest {
         #[serde(default)]
         level: SleepLevel,
     },
-    /// Take back what `Sleep` freed.
+    /// Undo `Sleep`.
     Wake,
     /// Drop every reusable KV block.
     ClearPrefixCache,
@@ -97,7 +97,7 @@ pub enum ControlRequest {
         /// The adapter.
         adapter: Adapter,
     },
-    /// Make an adapter unavailable.
+    /// Remove an adapter.
     UnloadAdapter {
         /// Its name.
         name: String,
@@ -106,14 +106,14 @@ pub enum ControlRequest {
     ListAdapters,
     /// Replace the weights.
     UpdateWeights {
-        /// The engine's own description of where they come from.
+        /// The source of the weights, in the engine's own format.
         source: Value,
     },
-    /// Begin to record a profile.
+    /// Start recording a profile.
     StartProfile,
-    /// End the profile.
+    /// Stop recording the profile.
     StopProfile,
-    /// Change what the worker's process logs. The runtime does it, and no engine is asked.
+    /// Change the log filter of the worker's process. The runtime handles it; the engine is not involved.
     LogLevel {
         /// The new filter, in the syntax of `RUST_LOG`.
         filter: String,
@@ -121,7 +121,7 @@ pub enum ControlRequest {
 }
 
 impl ControlRequest {
-    /// The operation's name, as it stands on the wire.
+    /// Returns the operation's name on the wire.
     #[must_use]
     pub fn op(&self) -> &'static str {
         match self {
@@ -157,22 +157,22 @@ pub enum ControlReply {
     },
 }
 
-/// Administrative abilities. Every method has a default that refuses, so an engine writes those it has.
+/// Administrative operations. Every method refuses by default, so an engine implements only those it supports.
 ///
 /// # Errors
-/// Every method: `Unsupported` where the engine lacks the ability, else what the engine returns.
+/// Every method: `Unsupported` if the engine lacks the operation, else the engine's error.
 #[async_trait]
 pub trait EngineControls: Send + Sync {
-    /// Frees device memory until [`wake`](Self::wake). A request that comes meanwhile waits for that, or is refused with an
-    /// error that clients send again. Sleeping twice is sleeping once.
+    /// Frees device memory until [`wake`](Self::wake). A request that arrives meanwhile waits, or is refused with a retryable
+    /// error. Sleeping is idempotent.
     ///
-    /// The Worker goes on to list the instance, for whoever is to wake it finds it there, and to send it canaries. Refuse with
-    /// `Overloaded`: of an engine whose canaries end in any other error, or in none, it takes that it is dead.
+    /// The Worker keeps the instance listed, so that it can be woken, and keeps sending canaries. Refuse requests as `Overloaded`:
+    /// if a canary ends with another error, or never ends, the Worker considers the engine dead.
     async fn sleep(&self, _level: SleepLevel) -> Result<(), EngineError> {
         Err(missing("sleep"))
     }
 
-    /// Takes back what `sleep` freed: from here on the engine answers as before. Nothing happens to one that is awake.
+    /// Undoes `sleep`: from now on the engine answers as before. Does nothing if the engine is awake.
     async fn wake(&self) -> Result<(), EngineError> {
         Err(missing("wake"))
     }
@@ -182,40 +182,40 @@ pub trait EngineControls: Send + Sync {
         Err(missing("clear_prefix_cache"))
     }
 
-    /// Makes an adapter available to requests that name it; no other request notices. One that cannot be loaded is refused, and
-    /// is not listed.
+    /// Loads an adapter for requests that name it; other requests are not affected. An adapter that cannot be loaded is refused
+    /// and not listed.
     async fn load_adapter(&self, _adapter: Adapter) -> Result<(), EngineError> {
         Err(missing("load_adapter"))
     }
 
-    /// Makes an adapter unavailable; requests that use it go on, and new ones are refused as `NotFound`.
+    /// Unloads an adapter. Running requests with it continue; new ones are refused as `NotFound`.
     async fn unload_adapter(&self, _name: &str) -> Result<(), EngineError> {
         Err(missing("unload_adapter"))
     }
 
-    /// The adapters that are loaded.
+    /// Returns the loaded adapters.
     async fn adapters(&self) -> Result<Vec<Adapter>, EngineError> {
         Err(missing("list_adapters"))
     }
 
-    /// Replaces the weights; requests under way end with a retryable error. Where the new ones are not there, the old ones stay.
+    /// Replaces the weights; running requests end with a retryable error. If the new weights are missing, the old ones stay.
     async fn update_weights(&self, _source: Value) -> Result<(), EngineError> {
         Err(missing("update_weights"))
     }
 
-    /// Begins to record a profile.
+    /// Starts recording a profile.
     async fn start_profile(&self) -> Result<(), EngineError> {
         Err(missing("start_profile"))
     }
 
-    /// Ends the profile and says where it is.
+    /// Stops the profile and returns its location.
     async fn stop_profile(&self) -> Result<String, EngineError> {
         Err(missing("stop_profile"))
     }
 }
 
-/// Controls that something else performs: a process, a program in another language, a worker elsewhere. Each method is the request of
-/// its name, and its answer is checked.
+/// Controls that run elsewhere: in another process, language or worker. Each method sends the request of its name and checks the
+/// reply.
 #[async_trait]
 impl<T: Control> EngineControls for T {
     async fn sleep(&self, level: SleepLevel) -> Result<(), EngineError> {
@@ -280,7 +280,7 @@ impl ControlReply {
     }
 }
 
-/// The error for an ability an engine does not have.
+/// Returns the error for an operation that the engine lacks.
 pub(crate) fn missing(op: &str) -> EngineError {
     EngineError::unsupported(
         At::other("op"),

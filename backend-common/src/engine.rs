@@ -1,4 +1,4 @@
-//! [`LLMEngine`]: the trait an engine author implements, and what the Worker hands to it.
+//! [`LLMEngine`]: the trait that an engine author implements, and what the Worker passes to it.
 
 use async_trait::async_trait;
 
@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// An inference engine. Three methods are required, and it stays that small: what an engine publishes it is handed in
-/// [`StartContext`], what it can do it declares in [`EngineConfig`].
+/// An inference engine. Three methods are required, and the trait stays small: the engine publishes through handles in
+/// [`StartContext`], and declares its abilities in [`EngineConfig`].
 ///
 /// Construction is cheap and without side effects; heavy work belongs in [`start`](Self::start).
 ///
@@ -26,59 +26,56 @@ use serde::{Deserialize, Serialize};
 #[doc = concat!("```\n", include_str!("../doc/zeros.rs"), "```")]
 #[async_trait]
 pub trait LLMEngine: Send + Sync + 'static {
-    /// Loads the model and says what it can do. Called once. When it returns `Ok`, `generate` is ready for concurrent
-    /// calls.
+    /// Loads the model and returns what it can do. Called once. After `Ok`, `generate` must be ready for concurrent calls.
     ///
-    /// It runs on a thread that others share, so it must not block: reading, computing and waiting for a device belong on a
-    /// thread of their own, such as `tokio::task::spawn_blocking` has. A `start` that holds its thread can be neither told to
-    /// stop nor given up.
+    /// It runs on a shared thread, so it must not block: do blocking I/O, computation and device waits on other threads, for
+    /// example with `tokio::task::spawn_blocking`. A `start` that blocks its thread can be neither stopped nor abandoned.
     ///
     /// # Errors
-    /// Any kind; the worker then calls `cleanup` and stops with the error in its log.
+    /// Any kind; the worker then calls `cleanup`, logs the error and stops.
     ///
     /// # Cancel safety
-    /// The Worker drops the future when it is told to stop during a load, and calls `cleanup` after that.
+    /// If the Worker is stopped during a load, it drops the future and then calls `cleanup`.
     async fn start(&self, ctx: StartContext) -> Result<EngineConfig, EngineError>;
 
-    /// Starts one request. Called concurrently. Returns once the request is accepted; the work happens in the stream.
+    /// Starts one request. Called concurrently. Returns once the request is accepted; the stream does the work.
     ///
     /// # Contract
     /// - Exactly one terminal item, nothing after it.
     /// - Usage agrees with the tokens streamed and with the prompt's length, also when cancelled.
     /// - When `ctx` is cancelled, a `Cancelled` terminal follows soon.
-    /// - Dropping the stream, at any point, frees whatever the request held, soon.
-    /// - A request that is refused, at once or by an error in its stream, holds nothing from then on, whatever it had been given.
+    /// - Dropping the stream, at any point, soon frees everything the request held.
+    /// - A request that is refused, at once or by an error in its stream, holds nothing afterwards.
     ///
-    /// "Soon" is what the step under way takes, and a few more: at most 2 s or ten times what the engine takes for a token,
-    /// whichever is longer.
+    /// "Soon" is the current step and a few more: at most 2 s or ten times the engine's time per token, whichever is longer.
     ///
     /// # Errors
     /// A typed refusal before any token: `Overloaded`, `InvalidArgument`, `NotFound`, `EngineShutdown` when not started.
     ///
     /// # Cancel safety
-    /// Dropping the future before it returned frees whatever it reserved.
+    /// Dropping the future before it returns frees everything it reserved.
     async fn generate(
         &self,
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError>;
 
-    /// A hint that the request was cancelled or its stream dropped, for engines whose scheduler lives elsewhere. May
-    /// come after the request ended, or for a request the engine never saw.
+    /// A hint that the request was cancelled or its stream dropped, for engines whose scheduler runs elsewhere. May arrive after
+    /// the request ended, or for a request that the engine never saw.
     async fn abort(&self, _ctx: &RequestContext) {}
 
-    /// Work that must be done while peers can still reach this process, such as KV transfers under way. Called once the
-    /// instance is unlisted and its requests have ended or used up their grace. Returns soon where there is no such work.
+    /// Finishes work that needs other workers to reach this process, such as KV transfers in flight. Called once the instance is
+    /// unlisted and its requests have ended or used up their grace. Returns soon if there is no such work.
     ///
     /// # Errors
-    /// Logged; the shutdown goes on.
+    /// Logged; the shutdown continues.
     async fn drain(&self, _ctx: DrainContext) -> Result<(), EngineError> {
         Ok(())
     }
 
-    /// Frees everything. Called exactly once if `start` was called, also when it failed or was dropped half-way; must
-    /// also be harmless when called twice, or without `start`. Waits for no reader: a stream that is held over it ends, once it
-    /// is read, as it would have or with `EngineShutdown`.
+    /// Frees everything. Called exactly once if `start` was called, even if `start` failed or was dropped; must also be harmless
+    /// when called twice, or without `start`. Does not wait for readers: a stream that is still held ends, once read, as it would
+    /// have or with `EngineShutdown`.
     ///
     /// # Errors
     /// Logged; the process exits as failed.
@@ -91,7 +88,7 @@ pub trait LLMEngine: Send + Sync + 'static {
 }
 
 crate::named! {
-    /// The part an instance plays in serving a sequence.
+    /// The role of an instance in serving a sequence.
     #[derive(
         Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
     )]
@@ -100,10 +97,10 @@ crate::named! {
         /// Prefill and decode in one instance.
         #[default]
         Aggregated = "aggregated",
-        /// Prefill only: one token, and transfer parameters in the terminal. What ends with its first token has none.
+        /// Prefill only: one token, with transfer parameters in the terminal. An answer that ends with its first token has none.
         Prefill = "prefill",
-        /// Decode only: takes the transfer parameters of a prefill instance, and answers all of it, the first token included.
-        /// Where they say that [nobody holds blocks](crate::transfer::TransferParams::none), it computes the prompt itself.
+        /// Decode only: takes the transfer parameters of a prefill instance, and streams the whole answer, including the first
+        /// token. If they [name no blocks](crate::transfer::TransferParams::none), it computes the prompt itself.
         Decode = "decode",
     }
 }
@@ -111,7 +108,7 @@ crate::named! {
 impl FromStr for Role {
     type Err = String;
 
-    /// Reads a name, or `agg` for the first.
+    /// Parses a name, or `agg` for aggregated.
     fn from_str(text: &str) -> Result<Self, String> {
         let named = Self::ALL.into_iter().find(|role| role.name() == text);
         let role = named.or((text == "agg").then_some(Self::Aggregated));
@@ -119,32 +116,32 @@ impl FromStr for Role {
     }
 }
 
-/// What an engine is handed at start. Keep the handles it needs; dropping the others costs nothing.
+/// What the Worker passes to an engine at start. Keep the handles you need; dropping the others costs nothing.
 #[derive(Debug, Clone)]
 pub struct StartContext {
-    /// Identifies the worker in the whole cluster, below 2^53; the instance's id in discovery.
+    /// The worker's id, unique in the cluster and below 2^53; also the instance's id in discovery.
     pub worker_id: u64,
-    /// The part the instance plays.
+    /// The role of the instance.
     pub role: Role,
-    /// LoRA adapters that the operator named, for an engine that has to know before it starts. Those that it does not list then
-    /// are loaded through its [`controls`](LLMEngine::controls).
+    /// LoRA adapters from the operator, for engines that need them before they start. The Worker loads those that the engine does
+    /// not list afterwards through its [`controls`](LLMEngine::controls).
     pub adapters: Vec<Adapter>,
     /// Where the engine registers its metrics.
     pub metrics: MetricsRegistry,
     /// Where the engine publishes the changes of its prefix cache.
     pub kv_events: KvEventPublisher,
-    /// How KV blocks get to and from other workers.
+    /// Transfers KV blocks to and from other workers.
     pub kv_transfers: KvTransfers,
-    /// Where the engine publishes how busy it is.
+    /// Where the engine publishes its load.
     pub load: LoadPublisher,
-    /// Where the engine says how far loading is.
+    /// Where the engine reports the progress of loading.
     pub progress: ProgressReporter,
-    /// Where the engine says that it can go on no more.
+    /// Where the engine reports that it has failed.
     pub health: HealthReporter,
 }
 
 impl StartContext {
-    /// A context whose handles lead nowhere else: for tests, and for engines used without a Worker.
+    /// Returns a context with unconnected handles, for tests and for engines used without a Worker.
     #[must_use]
     pub fn detached(worker_id: u64) -> Self {
         Self {
@@ -161,9 +158,9 @@ impl StartContext {
     }
 }
 
-/// What an engine is handed at drain.
+/// What the Worker passes to an engine at drain.
 #[derive(Debug, Clone)]
 pub struct DrainContext {
-    /// Time left for draining; the call is dropped when it is over.
+    /// Time left for draining; the Worker drops the call afterwards.
     pub deadline: Duration,
 }

@@ -1,9 +1,9 @@
-//! [`EngineError`]: the one error that crosses crate borders, and the table that decides what it means.
+//! [`EngineError`]: the one error that crosses crate boundaries, and the table that defines its meaning.
 //!
-//! Nothing in Genset matches on the text of an error. The [`ErrorKind`] alone decides the HTTP status, and whether a
-//! client may retry; [`ErrorKind::policy`] is that table. It also decides whether a request may move to another instance, but for
-//! what [`EngineError::may_go_elsewhere`] asks beside: what the error is about, and whose shortage it is.
-//! Engines build errors, the frontend renders them, routers read their policy.
+//! Nothing in Genset matches on the text of an error. The [`ErrorKind`] alone decides the HTTP status and whether a client may
+//! retry; [`ErrorKind::policy`] is that table. It also decides whether a request may move to another instance, except that
+//! [`EngineError::may_go_elsewhere`] also considers what the error is about and whose resource is exhausted. Engines create
+//! errors, the frontend renders them, routers read their policy.
 
 mod at;
 
@@ -18,15 +18,15 @@ use serde::{Deserialize, Serialize};
 pub use at::{At, RequestField};
 
 crate::named! {
-    /// What went wrong, from a closed set.
+    /// The category of an error, a closed set.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum ErrorKind {
-        /// A value in the request is malformed or out of its range.
+        /// A value in the request is malformed or out of range.
         InvalidArgument = "invalid_argument",
         /// Prompt and output together do not fit the model's context.
         ContextLengthExceeded = "context_length_exceeded",
-        /// The request asks for an ability the engine does not declare.
+        /// The request needs an ability that the engine does not declare.
         Unsupported = "unsupported",
         /// The model, adapter or endpoint does not exist.
         NotFound = "not_found",
@@ -38,32 +38,32 @@ crate::named! {
         EngineShutdown = "engine_shutdown",
         /// The instance could not be reached at all; it has not seen the request.
         CannotConnect = "cannot_connect",
-        /// The connection to the instance, or the instance itself, was lost while it worked.
+        /// The connection to the instance, or the instance itself, was lost while it had the request.
         Disconnected = "disconnected",
         /// A stream ended without its terminal item.
         StreamIncomplete = "stream_incomplete",
-        /// The request's deadline, or its idle limit, passed.
+        /// The request's deadline or its idle limit passed.
         DeadlineExceeded = "deadline_exceeded",
         /// The client cancelled or left.
         Cancelled = "cancelled",
-        /// A fault of ours or of the engine's: a bug to name.
+        /// A bug in Genset or in the engine.
         Internal = "internal",
     }
 }
 
-/// What an [`ErrorKind`] means to a client and to a router.
+/// The meaning of an [`ErrorKind`] for a client and for a router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorPolicy {
     /// The HTTP status code the frontend answers with.
     pub http_status: u16,
     /// Whether the same request may succeed when it is sent again.
     pub is_retryable: bool,
-    /// Whether the request may go on on another instance.
+    /// Whether another instance may continue the request.
     pub is_migratable: bool,
 }
 
 impl ErrorKind {
-    /// The one table: HTTP status, retry and migration.
+    /// Returns HTTP status, retry and migration for each kind: the only such table.
     #[must_use]
     pub const fn policy(self) -> ErrorPolicy {
         let (http_status, is_retryable, is_migratable) = match self {
@@ -85,7 +85,7 @@ impl ErrorKind {
         }
     }
 
-    /// Whether it says that the instance itself is gone or going, and not that it has no room.
+    /// Returns whether the instance itself is gone or shutting down, as opposed to full.
     #[must_use]
     pub const fn is_instance_gone(self) -> bool {
         matches!(
@@ -95,19 +95,19 @@ impl ErrorKind {
     }
 }
 
-/// Facts about an error that a program may read.
+/// Details of an error for programs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "WireDetails", into = "WireDetails")]
 pub struct ErrorDetails {
-    /// What is at fault, where one thing is.
+    /// What is at fault, if it is a single thing.
     pub at: Option<At>,
-    /// How long a client should wait before it tries again.
+    /// How long a client should wait before a retry.
     pub retry_after: Option<Duration>,
     /// The request the error belongs to.
     pub request_id: Option<String>,
 }
 
-/// [`ErrorDetails`] as they travel.
+/// [`ErrorDetails`] in wire form.
 #[derive(Serialize, Deserialize)]
 struct WireDetails {
     #[serde(flatten)]
@@ -138,13 +138,13 @@ impl From<WireDetails> for ErrorDetails {
     }
 }
 
-/// What is said of a request that an engine had taken when it stopped.
+/// The message for a request that was running when its engine stopped.
 pub(crate) const STOPPED_EARLY: &str = "the engine stopped before the request ended; send it again";
 
-/// The error of every call that crosses a crate border.
+/// The error of every call that crosses a crate boundary.
 ///
-/// Cheap to clone. The message is for the client: it says what is wrong and what to do, and never holds prompt text.
-/// [`At`] says what it is about; `Display` joins the two. The source, if any, is for the operator's log.
+/// Cheap to clone. The message is for the client: it says what is wrong and what to do, and never contains prompt text. [`At`]
+/// names what it is about; `Display` joins the two. The source, if any, is for the operator's log.
 ///
 /// # Examples
 /// ```
@@ -187,112 +187,112 @@ impl EngineError {
         }
     }
 
-    /// [`ErrorKind::InvalidArgument`], with what is at fault. The problem goes on from its name: "must be at least 1".
+    /// Creates [`ErrorKind::InvalidArgument`] for `at`. `problem` continues the name of what is at fault: "must be at least 1".
     #[must_use]
     pub fn invalid_argument(at: impl Into<At>, problem: impl fmt::Display) -> Self {
         Self::new(ErrorKind::InvalidArgument, problem.to_string()).with_at(at)
     }
 
-    /// [`ErrorKind::Unsupported`], with what asks for the missing ability. The problem goes on from its name.
+    /// Creates [`ErrorKind::Unsupported`] for `at`, which needs the missing ability. `problem` continues its name.
     #[must_use]
     pub fn unsupported(at: impl Into<At>, problem: impl fmt::Display) -> Self {
         Self::new(ErrorKind::Unsupported, problem.to_string()).with_at(at)
     }
 
-    /// [`ErrorKind::NotFound`].
+    /// Creates [`ErrorKind::NotFound`].
     #[must_use]
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::NotFound, message)
     }
 
-    /// [`ErrorKind::EngineShutdown`].
+    /// Creates [`ErrorKind::EngineShutdown`].
     #[must_use]
     pub fn engine_shutdown(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::EngineShutdown, message)
     }
 
-    /// [`ErrorKind::EngineShutdown`], of a request that comes once the engine has stopped.
+    /// Creates [`ErrorKind::EngineShutdown`] for a request that arrives after the engine has stopped.
     #[must_use]
     pub fn engine_has_stopped() -> Self {
         Self::engine_shutdown("the engine has stopped; send the request again")
     }
 
-    /// [`ErrorKind::Disconnected`], of a request that the engine left without an end. See
-    /// [`HealthReporter::stopped`](crate::HealthReporter::stopped) where the engine ends it.
+    /// Creates [`ErrorKind::Disconnected`] for a request that the engine left unfinished. If the engine ends the request itself,
+    /// see [`HealthReporter::stopped`](crate::HealthReporter::stopped).
     #[must_use]
     pub fn lost_with_engine() -> Self {
         Self::new(ErrorKind::Disconnected, STOPPED_EARLY)
     }
 
-    /// [`ErrorKind::Internal`].
+    /// Creates [`ErrorKind::Internal`].
     #[must_use]
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, message)
     }
 
-    /// Says what is at fault.
+    /// Sets what is at fault.
     #[must_use]
     pub fn with_at(mut self, at: impl Into<At>) -> Self {
         self.inner.details.at = Some(at.into());
         self
     }
 
-    /// Says how long to wait before trying again.
+    /// Sets how long to wait before a retry.
     #[must_use]
     pub fn with_retry_after(mut self, after: Duration) -> Self {
         self.inner.details.retry_after = Some(after);
         self
     }
 
-    /// Names the request.
+    /// Sets the request's id.
     #[must_use]
     pub fn with_request_id(mut self, id: impl Into<String>) -> Self {
         self.inner.details.request_id = Some(id.into());
         self
     }
 
-    /// Keeps the error that caused this one, for the log.
+    /// Sets the cause, for the log.
     #[must_use]
     pub fn with_source(mut self, source: impl StdError + Send + Sync + 'static) -> Self {
         self.inner.source = Some(Arc::new(source));
         self
     }
 
-    /// Says that it is this process which is short of something, and not the instance: no other one would do better. It does not
-    /// travel, for to another process this one is the instance.
+    /// Marks that this process, not the instance, is out of a resource: another instance would not help. Not sent over the wire,
+    /// because for another process this one is the instance.
     #[must_use]
     pub fn with_own_shortage(mut self) -> Self {
         self.inner.is_own_shortage = true;
         self
     }
 
-    /// Replaces the details, as the wire codec does.
+    /// Replaces the details, for the wire codec.
     #[must_use]
     pub fn with_details(mut self, details: ErrorDetails) -> Self {
         self.inner.details = details;
         self
     }
 
-    /// The kind, which decides everything.
+    /// Returns the kind, which decides everything.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.inner.kind
     }
 
-    /// What the kind means: status, retry, migration.
+    /// Returns the kind's policy: status, retry, migration.
     #[must_use]
     pub fn policy(&self) -> ErrorPolicy {
         self.inner.kind.policy()
     }
 
-    /// Whether this process [is short of something](Self::with_own_shortage), and not the instance.
+    /// Returns whether this process, not the instance, [is out of a resource](Self::with_own_shortage).
     #[must_use]
     pub fn is_own_shortage(&self) -> bool {
         self.inner.is_own_shortage
     }
 
-    /// Whether another instance may take the request that this one refused: the kind's policy says so, or this one has not the
-    /// adapter that the request names; and it is not this process that is short of something.
+    /// Returns whether another instance may take the request that this one refused: the kind's policy allows it, or this instance
+    /// lacks the adapter that the request names. False if this process is out of a resource.
     #[must_use]
     pub fn may_go_elsewhere(&self) -> bool {
         let lacks_adapter = self.kind() == ErrorKind::NotFound
@@ -300,19 +300,19 @@ impl EngineError {
         (self.policy().is_migratable || lacks_adapter) && !self.is_own_shortage()
     }
 
-    /// What is at fault, where one thing is.
+    /// Returns what is at fault, if it is a single thing.
     #[must_use]
     pub fn at(&self) -> Option<&At> {
         self.inner.details.at.as_ref()
     }
 
-    /// The problem alone, for the client; [`Self::at`] is not a part of it.
+    /// Returns the problem alone, for the client, without [`Self::at`].
     #[must_use]
     pub fn message(&self) -> &str {
         &self.inner.message
     }
 
-    /// The facts a program may read.
+    /// Returns the details for programs.
     #[must_use]
     pub fn details(&self) -> &ErrorDetails {
         &self.inner.details
@@ -357,7 +357,7 @@ impl StdError for EngineError {
 mod tests {
     use super::*;
 
-    /// The table of the design, line by line, so that a change of policy is a change of this test.
+    /// Repeats the documented table line by line, so that a policy change must change this test.
     #[test]
     fn the_policy_table_is_the_documented_one() {
         let table: Vec<_> = ErrorKind::ALL

@@ -1,5 +1,5 @@
-//! The handles an engine is given at start: metrics, load, progress and health. Each is cheap to clone, never waits,
-//! and works (leading nowhere) without a Worker.
+//! The handles that an engine receives at start: metrics, load, progress and health. Each is cheap to clone, never waits, and
+//! also works without a Worker, unconnected.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -19,14 +19,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::{EngineError, STOPPED_EARLY};
 
-/// Upper bounds of latency histograms, in seconds: from one millisecond, mostly doubling, up to ten minutes.
-/// Shared, so that the histograms of frontend and worker can be set side by side.
+/// Upper bounds of latency histograms, in seconds: from one millisecond, mostly doubling, to ten minutes. Frontend and worker use
+/// the same bounds, so that their histograms are comparable.
 pub const LATENCY_BUCKETS_S: [f64; 18] = [
     0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.0, 2.0, 4.0, 8.0, 16.0,
     64.0, 256.0, 600.0,
 ];
 
-/// A place to register metrics, shared by everything in a process that serves one `/metrics`.
+/// Registers metrics; shared by everything in a process that serves one `/metrics`.
 ///
 /// # Examples
 /// ```
@@ -41,13 +41,13 @@ pub const LATENCY_BUCKETS_S: [f64; 18] = [
 #[derive(Clone, Default)]
 pub struct MetricsRegistry {
     registry: Arc<Mutex<Registry>>,
-    /// What only those who run the process may see.
+    /// Metrics for operators only.
     private: Arc<Mutex<Registry>>,
-    /// The labelled registries that are shown with this one, for as long as somebody has them.
+    /// The labelled registries shown with this one, while they live.
     parts: Arc<Mutex<Vec<Part>>>,
 }
 
-/// A labelled registry as the one knows it that shows it: what everybody may see, and the rest.
+/// A labelled registry as its parent holds it: the public metrics, and the private ones.
 type Part = (Weak<Mutex<Registry>>, Weak<Mutex<Registry>>);
 
 impl MetricsRegistry {
@@ -57,7 +57,7 @@ impl MetricsRegistry {
         self.registry.lock().register(name, help, metric);
     }
 
-    /// Registers a metric that has counted nothing yet, and gives it.
+    /// Registers a new metric with no counts, and returns it.
     #[must_use]
     pub fn create<M: Metric + Clone + Default>(&self, name: &str, help: &str) -> M {
         let metric = M::default();
@@ -65,7 +65,7 @@ impl MetricsRegistry {
         metric
     }
 
-    /// As [`create`](Self::create), of a histogram with these upper bounds, smallest first.
+    /// Like [`create`](Self::create), for a histogram with these upper bounds, smallest first.
     #[must_use]
     pub fn histogram(
         &self,
@@ -78,8 +78,7 @@ impl MetricsRegistry {
         metric
     }
 
-    /// As [`create`](Self::create), for a metric whose labels name clients: it is shown where operators look, and not
-    /// on ports for everybody.
+    /// Like [`create`](Self::create), for a metric whose labels name clients: shown to operators only, not on public ports.
     #[must_use]
     pub fn create_private<M: Metric + Clone + Default>(&self, name: &str, help: &str) -> M {
         let metric = M::default();
@@ -88,26 +87,25 @@ impl MetricsRegistry {
         metric
     }
 
-    /// A help text as the text format has it: line breaks and backslashes escaped. A collector needs it for help texts that it
-    /// did not write itself: its encoder writes them as they are, and one line break makes all of `/metrics` unreadable.
+    /// Escapes line breaks and backslashes in a help text, as the text format requires. A collector must escape help texts from
+    /// other sources: its encoder does not, and one line break makes all of `/metrics` unreadable.
     #[must_use]
     pub fn escape_help(help: &str) -> String {
         help.replace('\\', r"\\").replace('\n', r"\n")
     }
 
-    /// Registers metrics that are put together whenever they are read.
+    /// Registers metrics that are computed on each read.
     pub fn register_collector(&self, collector: impl Collector) {
         self.registry.lock().register_collector(Box::new(collector));
     }
 
-    /// As [`register_collector`](Self::register_collector), for metrics that are shown where operators look, and not on ports for
-    /// everybody.
+    /// Like [`register_collector`](Self::register_collector), for metrics shown to operators only, not on public ports.
     pub fn register_private_collector(&self, collector: impl Collector) {
         self.private.lock().register_collector(Box::new(collector));
     }
 
-    /// A registry whose metrics are shown with this one's, each with one label more, until the last clone of it is dropped: for a
-    /// process with several workers, or one after the other. Only a registry without a label shows others.
+    /// Returns a registry whose metrics appear with this one's under an additional label, until its last clone is dropped: for a
+    /// process with several workers, at once or in sequence. A labelled registry cannot have labelled ones itself.
     ///
     /// # Examples
     /// ```
@@ -141,7 +139,7 @@ impl MetricsRegistry {
         part
     }
 
-    /// Every metric in the OpenMetrics text format, for those who run the process.
+    /// Returns every metric in the OpenMetrics text format, for operators.
     #[must_use]
     pub fn encode(&self) -> String {
         let parts = self.parts();
@@ -152,7 +150,7 @@ impl MetricsRegistry {
         Self::text(&[&self.registry, &self.private], &parts)
     }
 
-    /// As [`encode`](Self::encode), without the private ones: for everybody.
+    /// Like [`encode`](Self::encode), without the private metrics: for the public.
     #[must_use]
     pub fn encode_public(&self) -> String {
         let parts = self.parts();
@@ -160,7 +158,7 @@ impl MetricsRegistry {
         Self::text(&[&self.registry], &parts)
     }
 
-    /// The labelled registries that somebody has.
+    /// Returns the labelled registries that are still alive.
     fn parts(&self) -> Vec<[Arc<Mutex<Registry>>; 2]> {
         let parts = self.parts.lock();
         let live = parts
@@ -179,15 +177,15 @@ impl MetricsRegistry {
             text = families_together(&text);
         }
         if encoded.and_then(|()| encode_eof(&mut text)).is_err() {
-            // Writing to a String fails only if a metric's own encoder does.
+            // Writing to a String only fails if a metric's own encoder fails.
             tracing::error!("a metric could not be encoded; /metrics is cut short");
         }
         text
     }
 }
 
-/// The lines of a metric of several registries, in one place: the format wants them together, under one head. Where two do not agree
-/// about its type, the first counts.
+/// Groups the lines of a metric from several registries: the format requires one block under one head. If two registries disagree
+/// about its type, the first one wins.
 fn families_together(text: &str) -> String {
     let mut families: Vec<Vec<&str>> = Vec::new();
     for line in text.split_inclusive('\n') {
@@ -208,7 +206,7 @@ fn families_together(text: &str) -> String {
             }
             Entry::Occupied(place) => {
                 let first = &mut together[*place.get()];
-                // The line after the head is the type.
+                // The line after the head has the type.
                 if first.get(1) == family.get(1) {
                     first.extend(family.into_iter().filter(|line| !line.starts_with('#')));
                 }
@@ -224,32 +222,32 @@ impl fmt::Debug for MetricsRegistry {
     }
 }
 
-/// How busy an engine is.
+/// The load of an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Load {
-    /// Requests being served.
+    /// Requests that are running.
     pub running_requests: u32,
     /// Requests accepted and not yet scheduled.
     pub waiting_requests: u32,
     /// KV blocks in use.
     pub kv_used_blocks: u64,
-    /// KV blocks in all; 0 when the engine has none.
+    /// The total number of KV blocks; 0 if the engine has none.
     pub kv_total_blocks: u64,
-    /// KV events published so far, of all ranks together where each has its own. The Worker fills it in.
+    /// KV events published so far, summed over the ranks if each has its own. Set by the Worker.
     #[serde(skip_serializing_if = "is_zero")]
     pub kv_events: u64,
-    /// Requests that it takes at once, running and waiting together; more are refused. 0 where it does not say. The Worker fills it in.
+    /// The maximum number of requests, running and waiting together; more are refused. 0 if unknown. Set by the Worker.
     #[serde(skip_serializing_if = "is_zero")]
     pub max_requests: u64,
-    /// Median time from the call of `generate` to the first item, of the recent requests, in microseconds; `None` before the
-    /// first. The Worker fills it in, and the two below.
+    /// Median time from the call of `generate` to the first item, over the recent requests, in microseconds; `None` before the
+    /// first. Set by the Worker, as are the two below.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recent_ttft_us: Option<u64>,
     /// Prompt tokens of the recent requests.
     #[serde(skip_serializing_if = "is_zero")]
     pub recent_prompt_tokens: u64,
-    /// Those of them whose KV blocks were reused.
+    /// Those whose KV blocks were reused.
     #[serde(skip_serializing_if = "is_zero")]
     pub recent_cached_tokens: u64,
 }
@@ -259,26 +257,26 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
-/// Requests that a Worker's admission knows of.
+/// The requests that a Worker has admitted or queued.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Admitted {
-    /// In the engine.
+    /// Requests in the engine.
     pub running_requests: u32,
-    /// Waiting for a place in it.
+    /// Requests waiting for a slot in the engine.
     pub waiting_requests: u32,
-    /// How many there may be of both together.
+    /// The maximum of both together.
     pub max_requests: u64,
 }
 
 impl Load {
-    /// Requests that are running and waiting.
+    /// Returns the number of running and waiting requests.
     #[must_use]
     pub fn requests(&self) -> u64 {
         u64::from(self.running_requests) + u64::from(self.waiting_requests)
     }
 
-    /// The load of a Worker: its engine's, with the requests that wait before the engine, and the limit on all of them. An engine that publishes nothing
-    /// has every admitted request running.
+    /// Returns a Worker's load: the engine's, plus the requests queued before the engine, and the limit on all of them. If the
+    /// engine publishes no load, all admitted requests count as running.
     #[must_use]
     pub fn at_worker(self, admitted: Admitted) -> Self {
         let waiting_inside = self.waiting_requests.min(admitted.running_requests);
@@ -291,11 +289,11 @@ impl Load {
     }
 }
 
-/// Where an engine publishes its [`Load`]; the last value counts.
+/// Where an engine publishes its [`Load`]; the latest value counts.
 #[derive(Debug, Clone)]
 pub struct LoadPublisher {
     sender: Arc<watch::Sender<Load>>,
-    /// What the engine declared; read and written under the lock of `sender`.
+    /// The KV blocks that the engine declared; accessed under the lock of `sender`.
     declared_blocks: Arc<AtomicU64>,
 }
 
@@ -309,7 +307,7 @@ impl Default for LoadPublisher {
 }
 
 impl LoadPublisher {
-    /// Publishes the present load. Where it has no KV blocks in all, a Worker takes those that its engine declared
+    /// Publishes the current load. If `kv_total_blocks` is 0, a Worker substitutes the number that its engine declared
     /// ([`EngineConfig::kv_total_blocks`](crate::EngineConfig::kv_total_blocks)).
     pub fn publish(&self, mut load: Load) {
         self.sender.send_if_modified(|current| {
@@ -318,7 +316,7 @@ impl LoadPublisher {
         });
     }
 
-    /// Takes the KV blocks that the engine declared.
+    /// Sets the number of KV blocks that the engine declared.
     pub(crate) fn declare_blocks(&self, blocks: u64) {
         self.sender.send_if_modified(|current| {
             self.declared_blocks.store(blocks, Ordering::Relaxed);
@@ -334,23 +332,23 @@ impl LoadPublisher {
         }
     }
 
-    /// Follows the load.
+    /// Subscribes to the load.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<Load> {
         self.sender.subscribe()
     }
 }
 
-/// How far a long start is.
+/// The progress of a long start.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Progress {
-    /// What is being done ("loading weights").
+    /// The current stage ("loading weights").
     pub stage: String,
-    /// How much of it is done, `0.0..=1.0`; `None` when that is unknown.
+    /// The completed fraction, `0.0..=1.0`; `None` if unknown.
     pub fraction: Option<f32>,
 }
 
-/// Where an engine says how far its start is; shown as a bar on a terminal and as log lines elsewhere.
+/// Where an engine reports the progress of its start; shown as a bar on a terminal and as log lines elsewhere.
 #[derive(Debug, Clone)]
 pub struct ProgressReporter {
     sender: Arc<watch::Sender<Progress>>,
@@ -365,7 +363,7 @@ impl Default for ProgressReporter {
 }
 
 impl ProgressReporter {
-    /// Reports the present stage; `fraction` is clamped to `0.0..=1.0`.
+    /// Reports the current stage; `fraction` is clamped to `0.0..=1.0`.
     pub fn report(&self, stage: &str, fraction: Option<f32>) {
         let fraction = fraction.map(|f| f.clamp(0.0, 1.0));
         self.sender.send_replace(Progress {
@@ -374,18 +372,18 @@ impl ProgressReporter {
         });
     }
 
-    /// Follows the progress.
+    /// Subscribes to the progress.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<Progress> {
         self.sender.subscribe()
     }
 }
 
-/// Where an engine says that it can go on no more: its device is lost, its scheduler thread is gone. The Worker then
-/// unlists the instance, ends every request with a migratable error, cleans up and exits as failed.
+/// Where an engine reports that it has failed: its device is lost, or its scheduler thread has died. The Worker then unlists the
+/// instance, ends every request with a migratable error, cleans up and exits as failed.
 ///
-/// An engine that mends itself says instead that it is down, and later that it is up again: the Worker unlists the instance,
-/// ends its requests likewise, waits, and lists it again once a canary has passed.
+/// An engine that recovers by itself reports instead that it is down, and later that it is up. The Worker then unlists the
+/// instance, ends its requests likewise, waits, and lists it again once a canary has passed.
 #[derive(Debug, Clone, Default)]
 pub struct HealthReporter {
     dead: CancellationToken,
@@ -395,13 +393,13 @@ pub struct HealthReporter {
 }
 
 impl HealthReporter {
-    /// Reports the engine dead. The first reason stays.
+    /// Reports the engine dead. The first reason wins.
     pub fn report_dead(&self, reason: impl Into<String>) {
         self.reason.lock().get_or_insert_with(|| reason.into());
         self.dead.cancel();
     }
 
-    /// Reports that the engine serves nothing until [`report_up`](Self::report_up).
+    /// Reports that the engine does not serve until [`report_up`](Self::report_up).
     pub fn report_down(&self, reason: impl Into<String>) {
         self.down.send_replace(Some(reason.into()));
     }
@@ -411,31 +409,31 @@ impl HealthReporter {
         self.down.send_replace(None);
     }
 
-    /// Reports that the engine has computed a step, of any of its requests. An engine whose canary waits behind a long prompt is
-    /// alive while its steps are reported.
+    /// Reports that the engine has computed a step for any of its requests. While steps are reported, an engine whose canary
+    /// waits behind a long prompt counts as alive.
     pub fn report_step(&self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Steps that were reported, ever.
+    /// Returns the total number of reported steps.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps.load(Ordering::Relaxed)
     }
 
-    /// Follows whether the engine is down, and why; `None` while it is up.
+    /// Subscribes to whether the engine is down, with the reason; `None` while it is up.
     #[must_use]
     pub fn downs(&self) -> watch::Receiver<Option<String>> {
         self.down.subscribe()
     }
 
-    /// The reason, once the engine was reported dead.
+    /// Returns the reason, once the engine was reported dead.
     #[must_use]
     pub fn dead_reason(&self) -> Option<String> {
         self.reason.lock().clone()
     }
 
-    /// The error of the requests that the engine ends as it stops: `Disconnected` where it was reported dead, else
+    /// Returns the error for requests that the engine ends when it stops: `Disconnected` if it was reported dead, else
     /// `EngineShutdown`.
     #[must_use]
     pub fn stopped(&self) -> EngineError {
@@ -445,7 +443,7 @@ impl HealthReporter {
         }
     }
 
-    /// Waits until the engine is reported dead; returns the reason.
+    /// Waits until the engine is reported dead, and returns the reason.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -520,7 +518,7 @@ mod tests {
         drop(second);
         let text = process.encode();
         assert!(text.contains("a.b.c") && !text.contains("a.b.d"), "{text}");
-        // What counts in it may live on; it is shown no more.
+        // Its metrics may live on, but are no longer shown.
         drop(first);
         running[0].set(4);
         assert_eq!(process.encode().lines().count(), 4);

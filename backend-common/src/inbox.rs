@@ -1,14 +1,14 @@
-//! [`Inbox`]: what waits for a reader, in order, and the end behind it.
+//! [`Inbox`]: an ordered queue for one reader, with an end.
 //!
-//! Whoever writes never waits: it is told when the reader is behind, and what follows from that is its own. For a writer that
-//! waits for room there is [`output::channel`](crate::output::channel).
+//! A writer never waits: it learns whether the reader is behind, and decides what to do. For writers that wait for room, see
+//! [`output::channel`](crate::output::channel).
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 
-/// Items of type `T` for one reader, and an end of type `E`.
+/// Items of type `T` for one reader, then an end of type `E`.
 ///
 /// # Examples
 /// ```
@@ -36,16 +36,16 @@ struct State<T, E> {
     reader: Option<Waker>,
 }
 
-/// What a reader takes.
+/// The result of a read.
 #[derive(Debug)]
 pub enum Taken<T, E> {
     /// The next item.
     Item {
         /// The item.
         item: T,
-        /// Whether the end is there already.
+        /// Whether the end is already in the inbox.
         has_ended: bool,
-        /// Whether the reader was behind, and has now taken all.
+        /// Whether the reader was behind and has now taken all items.
         has_caught_up: bool,
     },
     /// The end; nothing follows.
@@ -53,7 +53,7 @@ pub enum Taken<T, E> {
 }
 
 impl<T, E> Inbox<T, E> {
-    /// An empty inbox, whose reader is behind once `behind_at` items wait, until it has taken all.
+    /// Creates an empty inbox. Its reader is behind from the time `behind_at` items wait until it has taken all of them.
     #[must_use]
     pub fn new(behind_at: usize) -> Self {
         let state = State {
@@ -68,7 +68,7 @@ impl<T, E> Inbox<T, E> {
         }
     }
 
-    /// Adds an item. Returns the reader, to be woken if it waits, and whether it is behind.
+    /// Adds an item. Returns the waker of a waiting reader, and whether the reader is behind.
     pub fn push(&self, item: T) -> (Option<Waker>, bool) {
         let mut state = self.state.lock();
         state.items.push_back(item);
@@ -76,32 +76,32 @@ impl<T, E> Inbox<T, E> {
         (state.reader.take(), state.is_behind)
     }
 
-    /// As [`Self::push`], and wakes the reader. Whether it is behind.
+    /// Like [`Self::push`], and wakes the reader. Returns whether the reader is behind.
     pub fn push_and_wake(&self, item: T) -> bool {
         let (reader, is_behind) = self.push(item);
         wake(reader);
         is_behind
     }
 
-    /// Puts the end behind the items; the first one stays. Returns the reader, to be woken if it waits.
+    /// Adds the end after the items; the first end wins. Returns the waker of a waiting reader.
     pub fn end(&self, end: E) -> Option<Waker> {
         let mut state = self.state.lock();
         state.end.get_or_insert(end);
         state.reader.take()
     }
 
-    /// As [`Self::end`], and wakes the reader.
+    /// Like [`Self::end`], and wakes the reader.
     pub fn end_and_wake(&self, end: E) {
         wake(self.end(end));
     }
 
-    /// Whether the reader is behind.
+    /// Returns whether the reader is behind.
     #[must_use]
     pub fn is_behind(&self) -> bool {
         self.state.lock().is_behind
     }
 
-    /// Takes the next item, or the end behind the last; else the reader waits.
+    /// Takes the next item, or the end after the last item; otherwise registers the reader's waker.
     pub fn poll_take(&self, cx: &mut Context<'_>) -> Poll<Taken<T, E>> {
         let mut state = self.state.lock();
         if let Some(item) = state.items.pop_front() {

@@ -1,5 +1,5 @@
-//! KV blocks as the world outside an engine sees them: their [hashes](BlockHash) and the [events](KvEvent) of a prefix
-//! cache. Routers match prompts to instances with the first and keep their index with the second.
+//! KV blocks as seen outside an engine: their [hashes](BlockHash) and the [events](KvEvent) of a prefix cache. Routers use the
+//! hashes to match prompts to instances, and the events to maintain their index.
 
 mod chains;
 mod events;

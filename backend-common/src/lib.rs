@@ -1,15 +1,15 @@
 //! The contract between Genset and an inference engine.
 //!
-//! An engine author implements [`LLMEngine`], tests it with `genset-conformance` and ships it with `genset-runtime`. This
-//! crate knows no network, no HTTP, no tokenizer and no engine.
+//! An engine author implements [`LLMEngine`], tests it with `genset-conformance` and ships it with `genset-runtime`. This crate
+//! contains no network, no HTTP, no tokenizer and no engine.
 //!
 //! - The engine's side: [`LLMEngine`], [`StartContext`], [`EngineConfig`] and [`Capabilities`], [`GenerateRequest`],
 //!   [`output`], [`EngineState`], [`EngineError`], [`EngineControls`], [`kv`].
 //! - The server's side: [`worker::Worker`], which owns an engine's lifecycle; [`ports`], which it needs; [`ModelCard`],
 //!   which it publishes.
 //!
-//! What an engine is written with stands here, at the root. The rest stands in the module of its idea, such as
-//! [`config::SamplingOption`] and [`transfer::KvTransfers`].
+//! The types for writing an engine are exported at the root. The others are in their modules, such as [`config::SamplingOption`]
+//! and [`transfer::KvTransfers`].
 
 pub mod card;
 pub mod config;

@@ -1,6 +1,6 @@
-//! `named!`: enums whose variants have names.
+//! `named!`: enums with named variants.
 
-/// An enum with a name for each of its variants: `ALL`, `name` and `Display`; with `: FromStr` also the way back.
+/// Defines an enum whose variants have names: `ALL`, `name` and `Display`; with `: FromStr` also the parser.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! named {
@@ -16,10 +16,10 @@ macro_rules! named {
         }
 
         impl $type {
-            /// Every one of them, in order.
+            /// All variants, in order.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
 
-            /// The name, as flags, the wire, metrics and logs have it: never changed.
+            /// Returns the name in flags, on the wire, in metrics and in logs; it never changes.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {

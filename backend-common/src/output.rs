@@ -1,10 +1,10 @@
-//! What an engine answers: [`Output`] items in an [`OutputStream`], and two helpers that make the right thing the short
-//! thing: [`stream`] for async engines and [`channel`] for engine threads.
+//! An engine's answer: [`Output`] items in an [`OutputStream`], and two helpers that follow the rules: [`stream`] for async
+//! engines and [`channel`] for engine threads.
 //!
-//! The rules of a stream: exactly one terminal item ([`Output::Finished`] or an error), nothing after it; usage agrees
-//! with the tokens streamed; cancellation leads to a terminal soon after; dropping the stream frees what it held.
-//! The helpers keep the rules by construction. [`OutputStream`] enforces the terminal on any stream, in every build; the
-//! Worker's adapter enforces the rest and counts each [`Violation`] by name.
+//! The rules of a stream: exactly one terminal item ([`Output::Finished`] or an error), and nothing after it; usage agrees with
+//! the tokens streamed; a cancellation leads to a terminal soon; dropping the stream frees what it held. The helpers follow the
+//! rules by construction. [`OutputStream`] enforces the terminal on any stream, in every build; the Worker's adapter enforces the
+//! rest and counts each [`Violation`] by name.
 
 mod channel;
 mod item;
@@ -32,14 +32,13 @@ use crate::error::{EngineError, ErrorKind};
 /// A stream of outputs before any rule is enforced.
 pub type RawOutputStream = Pin<Box<dyn Stream<Item = Result<Output, EngineError>> + Send>>;
 
-/// The outputs of one request: some items, then exactly one terminal, then nothing.
+/// The outputs of one request: any number of items, then exactly one terminal, then nothing.
 ///
-/// Built from any stream by [`OutputStream::from_raw`], it is fused and its terminal is enforced: a raw stream that just
-/// ends becomes a [`ErrorKind::StreamIncomplete`] error, and items after the terminal are dropped and reported by
-/// [`OutputStream::violation`].
+/// Created from any stream by [`OutputStream::from_raw`]; fused, with its terminal enforced. A raw stream that just ends yields
+/// an [`ErrorKind::StreamIncomplete`] error. Items after the terminal are dropped and reported by [`OutputStream::violation`].
 ///
 /// # Cancel safety
-/// Dropping it at any point cancels the request and frees whatever it held.
+/// Dropping it at any point cancels the request and frees everything it held.
 #[must_use = "a stream does nothing until it is polled, and dropping it cancels the request"]
 pub struct OutputStream {
     raw: Option<RawOutputStream>,
@@ -48,7 +47,7 @@ pub struct OutputStream {
 }
 
 impl OutputStream {
-    /// Takes any stream and enforces its terminal.
+    /// Wraps any stream and enforces its terminal.
     ///
     /// # Examples
     /// ```
@@ -70,13 +69,13 @@ impl OutputStream {
         }
     }
 
-    /// The rule the raw stream was seen to break, if any. Complete once the stream has returned `None`.
+    /// Returns the rule that the raw stream broke, if any. Complete once the stream has returned `None`.
     #[must_use]
     pub fn violation(&self) -> Option<Violation> {
         self.violation
     }
 
-    /// After the terminal: look once for an item that must not be there, then let the raw stream go.
+    /// After the terminal: poll once for an item that must not exist, then drop the raw stream.
     fn poll_after_terminal(&mut self, cx: &mut Context<'_>) {
         if let Some(mut raw) = self.raw.take()
             && let Poll::Ready(Some(_)) = raw.as_mut().poll_next(cx)

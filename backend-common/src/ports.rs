@@ -1,5 +1,5 @@
-//! The ports: what the Worker needs from whatever carries requests to it. `genset-runtime` implements them; a test
-//! implements them in a few lines.
+//! The ports: what the Worker needs from the transport of requests. `genset-runtime` implements them; a test needs only a few
+//! lines to do so.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::recent::RecentRequests;
 use crate::request::GenerateRequest;
 use crate::transfer::KvTransfers;
 
-/// Anything that answers a request with tokens: a Worker, a client of many instances, a router. They stack.
+/// Anything that answers a request with tokens: a Worker, a client of many instances, a router. Implementations stack.
 #[async_trait]
 pub trait Generate: Send + Sync + 'static {
     /// Starts one request.
@@ -34,40 +34,40 @@ pub trait Generate: Send + Sync + 'static {
     ) -> Result<OutputStream, EngineError>;
 }
 
-/// Anything that answers administrative requests.
+/// Anything that serves administrative requests.
 #[async_trait]
 pub trait Control: Send + Sync + 'static {
     /// Performs one administrative request.
     ///
     /// # Errors
-    /// `Unsupported` when the engine lacks the ability, else what the engine returns.
+    /// `Unsupported` when the engine lacks the operation, else the engine's error.
     async fn control(&self, request: ControlRequest) -> Result<ControlReply, EngineError>;
 }
 
-/// What a Worker offers to the world.
+/// What a Worker offers to clients.
 #[derive(Clone)]
 pub struct Offer {
     /// The instance's id, below 2^53.
     pub worker_id: u64,
-    /// What it serves.
+    /// The model it serves.
     pub card: ModelCard,
-    /// The files the card names.
+    /// The files that the card names.
     pub artifacts: Vec<Artifact>,
-    /// Answers requests.
+    /// Serves requests.
     pub generate: Arc<dyn Generate>,
-    /// Answers administrative requests.
+    /// Serves administrative requests.
     pub control: Arc<dyn Control>,
     /// The changes of the engine's prefix cache.
     pub kv_events: KvEventPublisher,
-    /// How KV blocks get to and from other workers; for the registrar to connect.
+    /// Transfers KV blocks to and from other workers; the registrar connects it.
     pub kv_transfers: KvTransfers,
-    /// How busy the engine is.
+    /// The engine's load.
     pub load: LoadPublisher,
-    /// How many requests were let to it, and wait for that.
+    /// The number of requests admitted to the engine or waiting for admission.
     pub admitted: watch::Receiver<Admitted>,
-    /// What its last requests were like.
+    /// Statistics of its recent requests.
     pub recent: RecentRequests,
-    /// The adapters that the engine has at the moment, by name.
+    /// The adapters currently loaded, by name.
     pub adapters: watch::Receiver<Vec<Adapter>>,
 }
 
@@ -80,47 +80,47 @@ impl std::fmt::Debug for Offer {
     }
 }
 
-/// Carries requests to Workers: the door to request plane and discovery.
+/// Connects Workers to request plane and discovery.
 #[async_trait]
 pub trait Registrar: Send + Sync + 'static {
-    /// Makes the offer reachable by its id, but lists it nowhere yet.
+    /// Makes the offer reachable by its id, without listing it.
     ///
     /// # Errors
-    /// `Unavailable` when the request plane cannot be served on.
+    /// `Unavailable` when the request plane cannot serve it.
     async fn serve(&self, offer: Offer) -> Result<Box<dyn Registration>, EngineError>;
 }
 
-/// An offer that is reachable; listed or not. Dropping it takes it down.
+/// A reachable offer, listed or not. Dropping it ends the service.
 #[async_trait]
 pub trait Registration: Send + Sync + 'static {
     /// Sends a request to this instance on the path clients use.
     ///
     /// # Errors
-    /// As any client's.
+    /// The same errors as for any client.
     async fn probe(
         &self,
         request: GenerateRequest,
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError>;
 
-    /// Lists the instance in discovery, so that clients route to it. Listing a listed one refreshes it.
+    /// Lists the instance in discovery, so that clients route to it. Listing it again refreshes the entry.
     ///
     /// # Errors
     /// `Unavailable` when discovery cannot be reached.
     async fn list(&self) -> Result<(), EngineError>;
 
-    /// Takes the instance off the list. It stays reachable for the requests under way.
+    /// Unlists the instance. It stays reachable for running requests.
     ///
     /// # Errors
     /// `Unavailable` when discovery cannot be reached.
     async fn unlist(&self) -> Result<(), EngineError>;
 
-    /// Waits until discovery has lost the instance although it was listed.
+    /// Waits until discovery has lost a listed instance.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
     async fn lost(&self);
 
-    /// Ends the service: nothing reaches the instance any more.
+    /// Ends the service: the instance is no longer reachable.
     async fn close(&self);
 }

@@ -1,14 +1,13 @@
-//! Numbers that look random and are the same in every run and with every version of a library: those of SplitMix64, any of which
-//! can be computed without the ones before it. Where a sequence begins, and what is made of its numbers, is the caller's. For
-//! secrets they are not.
+//! Reproducible pseudorandom numbers, the same in every run and with every library version: SplitMix64, whose n-th number needs
+//! none of the earlier ones. The caller chooses the start and the use of the numbers. Not for secrets.
 //!
 //! # Source
 //! G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators", 2014.
 
-/// How far two states are apart that follow each other: the n-th number is `mix(start + n * STEP)`, wrapping.
+/// The distance between consecutive states: the n-th number is `mix(start + n * STEP)`, wrapping.
 pub const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Mixes a number so that neighbours have nothing in common.
+/// Mixes a number so that neighbours become unrelated.
 #[inline]
 #[must_use]
 pub fn mix(mut number: u64) -> u64 {

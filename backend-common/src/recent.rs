@@ -1,4 +1,4 @@
-//! [`RecentRequests`]: what the last requests of a Worker were like, for those who look at a fleet. It decides nothing.
+//! [`RecentRequests`]: statistics of a Worker's recent requests, for observers of a fleet. Nothing is decided by them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 
 use crate::handles::Load;
 
-/// Requests that count as recent.
+/// The number of requests that count as recent.
 const KEPT: usize = 64;
 
-/// The last requests of a Worker, canaries left out. Clones share.
+/// The recent requests of a Worker, without canaries. Clones share state.
 #[derive(Debug, Clone, Default)]
 pub struct RecentRequests(Arc<Mutex<Kept>>);
 
-/// A number or a pair for each request, the oldest first.
+/// A number or a pair for each request, oldest first.
 #[derive(Debug)]
 struct Kept {
     first_items: VecDeque<Duration>,
@@ -39,17 +39,17 @@ fn keep<T>(kept: &mut VecDeque<T>, new: T) {
 }
 
 impl RecentRequests {
-    /// A request's first item came so long after `generate` was called.
+    /// Records the time from the call of `generate` to a request's first item.
     pub(crate) fn first_item(&self, after: Duration) {
         keep(&mut self.0.lock().first_items, after);
     }
 
-    /// A request with a prompt of so many tokens ended, and so many of them were reused.
+    /// Records the prompt length of a finished request, and how many of its tokens were reused.
     pub(crate) fn prompt(&self, tokens: u32, cached: u32) {
         keep(&mut self.0.lock().prompts, (tokens, cached));
     }
 
-    /// `load`, with what the recent requests were like.
+    /// Returns `load` with the statistics filled in.
     #[must_use]
     pub fn describe(&self, load: Load) -> Load {
         let kept = self.0.lock();
@@ -75,7 +75,7 @@ mod tests {
     fn the_last_requests_count_and_older_ones_do_not() {
         let recent = RecentRequests::default();
         assert_eq!(recent.describe(Load::default()), Load::default());
-        // Of a time when everything was slow and nothing cached.
+        // From a time when everything was slow and nothing was cached.
         for _ in 0..3 {
             recent.first_item(Duration::from_secs(60));
             recent.prompt(1_000_000, 0);

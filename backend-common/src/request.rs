@@ -1,7 +1,7 @@
-//! [`GenerateRequest`]: everything an engine is told about one sequence.
+//! [`GenerateRequest`]: the input of an engine for one sequence.
 //!
-//! The frontend builds it, the Worker's adapter checks it against what the engine declares, the engine reads it.
-//! One request is one sequence: a client's `n` becomes `n` requests before it gets here.
+//! The frontend builds it, the Worker's adapter checks it against the engine's declaration, and the engine reads it. One request
+//! is one sequence: the frontend turns a client's `n` into `n` requests.
 
 mod media;
 mod resuming;
@@ -27,8 +27,8 @@ pub const MAX_CACHE_SALT_BYTES: usize = 256;
 
 /// One sequence to generate, or one batch of inputs to embed or of pairs to score.
 ///
-/// Build it with [`GenerateRequest::from_tokens`] (or `from_text`, `from_chat`) and set the fields that differ. A clone
-/// costs the same however long the prompt is: what may be large is [`Shared`].
+/// Build it with [`GenerateRequest::from_tokens`] (or `from_text`, `from_chat`) and set the fields that differ. A clone is cheap
+/// however long the prompt is: large parts are [`Shared`].
 ///
 /// # Examples
 /// ```
@@ -42,7 +42,7 @@ pub const MAX_CACHE_SALT_BYTES: usize = 256;
 pub struct GenerateRequest {
     /// The served model's name, as the client wrote it.
     pub model: String,
-    /// What to work on.
+    /// The input to process.
     pub input: Input,
     /// When to stop.
     #[serde(default)]
@@ -50,35 +50,35 @@ pub struct GenerateRequest {
     /// How to choose tokens.
     #[serde(default)]
     pub sampling: SamplingOptions,
-    /// What to send beside the tokens.
+    /// What to return beside the tokens.
     #[serde(default)]
     pub output: OutputOptions,
     /// A grammar the output must follow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guided: Option<Shared<GuidedDecoding>>,
-    /// Scheduling priority; larger runs first. Engines that do not declare `priority` refuse any value but 0.
+    /// Scheduling priority; larger values run first. Engines that do not declare `priority` refuse any value except 0.
     #[serde(default)]
     pub priority: i32,
-    /// Whose KV blocks it may share: those of requests with the same salt, or of others without one. It keeps tenants apart,
-    /// and goes into the [first block's hash](crate::kv::hash_blocks). At most [`MAX_CACHE_SALT_BYTES`]. An engine without a
-    /// prefix cache has no use for it.
+    /// Restricts the sharing of KV blocks to requests with the same salt, or without one. It isolates tenants, and is part of the
+    /// [first block's hash](crate::kv::hash_blocks). At most [`MAX_CACHE_SALT_BYTES`]. An engine without a prefix cache ignores
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_salt: Option<String>,
-    /// A LoRA adapter by name.
+    /// The name of a LoRA adapter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub adapter: Option<String>,
-    /// Where a decode engine finds the KV blocks a prefill engine made.
+    /// Where a decode engine finds the KV blocks from a prefill engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<TransferParams>,
-    /// How many tokens at the end of the prompt another instance generated before this one took over.
-    /// They count as completion tokens for `max_tokens` and `min_tokens` at the router, not here.
+    /// The number of tokens at the end of the prompt that another instance generated before a migration. The router counts them
+    /// toward `max_tokens` and `min_tokens`; the engine does not.
     #[serde(default)]
     pub resumed_tokens: u32,
-    /// The data-parallel rank that must serve the request, below the engine's `data_parallel_size`; `None` leaves it to
-    /// the engine.
+    /// The data-parallel rank that must serve the request, below the engine's `data_parallel_size`; `None` lets the engine
+    /// choose.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_parallel_rank: Option<u32>,
-    /// Free-form values of the client's, passed to the engine untouched.
+    /// The client's free-form values, passed to the engine unchanged.
     #[serde(default, skip_serializing_if = "has_no_entries")]
     pub annotations: Shared<BTreeMap<String, Value>>,
 }
@@ -89,7 +89,7 @@ pub struct GenerateRequest {
 pub enum Input {
     /// Prompt token ids: the usual case.
     Tokens(Shared<Vec<TokenId>>),
-    /// Text, for engines that tokenize by themselves.
+    /// Text, for engines that tokenize themselves.
     Text(Shared<String>),
     /// Chat messages, for engines that apply their own template.
     Chat(Shared<ChatInput>),
@@ -99,13 +99,13 @@ pub enum Input {
     Score(Shared<Vec<ScorePair>>),
 }
 
-/// Two texts as one token sequence, put together as the model's tokenizer does it.
+/// Two texts as one token sequence, combined by the model's tokenizer.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScorePair {
-    /// The tokens of both, with those that stand around and between them; at least one.
+    /// The tokens of both texts, with the special tokens around and between them; at least one.
     pub token_ids: Vec<TokenId>,
-    /// How many of them, from the first on, are of the first kind (BERT's token type 0); the rest is of the second. At most all.
-    /// Models that tell no kinds apart have no use for it.
+    /// The number of leading tokens of the first type (BERT's token type 0); the rest are of the second. At most all. Models
+    /// without token types ignore it.
     pub first_tokens: u32,
 }
 
@@ -113,7 +113,7 @@ pub struct ScorePair {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ChatInput {
-    /// The messages, oldest first, each an object with at least `role`. A `content` that is a list has parts of type `text`,
+    /// The messages, oldest first, each an object with at least `role`. If `content` is a list, its parts are of type `text`,
     /// `image_url` with a `data:` URL, and `input_audio`: [`Media`] reads them.
     pub messages: Vec<Value>,
     /// The tools the model may call.
@@ -124,28 +124,28 @@ pub struct ChatInput {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct StopConditions {
-    /// The most tokens to generate, at least 1. `None`: as many as the context holds. More than the context has room for
-    /// behind the prompt is cut to that room and not refused: the sequence ends with `Length` where the context does. A Worker
-    /// fills it in for a prompt of token ids. For text and chat messages it may be `None`: only the engine knows how long they are.
+    /// The most tokens to generate, at least 1; `None` for as many as the context holds. A value beyond the context's room is
+    /// capped, not refused: the sequence ends with `Length` at the end of the context. A Worker fills it in for a prompt of token
+    /// ids. For text and chat it may be `None`: only the engine knows the prompt's length.
     pub max_tokens: Option<u32>,
-    /// Tokens to generate before a stop token may end the sequence.
+    /// The fewest tokens to generate before a stop token may end the sequence.
     pub min_tokens: u32,
     /// Token ids that end the sequence. The token itself is not part of the output.
     pub stop_token_ids: Shared<Vec<TokenId>>,
     /// The model's end-of-sequence ids, filled in by the frontend. They act as `stop_token_ids` unless `ignore_eos`.
     pub eos_token_ids: Shared<Vec<TokenId>>,
-    /// Go on past the end-of-sequence tokens, and stream them like any other.
+    /// Continue past end-of-sequence tokens, and stream them like any other.
     pub ignore_eos: bool,
 }
 
 impl StopConditions {
-    /// The most tokens to generate where the context has room for `room` of them.
+    /// Returns the most tokens to generate if the context has room for `room`.
     #[must_use]
     pub fn max_tokens_within(&self, room: u32) -> u32 {
         self.max_tokens.map_or(room, |asked| asked.min(room))
     }
 
-    /// Whether `token`, as the completion's token number `generated` (0 is the first), ends the sequence.
+    /// Returns whether `token`, as completion token number `generated` (counted from 0), ends the sequence.
     #[must_use]
     pub fn is_stop(&self, token: TokenId, generated: u32) -> bool {
         generated >= self.min_tokens
@@ -154,7 +154,7 @@ impl StopConditions {
     }
 }
 
-/// How tokens are chosen. `None` leaves the engine's default, which is greedy unless its documentation says otherwise.
+/// How to choose tokens. `None` means the engine's default, which is greedy unless its documentation says otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SamplingOptions {
@@ -162,7 +162,7 @@ pub struct SamplingOptions {
     pub temperature: Option<f32>,
     /// Nucleus sampling: the smallest set of tokens with this probability. `0.0 < p <= 1.0`.
     pub top_p: Option<f32>,
-    /// Keep the k most probable tokens, at least 1.
+    /// Keep the k most probable tokens; at least 1.
     pub top_k: Option<u32>,
     /// Keep tokens at least this probable relative to the best one. `0.0..=1.0`.
     pub min_p: Option<f32>,
@@ -170,8 +170,8 @@ pub struct SamplingOptions {
     pub presence_penalty: Option<f32>,
     /// Subtracted from a token's logit for each time it was generated. `-2.0..=2.0`.
     pub frequency_penalty: Option<f32>,
-    /// Divides positive and multiplies negative logits of tokens seen in prompt or output. `> 0.0`; 1 is none. An engine that
-    /// has a limit refuses what is above it as `InvalidArgument` at this field.
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or output. `> 0.0`; 1 has no effect. An engine
+    /// with a limit refuses larger values as `InvalidArgument` for this field.
     pub repetition_penalty: Option<f32>,
     /// Added to the logits, `-100.0..=100.0` each.
     #[serde(skip_serializing_if = "has_no_entries")]
@@ -180,7 +180,7 @@ pub struct SamplingOptions {
     pub seed: Option<u64>,
 }
 
-/// What travels beside the tokens.
+/// What to return beside the tokens.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OutputOptions {
@@ -190,7 +190,7 @@ pub struct OutputOptions {
     pub prompt_logprobs: Option<u32>,
 }
 
-/// A language the output must belong to.
+/// A grammar for the output.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuidedDecoding {
@@ -207,19 +207,19 @@ pub enum GuidedDecoding {
 }
 
 impl GenerateRequest {
-    /// A request on prompt tokens with every option at its default.
+    /// Creates a request on prompt tokens, with default options.
     #[must_use]
     pub fn from_tokens(model: impl Into<String>, tokens: Vec<TokenId>) -> Self {
         Self::new(model.into(), Input::Tokens(tokens.into()))
     }
 
-    /// A request on text, for engines that tokenize by themselves.
+    /// Creates a request on text, for engines that tokenize themselves.
     #[must_use]
     pub fn from_text(model: impl Into<String>, text: impl Into<String>) -> Self {
         Self::new(model.into(), Input::Text(text.into().into()))
     }
 
-    /// A request on chat messages, for engines that apply their own template.
+    /// Creates a request on chat messages, for engines that apply their own template.
     #[must_use]
     pub fn from_chat(model: impl Into<String>, chat: ChatInput) -> Self {
         Self::new(model.into(), Input::Chat(chat.into()))
@@ -243,7 +243,7 @@ impl GenerateRequest {
         }
     }
 
-    /// The prompt's token ids; an error for requests that carry text, chat, or what to embed or to score.
+    /// Returns the prompt's token ids; an error for any other input.
     ///
     /// # Errors
     /// `Unsupported` when the input is not tokens.
@@ -259,7 +259,7 @@ impl GenerateRequest {
         }
     }
 
-    /// The number of prompt tokens, where the request itself knows it.
+    /// Returns the number of prompt tokens, if the request itself determines it.
     #[must_use]
     pub fn prompt_tokens(&self) -> Option<u32> {
         let len = match &self.input {
@@ -271,9 +271,9 @@ impl GenerateRequest {
         Some(u32::try_from(len).unwrap_or(u32::MAX))
     }
 
-    /// The most tokens to generate: as many as were asked for, and no more than a context of `context_length_tokens` has room for
-    /// behind the prompt. Text counts as a prompt of no tokens, for only its engine knows how many it makes of it; such an
-    /// engine asks [`StopConditions::max_tokens_within`].
+    /// Returns the most tokens to generate: as many as requested, within the room that a context of `context_length_tokens` has
+    /// after the prompt. Text counts as an empty prompt, since only its engine knows the number of tokens; such an engine calls
+    /// [`StopConditions::max_tokens_within`].
     ///
     /// # Examples
     /// ```
@@ -293,10 +293,10 @@ impl GenerateRequest {
         self.stop.max_tokens_within(room)
     }
 
-    /// Checks every value against the range its field states, whatever the engine can do.
+    /// Checks every value against the range of its field, independent of the engine.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the first field out of its range.
+    /// `InvalidArgument`, naming the first field out of range.
     pub fn validate(&self) -> Result<(), EngineError> {
         if self.stop.max_tokens == Some(0) {
             return Err(EngineError::invalid_argument(
@@ -349,7 +349,7 @@ impl SamplingOptions {
     /// Checks every option against its range.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the first option out of its range.
+    /// `InvalidArgument`, naming the first option out of range.
     pub fn validate(&self) -> Result<(), EngineError> {
         check_range(RequestField::Temperature, self.temperature, 0.0, 2.0)?;
         check_range(RequestField::TopP, self.top_p, 0.0, 1.0)?;
@@ -423,7 +423,7 @@ fn check_range(
     max: f32,
 ) -> Result<(), EngineError> {
     match value {
-        // NaN is in no range, so it is refused here too.
+        // NaN is in no range, so it is refused too.
         Some(value) if !(min..=max).contains(&value) => Err(EngineError::invalid_argument(
             field,
             format!("must be between {min} and {max}, got {value}"),

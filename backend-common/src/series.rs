@@ -1,5 +1,5 @@
-//! [`PublishedMetrics`]: series that an engine publishes as data, as the worker's `/metrics` shows them: of an engine in a process of its
-//! own, or in another language in this one. An engine in Rust registers its metrics in its [`MetricsRegistry`].
+//! [`PublishedMetrics`]: metrics that an engine publishes as data, shown on the worker's `/metrics`. For engines in another
+//! process, or in another language in this process. A Rust engine registers its metrics in its [`MetricsRegistry`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,21 +13,21 @@ use serde::Deserialize;
 
 use crate::handles::MetricsRegistry;
 
-/// The label that tells the metrics of several workers in one process apart. No engine publishes a series with one of its own: it would
-/// have the label twice, and all of `/metrics` would be refused.
+/// The label that distinguishes several workers in one process. An engine's own series cannot have it: with a duplicate label,
+/// all of `/metrics` would be refused.
 pub const ENDPOINT_LABEL: &str = "genset_endpoint";
 
-/// Series that one process may publish; what comes beyond is dropped with a warning.
+/// The most series of one process; further ones are dropped with a warning.
 const MAX_SERIES: usize = 4096;
-/// Buckets that a histogram may have.
+/// The most buckets of a histogram.
 const MAX_BUCKETS: usize = 128;
-/// Bytes that the name, the labels and the help of a series may have together; one with more is dropped with a warning.
+/// The most bytes of a series' name, labels and help together; a longer one is dropped with a warning.
 const MAX_TEXT_BYTES: usize = 4 << 10;
-/// The warning, which is given once: a process publishes its series again and again.
+/// The warning, given once: a process publishes its series repeatedly.
 const OVER_LIMIT: &str = "this series is dropped, and so are others to come that are over a limit: 4096 series, and 4 KiB for the name, \
                           the labels and the help of each";
 
-/// What one series is now.
+/// The current value of one series.
 #[derive(Debug, Clone, Deserialize)]
 pub struct MetricSample {
     name: String,
@@ -36,13 +36,13 @@ pub struct MetricSample {
     kind: SampleKind,
     #[serde(default)]
     labels: BTreeMap<String, String>,
-    /// Of a gauge or counter.
+    /// For a gauge or counter.
     #[serde(default)]
     value: f64,
-    /// Of a histogram: upper bound, and the observations above the bound before it. The last bound is infinite.
+    /// For a histogram: upper bound, and observations above the previous bound. The last bound is infinite.
     #[serde(default)]
     buckets: Vec<(f64, u64)>,
-    /// Of a histogram: all observations added up.
+    /// For a histogram: the sum of all observations.
     #[serde(default)]
     sum: f64,
 }
@@ -56,7 +56,7 @@ enum SampleKind {
 }
 
 impl MetricSample {
-    /// What Prometheus would not take.
+    /// Returns why Prometheus would refuse the sample.
     fn problem(&self) -> Option<&'static str> {
         if !is_metric_name(&self.name) || !self.labels.keys().all(|name| is_label_name(name)) {
             return Some("a metric whose name or labels Prometheus does not take");
@@ -80,7 +80,7 @@ impl MetricSample {
         count.is_none().then_some(problem)
     }
 
-    /// Bytes of all that is kept of it beside its value.
+    /// Returns the bytes kept for it beside its value.
     fn text_bytes(&self) -> usize {
         let labels = self.labels.iter();
         let labels = labels.map(|(name, value)| name.len() + value.len());
@@ -112,7 +112,7 @@ impl Value {
             Self::Gauge(value) => series.encode_gauge(value),
             Self::Counter(value) => series.encode_counter::<NoLabelSet, _, f64>(value, None),
             Self::Histogram { buckets, sum } => {
-                // It fits: a histogram of which it does not is dropped.
+                // Cannot overflow: a histogram whose counts do is dropped before.
                 let count = buckets.iter().map(|(_, count)| count).sum();
                 series.encode_histogram::<NoLabelSet>(*sum, count, buckets, None)
             }
@@ -120,13 +120,13 @@ impl Value {
     }
 }
 
-/// The metrics that an engine publishes: of every series the last value counts. At most 4096 series are kept, each with 4 KiB of name,
-/// labels and help at most; what is beyond, or what Prometheus would not take, is dropped with a warning. Clones share.
+/// The metrics that an engine publishes: the last value of each series. Keeps at most 4096 series, each with at most 4 KiB of
+/// name, labels and help. Other series, and those that Prometheus would refuse, are dropped with a warning. Clones share state.
 #[derive(Debug, Clone, Default)]
 pub struct PublishedMetrics(Arc<Mutex<Families>>);
 
 impl PublishedMetrics {
-    /// None yet, shown by `registry`.
+    /// Returns an empty set, shown by `registry`.
     #[must_use]
     pub fn register(registry: &MetricsRegistry) -> Self {
         let metrics = Self::default();
@@ -134,7 +134,7 @@ impl PublishedMetrics {
         metrics
     }
 
-    /// Has `registry` show them, what was published before included.
+    /// Makes `registry` show them, including those already published.
     pub fn register_in(&self, registry: &MetricsRegistry) {
         registry.register_collector(self.clone());
     }
@@ -144,7 +144,7 @@ impl PublishedMetrics {
         self.0.lock().extend(samples);
     }
 
-    /// Forgets all of them: who published them is gone.
+    /// Drops all of them: their publisher is gone.
     pub fn clear(&self) {
         *self.0.lock() = Families::default();
     }
@@ -155,7 +155,7 @@ impl PublishedMetrics {
 struct Families {
     by_name: BTreeMap<String, Family>,
     series: usize,
-    /// Whether it was said that series over a limit are dropped.
+    /// Whether the warning about limits was given.
     is_over_limit: bool,
 }
 
@@ -193,7 +193,7 @@ impl Families {
                 return Ok(());
             }
         }
-        // Before anything is kept of it, a family without a value included.
+        // Before storing anything, so that no family without a value remains.
         if self.series >= MAX_SERIES {
             return self.over_limit();
         }
@@ -210,7 +210,7 @@ impl Families {
         Ok(())
     }
 
-    /// The warning where it was not given yet.
+    /// Returns the warning, the first time.
     fn over_limit(&mut self) -> Result<(), &'static str> {
         if std::mem::replace(&mut self.is_over_limit, true) {
             return Ok(());
@@ -219,13 +219,13 @@ impl Families {
     }
 }
 
-/// Whether Prometheus takes it as the name of a metric.
+/// Returns whether Prometheus accepts it as a metric name.
 #[must_use]
 pub fn is_metric_name(name: &str) -> bool {
     is_name(name, |c| c == '_' || c == ':')
 }
 
-/// Whether Prometheus takes it as the name of a label.
+/// Returns whether Prometheus accepts it as a label name.
 #[must_use]
 pub fn is_label_name(name: &str) -> bool {
     is_name(name, |c| c == '_')
@@ -243,7 +243,7 @@ impl Collector for PublishedMetrics {
             let (kind, name) = match family.kind {
                 SampleKind::Gauge => (MetricType::Gauge, name.as_str()),
                 SampleKind::Histogram => (MetricType::Histogram, name.as_str()),
-                // The registry adds the suffix.
+                // The registry appends the suffix.
                 SampleKind::Counter => (
                     MetricType::Counter,
                     name.strip_suffix("_total").unwrap_or(name),
@@ -251,7 +251,7 @@ impl Collector for PublishedMetrics {
             };
             let mut metric = encoder.encode_descriptor(name, &family.help, None, kind)?;
             for (labels, value) in &family.values {
-                // An empty family would be written with empty braces.
+                // An empty label set would be written with empty braces.
                 if labels.is_empty() {
                     value.encode(&mut metric)?;
                 } else {
@@ -269,7 +269,7 @@ mod tests {
 
     use super::*;
 
-    /// What `/metrics` shows of samples.
+    /// Returns what `/metrics` shows for samples.
     fn shown(samples: &[serde_json::Value]) -> String {
         let registry = MetricsRegistry::default();
         let metrics = PublishedMetrics::register(&registry);
@@ -380,7 +380,7 @@ mod tests {
         assert_eq!(families.by_name.len(), MAX_SERIES);
         let is_whole = |family: &Family| family.values.len() == 1;
         assert!(families.by_name.values().all(is_whole));
-        // What is known goes on.
+        // Known series still update.
         let mut known = gauge("many_0", "H");
         known.value = 2.0;
         families.set(known).unwrap();
@@ -399,7 +399,7 @@ mod tests {
             assert_eq!(families.set(gauge(name, help)), Ok(()));
         }
         assert!(families.by_name.is_empty());
-        // As much as there may be.
+        // Exactly at the limit.
         let (name, help) = much.split_at(8);
         families.set(gauge(name, help)).unwrap();
         assert_eq!(families.by_name.len(), 1);

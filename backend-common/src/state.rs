@@ -1,5 +1,5 @@
-//! [`EngineState`]: holds what `start` builds, so that `cleanup` is idempotent and safe before, during and after a
-//! failed `start`.
+//! [`EngineState`]: holds what `start` builds, so that `cleanup` is idempotent and safe before, during and after a failed
+//! `start`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::error::EngineError;
 
-/// Everything an engine made at start, in one value that exists only while it is usable.
+/// Everything that an engine builds at start, in one value that exists only while it is usable.
 ///
 /// # Examples
 /// ```
@@ -37,7 +37,7 @@ enum Slot<T> {
 }
 
 impl<T> EngineState<T> {
-    /// A state in which nothing was started.
+    /// Creates an unstarted state.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -45,15 +45,15 @@ impl<T> EngineState<T> {
         }
     }
 
-    /// Runs `init`, keeps the first value that it returns, and hands on the second: what the engine declares, or `()`. One
-    /// start in a lifetime.
+    /// Runs `init`, stores the first value it returns, and returns the second: what the engine declares, or `()`. Only one start
+    /// is possible.
     ///
     /// # Errors
-    /// What `init` returns; `Internal` for a second start; `EngineShutdown` when [`take`](Self::take) came meanwhile, in
-    /// which case what `init` built is dropped.
+    /// The error of `init`; `Internal` for a second start; `EngineShutdown` if [`take`](Self::take) was called meanwhile: then
+    /// the value of `init` is dropped.
     ///
     /// # Cancel safety
-    /// Dropping the future drops `init`; the state then counts as stopped.
+    /// Dropping the future drops `init`; the state is then stopped.
     pub async fn start<R>(
         &self,
         init: impl Future<Output = Result<(T, R), EngineError>>,
@@ -89,7 +89,7 @@ impl<T> EngineState<T> {
         }
     }
 
-    /// What `start` built.
+    /// Returns what `start` built.
     ///
     /// # Errors
     /// `EngineShutdown` before a successful start and after [`take`](Self::take).
@@ -103,7 +103,7 @@ impl<T> EngineState<T> {
         }
     }
 
-    /// Takes what `start` built, for `cleanup`: whole, or nothing if there is nothing.
+    /// Takes what `start` built, for `cleanup`; `None` if there is nothing.
     pub fn take(&self) -> Option<Arc<T>> {
         match std::mem::replace(&mut *self.slot.lock(), Slot::Stopped) {
             Slot::Running(built) => Some(built),
@@ -112,7 +112,7 @@ impl<T> EngineState<T> {
     }
 }
 
-/// A start that failed or was dropped leaves the state stopped.
+/// Marks the state as stopped if a start failed or was dropped.
 struct StopOnDrop<'a, T>(&'a EngineState<T>);
 
 impl<T> Drop for StopOnDrop<'_, T> {

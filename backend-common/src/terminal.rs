@@ -1,13 +1,12 @@
-//! What a terminal may get of a text of others. Whoever shows people what engines, workers and models say calls it; it knows no
-//! terminal.
+//! Sanitizes untrusted text for terminals. Callers that print text from engines, workers or models use it; it does no I/O.
 
-/// Whether a terminal shows a character and obeys nothing in it: no control character, but for ends of lines and tabs.
+/// Returns whether a terminal only displays a character: no control character except newlines and tabs.
 #[must_use]
 pub fn is_shown(sign: char) -> bool {
     !sign.is_control() || matches!(sign, '\n' | '\t')
 }
 
-/// A text of others, without what a terminal would obey: what is not [shown](is_shown) is escaped.
+/// Escapes the characters of an untrusted text that are not [only displayed](is_shown).
 #[must_use]
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());

@@ -1,9 +1,9 @@
-//! [`KvTransfers`]: how KV blocks get from a prefill engine to a decode engine. The engines know what the bytes mean, and
-//! whatever carries requests to the Worker carries the bytes too.
+//! [`KvTransfers`]: moves KV blocks from a prefill engine to a decode engine. Only the engines know the format of the bytes; the
+//! transport of requests to the Worker also carries them.
 //!
-//! A prefill engine [serves](KvTransfers::serve) what it holds, and ends each sequence with [`KvTransfers::params`]. A decode
-//! engine [fetches](KvTransfers::fetch) what the parameters of a request name. Engines that move blocks by means of their own
-//! need neither: their parameters hold what their means need.
+//! A prefill engine [serves](KvTransfers::serve) the blocks it holds, and ends each sequence with [`KvTransfers::params`]. A
+//! decode engine [fetches](KvTransfers::fetch) the blocks that a request's parameters name. Engines with their own transfer
+//! mechanism need neither: the parameters contain its data.
 
 mod holds;
 mod receiving;
@@ -28,25 +28,24 @@ use crate::engine::Role;
 use crate::error::{EngineError, ErrorKind, RequestField};
 use crate::request::GenerateRequest;
 
-/// KV blocks on their way, in pieces. Dropping it ends the transfer.
+/// KV blocks in transit, in chunks. Dropping it ends the transfer.
 pub type KvBytes = Pin<Box<dyn Stream<Item = Result<Bytes, EngineError>> + Send>>;
 
-/// What a prefill instance hands to a decode instance, opaque to everyone between.
+/// What a prefill instance passes to a decode instance; opaque to everything between.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TransferParams {
     /// The instance that holds the KV blocks; 0 for [none](Self::none).
     pub source_worker_id: u64,
-    /// Where its blocks are fetched; `None` where the engines move them by means of their own.
+    /// Where the blocks are fetched; `None` if the engines use their own mechanism.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<Box<KvAddress>>,
-    /// The engine's own data: a name, a layout, a bootstrap room.
+    /// The engine's own data: a name, a layout, or a bootstrap room.
     pub data: Value,
 }
 
 impl TransferParams {
-    /// Nobody holds blocks: the decode instance computes the prompt itself, as an aggregated one would. What routes requests
-    /// says so on purpose, for a short prompt or where no prefill instance is left; a request without any parameters is an
-    /// error.
+    /// Parameters without blocks: the decode instance computes the prompt itself, like an aggregated one. The router sets them
+    /// explicitly, for a short prompt or without a prefill instance; a request without any parameters is an error.
     #[must_use]
     pub fn none() -> Self {
         Self {
@@ -56,7 +55,7 @@ impl TransferParams {
         }
     }
 
-    /// Whether nobody holds blocks.
+    /// Returns whether there are no blocks to fetch.
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.source_worker_id == 0
@@ -64,10 +63,10 @@ impl TransferParams {
 }
 
 impl GenerateRequest {
-    /// What an instance in this role fetches before it goes on; `None` where it computes the prompt itself.
+    /// Returns what an instance in `role` must fetch before it continues; `None` if it computes the prompt itself.
     ///
     /// # Errors
-    /// `InvalidArgument` where a decode instance is told nothing.
+    /// `InvalidArgument` if a decode instance receives no parameters.
     pub fn blocks_to_fetch(&self, role: Role) -> Result<Option<&TransferParams>, EngineError> {
         match (role, &self.transfer) {
             (Role::Aggregated | Role::Prefill, _) => Ok(None),
@@ -80,36 +79,35 @@ impl GenerateRequest {
     }
 }
 
-/// Where a worker's KV blocks are fetched.
+/// The address for fetching a worker's KV blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvAddress {
-    /// The request plane, by name.
+    /// The name of the request plane.
     pub plane: String,
-    /// What that plane needs to find the worker.
+    /// The worker's location on that plane.
     pub location: String,
-    /// The endpoint there, by its full name.
+    /// The full name of the endpoint.
     pub endpoint: String,
 }
 
-/// What a prefill engine holds for others to fetch.
+/// Holds a prefill engine's blocks for other workers to fetch.
 #[async_trait]
 pub trait KvSource: Send + Sync + 'static {
-    /// Gives what is held under `data`, which is held under that name no more. Its blocks are free when the stream ends or is
-    /// dropped.
+    /// Returns the blocks held under `data`, and ends the hold. They are freed when the stream ends or is dropped.
     ///
     /// # Errors
-    /// `InvalidArgument` where `data` is none of this engine's; `StreamIncomplete` where it is held no more: it was fetched or
-    /// released, or its time is over.
+    /// `InvalidArgument` if `data` is not this engine's; `StreamIncomplete` if it is no longer held: it was fetched or released,
+    /// or its lease expired.
     ///
     /// # Cancel safety
-    /// Dropping the future frees what it had taken.
+    /// Dropping the future frees what it took.
     async fn fetch(&self, data: Value, ctx: RequestContext) -> Result<KvBytes, EngineError>;
 
-    /// Frees what is held under `data`, which nobody will fetch. What is not held is no error.
+    /// Frees what is held under `data`, which nobody will fetch. Not an error if it is not held.
     fn release(&self, data: &Value);
 }
 
-/// Carries blocks from other workers to this one.
+/// Carries blocks from other workers to this worker.
 #[async_trait]
 pub trait KvCarrier: Send + Sync + 'static {
     /// Fetches what `transfer` names.
@@ -123,7 +121,7 @@ pub trait KvCarrier: Send + Sync + 'static {
     ) -> Result<KvBytes, EngineError>;
 }
 
-/// An engine's door to the KV blocks of other workers, and theirs to its own. Clones share.
+/// An engine's access to the KV blocks of other workers, and theirs to its own. Clones share state.
 #[derive(Clone)]
 pub struct KvTransfers {
     shared: Arc<Shared>,
@@ -142,7 +140,7 @@ struct Way {
 }
 
 impl KvTransfers {
-    /// The door of a worker that nobody carries anything to or from yet.
+    /// Returns the handle of a worker that is not connected yet.
     #[must_use]
     pub fn new(worker_id: u64) -> Self {
         let shared = Shared {
@@ -155,25 +153,24 @@ impl KvTransfers {
         }
     }
 
-    /// Offers what the engine holds; to be called in its `start`. It stays until another is served, or
-    /// [`close`](Self::close).
+    /// Serves what the engine holds; call it in `start`. Replaces an earlier source; [`close`](Self::close) ends it.
     pub fn serve(&self, source: Arc<dyn KvSource>) {
         *self.shared.source.lock() = Some(source);
     }
 
-    /// Offers nothing any more; to be called in the engine's `cleanup`.
+    /// Stops serving; call it in the engine's `cleanup`.
     pub fn close(&self) {
         let source = self.shared.source.lock().take();
         drop(source);
     }
 
-    /// What the engine offers.
+    /// Returns what the engine serves.
     #[must_use]
     pub fn source(&self) -> Option<Arc<dyn KvSource>> {
         self.shared.source.lock().clone()
     }
 
-    /// Parameters that name blocks of this worker.
+    /// Returns parameters that name blocks of this worker.
     #[must_use]
     pub fn params(&self, data: Value) -> TransferParams {
         TransferParams {
@@ -186,12 +183,12 @@ impl KvTransfers {
     /// Fetches the blocks that `transfer` names from their worker.
     ///
     /// # Errors
-    /// `StreamIncomplete` where they cannot be had: the worker is gone, or holds them no more. The request may then begin anew
-    /// elsewhere. `InvalidArgument` where that worker does not know what is meant; `Cancelled` and `DeadlineExceeded` as `ctx`
-    /// says. The stream ends with the same errors.
+    /// `StreamIncomplete` if the blocks are not available: the worker is gone, or no longer holds them. The request may then
+    /// restart elsewhere. `InvalidArgument` if that worker does not recognize the parameters; `Cancelled` and `DeadlineExceeded`
+    /// according to `ctx`. The stream ends with the same errors.
     ///
     /// # Cancel safety
-    /// Dropping the future, or the stream it returns, ends the transfer, and the other worker frees the blocks.
+    /// Dropping the future, or the stream it returns, ends the transfer; the other worker then frees the blocks.
     pub async fn fetch(
         &self,
         transfer: &TransferParams,
@@ -204,7 +201,7 @@ impl KvTransfers {
         }
     }
 
-    /// Connects the worker with others: what carries blocks to it, and where its own are fetched.
+    /// Connects the worker: sets what carries blocks to it, and the address of its own.
     pub fn connect(&self, carrier: Arc<dyn KvCarrier>, address: Option<KvAddress>) {
         *self.shared.way.lock() = Way {
             carrier: Some(carrier),
@@ -212,7 +209,7 @@ impl KvTransfers {
         };
     }
 
-    /// The error of blocks that cannot be had. It is not the worker that asked for them that is lost.
+    /// Returns the error for unavailable blocks. The worker that asked for them is not the one that is lost.
     #[must_use]
     pub fn lost(why: impl fmt::Display) -> EngineError {
         let message = format!(
@@ -230,19 +227,19 @@ impl fmt::Debug for KvTransfers {
     }
 }
 
-/// Workers of one process that fetch from each other without a network: for tests, and for engines used without a Worker.
+/// Connects workers in one process without a network: for tests, and for engines used without a Worker.
 #[derive(Clone, Default)]
 pub struct LocalKvCarrier {
     workers: Arc<Mutex<HashMap<u64, Weak<Shared>>>>,
 }
 
 impl LocalKvCarrier {
-    /// The door of one more worker. One with the same id takes the place of the one before.
+    /// Adds a worker and returns its handle. It replaces an earlier worker with the same id.
     #[must_use]
     pub fn join(&self, worker_id: u64) -> KvTransfers {
         let transfers = KvTransfers::new(worker_id);
         transfers.connect(Arc::new(self.clone()), None);
-        // Those who join hold the carrier.
+        // The joined handles own the carrier.
         let weak = Arc::downgrade(&transfers.shared);
         self.workers.lock().insert(worker_id, weak);
         transfers

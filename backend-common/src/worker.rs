@@ -1,8 +1,8 @@
-//! The [`Worker`]: owns one engine's life, from `start` to `cleanup`, and stands between it and its requests.
+//! The [`Worker`]: owns the life of one engine, from `start` to `cleanup`, and mediates its requests.
 //!
-//! `lifecycle` decides (pure), `shell` performs, `adapter` and `guard` keep the rules of requests and streams,
-//! `admission` and `in_flight` count them, `canary` probes, `status` is what probes see, `controls`, `telemetry` and
-//! `model_server` do what their names say, and `adapters` keeps the list of those that the engine has. The lifecycle knows none of the others.
+//! `lifecycle` decides (pure), `shell` performs, `adapter` and `guard` enforce the rules of requests and streams, `admission` and
+//! `in_flight` count requests, `canary` probes, `status` is what probes see, and `adapters` tracks the engine's adapters.
+//! `controls`, `telemetry` and `model_server` are what their names say. The lifecycle depends on none of the others.
 
 mod adapter;
 mod adapters;
@@ -39,8 +39,7 @@ use crate::error::EngineError;
 use crate::handles::{MetricsRegistry, Progress};
 use crate::ports::{Control, Registrar};
 
-/// How long [`WorkerHandle::shutdown`] waits for tasks of the engine's that were told to end; one that blocks its thread
-/// cannot be ended by anybody.
+/// How long [`WorkerHandle::shutdown`] waits for the engine's aborted tasks; a task that blocks its thread cannot be aborted.
 const TASK_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One engine and everything needed to serve it.
@@ -66,7 +65,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker with the id `worker_id` (below 2^53, unique in the cluster) that has done nothing yet.
+    /// Creates an idle worker with the id `worker_id` (below 2^53, unique in the cluster).
     #[must_use]
     pub fn new(
         worker_id: u64,
@@ -89,7 +88,7 @@ impl Worker {
         }
     }
 
-    /// Starts the worker on the present tokio runtime.
+    /// Starts the worker on the current tokio runtime.
     #[must_use = "a worker is stopped through its handle"]
     pub fn spawn(self) -> WorkerHandle {
         let tasks = TaskTracker::new();
@@ -131,16 +130,16 @@ impl std::fmt::Debug for Worker {
     }
 }
 
-/// How a worker ended, and the error that ended it.
+/// How a worker ended, with the error that ended it.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// How it ended; decides the exit code.
+    /// How it ended; determines the exit code.
     pub outcome: Outcome,
-    /// The first error that mattered.
+    /// The first error.
     pub error: Option<EngineError>,
 }
 
-/// A running worker. [`shutdown`](Self::shutdown) stops it and waits; dropping the handle only asks it to stop.
+/// A running worker. [`shutdown`](Self::shutdown) stops it and waits; dropping the handle only requests a stop.
 #[derive(Debug)]
 pub struct WorkerHandle {
     stops: watch::Sender<u32>,
@@ -153,13 +152,13 @@ pub struct WorkerHandle {
 }
 
 impl WorkerHandle {
-    /// Asks the worker to stop, as a first signal does. Asked again, every deadline is now.
+    /// Requests a stop, as a first signal does. A second call expires every deadline.
     pub fn stop(&self) {
         self.stops.send_modify(|stops| *stops += 1);
     }
 
-    /// Asks the worker to stop, unless it was asked or stops already. It hurries nothing; that is what a second
-    /// [`stop`](Self::stop) is for.
+    /// Requests a stop, unless one was requested or the worker is already stopping. Never expires deadlines; only a second
+    /// [`stop`](Self::stop) does.
     pub fn stop_once(&self) {
         if self.goes_on() {
             self.stops
@@ -167,31 +166,31 @@ impl WorkerHandle {
         }
     }
 
-    /// Where the worker is in its life.
+    /// Returns the current state.
     #[must_use]
     pub fn state(&self) -> State {
         *self.state.borrow()
     }
 
-    /// Follows the state.
+    /// Subscribes to the state.
     #[must_use]
     pub fn states(&self) -> watch::Receiver<State> {
         self.state.clone()
     }
 
-    /// Follows what probes and operators see.
+    /// Subscribes to the status for probes and operators.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<WorkerStatus> {
         self.status.clone()
     }
 
-    /// Follows the progress of `start`.
+    /// Subscribes to the progress of `start`.
     #[must_use]
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.progress.clone()
     }
 
-    /// What answers administrative requests; `Unavailable` while the worker does not serve.
+    /// Returns the handler of administrative requests; it fails with `Unavailable` while the worker does not serve.
     #[must_use]
     pub fn control(&self) -> Arc<dyn Control> {
         Arc::new(self.control.clone())
@@ -200,7 +199,7 @@ impl WorkerHandle {
     /// Waits until the worker serves.
     ///
     /// # Errors
-    /// The report, when it stopped instead.
+    /// The report, if the worker stopped instead.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -215,7 +214,7 @@ impl WorkerHandle {
         }
     }
 
-    /// Waits until the worker has stopped by itself or was stopped.
+    /// Waits until the worker has stopped, by itself or on request.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -233,16 +232,16 @@ impl WorkerHandle {
         })
     }
 
-    /// Stops the worker as [`stop_once`](Self::stop_once) does, and waits until no task of its is alive.
+    /// Stops the worker like [`stop_once`](Self::stop_once), and waits until all its tasks have ended.
     ///
     /// # Cancel safety
-    /// The worker goes on stopping when the future is dropped.
+    /// If the future is dropped, the worker continues to stop.
     pub async fn shutdown(self) -> Report {
         self.stop_once();
         self.join().await
     }
 
-    /// Whether the worker has not begun to stop.
+    /// Returns whether the worker has not begun to stop.
     fn goes_on(&self) -> bool {
         match self.state() {
             State::Created
@@ -254,7 +253,7 @@ impl WorkerHandle {
         }
     }
 
-    /// Waits until the worker has stopped and no task of its is alive.
+    /// Waits until the worker has stopped and all its tasks have ended.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -273,7 +272,7 @@ impl WorkerHandle {
         report
     }
 
-    /// Tasks of the worker that are alive.
+    /// Returns the number of the worker's live tasks.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.tasks.len()

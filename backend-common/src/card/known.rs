@@ -1,6 +1,6 @@
-//! The lists of names in a [`ModelCard`](super::ModelCard) as readers take them: without the names of newer versions, so that a
-//! newer worker is served by what both know. Nobody here asks for what has such a name, and the worker itself refuses what its
-//! engine does not do. What an engine says of itself is read strictly, and not here.
+//! Decodes the lists of names in a [`ModelCard`](super::ModelCard) and drops unknown names, so that a newer worker still works
+//! with the names that both sides know. Nothing here requests an unknown ability, and the worker refuses what its engine does not
+//! support. An engine's own declaration is decoded strictly, elsewhere.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::config::{Capabilities, Deviation, GuidedKind, InputKind, SamplingOpti
 use crate::engine::Role;
 use crate::request::MediaKind;
 
-/// A card's `endpoint_types`.
+/// Decodes a card's `endpoint_types`.
 pub(super) fn endpoint_types<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeSet<EndpointType>, D::Error> {
@@ -22,7 +22,7 @@ pub(super) fn endpoint_types<'de, D: Deserializer<'de>>(
     BTreeSet::deserialize(Value::Array(names)).map_err(D::Error::custom)
 }
 
-/// A card's `capabilities`.
+/// Decodes a card's `capabilities`.
 pub(super) fn capabilities<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Capabilities, D::Error> {
@@ -41,7 +41,7 @@ pub(super) fn capabilities<'de, D: Deserializer<'de>>(
     Capabilities::deserialize(Value::Object(fields)).map_err(D::Error::custom)
 }
 
-/// Leaves names out that are none of `T`'s. What is no name stays, and is an error later.
+/// Drops names that `T` does not have. Non-names stay, and fail to decode later.
 fn retain_known<T: DeserializeOwned>(names: &mut Vec<Value>) {
     names.retain(|name| !name.is_string() || T::deserialize(name).is_ok());
 }
@@ -67,7 +67,7 @@ mod tests {
         ModelCard::from_config(&EngineConfig::new("m", 10).with_capabilities(capabilities))
     }
 
-    /// Every list of names in a card.
+    /// Returns every list of names in a card.
     fn lists(card: &mut Value) -> Vec<&mut Vec<Value>> {
         let (mut types, mut can) = (None, None);
         for (field, value) in card.as_object_mut().unwrap() {

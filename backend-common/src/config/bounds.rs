@@ -1,4 +1,4 @@
-//! What a request must keep to, of what an engine declares.
+//! The bounds that a request must respect, from the engine's declaration.
 
 use std::num::NonZeroU32;
 
@@ -6,7 +6,7 @@ use super::Capabilities;
 use crate::error::{EngineError, ErrorKind, RequestField};
 use crate::request::{GenerateRequest, Input, TokenId};
 
-/// What a request must keep to, wherever that is known: at the engine, and from its card at the frontend.
+/// The bounds of a request, checked at the engine and, from the model's card, at the frontend.
 pub(crate) struct Bounds<'a> {
     pub(crate) capabilities: &'a Capabilities,
     pub(crate) vocab_size: Option<NonZeroU32>,
@@ -32,7 +32,7 @@ impl Bounds<'_> {
         }
     }
 
-    /// Nothing is generated from inputs to embed or to score: each may fill the context.
+    /// Inputs to embed or to score generate nothing: each may fill the context.
     fn check_inputs<'t>(
         &self,
         word: &str,
@@ -51,7 +51,7 @@ impl Bounds<'_> {
         Ok(())
     }
 
-    /// The model's own end-of-sequence ids are not looked at: no client gave them.
+    /// Does not check the model's own end-of-sequence ids: no client sent them.
     fn check_vocabulary<'t>(
         &self,
         field: RequestField,

@@ -1,4 +1,4 @@
-//! What an engine declares that it can do, and the refusal of what it does not.
+//! What an engine declares it can do, and the refusal of everything else.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,7 @@ pub enum InputKind {
 }
 
 impl InputKind {
-    /// Whether it is a prompt: what the engine goes on from.
+    /// Returns whether it is a prompt: an input from which the engine generates.
     #[must_use]
     pub const fn is_prompt(self) -> bool {
         match self {
@@ -38,7 +38,7 @@ impl InputKind {
 }
 
 crate::named! {
-    /// A sampling option an engine may honour.
+    /// A sampling option that an engine may support.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum SamplingOption {
@@ -63,7 +63,7 @@ crate::named! {
     }
 }
 
-/// A kind of grammar an engine may enforce.
+/// A kind of grammar that an engine may enforce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuidedKind {
@@ -73,75 +73,75 @@ pub enum GuidedKind {
     JsonSchema,
     /// A regular expression.
     Regex,
-    /// One of several texts.
+    /// One of several strings.
     Choice,
     /// A context-free grammar.
     Grammar,
 }
 
-/// Something that the contract asks of every engine and that this one is known not to do.
+/// A requirement of the contract that an engine is known not to meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Deviation {
-    /// An answer may depend on what else is in its batch, its own tokens included: the engine adds the same numbers up in another order
-    /// then. Greedy and seeded answers are repeatable on an idle engine only, and a resumed one need not draw on as it would have. A greedy
-    /// one goes another way only where two tokens are all but equally likely.
+    /// An answer, including its own tokens, may depend on the rest of its batch, which changes the order of additions. Greedy and
+    /// seeded answers are repeatable only on an idle engine, and a resumed one may diverge from the original. A greedy one
+    /// diverges only where two tokens are almost equally likely.
     BatchVariant,
-    /// `min_tokens` cannot be kept: a request with it is refused.
+    /// `min_tokens` is not supported: a request with it is refused.
     NoMinTokens,
-    /// `presence_penalty` and `frequency_penalty` count the prompt's tokens, too, of the last 64 tokens at least.
+    /// `presence_penalty` and `frequency_penalty` also count prompt tokens, at least among the last 64 tokens.
     PenaltiesCountPrompt,
-    /// Log probabilities have `logit_bias` and the penalties in them, as the logits that tokens are chosen from do. Those of a
-    /// request that sets neither are the model's own.
+    /// Log probabilities include `logit_bias` and the penalties, as the logits for sampling do. Without those options they are
+    /// the model's own.
     LogprobsAfterBias,
 }
 
-/// What an engine can do. The frontend and the Worker's adapter refuse the rest, and the conformance kit checks that what
-/// is declared works.
+/// What an engine can do. The frontend and the Worker's adapter refuse everything else, and the conformance kit checks that the
+/// declared abilities work.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Capabilities {
     /// Kinds of input; at least one.
     pub inputs: BTreeSet<InputKind>,
-    /// Kinds of media that chat messages may have beside text; only for engines that take chat messages. An engine that takes
-    /// tokens too gets tokens where a chat has none of them.
+    /// Kinds of media that chat messages may contain beside text; only for engines that take chat messages. An engine that also
+    /// takes tokens receives tokens if a chat has no media.
     pub media: BTreeSet<MediaKind>,
     /// Sampling options.
     pub sampling: BTreeSet<SamplingOption>,
-    /// The most `logprobs` a request may ask for; `None` when there are none.
+    /// The maximum `logprobs` of a request; `None` if unsupported.
     pub max_logprobs: Option<u32>,
-    /// Whether log probabilities of the prompt are given. No item of an answer can carry them yet, so an engine that declares
+    /// Whether the engine reports log probabilities of the prompt. No output item can carry them yet, so an engine that declares
     /// them is refused at its start.
     pub prompt_logprobs: bool,
     /// Kinds of grammar.
     pub guided: BTreeSet<GuidedKind>,
-    /// Whether an input of text is the whole body of a request of OpenAI's API, as its client sent it, and each text of the
-    /// answer one JSON object of that API: the answer where it is not streamed, else an event. Frontends pass both through.
+    /// Whether a text input is the unmodified body of a request to the OpenAI API, and each text of the answer one JSON object of
+    /// that API: the whole answer, or an event if streamed. Frontends pass both through.
     pub whole_bodies: bool,
-    /// Whether `priority` is honoured.
+    /// Whether `priority` is supported.
     pub priority: bool,
-    /// Whether LoRA adapters are served.
+    /// Whether LoRA adapters are supported.
     pub adapters: bool,
     /// Whether the engine publishes KV events.
     pub kv_events: bool,
-    /// Whether it also publishes those of each data-parallel rank alone, where it has several.
+    /// Whether it also publishes the events of each data-parallel rank, if it has several.
     pub kv_ranks: bool,
-    /// Whether a request may go on from another instance's tokens with the same result.
+    /// Whether a request may resume from another instance's tokens with the same result.
     pub resume: bool,
-    /// Whether a request may go on from another instance's tokens as from a longer prompt. It is for engines that do not
-    /// [`resume`](Self::resume) every request, and are asked only for those whose rest a longer prompt has too:
+    /// Whether a request may resume from another instance's tokens as from a longer prompt. For engines that do not
+    /// [`resume`](Self::resume) every request; they receive only requests whose rest is the same after a longer prompt:
     /// [`GenerateRequest::resumes_as_prompt`].
     pub resume_as_prompt: bool,
-    /// Whether all the engine's waits follow `tokio::time`, so that tests may pause the clock.
+    /// Whether all the engine's waits use `tokio::time`, so that tests can pause the clock.
     pub virtual_time: bool,
-    /// Roles the engine can play; empty means aggregated only.
+    /// Roles that the engine supports; empty means aggregated only.
     pub roles: BTreeSet<Role>,
-    /// Where the engine deviates from the contract. The conformance kit judges it by what is left, and by how far it may deviate.
+    /// Known deviations from the contract. The conformance kit skips those requirements, and checks the limits of the deviations.
     pub deviations: BTreeSet<Deviation>,
 }
 
 impl Capabilities {
-    /// Takes prompt token ids; nothing else.
+    /// Declares prompt token ids as the only input.
     #[must_use]
     pub fn tokens() -> Self {
         Self {
@@ -150,7 +150,7 @@ impl Capabilities {
         }
     }
 
-    /// Takes text and chat messages; nothing else.
+    /// Declares text and chat messages as the only inputs.
     #[must_use]
     pub fn text() -> Self {
         Self {
@@ -166,68 +166,68 @@ impl Capabilities {
         self
     }
 
-    /// Adds the options that engines with one possible next token honour whatever their value: temperature, `top_p`,
-    /// `top_k`, `min_p` and `seed` choose among candidates, and there is one.
+    /// Adds the options that an engine with a single possible next token supports trivially: temperature, `top_p`, `top_k`,
+    /// `min_p` and `seed` choose among candidates, and there is only one.
     #[must_use]
     pub fn with_point_mass_sampling(self) -> Self {
         use SamplingOption::{MinP, Seed, Temperature, TopK, TopP};
         self.with_sampling([Temperature, TopP, TopK, MinP, Seed])
     }
 
-    /// Declares that every wait follows `tokio::time`.
+    /// Declares that every wait uses `tokio::time`.
     #[must_use]
     pub fn with_virtual_time(mut self) -> Self {
         self.virtual_time = true;
         self
     }
 
-    /// Declares that a request may go on from another instance's tokens.
+    /// Declares that a request may resume from another instance's tokens.
     #[must_use]
     pub fn with_resume(mut self) -> Self {
         self.resume = true;
         self
     }
 
-    /// Declares that a request may go on from another instance's tokens as from a longer prompt.
+    /// Declares that a request may resume from another instance's tokens as from a longer prompt.
     #[must_use]
     pub fn with_resume_as_prompt(mut self) -> Self {
         self.resume_as_prompt = true;
         self
     }
 
-    /// Adds roles the engine can play; without any it is aggregated only.
+    /// Adds supported roles; without any, the engine is aggregated only.
     #[must_use]
     pub fn with_roles(mut self, roles: impl IntoIterator<Item = Role>) -> Self {
         self.roles.extend(roles);
         self
     }
 
-    /// Declares where the engine deviates from the contract.
+    /// Declares deviations from the contract.
     #[must_use]
     pub fn with_deviations(mut self, deviations: impl IntoIterator<Item = Deviation>) -> Self {
         self.deviations.extend(deviations);
         self
     }
 
-    /// Whether the engine is known to deviate so.
+    /// Returns whether the engine declares this deviation.
     #[must_use]
     pub fn deviates(&self, deviation: Deviation) -> bool {
         self.deviations.contains(&deviation)
     }
 
-    /// Whether an instance can play `role`.
+    /// Returns whether an instance supports `role`.
     #[must_use]
     pub fn plays(&self, role: Role) -> bool {
         self.roles.contains(&role) || (self.roles.is_empty() && role == Role::Aggregated)
     }
 
-    /// Whether prefill and decode can be done apart.
+    /// Returns whether prefill and decode can run on different instances.
     #[must_use]
     pub fn can_be_apart(&self) -> bool {
         self.plays(Role::Prefill) && self.plays(Role::Decode)
     }
 
-    /// Whether the answer to `request` may go on from another instance's tokens.
+    /// Returns whether the answer to `request` may resume from another instance's tokens.
     ///
     /// # Errors
     /// Why it may not.
@@ -242,7 +242,7 @@ impl Capabilities {
         }
     }
 
-    /// Refuses what is asked for and not declared.
+    /// Refuses a request that needs undeclared abilities.
     ///
     /// # Errors
     /// `Unsupported`, naming the field.
@@ -299,7 +299,7 @@ impl Capabilities {
         Ok(())
     }
 
-    /// Whoever sent them may be older than this, or hostile: a URL that an engine would fetch does not get through.
+    /// The sender may be an older version or hostile: a URL that the engine would fetch must not pass.
     fn check_media(&self, model: &str, chat: &ChatInput) -> Result<(), EngineError> {
         let media = chat.media()?;
         let mut media = media.into_iter();
@@ -381,7 +381,7 @@ impl Capabilities {
     }
 }
 
-/// The refusal of a medium that a model's engine does not declare.
+/// Returns the refusal message for a medium that the engine does not declare.
 #[must_use]
 pub fn no_media(model: &str, kind: MediaKind) -> String {
     let plural = kind.plural();

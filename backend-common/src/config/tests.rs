@@ -59,7 +59,7 @@ fn every_undeclared_ability_is_refused_by_name() {
     }
 }
 
-/// An old or hostile frontend sends what was not declared, or what an engine would fetch by itself.
+/// An old or hostile frontend sends undeclared media, or URLs that an engine would fetch itself.
 #[test]
 fn media_that_are_not_declared_are_refused_by_their_place() {
     use serde_json::json;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-/// The most decisions that are kept of one request; later ones are dropped.
+/// The maximum number of decisions kept for one request; later ones are dropped.
 pub const MAX_DECISIONS: usize = 16;
 
-/// How a request was routed: a decision for each instance that it was sent to, oldest first, of all its sequences together. Who
-/// routes adds them, and whoever made the context reads them. Clones share.
+/// How a request was routed: one decision for each instance it was sent to, oldest first, over all its sequences. Routers add
+/// decisions, and the context's creator reads them. Clones share state.
 #[derive(Debug, Clone, Default)]
 pub struct Explanation {
     decisions: Arc<Mutex<Vec<Value>>>,
@@ -24,7 +24,7 @@ impl Explanation {
         }
     }
 
-    /// The decisions up to now.
+    /// Returns the decisions so far.
     #[must_use]
     pub fn decisions(&self) -> Vec<Value> {
         self.decisions.lock().clone()

@@ -1,6 +1,6 @@
-//! [`At`]: where an error is, as a value that programs read in place of its text.
+//! [`At`]: what an error is about, as a value that programs read instead of its text.
 //!
-//! Engines and the Worker make it. Each API of the frontend has one function from [`RequestField`] to its own name.
+//! Engines and the Worker create it. Each API of the frontend has one function that maps [`RequestField`] to its own name.
 
 use std::fmt;
 
@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 /// What an error is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum At {
-    /// A field of a [`GenerateRequest`](crate::GenerateRequest): the client's to change.
+    /// A field of a [`GenerateRequest`](crate::GenerateRequest), which the client can change.
     Request(RequestField),
-    /// A flag or a key of a configuration, as its owner writes it (`--threads`, `etcd.endpoints`).
+    /// A flag or configuration key, as the operator writes it (`--threads`, `etcd.endpoints`).
     Setting(String),
-    /// Anything else that has a name: an operation, a file, a header.
+    /// Anything else with a name: an operation, a file, a header.
     Other(String),
 }
 
 impl At {
-    /// [`At::Other`].
+    /// Creates [`At::Other`].
     #[must_use]
     pub fn other(name: impl Into<String>) -> Self {
         Self::Other(name.into())
     }
 
-    /// The name alone; that of a request's field is [`RequestField::name`].
+    /// Returns the name alone; for a request's field, [`RequestField::name`].
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -46,14 +46,14 @@ impl From<RequestField> for At {
     }
 }
 
-/// A name alone is a setting's.
+/// A bare name is a setting's.
 impl From<&str> for At {
     fn from(name: &str) -> Self {
         Self::Setting(name.to_owned())
     }
 }
 
-/// A name alone is a setting's.
+/// A bare name is a setting's.
 impl From<String> for At {
     fn from(name: String) -> Self {
         Self::Setting(name)
@@ -66,7 +66,7 @@ crate::named! {
     pub enum RequestField {
         /// The model's name.
         Model = "model",
-        /// What to work on: tokens, text, messages, inputs to embed, or pairs to score.
+        /// The input: tokens, text, messages, inputs to embed, or pairs to score.
         Prompt = "prompt",
         /// The tools of a chat.
         Tools = "tools",
@@ -76,7 +76,7 @@ crate::named! {
         MinTokens = "min_tokens",
         /// The token ids that end the sequence.
         StopTokenIds = "stop_token_ids",
-        /// Whether to go on past the end of the sequence.
+        /// Whether to continue past the end of the sequence.
         IgnoreEos = "ignore_eos",
         /// The temperature.
         Temperature = "temperature",
@@ -84,7 +84,7 @@ crate::named! {
         TopP = "top_p",
         /// How many of the most probable tokens are kept.
         TopK = "top_k",
-        /// The least probability relative to the best token.
+        /// The minimum probability relative to the best token.
         MinP = "min_p",
         /// The presence penalty.
         PresencePenalty = "presence_penalty",
@@ -108,26 +108,26 @@ crate::named! {
         CacheSalt = "cache_salt",
         /// The LoRA adapter.
         Adapter = "adapter",
-        /// Where a prefill engine left its KV blocks.
+        /// The location of a prefill engine's KV blocks.
         Transfer = "transfer",
-        /// How much of the prompt another instance generated.
+        /// The number of prompt tokens that another instance generated.
         ResumedTokens = "resumed_tokens",
         /// The data-parallel rank.
         DataParallelRank = "data_parallel_rank",
-        /// Values for the engine alone.
+        /// Engine-specific values.
         Annotations = "annotations",
     }
 }
 
 impl RequestField {
-    /// The field with this [`name`](Self::name).
+    /// Returns the field with this [`name`](Self::name).
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|field| field.name() == name)
     }
 }
 
-/// [`At`] as it travels: at most one of the three is there. A field that this version does not know is [`At::Other`].
+/// [`At`] in wire form: at most one of the three is set. A field that this version does not know is [`At::Other`].
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct WireAt {

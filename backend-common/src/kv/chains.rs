@@ -1,10 +1,10 @@
-//! Chains of blocks that follow one another, and a large snapshot in parts.
+//! Chains of consecutive blocks, and large snapshots in parts.
 
 use std::collections::{HashMap, HashSet};
 
 use super::{BlockHash, KvEvent, KvEventData, KvSnapshot, StoredBlock};
 
-/// Blocks that follow one another.
+/// Consecutive blocks of a sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockChain {
     /// The block before the first; `None` at the start of a sequence.
@@ -13,7 +13,7 @@ pub struct BlockChain {
     pub blocks: Vec<BlockHash>,
 }
 
-/// The blocks as chains, parents first, whatever their order was. Blocks that follow each other in a circle are left out.
+/// Groups blocks in any order into chains, parents first. Blocks in a cycle are left out.
 #[must_use]
 pub fn chains(blocks: Vec<StoredBlock>) -> Vec<BlockChain> {
     let known: HashSet<BlockHash> = blocks.iter().map(|block| block.hash).collect();
@@ -27,7 +27,7 @@ pub fn chains(blocks: Vec<StoredBlock>) -> Vec<BlockChain> {
             parent => begin.push((parent, block.hash)),
         }
     }
-    // A stack: the same blocks give the same chains.
+    // A stack, sorted: the same blocks yield the same chains.
     begin.sort_unstable_by(|a, b| b.cmp(a));
     let mut chains = Vec::new();
     while let Some((parent, first)) = begin.pop() {
@@ -47,11 +47,10 @@ pub fn chains(blocks: Vec<StoredBlock>) -> Vec<BlockChain> {
 }
 
 impl KvSnapshot {
-    /// A snapshot of at most `max_blocks` blocks, and changes of at most as many each that make it this one: what it takes to send
-    /// one that is too large for one message. The changes have the ids up to `last_event_id`, as if the snapshot were of a moment
-    /// before them.
+    /// Splits a snapshot that is too large for one message: returns a snapshot of at most `max_blocks` blocks, and changes of at
+    /// most as many blocks each that complete it. The changes have the ids up to `last_event_id`, as if the snapshot were older.
     ///
-    /// Where fewer events were published than changes are needed, the blocks of the last are left out.
+    /// If fewer events were published than changes are needed, the remaining blocks are left out.
     ///
     /// # Examples
     /// ```
@@ -123,7 +122,7 @@ mod tests {
             block(1, None),
             // Its parent was evicted.
             block(9, Some(8)),
-            // A circle, which no cache has.
+            // A cycle, which no cache has.
             block(20, Some(21)),
             block(21, Some(20)),
         ];
@@ -148,7 +147,7 @@ mod tests {
         }
     }
 
-    /// What a subscriber holds after the snapshot and the changes, whose ids must follow one another.
+    /// Returns a subscriber's state after the snapshot and the changes, whose ids must be consecutive.
     fn together((first, rest): (KvSnapshot, Vec<KvEvent>)) -> (u64, Vec<StoredBlock>) {
         let (mut last, mut blocks) = (first.last_event_id, first.blocks);
         for change in rest {
@@ -195,7 +194,7 @@ mod tests {
             assert_eq!(parts.1.is_empty(), max_blocks >= 40);
             assert_eq!(together(parts), (50, snapshot.blocks.clone()));
         }
-        // Of one event there can be one change.
+        // One published event allows one change.
         let young = KvSnapshot {
             last_event_id: 1,
             ..snapshot

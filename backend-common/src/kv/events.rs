@@ -1,4 +1,4 @@
-//! Events of a prefix cache: a snapshot, then numbered changes. A subscriber that sees a gap subscribes again.
+//! Events of a prefix cache: a snapshot, then numbered changes. A subscriber that finds a gap subscribes again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use tokio::sync::broadcast;
 
 use super::BlockHash;
 
-/// Changes a subscriber may lag behind before it must take a new snapshot: a second's worth at thousands of blocks.
+/// The number of changes a subscriber may lag behind before it must resubscribe: about a second at thousands of blocks.
 const BACKLOG_EVENTS: usize = 4096;
 
 /// One numbered change of the prefix cache.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvEvent {
-    /// Increases by one from event to event, starting at 1, so that gaps show.
+    /// Consecutive, starting at 1, so that gaps are visible.
     pub id: u64,
     /// What changed.
     pub data: KvEventData,
@@ -25,8 +25,8 @@ pub struct KvEvent {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvEventData {
-    /// Blocks became reusable. The first follows `parent`, each other the one before it. A block that is stored already may
-    /// be told again, after the same parent: it stays one block, which one `Removed` ends.
+    /// Blocks became reusable. The first one follows `parent`, each other one its predecessor. A stored block may be announced
+    /// again with the same parent: it stays one block, which one `Removed` ends.
     Stored {
         /// The block before the first, already stored; `None` at the start of a sequence.
         parent: Option<BlockHash>,
@@ -51,22 +51,22 @@ pub struct StoredBlock {
     pub parent: Option<BlockHash>,
 }
 
-/// Every reusable block at one moment, in no particular order.
+/// All reusable blocks at one moment, in no particular order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvSnapshot {
-    /// The id of the last event the snapshot contains; the next event's is one more.
+    /// The id of the last event in the snapshot; the next event's id is one more.
     pub last_event_id: u64,
     /// The blocks.
     pub blocks: Vec<StoredBlock>,
 }
 
-/// Where an engine publishes the changes of its prefix cache. Clones publish to the same place.
+/// Where an engine publishes the changes of its prefix cache. Clones share state.
 ///
-/// Publishing never waits. An event that contradicts the state (a block removed before it was stored) is kept out of the
-/// snapshot but still sent, so that the conformance kit can see it.
+/// Publishing never waits. An event that contradicts the state (such as the removal of an unknown block) is not applied to the
+/// snapshot but still sent, so that the conformance kit can detect it.
 ///
-/// An engine of several data-parallel ranks publishes at [`of_rank`](Self::of_rank); the cache of all ranks as one is made of
-/// theirs. `Cleared` published here clears every rank.
+/// An engine with several data-parallel ranks publishes through [`of_rank`](Self::of_rank); the combined cache is derived from
+/// the ranks'. `Cleared` published here clears every rank.
 ///
 /// # Examples
 /// ```
@@ -80,9 +80,9 @@ pub struct KvSnapshot {
 #[derive(Debug, Clone)]
 pub struct KvEventPublisher {
     shared: Arc<Mutex<Shared>>,
-    /// The caches of single ranks.
+    /// The caches of the ranks.
     ranks: Arc<Mutex<BTreeMap<u32, Self>>>,
-    /// Of a rank's cache: that of all ranks. It is locked after the rank's own.
+    /// For a rank's cache: the combined one. Lock order: the rank's own first.
     whole: Option<Arc<Mutex<Shared>>>,
 }
 
@@ -90,7 +90,7 @@ pub struct KvEventPublisher {
 struct Shared {
     last_event_id: u64,
     parents: HashMap<BlockHash, Option<BlockHash>>,
-    /// By how many ranks each block is held.
+    /// The number of ranks that hold each block.
     holders: HashMap<BlockHash, u32>,
     changes: broadcast::Sender<KvEvent>,
 }
@@ -98,18 +98,18 @@ struct Shared {
 /// A snapshot and the changes after it.
 #[derive(Debug)]
 pub struct KvEventSubscription {
-    /// The state at the moment of the subscription.
+    /// The state at the time of the subscription.
     pub snapshot: KvSnapshot,
     changes: broadcast::Receiver<KvEvent>,
 }
 
-/// The subscriber fell behind, or the publisher is gone: subscribe again.
+/// The subscriber fell behind or the publisher is gone: subscribe again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("KV events were missed or the publisher is gone; subscribe again for a new snapshot")]
 pub struct KvEventGap;
 
 impl KvEventPublisher {
-    /// A publisher with an empty cache.
+    /// Returns a publisher with an empty cache.
     #[must_use]
     pub fn new() -> Self {
         let (changes, _) = broadcast::channel(BACKLOG_EVENTS);
@@ -126,8 +126,8 @@ impl KvEventPublisher {
         }
     }
 
-    /// Where the engine publishes the cache of one data-parallel rank. What all ranks hold as one follows from it: a block is
-    /// there as long as one rank has it. An engine of several ranks that does so, for each of them from `start` on, declares
+    /// Returns the publisher for the cache of one data-parallel rank. The combined cache follows: a block is in it as long as one
+    /// rank has it. An engine that publishes this way, for each of several ranks from `start` on, declares
     /// [`kv_ranks`](crate::Capabilities::kv_ranks).
     ///
     /// # Examples
@@ -150,7 +150,7 @@ impl KvEventPublisher {
         self.ranks.lock().entry(rank).or_insert_with(new).clone()
     }
 
-    /// What [`of_rank`](Self::of_rank) gave for this rank; `None` when the engine did not ask.
+    /// Returns the publisher from [`of_rank`](Self::of_rank); `None` if the engine did not request one for this rank.
     #[must_use]
     pub fn known_rank(&self, rank: u32) -> Option<Self> {
         self.ranks.lock().get(&rank).cloned()
@@ -172,11 +172,11 @@ impl KvEventPublisher {
         shared.tell(data)
     }
 
-    /// How many events were published: those of [ranks](Self::of_rank), where there are several, else its own.
+    /// Returns how many events were published: the sum over the [ranks](Self::of_rank) if there are several, else its own.
     #[must_use]
     pub fn published(&self) -> u64 {
         let ranks = self.ranks.lock();
-        // Whoever follows an instance of one rank follows the whole cache, which leaves out what the rank tells again.
+        // A subscriber of a single-rank instance follows the combined cache, which omits blocks that the rank announces again.
         if ranks.len() < 2 {
             return self.shared.lock().last_event_id;
         }
@@ -186,7 +186,7 @@ impl KvEventPublisher {
             .sum()
     }
 
-    /// The state now and every change after it.
+    /// Subscribes: returns the current state and every later change.
     #[must_use]
     pub fn subscribe(&self) -> KvEventSubscription {
         let shared = self.shared.lock();
@@ -230,17 +230,17 @@ impl Shared {
         }
     }
 
-    /// Gives a change its number and sends it.
+    /// Numbers a change and sends it.
     fn tell(&mut self, data: KvEventData) -> u64 {
         self.last_event_id += 1;
         let id = self.last_event_id;
-        // Nobody may be listening; the state is kept either way.
+        // There may be no subscriber; the state is kept either way.
         drop(self.changes.send(KvEvent { id, data }));
         id
     }
 
-    /// Applies a change of a rank's cache to that, and publishes here what it changes of all ranks' as one. Each rank's blocks
-    /// have their parents, so those of all together have theirs.
+    /// Applies a change to a rank's cache, and publishes its effect on the combined cache here. Since each rank's blocks have
+    /// their parents, so do the combined ones.
     fn apply_of_rank(&mut self, rank: &mut Self, data: &KvEventData) {
         match data {
             KvEventData::Stored { parent, blocks } => self.store(rank, *parent, blocks),
@@ -248,7 +248,7 @@ impl Shared {
                 let gone = blocks.iter().copied();
                 let gone = gone.filter(|block| match rank.parents.remove(block) {
                     Some(_) => self.release(block),
-                    // It contradicts the state, which is told unless another rank has the block.
+                    // It contradicts the state: forwarded unless another rank has the block.
                     None => !self.holders.contains_key(block),
                 });
                 let gone = gone.collect();
@@ -262,7 +262,7 @@ impl Shared {
         }
     }
 
-    /// What a rank stores behind blocks that others have is new from some block on: one event each run of new ones.
+    /// Stores a rank's blocks; publishes one event for each run of blocks that are new to the combined cache.
     fn store(&mut self, rank: &mut Self, mut parent: Option<BlockHash>, blocks: &[BlockHash]) {
         let mut new = Vec::new();
         let mut before_new = parent;
@@ -297,14 +297,14 @@ impl Shared {
         self.tell(data);
     }
 
-    /// One rank more holds a block; whether it is the first.
+    /// Counts one more rank that holds a block; returns whether it is the first.
     fn hold(&mut self, block: BlockHash) -> bool {
         let ranks = self.holders.entry(block).or_default();
         *ranks += 1;
         *ranks == 1
     }
 
-    /// One rank less holds a block; whether it was the last.
+    /// Counts one rank less that holds a block; returns whether it was the last.
     fn release(&mut self, block: &BlockHash) -> bool {
         let Some(ranks) = self.holders.get_mut(block) else {
             return false;
@@ -319,13 +319,13 @@ impl Shared {
 }
 
 impl KvEventSubscription {
-    /// The next change.
+    /// Returns the next change.
     ///
     /// # Errors
-    /// [`KvEventGap`] when changes were missed; take a new subscription.
+    /// [`KvEventGap`] when changes were missed: subscribe again.
     ///
     /// # Cancel safety
-    /// If another branch wins, no change was taken.
+    /// If another branch wins, no change is taken.
     pub async fn next(&mut self) -> Result<KvEvent, KvEventGap> {
         self.changes.recv().await.map_err(|_| KvEventGap)
     }
@@ -399,7 +399,7 @@ mod tests {
         }
     }
 
-    /// What comes of events of several ranks.
+    /// Returns the combined events for events of several ranks.
     fn of_all(events: &[(u32, KvEventData)]) -> Vec<KvEventData> {
         let publisher = KvEventPublisher::new();
         let mut subscription = publisher.subscribe();

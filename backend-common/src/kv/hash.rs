@@ -7,19 +7,19 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::request::TokenId;
 
-/// The hash of a KV block and of everything before it: equal hashes mean equal prefixes.
+/// The hash of a KV block and all blocks before it: equal hashes mean equal prefixes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BlockHash(pub u64);
 
-/// How blocks are hashed. Routers hash prompts with [`Xxh3BlockHasher`] and find no hashes of another scheme, so an engine publishes
-/// those, whatever it has inside.
+/// A hashing scheme for blocks. Routers hash prompts with [`Xxh3BlockHasher`] and match only its hashes, so an engine must
+/// publish those, whatever it uses internally.
 pub trait BlockHasher: Send + Sync {
-    /// The hash of a block of `tokens` that follows the block `parent`, or starts the sequence.
+    /// Hashes a block of `tokens` that follows the block `parent` or starts the sequence.
     fn hash_block(&self, parent: Option<BlockHash>, tokens: &[TokenId]) -> BlockHash;
 }
 
-/// The scheme of routers: XXH3-64 over the parent's hash and the tokens, all little-endian.
+/// The routers' scheme: XXH3-64 over the parent's hash and the tokens, all little-endian.
 ///
 /// # Source
 /// <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>
@@ -27,7 +27,7 @@ pub trait BlockHasher: Send + Sync {
 pub struct Xxh3BlockHasher;
 
 impl Xxh3BlockHasher {
-    /// The hasher.
+    /// Returns the hasher.
     #[must_use]
     pub fn new() -> Self {
         Self
@@ -47,9 +47,9 @@ impl BlockHasher for Xxh3BlockHasher {
     }
 }
 
-/// What the first block of a sequence follows, in place of a block: its salt
-/// ([`GenerateRequest::cache_salt`](crate::GenerateRequest::cache_salt)), as a hash of another seed than blocks have. Every
-/// later block's hash depends on it through the first's.
+/// Returns the parent hash for the first block of a salted sequence
+/// ([`GenerateRequest::cache_salt`](crate::GenerateRequest::cache_salt)), with a seed that blocks do not use. Later blocks depend
+/// on the salt through the first one.
 #[must_use]
 pub fn salt_root(salt: &str) -> BlockHash {
     BlockHash(xxhash_rust::xxh3::xxh3_64_with_seed(
@@ -58,12 +58,12 @@ pub fn salt_root(salt: &str) -> BlockHash {
     ))
 }
 
-/// "genset" in ASCII: any number but 0, which hashes of blocks begin with.
+/// "genset" in ASCII: any number except 0, the seed of block hashes.
 const SALT_SEED: u64 = 0x6765_6e73_6574;
 
-/// What the first block of a sequence follows, in place of a block: `None` without salt and adapter, [`salt_root`] without an
-/// adapter. Keys and values are the adapter's too ([`GenerateRequest::adapter`](crate::GenerateRequest::adapter)), so sequences
-/// of different adapters share no block, nor do those of an adapter and of none.
+/// Returns the parent hash for the first block of a sequence: `None` without salt and adapter, [`salt_root`] without an adapter.
+/// Keys and values depend on the adapter ([`GenerateRequest::adapter`](crate::GenerateRequest::adapter)), so sequences share
+/// blocks only if they use the same adapter, or none.
 ///
 /// # Examples
 /// ```
@@ -80,7 +80,7 @@ pub fn sequence_root(salt: Option<&str>, adapter: Option<&str>) -> Option<BlockH
         return salt;
     };
     let mut state = Xxh3::with_seed(ADAPTER_SEED);
-    // Said first, so that no adapter's name begins as a salt does.
+    // Hashed first, so that an adapter's name cannot be confused with a salt.
     state.update(&[u8::from(salt.is_some())]);
     if let Some(BlockHash(salt)) = salt {
         state.update(&salt.to_le_bytes());
@@ -89,12 +89,12 @@ pub fn sequence_root(salt: Option<&str>, adapter: Option<&str>) -> Option<BlockH
     Some(BlockHash(state.digest()))
 }
 
-/// "adapter" in ASCII: any number but 0 and [`SALT_SEED`].
+/// "adapter" in ASCII: any number except 0 and [`SALT_SEED`].
 const ADAPTER_SEED: u64 = 0x0061_6461_7074_6572;
 
-/// The hashes of the full blocks of a sequence, in order; tokens past the last full block have none.
+/// Hashes the full blocks of a sequence, in order; a partial last block is ignored.
 ///
-/// `root`: what the first follows ([`sequence_root`]); `block_size`: tokens per KV block.
+/// `root`: the parent of the first block ([`sequence_root`]); `block_size`: tokens per KV block.
 ///
 /// # Examples
 /// ```
@@ -135,7 +135,7 @@ mod tests {
 
     const TWO: NonZeroU32 = NonZeroU32::new(2).unwrap();
 
-    /// Recorded values: a change of the scheme must be a decision, since fleets of mixed versions share hashes.
+    /// Recorded values: fleets of mixed versions share hashes, so a change of the scheme must be deliberate.
     #[test]
     fn the_scheme_is_frozen() {
         let hashes = hash_blocks(&Xxh3BlockHasher::new(), None, &[1, 2, 3, 4], TWO);

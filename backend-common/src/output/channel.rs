@@ -1,4 +1,4 @@
-//! [`channel`]: an engine thread writes, an [`OutputStream`] reads.
+//! [`channel`]: an engine thread writes to it, and an [`OutputStream`] reads from it.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use super::{Finish, Output, OutputStream, TokenChunk};
 use crate::context::RequestContext;
 use crate::error::{EngineError, ErrorKind};
 
-/// Items that may wait for a slow reader before the engine is told `Full`: a few decode steps, so that an engine step
-/// never waits for one client, and a client that stops reading holds a few kilobytes at most.
+/// Items that may wait for a slow reader before the engine gets `Full`: a few decode steps, so that an engine step never waits
+/// for one client. A client that stops reading holds a few kilobytes at most.
 pub(super) const DEFAULT_CAPACITY: usize = 64;
 
 type Terminal = Arc<Mutex<Option<Result<Finish, EngineError>>>>;
 
-/// A bounded channel between an engine thread and a stream, with room for 64 items.
+/// Creates a bounded channel between an engine thread and a stream, with room for 64 items.
 ///
-/// The sink counts nothing and knows nothing of the request; the stream counts what is read and makes the usage. When
-/// the request is cancelled the stream ends as cancelled at once and the sink is closed.
+/// The stream counts the items read and computes the usage; the sink knows nothing of the request. On cancellation the stream
+/// ends as cancelled at once, and the sink is closed.
 ///
 /// # Examples
 /// ```
@@ -63,7 +63,7 @@ pub fn channel(ctx: RequestContext) -> (TokenSink, OutputStream) {
     channel_with_capacity(ctx, DEFAULT_CAPACITY)
 }
 
-/// As [`channel`], with room for `capacity` items, at least 1.
+/// Like [`channel`], with room for `capacity` items, at least 1.
 pub fn channel_with_capacity(ctx: RequestContext, capacity: usize) -> (TokenSink, OutputStream) {
     let (items, receiver) = mpsc::channel(capacity.max(1));
     let terminal = Terminal::default();
@@ -84,23 +84,23 @@ pub fn channel_with_capacity(ctx: RequestContext, capacity: usize) -> (TokenSink
     (sink, OutputStream::from_raw(Box::pin(stream)))
 }
 
-/// Why [`TokenSink::send`] did not send: nobody reads any more.
+/// Why [`TokenSink::send`] failed: the stream has no reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the request was cancelled or its stream dropped; free what it holds")]
 pub struct SendError;
 
-/// Why [`TokenSink::try_send`] did not send.
+/// Why [`TokenSink::try_send`] failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TrySendError {
-    /// The reader is behind; keep the tokens and try again at the next step.
+    /// The reader is behind; keep the tokens and retry at the next step.
     #[error("the reader is behind; keep the tokens and send them with the next step")]
     Full(TokenChunk),
-    /// Nobody reads any more; free what the request holds.
+    /// The stream has no reader; free what the request holds.
     #[error("the request was cancelled or its stream dropped; free what it holds")]
     Closed,
 }
 
-/// The writing side of [`channel`]. Dropped without [`finish`](Self::finish) or [`fail`](Self::fail), the stream ends
+/// The writing side of [`channel`]. If it is dropped without [`finish`](Self::finish) or [`fail`](Self::fail), the stream ends
 /// with `StreamIncomplete`.
 #[derive(Debug)]
 #[must_use = "dropping the sink unfinished ends the stream with StreamIncomplete"]
@@ -111,20 +111,20 @@ pub struct TokenSink {
 }
 
 impl TokenSink {
-    /// Sends tokens, waiting while the reader is behind.
+    /// Sends tokens; waits while the reader is behind.
     ///
     /// # Errors
     /// [`SendError`] when the request was cancelled or the stream dropped.
     ///
     /// # Cancel safety
-    /// If another branch wins, the tokens were not sent.
+    /// If another branch wins, the tokens are not sent.
     pub async fn send(&self, chunk: TokenChunk) -> Result<(), SendError> {
         let chunk = match self.try_send(chunk) {
             Ok(()) => return Ok(()),
             Err(TrySendError::Closed) => return Err(SendError),
             Err(TrySendError::Full(chunk)) => chunk,
         };
-        // A reader that does not read does not close the channel either.
+        // A stream that is held but not polled does not close the channel on cancellation.
         tokio::select! {
             biased;
             () = self.ctx.cancelled() => Err(SendError),
@@ -135,10 +135,10 @@ impl TokenSink {
         }
     }
 
-    /// Sends tokens if there is room; never waits. For engine threads, once a step.
+    /// Sends tokens if there is room; never waits. For engine threads, once per step.
     ///
     /// # Errors
-    /// [`TrySendError::Full`] gives the tokens back, [`TrySendError::Closed`] says that nobody reads.
+    /// [`TrySendError::Full`] returns the tokens; [`TrySendError::Closed`] means that the stream has no reader.
     pub fn try_send(&self, chunk: TokenChunk) -> Result<(), TrySendError> {
         if self.is_closed() {
             return Err(TrySendError::Closed);
@@ -153,7 +153,7 @@ impl TokenSink {
             })
     }
 
-    /// Sends tokens from a thread of the engine's own, waiting while the reader is behind.
+    /// Sends tokens from an engine's own thread; blocks while the reader is behind.
     ///
     /// # Errors
     /// [`SendError`] when the request was cancelled or the stream dropped.
@@ -181,33 +181,33 @@ impl TokenSink {
         *self.terminal.lock() = Some(Err(error));
     }
 
-    /// Whether nobody reads any more, because the request was cancelled or the stream dropped.
+    /// Returns whether the stream has no reader: the request was cancelled or the stream dropped.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.items.is_closed() || self.ctx.is_cancelled()
     }
 
-    /// Whether the reader is so far behind that there is no room for another item. As only the sink adds any, one that is not
-    /// full has room for the next [`try_send`](Self::try_send), however much later that comes: an engine can leave a sequence
-    /// out of its next step instead of keeping tokens back.
+    /// Returns whether the reader is so far behind that there is no room for another item. Only the sink adds items, so if it is
+    /// not full, the next [`try_send`](Self::try_send) has room, however late: an engine can skip a sequence in its next step
+    /// instead of buffering tokens.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.items.capacity() == 0
     }
 
-    /// Waits until there is room for an item, or nobody reads any more.
+    /// Waits until there is room for an item or the stream has no reader.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
     pub async fn has_room(&self) {
         tokio::select! {
-            // The permit is given back at once: it is the room that was waited for.
+            // Only the wait matters: release the permit at once.
             permit = self.items.reserve() => drop(permit),
             () = self.ctx.cancelled() => {}
         }
     }
 
-    /// Waits until nobody reads any more.
+    /// Waits until the stream has no reader.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -218,19 +218,19 @@ impl TokenSink {
         }
     }
 
-    /// The request's context.
+    /// Returns the request's context.
     #[must_use]
     pub fn context(&self) -> &RequestContext {
         &self.ctx
     }
 }
 
-/// Waits on a thread that is no async one.
+/// Blocks a non-async thread on a future.
 ///
 /// # Panics
-/// On an async thread, which it would block.
+/// On an async thread, which must not block.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
-    // It is there already: only the panic is wanted.
+    // Already complete: called only for its panic.
     let (ready, is_ready) = oneshot::channel();
     let _ = ready.send(());
     let _ = is_ready.blocking_recv();
@@ -244,7 +244,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Wakes a thread that is parked.
+/// Unparks a thread when woken.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -288,7 +288,7 @@ impl<C: Future<Output = ()>> Stream for ChannelStream<C> {
                 this.streamed_tokens = this.streamed_tokens.saturating_add(item.token_count());
                 Poll::Ready(Some(Ok(item)))
             }
-            // The sink is gone; it left a terminal, or it did not.
+            // The sink is gone, with or without a terminal.
             Poll::Ready(None) => {
                 let terminal = this.terminal.lock().take();
                 Poll::Ready(terminal.map(|result| match result {

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::request::TokenId;
 use crate::transfer::TransferParams;
 
-/// The token ids of one item; up to four need no allocation.
+/// The token ids of one item; up to four are stored inline.
 pub type TokenIds = SmallVec<[TokenId; 4]>;
 
 /// One item of an [`OutputStream`](super::OutputStream).
@@ -15,25 +15,24 @@ pub type TokenIds = SmallVec<[TokenId; 4]>;
 pub enum Output {
     /// Generated tokens, at least one.
     Tokens(TokenChunk),
-    /// Generated text, from engines that detokenize by themselves.
+    /// Generated text, from engines that detokenize themselves.
     Text(TextChunk),
     /// One embedding for each input of an `Embed` request, in order.
     Embeddings(Vec<Vec<f32>>),
-    /// One score for each pair of a `Score` request, in order: finite, and the larger the more the texts have to do with each
-    /// other.
+    /// One score for each pair of a `Score` request, in order. Finite; larger means more relevant.
     Scores(Vec<f32>),
     /// The terminal item.
     Finished(Box<Finished>),
 }
 
 impl Output {
-    /// Whether nothing may follow.
+    /// Returns whether this is the terminal item.
     #[must_use]
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Finished(_))
     }
 
-    /// The number of completion tokens the item stands for.
+    /// Returns the number of completion tokens in the item.
     #[must_use]
     pub fn token_count(&self) -> u32 {
         match self {
@@ -51,26 +50,26 @@ impl From<TokenId> for Output {
     }
 }
 
-/// Tokens that became ready together: one for a decode step, several for speculative decoding.
+/// Tokens that became ready together: one per decode step, several with speculative decoding.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TokenChunk {
     /// The ids, in order.
     #[serde(deserialize_with = "super::token_ids::deserialize")]
     pub token_ids: TokenIds,
-    /// One entry a token when log probabilities were asked for, else empty.
+    /// One entry per token if log probabilities were requested, else empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub logprobs: Vec<TokenLogprob>,
 }
 
 impl TokenChunk {
-    /// The number of tokens.
+    /// Returns the number of tokens.
     #[must_use]
     pub fn len(&self) -> u32 {
         u32::try_from(self.token_ids.len()).unwrap_or(u32::MAX)
     }
 
-    /// Whether there is no token.
+    /// Returns whether there are no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.token_ids.is_empty()
@@ -95,13 +94,13 @@ impl FromIterator<TokenId> for TokenChunk {
     }
 }
 
-/// The log probabilities of one position, in the model's own distribution: that of its raw logits, before biases, penalties,
+/// The log probabilities at one position, in the model's own distribution: from its raw logits, before biases, penalties,
 /// temperature and grammars.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprob {
     /// Natural logarithm of the chosen token's probability, at most 0.
     pub logprob: f32,
-    /// The most probable tokens, best first; as many as were asked for.
+    /// The most probable tokens, best first; as many as were requested.
     #[serde(default)]
     pub top: Vec<TopLogprob>,
 }
@@ -115,10 +114,10 @@ pub struct TopLogprob {
     pub logprob: f32,
 }
 
-/// A piece of text and the number of tokens it stands for.
+/// A piece of text and the number of tokens in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextChunk {
-    /// The text, never part of a code point.
+    /// The text; never splits a code point.
     pub text: String,
     /// Completion tokens in it, as the engine counts them.
     pub token_count: u32,
@@ -134,12 +133,12 @@ pub enum FinishReason {
     Length,
     /// The request was cancelled; the usage covers what was streamed.
     Cancelled,
-    /// A content filter of the engine's.
+    /// The engine's content filter ended it.
     ContentFilter,
 }
 
 impl FinishReason {
-    /// The name on the wire and in metrics.
+    /// Returns the name on the wire and in metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -151,7 +150,7 @@ impl FinishReason {
     }
 }
 
-/// Tokens counted for billing. The total is computed, so it cannot disagree.
+/// Tokens counted for billing. The total is computed, so it is always consistent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Tokens of the prompt.
@@ -161,23 +160,23 @@ pub struct Usage {
     /// Prompt tokens whose KV blocks were reused, at most `prompt_tokens`; `None` when the engine does not count them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u32>,
-    /// What became of the tokens that the engine guessed; `None` when it does not speculate.
+    /// Counts of speculative tokens; `None` when the engine does not speculate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predictions: Option<PredictionTokens>,
 }
 
-/// Tokens that an engine guessed ahead of the model, so that one pass judges several. All of them were computed; `rejected` ones are
-/// no part of the answer and not among its completion tokens.
+/// Draft tokens of speculative decoding, verified by the model. All of them were computed; `rejected` ones are not part of the
+/// answer or its completion tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PredictionTokens {
-    /// Guesses that the model chose too.
+    /// Draft tokens that the model also chose.
     pub accepted: u32,
-    /// Those that it did not choose.
+    /// Draft tokens that it did not choose.
     pub rejected: u32,
 }
 
 impl PredictionTokens {
-    /// Counts those of another answer too.
+    /// Adds the counts of another answer.
     pub fn add(&mut self, other: Self) {
         self.accepted = self.accepted.saturating_add(other.accepted);
         self.rejected = self.rejected.saturating_add(other.rejected);
@@ -185,32 +184,32 @@ impl PredictionTokens {
 }
 
 impl Usage {
-    /// Prompt and completion together.
+    /// Returns the sum of prompt and completion tokens.
     #[must_use]
     pub fn total_tokens(&self) -> u32 {
         self.prompt_tokens.saturating_add(self.completion_tokens)
     }
 }
 
-/// The terminal item: how the sequence ended, what it cost, and the tokens that became ready with the end.
+/// The terminal item: how the sequence ended, its usage, and the tokens that became ready at the end.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finished {
     /// Why it ended.
     pub reason: FinishReason,
-    /// What it cost.
+    /// The tokens it used.
     pub usage: Usage,
     /// Tokens of the last step; may be empty.
     #[serde(default)]
     pub last: TokenChunk,
-    /// The stop or end-of-sequence token that ended it, which is not part of the output.
+    /// The stop or end-of-sequence token that ended it; not part of the output.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stop_token: Option<TokenId>,
-    /// What a decode engine needs to take over, from prefill engines.
+    /// What a decode engine needs to continue; set by prefill engines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transfer: Option<TransferParams>,
 }
 
-/// How an engine says that a sequence ended; the helpers add the usage and make it a [`Finished`].
+/// How an engine ends a sequence; the helpers add the usage to make it a [`Finished`].
 ///
 /// # Examples
 /// ```
@@ -223,17 +222,17 @@ pub struct Finished {
 pub struct Finish {
     /// Why it ended.
     pub reason: FinishReason,
-    /// Tokens that became ready with the end.
+    /// Tokens that became ready at the end.
     pub last: TokenChunk,
     /// The token that ended it.
     pub stop_token: Option<TokenId>,
     /// Prompt tokens whose KV blocks were reused.
     pub cached_tokens: Option<u32>,
-    /// What became of the tokens that were guessed.
+    /// Counts of speculative tokens.
     pub predictions: Option<PredictionTokens>,
-    /// The prompt's length, from engines that tokenize by themselves; others leave it to the context.
+    /// The prompt's length, from engines that tokenize themselves; other engines leave it to the context.
     pub prompt_tokens: Option<u32>,
-    /// What a decode engine needs to take over.
+    /// What a decode engine needs to continue.
     pub transfer: Option<TransferParams>,
 }
 
@@ -250,7 +249,7 @@ impl Finish {
         }
     }
 
-    /// The sequence came to its natural end.
+    /// The sequence ended naturally.
     #[must_use]
     pub fn stop() -> Self {
         Self::new(FinishReason::Stop)
@@ -271,7 +270,7 @@ impl Finish {
         Self::new(FinishReason::Length)
     }
 
-    /// The request was cancelled. The helpers do this by themselves; it is for hand-written streams.
+    /// The request was cancelled. The helpers do this themselves; for hand-written streams.
     #[must_use]
     pub fn cancelled() -> Self {
         Self::new(FinishReason::Cancelled)
@@ -291,28 +290,28 @@ impl Finish {
         self
     }
 
-    /// Adds what became of the tokens that were guessed.
+    /// Adds the counts of speculative tokens.
     #[must_use]
     pub fn with_predictions(mut self, predictions: PredictionTokens) -> Self {
         self.predictions = Some(predictions);
         self
     }
 
-    /// Sets the prompt's length, for engines that tokenize by themselves.
+    /// Sets the prompt's length, for engines that tokenize themselves.
     #[must_use]
     pub fn with_prompt_tokens(mut self, prompt_tokens: u32) -> Self {
         self.prompt_tokens = Some(prompt_tokens);
         self
     }
 
-    /// Adds what a decode engine needs to take over.
+    /// Adds what a decode engine needs to continue.
     #[must_use]
     pub fn with_transfer(mut self, transfer: TransferParams) -> Self {
         self.transfer = Some(transfer);
         self
     }
 
-    /// The terminal item, given what was streamed before it.
+    /// Builds the terminal item, given the number of tokens streamed before it.
     #[must_use]
     pub fn into_finished(self, prompt_tokens: u32, streamed_tokens: u32) -> Finished {
         let usage = Usage {

@@ -1,4 +1,4 @@
-//! [`stream`]: an async body becomes an [`OutputStream`]; what the body returns *is* the terminal.
+//! [`stream`]: turns an async body into an [`OutputStream`]; the body's return value *is* the terminal.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use crate::context::RequestContext;
 use crate::error::{EngineError, ErrorKind};
 use crate::request::TokenId;
 
-/// Turns an async body into a stream. The body writes items and returns how the sequence finished; tokens are counted
-/// as they are read, so the usage is right by construction. On cancellation the body is dropped where it waits and the
-/// stream ends as cancelled.
+/// Turns an async body into a stream. The body writes items and returns how the sequence finished. Tokens are counted as they are
+/// read, so the usage is correct by construction. On cancellation the body is dropped at its current await point and the stream
+/// ends as cancelled.
 ///
-/// Nothing runs ahead of the reader: a write waits until the item was taken.
+/// The body never runs ahead of the reader: a write waits until its item was read.
 ///
 /// # Examples
 /// ```
@@ -40,7 +40,7 @@ use crate::request::TokenId;
 /// # }).unwrap();
 /// ```
 ///
-/// Two terminals do not compile: the terminal is the value the body returns.
+/// Two terminals do not compile: the terminal is the body's return value.
 /// ```compile_fail
 /// use genset_backend_common::output::{self, Finish};
 /// use genset_backend_common::RequestContext;
@@ -79,8 +79,8 @@ where
     }))
 }
 
-/// The writing side of [`stream`], given to its body. It may be shared within the body, and moved into a task of its own, in which
-/// nobody reads the stream: once that has ended, a write fails.
+/// The writing side of [`stream`], passed to its body. It can be shared within the body, and moved into a separate task that does
+/// not read the stream. Once the stream has ended, a write fails.
 #[derive(Debug)]
 pub struct OutputWriter {
     slot: Arc<Slot>,
@@ -91,15 +91,15 @@ impl OutputWriter {
     /// Streams one token.
     ///
     /// # Errors
-    /// `Cancelled` when the request was cancelled or its stream has ended; pass it on with `?`.
+    /// `Cancelled` when the request was cancelled or its stream has ended; propagate it with `?`.
     ///
     /// # Cancel safety
-    /// A write dropped before it finished may or may not have streamed its item.
+    /// A write dropped before it completes may or may not have streamed its item.
     pub async fn token(&self, token: TokenId) -> Result<(), EngineError> {
         self.send(Output::from(token)).await
     }
 
-    /// Streams tokens that became ready together. An empty chunk is skipped.
+    /// Streams tokens that became ready together. Skips an empty chunk.
     ///
     /// # Errors
     /// As [`Self::token`].
@@ -113,7 +113,7 @@ impl OutputWriter {
         self.send(Output::Tokens(chunk)).await
     }
 
-    /// Streams text that stands for `token_count` tokens, from engines that detokenize by themselves.
+    /// Streams text with `token_count` tokens, from engines that detokenize themselves.
     ///
     /// # Errors
     /// As [`Self::token`].
@@ -169,10 +169,10 @@ impl OutputWriter {
     }
 }
 
-/// The place for one item between the writers and their stream.
+/// A slot for one item between the writers and their stream.
 ///
-/// A body that writes by itself is polled by the stream, right after an item was taken, and needs no waking. Wakers are kept for
-/// writers that something else polls: a task, a set of futures.
+/// The stream polls a body that writes directly, right after an item was read; no wake is needed. Wakers are kept for writers
+/// that are polled elsewhere: in a task or a set of futures.
 #[derive(Debug, Default)]
 struct Slot {
     held: Mutex<Held>,
@@ -181,19 +181,19 @@ struct Slot {
 #[derive(Debug, Default)]
 struct Held {
     item: Option<Output>,
-    /// Nobody reads any more.
+    /// The stream has no reader.
     is_closed: bool,
-    /// The stream's, once it has found nothing.
+    /// The stream's waker, registered when it found no item.
     reader: Option<Waker>,
-    /// Those of writers that have waited since one was last woken.
+    /// Wakers of the writers that have waited since the last wake.
     writers: SmallVec<[Waker; 1]>,
 }
 
-/// Nobody reads any more.
+/// The stream has no reader.
 struct Closed;
 
 impl Slot {
-    /// Puts an item, and waits until it was taken.
+    /// Puts an item, and waits until it was read.
     fn poll_put(
         &self,
         output: &mut Option<Output>,
@@ -222,7 +222,7 @@ impl Slot {
         Poll::Pending
     }
 
-    /// Takes the item, if there is one; else the stream is woken once there is.
+    /// Takes the item, if there is one; otherwise registers the stream's waker.
     fn take(&self, cx: &Context<'_>) -> Option<Output> {
         let mut held = self.held.lock();
         let is_own = |waker: &Waker| waker.will_wake(cx.waker());
@@ -240,7 +240,7 @@ impl Slot {
         Some(item)
     }
 
-    /// Tells the writers that nobody reads any more.
+    /// Closes the slot and wakes all writers.
     fn close(&self) {
         let mut held = self.held.lock();
         held.is_closed = true;

@@ -88,7 +88,7 @@ async fn a_body_may_write_right_before_it_returns() {
     assert_eq!(finished(items.last()).usage.completion_tokens, 4);
 }
 
-/// What a stream gives before a minute has passed, and its tokens in order of their ids.
+/// Returns a stream's items within a minute, and its tokens in order of their ids.
 async fn in_a_minute(outputs: OutputStream) -> (Vec<Result<Output, EngineError>>, Vec<TokenId>) {
     let limit = Duration::from_secs(60);
     let items = tokio::time::timeout(limit, collect(outputs)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Reads token ids from a peer. `SmallVec`'s own way makes room for as many as the peer announces: sixteen gigabytes for
+//! Decodes token ids from a peer. `SmallVec`'s own decoder allocates for as many ids as the peer announces: sixteen gigabytes for
 //! five bytes.
 
 use std::fmt;
@@ -8,7 +8,7 @@ use serde::de::{SeqAccess, Visitor};
 
 use super::TokenIds;
 
-/// Ids that room is made for on the announcement alone.
+/// The most ids to allocate for on the announcement alone.
 const TRUSTED_LEN: usize = 1024;
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(
@@ -42,7 +42,7 @@ mod tests {
 
     use super::*;
 
-    /// Three ids that announce themselves as more than memory holds.
+    /// Three ids that announce more than memory can hold.
     struct Boasting(std::ops::Range<u32>);
 
     impl Iterator for Boasting {

@@ -1,7 +1,7 @@
-//! The rules of a stream that an engine can break at run time, by name.
+//! The rules of a stream that an engine can break at run time.
 
 crate::named! {
-    /// A rule of the output contract that a stream was seen to break. Each is a metric label and a log field.
+    /// A broken rule of the output contract. Each one is a metric label and a log field.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Violation {
         /// The stream ended without `Finished` or an error.
@@ -22,13 +22,13 @@ crate::named! {
         FalseCancel = "false_cancel",
         /// The engine panicked.
         Panic = "panic",
-        /// An item of a kind the request did not ask for (text for a token request, say).
+        /// An item of a kind that the request did not ask for (such as text for a token request).
         WrongOutputKind = "wrong_output_kind",
     }
 }
 
 impl Violation {
-    /// What an engine did that broke the rule, to its author.
+    /// Describes the violation to the engine's author.
     #[must_use]
     pub const fn what(self) -> &'static str {
         match self {

@@ -1,8 +1,7 @@
-//! [`Media`]: what a chat message has beside text, as OpenAI's API writes it: `image_url` with a `data:` URL, and `input_audio`.
+//! [`Media`]: images and audio in a chat message, as in the OpenAI API: `image_url` with a `data:` URL, and `input_audio`.
 //!
-//! Frontends read and check it before they send a request, the Worker's adapter refuses what its engine does not declare, and
-//! engines that compute media themselves take the bytes out of it. Nothing here fetches a URL: what reaches an engine carries
-//! its bytes.
+//! Frontends check media before they send a request. The Worker's adapter refuses media that its engine does not declare. Engines
+//! that process media themselves decode the bytes. Nothing here fetches a URL: a request to an engine contains the bytes.
 
 use std::fmt;
 
@@ -12,14 +11,14 @@ use serde_json::Value;
 use super::ChatInput;
 use crate::error::{At, EngineError};
 
-/// The most media of one request.
+/// The maximum number of media in a request.
 pub const MAX_MEDIA: usize = 64;
 
-/// As many letters of a medium as are decoded to see what it is.
+/// The number of base64 letters to decode for content detection.
 const MAGIC_LETTERS: usize = 32;
 
 crate::named! {
-    /// A kind of medium that an engine may take.
+    /// A kind of media that an engine may take.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]
     pub enum MediaKind {
@@ -31,7 +30,7 @@ crate::named! {
 }
 
 impl MediaKind {
-    /// What a model takes that takes it.
+    /// Returns the plural, for messages about what a model takes.
     #[must_use]
     pub const fn plural(self) -> &'static str {
         match self {
@@ -42,7 +41,7 @@ impl MediaKind {
 }
 
 crate::named! {
-    /// How a medium is encoded; the name is the `format` of `input_audio`.
+    /// The encoding of a medium; the name is the `format` of `input_audio`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
     pub enum MediaFormat {
         /// PNG.
@@ -65,7 +64,7 @@ crate::named! {
 }
 
 impl MediaFormat {
-    /// The kind of medium.
+    /// Returns the kind of media.
     #[must_use]
     pub const fn kind(self) -> MediaKind {
         match self {
@@ -74,7 +73,7 @@ impl MediaFormat {
         }
     }
 
-    /// Its usual media type.
+    /// Returns the usual media type.
     #[must_use]
     pub const fn media_type(self) -> &'static str {
         match self {
@@ -89,7 +88,7 @@ impl MediaFormat {
         }
     }
 
-    /// The format of a media type, such as `image/png`.
+    /// Returns the format of a media type, such as `image/png`.
     #[must_use]
     pub fn of_media_type(media_type: &str) -> Option<Self> {
         let is = |name: &str| media_type.eq_ignore_ascii_case(name);
@@ -103,7 +102,7 @@ impl MediaFormat {
         })
     }
 
-    /// What bytes are that begin so.
+    /// Detects the format from the first bytes.
     #[must_use]
     pub fn of_bytes(bytes: &[u8]) -> Option<Self> {
         match bytes {
@@ -119,7 +118,7 @@ impl MediaFormat {
             [b'f', b'L', b'a', b'C', ..] => Some(Self::Flac),
             [b'O', b'g', b'g', b'S', ..] => Some(Self::Ogg),
             [b'I', b'D', b'3', ..] => Some(Self::Mp3),
-            // A frame's sync, and a layer that is not the reserved one.
+            // The sync word of a frame, and a layer other than the reserved one.
             [0xff, second, ..] if second & 0xe0 == 0xe0 && second & 0x06 != 0 => Some(Self::Mp3),
             _ => None,
         }
@@ -131,14 +130,14 @@ impl MediaFormat {
     }
 }
 
-/// What is wrong with a part of a message: a phrase that goes on from the part's place.
+/// What is wrong with a part of a message: a phrase that continues the part's location.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MediaError {
-    /// The part is not one of the API's.
+    /// The part does not have the API's form.
     #[error("expected an object with a type and what belongs to it")]
     NoPart,
-    /// The part is of a type that nobody takes.
+    /// The part has an unsupported type.
     #[error(
         "parts of type {kind:?} are not available, only \"text\", \"image_url\" and \"input_audio\""
     )]
@@ -146,23 +145,23 @@ pub enum MediaError {
         /// The type.
         kind: String,
     },
-    /// The URL is none that carries its content.
+    /// The URL does not contain its content.
     #[error("expected a URL of the form data:image/png;base64,...")]
     NotData,
-    /// The medium is in a format that is not known.
+    /// The format is unknown.
     #[error("{format:?} is none of the formats that are known: {known}")]
     UnknownFormat {
-        /// What was named.
+        /// The named format.
         format: String,
-        /// Those that are known.
+        /// The known formats.
         known: String,
     },
-    /// The content is something else than it is said to be.
+    /// The content has another format than stated.
     #[error("its content is {found}, and it is said to be {}", .said.name())]
     OtherContent {
-        /// What was named.
+        /// The stated format.
         said: MediaFormat,
-        /// What it is.
+        /// The detected format.
         found: &'static str,
     },
     /// The content is not base64.
@@ -170,7 +169,7 @@ pub enum MediaError {
     NotBase64,
 }
 
-/// A medium of a message: its bytes, in base64 where the message has them.
+/// A medium of a message; borrows the base64 text.
 ///
 /// # Examples
 /// ```
@@ -199,7 +198,7 @@ impl fmt::Debug for Media<'_> {
     }
 }
 
-/// What a part of a message is, before its content is looked at.
+/// A part of a message, before its content is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part<'a> {
     /// Text.
@@ -208,15 +207,15 @@ pub enum Part<'a> {
     ImageUrl(&'a str),
     /// Sound.
     Audio {
-        /// Its bytes in base64.
+        /// The bytes in base64.
         data: &'a str,
-        /// Its format's name.
+        /// The name of the format.
         format: &'a str,
     },
 }
 
 impl<'a> Part<'a> {
-    /// What a part is.
+    /// Classifies a part.
     ///
     /// # Errors
     /// [`MediaError::NoPart`] or [`MediaError::UnknownPart`].
@@ -235,7 +234,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The kind of medium; `None` for text.
+    /// Returns the kind of media; `None` for text.
     #[must_use]
     pub const fn kind(&self) -> Option<MediaKind> {
         match self {
@@ -245,7 +244,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The medium that it carries; `None` for text.
+    /// Returns the medium of the part; `None` for text.
     ///
     /// # Errors
     /// As [`Media::of_url`] and [`Media::of_audio`].
@@ -259,7 +258,7 @@ impl<'a> Part<'a> {
 }
 
 impl<'a> Media<'a> {
-    /// The medium of a part; `None` for text. Its format is known and its first bytes are of that format.
+    /// Returns the medium of a part; `None` for text. Its format is known, and its first bytes match.
     ///
     /// # Errors
     /// What is wrong with the part.
@@ -267,13 +266,13 @@ impl<'a> Media<'a> {
         Part::of(part)?.media()
     }
 
-    /// The medium in a `data:` URL, which must be of this kind.
+    /// Returns the medium of a `data:` URL, which must be of this kind.
     ///
     /// # Errors
     /// What is wrong with the URL.
     ///
     /// # Source
-    /// RFC 2397; parameters of the media type are passed over.
+    /// RFC 2397; parameters of the media type are ignored.
     pub fn of_url(url: &'a str, kind: MediaKind) -> Result<Self, MediaError> {
         let scheme = url.get(..5).ok_or(MediaError::NotData)?;
         let (head, base64) = url[scheme.len()..]
@@ -293,7 +292,7 @@ impl<'a> Media<'a> {
         Self { format, base64 }.checked()
     }
 
-    /// The medium in `input_audio`.
+    /// Returns the medium of `input_audio`.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -309,7 +308,7 @@ impl<'a> Media<'a> {
         .checked()
     }
 
-    /// Looks at the first bytes.
+    /// Checks the first bytes against the format.
     fn checked(self) -> Result<Self, MediaError> {
         let letters = self.base64.len().min(MAGIC_LETTERS);
         let beginning = self.base64.get(..letters).ok_or(MediaError::NotBase64)?;
@@ -323,26 +322,26 @@ impl<'a> Media<'a> {
         })
     }
 
-    /// Its format.
+    /// Returns the format.
     #[must_use]
     pub const fn format(&self) -> MediaFormat {
         self.format
     }
 
-    /// Its kind.
+    /// Returns the kind.
     #[must_use]
     pub const fn kind(&self) -> MediaKind {
         self.format.kind()
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         let padding = self.base64.bytes().rev().take_while(|byte| *byte == b'=');
         (self.base64.len() / 4 * 3).saturating_sub(padding.count())
     }
 
-    /// Checks that all of it is base64, without a copy.
+    /// Checks that the whole text is base64, without a copy.
     ///
     /// # Errors
     /// [`MediaError::NotBase64`].
@@ -355,7 +354,7 @@ impl<'a> Media<'a> {
         is_good.then_some(()).ok_or(MediaError::NotBase64)
     }
 
-    /// Its bytes.
+    /// Decodes the bytes.
     ///
     /// # Errors
     /// [`MediaError::NotBase64`].
@@ -372,7 +371,7 @@ fn unknown_format(format: &str, kind: MediaKind) -> MediaError {
     }
 }
 
-/// The six bits of a letter of base64.
+/// Returns the six bits of a base64 letter.
 const fn value_of(letter: u8) -> Option<u8> {
     match letter {
         b'A'..=b'Z' => Some(letter - b'A'),
@@ -384,7 +383,7 @@ const fn value_of(letter: u8) -> Option<u8> {
     }
 }
 
-/// The bytes of whole groups of four letters; padding ends them.
+/// Decodes whole groups of four letters; padding ends them.
 fn decode(base64: &str) -> Result<Vec<u8>, MediaError> {
     let mut bytes = Vec::with_capacity(base64.len() / 4 * 3);
     for group in base64.trim_end_matches('=').as_bytes().chunks(4) {
@@ -400,7 +399,7 @@ fn decode(base64: &str) -> Result<Vec<u8>, MediaError> {
     Ok(bytes)
 }
 
-/// Where a part stands in a chat. It reads `messages[1].content[0]`.
+/// The location of a part in a chat. Displayed as `messages[1].content[0]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartPlace {
     /// The message.
@@ -422,7 +421,7 @@ impl From<PartPlace> for At {
 }
 
 impl ChatInput {
-    /// The parts of its messages, each with its place. A content that is a text has none.
+    /// Returns the parts of the messages with their locations. A plain text `content` has none.
     pub fn parts(&self) -> impl Iterator<Item = (PartPlace, &Value)> {
         let messages = self.messages.iter().enumerate();
         messages.flat_map(|(message, value)| {
@@ -433,11 +432,11 @@ impl ChatInput {
         })
     }
 
-    /// Its media, in order.
+    /// Returns the media, in order.
     ///
     /// # Errors
-    /// `InvalidArgument` or `Unsupported`, naming the part: it is none, of a type that is not known, refers to what it should carry,
-    /// or is not what it is said to be; or there are more than [`MAX_MEDIA`].
+    /// `InvalidArgument` or `Unsupported`, naming the part: it is malformed, has an unknown type, refers to external content, or
+    /// does not match its stated format; or there are more than [`MAX_MEDIA`].
     pub fn media(&self) -> Result<Vec<(PartPlace, Media<'_>)>, EngineError> {
         let mut media = Vec::new();
         for (at, value) in self.parts() {

@@ -1,32 +1,32 @@
-//! [`NotResumable`]: what in a request keeps its answer, once begun, from going on at another instance. Pure.
+//! [`NotResumable`]: why an answer that has begun cannot continue at another instance. Pure.
 //!
-//! The router asks before it makes a request that goes on, and the Worker's adapter refuses those it should not have made:
-//! both by [`Capabilities::resumes`](crate::Capabilities::resumes).
+//! The router checks before it resumes a request, and the Worker's adapter refuses requests that should not resume: both call
+//! [`Capabilities::resumes`](crate::Capabilities::resumes).
 
 use std::error::Error;
 use std::fmt;
 
 use super::{GenerateRequest, Input};
 
-/// Why the answer to a request cannot go on at another instance once it has begun.
+/// Why an answer that has begun cannot continue at another instance.
 ///
-/// `Display` is a clause for the client. It is also the source of the error of an answer that is lost so.
+/// `Display` is a clause for the client. The value is also the source of the error of a lost answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotResumable {
-    /// The engine declares no way to go on from another instance's tokens.
+    /// The engine declares no way to resume from another instance's tokens.
     Undeclared,
-    /// The prompt or the answer is no tokens, but text or media.
+    /// The prompt or the answer is not tokens, but text or media.
     NotTokens,
-    /// Its seed draws by the place in the answer.
+    /// The seed draws by the position in the answer.
     Seed,
     /// A penalty counts the answer's tokens.
     Penalty,
-    /// A grammar goes on from the answer's text.
+    /// A grammar depends on the answer's text.
     Guided,
 }
 
 impl NotResumable {
-    /// The clause for the client.
+    /// Returns the clause for the client.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {
@@ -60,14 +60,14 @@ impl fmt::Display for NotResumable {
 impl Error for NotResumable {}
 
 impl GenerateRequest {
-    /// Whether the rest of the answer depends on the answer so far as on any other context, so that a longer prompt has the same
-    /// rest: for engines that declare [`resume_as_prompt`](crate::Capabilities::resume_as_prompt).
+    /// Returns whether the rest of the answer depends on the tokens so far only as on any other context, so that a longer prompt
+    /// has the same rest: for engines that declare [`resume_as_prompt`](crate::Capabilities::resume_as_prompt).
     ///
-    /// The limits on the length do not stand in the way, for the router takes off what was given, nor do log probabilities,
-    /// biases and stop tokens, which are each token's own. Stop strings no engine sees.
+    /// Length limits do not prevent it, since the router subtracts the tokens already streamed. Log probabilities, biases and
+    /// stop tokens do not either: they concern each token alone. Engines never see stop strings.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// What prevents it.
     ///
     /// # Examples
     /// ```
@@ -91,7 +91,7 @@ impl GenerateRequest {
         if sampling.seed.is_some() {
             return Err(NotResumable::Seed);
         }
-        // Of the prompt's tokens some engines count none for the repetition penalty either.
+        // Some engines do not count prompt tokens, not even for the repetition penalty.
         if is_set(sampling.presence_penalty, 0.0)
             || is_set(sampling.frequency_penalty, 0.0)
             || is_set(sampling.repetition_penalty, 1.0)
@@ -123,7 +123,7 @@ mod tests {
             |r| (r.sampling.temperature, r.sampling.top_p) = (Some(0.8), Some(0.9)),
             |r| r.sampling.logit_bias = [(3, 1.0)].into(),
             |r| r.output.logprobs = Some(2),
-            // They ask for nothing.
+            // These options have no effect.
             |r| {
                 r.sampling.presence_penalty = Some(0.0);
                 r.sampling.frequency_penalty = Some(0.0);

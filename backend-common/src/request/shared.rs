@@ -1,5 +1,5 @@
-//! [`Shared`]: the parts of a request that may be large. The choices of one request have them in common, and an engine that
-//! keeps a request keeps them once.
+//! [`Shared`]: holds the parts of a request that may be large. The choices of one request share them, so an engine that keeps
+//! several holds them once.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A value that clones have in common: a clone costs the same however large the value is.
+/// A value shared by its clones: a clone is cheap however large the value is.
 ///
-/// It reads like the value itself. Changing it changes no other clone: where others have it as well, it is copied first.
-/// On the wire it is the value.
+/// It derefs to the value. Mutation copies the value first if other clones share it. On the wire it is the plain value.
 ///
 /// # Examples
 /// ```
@@ -25,7 +24,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct Shared<T>(Arc<T>);
 
 impl<T: Clone> Shared<T> {
-    /// The value, which is copied only where another clone has it too.
+    /// Returns the value; copies it only if another clone shares it.
     #[must_use]
     pub fn into_inner(self) -> T {
         Arc::unwrap_or_clone(self.0)

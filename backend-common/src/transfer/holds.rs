@@ -1,4 +1,4 @@
-//! [`KvHolds`]: what a prefill engine holds for others to fetch, each under a name and for a time.
+//! [`KvHolds`]: what a prefill engine holds for other workers to fetch, each under a name and for a limited time.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-/// Holds of an engine, `T` being what frees the blocks when it is dropped. Clones share.
+/// The holds of an engine; dropping a `T` frees its blocks. Clones share state.
 ///
-/// A hold ends when it is [taken](Self::take), [released](Self::release), when its request is [aborted](Self::abort), and when its
-/// time is over, as long as somebody waits in [`expire`](Self::expire).
+/// A hold ends when it is [taken](Self::take), [released](Self::release), when its request is [aborted](Self::abort), or when its
+/// lease expires, provided that a task runs [`expire`](Self::expire).
 pub struct KvHolds<T> {
     shared: Arc<Shared<T>>,
 }
@@ -21,9 +21,9 @@ pub struct KvHolds<T> {
 struct Shared<T> {
     lease: Duration,
     holds: Mutex<HashMap<u64, Hold<T>>>,
-    /// Holds, and what was taken and is not dropped yet.
+    /// The number of holds, including those taken and not dropped yet.
     count: watch::Sender<usize>,
-    /// There is a first hold.
+    /// Notified when a hold is added.
     begun: Notify,
 }
 
@@ -33,21 +33,21 @@ struct Hold<T> {
     expires: Instant,
 }
 
-/// What was held, on its way to whoever fetches it. Dropping it frees the blocks.
+/// A value that was taken, in transit to its receiver. Dropping it frees the blocks.
 pub struct Held<T> {
     value: T,
     _counted: Counted,
 }
 
 impl<T> Held<T> {
-    /// What was held.
+    /// Returns the value.
     #[must_use]
     pub fn value(&self) -> &T {
         &self.value
     }
 }
 
-/// One of a count, until it is dropped.
+/// Counts as one until dropped.
 struct Counted(watch::Sender<usize>);
 
 impl Drop for Counted {
@@ -57,7 +57,7 @@ impl Drop for Counted {
 }
 
 impl<T: Send + 'static> KvHolds<T> {
-    /// No holds; each to come lasts `lease`.
+    /// Creates an empty set, in which each hold lasts `lease`.
     #[must_use]
     pub fn new(lease: Duration) -> Self {
         let shared = Shared {
@@ -71,7 +71,7 @@ impl<T: Send + 'static> KvHolds<T> {
         }
     }
 
-    /// Holds `value` for a request; returns its name, which nobody can guess.
+    /// Holds `value` for a request; returns an unguessable name.
     #[must_use]
     pub fn hold(&self, request_id: &str, value: T) -> u64 {
         let shared = &self.shared;
@@ -97,7 +97,7 @@ impl<T: Send + 'static> KvHolds<T> {
         name
     }
 
-    /// What is held under `name`, which is held there no more.
+    /// Returns what is held under `name`, and ends the hold.
     #[must_use]
     pub fn take(&self, name: u64) -> Option<Held<T>> {
         let hold = self.shared.holds.lock().remove(&name);
@@ -105,7 +105,7 @@ impl<T: Send + 'static> KvHolds<T> {
             .map(|hold| hold.held)
     }
 
-    /// Frees what is held under `name`; nothing where that is not held.
+    /// Frees what is held under `name`, if anything.
     pub fn release(&self, name: u64) {
         let hold = self.shared.holds.lock().remove(&name);
         drop(hold);
@@ -116,21 +116,21 @@ impl<T: Send + 'static> KvHolds<T> {
         self.remove(|hold| hold.request_id == request_id);
     }
 
-    /// Frees all that is held.
+    /// Frees everything that is held.
     pub fn clear(&self) {
         self.remove(|_| true);
     }
 
-    /// What is held, and what was taken and is on its way.
+    /// Returns the number of holds, including those in transit.
     #[must_use]
     pub fn count(&self) -> usize {
         *self.shared.count.borrow()
     }
 
-    /// Frees each hold when its time is over. Ends never.
+    /// Frees each hold when its lease expires. Never ends.
     ///
     /// # Cancel safety
-    /// Holds last until somebody waits here again.
+    /// Holds stay until `expire` runs again.
     pub async fn expire(&self) {
         loop {
             let next = self
@@ -162,7 +162,7 @@ impl<T: Send + 'static> KvHolds<T> {
     /// Nothing is lost when the future is dropped.
     pub async fn drained(&self) {
         let mut count = self.shared.count.subscribe();
-        // The sender is ours, so it does not go.
+        // `self` owns the sender, so the wait cannot fail.
         let _ = count.wait_for(|count| *count == 0).await;
     }
 
@@ -174,7 +174,7 @@ impl<T: Send + 'static> KvHolds<T> {
             .filter_map(|(name, hold)| is_over(hold).then_some(*name))
             .collect();
         over.extend(names.iter().filter_map(|name| holds.remove(name)));
-        // What they free may take locks of its own.
+        // Dropping the values may take other locks.
         drop(holds);
         over.len()
     }
@@ -232,7 +232,7 @@ mod tests {
         };
         expire.await;
         assert!(holds.take(names[3]).is_none());
-        // What is on its way is not over, and a drain waits for it.
+        // A hold in transit does not expire, and a drain waits for it.
         assert_eq!((holds.count(), Arc::strong_count(&blocks)), (1, 2));
         let drained = tokio::time::timeout(Duration::from_secs(1), holds.drained());
         assert!(drained.await.is_err());
@@ -255,7 +255,7 @@ mod tests {
             () = holds.expire() => 0,
             held = begun => held,
         };
-        // At 60 s, the last of them, made at 40 s, is held.
+        // At 60 s, the last one, from 40 s, is still held.
         assert_eq!(held, 1);
     }
 }

@@ -1,4 +1,4 @@
-//! [`receiving`]: an answer whose KV blocks are fetched while it is waited for.
+//! [`receiving`]: fetches an answer's KV blocks while the answer is polled.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,7 +10,7 @@ use crate::output::{Output, OutputStream};
 
 type Fetch = Pin<Box<dyn Future<Output = Result<(), EngineError>> + Send>>;
 
-/// `outputs` with a fetch that runs whenever they are polled, until it is done. An error of the fetch ends the answer. Dropping the
+/// Wraps `outputs` and polls `fetch` along with it, until it completes. An error of the fetch ends the answer. Dropping the
 /// answer drops the fetch.
 pub fn receiving(
     outputs: OutputStream,
@@ -24,7 +24,7 @@ pub fn receiving(
 
 struct Receiving {
     fetch: Option<Fetch>,
-    /// `None` after an error of the fetch.
+    /// `None` after a failed fetch.
     outputs: Option<OutputStream>,
 }
 
@@ -47,7 +47,7 @@ impl Stream for Receiving {
         };
         let item = Pin::new(outputs).poll_next(cx);
         if matches!(&item, Poll::Ready(Some(Ok(output))) if output.is_terminal()) {
-            // Nobody waits for the rest of it.
+            // The answer has ended; drop the rest of the fetch.
             this.fetch = None;
         }
         item

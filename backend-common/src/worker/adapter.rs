@@ -1,5 +1,6 @@
-//! The adapter: every request passes it on the way to the engine, every item on the way back. It refuses what the engine
-//! does not declare, admits, contains panics, keeps deadlines, enforces the rules of a stream and counts those broken.
+//! The adapter: every request passes through it on the way to the engine, and every item on the way back. It refuses what the
+//! engine does not declare, admits requests, contains panics, enforces deadlines and the rules of a stream, and counts
+//! violations.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -27,7 +28,7 @@ use crate::output::{OutputStream, Violation};
 use crate::ports::Generate;
 use crate::request::{GenerateRequest, Input};
 
-/// An engine behind the rules.
+/// An engine behind the adapter.
 pub(super) struct Adapter {
     engine: Arc<dyn LLMEngine>,
     config: EngineConfig,
@@ -39,7 +40,7 @@ pub(super) struct Adapter {
 }
 
 impl Adapter {
-    /// Follows how many requests were let to the engine.
+    /// Subscribes to the number of admitted requests.
     pub(super) fn admitted(&self) -> watch::Receiver<Admitted> {
         self.admission.subscribe()
     }
@@ -64,7 +65,7 @@ impl Adapter {
         }
     }
 
-    /// Prompt and answer together stay in the context, also where the operator has lowered it.
+    /// Limits prompt and answer together to the context, even if the operator has lowered it.
     fn bound_answer(&self, request: &mut GenerateRequest) {
         if let Input::Tokens(_) = request.input {
             let max_tokens = request.max_tokens(self.config.context_length_tokens);
@@ -73,7 +74,7 @@ impl Adapter {
         }
     }
 
-    /// The longest silence of an answer. Vectors and scores come when all are computed, so only the deadline ends their wait.
+    /// Returns the idle limit of an answer. Embeddings and scores arrive all at once, so only the deadline limits their wait.
     fn idle_timeout(&self, input: &Input) -> Option<Duration> {
         match input {
             Input::Tokens(_) | Input::Text(_) | Input::Chat(_) => self.limits.idle_timeout,
@@ -81,7 +82,7 @@ impl Adapter {
         }
     }
 
-    /// Deadline and prompt length of the request as the engine sees it.
+    /// Returns the engine's view of the context, with deadline and prompt length.
     fn engine_context(&self, request: &GenerateRequest, ctx: &RequestContext) -> RequestContext {
         let mut ctx = ctx
             .child()
@@ -104,7 +105,7 @@ impl Adapter {
         let unanswered = CancelOnDrop(Some(ctx.clone()));
         let ticket = self.in_flight.enter(&ctx)?;
         let permit = match ctx.header(PROBE_HEADER) {
-            // A canary asks whether the engine lives, not whether there is room.
+            // A canary checks that the engine is alive, not that it has room.
             Some(_) => None,
             None => Some(self.admission.admit(&ctx).await?),
         };
@@ -132,7 +133,7 @@ impl Adapter {
         Ok(OutputStream::from_raw(Box::pin(guarded)))
     }
 
-    /// The engine's `generate`, under the request's deadline and cancellation, with panics contained.
+    /// Calls the engine's `generate` under the request's deadline and cancellation, and contains panics.
     async fn call_engine(
         &self,
         request: GenerateRequest,
@@ -184,10 +185,10 @@ impl Drop for CancelOnDrop {
     }
 }
 
-/// Stands for "no deadline" where an instant is needed.
+/// Represents "no deadline" where an instant is needed.
 const FAR_FUTURE: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Limit of the engine's `abort`, which nobody waits for: a worker that stops leaves no hint behind.
+/// Limit of the engine's `abort`. Nothing waits for the call, but its task must end with the worker.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(3);
 
 #[async_trait]
@@ -206,7 +207,7 @@ impl Generate for Adapter {
     }
 }
 
-/// Tells the engine that a request it accepted is not wanted any more.
+/// Tells the engine that an accepted request is no longer wanted.
 pub(super) struct Abort {
     engine: Arc<dyn LLMEngine>,
     pub(super) ctx: RequestContext,
@@ -214,8 +215,7 @@ pub(super) struct Abort {
 }
 
 impl Abort {
-    /// Cancels the request and sends the hint, which nobody waits for. Needs no runtime of its own: without one the hint
-    /// is left out, as a hint may be.
+    /// Cancels the request and sends the hint without waiting. Without a runtime the hint is skipped, which is allowed.
     pub(super) fn send(&self) {
         self.ctx.cancel(CancelReason::Client);
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
@@ -228,7 +228,7 @@ impl Abort {
     }
 }
 
-/// What a contained panic becomes: an error of its request, with the panic's text in the log only.
+/// Converts a contained panic into an error of its request; the panic's text goes only to the log.
 pub(super) fn panic_error(ctx: &RequestContext, panic: &(dyn std::any::Any + Send)) -> EngineError {
     tracing::error!(
         request_id = ctx.id(),
@@ -243,7 +243,7 @@ pub(super) fn panic_error(ctx: &RequestContext, panic: &(dyn std::any::Any + Sen
     .with_request_id(ctx.id())
 }
 
-/// The text of a panic, where it has one.
+/// Returns the text of a panic, if it has one.
 pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()

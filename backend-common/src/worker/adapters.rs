@@ -1,5 +1,5 @@
-//! [`AdapterBoard`]: the adapters that the engine has, as the Worker publishes them. It has the engine load those that the operator
-//! named at start, and, once an engine has come up again, those that it had before.
+//! [`AdapterBoard`]: the engine's adapters, as the Worker publishes them. It loads the operator's adapters at start, and reloads
+//! the previous ones once an engine has recovered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use crate::controls::{Adapter, EngineControls, MAX_ADAPTERS};
 use crate::engine::LLMEngine;
 use crate::error::{At, EngineError, ErrorKind};
 
-/// How long the engine may take to say what it has. Then what is known without it counts, and the next change is not held up.
+/// Limit of the engine's adapter listing. After it the known list counts, and the next change is not delayed.
 const LIST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is known of the engine's adapters. Clones share.
+/// The known adapters of the engine. Clones share state.
 #[derive(Debug, Clone)]
 pub(super) struct AdapterBoard {
     loaded: Arc<watch::Sender<Vec<Adapter>>>,
-    /// The model's own names, once the engine has started and declares adapters.
+    /// The model's own names, once the engine has started with adapter support.
     model_names: Arc<Mutex<Option<Vec<String>>>>,
-    /// One asks for the list at a time, so that no older list takes the place of a newer one.
+    /// Serializes listings, so that an older list cannot replace a newer one.
     listing: Arc<Semaphore>,
 }
 
@@ -36,15 +36,15 @@ impl Default for AdapterBoard {
 }
 
 impl AdapterBoard {
-    /// Follows the adapters that are loaded.
+    /// Subscribes to the loaded adapters.
     pub(super) fn subscribe(&self) -> watch::Receiver<Vec<Adapter>> {
         self.loaded.subscribe()
     }
 
-    /// Has an engine that has just started load what it has not of `asked`.
+    /// Loads the adapters in `asked` that a started engine does not have.
     ///
     /// # Errors
-    /// The engine serves no adapters, or cannot load one.
+    /// The engine does not support adapters, or cannot load one.
     pub(super) async fn begin(
         &self,
         engine: &dyn LLMEngine,
@@ -82,12 +82,12 @@ impl AdapterBoard {
         Ok(())
     }
 
-    /// Whether any adapter is loaded.
+    /// Returns whether any adapter is loaded.
     pub(super) fn has_any(&self) -> bool {
         !self.loaded.borrow().is_empty()
     }
 
-    /// Has an engine that came up again load what it has lost. What it cannot load is off the list from then on.
+    /// Reloads the adapters that a recovered engine has lost. Those that cannot be loaded are no longer listed.
     pub(super) async fn restore(&self, engine: &dyn LLMEngine) {
         let wanted = self.loaded.borrow().clone();
         let Some(controls) = engine.controls().filter(|_| !wanted.is_empty()) else {
@@ -95,7 +95,7 @@ impl AdapterBoard {
         };
         let there = match known_to(controls).await {
             Ok(Some(there)) => there,
-            // Who does not say keeps what it had, as far as anybody can know.
+            // An engine that does not list its adapters is assumed to have kept them.
             Ok(None) => return,
             Err(error) => {
                 tracing::warn!(%error, "the engine does not say which adapters it has");
@@ -117,7 +117,7 @@ impl AdapterBoard {
         self.publish(controls, |known| *known = loaded).await;
     }
 
-    /// Checks an adapter that is to be loaded.
+    /// Checks an adapter before it is loaded.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the field.
@@ -140,7 +140,7 @@ impl AdapterBoard {
         Ok(())
     }
 
-    /// Publishes what the engine says that it has now; where it says nothing, what `change` makes of what was known.
+    /// Publishes the adapters that the engine reports; if it reports none, applies `change` to the known list.
     pub(super) async fn publish(
         &self,
         controls: &dyn EngineControls,
@@ -149,7 +149,7 @@ impl AdapterBoard {
         if self.model_names.lock().is_none() {
             return;
         }
-        // Nobody closes the semaphore.
+        // The semaphore is never closed.
         let _turn = self.listing.acquire().await;
         let told = tokio::time::timeout(LIST_TIMEOUT, known_to(controls)).await;
         let told = told.ok().and_then(Result::ok).flatten();
@@ -168,7 +168,7 @@ impl AdapterBoard {
     }
 }
 
-/// The adapters that the engine says it has; `None` where it does not say.
+/// Returns the adapters that the engine reports; `None` if it does not list them.
 async fn known_to(controls: &dyn EngineControls) -> Result<Option<Vec<Adapter>>, EngineError> {
     match controls.adapters().await {
         Ok(adapters) => Ok(Some(adapters)),
@@ -177,12 +177,12 @@ async fn known_to(controls: &dyn EngineControls) -> Result<Option<Vec<Adapter>>,
     }
 }
 
-/// Whether clients can be told of it.
+/// Returns whether the adapter may be listed for clients.
 fn is_listable(adapter: &Adapter) -> bool {
     adapter.check().is_ok()
 }
 
-/// An error with the adapter's name. A folder that is not found is the flag's mistake.
+/// Adds the adapter's name to an error. A folder that is not found is an error in the flag.
 fn of(adapter: &Adapter, error: EngineError) -> EngineError {
     let message = format!("{}: {}", adapter.name, error.message());
     let kind = if error.kind() == ErrorKind::NotFound {

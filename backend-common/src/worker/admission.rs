@@ -1,4 +1,4 @@
-//! Admission: a bounded number of requests run, a bounded number wait, the rest are refused at once.
+//! Admission: a bounded number of requests run, a bounded number wait, and further ones are refused at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use crate::context::{CancelReason, RequestContext};
 use crate::error::{EngineError, ErrorKind};
 use crate::handles::Admitted;
 
-/// The gate before the engine. Waiting requests are admitted first come, first served.
+/// The gate before the engine. Waiting requests are admitted in order of arrival.
 #[derive(Debug, Clone)]
 pub(super) struct Admission {
     permits: Arc<Semaphore>,
@@ -24,7 +24,7 @@ pub(super) struct Admission {
     counts: Arc<watch::Sender<Admitted>>,
 }
 
-/// A place in the engine; dropping it admits the next.
+/// A slot in the engine; dropping it admits the next request.
 #[derive(Debug)]
 pub(super) struct Permit {
     _permit: OwnedSemaphorePermit,
@@ -71,16 +71,15 @@ impl Admission {
         }
     }
 
-    /// Follows how many requests it let through, and keeps waiting.
+    /// Subscribes to the number of admitted and waiting requests.
     pub(super) fn subscribe(&self) -> watch::Receiver<Admitted> {
         self.counts.subscribe()
     }
 
-    /// Waits for a place in the engine.
+    /// Waits for a slot in the engine.
     ///
     /// # Errors
-    /// `Overloaded` when too many wait already; the error of the cancellation when the request is cancelled or its
-    /// deadline passes meanwhile.
+    /// `Overloaded` if too many requests wait; the cancellation's error if the request is cancelled or its deadline passes.
     pub(super) async fn admit(&self, ctx: &RequestContext) -> Result<Permit, EngineError> {
         if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
             return Ok(self.permit(permit));

@@ -1,4 +1,4 @@
-//! The canary: a small request on the path clients use, that says whether the engine answers.
+//! The canary: a small request on the path that clients use, which checks that the engine answers.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -21,14 +21,14 @@ use crate::ports::Registration;
 use crate::request::{ChatInput, GenerateRequest, Input, ScorePair};
 use crate::transfer::TransferParams;
 
-/// The header that marks a canary: it passes admission, so that clients who fill a worker and read nothing cannot make its
+/// The header that marks a canary. Canaries bypass admission, so that clients that fill a worker without reading cannot make its
 /// engine look dead.
 pub(super) const PROBE_HEADER: &str = "genset-probe";
 
-/// How often it is looked for steps in the time before a canary.
+/// How often steps are sampled in the interval before a canary.
 const LOOKS: u32 = 10;
 
-/// The request to probe with. A decode instance is to compute its prompt itself.
+/// Returns the probing request. A decode instance must compute its prompt itself.
 pub(super) fn request(started: &Started) -> GenerateRequest {
     let mut request = request_of(&started.config, &started.card);
     if started.card.role == Role::Decode {
@@ -37,7 +37,7 @@ pub(super) fn request(started: &Started) -> GenerateRequest {
     request
 }
 
-/// The engine's own, or one token in and one out.
+/// Returns the engine's own canary, or one with one token in and one out.
 fn request_of(config: &EngineConfig, card: &ModelCard) -> GenerateRequest {
     if let Some(request) = &config.canary {
         return (**request).clone();
@@ -77,7 +77,7 @@ fn request_of(config: &EngineConfig, card: &ModelCard) -> GenerateRequest {
     request
 }
 
-/// The whole body of a request to the API that the model is offered by.
+/// Returns a whole request body for the API that the model serves.
 fn body_for(card: &ModelCard) -> String {
     let mut body = serde_json::json!({"model": card.name, "max_tokens": 1, "stream": false});
     if card.endpoint_types.contains(&EndpointType::Chat) {
@@ -91,7 +91,7 @@ fn body_for(card: &ModelCard) -> String {
 /// Sends one canary and waits for its terminal.
 ///
 /// # Errors
-/// What the request failed with, in a line that says so; `DeadlineExceeded` when it took too long.
+/// The request's error, as one line; `DeadlineExceeded` when it took too long.
 pub(super) async fn probe(
     registration: &dyn Registration,
     request: GenerateRequest,
@@ -125,14 +125,14 @@ pub(super) async fn probe(
         })
 }
 
-/// Whether an engine's answers show nothing before they are whole: vectors, scores, and bodies that are not streamed.
+/// Returns whether the engine's answers arrive only as a whole: embeddings, scores, and bodies that are not streamed.
 fn answers_whole(config: &EngineConfig) -> bool {
     let can = &config.capabilities;
     can.whole_bodies || !can.inputs.iter().any(|kind| kind.is_prompt())
 }
 
-/// Watches a serving engine: whenever nothing was heard from it for an interval, a canary is sent. A worker whose canary
-/// failed is not ready until the engine is heard again. Returns the last error once too many canaries in a row have failed.
+/// Monitors a serving engine: sends a canary after each interval without a sign of life. After a failed canary the worker is not
+/// ready until the engine answers again. Returns the last error after too many consecutive failures.
 pub(super) async fn watch(
     reachable: Reachable,
     config: CanaryConfig,
@@ -146,7 +146,7 @@ pub(super) async fn watch(
     let (request, answers_whole) = (request(&started), answers_whole(&started.config));
     let mut failures = 0;
     let mut since = Instant::now();
-    // The requests that came before the first canary of this silence. Those that come later do not make it longer.
+    // The number of requests before the first canary of this silence. Later ones do not extend the silence.
     let mut first = None;
     loop {
         let (heard, steps) = (in_flight.heartbeats(), in_flight.steps());
@@ -159,20 +159,20 @@ pub(super) async fn watch(
             false => probe(&*registration, request.clone(), config.timeout)
                 .await
                 .err()
-                // A full engine is alive: it refuses, or the canary waits behind others; only silence counts.
+                // A full engine is alive: it refuses, or the canary waits behind others. Only silence counts.
                 .filter(|error| error.kind() != ErrorKind::Overloaded)
                 .filter(|_| in_flight.heartbeats() == heard),
         };
         let is_late =
             (silence.as_ref()).is_some_and(|error| error.kind() == ErrorKind::DeadlineExceeded);
-        // One that waits behind a long prompt sees no item of it, but its steps.
+        // A canary behind a long prompt gets no item, but the engine computes steps.
         let has_stepped = is_late && in_flight.steps() != steps;
         since = match last_step {
-            // It has been silent from there on.
+            // The silence began at this step.
             Some(step) if has_stepped && in_flight.steps() == before => step,
             Some(_) | None => Instant::now(),
         };
-        // One that waits behind an answer that comes whole sees none of it. Each has its deadline.
+        // A canary may wait behind an answer that arrives as a whole. Each such request has its own deadline.
         let may_wait = is_late && answers_whole && in_flight.has_one_of_first(came);
         if (in_flight.heartbeats(), in_flight.steps()) != (heard, steps) {
             first = None;
@@ -191,7 +191,7 @@ pub(super) async fn watch(
     }
 }
 
-/// Waits until `until`. When the engine was last seen to have computed a step meanwhile: at that time or before.
+/// Waits until `until`. Returns an upper bound for the time of the last step in that period, if there was one.
 async fn wait(in_flight: &InFlight, until: Instant) -> Option<Instant> {
     let begun = Instant::now();
     let pause = until.saturating_duration_since(begun) / LOOKS;

@@ -1,4 +1,4 @@
-//! [`WorkerConfig`]: how a Worker treats its engine: names and overrides for the card, limits and deadlines.
+//! [`WorkerConfig`]: a Worker's settings for its engine: names and overrides for the card, limits and deadlines.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::controls::Adapter;
 use crate::engine::Role;
 use crate::error::{At, EngineError};
 
-/// How a Worker treats its engine. `Default` is what production wants; every limit can be changed.
+/// A Worker's settings for its engine. `Default` suits production; every limit can be changed.
 ///
 /// # Examples
 /// ```
@@ -23,27 +23,27 @@ use crate::error::{At, EngineError};
 /// ```
 #[derive(Debug, Clone)]
 pub struct WorkerConfig {
-    /// The name clients use; `None` for the engine's.
+    /// The name clients use; `None` for the engine's name.
     pub model_name: Option<String>,
     /// Other names for the model.
     pub aliases: Vec<String>,
-    /// The APIs to offer; `None` for all the engine can.
+    /// The APIs to offer; `None` for all that the engine supports.
     pub endpoint_types: Option<BTreeSet<EndpointType>>,
     /// Lowers the context length; `None` for the engine's.
     pub context_length_tokens: Option<u32>,
-    /// The part the instance plays.
+    /// The role of the instance.
     pub role: Role,
-    /// The tool-call parser by name.
+    /// The name of the tool-call parser.
     pub tool_parser: Option<String>,
-    /// The reasoning parser by name.
+    /// The name of the reasoning parser.
     pub reasoning_parser: Option<String>,
-    /// How often a request may move to another instance; 0 for never.
+    /// How often a request may migrate to another instance; 0 disables migration.
     pub migration_limit: u32,
     /// Free metadata for the card.
     pub user_data: Value,
     /// Files a frontend needs.
     pub artifacts: Vec<Artifact>,
-    /// LoRA adapters that the engine is to have before it serves.
+    /// LoRA adapters to load before the worker serves.
     pub adapters: Vec<Adapter>,
     /// Limits on requests.
     pub limits: RequestLimits,
@@ -51,31 +51,30 @@ pub struct WorkerConfig {
     pub start_timeout: Duration,
     /// Limit of each call to request plane and discovery.
     pub register_timeout: Duration,
-    /// How long requests in flight may go on once the worker drains.
+    /// How long running requests may continue once the worker drains.
     pub grace: Duration,
     /// Limit of the engine's `drain`.
     pub drain_timeout: Duration,
     /// Limit of the engine's `cleanup`.
     pub cleanup_timeout: Duration,
-    /// The canary.
+    /// Settings for the canary.
     pub canary: CanaryConfig,
 }
 
 /// Limits on the requests of one worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestLimits {
-    /// Requests in the engine at once, at least 1. More wait. What the engine declares as
-    /// [`max_num_seqs`](EngineConfig::max_num_seqs) does not lower it: which of them come first is the engine's choice.
+    /// The maximum number of requests in the engine, at least 1. Further requests wait. The engine's
+    /// [`max_num_seqs`](EngineConfig::max_num_seqs) does not lower it: the engine schedules its requests itself.
     pub max_running: usize,
-    /// Requests that may wait. More are refused as `Overloaded`.
+    /// The maximum number of waiting requests. Further ones are refused as `Overloaded`.
     pub max_waiting: usize,
-    /// Deadline of requests that bring none; `None` for no deadline. Of a request that another instance had before, it counts from
-    /// when that one began.
+    /// Deadline of requests without one; `None` for no deadline. For a migrated request it counts from the start at the first
+    /// instance.
     pub request_timeout: Option<Duration>,
-    /// The longest silence between two items of a stream of tokens or text, met within twice its length; `None` for no limit. It
-    /// counts from when `generate` has returned the stream, and from the engine's last
-    /// [step](crate::HealthReporter::report_step) where it reports them. Before the first item, an engine that answers others is
-    /// not silent.
+    /// The longest silence between two items of a stream of tokens or text, enforced within twice its length; `None` for no
+    /// limit. It counts from the return of `generate`, and from the engine's last [step](crate::HealthReporter::report_step) if
+    /// it reports steps. Before the first item, an engine that answers other requests is not silent.
     pub idle_timeout: Option<Duration>,
 }
 
@@ -90,14 +89,14 @@ impl Default for RequestLimits {
     }
 }
 
-/// How a Worker probes its engine: once before it is listed, then whenever nothing was heard from it for an interval.
+/// How a Worker probes its engine: once before it is listed, then after each interval without a sign of life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CanaryConfig {
     /// Silence after which a canary is sent; `None` to probe only at start.
     pub interval: Option<Duration>,
     /// Limit of one canary.
     pub timeout: Duration,
-    /// Failures in a row after which a serving engine counts as dead, at least 1.
+    /// Consecutive failures after which a serving engine counts as dead, at least 1.
     pub max_failures: u32,
 }
 
@@ -137,7 +136,7 @@ impl Default for WorkerConfig {
 }
 
 impl WorkerConfig {
-    /// Checks the values that have a range.
+    /// Checks the values against their ranges.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the field.
@@ -179,10 +178,10 @@ impl WorkerConfig {
         Ok(())
     }
 
-    /// The engine's config and card with the operator's overrides applied.
+    /// Returns the engine's config and card with the operator's overrides.
     ///
     /// # Errors
-    /// `InvalidArgument` when an override contradicts what the engine can do.
+    /// `InvalidArgument` when an override contradicts the engine's abilities.
     pub fn apply(
         &self,
         mut engine: EngineConfig,

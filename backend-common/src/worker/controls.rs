@@ -1,4 +1,4 @@
-//! Administrative requests on their way to the engine's typed controls.
+//! Maps administrative requests to the engine's typed controls.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
@@ -16,8 +16,8 @@ use crate::engine::LLMEngine;
 use crate::error::{EngineError, ErrorKind};
 use crate::ports::Control;
 
-/// The engine's controls, or their absence, with panics contained. What was begun is ended and published, also when the caller
-/// leaves, unless the engine is to clean up before.
+/// The engine's controls, if any, with panics contained. A started operation completes and is published even if the caller
+/// leaves, unless the engine's cleanup comes first.
 #[derive(Clone)]
 pub(super) struct ControlAdapter {
     pub(super) engine: Arc<dyn LLMEngine>,
@@ -103,7 +103,7 @@ impl ControlAdapter {
     }
 }
 
-/// The engine's controls for who holds the worker's handle. It keeps no engine alive, and asks none that does not serve.
+/// The engine's controls for the holder of the worker's handle. It holds the engine weakly, and calls it only while it serves.
 #[derive(Debug, Clone)]
 pub(super) struct HandleControl {
     pub(super) engine: Weak<dyn LLMEngine>,
@@ -113,7 +113,7 @@ pub(super) struct HandleControl {
 }
 
 impl HandleControl {
-    /// The engine, while requests may reach it.
+    /// Returns the engine while requests may reach it.
     fn serving(&self) -> Option<Arc<dyn LLMEngine>> {
         match *self.state.borrow() {
             State::Serving(_) | State::Suspended(_) | State::Draining { .. } => {

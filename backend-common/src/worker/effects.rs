@@ -1,7 +1,7 @@
 //! The effects of the lifecycle that take time: calls of the engine and of the ports, and waits for requests in flight.
 //!
-//! Each is an [`Operation`] that ends with its [`Answer`]; dropping it ends it. The shell runs one at a time. What needs an
-//! instance that can be reached is a method of [`Reachable`], so that it cannot be asked for before there is one.
+//! Each is an [`Operation`] that completes with its [`Answer`]; dropping it cancels it. The shell runs one at a time. Operations
+//! that need a reachable instance are methods of [`Reachable`], so they cannot be called before there is one.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,10 +33,10 @@ const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Pauses between attempts to list again, doubling from the first to the last.
 const RELIST_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// What the shell waits for.
+/// An operation that the shell awaits.
 pub(super) type Operation = Pin<Box<dyn Future<Output = Answer> + Send>>;
 
-/// What an operation came back with.
+/// The result of an operation.
 pub(super) enum Answer {
     Event(Event),
     Failed(Event, EngineError),
@@ -44,14 +44,14 @@ pub(super) enum Answer {
     Reachable(Reachable),
 }
 
-/// What a started engine says of itself, with the operator's overrides.
+/// A started engine's declaration, with the operator's overrides.
 #[derive(Clone)]
 pub(super) struct Started {
     pub(super) config: EngineConfig,
     pub(super) card: ModelCard,
 }
 
-/// What every operation needs.
+/// The state that operations need.
 pub(super) struct Effects {
     pub(super) engine: Arc<dyn LLMEngine>,
     pub(super) config: WorkerConfig,
@@ -88,7 +88,7 @@ impl Effects {
         })
     }
 
-    /// Makes the instance reachable, and opens the door.
+    /// Makes the instance reachable, and starts to accept requests.
     pub(super) fn serve(&self, started: Started) -> Operation {
         let adapter = Adapter::new(
             Arc::clone(&self.engine),
@@ -158,7 +158,7 @@ impl Effects {
         })
     }
 
-    /// Ends every request in flight, now.
+    /// Ends every request in flight immediately.
     pub(super) fn abort_in_flight(&self, reason: CancelReason) {
         let cancelled = self.in_flight.cancel_all(reason);
         if cancelled > 0 {
@@ -190,7 +190,7 @@ impl Effects {
         let (calls, limit) = (self.calls.clone(), self.config.cleanup_timeout);
         Box::pin(async move {
             calls.settled().await;
-            // A stop may come before the task of `start` ran at all.
+            // A stop may come before the task of `start` has run.
             if !calls.has_called() {
                 return Answer::Event(Event::CleanedUp);
             }
@@ -203,7 +203,7 @@ impl Effects {
     }
 }
 
-/// An instance that the request plane reaches.
+/// An instance that is reachable on the request plane.
 #[derive(Clone)]
 pub(super) struct Reachable {
     pub(super) started: Started,
@@ -234,7 +234,7 @@ impl Reachable {
         })
     }
 
-    /// Sends canaries while the engine is silent; ends with the error of the last.
+    /// Sends canaries while the engine is silent; completes with the error of the last one.
     pub(super) fn watch_canaries(
         &self,
         effects: &Effects,
@@ -289,7 +289,7 @@ impl Reachable {
         })
     }
 
-    /// Ends the service. One more stop makes its deadline now.
+    /// Ends the service. One more stop expires its deadline.
     pub(super) async fn close(self, effects: &Effects, stops: &Stops) {
         let call = async move {
             self.registration.close().await;

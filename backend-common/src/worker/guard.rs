@@ -1,4 +1,4 @@
-//! The rules of one stream, checked item by item: [`Guard`] judges, [`GuardedStream`] carries.
+//! Checks the rules of one stream, item by item: [`Guard`] judges items, [`GuardedStream`] carries them.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -21,11 +21,10 @@ use crate::request::{GenerateRequest, Input};
 
 type Item = Result<Output, EngineError>;
 
-/// After so many items that were ready at once, the deadline is looked at all the same: often enough to be met, seldom
-/// enough to cost nothing.
+/// The deadline is checked after this many consecutive ready items: often enough to be enforced, rarely enough to cost nothing.
 const ITEMS_BETWEEN_LIMITS: u64 = 64;
 
-/// The kinds of items a request may be answered with.
+/// The kinds of output items that a request allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OutputKinds {
     Tokens,
@@ -55,7 +54,7 @@ impl OutputKinds {
     }
 }
 
-/// What a request's stream must keep to.
+/// The rules for a request's stream.
 pub(super) struct Guard {
     ctx: RequestContext,
     telemetry: Telemetry,
@@ -63,10 +62,10 @@ pub(super) struct Guard {
     max_tokens: u32,
     knows_prompt: bool,
     answers_with: OutputKinds,
-    /// Tokens the engine gave, which its usage must agree with.
+    /// Tokens from the engine, which its usage must match.
     given_tokens: u32,
     is_cut: bool,
-    /// Tokens the client got, which are billed.
+    /// Tokens sent to the client, which are billed.
     streamed_tokens: u32,
 }
 
@@ -102,7 +101,7 @@ impl Guard {
         );
     }
 
-    /// The error of a request whose stream cannot be mended.
+    /// Returns the error of a request whose stream cannot be repaired.
     fn broken(&self, kind: ErrorKind, violation: Violation) -> EngineError {
         self.violation(violation);
         let what = violation.what();
@@ -110,7 +109,8 @@ impl Guard {
         EngineError::new(kind, message).with_request_id(self.ctx.id())
     }
 
-    /// An item on its way to the client: passed, mended, dropped (`None`), or turned into an error that ends the stream.
+    /// Judges an item on its way to the client: passes, repairs or drops it (`None`), or turns it into an error that ends the
+    /// stream.
     fn judge(&mut self, output: Output) -> Option<Item> {
         if !self.answers_with.contain(&output) {
             self.violation(Violation::WrongOutputKind);
@@ -144,7 +144,7 @@ impl Guard {
         (!chunk.is_empty()).then_some(Ok(Output::Tokens(chunk)))
     }
 
-    /// The terminal of an engine that goes on past `max_tokens`: nobody waits for its own.
+    /// Returns the terminal for an engine that continues past `max_tokens`; its own is not awaited.
     fn cut(&mut self) -> Output {
         self.violation(Violation::TooManyTokens);
         self.is_cut = true;
@@ -157,7 +157,7 @@ impl Guard {
         self.check_usage(&finished);
         self.truncate(&mut finished.last);
         self.streamed_tokens = self.streamed_tokens.saturating_add(finished.last.len());
-        // What was delivered is what is billed, whatever the engine says.
+        // The client pays for what was delivered, whatever the engine reports.
         finished.usage.completion_tokens = self.streamed_tokens;
         if self.knows_prompt {
             finished.usage.prompt_tokens = self.ctx.prompt_tokens();
@@ -175,7 +175,7 @@ impl Guard {
         Err(self.broken(ErrorKind::Internal, Violation::TokenOutOfRange))
     }
 
-    /// Cuts what is over `max_tokens`.
+    /// Truncates a chunk to `max_tokens`.
     fn truncate(&self, chunk: &mut TokenChunk) {
         let room = self.max_tokens.saturating_sub(self.streamed_tokens);
         if chunk.len() > room {
@@ -195,7 +195,7 @@ impl Guard {
         }
     }
 
-    /// The terminal of a cancelled request.
+    /// Returns the terminal of a cancelled request.
     fn cancelled(&self) -> Item {
         match self.ctx.cancel_reason().unwrap_or(CancelReason::Client) {
             CancelReason::Client => {
@@ -210,8 +210,7 @@ impl Guard {
     }
 }
 
-/// A stream of the engine's under guard. It holds the request's places in the engine; dropping it frees them and tells
-/// the engine.
+/// The engine's stream under guard. It holds the request's slots in the engine; dropping it frees them and notifies the engine.
 pub(super) struct GuardedStream {
     outputs: Option<OutputStream>,
     guard: Guard,
@@ -237,7 +236,7 @@ impl GuardedStream {
         idle_timeout: Option<Duration>,
     ) -> Self {
         let cancelled = Box::pin(guard.ctx.cancelled_owned());
-        // The engine may have kept the request waiting in `generate`, which is no silence of the stream.
+        // The engine may queue the request in `generate`, which does not count as silence of the stream.
         let clock = Clock::new(
             guard.ctx.deadline(),
             idle_timeout,
@@ -263,12 +262,12 @@ impl GuardedStream {
         }
     }
 
-    /// The next item of the engine's, or why there is none.
+    /// Returns the engine's next item, or the reason why there is none.
     fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<Item> {
         if self.guard.ctx.is_cancelled() {
             return Poll::Ready(self.guard.cancelled());
         }
-        // An engine that is always ready never comes to its limits below.
+        // An engine that is always ready never reaches the limit checks below.
         if self.items % ITEMS_BETWEEN_LIMITS == ITEMS_BETWEEN_LIMITS - 1
             && let Poll::Ready(item) = self.poll_limits(cx)
         {
@@ -280,7 +279,7 @@ impl GuardedStream {
         let polled = std::panic::catch_unwind(AssertUnwindSafe(|| Pin::new(outputs).poll_next(cx)));
         match polled {
             Ok(Poll::Ready(Some(Ok(output)))) => {
-                // Only the engine's own items are a sign of life, not the errors made here.
+                // Only the engine's own items are a sign of life, not errors created here.
                 self.in_flight.heartbeat();
                 if self.is_canary() {
                     self.in_flight.canary_heartbeat();
@@ -300,7 +299,7 @@ impl GuardedStream {
                 }
             }
             Ok(Poll::Ready(Some(Err(error)))) => Poll::Ready(Err(self.engine_error(error))),
-            // OutputStream gives a terminal before it ends.
+            // `OutputStream` yields a terminal before it ends.
             Ok(Poll::Ready(None)) => Poll::Ready(Err(CancelReason::EngineDead.to_error())),
             Ok(Poll::Pending) => self.poll_limits(cx),
             Err(panic) => {
@@ -359,12 +358,12 @@ impl GuardedStream {
         }
     }
 
-    /// Whether the request asks for the engine's health alone: it has no permit.
+    /// Returns whether the request is a canary, which has no permit.
     fn is_canary(&self) -> bool {
         matches!(&self.places, Some((_, None)))
     }
 
-    /// How much of the prompt was reused. A request that was cut or cancelled does not know.
+    /// Records how much of the prompt was reused; unknown if the request was cut or cancelled.
     fn note_prompt(&self, finished: &Finished) {
         let knows = finished.reason != FinishReason::Cancelled && !self.guard.is_cut;
         if knows && !self.is_canary() {
@@ -375,7 +374,7 @@ impl GuardedStream {
         }
     }
 
-    /// Once: frees the places, tells the engine if it does not know, counts.
+    /// Runs once: frees the slots, notifies the engine if it does not know, and counts the end.
     fn end(&mut self, end: RequestEnd) {
         if std::mem::replace(&mut self.is_ended, true) {
             return;
@@ -400,7 +399,7 @@ impl GuardedStream {
         );
     }
 
-    /// After the terminal: one look for an item that must not be there.
+    /// After the terminal: polls once for an item that must not exist.
     fn poll_rest(&mut self, cx: &mut Context<'_>) {
         let Some(outputs) = self.outputs.as_mut() else {
             return;
@@ -416,7 +415,7 @@ impl GuardedStream {
         self.drop_outputs();
     }
 
-    /// Drops the engine's stream. What panics in it then ends here.
+    /// Drops the engine's stream, and contains a panic in it.
     fn drop_outputs(&mut self) {
         let outputs = self.outputs.take();
         let dropped = std::panic::catch_unwind(AssertUnwindSafe(|| drop(outputs)));
@@ -451,20 +450,20 @@ impl Drop for GuardedStream {
     }
 }
 
-/// What moves while the engine works for a request that has had so many items: the steps that it reports, and before the first item,
-/// which may wait for its turn in the engine, also what others are answered.
+/// Returns a counter that changes while the engine makes progress for a request with `items` items: reported steps. Before the
+/// first item, when the request may be queued in the engine, answers to others count too.
 fn progress(in_flight: &InFlight, items: u64) -> u64 {
     let answers = if items == 0 { in_flight.answers() } else { 0 };
     in_flight.steps().wrapping_add(answers)
 }
 
-/// The deadline and the idle limit of one stream, on one timer that is touched only when it fires.
+/// The deadline and the idle limit of one stream, on one timer that is reset only when it fires.
 struct Clock {
     sleep: Option<Pin<Box<Sleep>>>,
     deadline: Option<Instant>,
     idle: Option<Duration>,
     was_active: bool,
-    /// The engine's [`progress`] as of the last time the timer fired.
+    /// The engine's [`progress`] when the timer last fired.
     progress: u64,
 }
 
@@ -490,8 +489,8 @@ impl Clock {
         self.was_active = true;
     }
 
-    /// Ready, with a message, when a limit has passed. An engine that has made `progress` is not silent: the request waits for its
-    /// turn, or its prompt is computed.
+    /// Returns a message when a limit has passed. An engine with new `progress` is not silent: the request is queued, or its
+    /// prompt is being computed.
     fn poll(&mut self, cx: &mut Context<'_>, progress: u64) -> Poll<String> {
         let Some(sleep) = self.sleep.as_mut() else {
             return Poll::Pending;

@@ -1,4 +1,4 @@
-//! The requests in flight: counted, awaited, and cancelled together.
+//! The requests in flight: counts them, waits for them, and cancels them together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::context::{CancelReason, RequestContext};
 use crate::error::EngineError;
 use crate::handles::HealthReporter;
 
-/// Every request between the door and its terminal. Clones share.
+/// All requests between entry and terminal. Clones share state.
 #[derive(Debug, Clone)]
 pub(super) struct InFlight {
     shared: Arc<Shared>,
@@ -25,14 +25,14 @@ struct Shared {
     next_key: AtomicU64,
     requests: Mutex<HashMap<u64, RequestContext>>,
     count: watch::Sender<usize>,
-    /// Items heard from the engine, ever; shows the canary whether it is needed.
+    /// The number of items from the engine; the canary reads it as a sign of life.
     heartbeats: AtomicU64,
-    /// Those of them that were canaries'.
+    /// Those that belonged to canaries.
     of_canaries: AtomicU64,
 }
 
 impl InFlight {
-    /// None yet, and the door is closed. `health` is where the engine reports its steps.
+    /// Starts empty and refuses requests. `health` receives the engine's steps.
     pub(super) fn new(health: HealthReporter) -> Self {
         Self {
             shared: Arc::default(),
@@ -40,22 +40,22 @@ impl InFlight {
         }
     }
 
-    /// Lets requests in.
+    /// Starts to accept requests.
     pub(super) fn open_door(&self) {
         self.shared.is_open.store(true, Ordering::Release);
     }
 
-    /// Lets no request in any more.
+    /// Stops accepting requests.
     pub(super) fn close_door(&self) {
-        // Under the lock, so that every request is either counted already or refused.
+        // Under the lock: every request is either counted already or refused.
         let _requests = self.shared.requests.lock();
         self.shared.is_open.store(false, Ordering::Release);
     }
 
-    /// Counts a request in until the ticket is dropped.
+    /// Counts a request until the ticket is dropped.
     ///
     /// # Errors
-    /// `EngineShutdown`, retryable, while the door is closed.
+    /// `EngineShutdown`, retryable, while requests are not accepted.
     pub(super) fn enter(&self, ctx: &RequestContext) -> Result<Ticket, EngineError> {
         let key = self.shared.next_key.fetch_add(1, Ordering::Relaxed);
         let mut requests = self.shared.requests.lock();
@@ -73,17 +73,17 @@ impl InFlight {
         })
     }
 
-    /// Requests in flight now.
+    /// Returns the number of requests in flight.
     pub(super) fn count(&self) -> usize {
         *self.shared.count.borrow()
     }
 
-    /// How many requests came up to now, ever.
+    /// Returns the number of requests so far.
     pub(super) fn came(&self) -> u64 {
         self.shared.next_key.load(Ordering::Relaxed)
     }
 
-    /// Whether one of the first `came` requests is still in flight, and before its deadline.
+    /// Returns whether one of the first `came` requests is still in flight and before its deadline.
     pub(super) fn has_one_of_first(&self, came: u64) -> bool {
         let has_time = |ctx: &RequestContext| ctx.time_left() != Some(Duration::ZERO);
         let requests = self.shared.requests.lock();
@@ -95,7 +95,7 @@ impl InFlight {
     /// Waits until nothing is in flight.
     pub(super) async fn idle(&self) {
         let mut count = self.shared.count.subscribe();
-        // The sender lives in `self`, so the wait cannot fail.
+        // `self` owns the sender, so the wait cannot fail.
         drop(count.wait_for(|count| *count == 0).await);
     }
 
@@ -108,34 +108,34 @@ impl InFlight {
         requests.len()
     }
 
-    /// Notes that the engine gave an item that is not an error.
+    /// Counts an item from the engine that is not an error.
     pub(super) fn heartbeat(&self) {
         self.shared.heartbeats.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that the item was a canary's.
+    /// Counts the item as a canary's.
     pub(super) fn canary_heartbeat(&self) {
         self.shared.of_canaries.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Items heard from the engine, ever.
+    /// Returns the number of items from the engine.
     pub(super) fn heartbeats(&self) -> u64 {
         self.shared.heartbeats.load(Ordering::Relaxed)
     }
 
-    /// Items of clients' requests heard from the engine, ever.
+    /// Returns the number of items for clients' requests.
     pub(super) fn answers(&self) -> u64 {
         let of_canaries = self.shared.of_canaries.load(Ordering::Relaxed);
         self.heartbeats().wrapping_sub(of_canaries)
     }
 
-    /// Steps that the engine reported, ever.
+    /// Returns the number of steps that the engine reported.
     pub(super) fn steps(&self) -> u64 {
         self.health.steps()
     }
 }
 
-/// One request's place among those in flight.
+/// A request's entry among those in flight.
 #[derive(Debug)]
 pub(super) struct Ticket {
     in_flight: InFlight,

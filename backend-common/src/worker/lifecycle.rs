@@ -1,5 +1,5 @@
-//! The lifecycle of a worker: an enum and one pure function. The shell (`super::shell`) performs the effects and feeds the
-//! answers back; nothing here knows how.
+//! The lifecycle of a worker: an enum and one pure function. The shell (`super::shell`) performs the effects and feeds back their
+//! answers.
 //!
 //! ```text
 //! Created -> Starting -> Registering -> Serving -> Draining -> CleaningUp -> Stopped
@@ -7,7 +7,7 @@
 //!                             +-- Suspended+
 //! ```
 //!
-//! What holds in every order of events is proven in `lifecycle/tests.rs`, over the whole reachable state space.
+//! `lifecycle/tests.rs` proves the invariants for every order of events, over the whole reachable state space.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
@@ -16,22 +16,22 @@
 
 use crate::context::CancelReason;
 
-/// Where a worker is in its life. A state owns exactly its data.
+/// The state of a worker. Each state owns exactly its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
     /// Nothing was called yet.
     Created,
     /// `start` runs.
     Starting,
-    /// `start` returned `Ok`; the instance is being made reachable, probed and listed, in this order.
+    /// `start` returned `Ok`; the instance is made reachable, probed and listed, in this order.
     Registering(Registering),
     /// Clients may send requests.
     Serving(Listing),
-    /// The engine is down and mends itself; nothing is listed. Once it is up again, it is probed as a new one is.
+    /// The engine is down and recovers by itself; nothing is listed. Once it is up, it is probed like a new one.
     Suspended(Suspended),
-    /// No new requests; those in flight finish.
+    /// New requests are refused; running ones finish.
     Draining {
-        /// How far it is.
+        /// The current step.
         step: Draining,
         /// Why the worker stops.
         cause: StopCause,
@@ -52,57 +52,57 @@ pub enum State {
 /// The steps of becoming routable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Registering {
-    /// The request plane begins to carry requests to the instance; nobody knows of it.
+    /// The request plane starts to carry requests to the instance, which is not listed.
     Serving,
-    /// A canary goes through the path clients use.
+    /// A canary takes the path that clients use.
     Probing,
-    /// Discovery is told.
+    /// The instance is listed in discovery.
     Listing,
 }
 
-/// Whether discovery knows of a serving instance.
+/// Whether discovery lists a serving instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Listing {
-    /// It does.
+    /// Listed.
     Listed,
-    /// It lost it, and is being told again.
+    /// Discovery lost it; it is being listed again.
     Relisting,
 }
 
-/// The steps of waiting for an engine that mends itself.
+/// The steps of waiting for an engine to recover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Suspended {
-    /// The instance is taken off the list.
+    /// The instance is being unlisted.
     Unlisting,
-    /// The engine is up again before the list said no.
+    /// The engine is up again before the instance was unlisted.
     UpWhileUnlisting,
-    /// Off the list; the engine is down.
+    /// Unlisted; the engine is down.
     Waiting,
 }
 
 /// The steps of draining.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Draining {
-    /// The instance is taken off the list.
+    /// The instance is being unlisted.
     Unlisting,
     /// Requests in flight finish, until the grace deadline.
     Finishing,
     /// The engine's `drain` runs.
     EngineDraining,
-    /// What is left was cancelled and delivers its terminals.
+    /// The remaining requests were cancelled and deliver their terminals.
     Cancelling,
 }
 
 /// Why a worker stops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StopCause {
-    /// It was asked to, by a signal or its owner.
+    /// Requested by a signal or the owner.
     Requested,
-    /// `start` did not succeed.
+    /// `start` failed.
     StartFailed(Fault),
     /// The instance could not be made reachable or listed.
     RegistrationFailed,
-    /// The canary did not come back right.
+    /// The canary failed.
     CanaryFailed,
     /// The engine reported itself dead.
     EngineDied,
@@ -122,18 +122,18 @@ pub enum Fault {
 /// How a worker ended. [`Outcome::exit_code`] is what a shell sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// Asked to stop; every request finished and `cleanup` succeeded.
+    /// Stopped on request; every request finished and `cleanup` succeeded.
     Clean,
-    /// Asked to stop; work was cut short by the grace deadline or a second signal.
+    /// Stopped on request; the grace deadline or a second signal cut work short.
     Forced,
-    /// It stopped for a fault.
+    /// Stopped because of a fault.
     Failed(StopCause),
-    /// `cleanup` did not succeed.
+    /// `cleanup` failed.
     CleanupFailed(Fault),
 }
 
 impl Outcome {
-    /// The process's exit code: 0 clean, 1 failed, 3 forced. (2 is a usage error, which only who read the command line knows.)
+    /// Returns the process's exit code: 0 clean, 1 failed, 3 forced. (2 is a usage error, outside the lifecycle.)
     #[must_use]
     pub const fn exit_code(self) -> u8 {
         match self {
@@ -144,13 +144,12 @@ impl Outcome {
     }
 }
 
-/// What happens to a worker: answers to effects, and news from outside. An event that a state does not expect changes
-/// nothing.
+/// An input of the lifecycle: an answer to an effect, or an external event. A state ignores unexpected events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// The owner says go.
+    /// The owner starts the worker.
     Begin,
-    /// The owner, or a signal, says stop. Said again, every deadline is now.
+    /// The owner or a signal requests a stop. A second one expires every deadline.
     Stop,
     /// Answer to `CallStart`.
     Started,
@@ -170,19 +169,19 @@ pub enum Event {
     LeaseLost,
     /// The engine reported itself dead, or stopped answering canaries.
     EngineDied,
-    /// The engine reported that it is down, and mends itself. Counts from the first canary on: before that, the canary says it.
+    /// The engine reported that it is down and recovers. Counts from the first canary on; earlier, the canary detects it.
     EngineDown,
     /// The engine reported that it is up again.
     EngineUp,
-    /// Answer to `Unlist`, also when discovery could not be reached.
+    /// Answer to `Unlist`, even if discovery was unreachable.
     Unlisted,
     /// Answer to `AwaitInFlight`: nothing is in flight.
     Idle,
     /// Answer to `AwaitInFlight`: the grace deadline passed.
     GraceOver,
-    /// Answer to `CallDrain`, however it went.
+    /// Answer to `CallDrain`, with any result.
     Drained,
-    /// Answer to `CancelInFlight`: every request has its terminal, or the wait for it is over.
+    /// Answer to `CancelInFlight`: every request has its terminal, or the wait timed out.
     Cancelled,
     /// Answer to `CallCleanup`.
     CleanedUp,
@@ -190,46 +189,45 @@ pub enum Event {
     CleanupFailed(Fault),
 }
 
-/// What the shell must do, in order. Those marked *answered* run until their answer comes or [`Effect::Interrupt`] drops
-/// them; at most one runs at a time.
+/// What the shell must do, in order. Effects marked *answered* run until their answer comes or [`Effect::Interrupt`] drops them;
+/// at most one of them runs at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Drop the operation that runs, if any; its answer will not come.
+    /// Drop the running operation, if any; its answer will not come.
     Interrupt,
     /// Call the engine's `start`. *Answered* by `Started` or `StartFailed`.
     CallStart,
-    /// Make the instance reachable and open the door. *Answered* by `Reachable` or `RegistrationFailed`.
+    /// Make the instance reachable and accept requests. *Answered* by `Reachable` or `RegistrationFailed`.
     Serve,
     /// Send a canary. *Answered* by `ProbePassed` or `ProbeFailed`.
     Probe,
     /// List the instance. *Answered* by `Listed` or `RegistrationFailed`.
     List,
-    /// List the instance again under the same id, until it works. *Answered* by `Listed`.
+    /// List the instance again under the same id, until it succeeds. *Answered* by `Listed`.
     Relist,
     /// Refuse new requests with a retryable error.
     CloseDoor,
-    /// Take requests again.
+    /// Accept requests again.
     OpenDoor,
-    /// Take the instance off the list. *Answered* by `Unlisted`.
+    /// Unlist the instance. *Answered* by `Unlisted`.
     Unlist,
     /// Wait for the requests in flight. *Answered* by `Idle` or `GraceOver`.
     AwaitInFlight,
     /// Call the engine's `drain`. *Answered* by `Drained`.
     CallDrain,
-    /// End every request in flight with this reason's error, now, and wait until each has its terminal. *Answered* by
-    /// `Cancelled`.
+    /// End every request in flight with this reason's error, and wait until each has its terminal. *Answered* by `Cancelled`.
     CancelInFlight(CancelReason),
-    /// End every request in flight with this reason's error, now.
+    /// End every request in flight with this reason's error.
     AbortInFlight(CancelReason),
-    /// From now on every deadline is now.
+    /// Expire every deadline, from now on.
     ExpireDeadlines,
-    /// End the service: nothing reaches the instance any more.
+    /// End the service: the instance is no longer reachable.
     CloseService,
     /// Call the engine's `cleanup`. *Answered* by `CleanedUp` or `CleanupFailed`.
     CallCleanup,
 }
 
-/// The whole lifecycle: the next state, and what to do on the way there.
+/// Returns the next state, and the effects of the transition: the whole lifecycle.
 #[must_use]
 pub fn step(state: State, event: Event) -> (State, Vec<Effect>) {
     match state {
@@ -272,13 +270,13 @@ fn starting(event: Event) -> (State, Vec<Effect>) {
 
 fn registering(at: Registering, event: Event) -> (State, Vec<Effect>) {
     let unwind = |cause| match at {
-        // Not listed: nothing to take off the list, nobody in flight but a canary, and who heard of it before it was down.
+        // Not listed, so nothing to unlist. In flight: a canary, and clients that knew the instance before it was down.
         Registering::Serving | Registering::Probing => {
             let mut effects = vec![Effect::Interrupt];
             effects.extend(close_door(cause));
             clean_up(cause, false, effects)
         }
-        // The listing may have reached discovery although its answer did not reach us.
+        // Discovery may have listed the instance although the answer was lost.
         Registering::Listing => unlist(cause, vec![Effect::Interrupt]),
     };
     match (at, event) {
@@ -337,7 +335,7 @@ fn suspended(at: Suspended, event: Event) -> (State, Vec<Effect>) {
             State::Registering(Registering::Probing),
             vec![Effect::OpenDoor, Effect::Probe],
         ),
-        // The list is being told already; draining waits for the same answer.
+        // Unlisting already runs; draining waits for the same answer.
         (Unlisting | UpWhileUnlisting, Event::Stop) => {
             (draining(Draining::Unlisting, StopCause::Requested), vec![])
         }
@@ -396,7 +394,7 @@ fn draining(step: Draining, cause: StopCause, forced: bool, event: Event) -> (St
             forced,
             vec![Effect::AbortInFlight(CancelReason::EngineDead)],
         ),
-        // It is not waited for: whoever is at it goes on elsewhere.
+        // The drain does not wait for recovery: its requests migrate.
         (
             Draining::Unlisting | Draining::Finishing | Draining::EngineDraining,
             Event::EngineDown,
@@ -443,7 +441,7 @@ fn unlist(cause: StopCause, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
     )
 }
 
-/// Lets no request in any more. Where the engine is dead, those at it end then, so that none comes in behind.
+/// Refuses new requests. If the engine is dead, it also ends the running ones, after closing the door.
 fn close_door(cause: StopCause) -> Vec<Effect> {
     match cause {
         StopCause::EngineDied => vec![
@@ -457,7 +455,7 @@ fn close_door(cause: StopCause) -> Vec<Effect> {
     }
 }
 
-/// Nobody is sent to an engine that is down, and who waits for it goes on elsewhere.
+/// Unlists an engine that is down, and ends its requests so that they migrate.
 fn suspend() -> (State, Vec<Effect>) {
     let effects = vec![
         Effect::Interrupt,

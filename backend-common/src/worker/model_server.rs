@@ -1,5 +1,5 @@
-//! The gauges by which a load balancer in front of a worker chooses: those that the Gateway API inference extension asks of a
-//! model server. They are put together when they are read: from the Worker's admission and from what the engine publishes.
+//! The gauges that a load balancer in front of a worker reads: those that the Gateway API inference extension requires of a model
+//! server. They are computed on each read, from the Worker's admission and the engine's published load.
 //!
 //! # Source
 //! <https://github.com/kubernetes-sigs/gateway-api-inference-extension/tree/main/docs/proposals/003-model-server-protocol>
@@ -17,7 +17,7 @@ use super::telemetry::Telemetry;
 use crate::config::EngineConfig;
 use crate::handles::{Admitted, Load, MetricsRegistry};
 
-/// The gauges of one worker. Clones share.
+/// The gauges of one worker. Clones share state.
 #[derive(Debug, Clone)]
 pub(super) struct ModelServerMetrics {
     /// Admitted by the Worker.
@@ -35,7 +35,7 @@ struct CacheInfo {
     total_blocks: u64,
 }
 
-/// What the gauges say.
+/// The values of the gauges.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Readings {
     queued: i64,
@@ -44,7 +44,7 @@ struct Readings {
 }
 
 impl Readings {
-    /// An engine that publishes no load has none waiting inside, and no KV cache.
+    /// An engine that publishes no load counts as having no queue and no KV cache.
     fn new(admitted: i64, waiting: i64, load: Load) -> Self {
         let count = |gauge: i64| u32::try_from(gauge).unwrap_or(0);
         let load = load.at_worker(Admitted {
@@ -85,12 +85,12 @@ impl ModelServerMetrics {
         registry.register_collector(self.clone());
     }
 
-    /// Takes what the engine declared of its KV cache, if it has one.
+    /// Sets what the engine declared about its KV cache, if it has one.
     pub(super) fn started(&self, config: &EngineConfig) {
         if let (Some(block_size_tokens), Some(total_blocks)) =
             (config.kv_block_size, config.kv_total_blocks)
         {
-            // A Worker starts its engine once.
+            // Called once: a Worker starts its engine once.
             let _ = self.cache.set(CacheInfo {
                 block_size_tokens,
                 total_blocks,
@@ -124,7 +124,7 @@ impl Collector for ModelServerMetrics {
         let Some(cache) = self.cache.get() else {
             return Ok(());
         };
-        // A gauge and not of the type info, which readers of the older text format do not know.
+        // A gauge, because parsers of the older text format do not know the type `info`.
         let mut info = encoder.encode_descriptor(
             "genset_model_server_cache_config_info",
             "The engine's KV cache: tokens per block and blocks in all; always 1.",

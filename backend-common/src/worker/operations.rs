@@ -1,5 +1,5 @@
-//! The operations a shell runs, one at a time: calls of the engine's methods and of the ports, each under its deadline,
-//! with panics contained. Dropping an operation ends it.
+//! The operations of a shell: calls of the engine's methods and of the ports, each with a deadline and with panics contained. The
+//! shell runs one at a time. Dropping an operation cancels it.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -15,25 +15,25 @@ use super::adapter::panic_text;
 use super::lifecycle::Fault;
 use crate::error::{EngineError, ErrorKind};
 
-/// What is left of a deadline once a second signal said "now": enough for calls that wait for nothing.
+/// The time left once a second signal expired the deadlines: enough for calls that do not wait.
 const EXPIRED_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long `cleanup` waits for a call that was given up; one that blocks its thread cannot be ended by anybody.
+/// How long `cleanup` waits for an abandoned call; one that blocks its thread cannot be aborted.
 const CALL_END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Deadlines, and the switch that makes every one of them now.
+/// Deadlines, and the switch that expires all of them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Deadlines {
     expired: CancellationToken,
 }
 
 impl Deadlines {
-    /// From now on every deadline is now.
+    /// Expires every deadline, from now on.
     pub(super) fn expire(&self) {
         self.expired.cancel();
     }
 
-    /// Runs `future` for at most `limit`; `None` when its deadline passed.
+    /// Runs `future` for at most `limit`; returns `None` when its deadline passed.
     pub(super) async fn bound<T>(
         &self,
         limit: Duration,
@@ -52,22 +52,22 @@ impl Deadlines {
     }
 }
 
-/// How an engine call failed, and with what.
+/// How an engine call failed, with its error.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub(super) fault: Fault,
     pub(super) error: EngineError,
 }
 
-/// Calls of the engine's methods, each on a task of its own, so that one that blocks its thread blocks nothing else.
-/// Clones share.
+/// Calls of the engine's methods, each on its own task, so that a call that blocks its thread blocks nothing else. Clones share
+/// state.
 #[derive(Debug, Clone)]
 pub(super) struct EngineCalls {
     pub(super) tasks: TaskTracker,
     pub(super) deadlines: Deadlines,
-    /// The calls that have not returned and were not dropped yet.
+    /// Calls that have neither returned nor been dropped.
     alive: TaskTracker,
-    /// No administrative request goes on.
+    /// Cancelled when administrative requests must end.
     settling: CancellationToken,
     has_called: Arc<AtomicBool>,
 }
@@ -83,13 +83,13 @@ impl EngineCalls {
         }
     }
 
-    /// Whether any method was called. One whose task was ended before it began was not.
+    /// Returns whether any method was called. A task that was aborted before it ran does not count.
     pub(super) fn has_called(&self) -> bool {
         self.has_called.load(Ordering::Acquire)
     }
 
-    /// Performs an administrative request beside the calls, on a task of its own. `None` where it was given up, for the engine is
-    /// to clean up.
+    /// Performs an administrative request concurrently with the calls, on its own task. Returns `None` if it was abandoned
+    /// because of the engine's cleanup.
     pub(super) fn beside<T: Send + 'static>(
         &self,
         request: impl Future<Output = T> + Send + 'static,
@@ -105,8 +105,8 @@ impl EngineCalls {
         self.tasks.spawn(self.alive.track_future(request))
     }
 
-    /// Gives administrative requests up, and waits until every call has returned or was dropped, which for one that was given up
-    /// is a moment later: its task drops it, not the operation that waited.
+    /// Abandons administrative requests, and waits until every call has returned or was dropped. An abandoned call is dropped a
+    /// moment later, by its task rather than the operation that awaited it.
     pub(super) async fn settled(&self) {
         self.settling.cancel();
         self.alive.close();
@@ -129,7 +129,7 @@ impl EngineCalls {
             AssertUnwindSafe(call).catch_unwind().await
         };
         let task = self.tasks.spawn(self.alive.track_future(call));
-        // Dropping the operation ends the task.
+        // Dropping the operation aborts the task.
         match self
             .deadlines
             .bound(limit, AbortOnDropHandle::new(task))
@@ -175,7 +175,7 @@ impl EngineCalls {
 /// Calls a port, for at most `limit`, with panics contained.
 ///
 /// # Errors
-/// What the port returns, `Internal` when it panicked, `Unavailable` when it did not answer in time.
+/// The port's error; `Internal` when it panicked; `Unavailable` when it did not answer in time.
 pub(super) async fn call_port<T>(
     name: &'static str,
     deadlines: &Deadlines,
@@ -193,7 +193,7 @@ pub(super) async fn call_port<T>(
     }
 }
 
-/// What a contained panic of a port's becomes.
+/// Converts a contained panic of a port into an error.
 pub(super) fn port_panic(name: &str, panic: &(dyn std::any::Any + Send)) -> EngineError {
     EngineError::internal(format!("the {name} panicked: {}", panic_text(panic)))
 }

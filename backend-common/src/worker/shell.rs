@@ -1,7 +1,6 @@
-//! The shell around the lifecycle: performs its effects and feeds the answers back.
+//! The shell around the lifecycle: performs its effects and feeds back the answers.
 //!
-//! It is not where anything is decided: `lifecycle::step` does that. `effects` has the operations, `signals` the news that
-//! come by themselves.
+//! It decides nothing: `lifecycle::step` does. `effects` contains the operations, `signals` the external events.
 
 use std::future::pending;
 use std::sync::Arc;
@@ -20,13 +19,13 @@ use super::telemetry::Telemetry;
 use super::{Report, Worker};
 use crate::error::EngineError;
 
-/// What there is of the instance. Each kind has what the one before has.
+/// The current parts of the instance. Each variant extends the previous one.
 enum Instance {
     /// The engine has not started.
     Unstarted,
-    /// Nothing reaches it: not yet, or not any more.
+    /// The instance is not reachable: not yet, or no longer.
     Started(Started),
-    /// The request plane reaches it.
+    /// The instance is reachable on the request plane.
     Reachable(Reachable),
 }
 
@@ -42,7 +41,7 @@ impl Instance {
 pub(super) struct Shell {
     effects: Effects,
     signals: Signals,
-    /// The one operation whose answer is awaited. It is pending where none is.
+    /// The operation whose answer is awaited; pending if there is none.
     operation: Operation,
     instance: Instance,
     states: watch::Sender<State>,
@@ -91,7 +90,7 @@ impl Shell {
         }
     }
 
-    /// The whole life.
+    /// Runs the whole lifecycle.
     pub(super) async fn run(mut self) -> Report {
         let (mut state, mut effects) = step(State::Created, Event::Begin);
         loop {
@@ -119,15 +118,15 @@ impl Shell {
         }
     }
 
-    /// The model's name, once the engine has started.
+    /// Returns the model's name, once the engine has started.
     fn model(&self) -> Option<&str> {
         let started = self.instance.started();
         started.map(|started| started.card.name.as_str())
     }
 
-    /// One line for an operator at each station of the life; the steps between are for debugging.
+    /// Logs one line for operators in each state; the steps in between at debug level.
     fn log(&self, state: State) {
-        // As ids of instances are written everywhere.
+        // The usual format of instance ids.
         let instance = format!("{:014x}", self.effects.start.worker_id);
         match state {
             State::Starting => tracing::info!(%instance, "starting the engine"),
@@ -144,7 +143,7 @@ impl Shell {
         }
     }
 
-    /// Starts or ends the watches that belong to a serving instance.
+    /// Starts or stops the monitors of a serving instance.
     fn watch_while(&mut self, state: State) {
         let (State::Serving(listing), Instance::Reachable(instance)) = (state, &self.instance)
         else {
@@ -194,7 +193,7 @@ impl Shell {
         }
     }
 
-    /// Logs an error and keeps the first for the report.
+    /// Logs an error and keeps the first one for the report.
     fn fail(&mut self, error: EngineError) {
         let source = std::error::Error::source(&error).map(ToString::to_string);
         tracing::error!(kind = %error.kind(), %error, source, "worker");
@@ -223,7 +222,7 @@ impl Shell {
         };
     }
 
-    /// An engine that has started.
+    /// Returns the started engine.
     #[expect(
         clippy::expect_used,
         reason = "the lifecycle's tests walk all it can do: it makes reachable what has started"
@@ -233,7 +232,7 @@ impl Shell {
         started.expect("invariant: `Serve` comes after `Started`")
     }
 
-    /// An instance that can be reached.
+    /// Returns the reachable instance.
     #[expect(
         clippy::panic,
         reason = "the lifecycle's tests walk all it can do: it probes, lists and unlists what is reachable"

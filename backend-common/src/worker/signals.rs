@@ -1,6 +1,6 @@
-//! The news that comes to a worker by itself: stops, the engine's health, and what becomes of its listing and its canaries.
+//! The external events of a worker: stops, the engine's health, a lost listing and failed canaries.
 //!
-//! [`Signals::next`] is one stream of events for the shell. A source that has ended is silent for good.
+//! [`Signals::next`] merges them into one stream for the shell. A source that has ended stays pending.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -19,20 +19,20 @@ use crate::ports::Registration;
 
 type Watch<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// An event, and the error that it reports.
+/// An event with the error that it reports.
 pub(super) type Signal = (Event, Option<EngineError>);
 
-/// What comes by itself.
+/// The sources of external events.
 pub(super) struct Signals {
     stops: Stops,
     health: HealthReporter,
     /// Whether the engine is down, and why.
     downs: watch::Receiver<Option<String>>,
-    /// Whether its death was told. It dies once.
+    /// Whether the engine's death was reported; it is reported once.
     is_dead: bool,
-    /// Ends when discovery loses the listed instance. It is pending while nothing is listed.
+    /// Completes when discovery loses the listed instance; pending while nothing is listed.
     lost: Watch<()>,
-    /// Ends when a serving engine no longer answers canaries. It is pending while none are sent.
+    /// Completes when a serving engine no longer answers canaries; pending while none are sent.
     canary: Watch<EngineError>,
     sends_canaries: bool,
 }
@@ -57,17 +57,17 @@ impl Signals {
         &self.stops
     }
 
-    /// Watches a listed instance: `registration` says when discovery has lost it.
+    /// Watches a listed instance: `registration` reports that discovery has lost it.
     pub(super) fn watch_listing(&mut self, registration: Arc<dyn Registration>) {
         self.lost = Box::pin(until_lost(registration));
     }
 
-    /// Nothing is listed any more.
+    /// Stops watching the listing.
     pub(super) fn forget_listing(&mut self) {
         self.lost = Box::pin(pending());
     }
 
-    /// Takes the end of `watch` for the engine's death, unless canaries are sent already.
+    /// Treats the completion of `watch` as the engine's death. Does nothing if canaries are already sent.
     pub(super) fn watch_canaries<F>(&mut self, watch: impl FnOnce() -> F)
     where
         F: Future<Output = EngineError> + Send + 'static,
@@ -78,16 +78,16 @@ impl Signals {
         }
     }
 
-    /// No canaries are sent any more.
+    /// Stops watching canaries.
     pub(super) fn forget_canaries(&mut self) {
         self.canary = Box::pin(pending());
         self.sends_canaries = false;
     }
 
-    /// The next event.
+    /// Returns the next event.
     ///
     /// # Cancel safety
-    /// When the future is dropped, no event is lost.
+    /// If the future is dropped, no event is lost.
     pub(super) async fn next(&mut self) -> Signal {
         tokio::select! {
             biased;
@@ -122,15 +122,15 @@ impl Signals {
     }
 }
 
-/// The stops that were asked for.
+/// The requested stops.
 pub(super) struct Stops {
     asked: watch::Receiver<u32>,
     taken: u32,
 }
 
 impl Stops {
-    /// Takes the next stop. When every handle is gone, nobody can stop the worker any more: then there is one stop, if there
-    /// was none before, and no other.
+    /// Takes the next stop. When all handles are gone, nothing can stop the worker any more: this returns one stop if there was
+    /// none before, and then stays pending.
     async fn next(&mut self) {
         loop {
             if self.taken < *self.asked.borrow_and_update() {
@@ -147,7 +147,7 @@ impl Stops {
         }
     }
 
-    /// Where events are not taken: lets one more stop make every deadline now. The event itself is taken later.
+    /// Expires the deadlines on one more stop, while events are not taken. The event itself is taken later.
     pub(super) async fn expire(&self, deadlines: &Deadlines) -> Infallible {
         let mut asked = self.asked.clone();
         if asked.wait_for(|asked| *asked > self.taken).await.is_ok() {
@@ -157,7 +157,7 @@ impl Stops {
     }
 }
 
-/// The next change of whether the engine is down.
+/// Returns the next change of whether the engine is down.
 async fn next_down(downs: &mut watch::Receiver<Option<String>>) -> Option<String> {
     match downs.changed().await {
         Ok(()) => downs.borrow_and_update().clone(),
@@ -165,7 +165,7 @@ async fn next_down(downs: &mut watch::Receiver<Option<String>>) -> Option<String
     }
 }
 
-/// Ends when discovery has lost the instance; never when the port cannot tell.
+/// Completes when discovery has lost the instance; never if the port cannot tell.
 async fn until_lost(registration: Arc<dyn Registration>) {
     let lost = AssertUnwindSafe(async { registration.lost().await });
     if let Err(panic) = lost.catch_unwind().await {

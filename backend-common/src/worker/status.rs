@@ -1,4 +1,4 @@
-//! What a Worker says of itself to probes and operators: its station in life, since when, and whether its canaries pass.
+//! A Worker's status for probes and operators: its state, since when, and whether its canaries pass.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -15,31 +15,31 @@ use crate::handles::MetricsRegistry;
 pub struct WorkerStatus {
     /// The instance's id.
     pub worker_id: u64,
-    /// Where it is in its life.
+    /// Its state in the lifecycle.
     pub state: State,
-    /// When it came there.
+    /// When it entered the state.
     pub since: SystemTime,
     /// The model it serves; `None` until the engine has started.
     pub model: Option<String>,
-    /// Canaries that failed in a row, up to now; 0 while the engine answers.
+    /// The number of consecutive failed canaries; 0 while the engine answers.
     pub failed_canaries: u32,
 }
 
 impl WorkerStatus {
-    /// Whether it wants requests: it serves, and its last canary did not fail.
+    /// Returns whether it accepts requests: it serves, and its last canary did not fail.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         matches!(self.state, State::Serving(_)) && self.failed_canaries == 0
     }
 
-    /// The state's name, in `snake_case`.
+    /// Returns the state's name, in `snake_case`.
     #[must_use]
     pub fn state_name(&self) -> &'static str {
         name_of(self.state)
     }
 }
 
-/// The name of a station; the steps inside it share it.
+/// Returns the name of a state; its steps share the name.
 fn name_of(state: State) -> &'static str {
     match state {
         State::Created => "created",
@@ -53,7 +53,7 @@ fn name_of(state: State) -> &'static str {
     }
 }
 
-/// Where the Worker's parts write their share of the status. Clones share.
+/// Where the Worker's parts write the status. Clones share state.
 #[derive(Debug, Clone)]
 pub(super) struct StatusBoard {
     status: Arc<watch::Sender<WorkerStatus>>,
@@ -77,7 +77,7 @@ impl StatusBoard {
         }
     }
 
-    /// Adds the metrics that belong to the status.
+    /// Registers the metrics for the status.
     pub(super) fn register(&self, registry: &MetricsRegistry) {
         registry.register(
             "genset_worker_ready",
@@ -100,7 +100,7 @@ impl StatusBoard {
             if status.state_name() != name_of(state) {
                 status.since = SystemTime::now();
                 if matches!(state, State::Serving(_)) {
-                    // It was probed just now: what failed before it was down does not count.
+                    // It was probed just now: failures from before it was down do not count.
                     status.failed_canaries = 0;
                 }
             }
@@ -114,7 +114,7 @@ impl StatusBoard {
         self.change(|status| status.failed_canaries += 1);
     }
 
-    /// The engine was heard.
+    /// Records a sign of life from the engine.
     pub(super) fn canary_passed(&self) {
         if self.status.borrow().failed_canaries > 0 {
             self.change(|status| status.failed_canaries = 0);

@@ -1,4 +1,4 @@
-//! The metrics every worker has. Names and labels are documented in the operators' guide.
+//! The metrics of every worker. The operators' guide documents names and labels.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ impl RequestEnd {
     }
 }
 
-/// The metrics of one worker. Clones share.
+/// The metrics of one worker. Clones share state.
 #[derive(Debug, Clone)]
 pub(super) struct Telemetry {
     requests: Family<OutcomeLabel, Counter>,
@@ -88,7 +88,7 @@ impl Telemetry {
             recent: RecentRequests::default(),
         };
         for violation in Violation::ALL {
-            // A rule that was never broken reads 0, so that an alert can be written on its increase.
+            // A rule that was never broken reads 0, so that alerts can use its increase.
             let _ = this.violations.get_or_create(&RuleLabel {
                 rule: violation.name(),
             });

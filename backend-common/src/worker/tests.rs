@@ -1,4 +1,4 @@
-//! The shell, the adapter and the guard against an engine and a port that fail as planned, under a paused clock.
+//! Tests the shell, the adapter and the guard with an engine and a port that fail on schedule, under a paused clock.
 
 mod adapters;
 mod canary;

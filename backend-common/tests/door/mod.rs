@@ -1,4 +1,4 @@
-//! What a Worker serves, handed to the test: no runtime, no socket.
+//! Passes what a Worker serves to the test, without a runtime or a socket.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 pub(crate) type Served = watch::Sender<Option<Arc<dyn Generate>>>;
 
-/// Hands what a Worker offers to the test.
+/// A registrar that passes a Worker's offer to the test.
 pub(crate) struct Door(pub(crate) Served);
 
 #[async_trait]

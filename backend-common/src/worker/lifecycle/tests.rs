@@ -1,7 +1,7 @@
-//! The invariants of the lifecycle, proven two ways: over every sequence of events of any length (the product of state
-//! and observer is finite, so a walk that visits every pair once has seen all sequences; sequences of up to
-//! [`BRUTE_FORCE_LENGTH`] events are also walked one by one, without that argument), and by proptest with longer random
-//! sequences whose answers come from a faulty shell.
+//! Proves the invariants of the lifecycle in two ways. First, over event sequences of any length: the product of state and
+//! observer is finite, so a walk that visits every pair once covers all sequences. Sequences of up to [`BRUTE_FORCE_LENGTH`]
+//! events are also walked one by one, without that argument. Second, by proptest with longer random sequences whose answers come
+//! from a faulty shell.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -40,7 +40,7 @@ fn all_events() -> Vec<Event> {
     events
 }
 
-/// The answers an answered effect may get; `None` for effects that are done at once.
+/// Returns the possible answers to an effect; `None` for effects that complete at once.
 fn answers(effect: Effect) -> Option<Vec<Event>> {
     use Event as E;
     Some(match effect {
@@ -69,7 +69,7 @@ fn answers(effect: Effect) -> Option<Vec<Event>> {
     })
 }
 
-/// What an observer of the effects has seen; the invariants are stated over it.
+/// What an observer of the effects has seen; the invariants refer to it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 struct Seen {
     start_calls: u8,
@@ -100,7 +100,7 @@ impl Seen {
         self.is_probed |=
             before == State::Registering(Registering::Probing) && event == Event::ProbePassed;
         self.stops = (self.stops + u8::from(event == Event::Stop)).min(2);
-        // What was probed before it went down proves nothing of what comes up.
+        // A probe from before the engine went down proves nothing about the recovered engine.
         self.is_probed &= !matches!(after, State::Suspended(_));
         for effect in effects {
             self.apply(*effect);
@@ -114,7 +114,7 @@ impl Seen {
             self.cleanup_calls == 0 || effect == Effect::ExpireDeadlines,
             "{effect:?} after cleanup"
         );
-        // The shell relies on these two: it has no other answer to an effect that comes too early or too late.
+        // The shell relies on these two: it cannot handle an effect that comes too early or too late.
         if matches!(
             effect,
             Effect::Probe | Effect::List | Effect::Relist | Effect::Unlist
@@ -214,7 +214,7 @@ fn advance(state: State, seen: Seen, event: Event) -> (State, Seen) {
     (after, seen.observe(state, event, after, &effects))
 }
 
-/// Events a real shell can deliver here: the pending operation's answers, and news from outside.
+/// Returns the events that a real shell can deliver: the pending operation's answers, and external events.
 fn deliverable(seen: Seen) -> Vec<Event> {
     let mut events = vec![
         Event::Begin,
@@ -265,7 +265,7 @@ fn the_invariants_hold_over_every_sequence_of_events() {
     }
 }
 
-/// Also events that no shell would send in that state (an answer nobody waits for) change nothing.
+/// Events that no shell would send in a state (an answer that is not awaited) change nothing.
 #[test]
 fn an_answer_nobody_waits_for_changes_nothing() {
     for (state, seen) in reachable() {
@@ -292,7 +292,7 @@ fn every_short_sequence_holds_one_by_one() {
         }
         for event in all_events() {
             let (after, effects) = step(state, event);
-            // Unexpected answers are covered above; here only the observer's view of real ones is kept.
+            // Other tests cover unexpected answers; this one tracks only the observer's view of real ones.
             let next = if deliverable(seen).contains(&event) {
                 seen.observe(state, event, after, &effects)
             } else {
@@ -312,7 +312,7 @@ fn every_short_sequence_holds_one_by_one() {
     assert!(count > 5_000_000, "{count}");
 }
 
-/// From wherever it is, a worker that is told to stop comes to its end by the answers of its operations alone.
+/// From any state, a stopped worker reaches its end through the answers of its operations alone.
 #[test]
 fn stop_always_leads_to_stopped() {
     let mut longest: HashMap<(State, Seen), usize> = HashMap::new();
@@ -380,7 +380,7 @@ fn an_engine_that_comes_up_again_is_probed_before_it_is_listed() {
     assert_eq!(all, expected);
 }
 
-/// Whoever came in between would stay at an engine that is gone.
+/// A request that came in between would stay at an engine that is gone.
 #[test]
 fn requests_at_an_engine_that_is_gone_end_behind_the_closed_door_before_anything_is_waited_for() {
     let probing = State::Registering(Registering::Probing);
@@ -428,7 +428,7 @@ fn exit_codes_tell_clean_forced_and_failed_apart() {
 }
 
 proptest! {
-    /// A faulty shell: any deliverable event in any order, far longer than the walk one by one.
+    /// A faulty shell: any deliverable event in any order, in sequences far longer than the brute-force walk's.
     #[test]
     fn random_faults_never_break_an_invariant(choices in proptest::collection::vec(any::<prop::sample::Index>(), 1..200)) {
         let (mut state, mut seen) = (State::Created, Seen::default());

@@ -1,4 +1,4 @@
-//! Adapters: loaded before the worker is listed, published as they come and go, and loaded again into an engine that lost them.
+//! Adapters: loaded before the worker is listed, published on every change, and reloaded after the engine lost them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ fn adapter(name: &str) -> Adapter {
     }
 }
 
-/// An engine with adapters; some cannot be loaded.
+/// An engine with adapters, some of which cannot be loaded.
 #[derive(Clone, Default)]
 struct Adapters {
     loaded: Arc<Mutex<BTreeMap<String, Adapter>>>,
     broken: Arc<Mutex<Vec<&'static str>>>,
-    /// Whether it says what it has.
+    /// Whether it does not list its adapters.
     is_silent: bool,
-    /// How long it loads one.
+    /// The time to load an adapter.
     load_time: Duration,
 }
 
@@ -102,7 +102,7 @@ async fn what_cannot_be_loaded_at_start_ends_the_worker_by_the_flags_name() {
     let adapters = Adapters::default();
     adapters.broken.lock().push("b");
     for (world, names, kind) in [
-        // The engine does not find it, and the flag is wrong.
+        // The engine does not find it: the flag is wrong.
         (
             with_adapters(&adapters),
             &["a", "b"][..],
@@ -142,7 +142,7 @@ async fn what_comes_and_goes_is_published_whether_the_engine_tells_or_not() {
         load(&world, "b").await.unwrap();
         assert!(changes.has_changed().unwrap());
         assert_eq!(published(&world), ["a", "b"]);
-        // The way of the status server.
+        // The path that the status server uses.
         let name = "a".to_owned();
         let unload = ControlRequest::UnloadAdapter { name };
         handle.control().control(unload.clone()).await.unwrap();
@@ -153,7 +153,7 @@ async fn what_comes_and_goes_is_published_whether_the_engine_tells_or_not() {
         changes.mark_unchanged();
         load(&world, "c").await.unwrap_err();
         assert!(!changes.has_changed().unwrap());
-        // One that the engine lost by itself is known after the next request, though that fails.
+        // The loss of an adapter becomes known after the next request, even though that fails.
         adapters.loaded.lock().clear();
         let name = "b".to_owned();
         let unload = ControlRequest::UnloadAdapter { name };

@@ -1,4 +1,4 @@
-//! The canary that watches a serving engine: silence kills, work does not.
+//! The canary of a serving engine: silence counts as death, work does not.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ fn declare_whole_bodies(world: &World) {
     world.declare(EngineConfig::new("m", 16).with_capabilities(can));
 }
 
-/// The body that an engine of whole bodies is probed with, whose worker offers these APIs.
+/// Returns the body that probes an engine of whole bodies whose worker offers these APIs.
 async fn probing_body(endpoint_types: Option<BTreeSet<EndpointType>>) -> Value {
     let world = World::new();
     declare_whole_bodies(&world);
@@ -186,7 +186,7 @@ async fn a_worker_is_not_ready_from_a_failed_canary_to_the_next_good_one() {
     let failed = status.wait_for(|status| status.failed_canaries == 2).await;
     assert!(!failed.unwrap().is_ready());
     assert!(metrics.encode().contains("genset_worker_ready 0\n"));
-    // Still listed: requests that come are served, and an engine that answers one is heard.
+    // Still listed: requests are served, and an answer counts as a sign of life.
     assert!(handle.ready().await.is_ok());
     world.answer_with(|request, ctx| Ok(counting(request, ctx)));
     let passed = status.wait_for(|status| status.failed_canaries == 0).await;
@@ -242,7 +242,7 @@ async fn a_canary_that_waits_behind_slow_work_kills_nobody() {
     config.limits.max_running = 1;
     (config.limits.request_timeout, config.limits.idle_timeout) = (None, None);
     let handle = serving(&world, config).await;
-    // Slower than an interval, faster than an interval and a canary's limit: every canary is sent, and waits.
+    // Slower than an interval, faster than an interval plus a canary's limit: every canary is sent, and waits.
     world.answer_with(|request, ctx| Ok(slowly(request, ctx, INTERVAL + TIMEOUT / 2)));
     let mut long = request();
     long.stop.max_tokens = Some(20);
@@ -254,7 +254,7 @@ async fn a_canary_that_waits_behind_slow_work_kills_nobody() {
     stop_cleanly(&handle).await;
 }
 
-/// No item shows that a long prompt is computed, and the canary waits behind it.
+/// A long prompt produces no item, and the canary waits behind it.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_computes_steps_is_alive_though_its_canaries_wait() {
     let world = World::new();
@@ -270,7 +270,7 @@ async fn an_engine_that_computes_steps_is_alive_though_its_canaries_wait() {
     assert_eq!(report.outcome, Outcome::Failed(StopCause::EngineDied));
 }
 
-/// The step speaks for the canary that was sent after it, and the next one does not wait for another interval.
+/// The step vouches for the canary sent after it; the next canary does not wait for another interval.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_falls_silent_after_a_step_is_dead_one_canary_later() {
     let world = World::new();
@@ -285,7 +285,7 @@ async fn an_engine_that_falls_silent_after_a_step_is_dead_one_canary_later() {
     assert_eq!(world.count(Probe), 1 + 1 + 3);
 }
 
-/// A handler with a lock, say: the canary waits behind an answer of which nothing is seen before its end.
+/// For example a handler with a lock: the canary waits behind an answer that shows nothing before its end.
 #[tokio::test(start_paused = true)]
 async fn an_answer_that_comes_whole_has_its_time_and_later_ones_add_none() {
     let world = World::new();
@@ -325,7 +325,7 @@ async fn without_an_interval_only_the_first_canary_flies() {
     stop_cleanly(&handle).await;
 }
 
-/// Streams that nobody reads hold every place; the engine answers its canaries all the same.
+/// Unread streams hold every slot; the engine still answers its canaries.
 #[tokio::test(start_paused = true)]
 async fn clients_that_read_nothing_do_not_make_the_engine_look_dead() {
     let world = World::new();

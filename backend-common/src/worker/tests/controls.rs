@@ -17,7 +17,7 @@ fn adapter() -> Adapter {
     }
 }
 
-/// Every request, what a controlled engine notes of it, and its answer.
+/// Every request, the call that the engine records, and the reply.
 fn table() -> Vec<(ControlRequest, &'static str, ControlReply)> {
     use ControlReply::{Adapters, Done, Profile};
     use ControlRequest as Ask;
@@ -66,7 +66,7 @@ fn table() -> Vec<(ControlRequest, &'static str, ControlReply)> {
     ]
 }
 
-/// An engine that can everything and notes it.
+/// An engine that supports everything and records its calls.
 #[derive(Clone, Default)]
 struct Noting(Arc<Mutex<Vec<String>>>);
 
@@ -118,12 +118,12 @@ impl EngineControls for Noting {
     }
 }
 
-/// An engine with controls and nothing behind them.
+/// An engine whose controls support nothing.
 struct Unable;
 
 impl EngineControls for Unable {}
 
-/// An engine that panics when it should wake, and refuses to sleep.
+/// An engine that panics in `wake`, and refuses to sleep.
 struct Broken;
 
 #[async_trait]
@@ -137,7 +137,7 @@ impl EngineControls for Broken {
     }
 }
 
-/// An engine that never wakes.
+/// An engine whose `wake` never returns.
 struct Asleep;
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! Stopping a worker that is at work: grace, deadlines, the second signal, the dropped handle.
+//! Stopping a worker with running requests: grace, deadlines, the second signal, the dropped handle.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn is_cancelling(state: &State) -> bool {
     )
 }
 
-/// A serving worker with one request that gave a token and then nothing.
+/// A serving worker with a request that produced one token and then stalled.
 async fn stuck() -> (Arc<World>, WorkerHandle, OutputStream) {
     let world = World::new();
     let handle = serving(&world, config()).await;

@@ -1,4 +1,4 @@
-//! A fake engine and a fake port, which act as a [`World`] plans and write down what was called.
+//! A fake engine and a fake port that follow the plan of a [`World`] and record their calls.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,20 +37,20 @@ pub(super) enum Call {
     Drain,
     Close,
     Cleanup,
-    /// Kept out of [`World::calls`]: hints come at any time.
+    /// Not in [`World::calls`]: hints come at any time.
     Abort,
-    /// Kept out of [`World::calls`]: it is a wait. One that is planned to fail ends at once, as if the lease were lost.
+    /// Not in [`World::calls`]: it is a wait. One that is planned to fail returns at once, as if the lease were lost.
     Lost,
 }
 
-/// How a call goes.
+/// The behaviour of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Act {
     Succeed,
     Error,
     Panic,
     Hang,
-    /// Succeeds after a time.
+    /// Succeeds after a delay.
     Late(Duration),
 }
 
@@ -72,7 +72,7 @@ impl Act {
 type Answering =
     Arc<dyn Fn(GenerateRequest, RequestContext) -> Result<OutputStream, EngineError> + Send + Sync>;
 
-/// Everything outside the Worker: what will happen, and what has.
+/// Everything outside the Worker: the plan, and the record of calls.
 pub(super) struct World {
     pub(super) metrics: MetricsRegistry,
     pub(super) controls: OnceLock<Box<dyn EngineControls>>,
@@ -80,7 +80,7 @@ pub(super) struct World {
     plan: Mutex<HashMap<Call, VecDeque<Act>>>,
     answering: Mutex<Answering>,
     calls: watch::Sender<Vec<Call>>,
-    /// The contexts the engine saw in `generate`, and in `abort`.
+    /// The contexts that the engine received in `generate` and in `abort`.
     seen: Mutex<Vec<RequestContext>>,
     aborted: Mutex<Vec<RequestContext>>,
     start: Mutex<Option<StartContext>>,
@@ -91,7 +91,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// A world in which all goes well.
+    /// Returns a world in which everything succeeds.
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             metrics: MetricsRegistry::default(),
@@ -112,17 +112,17 @@ impl World {
         })
     }
 
-    /// What `start` returns.
+    /// Sets what `start` returns.
     pub(super) fn declare(&self, config: EngineConfig) {
         *self.config.lock() = config;
     }
 
-    /// How the next calls of one kind go; those after them succeed.
+    /// Plans the next calls of one kind; later ones succeed.
     pub(super) fn plan(&self, call: Call, acts: impl IntoIterator<Item = Act>) {
         self.plan.lock().entry(call).or_default().extend(acts);
     }
 
-    /// How requests are answered from now on.
+    /// Sets how requests are answered from now on.
     pub(super) fn answer_with(
         &self,
         answering: impl Fn(GenerateRequest, RequestContext) -> Result<OutputStream, EngineError>
@@ -133,26 +133,26 @@ impl World {
         *self.answering.lock() = Arc::new(answering);
     }
 
-    /// Discovery forgets the instance.
+    /// Makes discovery lose the instance.
     pub(super) fn lose_lease(&self) {
         self.lease.notify_one();
     }
 
-    /// The engine reports itself dead, if it was started.
+    /// Reports the engine dead, if it was started.
     pub(super) fn kill_engine(&self) {
         if let Some(start) = &*self.start.lock() {
             start.health.report_dead("killed by the test");
         }
     }
 
-    /// The engine has computed a step.
+    /// Reports a computed step.
     pub(super) fn compute_step(&self) {
         let start = self.start.lock();
         let health = &start.as_ref().expect("the engine was started").health;
         health.report_step();
     }
 
-    /// The engine says that it is down, or up again.
+    /// Reports the engine down or up.
     pub(super) fn set_down(&self, is_down: bool) {
         let start = self.start.lock();
         let health = &start.as_ref().expect("the engine was started").health;
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// A request on the path clients use.
+    /// Sends a request on the path that clients use.
     pub(super) async fn generate(
         &self,
         request: GenerateRequest,
@@ -189,14 +189,14 @@ impl World {
         self.called_times(call, 1).await;
     }
 
-    /// Waits until a call was made so many times.
+    /// Waits until a call was made `times` times.
     pub(super) async fn called_times(&self, call: Call, times: usize) {
         let mut calls = self.calls.subscribe();
         let has_come = |calls: &Vec<Call>| calls.iter().filter(|c| **c == call).count() >= times;
         calls.wait_for(has_come).await.unwrap();
     }
 
-    /// The context of the request the engine saw last.
+    /// Returns the context of the last request that the engine received.
     pub(super) fn last_seen(&self) -> RequestContext {
         self.seen.lock().last().cloned().expect("a request came")
     }
@@ -210,7 +210,7 @@ impl World {
         self.cleanup_met_start.load(Ordering::SeqCst)
     }
 
-    /// The value of a metric, by its name and labels as they are written.
+    /// Returns the value of a metric, by its name and labels in text form.
     pub(super) fn metric(&self, name: &str) -> u64 {
         let text = self.metrics.encode();
         let value = text
@@ -328,12 +328,12 @@ impl Registration for FakeRegistration {
     }
 
     async fn close(&self) {
-        // The port promises no error here; a planned one is no different from success.
+        // The port's signature allows no error here; a planned one counts as success.
         drop(self.world.enter(Call::Close).await);
     }
 }
 
-/// Limits that differ, so that the time a worker took tells which one it met. No canary but the first.
+/// Distinct limits, so that a worker's duration shows which one it hit. No canary except the first.
 pub(super) fn config() -> WorkerConfig {
     WorkerConfig {
         start_timeout: Duration::from_secs(1000),
@@ -355,14 +355,14 @@ pub(super) fn spawn(world: &Arc<World>, config: WorkerConfig) -> WorkerHandle {
     Worker::new(WORKER_ID, engine, config, registrar, world.metrics.clone()).spawn()
 }
 
-/// A worker that serves.
+/// Returns a serving worker.
 pub(super) async fn serving(world: &Arc<World>, config: WorkerConfig) -> WorkerHandle {
     let handle = spawn(world, config);
     handle.ready().await.unwrap();
     handle
 }
 
-/// The worker's end, by itself or as it was asked; nothing of it may live on.
+/// Returns the report of a worker that ended; no task may remain.
 pub(super) async fn ended(handle: &WorkerHandle) -> Report {
     let limit = Duration::from_secs(24 * 3600);
     let report = tokio::time::timeout(limit, handle.join())
@@ -372,23 +372,23 @@ pub(super) async fn ended(handle: &WorkerHandle) -> Report {
     report
 }
 
-/// Stops a worker that has nothing to finish.
+/// Stops an idle worker.
 pub(super) async fn stop_cleanly(handle: &WorkerHandle) {
     handle.stop();
     assert_eq!(ended(handle).await.outcome, Outcome::Clean);
 }
 
-/// A request for four tokens after a prompt of two.
+/// Returns a request for four tokens after a prompt of two.
 pub(super) fn request() -> GenerateRequest {
     let mut request = GenerateRequest::from_tokens(MODEL, vec![1, 2]);
     request.stop.max_tokens = Some(4);
     request
 }
 
-/// The prompt's tokens in [`request`].
+/// The number of prompt tokens in [`request`].
 pub(super) const PROMPT_TOKENS: u32 = 2;
 
-/// The tokens 0, 1, 2, ... up to `max_tokens`, at once.
+/// Streams the tokens 0, 1, 2, ... up to `max_tokens`, at once.
 pub(super) fn counting(request: GenerateRequest, ctx: RequestContext) -> OutputStream {
     let max_tokens = request.stop.max_tokens.unwrap_or(4);
     output::stream(ctx, move |out| async move {
@@ -399,7 +399,7 @@ pub(super) fn counting(request: GenerateRequest, ctx: RequestContext) -> OutputS
     })
 }
 
-/// One token, then silence until the request is cancelled.
+/// Streams one token, then nothing until the request is cancelled.
 pub(super) fn one_token_then_silence(ctx: RequestContext) -> OutputStream {
     output::stream(ctx, |out| async move {
         out.token(0).await?;
@@ -407,7 +407,7 @@ pub(super) fn one_token_then_silence(ctx: RequestContext) -> OutputStream {
     })
 }
 
-/// A token every `pause`, up to `max_tokens`.
+/// Streams a token every `pause`, up to `max_tokens`.
 pub(super) fn slowly(
     request: GenerateRequest,
     ctx: RequestContext,

@@ -1,4 +1,4 @@
-//! A fault at every transition: what the worker calls afterwards, and how it ends.
+//! A fault at every transition: the worker's later calls, and its outcome.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::worker::Outcome::{Clean, CleanupFailed, Failed};
 use crate::worker::StopCause::{CanaryFailed, EngineDied, RegistrationFailed, StartFailed};
 use crate::worker::{Fault, Listing, Outcome, State, Suspended};
 
-/// The calls of a worker that serves and is stopped.
+/// The calls of a worker that serves and is then stopped.
 const WHOLE_LIFE: [Call; 9] = [
     Start, Serve, Probe, Generate, List, Unlist, Drain, Close, Cleanup,
 ];
@@ -89,7 +89,7 @@ async fn a_fault_on_the_way_to_serving_unwinds_what_was_done() {
         (Generate, Error, Failed(CanaryFailed), canary_failed),
         (Generate, Panic, Failed(CanaryFailed), canary_failed),
         (Generate, Hang, Failed(CanaryFailed), canary_failed),
-        // A listing that failed may have reached discovery all the same.
+        // A failed listing may still have reached discovery.
         (List, Error, Failed(RegistrationFailed), &WHOLE_LIFE),
         (List, Panic, Failed(RegistrationFailed), &WHOLE_LIFE),
         (List, Hang, Failed(RegistrationFailed), &WHOLE_LIFE),
@@ -268,7 +268,7 @@ async fn a_worker_stopped_before_it_began_calls_nothing() {
     assert_eq!(world.calls(), []);
 }
 
-/// One thread, so that the order of its tasks is the scheduler's and not chance.
+/// One thread, so that the scheduler alone determines the order of tasks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn cleanup_waits_until_an_interrupted_start_was_dropped() {
     let world = World::new();
@@ -363,7 +363,7 @@ async fn an_engine_that_dies_ends_every_stream_at_once_with_an_error_that_may_mo
     let world = World::new();
     let handle = serving(&world, config()).await;
     world.answer_with(|_, ctx| Ok(one_token_then_silence(ctx)));
-    // Discovery hangs too, so that nothing may wait for it.
+    // Discovery hangs too, so the worker must not wait for it.
     world.plan(Unlist, [Hang]);
     let streams = streams(&world, 3).await;
     let killed = Instant::now();
@@ -433,7 +433,7 @@ async fn an_engine_may_die_in_every_step_of_stopping() {
     let table: &[(Call, Outcome, &[Call])] = &[
         (Unlist, Failed(EngineDied), &DIED_LISTED),
         (Drain, Failed(EngineDied), &WHOLE_LIFE),
-        // By then nothing is asked of it any more but cleanup.
+        // By then only cleanup is still called.
         (Close, Clean, &WHOLE_LIFE),
         (Cleanup, CleanupFailed(Fault::Timeout), &WHOLE_LIFE),
     ];

@@ -1,4 +1,4 @@
-//! The limits of a request: cancellation, deadlines, silence, admission.
+//! A request's limits: cancellation, deadlines, silence, admission.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::worker::{WorkerConfig, WorkerHandle};
 const RUNNING: &str = "genset_worker_running_requests";
 const WAITING: &str = "genset_worker_waiting_requests";
 
-/// A serving worker whose engine gives one token and then nothing.
+/// A serving worker whose engine streams one token and then stalls.
 async fn stalling(config: WorkerConfig) -> (Arc<World>, WorkerHandle) {
     let world = World::new();
     let handle = serving(&world, config).await;
@@ -115,7 +115,7 @@ async fn the_earlier_of_the_clients_and_the_workers_deadline_counts() {
         (seconds(3), None, 3),
         (None, seconds(5), 5),
         (seconds(3), seconds(5), 3),
-        // A client that brings its own deadline may wait longer than those who bring none.
+        // A client with its own deadline may wait longer than clients without one.
         (seconds(7), seconds(5), 7),
     ] {
         let mut config = config();
@@ -257,7 +257,7 @@ async fn the_wait_for_a_place_inside_generate_is_no_silence_of_the_stream() {
     stop_cleanly(&handle).await;
 }
 
-/// It may wait in the engine's own queue, before its first token or preempted, or have a long prompt.
+/// The request may be in the engine's own queue, before its first token or preempted, or have a long prompt.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_computes_steps_is_not_silent() {
     let idle = Duration::from_secs(10);
@@ -281,7 +281,7 @@ async fn an_engine_that_computes_steps_is_not_silent() {
     stop_cleanly(&handle).await;
 }
 
-/// It may wait in a queue of the engine's, which reports no steps. What canaries get says nothing of that.
+/// The request may be in a queue of an engine that reports no steps. Canaries' items do not count.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_answers_others_is_not_silent_before_the_first_item() {
     let idle = Duration::from_secs(10);
@@ -373,7 +373,7 @@ async fn a_waiting_request_can_be_cancelled_or_dropped_and_leaves_no_trace() {
     stop_cleanly(&handle).await;
 }
 
-/// Such an engine never makes the stream wait, which is where limits are looked at otherwise.
+/// The stream is never pending, which is when limits are otherwise checked.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_is_always_ready_meets_its_deadline_too() {
     let world = World::new();
@@ -399,7 +399,7 @@ async fn an_engine_that_is_always_ready_meets_its_deadline_too() {
     stop_cleanly(&handle).await;
 }
 
-/// The operator may lower the context; prompt and answer together stay in it, whatever the request says.
+/// The operator may lower the context; prompt and answer together respect it, whatever the request says.
 #[tokio::test(start_paused = true)]
 async fn an_answer_ends_where_the_context_does() {
     let narrow = WorkerConfig {

@@ -1,4 +1,4 @@
-//! The load of an engine that declares KV blocks and does not tell of them.
+//! The load of an engine that declares KV blocks and does not publish them.
 
 use std::num::NonZeroU32;
 

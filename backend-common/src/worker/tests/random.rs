@@ -1,4 +1,4 @@
-//! Random plans of faults, with stops, lost leases, deaths and requests at random times: what holds in all of them.
+//! Random plans of faults, with stops, lost leases, deaths and requests at random times: invariants of all of them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::output::{Output, OutputStream};
 use crate::request::GenerateRequest;
 use crate::worker::{CanaryConfig, Report, WorkerConfig};
 
-/// When a scenario's last stop comes, if it needed one.
+/// The time of a scenario's last stop, if it needs one.
 const END: Duration = Duration::from_secs(120);
 
-/// How a stream of the engine's goes.
+/// The behaviour of an engine's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stream {
     Good,
@@ -30,7 +30,7 @@ enum Stream {
     Panicking,
 }
 
-/// What happens outside the worker.
+/// An external event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum News {
     Stop,
@@ -44,11 +44,11 @@ enum News {
 
 #[derive(Debug, Clone)]
 struct Scenario {
-    /// How the calls of each kind go, one after the other; those after them succeed.
+    /// The behaviour of successive calls of each kind; later ones succeed.
     acts: Vec<(Call, Vec<Act>)>,
-    /// How requests are answered, the canaries among them, one after the other; those after them well.
+    /// The answers to successive requests, including canaries; later ones succeed.
     streams: Vec<Stream>,
-    /// When something happens, in milliseconds.
+    /// The times of events, in milliseconds.
     news: Vec<(u64, News)>,
 }
 
@@ -93,7 +93,7 @@ fn news() -> impl Strategy<Value = (u64, News)> {
         4 => Just(News::Request),
         1 => Just(News::UnreadRequest),
     ];
-    // Many at the very start, where the states follow each other without time passing.
+    // Many at the very start, where states change without time passing.
     (prop_oneof![0..10_u64, 0..60_000_u64], kind)
 }
 
@@ -117,7 +117,7 @@ impl Scenario {
         first.copied().unwrap_or(Act::Succeed)
     }
 
-    /// Whether `start` returns, the service is reachable, and the first canary comes back.
+    /// Returns whether `start` succeeds, the service is reachable, and the first canary passes.
     fn may_be_listed(&self) -> bool {
         let calls = [Call::Start, Call::Serve, Call::Probe, Call::Generate];
         let succeeds = |call: &Call| self.first_act(*call) == Act::Succeed;
@@ -174,7 +174,7 @@ fn worker_config() -> WorkerConfig {
     config
 }
 
-/// Lives through a scenario. Every client that reads must see a legal stream or a refusal.
+/// Runs a scenario. Every client that reads must see a legal stream or a refusal.
 async fn live(scenario: &Scenario, world: &Arc<World>) -> Report {
     let handle = spawn(world, worker_config());
     let start = tokio::time::Instant::now();
@@ -185,7 +185,7 @@ async fn live(scenario: &Scenario, world: &Arc<World>) -> Report {
             News::Stop => handle.stop(),
             News::LeaseLost => world.lose_lease(),
             News::EngineDies => world.kill_engine(),
-            // Clients know of listed instances only.
+            // Clients know only listed instances.
             News::Request | News::UnreadRequest if world.count(Call::List) == 0 => {}
             News::Request => {
                 let world = Arc::clone(world);

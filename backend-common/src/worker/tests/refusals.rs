@@ -1,4 +1,4 @@
-//! What an engine does not declare it never sees.
+//! The engine never receives what it does not declare.
 
 use super::fakes::Call::Generate;
 use super::fakes::{CONTEXT_LENGTH, VOCAB_SIZE, World, config, request, serving, stop_cleanly};

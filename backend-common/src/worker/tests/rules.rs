@@ -1,4 +1,4 @@
-//! The rules of a stream: each is broken by a raw stream, named in the metrics, and mended before the client sees it.
+//! The rules of a stream: a raw stream breaks each one; the metrics name it, and the client sees a repaired stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn finished(finish: Finish, prompt_tokens: u32, streamed_tokens: u32) -> Item {
     Ok(Output::Finished(Box::new(finished)))
 }
 
-/// The end of a request of [`request`]'s that streamed `streamed` tokens.
+/// Returns the end of a [`request`] that streamed `streamed` tokens.
 fn stop(streamed: u32) -> Item {
     finished(Finish::stop(), PROMPT_TOKENS, streamed)
 }
@@ -138,7 +138,7 @@ async fn a_broken_stream_is_mended_and_its_rule_counted() {
     }
 }
 
-/// The table above and the panics below; a new rule needs a row.
+/// The table above and the panics below cover every rule; a new rule needs a row.
 #[test]
 fn every_rule_is_broken_somewhere() {
     let mut broken: Vec<_> = broken_streams().iter().map(|row| row.rule).collect();
@@ -239,7 +239,7 @@ async fn a_panic_after_the_terminal_is_counted_and_not_seen() {
     stop_cleanly(&handle).await;
 }
 
-/// What an engine's stream holds, and gives back in a way that fails.
+/// Held by an engine's stream; its drop panics.
 struct PanicsOnDrop;
 
 impl Drop for PanicsOnDrop {
@@ -248,7 +248,7 @@ impl Drop for PanicsOnDrop {
     }
 }
 
-/// A token, what `rest` says, and then silence.
+/// Streams a token and `rest`, then stalls.
 fn panics_on_drop(rest: Vec<Item>) -> OutputStream {
     let held = PanicsOnDrop;
     let items = stream::iter([token(1)].into_iter().chain(rest)).chain(stream::pending());
@@ -329,7 +329,7 @@ async fn only_scores_answer_a_request_to_score() {
     one_kind_answers(InputKind::Score, Input::Score([pair].into()), right, wrong).await;
 }
 
-/// Requests with this kind of input, the canary too, are answered with `right`; others are dropped and told.
+/// Requests with this kind of input, including the canary, are answered with `right`; other items are dropped and reported.
 async fn one_kind_answers(kind: InputKind, input: Input, right: Output, wrong: Output) {
     let world = World::new();
     let capabilities = Capabilities {
@@ -373,7 +373,7 @@ async fn an_engine_that_only_sends_nothing_meets_the_requests_limits() {
     let mut config = config();
     config.limits.request_timeout = Some(Duration::from_secs(9));
     let handle = serving(&world, config).await;
-    // It is never pending, so that only a guard that remembers its clock comes to an end.
+    // It is never pending, so only a guard that keeps its clock ends it.
     world.answer_with(|_, _| {
         let empties = stream::repeat_with(|| tokens(&[])).take(10_000);
         Ok(OutputStream::from_raw(Box::pin(empties)))

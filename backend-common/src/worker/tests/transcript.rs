@@ -47,8 +47,7 @@ impl Transcript {
 /// Reads a stream to its end.
 ///
 /// # Panics
-/// When a client may not see such a stream: no terminal, items after it, an empty item, a usage that does not agree with
-/// the tokens.
+/// When a client must not see such a stream: no terminal, items after it, an empty item, or usage that does not match the tokens.
 pub(super) async fn read(mut outputs: OutputStream) -> Transcript {
     let mut tokens = Vec::new();
     let end = loop {
