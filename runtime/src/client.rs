@@ -24,10 +24,10 @@ use crate::names::InstanceId;
 use crate::plane::{self, Payload, RequestPlane, ResponseStream};
 use crate::selection::{Candidate, SelectionMode, Selector};
 
-/// Calls the instances of one endpoint, whose requests are `Req` and whose responses stream `Resp`.
+/// Calls the instances of one endpoint. Requests are `Req`; responses are streams of `Resp`.
 ///
-/// A call that fails because its instance cannot be reached marks the instance down here until discovery announces it
-/// anew or a few seconds have passed.
+/// If a call fails because the instance cannot be reached, the client marks the instance down until discovery announces it
+/// again or a few seconds have passed.
 pub struct Client<Req, Resp> {
     endpoint: Endpoint,
     instances: Instances,
@@ -65,7 +65,7 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
     /// Waits until at least one instance is live.
     ///
     /// # Errors
-    /// `Unavailable`, naming the endpoint, when none came within `timeout`.
+    /// `Unavailable`, naming the endpoint, if no instance appeared within `timeout`.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.
@@ -85,13 +85,13 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         }
     }
 
-    /// Calls any instance, with equal chance.
+    /// Calls an instance chosen at random, all with equal probability.
     ///
     /// # Errors
-    /// As [`Self::call`].
+    /// Same as [`Self::call`].
     ///
     /// # Cancel safety
-    /// As [`Self::call`].
+    /// Same as [`Self::call`].
     pub async fn random(
         &self,
         request: Req,
@@ -103,10 +103,10 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
     /// Calls the instance `id`.
     ///
     /// # Errors
-    /// `NotFound` when it is not live, else as [`Self::call`].
+    /// `NotFound` if the instance is not live; otherwise the same as [`Self::call`].
     ///
     /// # Cancel safety
-    /// As [`Self::call`].
+    /// Same as [`Self::call`].
     pub async fn direct(
         &self,
         id: InstanceId,
@@ -122,10 +122,10 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         self.call_instance(&instance, request, ctx).await
     }
 
-    /// Calls the instance `selector` chooses.
+    /// Calls the instance that `selector` chooses.
     ///
     /// # Errors
-    /// `Unavailable` when no instance is live, else what the call fails with.
+    /// `Unavailable` if no instance is live; otherwise the error of the call.
     ///
     /// # Cancel safety
     /// Dropping the future or the stream cancels the request.
@@ -172,8 +172,8 @@ impl<Req: Payload, Resp: Payload> Client<Req, Resp> {
         EngineError::new(ErrorKind::Unavailable, message).with_retry_after(Duration::from_secs(1))
     }
 
-    /// Waits until there is an instance as it is wanted that is none of `tried`; false when none came in time, or the request was
-    /// cancelled.
+    /// Waits for an instance that matches `wanted` and is not in `tried`. Returns false if none appeared before `until` or the
+    /// request was cancelled.
     async fn other_than(
         &self,
         tried: &[InstanceId],
@@ -239,12 +239,12 @@ impl<Req, Resp> std::fmt::Debug for Client<Req, Resp> {
     }
 }
 
-/// Whether it is the instance that had no place for the request.
+/// Whether the instance refused the request because it was full.
 fn is_full(error: &EngineError) -> bool {
     error.kind() == ErrorKind::Overloaded && !error.is_own_shortage()
 }
 
-/// Whether a request that an instance refused, or was lost with, is tried on another one.
+/// Whether to try another instance after one refused the request or was lost.
 fn may_try_another(error: &EngineError, ctx: &RequestContext) -> bool {
     if ctx.has_lost_too_many() {
         tracing::warn!(request_id = ctx.id(), %error, "instance after instance is lost with this request; it goes to no other");
@@ -253,7 +253,7 @@ fn may_try_another(error: &EngineError, ctx: &RequestContext) -> bool {
     error.may_go_elsewhere() && !ctx.is_cancelled()
 }
 
-/// A response that counts as in flight until it is dropped, and marks its instance down when that turns out to be gone.
+/// A response that counts as in flight until it is dropped. Marks its instance down if the stream shows that the instance is gone.
 struct Counted<Resp> {
     items: ResponseStream<Resp>,
     instance: Arc<Instance>,
@@ -274,16 +274,16 @@ impl<Resp> Stream for Counted<Resp> {
     }
 }
 
-/// How long a request waits for another instance when all that it knew of were gone or going: what takes their place may be
-/// listed already, and is known here a moment later.
+/// How long a request waits for another instance after all known instances were gone or draining. A replacement may be in
+/// discovery already and reach this client a moment later.
 const SUCCESSOR_TIME: Duration = Duration::from_secs(1);
 
-/// A client of token-generating instances that answers the same `generate` as an engine. A request that was refused by an
-/// instance that is full, gone or going, or has just lost the adapter, and has yielded nothing, is tried on the others. Those that
-/// look full are left out: they refused a request a moment ago, or say so where their load is followed. When all look full, those that
-/// most likely have a place by now are asked, until 16 of them have refused it. When all were gone or going, it waits a second for
-/// another to appear, or [not at all](Self::without_wait). One with which more instances were lost than its context
-/// [allows](RequestContext::with_loss_limit), [`DEFAULT_MIGRATION_LIMIT`] where that says nothing, is tried on no other.
+/// A client of token-generating instances with the same `generate` as an engine. If an instance is full, gone, draining or has just
+/// lost the adapter, and has yielded no output, the client tries another. It skips instances that look full: they refused a
+/// request a moment ago, or their published load says so. When all look full, it asks those most likely to have room, until 16 of
+/// them have refused the request. When all are gone or draining, it waits a second for another to appear, or
+/// [not at all](Self::without_wait). It stops trying when the request has lost more instances than its context
+/// [allows](RequestContext::with_loss_limit), by default [`DEFAULT_MIGRATION_LIMIT`].
 #[derive(Debug)]
 pub struct GenerateClient {
     client: Client<GenerateRequest, Output>,
@@ -302,7 +302,7 @@ impl std::fmt::Debug for BoxSelector {
 }
 
 impl GenerateClient {
-    /// A client that selects by `mode`.
+    /// Creates a client that selects by `mode`.
     #[must_use]
     pub fn new(client: Client<GenerateRequest, Output>, mode: SelectionMode) -> Self {
         Self {
@@ -314,15 +314,15 @@ impl GenerateClient {
         }
     }
 
-    /// A request for which every instance is gone or going is refused at once: for callers that wait themselves, or have another
-    /// client whose instances take it.
+    /// Refuses a request at once if every instance is gone or draining. For callers that wait themselves or can fall back to the
+    /// instances of another client.
     #[must_use]
     pub fn without_wait(mut self) -> Self {
         self.successor_time = Duration::ZERO;
         self
     }
 
-    /// Selects by what the instances publish at their `load` endpoint too: what other clients ask of them counts then.
+    /// Also selects by the load that instances publish at their `load` endpoint, which counts the requests of other clients.
     #[must_use]
     pub(crate) fn following_load(mut self, runtime: &Runtime, load: Client<(), Load>) -> Self {
         let instances = self.client.instances.clone();
@@ -337,15 +337,15 @@ impl GenerateClient {
         self.client.instances()
     }
 
-    /// Whether the instance `id` is live and may be asked under the adapter, where one is named.
+    /// Whether the instance `id` is live and has the adapter, if one is named.
     #[must_use]
     pub fn may_take(&self, id: InstanceId, adapter: Option<&str>) -> bool {
         let instance = self.client.instances.get(id);
         instance.is_some_and(|instance| instance.has_adapter(adapter))
     }
 
-    /// Keeps a task for every live instance, and drops it when the instance goes; all of them with what is returned. They run
-    /// where no request can keep them waiting, so they must neither block nor do a request's work.
+    /// Runs a task for each live instance and drops it when the instance goes away. Dropping the returned handle drops them all.
+    /// They run on a runtime that no request may delay, so they must neither block nor do a request's work.
     pub fn for_each_instance<F>(
         &self,
         runtime: &Runtime,
@@ -358,7 +358,7 @@ impl GenerateClient {
         runtime.spawn(for_each_instance(runtime.clone(), instances, task))
     }
 
-    /// The requests of each live instance, by id: those of this client, and those of others by what it told last.
+    /// The number of requests of each live instance, by id: this client's own, and those of others as last published.
     #[must_use]
     pub fn loads(&self) -> Vec<(InstanceId, usize)> {
         let map = self.client.instances.all();
@@ -372,10 +372,10 @@ impl GenerateClient {
     /// Sends a request to the instance `id` and no other.
     ///
     /// # Errors
-    /// As [`Client::direct`].
+    /// Same as [`Client::direct`].
     ///
     /// # Cancel safety
-    /// As [`Client::direct`].
+    /// Same as [`Client::direct`].
     pub async fn direct(
         &self,
         id: InstanceId,
@@ -388,20 +388,20 @@ impl GenerateClient {
     }
 }
 
-/// Who has a request: one instance, or one after another.
+/// The holder of a request: one instance, or a sequence of instances.
 #[derive(Debug, Clone)]
 pub enum Holder {
     /// The instance that took it.
     One(InstanceId),
-    /// The id of the instance that has it at the moment, or [`Holder::NOBODY`], kept up to date by whoever hands it on.
+    /// The id of the current holder, or [`Holder::NOBODY`]. Whoever migrates the request updates it.
     Now(Arc<AtomicU64>),
 }
 
 impl Holder {
-    /// What [`Holder::Now`] holds while no instance has the request; no instance has this id.
+    /// The value of [`Holder::Now`] while no instance has the request; no instance has this id.
     pub const NOBODY: u64 = 0;
 
-    /// The instance that has the request at the moment; `None` while no instance has it.
+    /// The instance that has the request now; `None` if no instance has it.
     #[must_use]
     pub fn id(&self) -> Option<InstanceId> {
         let id = match self {
@@ -412,25 +412,25 @@ impl Holder {
     }
 }
 
-/// A request's answer, and who gives it.
+/// The response to a request, and the instance that sends it.
 #[derive(Debug)]
 pub struct Routed {
     /// Who has the request.
     pub holder: Holder,
-    /// Its answer.
+    /// The response.
     pub outputs: OutputStream,
 }
 
-/// Chooses an instance for one request: the index of the chosen candidate, `None` when none will do. Called again, without
-/// the chosen one, when that refused; it may change what the chosen one is asked for, such as the rank.
+/// Chooses an instance for one request: returns the index of a candidate, or `None` to reject them all. If the chosen instance
+/// refuses, it is called again without that one. It may change the request for the chosen instance, such as the rank.
 pub type Choose<'a> = dyn FnMut(&mut GenerateRequest, &[Candidate]) -> Option<usize> + Send + 'a;
 
 impl GenerateClient {
-    /// As [`Generate::generate`], and says who answers. Instances in `left_out` are not asked.
+    /// Like [`Generate::generate`], but also returns the holder. Never asks the instances in `left_out`.
     ///
     /// # Errors
-    /// What the last instance refused the request with; `Unavailable` when there was none to ask, and `NotFound` at the adapter
-    /// when there are instances and none of them has it.
+    /// The last instance's refusal; `Unavailable` if there was no instance to ask; `NotFound` at the adapter if there are instances
+    /// but none of them has it.
     ///
     /// # Cancel safety
     /// Dropping the future, or the stream it returns, cancels the request.
@@ -452,7 +452,7 @@ impl GenerateClient {
         self.route_by(&mut choose, request, ctx, left_out).await
     }
 
-    /// What is said of a choice by the mode alone.
+    /// Describes a choice made by the mode alone.
     fn decision(&self, candidates: &[Candidate], index: usize) -> serde_json::Value {
         let chosen = candidates.get(index);
         serde_json::json!({
@@ -463,13 +463,13 @@ impl GenerateClient {
         })
     }
 
-    /// As [`Self::route`], to the instances that `choose` chooses.
+    /// Like [`Self::route`], but `choose` selects the instance.
     ///
     /// # Errors
-    /// As [`Self::route`].
+    /// Same as [`Self::route`].
     ///
     /// # Cancel safety
-    /// As [`Self::route`].
+    /// Same as [`Self::route`].
     pub async fn route_by(
         &self,
         choose: &mut Choose<'_>,
@@ -485,7 +485,7 @@ impl GenerateClient {
         let mut last_error: Option<EngineError> = None;
         let mut wait_until = None;
         let adapter = request.adapter.clone();
-        // As the client named it: who chooses may name one of the chosen instance.
+        // The rank as the client sent it: `choose` may set a rank of the chosen instance.
         let wanted = Wanted {
             adapter: adapter.as_deref(),
             rank: request.data_parallel_rank,
@@ -501,7 +501,7 @@ impl GenerateClient {
                     let until =
                         *wait_until.get_or_insert_with(|| Instant::now() + self.successor_time);
                     let another = (self.client).other_than(&tried.instances, wanted, until, &ctx);
-                    // Those that are left out as full are no successors.
+                    // Instances left out as full do not count as replacements.
                     if error.kind().is_instance_gone() && !tried.are_enough() && another.await {
                         continue;
                     }
@@ -532,7 +532,7 @@ impl GenerateClient {
                     if looked_full && is_full(&error) {
                         tried.refusals += 1;
                     }
-                    // That one lost the adapter does not make it unknown where another is only full.
+                    // If one instance lost the adapter and another is only full, the adapter is not unknown.
                     if error.policy().is_migratable || last_error.is_none() {
                         last_error = Some(error);
                     }

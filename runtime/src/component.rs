@@ -16,10 +16,10 @@ use crate::names::{EndpointName, InstanceId, NameError};
 use crate::plane::{ErasedHandler, Handler, MemoryPlane, Payload, RequestPlane, Served};
 use crate::vital::VitalRuntime;
 
-/// How long a shutdown waits for tasks that were told to end; one that blocks its thread cannot be ended by anybody.
+/// How long a shutdown waits for cancelled tasks. Nothing can end a task that blocks its thread.
 const TASK_END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Discovery, request plane, metrics and tasks of one process. Clones share.
+/// Discovery, request plane, metrics and tasks of one process. Clones share state.
 ///
 /// # Examples
 /// ```
@@ -64,7 +64,7 @@ struct Shared {
     tasks: TaskTracker,
     shutdown: CancellationToken,
     vital: Option<VitalRuntime>,
-    /// What is listed: several endpoints may be of one instance.
+    /// The listed endpoints; several may belong to one instance.
     listed: Mutex<HashSet<(EndpointName, InstanceId)>>,
 }
 
@@ -75,7 +75,7 @@ impl Runtime {
         Self::with_metrics(discovery, plane, MetricsRegistry::default())
     }
 
-    /// As [`Self::new`], with the registry that discovery and plane count in already.
+    /// Like [`Self::new`], with the registry in which discovery and the plane already record metrics.
     #[must_use]
     pub fn with_metrics(
         discovery: Arc<dyn Discovery>,
@@ -85,8 +85,8 @@ impl Runtime {
         Self::on(None, discovery, plane, metrics)
     }
 
-    /// As [`Self::with_metrics`], with the runtime that follows discovery and answers for the process's health; `None` for
-    /// the one that calls.
+    /// Like [`Self::with_metrics`], with the runtime that follows discovery and serves the health endpoints; `None` for the
+    /// caller's runtime.
     #[must_use]
     pub fn on(
         vital: Option<VitalRuntime>,
@@ -109,7 +109,7 @@ impl Runtime {
         }
     }
 
-    /// A runtime of one process, with no socket and no other server.
+    /// A runtime inside one process, with no socket and no external server.
     #[must_use]
     pub fn in_process() -> Self {
         Self::new(
@@ -121,7 +121,7 @@ impl Runtime {
     /// A namespace: a pipeline, usually a model.
     ///
     /// # Errors
-    /// [`NameError`] when `name` is no name.
+    /// [`NameError`] if `name` is not a valid name.
     pub fn namespace(&self, name: &str) -> Result<Namespace, NameError> {
         let name = EndpointName::try_new(name, "x", "x")?;
         Ok(Namespace {
@@ -159,7 +159,7 @@ impl Runtime {
         &self.shared.plane
     }
 
-    /// Does what needs the runtime that [`Self::spawn`] uses, such as listening.
+    /// Runs work that needs the runtime that [`Self::spawn`] uses, such as listening.
     pub(crate) async fn run_vital<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, EngineError>> + Send + 'static,
@@ -170,8 +170,8 @@ impl Runtime {
         }
     }
 
-    /// Starts a task that the runtime owns: it is dropped at [`shutdown`](Self::shutdown), or with the handle. It runs where
-    /// no request can keep it waiting, so it must not do a request's work.
+    /// Starts a task that the runtime owns. It is dropped at [`shutdown`](Self::shutdown) or with the handle. It runs on a runtime
+    /// that no request may delay, so it must not do a request's work.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) -> AbortOnDropHandle<()> {
         let shutdown = self.shared.shutdown.clone();
         let task = async move {
@@ -188,31 +188,31 @@ impl Runtime {
         })
     }
 
-    /// Starts a short task that nobody holds. It is dropped at [`shutdown`](Self::shutdown).
+    /// Starts a short task without a handle. It is dropped at [`shutdown`](Self::shutdown).
     pub(crate) fn spawn_detached(&self, task: impl Future<Output = ()> + Send + 'static) {
-        // Only the handle's drop would end it.
+        // Detached, since dropping the handle would abort the task.
         drop(self.spawn(task).detach());
     }
 
-    /// Ends every task of the runtime and its request plane, and waits for them. Responses under way are written to their
-    /// end first, within a limit. Nor is a task waited for long that an engine blocks.
+    /// Ends every task of the runtime and its request plane, and waits for them. First writes the responses in progress to
+    /// their end, within a time limit. Does not wait long for a task that an engine blocks.
     ///
     /// # Cancel safety
-    /// The tasks end also when the future is dropped.
+    /// Tasks end even if the future is dropped.
     pub async fn shutdown(&self) {
         self.shared.shutdown.cancel();
         self.shared.plane.shutdown().await;
         until_ended(&self.shared.tasks, "runtime").await;
     }
 
-    /// Tasks of the runtime that are alive.
+    /// The number of live tasks of the runtime.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.shared.tasks.len()
     }
 }
 
-/// Waits until all tasks, which were told to end, are at their end, unless they block their threads.
+/// Waits until all cancelled tasks have ended, except those that block their threads.
 pub(crate) async fn until_ended(tasks: &TaskTracker, whose: &'static str) {
     tasks.close();
     let ended = tokio::time::timeout(TASK_END_TIMEOUT, tasks.wait()).await;
@@ -244,7 +244,7 @@ impl Namespace {
     /// A component: a load-balanced service of the pipeline.
     ///
     /// # Errors
-    /// [`NameError`] when `name` is no name.
+    /// [`NameError`] if `name` is not a valid name.
     pub fn component(&self, name: &str) -> Result<Component, NameError> {
         let name = EndpointName::try_new(&self.name.namespace, name, "x")?;
         Ok(Component {
@@ -262,10 +262,10 @@ pub struct Component {
 }
 
 impl Component {
-    /// An endpoint: one thing the component does.
+    /// An endpoint: one function of the component.
     ///
     /// # Errors
-    /// [`NameError`] when `name` is no name.
+    /// [`NameError`] if `name` is not a valid name.
     pub fn endpoint(&self, name: &str) -> Result<Endpoint, NameError> {
         Ok(self.runtime.endpoint(self.name.sibling(name)?))
     }
@@ -285,10 +285,10 @@ impl Endpoint {
         &self.name
     }
 
-    /// Makes `handler` reachable as a new instance, listed nowhere yet.
+    /// Serves `handler` as a new instance, which is reachable but not yet listed.
     ///
     /// # Errors
-    /// `Unavailable` when the request plane cannot be served on.
+    /// `Unavailable` if the request plane cannot serve.
     pub async fn serve<Req: Payload, Resp: Payload>(
         &self,
         handler: Arc<dyn Handler<Req, Resp>>,
@@ -296,10 +296,10 @@ impl Endpoint {
         self.serve_as(InstanceId::random(), handler).await
     }
 
-    /// As [`Self::serve`], under an id of the caller's.
+    /// Like [`Self::serve`], under the id that the caller gives.
     ///
     /// # Errors
-    /// As [`Self::serve`]; `InvalidArgument` when the instance serves the endpoint already.
+    /// Same as [`Self::serve`]; `InvalidArgument` if the instance already serves the endpoint.
     pub async fn serve_as<Req: Payload, Resp: Payload>(
         &self,
         instance: InstanceId,
@@ -327,7 +327,7 @@ impl Endpoint {
         self.client_of(Arc::new(|_| true))
     }
 
-    /// As [`Self::client`], of the instances whose records `accepts` takes.
+    /// Like [`Self::client`], but only for instances whose records `accepts` accepts.
     pub(crate) fn client_of<Req: Payload, Resp: Payload>(
         &self,
         accepts: Accepts,
@@ -353,7 +353,7 @@ fn now_ms() -> u64 {
     now.map_or(0, |now| u64::try_from(now.as_millis()).unwrap_or(0))
 }
 
-/// An instance of an endpoint: reachable, and listed or not. Dropping it takes it off the list and ends the service.
+/// An instance of an endpoint: reachable, and listed or not. Dropping it unlists it and ends the service.
 pub struct Serving {
     endpoint: Endpoint,
     instance: InstanceId,
@@ -369,7 +369,7 @@ impl Serving {
         self.instance
     }
 
-    /// What discovery is told.
+    /// The record for discovery.
     #[must_use]
     pub fn record(&self, card: Option<genset_backend_common::ModelCard>) -> InstanceRecord {
         InstanceRecord {
@@ -381,7 +381,7 @@ impl Serving {
         }
     }
 
-    /// Lists the instance under a new lease, so that clients find it. Listing a listed one refreshes it.
+    /// Lists the instance under a new lease, so that clients find it. Listing it again refreshes it.
     ///
     /// # Errors
     /// `Unavailable` when discovery cannot be reached.
@@ -397,26 +397,26 @@ impl Serving {
         Ok(())
     }
 
-    /// Notes that it is listed, until it is forgotten or dropped.
+    /// Records that the instance is listed, until it is forgotten or dropped.
     pub(crate) fn remember(&self) {
         let key = (self.endpoint.name.clone(), self.instance);
         self.endpoint.runtime.shared.listed.lock().insert(key);
     }
 
-    /// Notes that it is listed no more; whether no other endpoint of the instance is.
+    /// Records that the endpoint is no longer listed. Returns whether the instance has no other listed endpoint.
     pub(crate) fn forget(&self) -> bool {
         let mut listed = self.endpoint.runtime.shared.listed.lock();
         listed.remove(&(self.endpoint.name.clone(), self.instance));
         !listed.iter().any(|(_, other)| *other == self.instance)
     }
 
-    /// Takes the endpoint off the list; it stays reachable. With the instance's last one, the clients connected with it are told
-    /// before that the instance leaves.
+    /// Unlists the endpoint; it stays reachable. If it is the instance's last one, connected clients are first notified that the
+    /// instance leaves.
     ///
     /// # Errors
-    /// `Unavailable` when discovery cannot be reached; the lease is given up all the same.
+    /// `Unavailable` if discovery cannot be reached; the lease is released anyway.
     pub async fn unlist(&self) -> Result<(), EngineError> {
-        // Before discovery, which may take its time.
+        // Before the discovery call, which may be slow.
         if self.forget() {
             self.endpoint.runtime.plane().leaving(self.instance);
         }
@@ -427,7 +427,7 @@ impl Serving {
         }
     }
 
-    /// Waits until discovery has lost the instance although it was listed.
+    /// Waits until discovery loses the instance while it is listed.
     ///
     /// # Cancel safety
     /// Nothing is lost when the future is dropped.

@@ -1,6 +1,6 @@
-//! What operators ask of workers beside generation: the list of operations, what the process does itself and no engine, and
-//! [`ControlClient`], which asks. The status port, the endpoint `control`, a [`RemoteEngine`](crate::RemoteEngine) and
-//! `genset control` use it.
+//! Operator requests to workers other than generation: the list of operations, those that the process performs without the
+//! engine, and [`ControlClient`], which sends them. The status port, the endpoint `control`, a
+//! [`RemoteEngine`](crate::RemoteEngine) and `genset control` use it.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::names::{EndpointName, InstanceId};
 use crate::registrar::endpoints;
 use crate::spelling::nearest;
 
-/// An operation, as it is listed.
+/// An operation, as listed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Operation {
     pub(crate) op: &'static str,
@@ -32,7 +32,7 @@ const fn operation(op: &'static str, takes: &'static str, does: &'static str) ->
     Operation { op, takes, does }
 }
 
-/// Every operation there is.
+/// All operations.
 pub(crate) const OPERATIONS: [Operation; 10] = [
     operation(
         "sleep",
@@ -70,10 +70,10 @@ pub(crate) const OPERATIONS: [Operation; 10] = [
     ),
 ];
 
-/// The request for an operation by its name, of which `-` may stand for `_`, with its fields.
+/// Builds the request for an operation from its name, in which `-` may stand for `_`, and its fields.
 ///
 /// # Errors
-/// `NotFound` for a name that none has, with the nearest; `InvalidArgument` for fields that are not its own.
+/// `NotFound` for an unknown name, with the nearest known one; `InvalidArgument` for fields that the operation does not have.
 pub(crate) fn request_of(op: &str, fields: Value) -> Result<ControlRequest, EngineError> {
     let Value::Object(mut fields) = fields else {
         let problem = "is no JSON object with the operation's fields";
@@ -97,10 +97,10 @@ pub(crate) fn request_of(op: &str, fields: Value) -> Result<ControlRequest, Engi
     })
 }
 
-/// Does what the process does itself, and asks the engine for the rest.
+/// Performs what the process does itself, and passes the rest to the engine.
 ///
 /// # Errors
-/// As the engine's, and `InvalidArgument` for a filter of the log that cannot be read.
+/// The engine's errors, and `InvalidArgument` for an invalid log filter.
 pub(crate) async fn perform(
     control: &dyn Control,
     request: ControlRequest,
@@ -114,11 +114,11 @@ pub(crate) async fn perform(
     control.control(request).await
 }
 
-/// Refuses a word that is nearly a level: as a filter it would stand for a target, and everything else would be silent.
+/// Refuses a misspelt level: as a filter it would name a target and silence everything else.
 #[cfg(feature = "cli")]
 fn check_level(filter: &str) -> Result<(), EngineError> {
     const LEVELS: [&str; 5] = ["error", "warn", "info", "debug", "trace"];
-    /// Letters that are wrong at most; of two that changed places as one.
+    /// At most this many letters are wrong; two swapped letters count as one.
     const MISSPELT: usize = 1;
     let word = filter.trim().to_ascii_lowercase();
     let is_one = |level: &&str| strsim::osa_distance(&word, level) <= MISSPELT;
@@ -131,17 +131,17 @@ fn check_level(filter: &str) -> Result<(), EngineError> {
     }
 }
 
-/// Asks the workers of an endpoint, each by its id.
+/// Sends control requests to the workers of an endpoint, each by its id.
 #[derive(Debug)]
 pub struct ControlClient {
     client: Client<ControlRequest, ControlReply>,
 }
 
 impl ControlClient {
-    /// A client of the workers that serve `generate`. It follows discovery until it is dropped.
+    /// Creates a client of the workers that serve `generate`. It follows discovery until it is dropped.
     ///
     /// # Errors
-    /// `InvalidArgument` when the name has no sibling.
+    /// `InvalidArgument` if the name has no sibling.
     pub fn try_new(runtime: &Runtime, generate: &EndpointName) -> Result<Self, EngineError> {
         let name = generate
             .sibling(endpoints::CONTROL)
@@ -150,20 +150,20 @@ impl ControlClient {
         Ok(Self { client })
     }
 
-    /// Waits until there is a worker; gives those there are.
+    /// Waits until there is a worker; returns all known workers.
     ///
     /// # Errors
-    /// `Unavailable` when none came in time.
+    /// `Unavailable` if no worker appeared in time.
     pub async fn workers(&self, limit: Duration) -> Result<Vec<InstanceId>, EngineError> {
         self.client.wait_for_instances(limit).await?;
         let records = self.client.instances();
         Ok(records.iter().map(|record| record.instance).collect())
     }
 
-    /// Asks one worker.
+    /// Sends a request to one worker.
     ///
     /// # Errors
-    /// What the worker refused or failed with, or what a call fails with.
+    /// The worker's refusal or failure, or a failure of the call.
     pub async fn ask(
         &self,
         worker: InstanceId,

@@ -1,5 +1,5 @@
-//! Discovery: who is there. A small key-value store with leases and watches; what is stored is one
-//! [`InstanceRecord`] for each routable instance.
+//! Discovery: a small key-value store with leases and watches, which holds one [`InstanceRecord`] for each routable
+//! instance.
 
 #[cfg(feature = "etcd")]
 mod etcd;
@@ -24,7 +24,7 @@ pub use vital::VitalDiscovery;
 
 use crate::names::EndpointName;
 
-/// Prefix of every key, with the version of what is stored under it.
+/// Prefix of every key, with the version of the stored format.
 const ROOT: &str = "genset/v1/instances/";
 
 /// A key and its value.
@@ -39,7 +39,7 @@ pub struct Entry {
 /// A change of the entries under a prefix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Everything there is: the first change of a watch, and the first after any gap. What is not in it is gone.
+    /// All entries: the first change of a watch, and the first after any gap. An entry that is not in it is gone.
     Snapshot(Vec<Entry>),
     /// An entry is new or has a new value.
     Put(Entry),
@@ -50,7 +50,7 @@ pub enum Change {
 /// A store of leased entries.
 #[async_trait]
 pub trait Discovery: Send + Sync + 'static {
-    /// Takes a lease. Entries put under it live as long as it does.
+    /// Acquires a lease. Entries put under it live as long as the lease.
     ///
     /// # Errors
     /// `Unavailable` when the store cannot be reached.
@@ -62,14 +62,14 @@ pub trait Discovery: Send + Sync + 'static {
     /// `Unavailable` when the store cannot be reached.
     async fn get(&self, prefix: &str) -> Result<Vec<Entry>, EngineError>;
 
-    /// Follows the entries whose keys start with `prefix`. No change is missed or reordered; after a gap comes a snapshot.
+    /// Watches the entries whose keys start with `prefix`. No change is missed or reordered; a snapshot follows each gap.
     ///
     /// # Errors
     /// `Unavailable` when the store cannot be reached.
     async fn watch(&self, prefix: &str) -> Result<Box<dyn Watch>, EngineError>;
 }
 
-/// The right to keep entries in the store. Dropping it removes them, at once where that is possible without waiting.
+/// The right to keep entries in the store. Dropping it removes them, immediately if that is possible without waiting.
 #[async_trait]
 pub trait Lease: Send + Sync + 'static {
     /// Puts an entry, replacing one with the same key.
@@ -78,7 +78,7 @@ pub trait Lease: Send + Sync + 'static {
     /// `Unavailable` when the store cannot be reached or the lease is lost.
     async fn put(&self, entry: Entry) -> Result<(), EngineError>;
 
-    /// Removes an entry; one that is not there is no error.
+    /// Removes an entry. A missing entry is not an error.
     ///
     /// # Errors
     /// `Unavailable` when the store cannot be reached.
@@ -94,10 +94,10 @@ pub trait Lease: Send + Sync + 'static {
 /// A watch on a prefix.
 #[async_trait]
 pub trait Watch: Send + 'static {
-    /// The next change. `None` when the store is gone for good.
+    /// The next change. `None` if the store is permanently gone.
     ///
     /// # Cancel safety
-    /// If another branch wins, no change was taken.
+    /// If another branch of `select!` completes first, no change is consumed.
     async fn next(&mut self) -> Option<Change>;
 }
 

@@ -1,4 +1,4 @@
-//! What the fuzz targets reach that is nobody else's: the greeting of a connection, and the files of leases.
+//! Internals that only the fuzz targets reach: the greeting of a connection, and lease files.
 
 use bytes::Bytes;
 
@@ -6,7 +6,7 @@ pub use crate::plane::wire::fuzzing::greet;
 
 use crate::discovery::{self, Entry};
 
-/// The entries of a lease's file; `None` where it is refused.
+/// The entries of a lease file; `None` if it is invalid.
 #[must_use]
 pub fn lease_entries(file: &[u8]) -> Option<Vec<Entry>> {
     discovery::lease_entries(&Bytes::copy_from_slice(file))

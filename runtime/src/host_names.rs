@@ -1,13 +1,13 @@
-//! Which names a request for a port on loopback may have in its `Host` header. A browser sends the name that it looked up, so a
-//! web page whose own name was made to mean this machine (DNS rebinding) gives itself away. Used by the ports that answer
-//! over HTTP.
+//! The names that the `Host` header of a request to a loopback port may have. A browser sends the name that it looked up, which
+//! exposes a web page whose own name was made to resolve to this machine (DNS rebinding). Used by the ports that serve
+//! HTTP.
 
 use axum::http::header::{HOST, HeaderMap};
 use axum::http::uri::Authority;
 use axum::http::{HeaderValue, Uri};
 
-/// The first name that a request is for and that `is_known` does not know, of its `Host` headers and its target; addresses and
-/// this machine's own names are always known. `None` where all are known, or none is given: every browser gives one.
+/// The first name in a request's `Host` headers and target that `is_known` does not accept. Addresses and this machine's own
+/// names are always accepted. `None` if all names are accepted, or there is none: every browser sends one.
 ///
 /// # Source
 /// The names are those of [RFC 6761, section 6.3](https://www.rfc-editor.org/rfc/rfc6761#section-6.3).
@@ -31,13 +31,13 @@ pub fn unknown_host(
     None
 }
 
-/// A host as it is compared: lower case, without the dot of a full name at the end.
+/// A host in the form for comparison: lower case, without the trailing dot of a full name.
 fn normal(host: &str) -> String {
     let host = host.strip_suffix('.').unwrap_or(host);
     host.to_ascii_lowercase()
 }
 
-/// An address, or a name that always means this machine.
+/// Whether it is an address, or a name that always means this machine.
 fn is_own(host: &str) -> bool {
     let inside = host
         .strip_prefix('[')

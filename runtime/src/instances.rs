@@ -1,4 +1,4 @@
-//! The live instances of an endpoint, as a client sees them: what discovery says, less those that just failed.
+//! The live instances of an endpoint, as a client sees them: those in discovery, minus those that just failed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::names::InstanceId;
 use crate::plane::RequestPlane;
 use crate::selection::Candidate;
 
-/// How long an instance is left out after a call to it failed, unless discovery announces it anew.
+/// How long an instance is skipped after a call to it failed, unless discovery announces it again.
 const DOWN_TIME: Duration = Duration::from_secs(5);
 
-/// How long an instance is left out after it refused a request as full: what others freed meanwhile is not always told.
+/// How long an instance is skipped after it refused a request as full. Other clients' requests may end without notice here.
 const FULL_TIME: Duration = Duration::from_millis(100);
 
-/// Refusals after which a request is sent to no instance that looks full.
+/// The number of refusals after which a request no longer goes to an instance that looks full.
 const MOST_REFUSALS: usize = 16;
 
 /// One live instance.
@@ -29,48 +29,48 @@ const MOST_REFUSALS: usize = 16;
 pub(crate) struct Instance {
     pub(crate) record: InstanceRecord,
     in_flight: Arc<AtomicUsize>,
-    /// Requests of other clients, as of what it told last.
+    /// Other clients' requests, as last published.
     others: AtomicUsize,
     kv_used_blocks: AtomicU64,
     kv_total_blocks: AtomicU64,
     kv_events: AtomicU64,
-    /// Requests of ours with which it is full, as of what it told last; `usize::MAX` where it does not say.
+    /// Number of our requests at which it is full, as last published; `usize::MAX` if unknown.
     max_ours: AtomicUsize,
     shown: Mutex<Shown>,
 }
 
-/// What calls to an instance have shown.
+/// What calls to an instance have revealed.
 #[derive(Debug, Clone, Copy, Default)]
 struct Shown {
     down_until: Option<Instant>,
     refusal: Option<Refusal>,
 }
 
-/// An instance was full.
+/// An instance refused a request as full.
 #[derive(Debug, Clone, Copy)]
 struct Refusal {
     at: Instant,
-    /// Requests of ours that it had, without the refused one.
+    /// The number of our requests it had, without the refused one.
     ours: usize,
 }
 
-/// Whether an instance has a place for a request, as far as is known. Ordered by how likely it has one.
+/// Whether an instance has room for a request, as far as is known. Ordered by likelihood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Room {
-    /// Nothing speaks against it.
+    /// No evidence against it.
     Likely,
-    /// It refused a request then, and none of ours has ended there since.
+    /// It refused a request at this time, and none of our requests there has ended since.
     Refused(Instant),
-    /// It says that it has none. Then it refused a request, too.
+    /// Its published load says that it is full. The time of its last refusal, if any.
     Full(Option<Instant>),
 }
 
 impl Room {
-    /// Whether it is among those asked first, for a request that so many instances which looked full have refused.
+    /// Whether the instance is among those to ask first, for a request that `refusals` instances that looked full have refused.
     fn is_worth_a_try(self, now: Instant, refusals: usize) -> bool {
         match self {
             Self::Likely => true,
-            // It costs a request one try at most.
+            // It costs a request at most one attempt.
             Self::Refused(at) => refusals == 0 && now.duration_since(at) >= FULL_TIME,
             Self::Full(_) => false,
         }
@@ -91,7 +91,7 @@ impl Instance {
         }
     }
 
-    /// The same instance where it says something else of itself: its requests and its load are what they were.
+    /// The same instance with a changed record: keeps its requests and its load.
     fn with_record(&self, record: InstanceRecord) -> Self {
         let copy = |number: &AtomicU64| AtomicU64::new(number.load(Ordering::Relaxed));
         Self {
@@ -106,19 +106,19 @@ impl Instance {
         }
     }
 
-    /// Whether it may be asked under this adapter.
+    /// Whether requests with this adapter may go to it.
     pub(crate) fn has_adapter(&self, adapter: Option<&str>) -> bool {
         let card = self.record.card.as_ref();
         adapter.is_none_or(|adapter| card.is_some_and(|card| card.has_adapter(adapter)))
     }
 
-    /// Counts a request in until the guard is dropped.
+    /// Counts a request as in flight until the guard is dropped.
     pub(crate) fn enter(&self) -> InFlightGuard {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlightGuard(Arc::clone(&self.in_flight))
     }
 
-    /// Takes the load it published; `None` while it is not heard of.
+    /// Stores the published load; `None` while the instance publishes none.
     pub(crate) fn publish(&self, load: Option<Load>) {
         let Some(load) = load else {
             self.max_ours.store(usize::MAX, Ordering::Relaxed);
@@ -140,7 +140,7 @@ impl Instance {
         self.kv_events.store(load.kv_events, Ordering::Relaxed);
     }
 
-    /// What it has to do: our requests, which are known at once, and others', which were told a moment ago.
+    /// Its load: our requests, which are exact, and others' requests, as last published.
     pub(crate) fn candidate(&self) -> Candidate {
         let ours = self.in_flight.load(Ordering::Relaxed);
         let others = self.others.load(Ordering::Relaxed);
@@ -155,7 +155,7 @@ impl Instance {
         }
     }
 
-    /// Leaves the instance out for a while.
+    /// Skips the instance for a while.
     pub(crate) fn mark_down(&self) {
         self.shown.lock().down_until = Some(Instant::now() + DOWN_TIME);
     }
@@ -169,28 +169,28 @@ impl Instance {
         is_down
     }
 
-    /// It took a request.
+    /// It accepted a request.
     pub(crate) fn took(&self) {
         self.shown.lock().refusal = None;
     }
 
-    /// It was full for a request, which is still counted in.
+    /// It refused a request as full; the request is still counted in.
     pub(crate) fn refused(&self) {
         let ours = self.in_flight.load(Ordering::Relaxed).saturating_sub(1);
         let at = Instant::now();
         self.shown.lock().refusal = Some(Refusal { at, ours });
     }
 
-    /// Whether something speaks against its having a place.
+    /// Whether there is evidence that it has no room.
     pub(crate) fn looks_full(&self) -> bool {
         self.room() != Room::Likely
     }
 
-    /// Whether it has a place, by what it told and what calls have shown.
+    /// Whether it has room, by its published load and by the results of calls.
     fn room(&self) -> Room {
         let ours = self.in_flight.load(Ordering::Relaxed);
         let refusal = self.shown.lock().refusal;
-        // Where one of ours has ended since, it has a place.
+        // If one of our requests has ended since, it has room.
         let refused = refusal.filter(|refusal| refusal.ours <= ours);
         let refused = refused.map(|refusal| refusal.at);
         if ours >= self.max_ours.load(Ordering::Relaxed) {
@@ -209,22 +209,23 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// Which of an endpoint's instances a client may call.
+/// Selects the instances of an endpoint that a client may call.
 pub(crate) type Accepts = Arc<dyn Fn(&InstanceRecord) -> bool + Send + Sync>;
 
 type InstanceMap = Arc<BTreeMap<InstanceId, Arc<Instance>>>;
 
-/// What a request asks of the instance that it goes to.
+/// A request's requirements on its instance.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Wanted<'a> {
-    /// The adapter that it names.
+    /// The adapter named in the request.
     pub(crate) adapter: Option<&'a str>,
-    /// The data-parallel rank that it names.
+    /// The data-parallel rank named in the request.
     pub(crate) rank: Option<u32>,
 }
 
 impl Wanted<'_> {
-    /// Whether it may go to an instance that is one of `all`. A rank that none of them has is for one of them to refuse.
+    /// A predicate for the instances of `all` that satisfy it. If none has the rank, the rank is ignored, and the chosen instance
+    /// refuses the request.
     pub(crate) fn among(
         self,
         all: &BTreeMap<InstanceId, Arc<Instance>>,
@@ -239,22 +240,22 @@ impl Wanted<'_> {
     }
 }
 
-/// Instances that a request is not sent to any more.
+/// Instances that a request no longer goes to.
 #[derive(Debug, Default)]
 pub(crate) struct Tried {
     pub(crate) instances: Vec<InstanceId>,
-    /// How many of them looked full, and were.
+    /// How many of them looked full and refused.
     pub(crate) refusals: usize,
 }
 
 impl Tried {
-    /// Whether a request is sent to no more instances that look full.
+    /// Whether the request goes to no more instances that look full.
     pub(crate) fn are_enough(&self) -> bool {
         self.refusals >= MOST_REFUSALS
     }
 }
 
-/// The live instances; clones share. The map is replaced as a whole, so readers hold no lock.
+/// The live instances; clones share state. The map is replaced as a whole, so readers hold no lock.
 #[derive(Clone)]
 pub(crate) struct Instances {
     map: Arc<watch::Sender<InstanceMap>>,
@@ -274,7 +275,7 @@ impl Instances {
         }
     }
 
-    /// Follows discovery until it is gone or the future is dropped.
+    /// Follows discovery until its end or until the future is dropped.
     pub(crate) async fn follow(self, discovery: Arc<dyn Discovery>, prefix: String) {
         while let Some(mut watch) = watch_patiently(&*discovery, &prefix).await {
             while let Some(change) = watch.next().await {
@@ -310,7 +311,7 @@ impl Instances {
         });
     }
 
-    /// The instance of a record that is new. At its former address it is the one that was known.
+    /// The instance of a changed record. If the address is unchanged, it keeps the known instance's state.
     fn renew(&self, known: Option<&Arc<Instance>>, record: InstanceRecord) -> Arc<Instance> {
         match known.filter(|known| known.record.address == record.address) {
             Some(known) => Arc::new(known.with_record(record)),
@@ -318,20 +319,20 @@ impl Instances {
         }
     }
 
-    /// An instance that is new here. The plane may reach out for it before a request does.
+    /// A new instance. The plane may connect to it before the first request.
     fn meet(&self, record: InstanceRecord) -> Arc<Instance> {
         self.plane.prepare(&record.address, &record.endpoint);
         Arc::new(Instance::new(record))
     }
 
-    /// The record in an entry, if it is one the client may call.
+    /// The record in an entry, if the client may call its instance.
     fn read(&self, entry: &Entry) -> Option<InstanceRecord> {
         self.records
             .read(entry)
             .filter(|record| (self.accepts)(record))
     }
 
-    /// Every instance discovery lists that the client may call.
+    /// All listed instances that the client may call.
     pub(crate) fn all(&self) -> InstanceMap {
         Arc::clone(&self.map.borrow())
     }
@@ -340,7 +341,7 @@ impl Instances {
         self.map.borrow().get(&id).cloned()
     }
 
-    /// Whether there are any, and none of them may be asked under this adapter.
+    /// Whether there are instances, but none of them has this adapter.
     pub(crate) fn lack_adapter(&self, adapter: &str) -> bool {
         let map = self.map.borrow();
         let mut instances = map.values();
@@ -351,8 +352,8 @@ impl Instances {
         self.map.subscribe()
     }
 
-    /// The instances of `map` that a request may go to that wants this, less those in `tried`, those marked down and those whose process
-    /// is known to be gone. When none is left so, all are tried: a wrong mark must not make an outage.
+    /// The instances of `map` that satisfy `wanted`, except those in `tried`, those marked down and those whose process is known
+    /// to be gone. If this leaves none, ignores the marks: a wrong mark must not cause an outage.
     pub(crate) fn live<'a>(
         &self,
         map: &'a BTreeMap<InstanceId, Arc<Instance>>,
@@ -372,7 +373,7 @@ impl Instances {
         if live.is_empty() { untried } else { live }
     }
 
-    /// Those [live](Self::live) that may have a place, ordered by id.
+    /// The [live](Self::live) instances that may have room, ordered by id.
     pub(crate) fn candidates(
         &self,
         tried: &Tried,
@@ -385,8 +386,8 @@ impl Instances {
     }
 }
 
-/// Those that may have a place for a request which so many that looked full have refused, ordered by id. Where all look full, news may be
-/// old: as many are left as may still refuse it, those that most likely have a place by now.
+/// The instances that may have room for a request after `refusals` refusals by instances that looked full, ordered by id. If all
+/// look full, the data may be stale: returns as many as may still refuse, those most likely to have room by now.
 fn with_room(live: Vec<&Arc<Instance>>, refusals: usize) -> Vec<&Arc<Instance>> {
     let now = Instant::now();
     let rooms = live.into_iter().map(|instance| (instance.room(), instance));
@@ -402,7 +403,7 @@ fn with_room(live: Vec<&Arc<Instance>>, refusals: usize) -> Vec<&Arc<Instance>> 
     rooms.into_iter().map(|(_, instance)| instance).collect()
 }
 
-/// A watch, however long discovery takes to answer.
+/// Opens a watch, retrying until discovery answers.
 pub(crate) async fn watch_patiently(
     discovery: &dyn Discovery,
     prefix: &str,
@@ -465,14 +466,14 @@ mod tests {
             assert_eq!(load(), 1);
             drop(request);
             assert_eq!(load(), 0);
-            // Elsewhere it is another process.
+            // At another address it is another process.
             let _request = instances.get(InstanceId(1)).unwrap().enter();
             instances.apply(change(entry("there", 20)));
             assert_eq!(load(), 0);
         }
     }
 
-    /// So many instances, by the ids from 1 on.
+    /// `count` instances, with ids from 1.
     fn instances(count: u64) -> Instances {
         let plane = Arc::new(MemoryPlane::new());
         let instances = Instances::new(Arc::new(|_| true), Records::default(), plane);
@@ -482,7 +483,7 @@ mod tests {
         instances
     }
 
-    /// The candidates of a request that so many which looked full have refused.
+    /// The candidates of a request after `refusals` refusals by instances that looked full.
     fn candidates(instances: &Instances, refusals: usize) -> Vec<u64> {
         let tried = Tried {
             refusals,
@@ -511,7 +512,7 @@ mod tests {
         assert_eq!(candidates(&instances, 0), [2]);
         tokio::time::sleep(FULL_TIME).await;
         assert_eq!(candidates(&instances, 0), [1, 2]);
-        // Whoever was refused so goes where nothing speaks against it.
+        // A refused request goes to an instance with no evidence against it.
         assert_eq!(candidates(&instances, 1), [2]);
         instances.get(InstanceId(1)).unwrap().took();
         assert_eq!(candidates(&instances, 1), [1, 2]);
@@ -540,7 +541,7 @@ mod tests {
         assert_eq!(candidates(&instances, 0), [1, 2]);
         let _ours = one.enter();
         assert_eq!(candidates(&instances, 0), [2]);
-        // Nothing is known of one that is not heard of, or does not say how many it takes.
+        // Nothing is known about an instance that publishes no load or no limit.
         one.publish(None);
         assert_eq!(candidates(&instances, 0), [1, 2]);
         told(4, 0);
@@ -562,7 +563,7 @@ mod tests {
         assert_eq!(candidates(&instances, 0), ids(5..=20));
         assert_eq!(candidates(&instances, MOST_REFUSALS - 1), [5]);
         assert!(candidates(&instances, MOST_REFUSALS).is_empty());
-        // One that has a place is found, however many had none.
+        // The one with room is found, however many are full.
         instances.get(InstanceId(20)).unwrap().took();
         assert_eq!(candidates(&instances, MOST_REFUSALS), [20]);
     }

@@ -1,7 +1,8 @@
-//! The `kv_blocks` endpoint of prefill workers: KV blocks for those who decode, carried over the request plane with its credits.
+//! The `kv_blocks` endpoint of prefill workers: transfers KV blocks to decode workers over the request plane, with its flow
+//! control.
 //!
-//! It is listed nowhere. The [`TransferParams`] of a sequence say where its blocks are, so they can be fetched as long as the
-//! worker is reachable, also while it drains.
+//! It is not listed in discovery. The [`TransferParams`] of a sequence hold the address of its blocks, so they can be fetched as
+//! long as the worker is reachable, also while it drains.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,23 +22,23 @@ use crate::discovery::Address;
 use crate::names::EndpointName;
 use crate::plane::{self, Handler, Raw, ResponseStream};
 
-/// Limit of a release, which nobody waits for: the blocks' own time ends them otherwise.
+/// Time limit of a release, which runs in the background. If it fails, the blocks expire by themselves.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The most bytes of an item.
+/// The maximum size of an item in bytes.
 const ITEM_BYTES: usize = 256 << 10;
 
-/// What is asked of the `kv_blocks` endpoint.
+/// A request to the `kv_blocks` endpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvBlocksRequest {
-    /// The blocks held under these data, in pieces.
+    /// Fetches the blocks held under these data, in pieces.
     Fetch(Value),
-    /// They are needed no more. Nothing is answered.
+    /// Frees the blocks. The response is empty.
     Release(Value),
 }
 
-/// Answers with what an engine holds.
+/// Serves the blocks that an engine holds.
 pub(crate) struct KvBlocksHandler(pub(crate) Arc<dyn KvSource>);
 
 #[async_trait]
@@ -62,7 +63,7 @@ impl Handler<KvBlocksRequest, Raw> for KvBlocksHandler {
     }
 }
 
-/// What an engine gave, in items that are read and written while they are in the processor's cache.
+/// Splits a piece of an engine's data into items that stay in the CPU cache while they are read and written.
 fn items(piece: Result<Bytes, EngineError>) -> impl Iterator<Item = Result<Raw, EngineError>> {
     let mut rest = Some(piece);
     std::iter::from_fn(move || match rest.take()? {
@@ -75,14 +76,14 @@ fn items(piece: Result<Bytes, EngineError>) -> impl Iterator<Item = Result<Raw, 
     })
 }
 
-/// Reaches the KV blocks of other workers.
+/// Fetches and releases KV blocks of other workers.
 #[derive(Debug, Clone)]
 pub struct KvBlocksClient {
     runtime: Runtime,
 }
 
 impl KvBlocksClient {
-    /// A client on the request plane of `runtime`.
+    /// Creates a client on the request plane of `runtime`.
     #[must_use]
     pub fn new(runtime: &Runtime) -> Self {
         Self {
@@ -90,8 +91,8 @@ impl KvBlocksClient {
         }
     }
 
-    /// Tells the worker that holds blocks that nobody will fetch them, in a task of its own. Where that fails, they are freed
-    /// when their time is over.
+    /// Tells the worker that holds the blocks that nobody will fetch them, in a background task. If that fails, the blocks are
+    /// freed when they expire.
     pub fn release(&self, transfer: &TransferParams) {
         let Some(source) = transfer.source.clone() else {
             return;
@@ -154,7 +155,7 @@ impl KvCarrier for KvBlocksClient {
     }
 }
 
-/// An error of the other worker's. Where it says that a worker is lost, that is not the one which asked.
+/// Converts an error of the other worker. An error about a lost worker must not be mistaken for the loss of the calling worker.
 fn not_ours(error: EngineError) -> EngineError {
     match error.kind() {
         ErrorKind::CannotConnect

@@ -1,5 +1,5 @@
-//! Settings in layers: flags over environment over file over defaults, and where each one comes from. The command line uses it,
-//! whose words are flags here.
+//! Settings in layers: flags override environment variables, which override a file, which overrides defaults. Each setting knows
+//! its source. Also used by the command line, whose long names are the flags here.
 
 mod matches;
 
@@ -35,7 +35,7 @@ pub enum PrintFormat {
     Json,
 }
 
-/// Flags that a file may not hold: they are about the file, or end the program.
+/// Flags that a file may not contain: they concern the file itself or end the program.
 const NOT_IN_FILES: &[&str] = &[
     "config",
     "print-config",
@@ -53,18 +53,18 @@ pub fn flag(name: &str, value: impl AsRef<OsStr>) -> OsString {
     flag
 }
 
-/// What flags, environment and file say together, by the grammar of a command that has [`LayerArgs`] and no subcommands; and where
-/// each setting comes from.
+/// Reads flags, environment and file together, by the grammar of a command that has [`LayerArgs`] and no subcommands. Returns the
+/// matches and the source of each setting.
 ///
-/// Prints help, or clap's error, and exits when there is nothing to run.
+/// Prints help, or clap's error, and exits if there is nothing to run.
 ///
 /// # Errors
-/// As of [`matches_of`] and [`file_as_flags`].
+/// Same as [`matches_of`] and [`file_as_flags`].
 pub(crate) fn read(
     command: &Command,
     given: &[OsString],
 ) -> Result<(ArgMatches, Settings), EngineError> {
-    // What a setting requires, or what is required, may come from the file. Help and errors are the whole grammar's.
+    // A required setting may come from the file. Help and errors use the whole grammar.
     let alone = |arg: Arg| arg.required(false).requires(Resettable::<Id>::Reset);
     let by_hand = command.clone().mut_args(alone).try_get_matches_from(given);
     let by_hand = by_hand.or_else(|_| matches_of(command, given))?;
@@ -91,7 +91,7 @@ fn has_name(arg: &Arg, name: &str) -> bool {
     arg.get_long() == Some(name) || aliases.contains(&name)
 }
 
-/// The settings of the TOML file at `path` as flags of `command`, less those that `by_hand` or the environment sets.
+/// The settings of the TOML file at `path` as flags of `command`, except those that `by_hand` or the environment sets.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the file and the key.
@@ -100,7 +100,7 @@ pub fn file_as_flags(
     by_hand: &ArgMatches,
     path: &Path,
 ) -> Result<Vec<OsString>, EngineError> {
-    // Left to clap, a list would be joined with the one given.
+    // Clap would append the file's list to the given one.
     let is_given = |arg: &Arg| {
         let source = by_hand.value_source(arg.get_id().as_str());
         source == Some(ValueSource::CommandLine)
@@ -148,7 +148,7 @@ pub fn file_as_flags(
     Ok(flags)
 }
 
-/// Every setting, its value, and where that comes from.
+/// Every setting, its value, and its source.
 #[derive(Debug)]
 pub struct Settings(Vec<Setting>);
 
@@ -160,7 +160,7 @@ struct Setting {
 }
 
 impl Settings {
-    /// The settings of `command` in `all`; those `by_hand` has too do not come from the file.
+    /// The settings of `command` in `all`; those also in `by_hand` do not come from the file.
     #[must_use]
     pub fn new(command: &Command, by_hand: &ArgMatches, all: &ArgMatches) -> Self {
         let setting = |(name, arg): (&str, &Arg)| Setting {
@@ -178,14 +178,14 @@ impl Settings {
         settings.any(|setting| setting.name == name && setting.is_given())
     }
 
-    /// How many settings the file says.
+    /// The number of settings from the file.
     #[must_use]
     pub fn count_of_file(&self) -> usize {
         let of_file = self.0.iter().filter(|setting| setting.source == "file");
         of_file.count()
     }
 
-    /// What was given by hand or in the file: names, and values as flags take them.
+    /// The settings given by hand or in the file: names, and values in flag syntax.
     pub fn given(&self) -> impl Iterator<Item = (&str, String)> {
         let given = self.0.iter().filter(|setting| setting.is_given());
         given.filter_map(|setting| {
@@ -196,7 +196,7 @@ impl Settings {
         })
     }
 
-    /// As TOML that `--config` reads, or as JSON.
+    /// The settings as TOML for `--config`, or as JSON.
     #[must_use]
     pub fn print(&self, format: PrintFormat) -> String {
         match format {
@@ -251,7 +251,7 @@ fn source_of(by_hand: &ArgMatches, all: &ArgMatches, arg: &Arg) -> &'static str 
     }
 }
 
-/// A number where a file that has it is read as `text`, so that nothing of the text is lost; else a string.
+/// A number if `text` reads back unchanged as one, so that nothing is lost; otherwise a string.
 fn number_or_text(text: String) -> Value {
     let integer = text.parse::<i64>().ok();
     let integer = integer.filter(|number| number.to_string() == text);
@@ -285,7 +285,7 @@ mod tests {
         eager: bool,
     }
 
-    /// What comes of these words and a file with `content`.
+    /// Reads these words and a file with `content`.
     fn read_with(content: &str, words: &[&str]) -> Result<(ArgMatches, Settings), EngineError> {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(content.as_bytes()).unwrap();

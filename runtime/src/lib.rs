@@ -1,11 +1,11 @@
-//! What carries requests to engines: names and instances, discovery, request planes, selection, and the status server of a
-//! process. It implements the ports of `genset-backend-common` and knows no text and no OpenAI JSON.
+//! The layer that carries requests to engines: names and instances, discovery, request planes, selection, and the status server
+//! of a process. It implements the ports of `genset-backend-common` and handles neither text nor OpenAI JSON.
 //!
-//! - [`Runtime`] is where everything starts: `runtime.namespace("ns")?.component("c")?.endpoint("e")?`, then
+//! - [`Runtime`] is the entry point: `runtime.namespace("ns")?.component("c")?.endpoint("e")?`, then
 //!   [`Endpoint::serve`] or [`Endpoint::client`].
-//! - [`RuntimeRegistrar`] offers a Worker to clients; [`ModelDirectory`] finds the models that Workers serve;
+//! - [`RuntimeRegistrar`] lists a Worker in discovery; [`ModelDirectory`] finds the models that Workers serve;
 //!   [`GenerateClient`] sends them requests.
-//! - `run` and `WorkerArgs` (feature `cli`) make a worker's whole `main`.
+//! - `run` and `WorkerArgs` (feature `cli`) implement a worker's whole `main`.
 
 mod client;
 mod component;

@@ -14,10 +14,10 @@ use crate::discovery::InstanceRecord;
 use crate::instances::Instances;
 use crate::names::InstanceId;
 
-/// Pause before a stream that ended is asked for again.
+/// Pause before resubscribing to a stream that ended.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
 
-/// Hands on every load that `instance` publishes, for ever, and `None` whenever it is not heard of.
+/// Forwards every load that `instance` publishes, forever, and `None` when its stream ends.
 pub(crate) async fn follow_load(
     client: Arc<Client<(), Load>>,
     instance: InstanceId,
@@ -35,7 +35,7 @@ pub(crate) async fn follow_load(
     }
 }
 
-/// Keeps the published load of every instance, as they come and go.
+/// Keeps the published load of every instance up to date, as instances come and go.
 pub(crate) async fn follow_loads(
     runtime: Runtime,
     instances: Instances,
@@ -55,7 +55,7 @@ pub(crate) async fn follow_loads(
     .await;
 }
 
-/// Keeps a task for every live instance, and drops it when the instance goes.
+/// Runs a task for every live instance, and drops it when the instance goes away.
 pub(crate) async fn for_each_instance<F>(
     runtime: Runtime,
     instances: Instances,

@@ -1,5 +1,5 @@
-//! [`LogLimit`]: how often something that others can bring about as often as they like is logged. What is not logged is
-//! counted by whoever asks here.
+//! [`LogLimit`]: limits how often an event that others can trigger at will is logged. The caller counts the events that are
+//! not logged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// At most one log line for a reason in this time: a port scanner must not fill the log.
+/// The minimum time between two log lines for one reason: a port scanner must not fill the log.
 pub(crate) const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// When each reason was logged last, and how often it came since. Clones share.
+/// The last log time of each reason, and the number of events since. Clones share state.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LogLimit {
     logged: Arc<Mutex<HashMap<&'static str, (Instant, u64)>>>,
 }
 
 impl LogLimit {
-    /// Whether something that happened for `reason` may be logged now.
+    /// Whether an event for `reason` may be logged now.
     pub(crate) fn may_log(&self, reason: &'static str) -> bool {
         self.unlogged(reason).is_some()
     }
 
-    /// As [`Self::may_log`]: if so, how often it happened since without being logged.
+    /// Like [`Self::may_log`], but returns the number of unlogged events since the last line.
     pub(crate) fn unlogged(&self, reason: &'static str) -> Option<u64> {
         let now = Instant::now();
         let mut logged = self.logged.lock();

@@ -1,4 +1,4 @@
-//! The log of a process on standard error and, with the feature `otlp`, its spans to a collector. Binaries set both up once,
+//! The process's log on standard error and, with the feature `otlp`, its spans to a collector. Binaries initialize both once,
 //! before anything else.
 
 mod console;
@@ -18,15 +18,15 @@ use crate::telemetry::otlp;
 pub use console::tokio_console_support;
 use line::OneLine;
 
-/// The environment variables that set the log filter, in `RUST_LOG` syntax; the first that is set counts. The second is the
-/// name that scripts for NVIDIA Dynamo set.
+/// The environment variables with the log filter, in `RUST_LOG` syntax; the first that is set wins. The second is the
+/// name that NVIDIA Dynamo's scripts use.
 const LOG_VARIABLES: [&str; 2] = ["GENSET_LOG", "DYN_LOG"];
 
-/// The filter of the process's log, once that is set up.
+/// The process's log filter, once initialized.
 static FILTER: OnceLock<reload::Handle<EnvFilter, Registry>> = OnceLock::new();
 
-/// What must outlive everything that logs: dropping it sends the spans that were not sent yet, which takes three seconds at
-/// most. Drop it outside of an async runtime.
+/// A guard that must outlive everything that logs: dropping it sends the pending spans, which takes at most three
+/// seconds. Drop it outside of an async runtime.
 #[must_use = "dropped at once, it ends the export of spans"]
 #[derive(Debug, Default)]
 pub struct Logging {
@@ -34,9 +34,10 @@ pub struct Logging {
     _export: Option<otlp::Export>,
 }
 
-/// Writes the log to stderr: warnings by default for `quiet` programs, else information; `verbose` adds to it, and
-/// `GENSET_LOG`, or else `DYN_LOG` (`RUST_LOG` syntax), overrides both. With the feature `otlp` and `OTEL_EXPORTER_OTLP_ENDPOINT`, spans go to
-/// that collector. With the feature `tokio-console`, tasks are shown on its usual port.
+/// Writes the log to stderr. The default level is `warn` for `quiet` programs, otherwise `info`; `verbose` raises it.
+/// `GENSET_LOG`, or else `DYN_LOG` (`RUST_LOG` syntax), overrides both. With the feature `otlp` and
+/// `OTEL_EXPORTER_OTLP_ENDPOINT`, spans go to that collector. With the feature `tokio-console`, tasks are shown on its usual
+/// port.
 ///
 /// # Examples
 /// ```no_run
@@ -48,7 +49,7 @@ pub fn init_logging(verbose: u8, quiet: bool) -> Logging {
     init_logging_with_console(verbose, quiet, None)
 }
 
-/// As [`init_logging`]; with the feature `tokio-console`, tasks are shown at `console`.
+/// Like [`init_logging`]; with the feature `tokio-console`, tasks are shown at `console`.
 pub fn init_logging_with_console(verbose: u8, quiet: bool, console: Option<SocketAddr>) -> Logging {
     let level = match verbose {
         0 if quiet => "warn",
@@ -72,7 +73,7 @@ pub fn init_logging_with_console(verbose: u8, quiet: bool, console: Option<Socke
         .with_writer(std::io::stderr)
         .with_ansi(has_colours)
         .event_format(format(has_colours))
-        // It would tell of a standard error that cannot be written on that very standard error, and panic.
+        // It would report a write failure of standard error on standard error itself, and panic.
         .log_internal_errors(false)
         .with_filter(filter);
     let subscriber = registry().with(log);
@@ -90,7 +91,7 @@ pub fn init_logging_with_console(verbose: u8, quiet: bool, console: Option<Socke
     #[cfg(not(feature = "tokio-console"))]
     console::warn(console);
     if is_first {
-        // The first subscriber is the only one, so its filter is.
+        // Only the first subscriber takes effect, and its filter with it.
         let _ = FILTER.set(handle);
     }
     if let (true, Some((name, error))) = (is_first, problem) {
@@ -99,17 +100,17 @@ pub fn init_logging_with_console(verbose: u8, quiet: bool, console: Option<Socke
     logging
 }
 
-/// Whether a stream is to have colours: a terminal that is not dumb (`TERM`), where `NO_COLOR` is not set.
+/// Whether to colour a stream: a terminal that is not dumb (`TERM`), unless `NO_COLOR` is set.
 pub fn shows_colours(stream: &impl IsTerminal) -> bool {
     stream.is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Changes what the log takes, from now on.
+/// Changes the log filter from now on.
 ///
 /// # Errors
-/// `InvalidArgument` for a filter that cannot be read, `Unsupported` where the log is another program's.
+/// `InvalidArgument` for an invalid filter, `Unsupported` if another program owns the log.
 pub(crate) fn set_log_filter(text: &str) -> Result<(), EngineError> {
     let filter = EnvFilter::try_new(text)
         .map_err(|error| EngineError::invalid_argument(At::other("filter"), error.to_string()))?;
@@ -123,7 +124,7 @@ pub(crate) fn set_log_filter(text: &str) -> Result<(), EngineError> {
     changed.map_err(|error| EngineError::unsupported(at(), error.to_string()))
 }
 
-/// How events are written: one line each.
+/// The event format: one line per event.
 fn format(has_colours: bool) -> OneLine<fmt::format::Format> {
     OneLine {
         inner: fmt::format().with_ansi(has_colours),
@@ -131,12 +132,12 @@ fn format(has_colours: bool) -> OneLine<fmt::format::Format> {
     }
 }
 
-/// Records of the `log` crate are not listened to, whatever features other crates turn on.
+/// Ignores records of the `log` crate, whatever features other crates enable.
 fn is_set_as_first(subscriber: impl Into<Dispatch>) -> bool {
     tracing::dispatcher::set_global_default(subscriber.into()).is_ok()
 }
 
-/// Makes it the process's subscriber; says whether it is the first, the one that counts.
+/// Installs the process's subscriber; returns whether it is the first, the only one to take effect.
 #[cfg(not(feature = "otlp"))]
 fn install(subscriber: impl Into<Dispatch>) -> (Logging, bool) {
     let is_first = is_set_as_first(subscriber);
@@ -148,7 +149,7 @@ fn install(subscriber: impl Into<Dispatch>) -> (Logging, bool) {
     (Logging::default(), is_first)
 }
 
-/// As above, with the export of spans if the environment asks for it.
+/// As above, and exports spans if the environment asks for it.
 #[cfg(feature = "otlp")]
 fn install<S>(subscriber: S) -> (Logging, bool)
 where

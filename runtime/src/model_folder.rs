@@ -1,4 +1,4 @@
-//! [`ModelFolder`]: the files of a local model checkout that a worker publishes, read and checked, not interpreted.
+//! [`ModelFolder`]: the files of a local model checkout that a worker publishes, read and checked but not interpreted.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use genset_backend_common::card::{Artifact, MAX_ARTIFACT_BYTES};
 use serde_json::Value;
 
-/// Files a frontend needs, and whether a model can do without.
+/// Files a frontend uses, and whether a model needs them.
 const FILES: [(&str, bool); 6] = [
     ("config.json", true),
     ("tokenizer.json", true),
@@ -17,10 +17,10 @@ const FILES: [(&str, bool); 6] = [
     ("config_sentence_transformers.json", false),
 ];
 
-/// A model's files and the few facts about it that a worker needs.
+/// A model's files and the facts about it that a worker needs.
 #[derive(Debug, Clone)]
 pub struct ModelFolder {
-    /// The name clients use unless told otherwise: the folder's.
+    /// The name clients use by default: the folder's name.
     pub name: String,
     /// The files, ready to publish.
     pub artifacts: Vec<Artifact>,
@@ -30,10 +30,10 @@ pub struct ModelFolder {
     pub vocab_size: Option<u32>,
 }
 
-/// Why a folder is no model.
+/// Why a folder is not a model.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelFolderError {
-    /// The path leads to no folder.
+    /// The path is not a folder.
     #[error("{} is not a folder; give the folder of a local model checkout, with {}", path.display(), required())]
     NotAFolder {
         /// The path.
@@ -52,10 +52,10 @@ pub enum ModelFolderError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
-    /// A file is larger than any tokenizer.
+    /// A file is larger than any tokenizer file.
     #[error("{} has {size} bytes, over the limit of {MAX_ARTIFACT_BYTES}; is it the right file?", path.display())]
     TooLarge {
         /// The file.
@@ -68,7 +68,7 @@ pub enum ModelFolderError {
     NotJson {
         /// The file.
         path: PathBuf,
-        /// Where it breaks.
+        /// The position of the error.
         source: serde_json::Error,
     },
 }
@@ -82,7 +82,7 @@ fn required() -> String {
     names.join(", ")
 }
 
-/// Where the configs of models of more than text have that of their language model.
+/// The keys under which configs of multimodal models hold the config of their language model.
 const LANGUAGE_MODELS: [&str; 4] = [
     "text_config",
     "llm_config",
@@ -90,7 +90,7 @@ const LANGUAGE_MODELS: [&str; 4] = [
     "thinker_config",
 ];
 
-/// A number of a config: its own, or of the language model in it.
+/// A number of a config: its own, or that of its language model.
 fn number(config: &Value, name: &str) -> Option<u32> {
     let own = config.get(name).and_then(Value::as_u64);
     own.and_then(|own| u32::try_from(own).ok())
@@ -102,7 +102,7 @@ fn number(config: &Value, name: &str) -> Option<u32> {
         .or_else(|| usual(config, name))
 }
 
-/// What the configs of a kind of model leave out.
+/// Values that the configs of some kinds of models omit.
 ///
 /// # Source
 /// The defaults of `transformers`: `Gemma3TextConfig`.
@@ -146,7 +146,7 @@ impl ModelFolder {
         Self::from_files(name, path, files)
     }
 
-    /// Takes files that are in memory already; `origin` is named in errors.
+    /// Uses files that are in memory already; errors name `origin` as their path.
     ///
     /// # Errors
     /// [`ModelFolderError::NotJson`].
@@ -235,7 +235,7 @@ mod tests {
         );
     }
 
-    /// What a folder with this config says of its context and vocabulary.
+    /// The context length and vocabulary size of a folder with this config.
     fn facts(config: &str) -> (Option<u32>, Option<u32>) {
         let dir = folder(&[
             ("config.json", config),
@@ -263,7 +263,7 @@ mod tests {
             let config =
                 format!(r#"{{"vision_config": {{"vocab_size": 1}}, "{part}": {language}}}"#);
             assert_eq!(facts(&config), (Some(2048), Some(7)), "{part}");
-            // What stands above counts first.
+            // The top level takes precedence.
             let config = format!(r#"{{"vocab_size": 9, "{part}": {language}}}"#);
             assert_eq!(facts(&config), (Some(2048), Some(9)), "{part}");
             let nothing = format!(r#"{{"{part}": null}}"#);

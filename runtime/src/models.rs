@@ -1,4 +1,4 @@
-//! [`ModelDirectory`]: the models that live instances serve, by name, and how to reach them.
+//! [`ModelDirectory`]: the models that live instances serve, by name, and their clients.
 
 mod grouping;
 
@@ -26,13 +26,13 @@ use crate::selection::SelectionMode;
 pub use self::grouping::{LeftOutWorker, LiveModel, Pool};
 use self::grouping::{ModelMap, by_model};
 
-/// How long a worker may say nothing while a file is fetched from it, the most and the least: then another one is asked.
+/// How long a worker may be silent while a file is fetched from it, at most and at least; then another one is asked.
 const STALL_TIME: Duration = Duration::from_secs(5);
 const LEAST_STALL_TIME: Duration = Duration::from_secs(1);
 
 type Models = Arc<ModelMap>;
 
-/// Follows discovery and knows the models by name. Clones share.
+/// Follows discovery and finds models by name. Clones share state.
 #[derive(Debug, Clone)]
 pub struct ModelDirectory {
     runtime: Runtime,
@@ -41,13 +41,13 @@ pub struct ModelDirectory {
 }
 
 impl ModelDirectory {
-    /// Begins to follow the runtime's discovery.
+    /// Starts to follow the runtime's discovery.
     #[must_use]
     pub fn follow(runtime: &Runtime) -> Self {
         Self::follow_prefix(runtime, all_instances().to_owned())
     }
 
-    /// As [`Self::follow`], of the workers that serve `endpoint` and no others.
+    /// Like [`Self::follow`], for only the workers that serve `endpoint`.
     #[must_use]
     pub fn follow_endpoint(runtime: &Runtime, endpoint: &EndpointName) -> Self {
         Self::follow_prefix(runtime, prefix_of(endpoint))
@@ -75,10 +75,11 @@ impl ModelDirectory {
         &self.runtime
     }
 
-    /// A client of the model's instances that [end answers](LiveModel::whole_role), which waits until it knows at least one.
+    /// Creates a client of the model's instances that [finish responses](LiveModel::whole_role), and waits until it knows at
+    /// least one.
     ///
     /// # Errors
-    /// `Unavailable` when none is live within `timeout`.
+    /// `Unavailable` if none is live within `timeout`.
     pub async fn client(
         &self,
         model: &LiveModel,
@@ -89,10 +90,10 @@ impl ModelDirectory {
         self.pool_client(model, role, mode, timeout).await
     }
 
-    /// As [`Self::client`], of the instances that play `role`.
+    /// Like [`Self::client`], for the instances that play `role`.
     ///
     /// # Errors
-    /// As [`Self::client`].
+    /// Same as [`Self::client`].
     pub async fn pool_client(
         &self,
         model: &LiveModel,
@@ -117,7 +118,7 @@ impl ModelDirectory {
         Ok(client.following_load(&self.runtime, self.runtime.endpoint(load).client()))
     }
 
-    /// A client of the instances that serve the model by this very card, whatever their ranks: others may share the pool's endpoint.
+    /// A client of the instances that serve the model with exactly this card, ranks aside: others may share the pool's endpoint.
     fn instances_of(
         &self,
         model: &LiveModel,
@@ -132,13 +133,13 @@ impl ModelDirectory {
         }))
     }
 
-    /// Fetches a file from any of the model's workers and checks its hash. It takes as many bytes as `artifact` says, and
-    /// at most [`MAX_ARTIFACT_BYTES`], whatever is sent. A worker that says nothing for five seconds is left for another one, and
-    /// sooner where there are so many that not all could be asked in time.
+    /// Fetches a file from any of the model's workers and checks its hash. Accepts as many bytes as `artifact` names, and at most
+    /// [`MAX_ARTIFACT_BYTES`], whatever the worker sends. If a worker is silent for five seconds, the next one is asked; sooner
+    /// if there are so many that not all could be asked in time.
     ///
     /// # Errors
-    /// `Unavailable` when no worker answers within `timeout`; `Internal` when what it sends has another hash or length;
-    /// `InvalidArgument` when the file is over the limit.
+    /// `Unavailable` if no worker responds within `timeout`; `Internal` if the content has another hash or length;
+    /// `InvalidArgument` if the file is over the limit.
     pub async fn fetch(
         &self,
         model: &LiveModel,
@@ -177,7 +178,7 @@ impl ModelDirectory {
         Err(failure)
     }
 
-    /// A file from any worker of a pool, of which one is to come in time, and say something each time.
+    /// Fetches a file from any worker of a pool that has one before the deadline. Limits each worker's silence.
     async fn fetch_in(
         &self,
         model: &LiveModel,
@@ -195,7 +196,7 @@ impl ModelDirectory {
         let client: Client<ArtifactRequest, bytes::Bytes> = self.runtime.endpoint(name).client();
         client.wait_for_instances(timeout).await?;
         let mut failure = EngineError::new(ErrorKind::Unavailable, "the model's workers have gone");
-        // One that died is listed until its lease ends; not everybody begins with the same one.
+        // A dead worker stays listed until its lease ends. Start at a random one, so that not all clients start with the same.
         let mut workers = workers.instances();
         let first = rand::random_range(0..workers.len().max(1));
         workers.rotate_left(first);
@@ -212,7 +213,7 @@ impl ModelDirectory {
     }
 }
 
-/// A file from this worker, which may say nothing for so long.
+/// Fetches a file from this worker, which may be silent for at most `stall`.
 async fn fetch_from(
     client: &Client<ArtifactRequest, bytes::Bytes>,
     worker: InstanceId,
@@ -229,13 +230,13 @@ async fn fetch_from(
     let mut content = Vec::with_capacity(length);
     while let Some(chunk) = said_within(stall, chunks.next()).await? {
         let chunk = chunk?;
-        // An empty one is nobody's: a worker that sends nothing else would never end.
+        // Refuse empty chunks: a worker that sends nothing else would never end.
         if chunk.is_empty() || chunk.len() > length - content.len() {
             return Err(another(artifact));
         }
         content.extend_from_slice(&chunk);
     }
-    // 64 MiB take longer than other tasks should wait.
+    // Hashing 64 MiB takes longer than other tasks should wait.
     let expected = artifact.clone();
     let hashed = tokio::task::spawn_blocking(move || expected.matches(&content).then_some(content));
     match hashed.await {
@@ -244,7 +245,7 @@ async fn fetch_from(
     }
 }
 
-/// What a worker says, unless that takes too long.
+/// Awaits a worker's next data, at most for `stall`.
 async fn said_within<T>(stall: Duration, what: impl Future<Output = T>) -> Result<T, EngineError> {
     let said = tokio::time::timeout(stall, what).await;
     said.map_err(|_| {
@@ -253,7 +254,7 @@ async fn said_within<T>(stall: Duration, what: impl Future<Output = T>) -> Resul
     })
 }
 
-/// The bytes a file may take, as its card says.
+/// The number of bytes a file may have, according to its card.
 fn length_of(artifact: &ArtifactRef) -> Result<usize, EngineError> {
     if artifact.size > MAX_ARTIFACT_BYTES {
         let problem = format!(
@@ -290,7 +291,7 @@ async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>)
                     records = entries.iter().filter_map(read).collect();
                 }
                 Change::Put(entry) => {
-                    // What cannot be believed takes the place of what was there: its owner has written it.
+                    // An invalid record replaces the previous one: its owner wrote it.
                     records.remove(&entry.key);
                     if let Some(record) = runtime.records().read(&entry) {
                         records.insert(entry.key, record);
@@ -309,7 +310,7 @@ async fn follow(runtime: Runtime, prefix: String, models: watch::Sender<Models>)
     }
 }
 
-/// Names the workers that are newly left out; returns all that are.
+/// Logs the newly left-out workers; returns all left-out ones.
 fn report(models: &ModelMap, reported: BTreeSet<InstanceId>) -> BTreeSet<InstanceId> {
     let mut all = BTreeSet::new();
     for (name, model) in models {

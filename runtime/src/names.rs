@@ -1,4 +1,4 @@
-//! Names: `namespace.component.endpoint`, and the id of an instance.
+//! Names: `namespace.component.endpoint`, and instance ids.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,10 +6,10 @@ use std::str::FromStr;
 use genset_backend_common::Role;
 use serde::{Deserialize, Serialize};
 
-/// Defaults for the parts a `dyn://` name leaves out.
+/// Defaults for the parts that a `dyn://` name omits.
 const DEFAULTS: [&str; 3] = ["genset", "backend", "generate"];
 
-/// The most bytes one part of a name may have.
+/// The maximum length of one part of a name, in bytes.
 const MAX_PART_BYTES: usize = 63;
 
 /// The full name of an endpoint. Instances of one endpoint are interchangeable.
@@ -30,7 +30,7 @@ pub struct EndpointName {
     pub namespace: String,
     /// A load-balanced service of the pipeline: `backend`, `prefill`, `decode`.
     pub component: String,
-    /// One thing the service does: `generate`, `artifacts`.
+    /// One function of the service: `generate`, `artifacts`.
     pub endpoint: String,
 }
 
@@ -43,7 +43,7 @@ pub enum NameError {
         /// The text.
         name: String,
     },
-    /// A part is empty, too long or has a character that names do not have.
+    /// A part is empty, too long or contains a character that is not allowed.
     #[error(
         "{part:?} is no part of a name: use 1 to {MAX_PART_BYTES} lower- or upper-case letters, digits, `-` and `_`"
     )]
@@ -51,7 +51,7 @@ pub enum NameError {
         /// The part.
         part: String,
     },
-    /// No id of an instance.
+    /// Not an instance id.
     #[error(
         "{text:?} is no instance id: up to 14 hex digits, not 0 and below 2^53{}",
         in_hex(text)
@@ -62,7 +62,7 @@ pub enum NameError {
     },
 }
 
-/// What an id that was written in decimal digits is in hex, as a hint.
+/// A hint for an id that was written in decimal: its hex form.
 fn in_hex(text: &str) -> String {
     match text.parse() {
         Ok(id) if InstanceId::is_one(id) => format!("; in hex digits it is {}", InstanceId(id)),
@@ -71,7 +71,7 @@ fn in_hex(text: &str) -> String {
 }
 
 impl EndpointName {
-    /// A name from its parts.
+    /// Builds a name from its parts.
     ///
     /// # Errors
     /// [`NameError::BadPart`].
@@ -83,7 +83,7 @@ impl EndpointName {
         })
     }
 
-    /// The component of instances that play `role`, where nobody says otherwise.
+    /// The default component of instances that play `role`.
     #[must_use]
     pub const fn component_of(role: Role) -> &'static str {
         match role {
@@ -133,7 +133,7 @@ impl FromStr for EndpointName {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        // What looks like a URL may be written like one.
+        // Names that look like URLs may be written like URLs.
         let name = text
             .strip_prefix("dyn://")
             .map_or_else(|| text.to_owned(), |url| url.replace('/', "."));
@@ -159,7 +159,7 @@ impl fmt::Display for EndpointName {
     }
 }
 
-/// One process's serving of one endpoint. Random, and below 2^53 so that every JSON reader keeps it exact.
+/// One process's service of one endpoint. Random, and below 2^53 so that every JSON parser keeps it exact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct InstanceId(pub u64);
@@ -182,7 +182,7 @@ impl InstanceId {
 impl FromStr for InstanceId {
     type Err = NameError;
 
-    /// Reads what `Display` writes: hex digits.
+    /// Parses the output of `Display`: hex digits.
     fn from_str(text: &str) -> Result<Self, NameError> {
         match u64::from_str_radix(text, 16) {
             Ok(id) if Self::is_one(id) => Ok(Self(id)),

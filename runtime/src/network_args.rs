@@ -1,4 +1,4 @@
-//! [`NetworkArgs`]: the flags that say where instances are listed and how requests travel, and the runtime they make.
+//! [`NetworkArgs`]: the flags of discovery and the request plane, and the runtime built from them.
 
 mod kinds;
 mod wire_tls;
@@ -140,15 +140,15 @@ pub struct NetworkArgs {
     pub peer_timeout: Duration,
 }
 
-/// The value of a flag in seconds.
+/// Parses a flag's value in seconds.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     duration(text, "must be between 0 and 1e9 seconds")
 }
 
-/// The value of a flag in seconds, more than 0.
+/// Parses a flag's value in seconds, greater than 0.
 ///
 /// # Errors
-/// The text is no such number; the message says what is wanted.
+/// The text is not such a number; the message says what is expected.
 pub fn positive_seconds(text: &str) -> Result<Duration, String> {
     let problem = "must be more than 0 and at most 1e9 seconds";
     let value = duration(text, problem)?;
@@ -165,17 +165,17 @@ fn duration(text: &str, problem: &str) -> Result<Duration, String> {
         .ok_or_else(|| problem.into())
 }
 
-/// A time as a flag's value in seconds.
+/// Formats a time as a flag's value in seconds.
 #[must_use]
 pub fn in_seconds(time: Duration) -> String {
     time.as_secs_f64().to_string()
 }
 
 impl NetworkArgs {
-    /// The address of this machine that others are told, or else the one that is listened on.
+    /// The address of this machine that others receive; by default the address listened on.
     ///
     /// # Errors
-    /// `InvalidArgument` when every address is listened on, and none is found that others reach.
+    /// `InvalidArgument` if the process listens on every address and none is found that others can reach.
     pub fn own_address(&self) -> Result<IpAddr, EngineError> {
         let told = self.advertise_host.as_deref();
         match told.and_then(|host| host.trim_matches(['[', ']']).parse().ok()) {
@@ -185,10 +185,10 @@ impl NetworkArgs {
         }
     }
 
-    /// The runtime the flags ask for.
+    /// Builds the runtime that the flags select.
     ///
     /// # Errors
-    /// `InvalidArgument` or `Unsupported`, naming the flag; `Unavailable` when a directory or server cannot be reached.
+    /// `InvalidArgument` or `Unsupported`, naming the flag; `Unavailable` if a directory or server cannot be reached.
     pub async fn runtime(&self, reach: Reach) -> Result<Runtime, EngineError> {
         let kinds = self.kinds(reach)?;
         let metrics = MetricsRegistry::default();
@@ -290,7 +290,7 @@ impl NetworkArgs {
             lease_ttl: Duration::from_secs(self.etcd_lease_ttl),
             ..EtcdConfig::default()
         };
-        // The client's tasks run where it is made.
+        // The client's tasks run on the runtime that creates it.
         let etcd = vital.run(EtcdDiscovery::connect(config)).await?;
         Ok(Arc::new(VitalDiscovery::new(Arc::new(etcd), vital.clone())))
     }
@@ -329,7 +329,7 @@ impl NetworkArgs {
         WirePlane::tcp_on(vital.clone(), tcp, self.wire_config()?, metrics)
     }
 
-    /// The right to ask workers for what changes them, if the flags give one.
+    /// The secret for changing workers, if the flags name one.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the flag.

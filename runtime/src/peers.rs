@@ -1,8 +1,8 @@
-//! [`peer_of`]: whom a connection is counted to. Every server of this process that limits connections of one address asks it.
+//! [`peer_of`]: the peer to which a connection counts. Used by every server of this process that limits connections per address.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The peer behind an address: an IPv4 address, or the network of an IPv6 one, of which a peer has 2^64.
+/// The peer behind an address: the IPv4 address, or the network of an IPv6 address, since one peer has 2^64 of these.
 #[must_use]
 pub fn peer_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {

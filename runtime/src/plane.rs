@@ -1,4 +1,4 @@
-//! The request plane: carries a request to an instance and its response stream back. Endpoints carry any serde type;
+//! The request plane: carries a request to an instance and returns its response stream. Endpoints carry any serde type;
 //! inside one process nothing is serialized.
 
 mod memory;
@@ -35,18 +35,18 @@ use crate::names::{EndpointName, InstanceId};
 /// The response to one request. Dropping it cancels the request.
 pub type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, EngineError>> + Send>>;
 
-/// A type an endpoint can carry: any serde type, or bytes that nobody looks into, such as [`Encoded`].
+/// A type an endpoint can carry: any serde type, or opaque bytes, such as [`Encoded`].
 pub trait Payload: Sized + Send + 'static {
-    /// The value as MessagePack.
+    /// Serializes the value as MessagePack.
     ///
     /// # Errors
     /// [`PayloadError::Encode`], for values that MessagePack cannot hold.
     fn to_payload(&self) -> Result<Bytes, PayloadError>;
 
-    /// The value in `payload`.
+    /// Deserializes the value in `payload`.
     ///
     /// # Errors
-    /// [`PayloadError`] when that is not MessagePack of this type.
+    /// [`PayloadError`] if it is not MessagePack of this type.
     fn from_payload(payload: Bytes) -> Result<Self, PayloadError>;
 }
 
@@ -60,8 +60,8 @@ impl<T: Serialize + DeserializeOwned + Send + 'static> Payload for T {
     }
 }
 
-/// MessagePack as it travels, for whoever reads and writes it elsewhere, such as handlers in another language. It is not looked
-/// into.
+/// Serialized MessagePack, for code that reads and writes it elsewhere, such as handlers in another language. It is not
+/// parsed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Encoded(pub Bytes);
 
@@ -75,7 +75,7 @@ impl Payload for Encoded {
     }
 }
 
-/// Bytes that travel as they are and are no MessagePack: so many that a copy of them counts.
+/// Bytes that are sent as they are and are not MessagePack: large enough that a copy of them matters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Raw(pub(crate) Bytes);
 
@@ -95,7 +95,7 @@ pub trait Handler<Req, Resp>: Send + Sync + 'static {
     /// Starts one request.
     ///
     /// # Errors
-    /// A typed refusal before any item.
+    /// A typed refusal, before any item.
     async fn handle(
         &self,
         request: Req,
@@ -109,7 +109,7 @@ pub trait RequestPlane: Send + Sync + 'static {
     /// Makes `handler` reachable until the returned guard is dropped.
     ///
     /// # Errors
-    /// `Unavailable` when the plane cannot be served on; `InvalidArgument` when the instance serves the endpoint already.
+    /// `Unavailable` if the plane cannot serve; `InvalidArgument` if the instance already serves the endpoint.
     async fn serve(
         &self,
         endpoint: &EndpointName,
@@ -117,13 +117,13 @@ pub trait RequestPlane: Send + Sync + 'static {
         handler: Arc<ErasedHandler>,
     ) -> Result<Served, EngineError>;
 
-    /// The handler of `endpoint` at `address`, when it lives in this process: then nothing is serialized.
+    /// The handler of `endpoint` at `address`, if it is in this process: then nothing is serialized.
     fn local(&self, address: &Address, endpoint: &EndpointName) -> Option<Arc<ErasedHandler>>;
 
     /// Sends a serialized request to `address`.
     ///
     /// # Errors
-    /// `CannotConnect` when nobody is there, else what the handler refuses with.
+    /// `CannotConnect` if the address is unreachable, otherwise the handler's refusal.
     ///
     /// # Cancel safety
     /// Dropping the future or the stream cancels the request.
@@ -135,30 +135,30 @@ pub trait RequestPlane: Send + Sync + 'static {
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError>;
 
-    /// Says that requests to `endpoint` at `address` are likely: a connection made now is not waited for later. Never waits,
-    /// and fails silently: the request that needs the connection says what is wrong.
+    /// Hints that requests to `endpoint` at `address` are likely, so that the plane can connect in advance. Never waits,
+    /// and fails silently: the request that needs the connection reports the problem.
     fn prepare(&self, _address: &Address, _endpoint: &EndpointName) {}
 
-    /// Whether the instance at `address` is not known to be gone or to leave: `false` from the moment a connection to its process
-    /// broke until that was reached again, and for a while after the instance said that it leaves.
+    /// Whether the instance at `address` is reachable as far as is known. `false` from the loss of the connection to its process
+    /// until it is reached again, and for a while after the instance announced that it leaves.
     fn is_reachable(&self, _address: &Address) -> bool {
         true
     }
 
-    /// Tells the processes connected with this one that an instance takes no new requests: they send it none from now on, and
-    /// need not wait for discovery to say so. Its streams go on. Never waits.
+    /// Tells the connected processes that an instance takes no new requests: they stop sending it any at once, without
+    /// waiting for discovery. Its streams continue. Never waits.
     fn leaving(&self, _instance: InstanceId) {}
 
-    /// Ends what the plane runs: responses are written to their end, within a limit, then connections close.
+    /// Stops the plane: writes responses to their end, within a time limit, then closes connections.
     ///
     /// # Cancel safety
-    /// Connections end also when the future is dropped, with less care for what was being written.
+    /// Connections end even if the future is dropped, but writes in progress may be cut off.
     async fn shutdown(&self) {}
 }
 
-/// A handler that is reachable. Dropping it ends that; requests under way go on.
+/// A reachable handler. Dropping it ends the service; requests in progress continue.
 pub struct Served {
-    /// Where clients find it.
+    /// The address for clients.
     pub address: Address,
     /// Ends the service when dropped.
     pub guard: Box<dyn Any + Send + Sync>,
@@ -172,11 +172,11 @@ impl std::fmt::Debug for Served {
     }
 }
 
-/// Sends a typed request to `address`: directly when the handler lives in this process and has these types, serialized
-/// otherwise.
+/// Sends a typed request to `address`: directly if the handler is in this process and has these types, otherwise
+/// serialized.
 ///
 /// # Errors
-/// As [`RequestPlane::call`]; `InvalidArgument` when the request cannot be serialized.
+/// Same as [`RequestPlane::call`]; `InvalidArgument` if the request cannot be serialized.
 ///
 /// # Cancel safety
 /// Dropping the future or the stream cancels the request.
@@ -195,13 +195,13 @@ pub async fn call<Req: Payload, Resp: Payload>(
     call_over(plane, address, endpoint, request, ctx).await
 }
 
-/// As [`call`], over the plane also when the handler lives in this process: the path other processes use.
+/// Like [`call`], but over the plane even if the handler is in this process: the path of other processes.
 ///
 /// # Errors
-/// As [`call`].
+/// Same as [`call`].
 ///
 /// # Cancel safety
-/// As [`call`].
+/// Same as [`call`].
 pub async fn call_over<Req: Payload, Resp: Payload>(
     plane: &dyn RequestPlane,
     address: &Address,
@@ -222,14 +222,14 @@ pub async fn call_over<Req: Payload, Resp: Payload>(
     })))
 }
 
-/// A handler whose types are known only where it was made.
+/// A handler whose types are known only where it was created.
 pub struct ErasedHandler {
     typed: Box<dyn Any + Send + Sync>,
     bytes: Arc<dyn Handler<Bytes, Bytes>>,
 }
 
 impl ErasedHandler {
-    /// Hides the types of `handler`.
+    /// Erases the types of `handler`.
     #[must_use]
     pub fn new<Req: Payload, Resp: Payload>(handler: Arc<dyn Handler<Req, Resp>>) -> Self {
         let bytes = Serialized {
@@ -242,7 +242,7 @@ impl ErasedHandler {
         }
     }
 
-    /// The handler, if its types are these.
+    /// The handler, if it has these types.
     #[must_use]
     pub fn typed<Req: Payload, Resp: Payload>(&self) -> Option<&Arc<dyn Handler<Req, Resp>>> {
         self.typed.downcast_ref()

@@ -1,5 +1,5 @@
-//! The Worker's ports on this runtime: an [`Offer`] becomes instances of a component's endpoints: `generate` (listed with
-//! the card), and beside it `artifacts`, `control`, `kv_events` and `load`.
+//! The Worker's ports on this runtime: an [`Offer`] becomes instances of a component's endpoints. `generate` is listed with
+//! the card, and beside it are `artifacts`, `control`, `kv_events` and `load`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,13 +34,13 @@ use crate::names::{EndpointName, InstanceId};
 use crate::plane::{self, Handler, Raw, ResponseStream};
 use crate::telemetry::{self, Traced};
 
-/// Bytes of an artifact in one item.
+/// Bytes of an artifact per item.
 const ARTIFACT_CHUNK_BYTES: usize = 256 << 10;
 
-/// The least time between two loads that are told: an engine may publish one with every step.
+/// The minimum time between two published loads: an engine may publish one with every step.
 const LOAD_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The same where requests have come meanwhile: a frontend that does not hear of another's sends its own to the same worker.
+/// The same after new requests: a frontend that does not learn of another's requests would choose the same worker.
 const RISE_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The names of the endpoints beside `generate`.
@@ -49,39 +49,39 @@ pub mod endpoints {
     pub const ARTIFACTS: &str = "artifacts";
     /// Administrative requests.
     pub const CONTROL: &str = "control";
-    /// KV blocks that are held for a decode worker: [`KvBlocksRequest`](super::super::KvBlocksRequest) to pieces of bytes. Prefill
-    /// workers alone serve it, and it is not listed: transfer parameters say where it is.
+    /// KV blocks held for a decode worker: [`KvBlocksRequest`](super::super::KvBlocksRequest) to pieces of bytes. Only prefill
+    /// workers serve it, and it is not listed: transfer parameters hold its address.
     pub const KV_BLOCKS: &str = "kv_blocks";
     /// A [`KvItem`](super::KvItem) snapshot, then changes.
     pub const KV_EVENTS: &str = "kv_events";
-    /// As [`KV_EVENTS`], of one data-parallel rank alone: its number to a [`KvItem`](super::KvItem) snapshot, then changes. Only
-    /// workers whose engines publish the events of ranks have it.
+    /// Like [`KV_EVENTS`], for one data-parallel rank: its number to a [`KvItem`](super::KvItem) snapshot, then changes. Only
+    /// workers whose engines publish events per rank have it.
     pub const KV_RANK_EVENTS: &str = "kv_rank_events";
-    /// The load, when it changes: at the soonest 50 ms after the one before, or 5 ms where requests have come meanwhile.
+    /// The load, on changes: at the earliest 50 ms after the last one, or 5 ms after it if new requests arrived.
     pub const LOAD: &str = "load";
-    /// [`LOAD`] by the name that it has in Dynamo.
+    /// [`LOAD`] under its Dynamo name.
     pub const LOAD_METRICS: &str = "load_metrics";
 }
 
-/// Asks a worker for an artifact.
+/// Requests an artifact from a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArtifactRequest {
-    /// BLAKE3 of the content, as the card names it.
+    /// BLAKE3 hash of the content, as in the card.
     pub blake3: String,
 }
 
-/// What the `kv_events` endpoint streams: one snapshot, then changes; of a cache with very many blocks the first changes are the
-/// [rest](KvSnapshot::in_parts) of the snapshot. The stream ends when changes were missed; call again.
+/// The stream of the `kv_events` endpoint: one snapshot, then changes. For a cache with very many blocks, the first changes are
+/// the [rest](KvSnapshot::in_parts) of the snapshot. The stream ends if changes were missed; call again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvItem {
-    /// Everything that is reusable.
+    /// All reusable blocks.
     Snapshot(KvSnapshot),
     /// One change after it.
     Change(KvEvent),
 }
 
-/// Offers Workers under one endpoint name.
+/// Registers Workers under one endpoint name.
 #[derive(Debug, Clone)]
 pub struct RuntimeRegistrar {
     runtime: Runtime,
@@ -89,7 +89,7 @@ pub struct RuntimeRegistrar {
 }
 
 impl RuntimeRegistrar {
-    /// Offers under `generate`, and beside it in the same component.
+    /// Registers under `generate`, with the other endpoints in the same component.
     #[must_use]
     pub fn new(runtime: Runtime, generate: EndpointName) -> Self {
         Self { runtime, generate }
@@ -103,7 +103,7 @@ impl RuntimeRegistrar {
         Ok(self.runtime.endpoint(name))
     }
 
-    /// Connects an engine with the KV blocks of others, and others with its own where it holds some.
+    /// Gives an engine access to others' KV blocks, and others to its own if it holds any.
     async fn serve_kv_blocks(
         &self,
         id: InstanceId,
@@ -202,38 +202,38 @@ impl Registrar for RuntimeRegistrar {
 struct ServedOffer {
     generate: Serving,
     beside: Vec<Serving>,
-    /// Where an engine holds blocks for others.
+    /// Served if the engine holds blocks for others.
     _kv_blocks: Option<Serving>,
-    /// Ends the streams that have no end of their own. The last field: whoever calls again then finds nobody.
+    /// Ends the endless streams. The last field, so that callers that retry find no service.
     _until: DropGuard,
 }
 
 impl ServedOffer {
-    /// What discovery is told, with that of `generate`. The endpoints beside come first: whoever finds the card finds its artifacts.
+    /// The records for discovery, given that of `generate`. It comes last: a client that finds the card also finds its artifacts.
     fn records(&self, generate: InstanceRecord) -> Vec<InstanceRecord> {
         let beside = self.beside.iter().map(|serving| serving.record(None));
         beside.chain([generate]).collect()
     }
 }
 
-/// How the instance is listed, and by what lease.
+/// The records and the lease of an instance.
 struct Listing {
     /// Without a card.
     record: InstanceRecord,
     /// Without adapters.
     card: ModelCard,
     adapters: watch::Receiver<Vec<Adapter>>,
-    /// One lease for all endpoints: they come, go and are lost together.
+    /// One lease for all endpoints: they appear, end and are lost together.
     lease: Mutex<Option<Arc<dyn Lease>>>,
-    /// Told when it was listed with adapters of before.
+    /// Notified when the instance was listed with outdated adapters.
     is_old: Notify,
 }
 
-/// Pause before discovery is told again of adapters that it could not be told of.
+/// Pause before retrying to list adapters.
 const ADAPTERS_PAUSE: Duration = Duration::from_secs(1);
 
 impl Listing {
-    /// The record of `generate`, with the adapters of now.
+    /// The record of `generate`, with the current adapters.
     fn record(&self) -> InstanceRecord {
         let card = ModelCard {
             adapters: self.adapters.borrow().clone(),
@@ -245,7 +245,7 @@ impl Listing {
         }
     }
 
-    /// Tells discovery whenever adapters come and go, for as long as the instance is listed.
+    /// Updates discovery whenever adapters come and go, while the instance is listed.
     async fn follow_adapters(self: Arc<Self>) {
         let mut adapters = self.adapters.clone();
         loop {
@@ -262,7 +262,7 @@ impl Listing {
         }
     }
 
-    /// Lists what is listed once more, as it is now.
+    /// Lists the current state again.
     async fn refresh(&self) -> Result<(), EngineError> {
         let lease = self.lease.lock().clone();
         let Some(lease) = lease else { return Ok(()) };
@@ -300,7 +300,7 @@ impl Registration for RuntimeRegistration {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let record = self.served()?.generate.record(None);
-        // Also within this process on the way that others come: listed means routable.
+        // Even within this process, call over the plane as others do: listed means routable.
         let items = plane::call_over(
             &**self.runtime.plane(),
             &record.address,
@@ -321,7 +321,7 @@ impl Registration for RuntimeRegistration {
             lease.put(record.to_entry()?).await?;
         }
         *self.listing.lease.lock() = Some(lease);
-        // An endpoint beside it that leaves is not the instance's last one.
+        // While `generate` is listed, unlisting another endpoint is not the instance's last one.
         served.generate.remember();
         if self.listing.record() != record {
             self.listing.is_old.notify_one();
@@ -332,12 +332,12 @@ impl Registration for RuntimeRegistration {
     async fn unlist(&self) -> Result<(), EngineError> {
         let served = self.served()?;
         served.generate.forget();
-        // Before discovery, which may take its time.
+        // Before the discovery call, which may be slow.
         self.runtime.plane().leaving(served.generate.instance());
         let records = served.records(self.listing.record());
         let lease = self.listing.lease.lock().take();
         let Some(lease) = lease else { return Ok(()) };
-        // The card goes first: nobody shall find a model whose artifacts have gone.
+        // The card goes first: no client may find a model whose artifacts are gone.
         for record in records.iter().rev() {
             lease.remove(&record.key()).await?;
         }
@@ -418,7 +418,7 @@ impl Handler<ControlRequest, ControlReply> for ControlHandler {
     }
 }
 
-/// A stream that has no end of its own: it ends when its caller cancels, and with the service.
+/// Makes a stream endless: it ends only when its caller cancels or the service ends.
 fn endless<T: 'static>(
     items: impl Stream<Item = Result<T, EngineError>> + Send + 'static,
     ctx: &RequestContext,
@@ -461,7 +461,7 @@ impl Handler<u32, KvItem> for KvEventHandler {
     }
 }
 
-/// Blocks of one item at most: at 31 bytes each they fit twice into the frames that peers take by default.
+/// Maximum number of blocks per item: at 31 bytes each they fit twice into a default frame.
 const MAX_ITEM_BLOCKS: usize = 256 << 10;
 
 async fn kv_items(publisher: &KvEventPublisher) -> Result<ResponseStream<KvItem>, EngineError> {
@@ -511,7 +511,7 @@ impl Handler<(), Load> for LoadHandler {
             tokio::time::sleep(RISE_INTERVAL).await;
             let has_more = loads.that(|load| load.requests() > told.requests());
             let _ = timeout(LOAD_INTERVAL - RISE_INTERVAL, has_more).await;
-            // Events alone are no news: they are told where they lie.
+            // A change of the event count alone is not published; the next load includes it.
             let kv_events = told.kv_events;
             let is_news = |load: &Load| Load { kv_events, ..*load } != told;
             let load = loads.that(is_news).await?;
@@ -539,7 +539,7 @@ impl Loads {
         }
     }
 
-    /// The load once it is so; `None` when the worker has gone.
+    /// Waits for a load that satisfies `is_so`; `None` if the worker has gone.
     async fn that(&mut self, is_so: impl Fn(&Load) -> bool) -> Option<Load> {
         loop {
             let load = self.now();
@@ -586,7 +586,7 @@ mod tests {
         };
         requests(2);
         assert_eq!(told().await, (2, RISE_INTERVAL));
-        // One that has gone is no hurry.
+        // A finished request is not urgent.
         requests(1);
         assert_eq!(told().await, (1, RISE_INTERVAL + LOAD_INTERVAL));
     }

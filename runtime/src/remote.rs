@@ -1,7 +1,7 @@
-//! [`RemoteEngine`]: any live endpoint as an engine again.
+//! [`RemoteEngine`]: wraps any live endpoint as an engine.
 //!
-//! What answers may be a worker in another process or another language. The conformance kit can so be pointed at a
-//! deployed worker, and a Worker can stand in front of others.
+//! The workers behind it may run in another process or language. This lets the conformance kit test a
+//! deployed worker, and lets a Worker act as a proxy for others.
 
 mod controls;
 mod follow;
@@ -35,24 +35,24 @@ use crate::names::{EndpointName, InstanceId};
 use crate::registrar::endpoints;
 use crate::selection::SelectionMode;
 
-/// Makes the runtime an engine is started on.
+/// Creates the runtime when the engine starts.
 type Connect = Box<dyn Fn() -> BoxFuture<'static, Result<Runtime, EngineError>> + Send + Sync>;
 
-/// Which workers a [`RemoteEngine`] stands for.
+/// The workers behind a [`RemoteEngine`].
 #[derive(Debug, Clone)]
 pub struct RemoteConfig {
     /// The endpoint they serve.
     pub endpoint: EndpointName,
-    /// The only one that is asked; `None` for all. With one, its KV events and load are passed on as the engine's own.
+    /// The only instance to use; `None` for all. With one, its KV events and load are published as the engine's own.
     pub instance: Option<InstanceId>,
-    /// How one of several is selected.
+    /// How to select one of several.
     pub selection: SelectionMode,
     /// How long `start` waits for a worker.
     pub wait: Duration,
 }
 
 impl RemoteConfig {
-    /// Every worker of `endpoint`, one after the other; `start` waits ten seconds for the first.
+    /// All workers of `endpoint`, in round-robin order; `start` waits ten seconds for the first.
     #[must_use]
     pub fn new(endpoint: EndpointName) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl RemoteConfig {
 
 /// The workers of an endpoint as one engine.
 ///
-/// `cleanup` ends the requests under way with `EngineShutdown` and leaves the workers as they are.
+/// `cleanup` ends the requests in progress with `EngineShutdown` and leaves the workers running.
 ///
 /// # Examples
 /// ```no_run
@@ -88,7 +88,7 @@ pub struct RemoteEngine {
 }
 
 impl RemoteEngine {
-    /// An engine on a runtime that is there.
+    /// Creates an engine on an existing runtime.
     #[must_use]
     pub fn new(runtime: Runtime, config: RemoteConfig) -> Self {
         Self::connecting(
@@ -100,7 +100,7 @@ impl RemoteEngine {
         )
     }
 
-    /// An engine that makes its runtime when it starts.
+    /// Creates an engine that creates its runtime on start.
     #[must_use]
     pub fn connecting(
         connect: impl Fn() -> BoxFuture<'static, Result<Runtime, EngineError>> + Send + Sync + 'static,
@@ -123,7 +123,7 @@ impl fmt::Debug for RemoteEngine {
     }
 }
 
-/// What `start` builds.
+/// The state that `start` builds.
 struct Remote {
     client: GenerateClient,
     control: ControlClient,
@@ -132,7 +132,7 @@ struct Remote {
 }
 
 impl Remote {
-    /// The one instance there is: what is asked of an engine is not asked of one of several.
+    /// The only instance: controls of an engine are not sent to one of several.
     fn only_instance(&self) -> Result<InstanceId, EngineError> {
         match &self.client.instances()[..] {
             [only] => Ok(only.instance),
@@ -166,7 +166,7 @@ impl LLMEngine for RemoteEngine {
     ) -> Result<OutputStream, EngineError> {
         let remote = self.state.get()?;
         let prompt_tokens = request.prompt_tokens();
-        // The worker hears of a cancellation by losing its reader: what ends here must not wait for it.
+        // The worker learns of a cancellation by losing its reader; the end here must not wait for it.
         let far = ctx.detached();
         let call = async {
             match self.config.instance {
@@ -253,8 +253,8 @@ async fn meet(
     Ok((remote, card))
 }
 
-/// How many sequences run at once where every request goes to one instance: the one that is named, or the only one there is. Of several
-/// nobody knows how many of the requests each gets.
+/// How many sequences run at once if every request goes to one instance: the named one, or the only one. With several,
+/// the number of requests that each receives is unknown.
 fn at_once(instances: &[InstanceRecord], only: Option<InstanceId>) -> Option<u32> {
     let is_asked =
         |record: &&InstanceRecord| only.is_none_or(|instance| record.instance == instance);
@@ -265,7 +265,7 @@ fn at_once(instances: &[InstanceRecord], only: Option<InstanceId>) -> Option<u32
     }
 }
 
-/// The one model of the endpoint, once it is there.
+/// Waits for the endpoint's only model.
 async fn the_model(
     directory: &ModelDirectory,
     config: &RemoteConfig,
@@ -300,12 +300,12 @@ async fn the_model(
 
 fn config_of(card: &ModelCard, remote: &RemoteConfig) -> EngineConfig {
     let mut capabilities = card.capabilities.clone();
-    // A socket does not follow a paused clock.
+    // Sockets do not follow a paused clock.
     capabilities.virtual_time = false;
-    // The caches of several workers are not one cache.
+    // The caches of several workers do not form one cache.
     capabilities.kv_events &= remote.instance.is_some();
     capabilities.kv_ranks = false;
-    // The workers have their roles already: nobody can give them others from here.
+    // The workers have fixed roles, which cannot be changed from here.
     capabilities.roles.clear();
     let mut config = EngineConfig::new(card.name.clone(), card.context_length_tokens)
         .with_capabilities(capabilities);

@@ -9,34 +9,34 @@ use crate::names::InstanceId;
 pub struct Candidate {
     /// The instance.
     pub instance: InstanceId,
-    /// Its data-parallel ranks, as its card says, at least 1.
+    /// Its data-parallel ranks, from its card, at least 1.
     pub ranks: u32,
-    /// Requests it has: those this client has under way there, or, where that is more, those it said it has.
+    /// Its number of requests: those in flight from this client, or the number it last published, if larger.
     pub load: usize,
-    /// Those among them that are of other clients, as of what it told last.
+    /// Of these, the requests of other clients, as last published.
     pub others: usize,
-    /// KV blocks in use there, as of what it told last.
+    /// KV blocks in use there, as last published.
     pub kv_used_blocks: u64,
-    /// KV blocks it has in all, as of what it told last; 0 when it has none or told nothing yet.
+    /// Its total number of KV blocks, as last published; 0 if it has none or has not published yet.
     pub kv_total_blocks: u64,
-    /// KV events it had published when it told of its load last.
+    /// KV events it had published at its last load report.
     pub kv_events: u64,
 }
 
 /// Chooses among candidates. Called for every request; must not wait.
 pub trait Selector: Send + Sync + 'static {
-    /// The index of the chosen candidate; `None` when none will do. `candidates` is not empty and ordered by id.
+    /// Returns the index of the chosen candidate, or `None` to reject them all. `candidates` is not empty and ordered by id.
     fn select(&self, candidates: &[Candidate]) -> Option<usize>;
 }
 
 genset_backend_common::named! {
-    /// The selections every client knows.
+    /// The selection modes that every client supports.
     #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
     pub enum SelectionMode: FromStr {
-        /// One after the other.
+        /// Each in turn.
         #[default]
         RoundRobin = "round-robin",
-        /// Any, with equal chance.
+        /// At random, with equal probability.
         Random = "random",
         /// The one with the fewest requests.
         LeastLoaded = "least-loaded",
@@ -46,7 +46,7 @@ genset_backend_common::named! {
 }
 
 impl SelectionMode {
-    /// Whether the load that workers publish matters.
+    /// Whether the mode uses the load that workers publish.
     #[must_use]
     pub const fn uses_load(self) -> bool {
         match self {
@@ -55,7 +55,7 @@ impl SelectionMode {
         }
     }
 
-    /// A selector of this mode.
+    /// Creates a selector of this mode.
     #[must_use]
     pub fn selector(self) -> Box<dyn Selector> {
         match self {
@@ -67,7 +67,7 @@ impl SelectionMode {
     }
 }
 
-/// One after the other.
+/// Each in turn.
 #[derive(Debug, Default)]
 pub struct RoundRobin {
     next: AtomicUsize,
@@ -81,7 +81,7 @@ impl Selector for RoundRobin {
     }
 }
 
-/// Any, with equal chance.
+/// At random, with equal probability.
 #[derive(Debug, Clone, Copy)]
 pub struct Random;
 
@@ -91,7 +91,7 @@ impl Selector for Random {
     }
 }
 
-/// The one with the fewest requests; equals take turns.
+/// The one with the fewest requests; ties are broken in turn.
 #[derive(Debug, Default)]
 pub struct LeastLoaded {
     turn: AtomicUsize,
@@ -179,7 +179,7 @@ mod tests {
         let picks = (0..1000)
             .filter_map(|_| PowerOfTwo.select(&candidates(&[100, 0, 0])))
             .filter(|i| *i == 0);
-        // By chance alone 1/9 of the pairs are the loaded one twice; a blind choice would pick it in 1/3.
+        // By chance, 1/9 of the pairs are the loaded one twice; a blind choice would pick it in 1/3.
         assert!(picks.count() < 200);
     }
 

@@ -1,9 +1,9 @@
-//! The nearest spelling of a word that is none. Whoever takes words from people asks it: controls, settings, and the command line.
+//! The nearest known spelling of an unknown word. Used by controls, settings, and the command line.
 
-/// Words are as near as this, of 1, to be meant by each other.
+/// The minimum similarity, of 1, for a word to be a suggestion.
 const NEAR: f64 = 0.8;
 
-/// The known word that was probably meant.
+/// The known word that the user probably meant.
 pub(crate) fn nearest<'a>(
     given: &str,
     known: impl IntoIterator<Item = &'a str>,
@@ -16,7 +16,7 @@ pub(crate) fn nearest<'a>(
         .map(|(_, word)| word)
 }
 
-/// `; did you mean ...?`, where a known word is near.
+/// `; did you mean ...?` if there is a similar known word.
 #[must_use]
 pub fn did_you_mean<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     nearest(given, known).map_or(String::new(), |word| format!("; did you mean {word:?}?"))

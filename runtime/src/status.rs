@@ -1,5 +1,5 @@
-//! The status server of a process: `/live`, `/ready`, `/health`, `/metrics` and, of a worker, `/control`, on a port and, where the runtime has one, a
-//! thread of its own, so that it answers while everything else is saturated.
+//! The status server of a process: `/live`, `/ready`, `/health`, `/metrics` and, for a worker, `/control`. It has its own port
+//! and, if the runtime has one, its own thread, so that it responds while everything else is saturated.
 
 #[cfg(feature = "cli")]
 mod args;
@@ -31,7 +31,7 @@ use crate::host_names::unknown_host;
 /// The media type of the metrics.
 pub const METRICS_CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Says whether the process wants requests.
+/// Returns whether the process accepts requests.
 pub type Readiness = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A running status server; it ends when dropped or with its runtime.
@@ -48,11 +48,11 @@ struct Source {
 }
 
 impl StatusServer {
-    /// Listens on `address` (port 0 for any) and answers from the runtime's metrics and `health`: a [`Readiness`], or a
-    /// [`HealthSource`] that knows more.
+    /// Listens on `address` (port 0 for any) and serves the runtime's metrics and `health`: a [`Readiness`], or a
+    /// [`HealthSource`] with more details.
     ///
     /// # Errors
-    /// When the address cannot be listened on.
+    /// If the address cannot be listened on.
     pub async fn bind(
         address: SocketAddr,
         runtime: &Runtime,
@@ -61,10 +61,10 @@ impl StatusServer {
         Self::listen(address, runtime, health.into(), None).await
     }
 
-    /// As [`Self::bind`], of a worker: operators may ask it for what `control` answers.
+    /// Like [`Self::bind`], for a worker: also serves operators' requests to `control`.
     ///
     /// # Errors
-    /// As [`Self::bind`].
+    /// Same as [`Self::bind`].
     pub async fn bind_with_control(
         address: SocketAddr,
         runtime: &Runtime,
@@ -74,7 +74,7 @@ impl StatusServer {
         Self::listen(address, runtime, health.into(), Some(control)).await
     }
 
-    /// Listens, with `/control` where there is somebody to ask.
+    /// Listens; serves `/control` if a worker is given.
     pub(crate) async fn listen(
         address: SocketAddr,
         runtime: &Runtime,
@@ -106,7 +106,7 @@ impl StatusServer {
         })
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -122,8 +122,8 @@ fn router(source: Source) -> Router {
         .with_state(source)
 }
 
-/// On loopback only this machine's own names are answered, or any web page could read what is here by giving its own name
-/// this address.
+/// On loopback, responds only under this machine's own names. Otherwise any web page could read the responses by pointing its own
+/// name at this address.
 async fn refuse_other_names(request: Request, next: Next) -> Response {
     match unknown_host(request.headers(), request.uri(), |_| false) {
         None => next.run(request).await,
@@ -134,7 +134,7 @@ async fn refuse_other_names(request: Request, next: Next) -> Response {
     }
 }
 
-/// 200 for a process that wants requests, else 503.
+/// 200 if the process accepts requests, otherwise 503.
 fn status_of(health: &Health) -> StatusCode {
     if health.is_ready {
         StatusCode::OK

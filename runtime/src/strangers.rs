@@ -1,5 +1,5 @@
-//! [`Strangers`]: connections that have not been greeted. They have places of their own, so that whoever only connects
-//! takes none of those of callers. Where the places are taken, the connection that has been there longest goes: an honest
+//! [`Strangers`]: connections before their greeting. They have places of their own, so that idle connections
+//! take no place of a caller. When all places are taken, the oldest connection is evicted: an honest
 //! caller greets within milliseconds.
 
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::peers::peer_of;
 
-/// Those there are, the one that came first in front.
+/// The current strangers, oldest first.
 pub(crate) struct Strangers {
     limit: usize,
     limit_of_address: usize,
@@ -30,7 +30,7 @@ struct Place {
     evicted: CancellationToken,
 }
 
-/// One that is being greeted. Dropping it gives its place back.
+/// A connection being greeted. Dropping it frees its place.
 pub(crate) struct Stranger {
     strangers: Arc<Strangers>,
     number: u64,
@@ -46,7 +46,7 @@ impl Strangers {
         })
     }
 
-    /// Takes a place, another's if need be: of the same address when that has its share.
+    /// Takes a place, if necessary another stranger's: one of the same address if that address has its full share.
     pub(crate) fn enter(self: &Arc<Self>, peer: &str) -> Stranger {
         let address = (peer.parse().ok()).map(|peer: SocketAddr| peer_of(peer.ip()));
         let mut waiting = self.waiting.lock();
@@ -82,7 +82,7 @@ impl Waiting {
 }
 
 impl Stranger {
-    /// What comes of the greeting; `None` when another took the place first.
+    /// Awaits the greeting; `None` if another connection took the place first.
     pub(crate) async fn until_evicted<T>(&self, greeting: impl Future<Output = T>) -> Option<T> {
         self.evicted.run_until_cancelled(greeting).await
     }

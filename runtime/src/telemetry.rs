@@ -1,5 +1,5 @@
-//! A request's place in a distributed trace: its W3C context goes from process to process beside it. A process that exports
-//! spans puts its own span in between; one that does not passes the context on unchanged.
+//! A request's place in a distributed trace: its W3C context travels with it from process to process. A process that exports
+//! spans inserts its own span; any other passes the context on unchanged.
 
 #[cfg(feature = "otlp")]
 pub(crate) mod otlp;
@@ -13,8 +13,8 @@ use tracing::Span;
 
 use crate::plane::ResponseStream;
 
-/// Makes `span` a child of the request's trace, or the root of a new one, and returns the context that the next process
-/// shall see: with `span` as its parent. Without an export of spans, both stay as they are.
+/// Makes `span` a child of the request's trace, or the root of a new one, and returns the context for the next
+/// process, with `span` as its parent. Without span export, both stay unchanged.
 ///
 /// Call it before the span is entered.
 #[must_use = "the next process needs the context"]
@@ -27,7 +27,7 @@ pub fn continue_trace(span: &Span, ctx: RequestContext) -> RequestContext {
     ctx
 }
 
-/// The span of a request that came to a worker, up to the end of its answer.
+/// The span of a request at a worker, until the end of its response.
 pub(crate) fn worker_span(ctx: &RequestContext) -> Span {
     tracing::debug_span!(
         "worker_request",
@@ -44,14 +44,14 @@ pub(crate) fn record_error(span: &Span, error: &EngineError) {
     span.record("error.type", error.kind().name());
 }
 
-/// Keeps a span open to the end of a stream.
+/// Keeps a span open until the end of a stream.
 pub(crate) struct Traced {
     outputs: ResponseStream<Output>,
     span: Span,
 }
 
 impl Traced {
-    /// The stream itself where nobody sees the span.
+    /// Returns the stream itself if the span is disabled.
     pub(crate) fn wrap(outputs: ResponseStream<Output>, span: Span) -> ResponseStream<Output> {
         if span.is_disabled() {
             return outputs;

@@ -1,9 +1,9 @@
-//! [`VitalRuntime`]: a thread with an async runtime of its own, for what others take as this process's signs of life.
+//! [`VitalRuntime`]: a thread with its own async runtime, for the process's signs of life.
 //!
-//! Links are dialled, accepted and watched there. Keep-alives of leases, the following of discovery and the status server run
-//! there, and nothing that a request can make long: handlers and engines, tokenizers and encoders, and the frames of links are on
-//! the process's main runtime. So a request that keeps every main thread busy delays answers, and no peer takes the process for
-//! dead. It is made by [`NetworkArgs`](crate::NetworkArgs), or by a plane that is given none.
+//! It dials, accepts and monitors links. It also runs lease keep-alives, discovery watches and the status server,
+//! but nothing that a request can slow down: handlers, engines, tokenizers, encoders and the frames of links run on
+//! the process's main runtime. So a request that keeps every main thread busy delays responses, but no peer considers the process
+//! dead. [`NetworkArgs`](crate::NetworkArgs) creates it, or a plane that is given none.
 
 use std::sync::Arc;
 use std::thread;
@@ -14,10 +14,10 @@ use tokio::runtime::{Builder, Handle};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::AbortOnDropHandle;
 
-/// How long the thread waits for its file operations when it ends.
+/// How long the thread waits for its file operations at shutdown.
 const SHUTDOWN_TIME: Duration = Duration::from_millis(100);
 
-/// The runtime. Clones share; its thread ends with the last of them, and with it what still runs there.
+/// The runtime. Clones share it; its thread and remaining tasks end when the last clone is dropped.
 #[derive(Debug, Clone)]
 pub struct VitalRuntime {
     handle: Handle,
@@ -25,10 +25,10 @@ pub struct VitalRuntime {
 }
 
 impl VitalRuntime {
-    /// Starts the thread. What is logged there goes where the caller's log goes.
+    /// Starts the thread. Its log goes to the caller's subscriber.
     ///
     /// # Errors
-    /// `Unavailable` when the system gives no thread.
+    /// `Unavailable` if the system cannot create a thread.
     pub fn start() -> Result<Self, EngineError> {
         let cannot = |error: std::io::Error| {
             let message = "the runtime of links and health cannot be started";
@@ -57,15 +57,15 @@ impl VitalRuntime {
         })
     }
 
-    /// Where tasks are spawned.
+    /// The handle for spawning tasks.
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// Runs `work` there to its end.
+    /// Runs `work` there to completion.
     ///
     /// # Errors
-    /// What `work` fails with; `Internal` when it panicked.
+    /// The error of `work`; `Internal` if it panicked.
     ///
     /// # Cancel safety
     /// Dropping the future drops `work`.

@@ -1,5 +1,5 @@
-//! A worker's `main`: its settings by flags, environment and file, logging, signals and the exit code. With `layers`,
-//! `genset_frontend` and the binary it is the only place that touches the environment.
+//! A worker's `main`: settings from flags, environment and file, logging, signals and the exit code. Besides `layers`,
+//! `genset_frontend` and the binary, it is the only module that uses the environment.
 
 use std::collections::BTreeSet;
 use std::io::Write as _;
@@ -134,7 +134,7 @@ fn json(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("is no JSON: {error}"))
 }
 
-/// An adapter as it is written on the command line.
+/// Parses an adapter from the command line.
 fn adapter(text: &str) -> Result<Adapter, String> {
     let parts = text.split_once('=');
     let (name, source) = parts.ok_or_else(|| format!("{text:?} is no NAME=DIR"))?;
@@ -146,18 +146,18 @@ fn adapter(text: &str) -> Result<Adapter, String> {
     Ok(adapter)
 }
 
-/// A limit as a flag shows it.
+/// A limit as a flag's value.
 fn limit_in_seconds(limit: Option<Duration>) -> String {
     in_seconds(limit.unwrap_or_default())
 }
 
-/// 0 stands for no limit.
+/// 0 means no limit.
 fn limit(limit: Duration) -> Option<Duration> {
     (!limit.is_zero()).then_some(limit)
 }
 
 impl WorkerArgs {
-    /// The name the worker serves under.
+    /// The name under which the worker serves.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the flag.
@@ -169,10 +169,10 @@ impl WorkerArgs {
         })
     }
 
-    /// The model folder the flags name.
+    /// The model folder named by the flags.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the file at fault.
+    /// `InvalidArgument`, naming the invalid file.
     pub fn model_folder(&self) -> Result<Option<ModelFolder>, EngineError> {
         let load = |path: &PathBuf| {
             ModelFolder::load(path)
@@ -181,7 +181,7 @@ impl WorkerArgs {
         self.model_path.as_ref().map(load).transpose()
     }
 
-    /// The worker's configuration, checked, publishing the files of `folder`.
+    /// The worker's validated configuration, which publishes the files of `folder`.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the flag.
@@ -222,11 +222,11 @@ impl WorkerArgs {
         Ok(config)
     }
 
-    /// The status server of a worker that serves under `name`, when the flags ask for one. It is ready while the worker
+    /// Starts the status server of a worker that serves under `name`, if the flags ask for one. It is ready while the worker
     /// serves and its canaries pass.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the flags, when the address cannot be listened on.
+    /// `InvalidArgument`, naming the flags, if the address cannot be listened on.
     pub async fn status_server(
         &self,
         runtime: &Runtime,
@@ -238,10 +238,10 @@ impl WorkerArgs {
         self.status.listen(runtime, health, Some(door)).await
     }
 
-    /// As [`Self::status_server`], for a process whose readiness is another.
+    /// Like [`Self::status_server`], for a process with its own definition of readiness.
     ///
     /// # Errors
-    /// As [`Self::status_server`].
+    /// Same as [`Self::status_server`].
     pub async fn status_server_with(
         &self,
         runtime: &Runtime,
@@ -261,8 +261,8 @@ struct WithEngine<E: Args> {
     worker: WorkerArgs,
 }
 
-/// Reads the engine's own settings and the worker's: of flags, the environment, and the TOML file that `--config` names, the
-/// first that says one counts. Prints help, the settings (`--print-config`) or the error and exits when there is nothing to run.
+/// Reads the engine's own settings and the worker's from flags, the environment, and the TOML file in `--config`, in this order
+/// of precedence. Prints help, the settings (`--print-config`) or the error and exits if there is nothing to run.
 #[must_use]
 pub fn parse<E: Args>() -> (E, WorkerArgs) {
     let mut command = WithEngine::<E>::command();
@@ -274,7 +274,7 @@ pub fn parse<E: Args>() -> (E, WorkerArgs) {
     let Some(format) = args.layers.print_config else {
         return (args.engine, args.worker);
     };
-    // What is printed is what would run: bad values are refused here too.
+    // Printed settings must be runnable: refuse invalid values here too.
     let name = args.worker.endpoint_name();
     match name.and_then(|_| args.worker.worker_config(None)) {
         Ok(_) => print(&settings.print(format)),
@@ -299,7 +299,7 @@ fn print(text: &str) -> ! {
     std::process::exit(i32::from(printed.is_err()))
 }
 
-/// SIGINT and SIGTERM, in the order they come.
+/// SIGINT and SIGTERM, in order of arrival.
 #[derive(Debug)]
 pub struct Signals {
     interrupt: Signal,
@@ -310,7 +310,7 @@ impl Signals {
     /// Takes over both signals.
     ///
     /// # Errors
-    /// When the handlers cannot be installed.
+    /// If the handlers cannot be installed.
     pub fn install() -> std::io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -318,10 +318,10 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one; returns its name.
+    /// Waits for the next signal; returns its name.
     ///
     /// # Cancel safety
-    /// If another branch wins, no signal was taken.
+    /// If another branch of `select!` completes first, no signal is consumed.
     pub async fn next(&mut self) -> &'static str {
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",
@@ -332,7 +332,7 @@ impl Signals {
 
 /// A worker's whole `main`: starts the engine, registers it, serves until a signal, drains, cleans up.
 ///
-/// The exit code is 0 for a clean end, 1 for a failure, 2 for a usage error, 3 when work was cut short.
+/// The exit code is 0 for a clean end, 1 for a failure, 2 for a usage error, 3 if work was cut short.
 ///
 /// # Examples
 /// ```no_run
@@ -352,7 +352,7 @@ pub fn run(engine: impl LLMEngine, args: WorkerArgs) -> ExitCode {
     let code = match runtime {
         Ok(runtime) => {
             let code = runtime.block_on(serve(Arc::new(engine), args));
-            // A thread the engine blocks for good must not keep the process.
+            // A thread that the engine blocks forever must not keep the process alive.
             runtime.shutdown_timeout(Duration::from_secs(1));
             code
         }
@@ -390,7 +390,7 @@ async fn serve(engine: Arc<dyn LLMEngine>, args: WorkerArgs) -> u8 {
     code
 }
 
-/// Runs one worker of `runtime` under `name` until a signal or the engine ends it; returns the exit code.
+/// Runs one worker of `runtime` under `name` until a signal or the engine ends it. Returns the exit code.
 pub async fn run_worker(
     runtime: &Runtime,
     name: EndpointName,
@@ -416,7 +416,7 @@ pub async fn run_worker(
 }
 
 async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {
-    // One for all turns of the loop: a new one would tell of the start again.
+    // One for all iterations: a new one would report the start again.
     let mut progress = std::pin::pin!(log_progress(&handle));
     let mut is_draining = false;
     let report = loop {
@@ -436,7 +436,7 @@ async fn until_stopped(handle: WorkerHandle, mut signals: Signals) -> u8 {
     exit_code(&report)
 }
 
-/// The exit code of a worker that ended so: its outcome's, but that of a usage error where the engine did not start because
+/// The exit code for a worker's report: that of its outcome, or that of a usage error if the engine did not start because
 /// of a setting.
 #[must_use]
 pub fn exit_code(report: &Report) -> u8 {
@@ -456,7 +456,7 @@ fn is_about_a_setting(error: &EngineError) -> bool {
     is_callers && matches!(error.at(), Some(At::Setting(_)))
 }
 
-/// Says how far a long start is, at most a line a second.
+/// Logs the progress of a long start, at most one line per second.
 async fn log_progress(handle: &WorkerHandle) -> std::convert::Infallible {
     let mut progress = handle.progress();
     while progress.changed().await.is_ok() {
@@ -477,7 +477,7 @@ mod tests {
         WorkerArgs::from_arg_matches(&command.get_matches_from(words)).unwrap()
     }
 
-    /// The defaults of the flags are those of the configuration.
+    /// The flags' defaults equal those of the configuration.
     #[test]
     fn no_flags_make_the_default_configuration() {
         let config = worker(&[]).worker_config(None).unwrap();

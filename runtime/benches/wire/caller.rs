@@ -1,4 +1,4 @@
-//! The process that asks, and measures both.
+//! The caller process: sends requests and measures both processes.
 
 use std::fmt;
 use std::io::Write as _;
@@ -21,10 +21,10 @@ use super::process::{cpu_seconds, resident_kib};
 use super::worker::{Ask, now_ns};
 use super::{Outcome, component};
 
-/// Longer than this nothing takes.
+/// Time limit of every operation.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What is not counted at the beginning of a case: caches and allocator arenas fill.
+/// The start of a case, which is not measured: caches and allocator arenas fill.
 const WARM_UP: Duration = Duration::from_millis(500);
 
 /// The pause between the items of an active stream, in microseconds.
@@ -33,24 +33,24 @@ const ACTIVE_PAUSE_US: u64 = 100_000;
 /// How long active streams run before their memory is read.
 const ACTIVE_TIME: Duration = Duration::from_secs(2);
 
-/// What is measured.
+/// A measurement.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) enum Case {
-    /// Items a CPU second.
+    /// Items per CPU second.
     Items {
         streams: usize,
         pause_us: u64,
         measured_ms: u64,
     },
-    /// From a request to its first item, one request at a time.
+    /// Time from a request to its first item, one request at a time.
     RoundTrip { samples: usize },
-    /// From an item's making to its reader, one stream.
+    /// Time from the creation of an item to its arrival at the reader, one stream.
     OneWay { samples: usize },
-    /// Memory of streams in which nothing happens.
+    /// Memory of idle streams.
     Idle { streams: usize },
-    /// Memory of streams that bring items.
+    /// Memory of streams that carry items.
     Active { streams: usize },
-    /// How soon the death of the worker is known.
+    /// Time until the caller detects the death of the worker.
     Kill,
 }
 
@@ -94,7 +94,7 @@ pub(crate) async fn run(directory: &str, worker: &str, case: &str) -> Outcome<()
     };
     bench.tokens.wait_for_instances(PATIENCE).await?;
     bench.times.wait_for_instances(PATIENCE).await?;
-    // The connection is there before anything is measured.
+    // The connection exists before the measurement starts.
     drop(ask(&bench.tokens, Ask::ONE).await?);
     let figures = match serde_json::from_str(case)? {
         Case::Items {
@@ -144,7 +144,7 @@ impl Bench {
         }))
     }
 
-    /// Opens `streams` streams, each read by a task, and waits until every one has brought an item.
+    /// Opens `streams` streams, each read by a task, and waits until every one has yielded an item.
     async fn read(&self, streams: usize, pause_us: u64) -> Outcome<Reading> {
         let mut reading = Reading::default();
         for _ in 0..streams {
@@ -255,7 +255,7 @@ impl Bench {
     }
 }
 
-/// Streams that are read, and how many items each has brought.
+/// Streams being read, and the number of items each has yielded.
 #[derive(Default)]
 struct Reading {
     tasks: JoinSet<Outcome<()>>,
@@ -263,7 +263,7 @@ struct Reading {
 }
 
 impl Reading {
-    /// Whether every stream has brought an item. None ends while it is measured.
+    /// Whether every stream has yielded an item. No stream ends during the measurement.
     fn is_flowing(&mut self) -> Outcome<bool> {
         if let Some(ended) = self.tasks.try_join_next() {
             ended??;

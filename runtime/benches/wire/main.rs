@@ -1,10 +1,10 @@
-//! What the request plane over TCP costs: CPU time of an item, delay, memory of a stream, and how soon a death is noticed.
+//! The cost of the request plane over TCP: CPU time per item, latency, memory per stream, and time to detect a death.
 //!
-//! `cargo bench -p genset-runtime --bench wire` measures each case between two fresh processes, this program itself in the
-//! roles of `worker` and `caller`, and counts both. With `-- --quick` each case is short and less exact, with `-- --json`
-//! the figures are JSON. It takes about a minute; run by `cargo test` it does nothing.
+//! `cargo bench -p genset-runtime --bench wire` measures each case between two fresh processes. Both run this program, in the
+//! roles `worker` and `caller`, and both are measured. `-- --quick` shortens each case and is less exact. `-- --json` prints the
+//! figures as JSON. It takes about a minute; under `cargo test` it does nothing.
 //!
-//! - `worker`: answers. - `caller`: asks and measures. - `process`: the two processes, and what `/proc` says of them.
+//! - `worker`: responds. - `caller`: sends requests and measures. - `process`: the two processes, and their figures in `/proc`.
 
 mod caller;
 mod process;
@@ -62,7 +62,7 @@ fn in_runtime(role: impl Future<Output = Outcome<()>>) -> Outcome<()> {
         .block_on(role)
 }
 
-/// The component both processes know, in a directory of their own.
+/// The component that both processes use, in a directory of their own.
 fn component(directory: &Path) -> Outcome<Component> {
     let metrics = MetricsRegistry::default();
     let discovery = FileDiscovery::open(directory.into(), FileDiscoveryConfig::default())?;

@@ -1,4 +1,4 @@
-//! The two processes of a case, and what `/proc` says of a process.
+//! The two processes of a case, and a process's figures in `/proc`.
 
 use std::process::Stdio;
 
@@ -38,10 +38,10 @@ fn itself() -> Outcome<Command> {
     Ok(command)
 }
 
-/// The CPU time of all threads of a process so far, in user and kernel, in seconds.
+/// The CPU time of all threads of a process so far, user and kernel, in seconds.
 pub(crate) fn cpu_seconds(pid: u32) -> Outcome<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name, in parentheses, may hold spaces; utime and stime are the fields 14 and 15 of the whole.
+    // The name, in parentheses, may contain spaces; utime and stime are fields 14 and 15 of the whole line.
     let after_name = stat.rsplit(')').next().unwrap_or_default();
     let fields = after_name.split_whitespace().skip(11).take(2);
     let ticks: u64 = fields.filter_map(|field| field.parse::<u64>().ok()).sum();

@@ -1,4 +1,4 @@
-//! The process that answers.
+//! The worker process.
 
 use std::future::pending;
 use std::path::Path;
@@ -13,10 +13,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::{Outcome, component};
 
-/// What is asked of the worker.
+/// A request to the worker.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Ask {
-    /// How many items; `None` for no end.
+    /// The number of items; `None` for an endless stream.
     pub(crate) items: Option<usize>,
     /// The pause before each, in microseconds.
     pub(crate) pause_us: u64,
@@ -25,14 +25,14 @@ pub(crate) struct Ask {
 }
 
 impl Ask {
-    /// One item at once, and the end.
+    /// One item without a pause, then the end.
     pub(crate) const ONE: Self = Self {
         items: Some(1),
         pause_us: 0,
         stays_open: false,
     };
 
-    /// Items without end.
+    /// An endless stream of items.
     pub(crate) const fn endless(pause_us: u64) -> Self {
         Self {
             items: None,
@@ -61,7 +61,7 @@ impl Ask {
     }
 }
 
-/// Answers with tokens, as an engine does.
+/// Responds with tokens, like an engine.
 struct Tokens;
 
 #[async_trait]
@@ -75,7 +75,7 @@ impl Handler<Ask, Output> for Tokens {
     }
 }
 
-/// Answers with the time.
+/// Responds with timestamps.
 struct Times;
 
 #[async_trait]
@@ -89,7 +89,7 @@ impl Handler<Ask, u64> for Times {
     }
 }
 
-/// Nanoseconds by the clock of the machine, which both processes read.
+/// Nanoseconds of the machine's clock, which both processes read.
 pub(crate) fn now_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(0))

@@ -1,18 +1,18 @@
-//! Discovery in etcd: for fleets. Built with the cargo feature `etcd`, which needs no other program.
+//! Discovery in etcd, for fleets. The cargo feature `etcd` enables it and needs no other program.
 //!
-//! - [`config`]: what a user says, and its checks.
-//! - [`protocol`], [`client`]: etcd's messages, and one server that is sent them.
+//! - [`config`]: the user's settings and their checks.
+//! - [`protocol`], [`client`]: etcd's messages, and the client of one server.
 //! - [`session`]: one operation on one of several servers, before a deadline.
 //! - [`lease`]: a lease, the task that keeps it alive, and its entries.
-//! - [`watch`]: the task that follows a prefix; [`known`] decides what its watcher is told.
+//! - [`watch`]: the task that follows a prefix; [`known`] decides which changes its watcher receives.
 //!
-//! # When etcd is away
-//! Nothing is taken off a watcher's list because etcd cannot be reached. When it is back, a watcher gets a snapshot, in which
-//! entries that etcd no longer has are kept for one more time to live: their owners may have been cut off as well, or etcd may have
-//! lost its data, and owners put their entries again within that time. What is not put again by then is removed.
+//! # When etcd is unreachable
+//! A watcher keeps its entries while etcd is unreachable. After reconnecting, it gets a snapshot. The snapshot keeps entries that
+//! etcd no longer has for one more time to live: their owners may have been cut off as well, or etcd may have lost its data, and
+//! owners put their entries again within that time. Entries not put again by then are removed.
 //!
-//! A lease outlives a disconnection shorter than its time to live, and longer ones when etcd itself was down: etcd starts its
-//! leases anew when it starts. A lease is lost when etcd says that it does not have it.
+//! A lease survives a disconnection shorter than its time to live, and a longer one if etcd itself was down: etcd restarts its
+//! leases when it starts. A lease is lost when etcd reports that it does not have it.
 
 mod client;
 mod config;
@@ -38,12 +38,12 @@ use self::session::Sessions;
 use self::watch::{BACKLOG_CHANGES, EtcdWatch, Feed, Follower};
 use super::{Discovery, Entry, Lease, Watch};
 
-/// A store in etcd, version 3.4 or newer. Clones share.
+/// A store in etcd, version 3.4 or newer. Clones share state.
 ///
-/// Operations that cannot reach etcd fail as `Unavailable` within the request timeout, and may be tried again. Leases and
-/// watches try by themselves.
+/// Operations that cannot reach etcd fail with `Unavailable` within the request timeout and may be retried. Leases and watches
+/// retry by themselves.
 ///
-/// Dropping a lease makes a task revoke it. When the tokio runtime ends before that task does, the entries stay until the lease
+/// Dropping a lease starts a task that revokes it. If the tokio runtime ends before that task, the entries stay until the lease
 /// expires: call [`shutdown`](Self::shutdown) to wait for it.
 ///
 /// # Examples
@@ -72,11 +72,11 @@ pub struct EtcdDiscovery {
 }
 
 impl EtcdDiscovery {
-    /// Discovery on the servers that `config` names. They need not be up yet: connections are made when they are first needed,
-    /// and made again whenever they break.
+    /// Creates discovery on the servers in `config`. They need not be up yet: connections are made on first use and remade
+    /// whenever they break.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the field of the config that is wrong.
+    /// `InvalidArgument`, naming the invalid field of the config.
     #[expect(
         clippy::unused_async,
         reason = "its clients are made within a runtime, which an async function is called in"
@@ -89,18 +89,18 @@ impl EtcdDiscovery {
         })
     }
 
-    /// Revokes every lease, ends every watch, and waits until that is done: at most the request timeout. Operations after it
-    /// fail as `Unavailable`.
+    /// Revokes every lease, ends every watch, and waits until that is done, at most for the request timeout. Later operations
+    /// fail with `Unavailable`.
     ///
     /// # Cancel safety
-    /// Leases and watches end also when the future is dropped.
+    /// Leases and watches end even if the future is dropped.
     pub async fn shutdown(&self) {
         self.shutdown.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// Tasks that keep leases alive or follow prefixes.
+    /// The number of tasks that keep leases alive or follow prefixes.
     #[must_use]
     pub fn tasks(&self) -> usize {
         self.tasks.len()

@@ -1,15 +1,15 @@
-//! Discovery in a directory that several processes share: no server, one machine (or a shared file system).
+//! Discovery in a directory that several processes share. Needs no server; for one machine or a shared file system.
 //!
-//! Each lease is one file, which holds all its entries. Its holder replaces it by an atomic rename and beats by moving the
-//! file's modification time, which needs no disk space. A reader looks into the directory some times a second, and takes
-//! a lease to be alive for as long as it sees the file change. It measures that by its own monotonic clock and counts only
-//! the time in which it was looking, so neither a clock that jumps nor a process that slept ends anybody's lease.
+//! Each lease is one file, which holds all its entries. Its holder replaces it by an atomic rename. It beats by changing the
+//! file's modification time, which needs no disk space. A reader scans the directory a few times per second and considers
+//! a lease alive as long as it sees the file change. It measures that by its own monotonic clock and counts only
+//! the time in which it was scanning, so neither a clock jump nor a suspended process ends a lease.
 //!
 //! - `store`: the directory itself: names, listing, atomic writes.
-//! - `format`: the bytes of a lease's file.
-//! - `liveness`: whether a lease is alive, as a pure function of what was seen.
-//! - `scan`: looks into the directory and keeps the `view`, which watchers follow.
-//! - `lease`: a lease as its holder keeps it.
+//! - `format`: the bytes of a lease file.
+//! - `liveness`: whether a lease is alive, as a pure function of the observations.
+//! - `scan`: scans the directory and keeps the `view`, which watchers follow.
+//! - `lease`: a lease on its holder's side.
 //! - `keeper`: the thread that beats and scans.
 
 mod config;
@@ -37,13 +37,13 @@ use self::store::Store;
 use self::view::FileWatch;
 use super::{Discovery, Entry, Lease, Watch};
 
-/// A store in a directory. Clones share; other processes reach the same store through the same directory.
+/// A store in a directory. Clones share state; other processes reach the same store through the same directory.
 ///
-/// A thread of its own keeps the leases alive and looks for changes. It ends when the last clone, lease and watch is
-/// dropped; no file is read or written on an async thread, except that dropping a lease unlinks its file.
+/// A dedicated thread keeps the leases alive and scans for changes. It ends when the last clone, lease and watch is
+/// dropped. Async threads do no file I/O, except that dropping a lease unlinks its file.
 ///
-/// When the directory is missing, unreadable, full or not mounted, watchers keep what they know and leases live on; both
-/// recover when it is back, and a directory that was removed is made again by the leases. A lease is lost only when its
+/// While the directory is missing, unreadable, full or not mounted, watchers keep their entries and leases stay alive. Both
+/// recover when it is back; the leases recreate a removed directory. A lease is lost only if its
 /// file was removed from a directory that is otherwise intact.
 ///
 /// # Examples
@@ -75,14 +75,14 @@ pub struct FileDiscovery {
 }
 
 impl FileDiscovery {
-    /// Opens the store in the directory `path`, and makes it (mode 0700) when it is not there.
+    /// Opens the store in the directory `path`, and creates it (mode 0700) if it does not exist.
     ///
     /// Blocks for as long as the file system takes to answer.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the field, when the config is out of its ranges, or when the directory is not private as
-    /// [`FileDiscoveryConfig::access`] asks or holds the store of another version; `Unavailable`, naming the path, when it
-    /// cannot be made or read.
+    /// `InvalidArgument`, naming the field, if the config is out of range, if the directory is not private as
+    /// [`FileDiscoveryConfig::access`] requires, or if it holds the store of another version. `Unavailable`, naming the path, if it
+    /// cannot be created or read.
     pub fn open(path: PathBuf, config: FileDiscoveryConfig) -> Result<Self, EngineError> {
         config.validate()?;
         let store = Store::open(path, &config)?;
@@ -90,11 +90,11 @@ impl FileDiscovery {
         Ok(Self { config, keeper })
     }
 
-    /// Where a user's processes meet unless told otherwise: `genset/discovery` under the user's runtime directory, else
+    /// The default directory of a user's processes: `genset/discovery` under the user's runtime directory, otherwise
     /// `genset-UID` under the system's directory for temporary files.
     ///
-    /// `xdg_runtime_dir` is the value of `$XDG_RUNTIME_DIR`, if set; one that is no absolute path is left out of account,
-    /// as its specification says. `temp_dir` is usually [`std::env::temp_dir`].
+    /// `xdg_runtime_dir` is the value of `$XDG_RUNTIME_DIR`, if set; a path that is not absolute is ignored, as its
+    /// specification says. `temp_dir` is usually [`std::env::temp_dir`].
     ///
     /// # Examples
     /// ```
@@ -124,8 +124,8 @@ impl Discovery for FileDiscovery {
         .await
     }
 
-    /// A lease whose file's time is far from this machine's clock is waited for until it beats, at most two heartbeat
-    /// intervals and a scan interval.
+    /// If a lease file's time is far from this machine's clock, waits for its next beat, at most two heartbeat intervals and a
+    /// scan interval.
     async fn get(&self, prefix: &str) -> Result<Vec<Entry>, EngineError> {
         let patience = self.config.heartbeat_interval * 2 + self.config.scan_interval;
         let deadline = Instant::now() + patience;
@@ -150,7 +150,7 @@ impl Discovery for FileDiscovery {
     }
 }
 
-/// Runs file operations off the async threads. They run to their end also when the future is dropped.
+/// Runs file operations off the async threads. They complete even if the future is dropped.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, EngineError> + Send + 'static,
 ) -> Result<T, EngineError> {
@@ -160,11 +160,11 @@ async fn blocking<T: Send + 'static>(
     })
 }
 
-/// Pause before a file that was not in the directory is looked for again; only then it is taken to be gone. Longer than a
-/// `rm -r` of the directory takes to get from a lease to the store's marker, so that this reads as the outage it is.
+/// Pause before the second look for a missing file; only then is it considered gone. Longer than `rm -r` of the directory takes
+/// from a lease to the store's marker, so that such a removal counts as an outage.
 const CONFIRM_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The entries of a lease's file, for the fuzz targets.
+/// The entries of a lease file, for the fuzz targets.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn lease_entries(file: &bytes::Bytes) -> Option<Vec<Entry>> {
     let (_, entries) = format::decode(file).ok()?;

@@ -16,7 +16,7 @@ use super::{Change, Discovery, Entry, Lease, Watch};
 /// Changes a watcher may lag behind before it gets a snapshot instead.
 const BACKLOG_CHANGES: usize = 1024;
 
-/// A store inside the process. Clones share.
+/// A store inside the process. Clones share state.
 ///
 /// # Examples
 /// ```
@@ -70,7 +70,7 @@ impl MemoryDiscovery {
         }
     }
 
-    /// Ends every lease, as an outage longer than their time to live would: for simulations and tests.
+    /// Ends every lease, like an outage longer than the time to live: for simulations and tests.
     pub fn expire_leases(&self) {
         let mut state = self.shared.state.lock();
         let leases: Vec<u64> = state.leases.keys().copied().collect();
@@ -105,7 +105,7 @@ impl State {
 
     fn remove(&mut self, key: String) {
         if self.entries.remove(&key).is_some() {
-            // Nobody may be watching.
+            // There may be no watcher.
             let _ = self.changes.send(Change::Removed(key));
         }
     }
@@ -207,7 +207,7 @@ struct MemoryWatch {
 }
 
 impl MemoryWatch {
-    /// Everything now, and a receiver that starts right after it.
+    /// All current entries; later changes arrive at a new receiver.
     fn snapshot(&mut self) -> Change {
         let state = self.shared.state.lock();
         self.changes = state.changes.subscribe();

@@ -1,7 +1,7 @@
-//! What is stored in discovery: one [`InstanceRecord`] for each routable instance, and [`Records`], which reads them.
+//! The content of discovery: one [`InstanceRecord`] for each routable instance, and [`Records`], which reads them.
 //!
-//! Whoever may write to discovery may write anything, so a record is compared with the key it lies under and with limits
-//! before it is believed. A record that fails is left out, as if nobody had written it.
+//! A writer to discovery may write anything, so readers check a record against its key and against limits before they trust it.
+//! An invalid record is ignored.
 
 use std::fmt;
 
@@ -16,15 +16,15 @@ use super::{Entry, prefix_of};
 use crate::log_limit::LogLimit;
 use crate::names::{EndpointName, InstanceId};
 
-/// The most bytes of a record, its card included.
+/// The maximum size of a record in bytes, its card included.
 pub const MAX_RECORD_BYTES: usize = 1 << 20;
 
-/// Where an instance is reached.
+/// The address of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Address {
     /// The request plane, by name.
     pub plane: String,
-    /// What that plane needs to find it.
+    /// The plane's locator of the instance.
     pub location: String,
 }
 
@@ -37,22 +37,22 @@ impl fmt::Display for Address {
 /// A routable instance, as discovery holds it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InstanceRecord {
-    /// What it serves.
+    /// The endpoint it serves.
     pub endpoint: EndpointName,
-    /// Which instance it is.
+    /// The id of the instance.
     pub instance: InstanceId,
-    /// Where it is reached.
+    /// Its address.
     pub address: Address,
     /// The model it serves, for endpoints that generate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub card: Option<ModelCard>,
-    /// When it began to serve, in milliseconds since the Unix epoch by its own clock; 0 where it does not say.
+    /// When it started to serve, in milliseconds since the Unix epoch by its own clock; 0 if unknown.
     #[serde(default)]
     pub started_ms: u64,
 }
 
 impl InstanceRecord {
-    /// Its data-parallel ranks, as its card says: from 1 to [`MAX_DATA_PARALLEL_SIZE`].
+    /// The number of its data-parallel ranks, from its card: 1 to [`MAX_DATA_PARALLEL_SIZE`].
     #[must_use]
     pub fn ranks(&self) -> u32 {
         let ranks = self.card.as_ref().map_or(1, |card| card.data_parallel_size);
@@ -60,7 +60,7 @@ impl InstanceRecord {
     }
 }
 
-/// Why an entry of discovery is left out.
+/// Why an entry of discovery is ignored.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordProblem {
@@ -70,25 +70,25 @@ pub enum RecordProblem {
         /// Its length.
         bytes: usize,
     },
-    /// It is no record.
+    /// It is not a record.
     #[error("it cannot be read: {0}")]
     Unreadable(#[source] serde_json::Error),
-    /// It names another endpoint or instance than its key: who may write one key must not speak for others.
+    /// It names another endpoint or instance than its key: a writer of one key must not speak for others.
     #[error("it says that it is {named}, and lies under another key")]
     OtherKey {
         /// The key of what it names.
         named: String,
     },
-    /// Its card names more to fetch than a model may have.
+    /// Its card names more artifacts than a model may have.
     #[error("its card is refused: {0}")]
     Artifacts(#[source] EngineError),
-    /// Its card names adapters that no worker may have.
+    /// Its card names adapters that are not allowed.
     #[error("its card is refused: {0}")]
     Adapters(#[source] EngineError),
 }
 
 impl RecordProblem {
-    /// Every label in metrics.
+    /// All labels in metrics.
     const LABELS: [&'static str; 5] = [
         "too_long",
         "unreadable",
@@ -112,8 +112,8 @@ impl InstanceRecord {
     /// The entry to put.
     ///
     /// # Errors
-    /// `InvalidArgument` when readers would leave it out, for its length or its card's artifacts; `Internal` when the card
-    /// holds what JSON cannot.
+    /// `InvalidArgument` if readers would ignore the entry because of its length or its card's artifacts; `Internal` if the card
+    /// holds values that JSON cannot.
     pub fn to_entry(&self) -> Result<Entry, EngineError> {
         if let Some(card) = &self.card {
             card.check_artifacts()?;
@@ -138,10 +138,10 @@ impl InstanceRecord {
         })
     }
 
-    /// The record in an entry.
+    /// Reads the record in an entry.
     ///
     /// # Errors
-    /// [`RecordProblem`], for an entry that has to be left out.
+    /// [`RecordProblem`], for an entry to ignore.
     pub fn try_from_entry(entry: &Entry) -> Result<Self, RecordProblem> {
         let bytes = entry.value.len();
         if bytes > MAX_RECORD_BYTES {
@@ -160,14 +160,14 @@ impl InstanceRecord {
         Ok(record)
     }
 
-    /// The key it is kept under.
+    /// The key of the record.
     #[must_use]
     pub fn key(&self) -> String {
         format!("{}{}", prefix_of(&self.endpoint), self.instance)
     }
 }
 
-/// Reads records for the clients of a process; counts those that are left out. Clones share.
+/// Reads records for the clients of a process and counts the ignored ones. Clones share state.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Records {
     refused: Family<[(&'static str, &'static str); 1], Counter>,
@@ -188,7 +188,7 @@ impl Records {
         records
     }
 
-    /// The record in an entry; `None` for one that has to be left out, which the log tells of once a minute.
+    /// The record in an entry; `None` for an entry to ignore, which is logged at most once a minute.
     pub(crate) fn read(&self, entry: &Entry) -> Option<InstanceRecord> {
         let problem = match InstanceRecord::try_from_entry(entry) {
             Ok(record) => return Some(record),
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     fn name() -> impl Strategy<Value = EndpointName> {
-        // Few names, so that records meet the keys of others.
+        // Few names, so that records collide with the keys of others.
         ("[ab]", "[ab]", "[ab]").prop_map(|(namespace, component, endpoint)| {
             EndpointName::try_new(&namespace, &component, &endpoint).unwrap()
         })
@@ -258,7 +258,7 @@ mod tests {
     }
 
     proptest! {
-        /// A record speaks for the key it lies under and for no other.
+        /// A record is accepted under its own key and under no other.
         #[test]
         fn a_record_is_believed_under_its_own_key_alone(written in record(), place in record()) {
             let entry = Entry { key: place.key(), ..written.to_entry().unwrap() };

@@ -1,4 +1,4 @@
-//! [`VitalDiscovery`]: another discovery, each of whose operations runs on the [`VitalRuntime`]: connections and
+//! [`VitalDiscovery`]: wraps another discovery and runs each operation on the [`VitalRuntime`]. Connections and
 //! keep-alives that an operation starts live there, so that a busy process keeps its leases.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use genset_backend_common::EngineError;
 use super::{Discovery, Entry, Lease, Watch};
 use crate::vital::VitalRuntime;
 
-/// A discovery on the runtime of links and health. Clones share.
+/// Discovery on the runtime of links and health. Clones share state.
 #[derive(Clone)]
 pub struct VitalDiscovery {
     inner: Arc<dyn Discovery>,
@@ -17,7 +17,7 @@ pub struct VitalDiscovery {
 }
 
 impl VitalDiscovery {
-    /// Runs `inner`'s operations on `vital`.
+    /// Runs the operations of `inner` on `vital`.
     #[must_use]
     pub fn new(inner: Arc<dyn Discovery>, vital: VitalRuntime) -> Self {
         Self { inner, vital }

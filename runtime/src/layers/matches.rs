@@ -1,5 +1,5 @@
-//! Taking a command line apart by its grammar. A wrong value that came from the environment is told by its variable's name; all
-//! else is clap's to tell. The parent shows it to whoever reads settings.
+//! Parses a command line by its grammar. An error in a value from the environment names its variable; clap reports all other
+//! errors. The parent module re-exports it.
 
 use std::ffi::OsString;
 
@@ -8,12 +8,12 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgMatches, Command};
 use genset_backend_common::EngineError;
 
-/// What a command line and the environment say.
+/// Reads a command line and the environment.
 ///
-/// Prints help, or clap's error, and exits when there is nothing to run.
+/// Prints help, or clap's error, and exits if there is nothing to run.
 ///
 /// # Errors
-/// `InvalidArgument`, naming the variable whose value is wrong.
+/// `InvalidArgument`, naming the variable with the invalid value.
 pub fn matches_of(command: &Command, given: &[OsString]) -> Result<ArgMatches, EngineError> {
     let matches = command.clone().try_get_matches_from(given);
     matches.or_else(|error| match variable_at_fault(command, given, &error) {
@@ -22,14 +22,14 @@ pub fn matches_of(command: &Command, given: &[OsString]) -> Result<ArgMatches, E
     })
 }
 
-/// The grammar where no variable sets anything.
+/// The grammar without environment variables.
 #[must_use]
 pub fn without_environment(whole: Command) -> Command {
     let alone = |arg: Arg| arg.env(Resettable::<clap::builder::OsStr>::Reset);
     whole.mut_args(alone).mut_subcommands(without_environment)
 }
 
-/// The variable whose value is wrong; `None` where it is another's, as that of a flag.
+/// The variable with the invalid value; `None` if the error has another cause, such as a flag.
 fn variable_at_fault(command: &Command, given: &[OsString], error: &clap::Error) -> Option<String> {
     if !matches!(
         error.kind(),
@@ -40,7 +40,7 @@ fn variable_at_fault(command: &Command, given: &[OsString], error: &clap::Error)
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
-    // A flag that is given is as wrong without the environment.
+    // An invalid flag also fails without the environment.
     let alone = without_environment(command.clone()).try_get_matches_from(given);
     let is_of_flag = |other: clap::Error| {
         other.get(ContextKind::InvalidArg) == error.get(ContextKind::InvalidArg)
@@ -52,7 +52,7 @@ fn variable_at_fault(command: &Command, given: &[OsString], error: &clap::Error)
     variable_of(command, name)
 }
 
-/// The variable of the flag with this long name, where it is set.
+/// The variable of the flag with this long name, if it is set.
 fn variable_of(command: &Command, name: &str) -> Option<String> {
     let named = command
         .get_arguments()

@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 #[cfg(feature = "tokio-console")]
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
-/// How a build that shows its tasks is made.
+/// How to build with this feature.
 const HOW: &str =
     "RUSTFLAGS=\"--cfg tokio_unstable\" cargo build -p genset --features tokio-console";
 
-/// Whether this build can show its tasks.
+/// Checks whether this build can show its tasks.
 ///
 /// # Errors
-/// How to make one that can.
+/// How to build one that can.
 #[expect(unexpected_cfgs, reason = "it is tokio's, set for the whole build")]
 pub fn tokio_console_support() -> Result<(), String> {
     let is_traced = cfg!(tokio_unstable);
@@ -26,7 +26,7 @@ pub fn tokio_console_support() -> Result<(), String> {
     }
 }
 
-/// Tells why nothing is shown, where somebody wants it.
+/// Warns that nothing is shown, if the user asked for it.
 #[cfg(not(feature = "tokio-console"))]
 pub(super) fn warn(address: Option<SocketAddr>) {
     if let (Some(_), Err(problem)) = (address, tokio_console_support()) {
@@ -34,14 +34,14 @@ pub(super) fn warn(address: Option<SocketAddr>) {
     }
 }
 
-/// Where it looks, if nobody says otherwise: its usual port on every interface.
+/// The console's default address: its usual port on every interface.
 #[cfg(feature = "tokio-console")]
 const ADDRESS: SocketAddr = SocketAddr::new(
     IpAddr::V4(Ipv4Addr::UNSPECIFIED),
     console_subscriber::Server::DEFAULT_PORT,
 );
 
-/// What shows the tasks, and where; or why nothing is shown.
+/// The layer that shows the tasks, and its address; or why nothing is shown.
 #[cfg(feature = "tokio-console")]
 pub(super) fn layer<S>(
     address: Option<SocketAddr>,
@@ -51,7 +51,7 @@ where
 {
     tokio_console_support()?;
     let address = address.unwrap_or(ADDRESS);
-    // Its own thread would panic.
+    // Bound here, since a failure would panic in its own thread.
     TcpListener::bind(address)
         .map_err(|error| format!("tokio-console cannot be listened for at {address}: {error}"))?;
     let console = console_subscriber::ConsoleLayer::builder().server_addr(address);

@@ -1,5 +1,5 @@
-//! [`OneLine`]: each event is one line of a length that is bounded, whatever its fields hold, so that nothing which a client
-//! or a peer sent can look like an event of its own, or fill a disk.
+//! [`OneLine`]: writes each event as one line of bounded length, whatever its fields contain, so that data from a client
+//! or a peer can neither look like an event of its own nor fill a disk.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// The longest line, in bytes; what is cut off is counted at its end.
+/// The longest line, in bytes. A note at its end counts the bytes cut off.
 pub(super) const MAX_LINE_BYTES: usize = 16 << 10;
 
-/// Writes what `inner` does, on one line.
+/// Writes the output of `inner` on one line.
 #[derive(Debug)]
 pub(super) struct OneLine<F> {
     pub(super) inner: F,
-    /// Whether `inner` writes colours, which are then left as they are.
+    /// Whether `inner` writes colours; they are then kept.
     pub(super) has_colours: bool,
 }
 
@@ -51,7 +51,7 @@ fn write_line(line: &str, has_colours: bool, out: &mut impl fmt::Write) -> fmt::
     if !rest.is_empty() {
         write!(out, "... ({} bytes more)", rest.len())?;
     }
-    // A colour that was cut off must not stay.
+    // Reset a colour that was cut off.
     if has_colours && !rest.is_empty() {
         out.write_str("\u{1b}[0m")?;
     }
@@ -83,7 +83,7 @@ mod tests {
         }
     }
 
-    /// What the log says of one event, and whether it has colours.
+    /// The log output of an event, with or without colours.
     fn logged(has_colours: bool, event: impl FnOnce()) -> String {
         let kept = Kept::default();
         let writer = kept.clone();

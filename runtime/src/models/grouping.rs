@@ -1,4 +1,4 @@
-//! Which instances serve which model: pure, from what discovery lists.
+//! Groups instances into models, from the records of discovery. Pure.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -9,18 +9,18 @@ use serde_json::Value;
 use crate::discovery::InstanceRecord;
 use crate::names::{EndpointName, InstanceId};
 
-/// A model that at least one live instance serves.
+/// A model with at least one live instance.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LiveModel {
-    /// What its workers publish, as an aggregated one would: their roles are those of the pools.
+    /// The card that its workers publish, as an aggregated worker would: the pools hold the roles.
     pub card: ModelCard,
-    /// The instances that serve it so, by the role they play; at least one pool.
+    /// The instances that serve it with this card, by role; at least one pool.
     pub pools: BTreeMap<Role, Pool>,
-    /// LoRA adapters that some of the instances that end answers have, by name.
+    /// LoRA adapters of the instances that finish responses, by name. Not every instance has each.
     pub adapters: BTreeMap<String, Adapter>,
-    /// Workers of this name that are kept apart, since they publish something else.
+    /// Workers of this name that are kept apart because their card differs.
     pub left_out: Vec<LeftOutWorker>,
-    /// What those workers serve, by their cards and endpoints: who began with one of these may go on with it.
+    /// What those workers serve, by card and endpoint: a request that began on one of these may continue there.
     pub others: Vec<LiveModel>,
 }
 
@@ -34,20 +34,21 @@ pub struct Pool {
 }
 
 impl LiveModel {
-    /// Whether both are served alike, whoever serves them. Where prefill and decode can be done apart, pools may come and go.
+    /// Whether both are the same service, whichever instances serve it. If prefill and decode can be separate, pools may come and
+    /// go.
     #[must_use]
     pub fn is_same_service(&self, other: &Self) -> bool {
         let can_be_apart = self.card.capabilities.can_be_apart();
         self.card == other.card && (can_be_apart || self.endpoint() == other.endpoint())
     }
 
-    /// Whether there are instances that whole requests can be sent to: prefill instances alone give one token.
+    /// Whether there are instances that take whole requests: prefill instances alone yield one token.
     #[must_use]
     pub fn is_servable(&self) -> bool {
         self.whole_role() != Role::Prefill
     }
 
-    /// The role of the instances that end answers.
+    /// The role of the instances that finish responses.
     #[must_use]
     pub fn whole_role(&self) -> Role {
         let order = [Role::Aggregated, Role::Decode];
@@ -55,14 +56,14 @@ impl LiveModel {
         found.unwrap_or(Role::Prefill)
     }
 
-    /// The endpoint of the instances that end answers.
+    /// The endpoint of the instances that finish responses.
     #[must_use]
     pub fn endpoint(&self) -> EndpointName {
         let pool = self.pools.get(&self.whole_role());
         pool.map(|pool| pool.endpoint.clone()).unwrap_or_default()
     }
 
-    /// The service by `card`: this one, or that of workers that are left out.
+    /// The service with `card`: this one, or that of left-out workers.
     #[must_use]
     pub fn by_card(&self, card: &ModelCard) -> Option<&Self> {
         let mut all = std::iter::once(self).chain(&self.others);
@@ -78,50 +79,50 @@ impl LiveModel {
         all
     }
 
-    /// Takes the instances of a group as those of its role.
+    /// Adds the instances of a group to the pool of its role.
     fn take(&mut self, group: Group) {
-        // A prefill instance gives one token, so an adapter of its alone answers nobody.
+        // A prefill instance yields one token, so an adapter that only it has cannot serve a response.
         if group.role != Role::Prefill {
             self.adapters.extend(group.adapters);
         }
         self.pools.insert(group.role, group.pool);
     }
 
-    /// Its instances in all.
+    /// The total number of its instances.
     pub(super) fn size(&self) -> usize {
         self.pools.values().map(|pool| pool.instances.len()).sum()
     }
 }
 
-/// A worker that gets no new requests once the model's card is ready, because its own is another.
+/// A worker that gets no new requests once the model's card is chosen, because its own card differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeftOutWorker {
     /// The worker.
     pub instance: InstanceId,
     /// The endpoint it serves.
     pub endpoint: EndpointName,
-    /// What differs, field by field, as `context_length_tokens: 4096, in use: 2048`.
+    /// The differing fields, each as `context_length_tokens: 4096, in use: 2048`.
     pub differences: Vec<String>,
 }
 
 /// The models, by name.
 pub(super) type ModelMap = BTreeMap<String, LiveModel>;
 
-/// Instances that publish one card, but for the role, at one endpoint.
+/// Instances of one endpoint that publish the same card, except for the role.
 #[derive(Debug)]
 struct Group {
     card: ModelCard,
     role: Role,
     pool: Pool,
-    /// Those of any of the instances.
+    /// Adapters of any of the instances.
     adapters: BTreeMap<String, Adapter>,
-    /// When the first of the instances began to serve, as records have it.
+    /// When the first of the instances started to serve, according to its record.
     started_ms: u64,
 }
 
-/// The models of `records`, which come in the order of their keys. Where cards of one name disagree, the one most workers publish
-/// is used, and of equals the one that was published first. One that cannot be served yields to one that can. What was used
-/// before does not count: everybody who reads the same records chooses alike.
+/// The models of `records`, which arrive in key order. If cards of one name differ, the one that most workers publish
+/// is used; among equals, the one published first. One that cannot be served yields to one that can. The previous choice
+/// does not count: all readers of the same records choose alike.
 pub(super) fn by_model<'a>(records: impl Iterator<Item = &'a InstanceRecord>) -> ModelMap {
     let mut groups: BTreeMap<String, Vec<Group>> = BTreeMap::new();
     for record in records {
@@ -139,7 +140,7 @@ pub(super) fn by_model<'a>(records: impl Iterator<Item = &'a InstanceRecord>) ->
         .collect()
 }
 
-/// Adds an instance to the group that it is part of.
+/// Adds an instance to its group.
 fn join(groups: &mut Vec<Group>, record: &InstanceRecord, card: &ModelCard) {
     let role = card.role;
     let named = |adapter: &Adapter| (adapter.name.clone(), adapter.clone());
@@ -167,7 +168,7 @@ fn join(groups: &mut Vec<Group>, record: &InstanceRecord, card: &ModelCard) {
     }
 }
 
-/// Groups of one card, of which the largest of each role serve.
+/// Groups of one card; the largest of each role serves.
 struct Service {
     model: LiveModel,
     rest: Vec<Group>,
@@ -176,7 +177,7 @@ struct Service {
 
 fn choose(mut groups: Vec<Group>) -> Option<LiveModel> {
     let mut services: Vec<Service> = Vec::new();
-    // The largest first: they take the place of their role.
+    // Largest first: the first group of a role becomes its pool.
     groups.sort_by_key(|group| Reverse((group.pool.instances.len(), Reverse(group.started_ms))));
     for group in groups {
         let mut known = services.iter_mut();
@@ -245,7 +246,7 @@ impl Service {
     }
 }
 
-/// The workers of `other`, each with what differs.
+/// The workers of `other`, each with its differences.
 fn left_out(other: &LiveModel, chosen: &LiveModel) -> Vec<LeftOutWorker> {
     let workers = other.pools.iter().flat_map(|(role, pool)| {
         let differences = differences(&other.card, *role, pool, chosen);
@@ -258,7 +259,7 @@ fn left_out(other: &LiveModel, chosen: &LiveModel) -> Vec<LeftOutWorker> {
     workers.collect()
 }
 
-/// What the workers of a pool publish that `chosen` does not, or otherwise.
+/// The fields of a pool's card that differ from those of `chosen`.
 fn differences(card: &ModelCard, role: Role, pool: &Pool, chosen: &LiveModel) -> Vec<String> {
     let mut differences = Vec::new();
     let endpoint = chosen.pools.get(&role).map(|pool| &pool.endpoint);
@@ -366,7 +367,8 @@ mod tests {
         assert_eq!(model.instances().len(), 2);
     }
 
-    /// In a roll, workers of the new card take over once they are more: at least half of them serve at any time.
+    /// During a rollout, workers with the new card take over once they are the majority: at least half of all workers serve at
+    /// any time.
     #[test]
     fn a_new_card_is_used_once_more_workers_publish_it() {
         let all = [4, 5, 6].map(|instance| record(instance, 20));
@@ -376,7 +378,7 @@ mod tests {
             let model = the_model(&records);
             assert_eq!(model.card.context_length_tokens, expected, "{new} {left}");
             assert_eq!(model.left_out.len(), new.min(left));
-            // Those of the other card go on with what they have begun.
+            // Those with the other card finish what they have begun.
             let serving = |context: u32| {
                 let config = EngineConfig::new("m", context);
                 let service = model.by_card(&ModelCard::from_config(&config));
@@ -392,7 +394,7 @@ mod tests {
         assert_eq!(the_model(&records).card.context_length_tokens, 20);
         records[0].started_ms = 3;
         assert_eq!(the_model(&records).card.context_length_tokens, 10);
-        // Who does not say when comes before who does; then the order of keys decides.
+        // Records without a start time come first; then key order decides.
         records[0].started_ms = 0;
         assert_eq!(the_model(&records).card.context_length_tokens, 20);
         records[1].started_ms = 0;

@@ -1,4 +1,4 @@
-//! Where processes meet: the words of `--discovery-backend` and `--request-plane`, and which of them holds where none was given.
+//! Where processes meet: the values of `--discovery-backend` and `--request-plane`, and their defaults.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,10 +8,10 @@ use genset_backend_common::EngineError;
 
 use super::NetworkArgs;
 
-/// Where etcd is usually.
+/// The default address of etcd.
 const USUAL_ETCD: &str = "http://127.0.0.1:2379";
 
-/// Where NATS is usually.
+/// The default address of NATS.
 const USUAL_NATS: &str = "nats://127.0.0.1:4222";
 
 /// Where instances are listed.
@@ -36,20 +36,20 @@ pub enum RequestPlaneKind {
     Nats,
 }
 
-/// What a process does when no flag says how it meets others.
+/// The default reach of a process, if no flag sets how it meets others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reach {
-    /// It meets nobody: memory.
+    /// This process only: memory.
     ThisProcess,
-    /// It meets other processes: at the servers that are named, else those of this user by file and tcp.
+    /// Other processes: through the named servers, otherwise this user's processes by file and tcp.
     OtherProcesses,
 }
 
 impl NetworkArgs {
-    /// Where instances are listed and how requests travel. What no flag says suits the other flag, and the servers that are named.
+    /// The discovery backend and the request plane. Defaults depend on the other flag and on the named servers.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the flag, where others would not be met.
+    /// `InvalidArgument`, naming the flag, if other processes could not be reached.
     pub fn kinds(&self, reach: Reach) -> Result<(DiscoveryBackend, RequestPlaneKind), EngineError> {
         use {DiscoveryBackend as D, RequestPlaneKind as P};
         let listed = match is_named(&self.etcd_endpoints) && self.discovery_path.is_none() {
@@ -84,25 +84,25 @@ impl NetworkArgs {
         Ok(kinds)
     }
 
-    /// The servers of etcd that are named, or else the usual one.
+    /// The named servers of etcd, or else the default.
     #[must_use]
     pub fn etcd_servers(&self) -> Vec<String> {
         named_or(&self.etcd_endpoints, USUAL_ETCD)
     }
 
-    /// The servers of NATS that are named, or else the usual one.
+    /// The named servers of NATS, or else the default.
     #[must_use]
     pub fn nats_servers(&self) -> Vec<String> {
         named_or(&self.nats_server, USUAL_NATS)
     }
 
-    /// Whether processes of several machines meet: those that share an etcd which is not this machine's alone.
+    /// Whether processes of several machines meet, that is, share an etcd that is not local to this machine.
     pub(super) fn spans_machines(&self, backend: DiscoveryBackend) -> bool {
         let servers = self.etcd_servers();
         backend == DiscoveryBackend::Etcd && !servers.iter().all(|server| is_local(server))
     }
 
-    /// What an operator is told of where processes meet.
+    /// Describes for operators where processes meet.
     pub(super) fn meeting_place(
         &self,
         (backend, plane): (DiscoveryBackend, RequestPlaneKind),
@@ -124,7 +124,7 @@ impl NetworkArgs {
     }
 }
 
-/// Whether servers are named; a variable that is empty names none.
+/// Whether servers are named; an empty variable names none.
 fn is_named(servers: &[String]) -> bool {
     servers.iter().any(|server| !server.trim().is_empty())
 }
@@ -143,7 +143,7 @@ fn host_of(server: &str) -> &str {
     rest.trim_end_matches('/')
 }
 
-/// Whether a server is reached from its own machine alone.
+/// Whether a server is reachable only from its own machine.
 fn is_local(server: &str) -> bool {
     let host = host_of(server);
     let is_port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -245,9 +245,9 @@ mod tests {
                 &["--etcd-endpoints=e", "--nats-server=n"],
                 (D::Etcd, P::Nats),
             ),
-            // As an empty variable is read.
+            // An empty variable is read like this.
             (&["--etcd-endpoints=", "--nats-server="], (D::File, P::Tcp)),
-            // What was said of a directory or of tcp was meant.
+            // An explicit directory or tcp takes precedence.
             (
                 &["--etcd-endpoints=e", "--discovery-path=d"],
                 (D::File, P::Tcp),

@@ -58,10 +58,10 @@ fn client_certificates(text: &str) -> Result<ClientCertificates, String> {
 }
 
 impl WireTlsArgs {
-    /// What the flags ask for, with the files read; `None` when they ask for no TLS.
+    /// The TLS settings of the flags, with the files read; `None` if the flags ask for no TLS.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the flag whose file cannot be read; `Unsupported` in a build without TLS.
+    /// `InvalidArgument`, naming the flag with an unreadable file; `Unsupported` in a build without TLS.
     pub(super) fn tls(&self) -> Result<Option<WireTls>, EngineError> {
         let Some(authorities) = &self.wire_tls_ca else {
             return Ok(None);
@@ -82,7 +82,7 @@ impl WireTlsArgs {
         }))
     }
 
-    /// Refuses flags that the nats plane would leave unheeded.
+    /// Refuses flags that the nats plane would ignore.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the flag.

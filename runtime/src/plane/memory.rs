@@ -17,14 +17,14 @@ const NAME: &str = "memory";
 
 type Handlers = Arc<RwLock<HashMap<String, Arc<ErasedHandler>>>>;
 
-/// A request plane inside the process: a call is a function call. Clones share.
+/// A request plane inside the process: a call is a function call. Clones share state.
 #[derive(Debug, Clone, Default)]
 pub struct MemoryPlane {
     handlers: Handlers,
 }
 
 impl MemoryPlane {
-    /// A plane that reaches nobody yet.
+    /// A plane without handlers.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -1,5 +1,5 @@
-//! [`MixedPlane`]: serves on NATS, and calls workers over TCP too. [`NetworkArgs`](crate::NetworkArgs) makes one where a process is on
-//! NATS because its servers are named, and no flag says that all the others are.
+//! [`MixedPlane`]: serves on NATS, and also calls workers over TCP. [`NetworkArgs`](crate::NetworkArgs) builds one if NATS servers
+//! are named and no flag sets the request plane, so that some processes may use TCP.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use super::{ErasedHandler, RequestPlane, ResponseStream, Served};
 use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};
 
-/// Two planes: each call takes the one that its address names.
+/// Two planes: each call uses the one named in its address.
 pub(crate) struct MixedPlane {
-    /// What this process serves on.
+    /// The plane this process serves on.
     pub(crate) own: Arc<dyn RequestPlane>,
     pub(crate) other: Arc<dyn RequestPlane>,
     /// The other's name in addresses.
     pub(crate) other_name: &'static str,
-    /// Keeps the other's metrics shown.
+    /// Keeps the other plane's metrics registered.
     pub(crate) _other_metrics: MetricsRegistry,
 }
 

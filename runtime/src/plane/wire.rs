@@ -1,13 +1,13 @@
-//! The request plane between processes: the wire protocol of `docs/wire-protocol.md` over TCP, or over anything else that
-//! moves bytes.
+//! The request plane between processes: the wire protocol of `docs/wire-protocol.md` over TCP, or over any other transport of
+//! bytes.
 //!
-//! One connection joins two processes and carries every stream between them. Its caller dials it at the first request and
-//! keeps it; when it breaks, its streams end at once with `Disconnected` and it is dialled again, with pauses, so that
-//! [`RequestPlane::is_reachable`] can tell clients to leave the process alone.
+//! One connection joins two processes and carries all their streams. The caller dials it at the first request and
+//! keeps it. When it breaks, its streams end at once with `Disconnected`, and the caller redials it with pauses, so that
+//! [`RequestPlane::is_reachable`] can tell clients to skip the process.
 //!
-//! Connections are accepted, dialled and watched on the [`VitalRuntime`], so that a peer hears of this process however busy it
-//! is. Their frames are read and written on the runtime that the plane was made on: a token then costs no hop between threads.
-//! Handlers run where their endpoint was served, and responses where they are read.
+//! The [`VitalRuntime`] accepts, dials and monitors connections, so that a peer hears from this process however busy it
+//! is. Frames are read and written on the runtime that created the plane, so a token costs no hop between threads.
+//! Handlers run on the runtime that served their endpoint, and responses on the one that reads them.
 
 mod callee;
 mod caller;
@@ -59,7 +59,7 @@ use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};
 use crate::vital::VitalRuntime;
 
-/// A request plane that speaks the wire protocol. Clones share.
+/// A request plane that speaks the wire protocol. Clones share state.
 #[derive(Clone)]
 pub struct WirePlane {
     shared: Arc<Shared>,
@@ -71,7 +71,7 @@ struct Shared {
     peers: Peers,
 }
 
-/// What both halves of a plane have. Clones share.
+/// State of both halves of a plane. Clones share state.
 #[derive(Clone)]
 struct Common {
     transport: Arc<dyn Transport>,
@@ -80,13 +80,13 @@ struct Common {
     tasks: TaskTracker,
     shutdown: CancellationToken,
     vital: VitalRuntime,
-    /// Where frames are read and written.
+    /// The runtime that reads and writes frames.
     main: Handle,
     memory: Arc<Memory>,
 }
 
 impl Common {
-    /// The link of a connection whose peer was greeted, and what this end knows of the right to control.
+    /// Builds the link of a greeted connection, and this end's control right.
     fn link(&self, io: &Io, greeted: &Greeted) -> (Arc<Link>, ControlRight) {
         let link = Link::new(
             &self.config,
@@ -103,16 +103,16 @@ impl Common {
     }
 }
 
-/// The runtime that a plane is made on; made on none, it has that of links alone.
+/// The runtime that creates the plane; outside of one, the runtime of links.
 fn main_runtime(vital: &VitalRuntime) -> Handle {
     Handle::try_current().unwrap_or_else(|_| vital.handle().clone())
 }
 
 impl WirePlane {
-    /// A plane over TCP, with a thread of its own for its links. It listens from the first endpoint it serves on.
+    /// Creates a plane over TCP with its own thread for links. It starts to listen when it first serves an endpoint.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the setting at fault.
+    /// `InvalidArgument`, naming the invalid setting.
     pub fn tcp(
         tcp: TcpConfig,
         config: WireConfig,
@@ -121,10 +121,10 @@ impl WirePlane {
         Self::tcp_on(VitalRuntime::start()?, tcp, config, metrics)
     }
 
-    /// As [`Self::tcp`], with its links on `vital`.
+    /// Like [`Self::tcp`], with its links on `vital`.
     ///
     /// # Errors
-    /// As [`Self::tcp`].
+    /// Same as [`Self::tcp`].
     pub fn tcp_on(
         vital: VitalRuntime,
         tcp: TcpConfig,
@@ -135,11 +135,11 @@ impl WirePlane {
         Self::new(vital, Arc::new(transport), config, metrics)
     }
 
-    /// A plane over NATS: no process needs an inbound port. It connects to NATS when it first serves or calls, and serving fails
-    /// as `Unavailable` when no server can be reached.
+    /// Creates a plane over NATS: no process needs an inbound port. It connects to NATS when it first serves or calls. Serving
+    /// fails with `Unavailable` if no server can be reached.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the setting at fault.
+    /// `InvalidArgument`, naming the invalid setting.
     #[cfg(feature = "nats")]
     pub fn nats(
         nats: NatsConfig,
@@ -149,10 +149,10 @@ impl WirePlane {
         Self::nats_on(VitalRuntime::start()?, nats, config, metrics)
     }
 
-    /// As [`Self::nats`], with its links on `vital`.
+    /// Like [`Self::nats`], with its links on `vital`.
     ///
     /// # Errors
-    /// As [`Self::nats`].
+    /// Same as [`Self::nats`].
     #[cfg(feature = "nats")]
     pub fn nats_on(
         vital: VitalRuntime,

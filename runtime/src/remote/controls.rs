@@ -1,4 +1,4 @@
-//! The controls of a remote engine: each travels to its worker.
+//! The controls of a remote engine: each is forwarded to its worker.
 
 use async_trait::async_trait;
 use genset_backend_common::ports::Control;

@@ -1,4 +1,4 @@
-//! What a remote engine publishes: the KV events of its worker, passed on.
+//! Republishes the KV events of a remote engine's worker.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::client::Client;
 use crate::names::InstanceId;
 use crate::registrar::KvItem;
 
-/// Pause before a stream of events that ended is asked for again.
+/// Pause before resubscribing to an event stream that ended.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
 
-/// `told` hears of it once what the worker's cache holds was published for the first time.
+/// Notifies `told` after the worker's cache contents have been published for the first time.
 pub(super) async fn follow_kv_events(
     client: Client<(), KvItem>,
     instance: InstanceId,
@@ -31,7 +31,7 @@ pub(super) async fn follow_kv_events(
                 let is_snapshot = matches!(item, KvItem::Snapshot(_));
                 publish(&publisher, item);
                 if let Some(told) = told.take_if(|_| is_snapshot) {
-                    // A start that was given up does not listen.
+                    // A cancelled start does not listen.
                     let _ = told.send(());
                 }
             }

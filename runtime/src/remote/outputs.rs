@@ -1,4 +1,4 @@
-//! [`RemoteOutputs`]: what a remote worker answers, kept to the contract of an engine.
+//! [`RemoteOutputs`]: a remote worker's outputs, adapted to an engine's contract.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,29 +12,29 @@ use tokio_util::sync::CancellationToken;
 
 type Signal = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// How long the worker's terminal is waited for after a cancellation, where only that tells the length of the prompt.
+/// How long to wait for the worker's terminal after a cancellation, if only it tells the length of the prompt.
 const USAGE_WAIT: Duration = Duration::from_secs(1);
 
-/// The outputs of one request until it is cancelled or the engine stops; then the terminal that says so, at once: what the
-/// worker sent meanwhile was asked for by nobody any more. Of a prompt that is no tokens the worker alone knows the length: its
-/// terminal is waited for, for a moment. Dropping the worker's stream ends its work.
+/// The outputs of one request. On cancellation or engine shutdown, yields the terminal at once and drops what the worker
+/// sent meanwhile. If the prompt is not tokens, only the worker knows its length, so waits briefly for the worker's
+/// terminal. Dropping the worker's stream ends its work.
 pub(super) struct RemoteOutputs {
     /// `None` after the terminal.
     outputs: Option<OutputStream>,
     ctx: RequestContext,
-    /// The request as the worker knows it.
+    /// The request's context for the worker.
     far: RequestContext,
     cancelled: Signal,
     stopped: Signal,
-    /// `None` where only the worker knows it.
+    /// `None` if only the worker knows the number.
     prompt_tokens: Option<u32>,
     streamed_tokens: u32,
-    /// When the worker's terminal is waited for no longer, once it is waited for.
+    /// When to stop waiting for the worker's terminal, once waiting.
     patience: Option<Signal>,
 }
 
 impl RemoteOutputs {
-    /// The outputs of a request; without `outputs`, of one that was cancelled before there were any.
+    /// The outputs of a request; without `outputs`, of one that was cancelled before it had any.
     pub(super) fn stream(
         outputs: Option<OutputStream>,
         (ctx, far): (RequestContext, RequestContext),
@@ -63,7 +63,7 @@ impl RemoteOutputs {
         Output::Finished(Box::new(finished))
     }
 
-    /// Ready once the terminal of a cancelled request can be told.
+    /// Ready when the terminal of a cancelled request is known.
     fn poll_usage(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let (None, Some(outputs)) = (self.prompt_tokens, &mut self.outputs) else {
             return Poll::Ready(());
@@ -103,7 +103,7 @@ impl RemoteOutputs {
     }
 }
 
-/// The error of what is asked of an engine that was stopped.
+/// The error of a request to a stopped engine.
 pub(super) fn stopped() -> EngineError {
     EngineError::engine_shutdown("the engine was stopped")
 }

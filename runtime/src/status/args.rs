@@ -1,4 +1,4 @@
-//! [`StatusArgs`]: the flags of the status port. [`WorkerArgs`](crate::WorkerArgs) has them, and programs in other languages.
+//! [`StatusArgs`]: the flags of the status port. Used by [`WorkerArgs`](crate::WorkerArgs) and by programs in other languages.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -20,10 +20,10 @@ pub struct StatusArgs {
 }
 
 impl StatusArgs {
-    /// The status server of a process, when the flags ask for one; with `/control` where there is somebody to ask.
+    /// Starts the process's status server if the flags ask for one; it serves `/control` if there is a worker.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the flags and the address, when it cannot be listened on.
+    /// `InvalidArgument`, naming the flags and the address, if it cannot be listened on.
     pub async fn listen(
         &self,
         runtime: &Runtime,

@@ -1,7 +1,7 @@
-//! `/control` on the status port of a worker: the operations of `genset control`, for this worker alone.
+//! `/control` on a worker's status port: the operations of `genset control`, for this worker only.
 //!
-//! Who may ask is as on the request plane: with a control secret, whoever gives it; without one, this machine's own programs.
-//! No page of a browser may: browsers send `Origin` with whatever changes something, and that is refused.
+//! Access is as on the request plane: with a control secret, for callers that present it; without one, for programs on this
+//! machine. Web pages have no access: browsers send `Origin` with every modifying request, and such requests are refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,10 +24,10 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::controls::{OPERATIONS, perform, request_of};
 use crate::plane::WireSecret;
 
-/// How long a request's body may take.
+/// How long receiving a request's body may take.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
-/// What answers `/control`, and who may ask.
+/// The handler of `/control`, and its access rules.
 #[derive(Clone)]
 pub struct ControlDoor {
     control: Arc<dyn Control>,
@@ -35,7 +35,7 @@ pub struct ControlDoor {
 }
 
 impl ControlDoor {
-    /// A door to `control` for whoever gives `secret`; without one, for a port on loopback only.
+    /// Serves `control` to callers that present `secret`; without a secret, only on a loopback port.
     #[must_use]
     pub fn new(control: Arc<dyn Control>, secret: Option<WireSecret>) -> Self {
         Self { control, secret }
@@ -54,11 +54,11 @@ impl std::fmt::Debug for ControlDoor {
 struct Open {
     door: ControlDoor,
     is_local: bool,
-    /// Where engines are asked: not on the thread that answers for the process's health.
+    /// The runtime for engine requests: not the thread that serves the health endpoints.
     tasks: Handle,
 }
 
-/// The routes of a process with a worker, asked on the present runtime; `is_local` where only this machine reaches the port.
+/// The routes of a process with a worker, which runs on the current runtime; `is_local` if only this machine reaches the port.
 pub(super) fn router(door: ControlDoor, is_local: bool) -> Router {
     let open = Open {
         door,
@@ -72,7 +72,7 @@ pub(super) fn router(door: ControlDoor, is_local: bool) -> Router {
         .with_state(open)
 }
 
-/// The routes of a process without one.
+/// The routes of a process without a worker.
 pub(super) fn closed() -> Router {
     let refuse = || async {
         let error = EngineError::not_found("this process has no worker; ask one of them");
@@ -165,7 +165,7 @@ async fn ask(State(open): State<Open>, Path(op): Path<String>, request: Request)
     }
 }
 
-/// No body stands for no fields.
+/// An empty body means no fields.
 fn fields_of(body: &[u8]) -> Result<Value, EngineError> {
     if body.trim_ascii().is_empty() {
         return Ok(json!({}));
@@ -175,7 +175,7 @@ fn fields_of(body: &[u8]) -> Result<Value, EngineError> {
 }
 
 fn in_json(value: &impl Serialize) -> ([(HeaderName, &'static str); 1], String) {
-    // Names are strings and numbers are finite: there is nothing that JSON has not.
+    // Names are strings and numbers are finite, so JSON can represent everything.
     let mut text = serde_json::to_string_pretty(value).unwrap_or_default();
     text.push('\n');
     ([(header::CONTENT_TYPE, "application/json")], text)

@@ -1,5 +1,5 @@
-//! [`Exposition`]: the metrics as text. To write them out takes milliseconds where there are many, so it is done off the thread
-//! that says that the process lives, one at a time, and once for all that wait for it.
+//! [`Exposition`]: the metrics as text. Encoding many metrics takes milliseconds, so it runs off the liveness
+//! thread, one at a time, and once for all waiting callers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,22 +13,22 @@ use tokio::sync::Mutex;
 #[derive(Clone)]
 pub(super) struct Exposition {
     metrics: MetricsRegistry,
-    /// Where they are written out.
+    /// The runtime that encodes them.
     tasks: Handle,
-    /// How many have asked.
+    /// The number of requests so far.
     asked: Arc<AtomicU64>,
     last: Arc<Mutex<Written>>,
 }
 
 #[derive(Default)]
 struct Written {
-    /// Of those who asked, the last who had before it was begun: to none of them it is old.
+    /// The last request made before the encoding began: for it and all earlier ones, the text is fresh.
     up_to: u64,
     text: Bytes,
 }
 
 impl Exposition {
-    /// Writes on the present runtime's threads for what blocks.
+    /// Encodes on the blocking threads of the current runtime.
     pub(super) fn new(metrics: MetricsRegistry) -> Self {
         Self {
             metrics,
@@ -38,7 +38,7 @@ impl Exposition {
         }
     }
 
-    /// The metrics as they were at no time before now; `None` where the process ends.
+    /// The metrics, never older than this call; `None` if the process is ending.
     pub(super) async fn text(&self) -> Option<Bytes> {
         let ticket = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
         let mut last = Arc::clone(&self.last).lock_owned().await;
@@ -46,7 +46,7 @@ impl Exposition {
             return Some(last.text.clone());
         }
         let (metrics, asked) = (self.metrics.clone(), Arc::clone(&self.asked));
-        // It holds the lock to its end: who leaves meanwhile has not a second one begun.
+        // It holds the lock to its end, so that a cancelled caller does not cause a second encoding.
         let writing = self.tasks.spawn_blocking(move || {
             let up_to = asked.load(Ordering::SeqCst);
             let text = Bytes::from(metrics.encode());
@@ -69,7 +69,7 @@ mod tests {
         let first = exposition.text().await.unwrap();
         assert_eq!(exposition.last.lock().await.up_to, 1);
         let held = exposition.last.lock().await;
-        // Two wait for the same, which is begun after both have asked.
+        // Both wait for the same encoding, which begins after both requests.
         let mut waiting = [1, 2].map(|_| Box::pin(exposition.text()));
         for asking in &mut waiting {
             tokio::select! {

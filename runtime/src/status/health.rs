@@ -1,4 +1,4 @@
-//! What `/health` says of a process.
+//! The `/health` document of a process.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::names::{EndpointName, InstanceId};
 /// A process's health at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Health {
-    /// Whether the process wants requests.
+    /// Whether the process accepts requests.
     pub is_ready: bool,
     /// The worker in it, if there is one, and the name it serves under.
     pub worker: Option<(WorkerStatus, EndpointName)>,
@@ -27,7 +27,7 @@ impl Health {
         if self.is_ready { "ready" } else { "not ready" }
     }
 
-    /// The document, as `docs/guide/operations.md` describes it.
+    /// The document, as described in `docs/guide/operations.md`.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let Some((worker, endpoint)) = &self.worker else {
@@ -45,12 +45,12 @@ impl Health {
     }
 }
 
-/// Answers for the health of a process, whenever it is asked.
+/// Returns the current health of a process on request.
 #[derive(Clone)]
 pub struct HealthSource(Arc<dyn Fn() -> Health + Send + Sync>);
 
 impl HealthSource {
-    /// The health that `now` gives, which is called for each question and must not wait.
+    /// The health that `now` returns. `now` is called on every request and must not wait.
     #[must_use]
     pub fn new(now: impl Fn() -> Health + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
@@ -68,7 +68,7 @@ impl HealthSource {
         })
     }
 
-    /// The present health.
+    /// The current health.
     #[must_use]
     pub fn now(&self) -> Health {
         (self.0)()

@@ -1,5 +1,5 @@
-//! The connections of the status port: few, and the one that has been there longest goes for a new one. So whoever only connects
-//! takes neither memory nor files, and keeps out nobody who asks.
+//! The connections of the status port: their number is small, and a new one evicts the oldest. So idle connections
+//! exhaust neither memory nor file descriptors, and block no requests.
 
 use std::time::Duration;
 
@@ -12,22 +12,22 @@ use tokio::task::JoinSet;
 
 use crate::strangers::{Stranger, Strangers};
 
-/// Probes and scrapers have one each, or none for long.
+/// Probes and scrapers hold one each, or none for long.
 const MAX_CONNECTIONS: usize = 64;
 
-/// The same, of one peer.
+/// The same, per peer.
 const MAX_OF_PEER: usize = 32;
 
-/// How long a request's head may take, and a connection may wait for the next request.
+/// How long receiving a request's head may take, and how long a connection may wait for the next request.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 
-/// Bytes of a head.
+/// The maximum size of a head in bytes.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 
-/// Pause after the operating system refused a connection (out of file descriptors, say).
+/// Pause after the operating system refuses a connection, such as when it is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Answers with `router` for as long as it is polled.
+/// Serves `router` as long as it is polled.
 pub(super) async fn serve(listener: TcpListener, router: Router) {
     let places = Strangers::new(MAX_CONNECTIONS, MAX_OF_PEER);
     let mut connections = JoinSet::new();

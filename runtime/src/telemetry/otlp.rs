@@ -1,7 +1,7 @@
-//! The export of spans over OTLP (HTTP, protobuf), set up by the standard `OTEL_*` variables.
+//! The export of spans over OTLP (HTTP, protobuf), configured by the standard `OTEL_*` variables.
 //!
-//! Spans wait in a bounded queue for a thread of their own, which sends them in batches: a request never waits for the
-//! collector. What does not fit in the queue is dropped.
+//! Spans wait in a bounded queue for a dedicated thread, which sends them in batches: a request never waits for the
+//! collector. If the queue is full, spans are dropped.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,29 +20,29 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::registry::LookupSpan;
 
-/// How long the end of the process waits for the collector.
+/// How long the process waits for the collector at exit.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The service's name where the environment gives none.
+/// The default name of the service.
 const SERVICE_NAME: &str = "genset";
 
-/// Any of these asks for the export.
+/// Any of these enables the export.
 const ENDPOINT_VARIABLES: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 ];
 
-/// A running export. Dropping it sends what waits, and ends it.
+/// A running export. Dropping it sends pending spans and ends the export.
 #[derive(Debug)]
 pub(crate) struct Export {
     provider: SdkTracerProvider,
 }
 
 impl Export {
-    /// An export as the environment asks for it; `None` if it does not.
+    /// Starts an export if the environment asks for it, otherwise returns `None`.
     ///
     /// # Errors
-    /// When a variable cannot be understood.
+    /// If a variable is invalid.
     pub(crate) fn from_environment() -> Result<Option<Self>, ExporterBuildError> {
         let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let is_disabled = std::env::var("OTEL_SDK_DISABLED")
@@ -50,7 +50,7 @@ impl Export {
         if is_disabled || !ENDPOINT_VARIABLES.into_iter().any(is_set) {
             return Ok(None);
         }
-        // Where another crate of the program brings TLS to the exporter's HTTP client, that wants to know whose cryptography.
+        // Another crate may enable TLS in the exporter's HTTP client, which then needs a crypto provider.
         #[cfg(feature = "tls")]
         let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
         let exporter = opentelemetry_otlp::SpanExporter::builder()
@@ -64,7 +64,7 @@ impl Export {
         Ok(Some(Self { provider }))
     }
 
-    /// The part of a subscriber that hands our spans to the export, whatever the log shows.
+    /// The layer that passes our spans to the export, whatever the log shows.
     pub(crate) fn layer<S>(&self) -> impl Layer<S> + Send + Sync + use<S>
     where
         S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
@@ -81,7 +81,7 @@ impl Export {
 
 impl Drop for Export {
     fn drop(&mut self) {
-        // What could not be sent was reported by the exporter.
+        // The exporter has reported failures.
         drop(self.provider.shutdown_with_timeout(FLUSH_TIMEOUT));
     }
 }
@@ -96,7 +96,7 @@ fn resource() -> Resource {
     Resource::builder().with_service_name(SERVICE_NAME).build()
 }
 
-/// An exporter that says in the log when it begins to fail and when it works again, and nothing between.
+/// An exporter that logs when it starts to fail and when it recovers, and nothing in between.
 #[derive(Debug)]
 struct Reporting<E> {
     exporter: E,
@@ -153,7 +153,7 @@ pub(super) fn continue_trace(span: &Span, ctx: RequestContext) -> RequestContext
     }
     let context = span.context();
     let own = context.span().span_context().clone();
-    // A span that is not recorded would be a parent that nobody ever sees.
+    // A span that is not recorded would be a parent that no collector ever sees.
     if !own.is_valid() || !own.is_sampled() {
         return ctx;
     }
@@ -169,14 +169,14 @@ pub(super) fn continue_trace(span: &Span, ctx: RequestContext) -> RequestContext
     }
 }
 
-/// The span of the process before, from its `traceparent`.
+/// The previous process's span, from its `traceparent`.
 fn remote_parent(trace: &TraceContext) -> Option<SpanContext> {
     let mut fields = trace.traceparent.split('-').skip(1);
     let trace_id = TraceId::from_hex(fields.next()?).ok()?;
     let span_id = SpanId::from_hex(fields.next()?).ok()?;
     let flags = u8::from_str_radix(fields.next()?, 16).ok()?;
     let state = trace.tracestate.parse::<TraceState>().unwrap_or_default();
-    // Of the flags, only "sampled" is ours to pass on.
+    // Only the flag "sampled" is passed on.
     let flags = TraceFlags::new(flags) & TraceFlags::SAMPLED;
     Some(SpanContext::new(trace_id, span_id, flags, true, state))
 }

@@ -1,4 +1,4 @@
-//! Adapters of workers: discovery is told as they come and go, and a request goes to who has the one it names.
+//! Adapters of workers: discovery is updated as they come and go, and a request goes to an instance with its adapter.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::support::{PATIENCE, ctx, finish, request, runtime, soon, start, until, worker_config};
 
-/// An engine with adapters, which notes what its requests name.
+/// An engine with adapters, which records the adapters named in requests.
 #[derive(Clone, Default)]
 struct Adapted {
     loaded: Arc<Mutex<BTreeMap<String, Adapter>>>,
@@ -101,7 +101,7 @@ async fn unload(worker: &WorkerHandle, name: &str) {
     worker.control().control(unload).await.unwrap();
 }
 
-/// Waits until the model has these adapters.
+/// Waits until the model has exactly these adapters.
 async fn model_with(directory: &ModelDirectory, names: &[&str]) -> LiveModel {
     let mut models = directory.subscribe();
     let has = |model: &LiveModel| model.adapters.keys().eq(names);
@@ -120,7 +120,7 @@ async fn discovery_is_told_of_adapters_as_they_come_and_go() {
     model_with(&directory, &["a", "b"]).await;
     unload(&worker, "a").await;
     model_with(&directory, &["b"]).await;
-    // Listed again, it has what it has now.
+    // Listed again, it shows its current adapters.
     discovery.expire_leases();
     load(&worker, "c").await;
     model_with(&directory, &["b", "c"]).await;
@@ -167,7 +167,7 @@ async fn a_request_goes_to_who_has_its_adapter() {
     let error = client.generate(naming("c"), ctx()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert_eq!(error.at().map(|at| at.name()), Some("adapter"));
-    // One that comes later is found by a client that is there already.
+    // A connected client finds an adapter that is loaded later.
     load(&second, "a").await;
     unload(&first, "a").await;
     until(|| {
@@ -202,7 +202,7 @@ async fn who_has_just_lost_an_adapter_leaves_its_requests_to_another() {
         request.adapter = Some("a".into());
         request
     };
-    // Both records list it still.
+    // Both records still list it.
     engines[0].loaded.lock().clear();
     for _ in 0..2 {
         let outputs = client.generate(naming(), ctx()).await.unwrap();

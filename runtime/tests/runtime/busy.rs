@@ -1,4 +1,4 @@
-//! A process whose main threads are all kept busy by requests: its peers, its leases and its health do not notice.
+//! A process whose main threads are all busy with requests: its peers, its leases and its health are not affected.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) fn busy_process() -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-/// Keeps every thread of the process until it is dropped, as requests that never yield do.
+/// Blocks every thread of the process until it is dropped, like requests that never yield.
 pub(crate) struct Occupied(
     #[expect(dead_code, reason = "dropping them is what counts")] Vec<SyncSender<()>>,
 );
@@ -45,7 +45,7 @@ impl Occupied {
             let busy = Arc::clone(&busy);
             process.spawn(async move {
                 busy.fetch_add(1, Ordering::SeqCst);
-                // Nobody sends: it ends when the other end is dropped.
+                // Nothing is sent: it ends when the other end is dropped.
                 let _ = released.recv();
             });
             release
@@ -61,7 +61,7 @@ fn tcp(metrics: &MetricsRegistry) -> Arc<WirePlane> {
     Arc::new(plane.unwrap())
 }
 
-/// Gives a number each time it is told to.
+/// Yields a number for each message it receives.
 fn told(
     go_on: &Arc<Notify>,
 ) -> impl Fn(
@@ -82,7 +82,7 @@ fn told(
     }
 }
 
-/// A frontend is busy: the worker it calls does not take it for dead, and its streams go on.
+/// A busy frontend: the worker it calls does not consider it dead, and its streams continue.
 #[tokio::test]
 async fn a_busy_callers_streams_go_on() {
     let metrics = MetricsRegistry::default();
@@ -112,7 +112,7 @@ async fn a_busy_callers_streams_go_on() {
     process.shutdown_background();
 }
 
-/// A worker is busy: its callers do not take it for dead.
+/// A busy worker: its callers do not consider it dead.
 #[tokio::test]
 async fn a_busy_callees_streams_go_on() {
     let metrics = MetricsRegistry::default();

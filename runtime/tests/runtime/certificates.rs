@@ -1,8 +1,8 @@
-//! Certificates for tests: an authority, and what it signed.
+//! Certificates for tests: an authority and the certificates it signed.
 
 use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
 
-/// An authority and what it signed, as PEM.
+/// An authority and the certificates it signed, as PEM.
 pub(crate) struct Certificates {
     pub(crate) ca: String,
     pub(crate) server: (String, String),

@@ -1,4 +1,4 @@
-//! Clients of several instances: who is left out, and what is tried elsewhere.
+//! Clients of several instances: which instances they skip, and which requests they retry on another instance.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::support::{
     worker_config,
 };
 
-/// Lists an instance that nobody serves.
+/// Lists an instance that no process serves.
 async fn list_dead(discovery: &dyn Discovery, endpoint: &Endpoint, id: u64) -> Box<dyn Lease> {
     let record = InstanceRecord {
         endpoint: endpoint.name().clone(),
@@ -86,7 +86,7 @@ async fn an_instance_that_is_announced_anew_is_no_longer_left_out() {
     until_known(&client, 1).await;
     let turns = RoundRobin::default();
     assert_eq!(call(&client, &turns).await, Err(ErrorKind::CannotConnect));
-    // The only one, though marked down, is tried again: a wrong mark must not make an outage.
+    // The only instance is tried again although marked down: a wrong mark must not cause an outage.
     assert_eq!(call(&client, &turns).await, Err(ErrorKind::CannotConnect));
 
     let other = Answering::new(|_: u8| Ok(vec![2_u8]));
@@ -118,7 +118,7 @@ fn finishing() -> Refusals {
     }))
 }
 
-/// A client of two instances, of which round robin takes the first first.
+/// A client of two instances; round robin starts with the first.
 async fn client_of(
     runtime: &Runtime,
     handlers: [&Refusals; 2],
@@ -219,7 +219,7 @@ async fn a_routed_request_says_who_answers_and_leaves_out_whom_it_was_told_to() 
     assert_eq!(error.unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
-/// The second instance is one of two ranks.
+/// The second instance has two ranks.
 async fn two_ranks(client: &GenerateClient, servings: &[genset_runtime::Serving; 2]) {
     let mut card = ModelCard::from_config(&EngineConfig::new("sample", 64));
     card.data_parallel_size = 2;
@@ -233,7 +233,7 @@ async fn a_rank_that_is_named_goes_to_instances_that_have_it() {
     let (one, two) = (finishing(), finishing());
     let (client, servings) = client_of(&runtime, [&one, &two]).await;
     two_ranks(&client, &servings).await;
-    // Where no instance has it, one says so.
+    // If no instance has the rank, one refuses.
     for (rank, calls) in [(1, (0, 4)), (0, (2, 6)), (2, (4, 8))] {
         for _ in 0..4 {
             let mut named = request(1);
@@ -314,7 +314,7 @@ async fn of_many_full_instances_a_request_asks_few() {
     let client = endpoint.client();
     until_known(&client, 40).await;
     let client = GenerateClient::new(client, SelectionMode::RoundRobin);
-    // Of the first request's instances nothing is known.
+    // Nothing is known about the instances of the first request.
     for calls in [40, 56, 72] {
         let error = soon(client.generate(request(1), ctx())).await.unwrap_err();
         assert_eq!((error.kind(), full.calls()), (ErrorKind::Overloaded, calls));
@@ -343,7 +343,7 @@ async fn a_worker_that_drains_leaves_new_requests_to_another() {
 
     drains.stop();
     until(|| client.instances().len() == 1).await;
-    // As a client sees it that has not heard yet: the instance is still listed.
+    // Like a client that has not been notified yet: the instance is still listed.
     let lease = discovery.lease().await.unwrap();
     lease.put(listed_record.to_entry().unwrap()).await.unwrap();
     until(|| client.instances().len() == 2).await;
@@ -353,7 +353,7 @@ async fn a_worker_that_drains_leaves_new_requests_to_another() {
         let outputs = soon(client.generate(request(2), ctx())).await.unwrap();
         assert_eq!(finish(outputs).await.unwrap().completion_tokens, 2);
     }
-    // What was under way comes to its end.
+    // The request in progress completes.
     assert_eq!(finish(held).await.unwrap().completion_tokens, 200);
     assert_eq!(soon(drains.shutdown()).await.outcome.exit_code(), 0);
     soon(other.shutdown()).await;

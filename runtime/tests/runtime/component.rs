@@ -1,4 +1,4 @@
-//! Endpoints of any types: passed on as they are inside a process, as MessagePack between types.
+//! Endpoints of any types: passed unchanged inside a process, as MessagePack between types.
 
 use std::collections::BTreeMap;
 
@@ -61,7 +61,7 @@ async fn endpoints_carry_any_serde_type() {
     assert_eq!(answer(&client, drawing()).await.unwrap(), drawing().shapes);
 }
 
-/// A type that cannot be written or read.
+/// A type that cannot be serialized or deserialized.
 #[derive(Debug, PartialEq)]
 struct Opaque(u32);
 
@@ -88,7 +88,7 @@ async fn a_typed_call_inside_one_process_serializes_nothing() {
     assert_eq!(answer, [Opaque(21), Opaque(42)]);
 }
 
-/// A [`Drawing`] as a newer client knows it, with a field more.
+/// A newer client's [`Drawing`], with one more field.
 #[derive(Serialize, Deserialize)]
 struct NewerDrawing {
     title: String,

@@ -1,4 +1,4 @@
-//! Discovery backends: the one behaviour suite they all pass, and what is particular to each.
+//! Discovery backends: the common behaviour suite, and tests of each backend.
 
 mod child;
 #[cfg(feature = "etcd")]

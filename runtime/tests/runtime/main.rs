@@ -1,4 +1,4 @@
-//! The runtime from outside: components and clients of any types, and whole Workers behind them.
+//! Integration tests of the runtime: components and clients of any types, and whole Workers behind them.
 
 #![allow(
     clippy::expect_used,

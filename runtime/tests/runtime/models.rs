@@ -163,7 +163,7 @@ async fn a_worker_whose_card_differs_is_kept_apart_and_named() {
     assert_eq!(left_out.instance.0, 2);
     assert_eq!(left_out.differences.len(), 1, "{:?}", left_out.differences);
     assert!(left_out.differences[0].starts_with("context_length_tokens: 100, in use: "));
-    // Its requests all go to the other.
+    // All its requests go to the other worker.
     let client = directory
         .client(&live, SelectionMode::RoundRobin, PATIENCE)
         .await
@@ -192,7 +192,7 @@ async fn the_least_loaded_is_selected_by_what_others_ask_of_it_too() {
     let mode = SelectionMode::LeastLoaded;
     let busy = directory.client(&live, mode, PATIENCE).await.unwrap();
     let ours = directory.client(&live, mode, PATIENCE).await.unwrap();
-    // Another client keeps the first busy; this one hears of it from the worker alone.
+    // Another client keeps the first busy; this one learns of it only from the worker.
     let mut held = Vec::new();
     for _ in 0..3 {
         let id = genset_runtime::InstanceId(1);
@@ -244,7 +244,7 @@ async fn a_worker_that_others_have_filled_is_not_asked() {
     }
 }
 
-/// A record with this card as a worker that minds no limit writes it.
+/// A record with this card, as a worker that ignores all limits would write it.
 fn lie(artifacts: Vec<ArtifactRef>) -> Entry {
     lie_of(1, artifacts)
 }
@@ -268,7 +268,7 @@ fn lie_of(id: u64, artifacts: Vec<ArtifactRef>) -> Entry {
     }
 }
 
-/// Sends zeros, or nothing at all in each chunk, for as long as anybody reads.
+/// Sends zeros, or only empty chunks, as long as the reader reads.
 struct Endless {
     chunk: Bytes,
     sent: Arc<AtomicUsize>,
@@ -330,7 +330,7 @@ async fn a_file_without_end_is_left_at_the_length_that_its_card_names() {
     }
 }
 
-/// Takes a request, and then says nothing.
+/// Accepts a request and then sends nothing.
 struct Silent;
 
 #[async_trait]
@@ -363,7 +363,7 @@ async fn a_worker_that_says_nothing_keeps_nobody_from_the_others() {
     }
     let directory = ModelDirectory::follow(&runtime);
     let live = model(&directory).await;
-    // Whichever it begins with.
+    // Whichever it starts with.
     for _ in 0..8 {
         let fetched = directory.fetch(&live, &artifact.reference, PATIENCE).await;
         assert!(artifact.matches(&fetched.unwrap()));
@@ -396,7 +396,7 @@ async fn a_card_that_names_too_much_is_no_model_and_is_counted() {
         until(|| runtime.metrics().encode().contains(&counted)).await;
         assert!(directory.subscribe().borrow().is_empty());
     }
-    // And one that takes its place is believed.
+    // A valid record in its place is accepted.
     lease.put(lie(vec![artifact(60 << 20)])).await.unwrap();
     assert_eq!(model(&directory).await.card.name, "lie");
     lease.put(lie(vec![artifact(1); 1000])).await.unwrap();

@@ -1,4 +1,4 @@
-//! Request planes: the one behaviour suite they all pass, what is particular to each, and peers that mean no good.
+//! Request planes: the common behaviour suite, tests of each plane, and malicious peers.
 
 mod control;
 mod floods;

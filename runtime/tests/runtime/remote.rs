@@ -1,4 +1,4 @@
-//! A live endpoint as an engine: the conformance kit over every plane, and what else an engine is asked.
+//! A live endpoint as an engine: the conformance kit over every plane, and other engine functions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use genset_runtime::{EndpointName, InstanceId, RemoteConfig, RemoteEngine, Runti
 use crate::plane::deaf;
 use crate::support::{ctx, finish, request, runtime, sample, soon, start, worker_config};
 
-/// Makes the plane of one more process.
+/// Creates the plane of another process.
 type MakePlane = Arc<dyn Fn() -> Arc<dyn RequestPlane> + Send + Sync>;
 
-/// A runtime as one more process would have it: what all share is discovery.
+/// The runtime of another process: all share only discovery.
 fn process(discovery: &MemoryDiscovery, plane: &MakePlane) -> Runtime {
     let discovery: Arc<dyn Discovery> = Arc::new(discovery.clone());
     Runtime::new(discovery, plane())
 }
 
-/// Runs the kit on a worker, each check from a process of its own, and asserts that every check that applies passes.
+/// Runs the kit on a worker, each check from its own process, and asserts that every applicable check passes.
 fn assert_conformant_over(plane: MakePlane) {
     let workers = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -35,7 +35,7 @@ fn assert_conformant_over(plane: MakePlane) {
         .build()
         .unwrap();
     let discovery = MemoryDiscovery::new();
-    // A token takes a while, so that an answer can be cancelled on the way.
+    // Tokens are slow, so that a response can be cancelled before its end.
     let worker: WorkerHandle = workers.block_on(async {
         let runtime = process(&discovery, &plane);
         start(&runtime, 1, sample(1), worker_config(Vec::new())).await
@@ -145,7 +145,7 @@ async fn an_engine_of_one_instance_passes_on_its_load() {
     soon(worker.shutdown()).await;
 }
 
-/// An engine that says how many sequences it runs at once.
+/// An engine that declares how many sequences it runs at once.
 struct Seated(Arc<dyn LLMEngine>, u32);
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! `/control` on the status port: what reaches the worker, what is refused, and who may ask.
+//! `/control` on the status port: which requests reach the worker, which are refused, and who has access.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::support::soon;
 
 const SECRET: &str = "correct horse battery staple";
 
-/// Does what it is asked and notes it; it cannot wake.
+/// Performs requests and records them; it cannot wake.
 #[derive(Default)]
 struct Noting(Mutex<Vec<ControlRequest>>);
 

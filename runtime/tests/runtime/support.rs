@@ -16,7 +16,7 @@ use genset_runtime::discovery::MemoryDiscovery;
 use genset_runtime::plane::{Handler, MemoryPlane, ResponseStream};
 use genset_runtime::{Endpoint, EndpointName, InstanceId, Runtime, RuntimeRegistrar, Serving};
 
-/// After this long a test has failed.
+/// The time after which a test has failed.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
@@ -25,8 +25,8 @@ pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
         .expect("it never came")
 }
 
-/// Lets other tasks run until something holds. Beyond its first turns it pauses between them, which a paused clock sees:
-/// where only tasks are waited for, it does not come to that.
+/// Lets other tasks run until `holds` returns true. After its first turns it sleeps between them, which advances a paused clock;
+/// if it only waits for tasks, it does not get that far.
 pub(crate) async fn until(holds: impl Fn() -> bool) {
     const TURNS_AT_ONCE: u32 = 100;
     soon(async {
@@ -74,7 +74,7 @@ where
     serving
 }
 
-/// Answers every request with the items that a function makes, or refuses as it says; counts the calls.
+/// Responds to every request with the items, or the refusal, of a function; counts the calls.
 pub(crate) struct Answering<F> {
     answer: F,
     calls: AtomicUsize,
@@ -139,7 +139,7 @@ pub(crate) async fn start(
 ) -> WorkerHandle {
     let name = EndpointName::default();
     let registrar = Arc::new(RuntimeRegistrar::new(runtime.clone(), name));
-    // A registry of its own: two Workers of one process would register the same names.
+    // Its own registry: two Workers in one process would register the same names.
     let metrics = MetricsRegistry::default();
     let worker = Worker::new(id, engine, config, registrar, metrics).spawn();
     soon(worker.ready()).await.expect("the worker starts");

@@ -1,5 +1,5 @@
-//! The conversation shown in `docs/wire-protocol.md`, held anew by two planes and compared byte for byte, and the names
-//! that stand in its tables and lists.
+//! The conversation in `docs/wire-protocol.md`, repeated by two planes and compared byte for byte, and the names
+//! in its tables and lists.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -32,7 +32,7 @@ use crate::support::{soon, until};
 const DOCUMENT: &str = include_str!("../../../docs/wire-protocol.md");
 const INSTANCE: InstanceId = InstanceId(0x2a);
 
-/// Bytes of the length field, which does not count itself.
+/// Size of the length field, which does not count itself.
 const LENGTH_BYTES: usize = 4;
 const NONCE_BYTES: usize = 32;
 
@@ -42,15 +42,15 @@ enum Side {
     Callee,
 }
 
-/// Frames, whole, and who sent them.
+/// Whole frames and their senders.
 type Frames = Vec<(Side, Vec<u8>)>;
 
-/// Every frame that went over the connection, in order.
+/// Every frame on the connection, in order.
 #[derive(Clone, Default)]
 struct Transcript(Arc<Mutex<Frames>>);
 
 impl Transcript {
-    /// Frames that `side` has sent.
+    /// The number of frames that `side` has sent.
     fn sent_by(&self, side: Side) -> usize {
         let frames = self.0.lock();
         frames.iter().filter(|(by, _)| *by == side).count()
@@ -97,7 +97,7 @@ fn shown_row(row: &[u8]) -> String {
     format!("    {hex:<48}  |{ascii}|\n")
 }
 
-/// Stands between the two ends, passes frames on and writes them down. Returns where it listens.
+/// A proxy between the two ends, which records frames. Returns its address.
 async fn write_down(callee: String, transcript: Transcript) -> (String, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let location = listener.local_addr().unwrap().to_string();
@@ -126,7 +126,7 @@ async fn pass(side: Side, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, trans
     }
 }
 
-/// Answers one request, whatever it is, with what comes out of the receiver.
+/// Responds to any request, once, with the items of the receiver.
 struct Scripted<Resp>(Mutex<Option<mpsc::Receiver<Resp>>>);
 
 impl<Resp: Payload> Scripted<Resp> {
@@ -154,7 +154,7 @@ impl<Req: Payload, Resp: Payload> Handler<Req, Resp> for Scripted<Resp> {
 fn plane() -> WirePlane {
     let config = WireConfig {
         window_items: 2,
-        // No ping falls into the conversation.
+        // No ping occurs in the conversation.
         ping_interval: Duration::from_secs(600),
         peer_timeout: Duration::from_secs(1200),
         ..WireConfig::default()
@@ -192,7 +192,7 @@ impl Conversation {
         .await
     }
 
-    /// Two items. Each next step waits until the credit for the last one was seen.
+    /// Two items. Each step waits until the credit for the last item was seen.
     async fn generate(&self, generate: &EndpointName, engine: mpsc::Sender<Output>) {
         let mut request = GenerateRequest::from_tokens("tiny-chat", vec![1, 2, 3]);
         request.stop.max_tokens = Some(2);
@@ -260,7 +260,7 @@ async fn the_documents_conversation_is_what_two_planes_say() {
     );
 }
 
-/// The names in the first column of the table under the heading row that begins so.
+/// The names in the first column of the table whose heading row starts with `heading`.
 fn documented_fields(heading: &str) -> BTreeSet<String> {
     let (_, table) = DOCUMENT.split_once(heading).expect("the table is there");
     let rows = table.lines().skip(1).take_while(|row| row.starts_with('|'));
@@ -277,7 +277,7 @@ fn written_fields(value: &impl serde::Serialize) -> BTreeSet<String> {
 #[test]
 fn the_documents_tables_have_every_field_of_a_card() {
     let card = ModelCard::from_config(&EngineConfig::new("m", 10));
-    // Without a rest: who adds a field that is not always written gives it a value here.
+    // No `..`: when a new field is optional in the encoding, it must get a value here.
     let card = ModelCard {
         max_num_seqs: Some(1),
         adapters: vec![Adapter {

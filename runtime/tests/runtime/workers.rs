@@ -106,14 +106,14 @@ async fn a_worker_whose_lease_is_lost_is_listed_again_under_its_id() {
             soon(watch.next()).await.unwrap();
         }
     }
-    // The request under way did not notice.
+    // The request in progress was not affected.
     let usage = finish(OutputStream::from_raw(held)).await.unwrap();
     assert_eq!(usage.completion_tokens, 500);
     soon(worker.shutdown()).await;
     assert_eq!(listed_endpoints(&discovery).await, BTreeSet::new());
 }
 
-/// A runtime on TCP with a discovery of its own.
+/// A runtime on TCP with its own discovery.
 fn on_tcp() -> (Runtime, Arc<WirePlane>, MemoryDiscovery) {
     let metrics = MetricsRegistry::default();
     let plane = WirePlane::tcp(TcpConfig::default(), WireConfig::default(), &metrics);
@@ -122,7 +122,7 @@ fn on_tcp() -> (Runtime, Arc<WirePlane>, MemoryDiscovery) {
     (runtime, plane, discovery)
 }
 
-/// The client's discovery never hears that the worker leaves: the worker itself says so.
+/// The client's discovery never reports that the worker leaves: the worker itself does.
 #[tokio::test]
 async fn a_worker_that_leaves_tells_its_clients_before_discovery_does() {
     let (runtime, plane, discovery) = on_tcp();
@@ -151,11 +151,11 @@ async fn a_worker_that_leaves_tells_its_clients_before_discovery_does() {
     sites[0].1.stop();
     until(|| !plane.is_reachable(&leaving.address)).await;
     for _ in 0..10 {
-        // The one that leaves would refuse.
+        // The leaving one would refuse.
         let items = client.random(request(1), ctx()).await.unwrap();
         soon(finish(OutputStream::from_raw(items))).await.unwrap();
     }
-    // What it has goes on.
+    // Its requests in progress continue.
     soon(held.next()).await.unwrap().unwrap();
     drop(held);
     lease.put(leaving.to_entry().unwrap()).await.unwrap();
@@ -167,7 +167,7 @@ async fn a_worker_that_leaves_tells_its_clients_before_discovery_does() {
     soon(runtime.shutdown()).await;
 }
 
-/// As a worker does: the client's discovery never hears that the endpoint leaves.
+/// The same for an endpoint: the client's discovery never reports that it leaves.
 #[tokio::test]
 async fn an_endpoint_that_leaves_tells_its_clients_before_discovery_does() {
     let (runtime, plane, discovery) = on_tcp();
@@ -187,11 +187,11 @@ async fn an_endpoint_that_leaves_tells_its_clients_before_discovery_does() {
         let mut items = client.direct(instance, (), ctx()).await.unwrap();
         soon(items.next()).await.unwrap().unwrap()
     };
-    // Only those who are connected are told.
+    // Only connected clients are notified.
     assert_eq!(who(InstanceId(ID)).await, ID);
     let (site, leaving) = &sites[0];
     let address = leaving.record(None).address;
-    // An endpoint beside it leaves alone: what a client is told comes before the next answer.
+    // Unlist only the other endpoint: a notice would reach the client before the next response.
     let answering = Answering::new(|(): ()| Ok(vec![0_u64]));
     let beside = listed(&endpoint(site, "beside"), ID, answering).await;
     beside.unlist().await.unwrap();
@@ -203,7 +203,7 @@ async fn an_endpoint_that_leaves_tells_its_clients_before_discovery_does() {
         let mut items = client.random((), ctx()).await.unwrap();
         assert_eq!(soon(items.next()).await.unwrap().unwrap(), ID + 1);
     }
-    // It answers whoever asks for it.
+    // It responds to direct requests.
     assert_eq!(who(InstanceId(ID)).await, ID);
     for (site, serving) in sites {
         drop(serving);
@@ -230,7 +230,7 @@ async fn an_endpoint_beside_a_worker_leaves_alone() {
         let outputs = OutputStream::from_raw(items.unwrap());
         soon(finish(outputs)).await.unwrap();
     };
-    // Only those who are connected are told, before their next answer.
+    // Only connected clients are notified, before their next response.
     ask().await;
     beside.unlist().await.unwrap();
     ask().await;
@@ -243,7 +243,7 @@ async fn an_endpoint_beside_a_worker_leaves_alone() {
     soon(runtime.shutdown()).await;
 }
 
-/// An engine that keeps what it was handed at start.
+/// An engine that keeps its start context.
 #[derive(Default)]
 struct Publishing {
     start: OnceLock<StartContext>,
@@ -342,7 +342,7 @@ async fn streams_without_an_end_end_when_they_are_cancelled_and_with_their_worke
     ctx.cancel(CancelReason::Client);
     assert!(soon(cancelled_events.next()).await.is_none());
     assert!(soon(cancelled_loads.next()).await.is_none());
-    // The others go on.
+    // The other streams continue.
     let publisher = &engine.start.get().unwrap().kv_events;
     publisher.publish(stored(None, 1));
     soon(events.next()).await.unwrap().unwrap();
@@ -386,7 +386,7 @@ async fn a_snapshot_of_very_many_blocks_comes_in_parts() {
             }
         }
     }
-    // What comes now is new.
+    // Later events are changes.
     let id = publisher.publish(KvEventData::Cleared);
     let change = soon(items.next()).await.unwrap().unwrap();
     let data = KvEventData::Cleared;
@@ -449,7 +449,7 @@ async fn every_endpoint_answers_through_bytes_too() {
     let (runtime, _) = runtime();
     let engine = Arc::new(Publishing::default());
     let worker = start(&runtime, ID, engine, worker_config(Vec::new())).await;
-    // Types of the same shape that the handlers do not have: the path of another process.
+    // Types of the same shape that the handlers do not have, which forces the path of another process.
     let kv = client::<Option<()>, KvItem>(&runtime, endpoints::KV_EVENTS).await;
     let mut items = kv.random(None, ctx()).await.unwrap();
     assert!(matches!(

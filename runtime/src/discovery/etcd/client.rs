@@ -1,4 +1,4 @@
-//! [`Client`]: one etcd server, spoken to over gRPC. [`super::session`] chooses the server and decides what a failure means.
+//! [`Client`]: one etcd server over gRPC. [`super::session`] chooses the server and decides what a failure means.
 
 use std::time::Duration;
 
@@ -20,28 +20,28 @@ use super::protocol::{
     RangeResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
 
-/// Silence after which a connection is probed. Servers close connections that probe more often than each 5 s.
+/// Idle time after which a connection is probed. Servers close connections that probe more often than every 5 s.
 const PING_INTERVAL: Duration = Duration::from_secs(6);
 
-/// The largest message we accept: everything under a prefix comes in one.
+/// The largest message we accept: all entries under a prefix arrive in one.
 const MAX_MESSAGE_BYTES: usize = 256 << 20;
 
-/// Requests that wait to be sent in a [`Conversation`]. The server has hung when they are this many.
+/// The most requests that wait to be sent in a [`Conversation`]. At this number, the server counts as hung.
 const BACKLOG_REQUESTS: usize = 16;
 
-/// A connection to one server, made when it is first used. Clones share it.
+/// A connection to one server, made on first use. Clones share it.
 #[derive(Clone)]
 pub(super) struct Client {
     channel: Channel,
-    /// Proves who we are, where the server asks for that.
+    /// Our credentials, if the server asks for them.
     token: Option<MetadataValue<Ascii>>,
 }
 
 impl Client {
-    /// A client of one endpoint. Must be called within a runtime; does no I/O.
+    /// Creates a client of one endpoint. Must be called within a runtime; does no I/O.
     ///
     /// # Errors
-    /// Where the certificates cannot be used.
+    /// If the certificates are unusable.
     pub(super) fn try_new(
         endpoint: &str,
         config: &EtcdConfig,
@@ -60,7 +60,7 @@ impl Client {
         })
     }
 
-    /// Proves who we are; later requests are that user's.
+    /// Authenticates as a user; later requests are that user's.
     pub(super) async fn authenticate(
         &mut self,
         credentials: &EtcdCredentials,
@@ -111,7 +111,7 @@ impl Client {
             .await
     }
 
-    /// A stream of keep-alives, begun with `request`.
+    /// Opens a stream of keep-alives with `request` as the first.
     pub(super) async fn lease_keep_alive(
         &self,
         request: LeaseKeepAliveRequest,
@@ -120,7 +120,7 @@ impl Client {
             .await
     }
 
-    /// A stream of changes, begun with `request`.
+    /// Opens a stream of changes with `request` as the first.
     pub(super) async fn watch(
         &self,
         request: WatchRequest,
@@ -153,7 +153,7 @@ impl Client {
         let mut grpc = self.ready().await?;
         let path = PathAndQuery::from_static(method);
         let codec = ProstCodec::<Q, A>::default();
-        // The server answers nothing, not even that it is there, before the first request.
+        // The server sends nothing, not even headers, before the first request.
         requests.try_send(first).map_err(not_taken)?;
         let outgoing = stream::poll_fn(move |cx| outgoing.poll_recv(cx));
         let answers = grpc
@@ -173,7 +173,7 @@ impl Client {
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         let headers = request.metadata_mut();
-        // A server that has lost its leader says so, in place of answering with what was once true.
+        // A server that has lost its leader then reports it instead of sending stale data.
         headers.insert("hasleader", MetadataValue::from_static("true"));
         if let Some(token) = &self.token {
             headers.insert("token", token.clone());
@@ -182,7 +182,7 @@ impl Client {
     }
 }
 
-/// A stream of requests and one of answers. Dropping it ends both.
+/// A stream of requests and a stream of answers. Dropping it ends both.
 pub(super) struct Conversation<Q, A> {
     requests: mpsc::Sender<Q>,
     answers: Streaming<A>,
@@ -192,12 +192,12 @@ impl<Q, A> Conversation<Q, A> {
     /// Sends a request, without waiting.
     ///
     /// # Errors
-    /// Where the conversation has ended, or the server has taken nothing for long.
+    /// If the conversation has ended, or the server has read nothing for a long time.
     pub(super) fn send(&self, request: Q) -> Result<(), Status> {
         self.requests.try_send(request).map_err(not_taken)
     }
 
-    /// The next answer; `None` once the server has ended the conversation.
+    /// The next answer; `None` after the server has ended the conversation.
     ///
     /// # Cancel safety
     /// Dropping the future loses no answer.

@@ -1,4 +1,4 @@
-//! [`EtcdConfig`]: where etcd is, who we are to it, and how long anything may take.
+//! [`EtcdConfig`]: the address of etcd, our credentials, and time limits.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use axum::http::Uri;
 use genset_backend_common::EngineError;
 
-/// The port of an endpoint that names none.
+/// The port of an endpoint without one.
 const DEFAULT_PORT: u16 = 2379;
 
-/// Leases shorter than this expire whenever a server stalls; etcd itself knows whole seconds only.
+/// Shorter leases expire whenever a server stalls; etcd itself counts in whole seconds.
 const MIN_LEASE_TTL: Duration = Duration::from_secs(1);
 
-/// Leases longer than this would keep dead instances listed for longer than anybody wants.
+/// Longer leases would keep dead instances listed for too long.
 const MAX_LEASE_TTL: Duration = Duration::from_secs(3600);
 
 /// How to reach etcd. Checked as a whole by [`EtcdDiscovery::connect`](super::EtcdDiscovery::connect).
@@ -31,26 +31,26 @@ const MAX_LEASE_TTL: Duration = Duration::from_secs(3600);
 /// ```
 #[derive(Debug, Clone)]
 pub struct EtcdConfig {
-    /// The servers, one or more, each as `scheme://host:port`. The scheme is `http` or `https`, `http` when missing; the port is
-    /// 2379 when missing. The first is used until it fails, then the next.
+    /// The servers, one or more, each as `scheme://host:port`. The scheme is `http` or `https`, by default `http`; the default
+    /// port is 2379. The first is used until it fails, then the next.
     pub endpoints: Vec<String>,
-    /// The user, where etcd asks for one.
+    /// The user, if etcd requires one.
     pub credentials: Option<EtcdCredentials>,
-    /// What `https` endpoints need; with it every endpoint is `https`.
+    /// The certificates for `https` endpoints; if set, every endpoint is `https`.
     pub tls: Option<EtcdTls>,
-    /// How long a lease lives without a keep-alive: a whole number of seconds from 1 to 3600. A process that dies is off the list
-    /// after it. Keep-alives are sent each third of it. Servers may grant more, usually 2 s at the least.
+    /// How long a lease lives without a keep-alive: a whole number of seconds from 1 to 3600. A dead process stays listed for
+    /// this long. Keep-alives are sent every third of it. Servers may grant more; their usual minimum is 2 s.
     pub lease_ttl: Duration,
-    /// Limit of making a connection, TLS included.
+    /// Time limit for making a connection, TLS included.
     pub connect_timeout: Duration,
-    /// Limit of each operation, with every endpoint it tries and, where need be, connecting to them.
+    /// Time limit for each operation, including every endpoint it tries and any connections it makes.
     pub request_timeout: Duration,
-    /// The largest entry, key and value together, in bytes. Servers have a limit of their own, 1.5 MiB unless their
-    /// `--max-request-bytes` says otherwise.
+    /// The largest entry, key and value together, in bytes. Servers have their own limit, 1.5 MiB unless `--max-request-bytes`
+    /// changes it.
     pub max_entry_bytes: usize,
 }
 
-/// A user of etcd. `Debug` leaves the password out.
+/// A user of etcd. `Debug` omits the password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EtcdCredentials {
     /// The name.
@@ -59,24 +59,24 @@ pub struct EtcdCredentials {
     pub password: String,
 }
 
-/// Certificates for `https`. `Debug` leaves the private key out.
+/// Certificates for `https`. `Debug` omits the private key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EtcdTls {
-    /// Certificates of the authorities that may sign the servers' certificates: PEM, the content and not a path. The system's own
-    /// are not used.
+    /// Certificates of the authorities that may sign the servers' certificates: PEM content, not a path. The system's own
+    /// certificates are not used.
     pub ca_pem: String,
-    /// Our own certificate, where the servers ask for one.
+    /// Our own certificate, if the servers require one.
     pub identity: Option<EtcdIdentity>,
-    /// The name that servers' certificates must have; `None` for the endpoint's host.
+    /// The name that the servers' certificates must have; `None` for the endpoint's host.
     pub server_name: Option<String>,
 }
 
-/// A client certificate. `Debug` leaves the private key out.
+/// A client certificate. `Debug` omits the private key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EtcdIdentity {
-    /// The certificate and those between it and its authority: PEM, the content and not a path.
+    /// The certificate and its intermediate certificates: PEM content, not a path.
     pub certificate_pem: String,
-    /// Its private key: PEM, the content and not a path.
+    /// Its private key: PEM content, not a path.
     pub key_pem: String,
 }
 
@@ -98,7 +98,7 @@ impl EtcdConfig {
     /// Checks every field that can be checked without a server.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the field and what it must be.
+    /// `InvalidArgument`, naming the field and the values it allows.
     pub fn validate(&self) -> Result<(), EngineError> {
         self.checked_endpoints()?;
         self.check_durations()?;
@@ -129,7 +129,7 @@ impl EtcdConfig {
     }
 
     fn checked_endpoint(&self, endpoint: &str) -> Result<String, EngineError> {
-        // The text may hold a password, so it is not repeated before it is known not to.
+        // The text may hold a password, so the error does not repeat it.
         if endpoint.contains('@') {
             return Err(invalid(
                 "endpoints",
@@ -200,7 +200,7 @@ impl EtcdConfig {
 }
 
 impl EtcdTls {
-    /// Tells a path or an empty text from PEM. Whether the PEM is any good is seen when it is loaded.
+    /// Tells PEM from a path or an empty text. Loading it shows whether the PEM is valid.
     fn check(&self) -> Result<(), EngineError> {
         const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
         let has = |field: &str, text: &str, what: &str| {

@@ -1,4 +1,4 @@
-//! [`Known`]: what a watcher was told, and what it is told next. Pure: no I/O, and the time is an argument.
+//! [`Known`]: the entries a watcher knows and the changes it receives next. Pure: no I/O, and the time is an argument.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,18 +8,18 @@ use tokio::time::Instant;
 
 use crate::discovery::{Change, Entry};
 
-/// The entries that a watcher was told of.
+/// The entries that the watcher knows.
 ///
-/// After a gap, an entry that etcd no longer has stays for a grace period: etcd may have lost its data, or owner and etcd may have
-/// been apart as we were, and the owner needs time to put it again. So does one that etcd removes after it hung: its clock went
-/// on, and leases ended that nobody could keep alive.
+/// After a gap, an entry that etcd no longer has stays for a grace period. etcd may have lost its data, or the owner may have
+/// been cut off from etcd as we were, and needs time to put it again. The same holds for an entry that etcd removes after it
+/// hung: its clock kept running, and leases expired that nobody could keep alive.
 #[derive(Debug)]
 pub(super) struct Known {
     grace: Duration,
     entries: BTreeMap<String, Bytes>,
-    /// Those of `entries` that were missing after a gap, and when their grace ends.
+    /// The `entries` that were missing after a gap, each with the end of its grace period.
     missing: BTreeMap<String, Instant>,
-    /// Until when what etcd removes has a grace.
+    /// Until this time, entries that etcd removes get a grace period.
     lenient_until: Option<Instant>,
 }
 
@@ -33,14 +33,13 @@ impl Known {
         }
     }
 
-    /// etcd hung, and answers again.
+    /// etcd hung and responds again.
     pub(super) fn stalled(&mut self, now: Instant) {
         self.lenient_until = Some(now + self.grace);
     }
 
-    /// Everything etcd has, after a gap of `gap` or none before the first time. The snapshot holds what is in its grace too.
-    ///
-    /// The gap does not count against a grace that was running: owners could not reach etcd either, for all we know.
+    /// Takes in all of etcd's entries after a gap of length `gap`, zero for the first time. The snapshot also holds entries in
+    /// their grace period. The gap does not count against a running grace period: owners may not have reached etcd either.
     pub(super) fn resynced(&mut self, entries: Vec<Entry>, now: Instant, gap: Duration) -> Change {
         let present: BTreeSet<&str> = entries.iter().map(|entry| entry.key.as_str()).collect();
         let missing = self
@@ -68,7 +67,7 @@ impl Known {
         Change::Put(entry)
     }
 
-    /// `None` for what the watcher does not know, and for what has a grace.
+    /// `None` for an entry that the watcher does not know and for one with a grace period.
     pub(super) fn removed(&mut self, key: String, now: Instant) -> Option<Change> {
         let is_lenient = self.lenient_until.is_some_and(|until| now < until);
         if is_lenient && self.entries.contains_key(&key) {
@@ -84,12 +83,12 @@ impl Known {
         Some(Change::Removed(key))
     }
 
-    /// When the next grace ends.
+    /// When the next grace period ends.
     pub(super) fn next_end_of_grace(&self) -> Option<Instant> {
         self.missing.values().min().copied()
     }
 
-    /// The removals of entries whose grace has ended.
+    /// The removals of entries whose grace period has ended.
     pub(super) fn end_graces(&mut self, now: Instant) -> Vec<Change> {
         let ended: Vec<String> = self
             .missing

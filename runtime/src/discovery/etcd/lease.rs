@@ -1,4 +1,4 @@
-//! [`EtcdLease`]: entries under a lease of etcd's, kept alive by a task.
+//! [`EtcdLease`]: entries under an etcd lease, which a task keeps alive.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::protocol::{
 use super::session::{Failure, Pauses, Sessions, lease_lost};
 use crate::discovery::{Entry, Lease};
 
-/// Keep-alives in one time to live.
+/// Keep-alives per time to live.
 const BEATS_PER_TTL: u32 = 3;
 
 /// A stream of keep-alives.
@@ -31,12 +31,12 @@ pub(super) struct EtcdLease {
     held: Arc<Held>,
 }
 
-/// What handle and task share.
+/// State shared by the handle and the task.
 pub(super) struct Held {
     id: i64,
     beat: Duration,
     sessions: Arc<Sessions>,
-    /// What is ours to keep in etcd. Locked over each request that changes it there, so that putting entries again after an
+    /// The entries that we keep in etcd. Locked during each request that changes them there, so that re-putting entries after an
     /// outage never overtakes a newer put. Every request has a deadline, so nobody waits for long.
     entries: Mutex<BTreeMap<String, Bytes>>,
     dropped: CancellationToken,
@@ -44,7 +44,7 @@ pub(super) struct Held {
 }
 
 impl EtcdLease {
-    /// Takes a lease. Somebody has to run [`Held::keep`].
+    /// Acquires a lease. The caller must run [`Held::keep`].
     pub(super) async fn grant(sessions: &Arc<Sessions>) -> Result<(Self, Arc<Held>), EngineError> {
         let ttl = i64::try_from(sessions.config().lease_ttl.as_secs()).unwrap_or(i64::MAX);
         let granted = sessions
@@ -52,7 +52,7 @@ impl EtcdLease {
                 client.lease_grant(LeaseGrantRequest { ttl }).await
             })
             .await?;
-        // A server may grant more than we ask for.
+        // A server may grant more than requested.
         let ttl = Duration::from_secs(granted.ttl.unsigned_abs());
         let held = Arc::new(Held {
             id: granted.id,
@@ -99,7 +99,7 @@ impl Lease for EtcdLease {
 
     async fn remove(&self, key: &str) -> Result<(), EngineError> {
         let mut entries = self.held.entries.lock().await;
-        // First of all it is no longer ours to put again.
+        // First of all, make sure it is not put again.
         entries.remove(key);
         if self.held.lost.is_cancelled() {
             return Ok(());
@@ -113,7 +113,7 @@ impl Lease for EtcdLease {
 }
 
 impl Held {
-    /// Keeps the lease alive until etcd has lost it, or revokes it once it is dropped or `shutdown` is cancelled.
+    /// Keeps the lease alive until etcd has lost it. Revokes it when it is dropped or `shutdown` is cancelled.
     pub(super) async fn keep(self: Arc<Self>, shutdown: CancellationToken) {
         tokio::select! {
             biased;
@@ -126,7 +126,7 @@ impl Held {
         self.lost.cancel();
     }
 
-    /// A failure to talk to etcd does not end this: only etcd knows whether it still has the lease.
+    /// Failing to reach etcd does not end this: only etcd knows whether it still has the lease.
     async fn until_lost(&self) {
         let mut pauses = Pauses::new();
         loop {
@@ -157,7 +157,7 @@ impl Held {
                         Err(Status::not_found("the lease is gone"))
                     }
                 });
-        // Alive first: putting entries again may take a while.
+        // Keep-alive first: putting entries again may take a while.
         let beating = match beating.await {
             Ok(beating) => beating,
             Err(failure) => {
@@ -169,7 +169,7 @@ impl Held {
         Ok(beating)
     }
 
-    /// Puts again what etcd no longer has although it has the lease, as when it came back with older data.
+    /// Puts the entries again that etcd lost although it has the lease, as after it restarts with older data.
     async fn check_entries(&self) -> Result<(), Failure> {
         let mut entries = self.entries.lock().await;
         let attached = self.attached_keys().await?;
@@ -185,14 +185,14 @@ impl Held {
             if self.put_if_absent(&entry).await? {
                 tracing::info!(key = entry.key, "an entry that etcd had lost is put again");
             } else {
-                // Another lease took it over, as the next listing of the same instance does.
+                // Another lease owns the key, as when the same instance is listed again.
                 entries.remove(&entry.key);
             }
         }
         Ok(())
     }
 
-    /// The keys that etcd holds under the lease; `NotFound` when it does not have the lease.
+    /// The keys that etcd holds under the lease; `NotFound` if it does not have the lease.
     async fn attached_keys(&self) -> Result<Vec<Vec<u8>>, Failure> {
         let answer = self
             .sessions
@@ -204,20 +204,20 @@ impl Held {
                 client.lease_time_to_live(request).await
             })
             .await?;
-        // Whole seconds: a lease with less than one left has 0, one that is gone has -1.
+        // Whole seconds: 0 for a lease with less than one left, -1 for one that is gone.
         if answer.ttl < 0 {
             return Err(Failure::NotFound);
         }
         Ok(answer.keys)
     }
 
-    /// Sends keep-alives until one is not answered in time, or the connection breaks, or etcd says that the lease is gone.
+    /// Sends keep-alives until one gets no answer in time, the connection breaks, or etcd reports that the lease is gone.
     async fn beat_until_broken(&self, mut beating: Beating) {
         let patience = self.beat.min(self.sessions.config().request_timeout);
         loop {
             tokio::select! {
                 () = tokio::time::sleep(self.beat) => {}
-                // Nothing was asked, so this is the end of the connection.
+                // No request is open, so this is the end of the connection.
                 _ = beating.next() => return,
             }
             match timeout(patience, self.beat_once(&mut beating)).await {
@@ -266,7 +266,7 @@ impl Held {
             .await
     }
 
-    /// Whether the entry was put: not when somebody else has its key by now.
+    /// Whether the entry was put. It was not if the key exists by now.
     async fn put_if_absent(&self, entry: &Entry) -> Result<bool, Failure> {
         let what = format!("putting {} again", entry.key);
         self.sessions
@@ -289,7 +289,7 @@ impl Held {
             .await
     }
 
-    /// One try: should it fail, the lease expires by itself.
+    /// One attempt: if it fails, the lease expires by itself.
     async fn revoke(&self) {
         let revoked = self
             .sessions
@@ -304,7 +304,7 @@ impl Held {
     }
 }
 
-/// The answer to one keep-alive.
+/// Whether the answer to a keep-alive says that the lease is alive.
 async fn is_alive(beating: &mut Beating) -> Result<bool, Status> {
     let answer = beating.next().await?;
     Ok(answer.is_some_and(|answer| answer.ttl > 0))

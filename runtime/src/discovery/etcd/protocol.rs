@@ -1,16 +1,16 @@
-//! The messages of etcd's protocol that discovery uses, with the fields that it uses; others are skipped when they come.
+//! The messages of etcd's protocol that discovery uses, with the fields that it uses; other fields are skipped on receipt.
 //!
-//! Written by hand, so that nothing has to be generated: no protoc is needed to build. [`super::client`] sends them.
+//! Written by hand, so the build needs no protoc. [`super::client`] sends them.
 //!
 //! # Source
-//! `api/etcdserverpb/rpc.proto` and `api/mvccpb/kv.proto` of etcd 3.4 to 3.6: names and numbers are theirs.
+//! `api/etcdserverpb/rpc.proto` and `api/mvccpb/kv.proto` of etcd 3.4 to 3.6, for names and numbers.
 
 use bytes::Bytes;
 use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct ResponseHeader {
-    /// The store's revision when the request was applied.
+    /// The store's revision when it applied the request.
     #[prost(int64, tag = "3")]
     pub(super) revision: i64,
 }
@@ -73,7 +73,7 @@ pub(super) enum Operation {
     Delete(DeleteRangeRequest),
 }
 
-/// What must be true for a transaction to be done: here always that something is equal, whose number is 0 and thus left out.
+/// The condition of a transaction: here always an equality, whose number is 0 and thus omitted.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Compare {
     /// [`Self::CREATE_REVISION`] or [`Self::LEASE`].
@@ -141,7 +141,7 @@ pub(super) struct LeaseGrantRequest {
 pub(super) struct LeaseGrantResponse {
     #[prost(int64, tag = "2")]
     pub(super) id: i64,
-    /// Seconds; a server may grant more than it was asked for.
+    /// Seconds; a server may grant more than requested.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
 }
@@ -163,7 +163,7 @@ pub(super) struct LeaseKeepAliveRequest {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseKeepAliveResponse {
-    /// Seconds; 0 of a lease that is gone.
+    /// Seconds; 0 if the lease is gone.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
 }
@@ -172,14 +172,14 @@ pub(super) struct LeaseKeepAliveResponse {
 pub(super) struct LeaseTimeToLiveRequest {
     #[prost(int64, tag = "1")]
     pub(super) id: i64,
-    /// Whether to answer with the keys that are attached.
+    /// Whether to return the attached keys.
     #[prost(bool, tag = "2")]
     pub(super) keys: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct LeaseTimeToLiveResponse {
-    /// Whole seconds: 0 of a lease with less than one left, -1 of one that is gone.
+    /// Whole seconds: 0 for a lease with less than one left, -1 for one that is gone.
     #[prost(int64, tag = "3")]
     pub(super) ttl: i64,
     #[prost(bytes = "vec", repeated, tag = "5")]
@@ -196,7 +196,7 @@ pub(super) struct WatchRequest {
 pub(super) enum WatchOrder {
     #[prost(message, tag = "1")]
     Create(WatchCreateRequest),
-    /// Asks for a sign of life.
+    /// Requests a sign of life.
     #[prost(message, tag = "3")]
     Progress(WatchProgressRequest),
 }
@@ -230,7 +230,7 @@ pub(super) struct WatchResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Event {
-    /// 0 for a put, [`Self::DELETE`].
+    /// 0 for a put, otherwise [`Self::DELETE`].
     #[prost(int32, tag = "1")]
     pub(super) kind: i32,
     #[prost(message, optional, tag = "2")]
@@ -241,7 +241,7 @@ impl Event {
     pub(super) const DELETE: i32 = 1;
 }
 
-/// `Debug` leaves the password out.
+/// `Debug` omits the password.
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub(super) struct AuthenticateRequest {
@@ -265,9 +265,9 @@ pub(super) struct AuthenticateResponse {
     pub(super) token: String,
 }
 
-/// The range of all keys that begin with `prefix`: its first key, and the first key behind it.
+/// The range of all keys that start with `prefix`: its first key, and the first key after it.
 pub(super) fn prefix_range(prefix: &str) -> (Vec<u8>, Vec<u8>) {
-    // To etcd, from 0 to 0 is everything. UTF-8 has no byte 255, so the last byte can grow.
+    // For etcd, the range from 0 to 0 is everything. UTF-8 has no byte 255, so the last byte can be incremented.
     let mut end = prefix.as_bytes().to_vec();
     match end.last_mut() {
         Some(last) => {

@@ -1,7 +1,7 @@
-//! [`Sessions`]: one client for each endpoint, and operations that are tried on one after another until a deadline.
+//! [`Sessions`]: one client per endpoint. Operations try one endpoint after another until a deadline.
 //!
-//! Nothing is balanced: that would spread operations over dead servers as well as live ones. The endpoint in use is kept until
-//! an operation on it fails.
+//! There is no load balancing: it would spread operations over dead servers as well as live ones. The current endpoint stays in
+//! use until an operation on it fails.
 
 use std::error::Error as _;
 use std::fmt;
@@ -19,11 +19,11 @@ use super::config::{EtcdConfig, invalid};
 /// Why an operation failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// etcd does not know what was named: the lease.
+    /// etcd does not know the lease.
     NotFound,
-    /// etcd will not do it, however often it is asked.
+    /// etcd refuses the operation; retrying does not help.
     Refused(EngineError),
-    /// No endpoint did it in time.
+    /// No endpoint completed it in time.
     Unreachable(EngineError),
 }
 
@@ -52,13 +52,13 @@ pub(super) struct Sessions {
     next_id: AtomicU64,
 }
 
-/// An endpoint, and the client on it: none before the first use and after a failure.
+/// An endpoint and its client: `None` before the first use and after a failure.
 struct Session {
     endpoint: String,
     connected: Mutex<Option<Connected>>,
 }
 
-/// A client that has authenticated, where that is asked for. The id tells it from its successors.
+/// A client, authenticated if etcd requires it. The id distinguishes it from its successors.
 #[derive(Clone)]
 struct Connected {
     id: u64,
@@ -71,7 +71,7 @@ impl Sessions {
         config.validate()?;
         let mut sessions = Vec::new();
         for endpoint in config.checked_endpoints()? {
-            // This does no I/O: it fails for unusable certificates only.
+            // This does no I/O: it fails only for unusable certificates.
             Client::try_new(&endpoint, &config).map_err(|error| {
                 let problem = "must be PEM, and the key must be the certificate's";
                 invalid("tls", problem).with_source(error)
@@ -93,7 +93,7 @@ impl Sessions {
         &self.config
     }
 
-    /// Performs `operation` on the endpoint in use, then on each other and once more, until one answers. Every try gets its
+    /// Performs `operation` on the endpoint in use, then on each other and once more, until one answers. Every attempt gets its
     /// share of the request timeout, so that one hanging server does not use it up.
     pub(super) async fn perform<T, Answer>(
         &self,
@@ -131,7 +131,7 @@ impl Sessions {
         Err(Failure::Unreachable(error))
     }
 
-    /// One try. A client that fails it is left behind: its connection may hang for longer than a new one takes, and its user
+    /// One attempt. If it fails, its client is discarded: the connection may hang for longer than a new one takes, and its user
     /// may have to authenticate again.
     async fn attempt<T, Answer>(
         &self,
@@ -169,17 +169,17 @@ impl Sessions {
         Ok(connected)
     }
 
-    /// Moves on from an endpoint that failed, unless somebody did already.
+    /// Moves on from an endpoint that failed, unless another task already has.
     fn leave(&self, index: usize) {
         let next = (index + 1) % self.sessions.len();
-        // Whoever loses the race reads the winner's choice.
+        // The loser of the race uses the winner's choice.
         let _ = self
             .current
             .compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-/// A client whose answer is awaited. Dropped without one, after a failure or because a try ran out of time, it is forgotten.
+/// A client with a pending answer. If dropped without one, after a failure or a timeout, the client is discarded.
 struct Unproven<'a> {
     session: &'a Session,
     id: u64,
@@ -196,7 +196,7 @@ impl Drop for Unproven<'_> {
     }
 }
 
-/// The endpoints, as messages name them.
+/// The endpoints, for messages.
 impl fmt::Display for Sessions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, session) in self.sessions.iter().enumerate() {
@@ -211,7 +211,7 @@ fn u32_of(tries: usize) -> u32 {
     u32::try_from(tries).unwrap_or(u32::MAX)
 }
 
-/// An answer of etcd's that asking again, there or elsewhere, would not change.
+/// An answer from etcd that retrying, there or on another endpoint, would not change.
 fn definitive(what: &str, status: &Status) -> Option<Failure> {
     let refused = |problem: &str| {
         let message = format!(
@@ -233,7 +233,7 @@ fn definitive(what: &str, status: &Status) -> Option<Failure> {
     }
 }
 
-/// What a failed call says, with what lies behind it.
+/// The message of a failed call, with its causes.
 pub(super) fn problem_of(status: &Status) -> String {
     let mut problem = status.message().to_owned();
     let mut source = status.source();
@@ -247,7 +247,7 @@ pub(super) fn problem_of(status: &Status) -> String {
     problem
 }
 
-/// Growing pauses between tries of what must go on until it succeeds.
+/// Growing pauses between the attempts of an operation that must eventually succeed.
 #[derive(Debug)]
 pub(super) struct Pauses {
     next: Duration,
@@ -255,7 +255,7 @@ pub(super) struct Pauses {
 
 impl Pauses {
     const FIRST: Duration = Duration::from_millis(50);
-    /// A small part of the shortest useful time to live: whoever comes back after an outage puts its entries again within it.
+    /// A small part of the shortest useful time to live: owners put their entries again within it after an outage.
     const LONGEST: Duration = Duration::from_secs(1);
 
     pub(super) fn new() -> Self {

@@ -1,9 +1,9 @@
 //! [`EtcdWatch`]: a task that follows a prefix and feeds a channel.
 //!
-//! It reads everything at a revision and watches from the next one on, so nothing falls between. When the watch ends, for
-//! whatever reason (the connection broke, the history was compacted, the server lost its leader), it starts over.
+//! It reads everything at a revision and watches from the next one on, so it misses nothing. When the watch ends, for any
+//! reason (the connection broke, the history was compacted, the server lost its leader), it starts over.
 //!
-//! A server that hangs ends nothing: it is asked for a sign of life now and then, so that its silence is known as such.
+//! A hanging server does not end a watch: the task requests a sign of life at intervals, so that it recognizes silence.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,10 +24,10 @@ use super::protocol::{
 use super::session::{Failure, Pauses, Sessions, problem_of};
 use crate::discovery::{Change, Entry, Watch};
 
-/// Changes that wait for a slow watcher. When they are this many, the task stops reading and etcd keeps the rest.
+/// Changes that may queue for a slow watcher. When the queue is full, the task stops reading and etcd buffers the rest.
 pub(super) const BACKLOG_CHANGES: usize = 1024;
 
-/// How often in a lease's time to live a watched server is asked for a sign of life.
+/// How often per time to live of a lease the task requests a sign of life from the server.
 const SIGNS_PER_TTL: u32 = 3;
 
 /// A stream of changes.
@@ -55,7 +55,7 @@ impl Watch for EtcdWatch {
     }
 }
 
-/// Everything under a prefix, and what happens after.
+/// The entries under a prefix, and the changes that follow.
 pub(super) struct Feed {
     entries: Vec<Entry>,
     changes: Changes,
@@ -85,7 +85,7 @@ pub(super) async fn get(sessions: &Sessions, prefix: &str) -> Result<Vec<Entry>,
     Ok(answer.0)
 }
 
-/// The entries under a prefix, and the store's revision at that moment.
+/// The entries under a prefix, and the store's revision at that time.
 async fn get_all(client: &Client, prefix: &str) -> Result<(Vec<Entry>, i64), Status> {
     let (key, range_end) = prefix_range(prefix);
     let answer = client.range(RangeRequest { key, range_end }).await?;
@@ -150,7 +150,7 @@ impl Follower {
         }
     }
 
-    /// Passes changes on until there is a gap; returns its reason.
+    /// Passes changes on until there is a gap; returns the reason for the gap.
     async fn follow(&self, changes: &mut Changes, known: &mut Known) -> Result<String, Gone> {
         let mut pulse = Pulse::new(self.sessions.config().lease_ttl / SIGNS_PER_TTL);
         loop {
@@ -181,7 +181,7 @@ impl Follower {
             };
             let told_from = Instant::now();
             self.tell(news).await?;
-            // While nobody took our changes, we did not listen.
+            // While the watcher took no changes, we did not read from etcd.
             pulse.silent_since += told_from.elapsed();
         }
     }
@@ -193,7 +193,7 @@ impl Follower {
         Ok(())
     }
 
-    /// A new feed, however long that takes.
+    /// Opens a new feed, however long that takes.
     async fn reopen(&self) -> Feed {
         let mut pauses = Pauses::new();
         loop {
@@ -209,7 +209,7 @@ impl Follower {
     }
 }
 
-/// The signs of life of a server that is asked for them.
+/// The requested signs of life of a server.
 struct Pulse {
     interval: Duration,
     silent_since: Instant,
@@ -226,7 +226,8 @@ impl Pulse {
         }
     }
 
-    /// Whether a sign was due and did not come: the last may have come just before it was asked for the next.
+    /// Whether a sign of life was due and missing. The last one may have arrived just before the next request, hence two
+    /// intervals.
     fn has_stopped(&self, now: Instant) -> bool {
         now.duration_since(self.silent_since) > self.interval * 2
     }
@@ -264,7 +265,7 @@ fn change_of(event: Event, known: &mut Known, now: Instant) -> Option<Change> {
     }
 }
 
-/// `None`, with a warning, for a key that is no text: none of ours.
+/// `None`, with a warning, for a key that is not text: it is not ours.
 fn entry_of(pair: KeyValue) -> Option<Entry> {
     match String::from_utf8(pair.key) {
         Ok(key) => Some(Entry {

@@ -1,4 +1,4 @@
-//! What can be set about discovery in a directory, and where the directory is by default.
+//! Settings of discovery in a directory, and the default directory.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -21,32 +21,32 @@ use genset_backend_common::EngineError;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileDiscoveryConfig {
-    /// Time between two beats of a lease. At least 10 ms; 500 ms by default.
+    /// Time between two beats of a lease. At least 10 ms; default 500 ms.
     pub heartbeat_interval: Duration,
-    /// How long a lease that does not beat is taken to be alive. At least twice the heartbeat interval; 2 s by default.
+    /// How long a lease without a beat is considered alive. At least twice the heartbeat interval; default 2 s.
     pub time_to_live: Duration,
-    /// Time between two looks into the directory, while somebody watches. At least 10 ms, and at most a quarter of the
-    /// time to live; 200 ms by default.
+    /// Time between two scans of the directory, while there are watchers. At least 10 ms, and at most a quarter of the
+    /// time to live; default 200 ms.
     pub scan_interval: Duration,
-    /// The most that one lease's entries may take up, keys and values together, in bytes; a larger file of another process
-    /// is not read. At least 1; 64 MiB by default.
+    /// The maximum size of one lease's entries, keys and values together, in bytes. A larger file of another process
+    /// is not read. At least 1; default 64 MiB.
     pub max_lease_bytes: u64,
-    /// Whom the directory may belong to; private by default.
+    /// Who may own the directory; private by default.
     pub access: DirectoryAccess,
 }
 
-/// Whom the directory of a store may belong to.
+/// Who may own the directory of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DirectoryAccess {
-    /// To this user alone: one that another user owns or can write to is refused, since it could name any address.
+    /// Only this user. A directory that another user owns or can write to is refused, since that user could name any address.
     #[default]
     Private,
-    /// To this user or root, and others may write to it: whoever may is trusted to name addresses. It must be sticky then,
-    /// so that one user's entries stay that user's.
+    /// This user or root, and others may write to it: every writer is trusted to name addresses. The directory must then be
+    /// sticky, so that each user's entries stay that user's.
     Shared,
 }
 
-/// Below this, processes would do little else than look and beat.
+/// With shorter intervals, processes would do little else than scan and beat.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Default for FileDiscoveryConfig {
@@ -62,10 +62,10 @@ impl Default for FileDiscoveryConfig {
 }
 
 impl FileDiscoveryConfig {
-    /// Checks every value and how they fit together.
+    /// Checks every value and their relations.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the first field that is out of its range.
+    /// `InvalidArgument`, naming the first field that is out of range.
     pub fn validate(&self) -> Result<(), EngineError> {
         let beat = self.heartbeat_interval;
         let scan = self.scan_interval;

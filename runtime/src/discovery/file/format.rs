@@ -1,8 +1,8 @@
-//! The bytes of a lease's file.
+//! The bytes of a lease file.
 //!
-//! Three parts: a line of fixed width with the format and the file's version; a line of JSON that lists the entries in
-//! the order of their keys; their values, one after the other. The version counts the writes, so that a reader who knows
-//! the version need not read on.
+//! Three parts: a fixed-width line with the format and the file's version; a line of JSON that lists the entries in
+//! key order; their values, concatenated. The version counts the writes, so that a reader that already has
+//! the version can stop there.
 
 use std::collections::BTreeMap;
 
@@ -14,14 +14,14 @@ const MAGIC: &str = "genset-lease 1 ";
 /// Digits of the largest version.
 const VERSION_DIGITS: usize = 20;
 
-/// Bytes of the first line: all that is needed to tell whether the rest is known.
+/// Bytes of the first line: enough to tell whether the reader already knows the rest.
 pub(super) const HEAD_BYTES: usize = MAGIC.len() + VERSION_DIGITS + 1;
 
 /// A value under a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) value: Bytes,
-    /// Orders the puts of one key by several leases: the larger is the later.
+    /// Orders the puts of one key by several leases: the larger is later.
     pub(super) stamp: u64,
 }
 
@@ -35,7 +35,7 @@ struct Listed {
     length: usize,
 }
 
-/// Why a lease's file cannot be read.
+/// Why a lease file cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FormatError {
     #[error("it does not begin as a lease of this version of the store")]
@@ -48,7 +48,7 @@ pub(super) enum FormatError {
     Length { found: usize, listed: usize },
 }
 
-/// The whole file.
+/// Encodes the whole file.
 pub(super) fn encode(version: u64, entries: &Entries) -> Result<Vec<u8>, serde_json::Error> {
     let list: Vec<Listed> = entries
         .iter()

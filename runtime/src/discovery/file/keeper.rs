@@ -1,7 +1,7 @@
-//! The thread of a [`FileDiscovery`](super::FileDiscovery): it keeps the leases alive, and looks into the directory while
-//! somebody watches.
+//! The thread of a [`FileDiscovery`](super::FileDiscovery): it keeps the leases alive, and scans the directory while
+//! there are watchers.
 //!
-//! A thread rather than a task, so that a busy async runtime does not cost a process its leases.
+//! A thread rather than a task, so that a busy async runtime does not lose its leases.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::scan::{Scanned, Scanner};
 use super::store::{Store, StoreError};
 use super::view::View;
 
-/// What the thread and its callers share.
+/// State shared by the thread and its callers.
 #[derive(Debug)]
 pub(super) struct Keeper {
     pub(super) store: Arc<Store>,
@@ -31,12 +31,12 @@ pub(super) struct Keeper {
 #[derive(Debug, Default)]
 struct Work {
     leases: Vec<Arc<LeaseFile>>,
-    /// Something may have changed: look now.
+    /// Something may have changed: scan now.
     is_poked: bool,
     is_over: bool,
 }
 
-/// Ends the thread when the last is dropped. Does not wait for it.
+/// Ends the thread when the last owner is dropped. Does not wait for it.
 #[derive(Debug)]
 pub(super) struct KeeperOwner(Arc<Keeper>);
 
@@ -70,7 +70,7 @@ impl Keeper {
         self.poke();
     }
 
-    /// Makes the thread look for changes now.
+    /// Makes the thread scan for changes now.
     pub(super) fn poke(&self) {
         self.work.lock().is_poked = true;
         self.wake.notify_one();
@@ -110,7 +110,7 @@ impl Keeper {
         self.beat(LeaseFile::is_ended);
     }
 
-    /// Says so where the leases were not kept fresh for so long that others took this process for dead.
+    /// Warns if the leases were stale for so long that other processes considered this one dead.
     fn tell_of_silence(&self) {
         let leases = self.work.lock().leases.clone();
         let silent = leases.iter().map(|lease| lease.take_silence()).max();
@@ -122,7 +122,7 @@ impl Keeper {
         }
     }
 
-    /// Waits until something is due, or somebody pokes. `false` once nobody needs the thread.
+    /// Waits until something is due or the thread is poked. Returns `false` when the thread is no longer needed.
     fn wait_until(&self, beat_at: Instant, scan_at: Option<Instant>) -> bool {
         let mut work = self.work.lock();
         while !work.is_poked && !work.is_over {
@@ -139,7 +139,7 @@ impl Keeper {
         !work.is_over
     }
 
-    /// Beats for the leases that `which` takes, and leaves those that are over.
+    /// Beats for the leases that `which` selects, and forgets those that have ended.
     fn beat(&self, which: impl Fn(&LeaseFile) -> bool) {
         let leases = self.work.lock().leases.clone();
         let is_over = |lease: &&Arc<LeaseFile>| which(lease) && lease.beat() == Beat::Over;

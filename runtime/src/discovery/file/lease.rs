@@ -1,4 +1,4 @@
-//! A lease as its holder keeps it: one file, written whole and kept fresh.
+//! A lease on its holder's side: one file, written as a whole and kept fresh.
 
 use std::fs::File;
 use std::io;
@@ -18,13 +18,13 @@ use super::keeper::KeeperOwner;
 use super::store::{LeaseId, Store, StoreError, StoreId, mark};
 use crate::discovery::{Entry, Lease};
 
-/// A file that is missing at this many beats in a row is gone: at one, its directory may just be on its way out.
+/// A file missing at this many consecutive beats is gone. At one beat, its directory may be in the middle of removal.
 const BEATS_UNTIL_LOST: u32 = 2;
 
 /// More than the granularity of any file system's times.
 const COARSE_TIME: Duration = Duration::from_secs(2);
 
-/// Whether a lease is to be kept on.
+/// Whether to keep the lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beat {
     Again,
@@ -43,7 +43,7 @@ pub(super) struct LeaseFile {
     lost: CancellationToken,
 }
 
-/// What is in the file. The entries here are the truth: a file that is not as it was left is written again.
+/// The contents of the file. The entries here are authoritative: a file that differs is written again.
 #[derive(Debug)]
 struct Written {
     store_id: StoreId,
@@ -54,16 +54,16 @@ struct Written {
     is_out: bool,
 }
 
-/// How the file was found.
+/// The state in which the file was found.
 enum Found {
     AsLeft,
-    /// It is another file, or the store is another one: as after a mount or a restart of a file server.
+    /// The file or the store is a different one, as after a mount or a restart of a file server.
     Changed(StoreId),
     Missing,
 }
 
 impl LeaseFile {
-    /// Makes the file, without entries.
+    /// Creates the file, without entries.
     pub(super) fn create(store: Arc<Store>) -> Result<Self, EngineError> {
         let id = LeaseId::random();
         let store_id = store.id()?;
@@ -110,7 +110,7 @@ impl LeaseFile {
         }
     }
 
-    /// How long nobody has tried to keep it fresh; the time begins anew.
+    /// Returns how long nobody has tried to keep the lease fresh, and restarts the time.
     pub(super) fn take_silence(&self) -> Duration {
         let now = Instant::now();
         now.duration_since(std::mem::replace(&mut *self.beaten.lock(), now))
@@ -142,7 +142,7 @@ impl LeaseFile {
 
     fn find(&self, written: &Written) -> Result<Found, StoreError> {
         let found = self.store.look_at(self.id)?;
-        // After the file: if the marker is there now, the file was looked for in the store.
+        // Read after the file: if the marker exists now, the lookup was in the store.
         let store_id = self.store.id()?;
         let ours = written.file.metadata().and_then(|metadata| mark(&metadata));
         Ok(match (found, ours) {
@@ -164,7 +164,7 @@ impl LeaseFile {
         Ok(())
     }
 
-    /// Moves the file's time: to now, or elsewhere if it is there already. Needs no disk space.
+    /// Sets the file's time to now, or to a later time if it is already that. Needs no disk space.
     fn touch(&self, file: &File) -> Result<(), EngineError> {
         let touched = (|| {
             let before = file.metadata()?.modified()?;
@@ -201,7 +201,7 @@ impl LeaseFile {
         }
     }
 
-    /// Writes new entries; when that fails, the old ones stand.
+    /// Writes new entries; on failure, the old ones stay.
     fn replace(&self, written: &mut Written, entries: Entries) -> Result<(), EngineError> {
         if self.lost.is_cancelled() || self.is_ended.load(Ordering::Acquire) {
             return Err(self.gone());
@@ -242,8 +242,8 @@ impl LeaseFile {
         Ok(())
     }
 
-    /// Gives the lease up. Unlinks the file here rather than on the thread: a process that is about to exit may leave no
-    /// time for it. While another operation has the file, the thread does it.
+    /// Releases the lease. Unlinks the file here rather than on the thread: an exiting process may leave the thread no time.
+    /// If another operation has the file, the thread unlinks it.
     fn end(&self) {
         self.is_ended.store(true, Ordering::Release);
         if let Some(_written) = self.written.try_lock() {
@@ -266,7 +266,7 @@ fn encode(version: u64, entries: &Entries) -> Result<Vec<u8>, EngineError> {
 #[derive(Debug)]
 pub(super) struct FileLease {
     file: Arc<LeaseFile>,
-    /// Held by the write under way, also after its caller has gone, so that writes never overtake each other.
+    /// Held by the current write, even after its caller is gone, so that writes never overtake each other.
     turn: Arc<tokio::sync::Mutex<()>>,
     keeper: Arc<KeeperOwner>,
 }

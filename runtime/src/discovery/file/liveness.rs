@@ -1,12 +1,12 @@
-//! Whether a lease is alive, as a pure function of what was seen of its file.
+//! Whether a lease is alive, as a pure function of observations of its file.
 //!
-//! A reader compares what it sees with what it saw, and counts the time in which it looked and nothing changed. It never
-//! compares a file's time with its own clock, but for one shortcut: a file first seen whose time is near the clock's was
-//! written just now, and need not be seen to beat.
+//! A reader compares the file with its last observation, and counts the time in which it scanned and nothing changed. It never
+//! compares a file's time with its own clock, with one exception: a file first seen with a time near the clock's was
+//! just written and counts as alive without a beat.
 
 use std::time::{Duration, SystemTime};
 
-/// What changes when a lease beats or is written.
+/// The properties that change when a lease beats or is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileMark {
     pub(super) modified: SystemTime,
@@ -14,16 +14,16 @@ pub(super) struct FileMark {
     pub(super) length: u64,
 }
 
-/// What a reader thinks of a lease.
+/// A reader's verdict on a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Seen first with a time far from the clock's: it is alive once it is seen to change.
+    /// First seen with a time far from the clock's: it is alive once the reader sees it change.
     Undecided,
     Alive,
     Dead,
 }
 
-/// What a reader has seen of a lease.
+/// A reader's observations of a lease.
 #[derive(Debug)]
 pub(super) struct Liveness {
     mark: FileMark,
@@ -38,7 +38,7 @@ impl Liveness {
             Err(ahead) => (Duration::ZERO, ahead.duration() < time_to_live),
         };
         if is_near {
-            // The silence before this reader came counts, so that a dead lease goes as soon for late comers.
+            // The silence before this reader started counts, so that a dead lease expires no later for late readers.
             Self {
                 mark,
                 silent: age,
@@ -49,7 +49,7 @@ impl Liveness {
         }
     }
 
-    /// As [`Self::first_seen`], without the shortcut.
+    /// Like [`Self::first_seen`], without the shortcut.
     pub(super) fn unjudged(mark: FileMark) -> Self {
         Self {
             mark,
@@ -58,7 +58,7 @@ impl Liveness {
         }
     }
 
-    /// Takes in what a look at the file showed, `watched` after the look before, and says whether it has changed.
+    /// Takes in a scan of the file, `watched` after the previous one. Returns whether the file has changed.
     pub(super) fn observe(
         &mut self,
         mark: FileMark,
@@ -79,7 +79,7 @@ impl Liveness {
         is_changed
     }
 
-    /// Gives it the whole time to live again: the silence so far was an outage's.
+    /// Restarts its time to live: an outage caused the silence so far.
     pub(super) fn pardon(&mut self) {
         self.silent = Duration::ZERO;
     }
@@ -126,7 +126,7 @@ mod tests {
             let mut lease = Liveness::first_seen(at(seconds), clock(1000), LIVE);
             lease.observe(at(seconds), TICK, LIVE);
             assert_eq!(lease.verdict(), Verdict::Undecided, "{seconds}");
-            // Also when its time goes back.
+            // Even if its time goes back.
             lease.observe(at(seconds / 2 + 1), TICK, LIVE);
             assert_eq!(lease.verdict(), Verdict::Alive, "{seconds}");
         }

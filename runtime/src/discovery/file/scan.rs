@@ -1,4 +1,4 @@
-//! Looks into the directory, judges what is there, and keeps the view that watchers follow.
+//! Scans the directory, judges its leases, and maintains the view that watchers follow.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -15,25 +15,25 @@ use super::liveness::{Liveness, Verdict};
 use super::store::{LeaseId, Listing, Store, StoreError, StoreId};
 use super::view::View;
 
-/// A dead process's files are removed after this many times to live. A process that merely slept that long finds its
-/// file gone, and its lease lost.
+/// Files of dead processes are removed after this many times to live. A process that only slept that long then finds its
+/// file missing and its lease lost.
 const TIMES_TO_LIVE_UNTIL_REMOVED: u32 = 10;
 
-/// Of the time between two looks, at most this many scan intervals count as watched: in the rest, this process slept.
+/// At most this many scan intervals between two scans count as watched: for the rest, this process slept.
 const INTERVALS_COUNTED: u32 = 2;
 
-/// What a look showed.
+/// The result of a scan.
 #[derive(Debug)]
 pub(super) struct Scanned {
     pub(super) view: Arc<View>,
-    /// When to look again to be sure; `None` when there is no doubt.
+    /// When to scan again to be sure; `None` if there is no doubt.
     pub(super) look_again_in: Option<Duration>,
 }
 
 /// A lease as this reader knows it.
 #[derive(Debug, Default)]
 struct Known {
-    /// `None` until it is looked at, and again when nobody has looked for a while.
+    /// `None` until the first scan, and again after a time without scans.
     liveness: Option<Liveness>,
     version: Option<u64>,
     entries: Entries,
@@ -59,13 +59,13 @@ pub(super) struct Scanner {
     config: FileDiscoveryConfig,
     known: BTreeMap<LeaseId, Known>,
     temporaries: BTreeMap<PathBuf, Liveness>,
-    /// The store that was seen last.
+    /// The store of the last scan.
     store_id: Option<StoreId>,
     last_look: Option<Instant>,
     is_out: bool,
-    /// Watched time since the last outage. Until it is a time to live, leases may still be on their way back.
+    /// Watched time since the last outage. Until it reaches a time to live, leases may still be reappearing.
     settled_for: Duration,
-    /// Whether somebody watches, so that looks follow each other.
+    /// Whether there are watchers, so that scans are continuous.
     is_followed: bool,
     epoch: u64,
     has_news: bool,
@@ -90,7 +90,7 @@ impl Scanner {
         }
     }
 
-    /// Looks once, for somebody who does not watch.
+    /// Scans once, for a caller that does not watch.
     pub(super) fn scan(&mut self) -> Result<Scanned, StoreError> {
         let now = Instant::now();
         let is_stale = |look: Instant| now - look > self.config.scan_interval * INTERVALS_COUNTED;
@@ -100,14 +100,14 @@ impl Scanner {
         self.look()
     }
 
-    /// Looks once, and subscribes to what later looks show.
+    /// Scans once, and subscribes to the results of later scans.
     pub(super) fn follow(&mut self) -> Result<watch::Receiver<Arc<View>>, StoreError> {
         self.scan()?;
         self.is_followed = true;
         Ok(self.views.subscribe())
     }
 
-    /// Looks for the watchers, if there are any, and says when to look again.
+    /// Scans for the watchers, if there are any, and returns the time until the next scan.
     pub(super) fn keep_following(&mut self) -> Option<Duration> {
         self.is_followed = self.views.receiver_count() > 0;
         if !self.is_followed {
@@ -118,7 +118,7 @@ impl Scanner {
         Some(doubt.map_or(interval, |doubt| doubt.min(interval)))
     }
 
-    /// The stamp of a put of `key` that comes after every one that is there.
+    /// The stamp for a put of `key` that orders it after all existing ones.
     pub(super) fn stamp_after(&self, key: &str) -> u64 {
         let stamps = self
             .known
@@ -130,7 +130,7 @@ impl Scanner {
             .map_or(1, |last| last.saturating_add(1))
     }
 
-    /// Nobody has looked for a while, so what was known says nothing about who is alive. The entries stay known.
+    /// There was no scan for a while, so the known liveness is stale. Keeps the entries.
     fn forget_liveness(&mut self) {
         self.known
             .values_mut()
@@ -173,7 +173,7 @@ impl Scanner {
         self.last_look = None;
     }
 
-    /// What is there now may be an older or a newer store. Each known lease has a time to live to show itself in it.
+    /// The store may now be older or newer. Each known lease has a time to live to reappear in it.
     fn end_outage(&mut self) {
         tracing::info!(path = %self.store.path().display(), "discovery can be read again");
         self.is_out = false;
@@ -189,7 +189,7 @@ impl Scanner {
         }
     }
 
-    /// The time since the last look in which this process was awake.
+    /// The time since the last scan in which this process was awake.
     fn watched_until(&mut self, now: Instant) -> Duration {
         let most = self.config.scan_interval * INTERVALS_COUNTED;
         let last = self.last_look.replace(now);
@@ -215,7 +215,7 @@ impl Scanner {
         }
     }
 
-    /// A lease whose file is not listed is gone, once a second look has shown that the store is intact without it.
+    /// Removes a lease whose file is not listed, once a second scan has shown that the store is otherwise intact.
     fn take_in_missing(&mut self, listing: &Listing, now: Instant) {
         let is_settled = self.settled_for >= self.config.time_to_live;
         let listed: BTreeSet<_> = listing.leases.iter().map(|(id, _)| *id).collect();
@@ -236,7 +236,7 @@ impl Scanner {
         self.has_news |= self.known.len() != before;
     }
 
-    /// Removes what dead processes left. Its owner may have slept all the time: then it finds its lease lost.
+    /// Removes the files of dead processes. An owner that only slept then finds its lease lost.
     fn remove_remains(&mut self, listing: &Listing, watched: Duration) {
         let time_to_live = self.config.time_to_live;
         let longest = time_to_live * TIMES_TO_LIVE_UNTIL_REMOVED;
@@ -283,7 +283,7 @@ impl Scanner {
     }
 }
 
-/// Reads a lease whose file has changed, and says whether its entries have. One that cannot be read keeps those it had.
+/// Reads a lease whose file has changed. Returns whether its entries have. If the read fails, the old entries stay.
 fn read_anew(store: &Store, id: LeaseId, known: &mut Known) -> bool {
     let decoded = store.read(id, known.version).and_then(|file| {
         let decoded = file.map(|file| format::decode(&file)).transpose();
@@ -293,7 +293,7 @@ fn read_anew(store: &Store, id: LeaseId, known: &mut Known) -> bool {
         })
     });
     match decoded {
-        // A mount that came back may show what was there before; the holder is about to write it again.
+        // A remounted directory may show older contents; the holder is about to write it again.
         Ok(Some((version, _))) if known.version.is_some_and(|known| version < known) => false,
         Ok(Some((version, entries))) => {
             known.is_complained_about = false;
@@ -302,7 +302,7 @@ fn read_anew(store: &Store, id: LeaseId, known: &mut Known) -> bool {
             true
         }
         Ok(None) => false,
-        // Gone since it was listed: the next look shows it missing.
+        // Removed since the listing: the next scan shows it as missing.
         Err(error) if error.is_missing() => false,
         Err(error) => {
             if !std::mem::replace(&mut known.is_complained_about, true) {

@@ -1,7 +1,7 @@
-//! The directory of a store: its marker, who may use it, what lies in it, and atomic writes.
+//! The directory of a store: its marker, access checks, listing, and atomic writes.
 //!
-//! The marker, a small file with a random id, tells a store from a directory that merely has its name: one whose mount is
-//! gone, or that was removed and made again. A directory without one is an outage, not an empty store.
+//! The marker, a small file with a random id, distinguishes a store from a directory that merely has its name, because the mount
+//! is gone or the directory was removed and recreated. A directory without a marker is an outage, not an empty store.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -23,23 +23,23 @@ const MARKER: &str = "genset-discovery";
 /// The marker's first word: the version of everything in the directory.
 const MARKER_VERSION: &str = "1";
 
-/// More than any marker holds.
+/// Larger than any marker.
 const MARKER_BYTES: u64 = 256;
 
 const LEASE_SUFFIX: &str = ".lease";
 
-/// Suffix of files that are being written.
+/// Suffix of files being written.
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
-/// Which lease: random, so that no two processes ever use the same.
+/// The id of a lease: random, so that no two processes ever use the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct LeaseId(u64);
 
-/// Which store: what its marker says.
+/// The id of a store: the content of its marker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct StoreId(String);
 
-/// A file operation that failed, and where.
+/// A failed file operation and its path.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StoreError {
     #[error("discovery cannot {action} {}: {source}", path.display())]
@@ -86,7 +86,7 @@ impl From<StoreError> for EngineError {
     }
 }
 
-/// What one look into the directory showed.
+/// The result of one listing of the directory.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) id: StoreId,
@@ -103,7 +103,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Makes the directory and its marker where they are missing, and checks whose they are.
+    /// Creates the directory and its marker if they are missing, and checks their owners.
     pub(super) fn open(path: PathBuf, config: &FileDiscoveryConfig) -> Result<Self, StoreError> {
         let store = Self {
             path,
@@ -123,7 +123,7 @@ impl Store {
         self.max_lease_bytes
     }
 
-    /// Makes the store again after its directory was removed; its parent must be there, or else something greater is amiss.
+    /// Recreates the store after its directory was removed. Requires the parent directory: without it, the problem is larger.
     pub(super) fn restore(&self) -> Result<StoreId, StoreError> {
         self.make_directory(false)?;
         self.make_marker()
@@ -145,8 +145,7 @@ impl Store {
         self.check_access()
     }
 
-    /// Checks that nobody who is not trusted can put addresses into the store: neither through the directory, nor by a link
-    /// to it.
+    /// Checks that no untrusted user can put addresses into the store, neither through the directory nor through a link to it.
     fn check_access(&self) -> Result<(), StoreError> {
         let user = rustix::process::geteuid().as_raw();
         let refused = |problem: String| StoreError::NotPrivate {
@@ -180,8 +179,8 @@ impl Store {
         }
     }
 
-    /// The store's id; writes a marker with a new one if there is none. When several processes do, the last one's stays:
-    /// to all others the store looks renewed, which harms nothing.
+    /// The store's id; writes a marker with a new one if there is none. If several processes do so, the last one's stays:
+    /// to the others the store looks replaced, which is harmless.
     fn make_marker(&self) -> Result<StoreId, StoreError> {
         match self.id() {
             Err(StoreError::NoMarker { .. }) => {}
@@ -192,7 +191,7 @@ impl Store {
         self.id()
     }
 
-    /// The id of the store that is there now.
+    /// The id of the current store.
     pub(super) fn id(&self) -> Result<StoreId, StoreError> {
         let path = self.path.join(MARKER);
         let mut marker = String::new();
@@ -208,7 +207,7 @@ impl Store {
                     path: self.path.clone(),
                     version: version.to_owned(),
                 }),
-                // What a crash of the machine may leave of a file.
+                // A crash of the machine may leave such a file.
                 None => Err(StoreError::NoMarker {
                     path: self.path.clone(),
                 }),
@@ -216,7 +215,7 @@ impl Store {
         }
     }
 
-    /// What is in the directory. Whatever is neither a lease nor being written is left out.
+    /// Lists the directory. Skips files that are neither leases nor being written.
     pub(super) fn list(&self) -> Result<Listing, StoreError> {
         let look = self.failed("look into", &self.path);
         let (mut leases, mut temporaries) = (Vec::new(), Vec::new());
@@ -228,7 +227,7 @@ impl Store {
             if lease.is_none() && !name.ends_with(TEMPORARY_SUFFIX) {
                 continue;
             }
-            // One that went after it was listed is not there.
+            // It was removed after the listing.
             let Ok(metadata) = item.metadata() else {
                 continue;
             };
@@ -241,7 +240,7 @@ impl Store {
                 None => temporaries.push((item.path(), mark)),
             }
         }
-        // After the listing: if the marker is there now, what was listed was the store.
+        // Read after the listing: if the marker exists now, the listing was of the store.
         let id = self.id()?;
         Ok(Listing {
             id,
@@ -254,7 +253,7 @@ impl Store {
         self.path.join(format!("{lease}{LEASE_SUFFIX}"))
     }
 
-    /// A lease's file and what it looks like; `None` when it is not there.
+    /// A lease file's mark; `None` if there is no file.
     pub(super) fn look_at(&self, lease: LeaseId) -> Result<Option<FileMark>, StoreError> {
         let path = self.lease_path(lease);
         match fs::symlink_metadata(&path).and_then(|metadata| mark(&metadata)) {
@@ -264,7 +263,7 @@ impl Store {
         }
     }
 
-    /// A lease's file, unless it is still of the version `known`.
+    /// Reads a lease file, unless its version is still `known`.
     pub(super) fn read(
         &self,
         lease: LeaseId,
@@ -280,7 +279,7 @@ impl Store {
             return Ok(None);
         }
         let length = file.metadata().map_err(&fail)?.len();
-        // The list of entries comes on top of what the limit is about.
+        // The limit covers keys and values only, so allow extra for the list of entries.
         let most = self
             .max_lease_bytes
             .saturating_mul(2)
@@ -297,7 +296,7 @@ impl Store {
         Ok(Some(bytes.into()))
     }
 
-    /// Replaces a lease's file, whole or not at all, and returns it.
+    /// Replaces a lease file atomically and returns it.
     pub(super) fn write(&self, lease: LeaseId, bytes: &[u8]) -> Result<File, StoreError> {
         self.replace(&self.lease_path(lease), bytes)
     }
@@ -310,9 +309,9 @@ impl Store {
         }
     }
 
-    /// Writes a new file and renames it. Its name is random and it is never one that is there already: a link that somebody
-    /// laid there would lead us to a file of ours elsewhere. Nothing is synced to disk: what is in the store is of no use
-    /// after the machine went down.
+    /// Writes a new file and renames it. Its name is random and never that of an existing file, so that a link planted
+    /// there cannot redirect the write to another of our files. Nothing is synced to disk: the store's contents are useless
+    /// after a crash of the machine.
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<File, StoreError> {
         let name = format!("{:016x}{TEMPORARY_SUFFIX}", rand::random::<u64>());
         let temporary = &self.path.join(name);
@@ -345,7 +344,7 @@ impl Store {
     }
 }
 
-/// Opens a file to read it: no link to another, and no pipe that would be waited for.
+/// Opens a file for reading. Refuses links to other files, and never waits on a pipe.
 fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new()
@@ -367,7 +366,7 @@ impl LeaseId {
     fn of_file(name: &str) -> Option<Self> {
         let digits = name.strip_suffix(LEASE_SUFFIX)?;
         let id = Self(u64::from_str_radix(digits, 16).ok()?);
-        // One spelling for each lease, or two files would be one.
+        // One spelling per lease, otherwise two names would mean the same lease.
         (id.to_string() == digits).then_some(id)
     }
 }
@@ -378,7 +377,7 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// What a file looks like.
+/// The mark of a file.
 pub(super) fn mark(metadata: &fs::Metadata) -> io::Result<FileMark> {
     Ok(FileMark {
         modified: metadata.modified()?,

@@ -1,4 +1,4 @@
-//! What is in the store, as one reader sees it, and the watchers that follow it.
+//! The contents of the store as one reader sees them, and the watchers that follow them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -20,16 +20,16 @@ struct Shown {
     lease: LeaseId,
 }
 
-/// Everything that live leases hold.
+/// All entries of live leases.
 #[derive(Debug, Default)]
 pub(super) struct View {
-    /// Counts the gaps: across one, a watcher gets a snapshot.
+    /// Counts the gaps: after one, a watcher gets a snapshot.
     epoch: u64,
     entries: BTreeMap<String, Shown>,
 }
 
 impl View {
-    /// For each key the last put wins; of two at the same time, the same one for every reader.
+    /// For each key the last put wins; among simultaneous puts, all readers choose the same one.
     pub(super) fn of<'a>(epoch: u64, leases: impl Iterator<Item = (LeaseId, &'a Entries)>) -> Self {
         let mut entries = BTreeMap::<String, Shown>::new();
         for (lease, held) in leases {
@@ -58,7 +58,7 @@ impl View {
         from_prefix.take_while(move |(key, _)| key.starts_with(prefix))
     }
 
-    /// What a watcher of `prefix` that was told `old` is to be told now.
+    /// The changes for a watcher of `prefix` that last received `old`.
     fn changes_since(&self, old: Option<&Self>, prefix: &str) -> VecDeque<Change> {
         let Some(old) = old.filter(|old| old.epoch == self.epoch) else {
             return [Change::Snapshot(self.under(prefix))].into();
@@ -67,7 +67,7 @@ impl View {
             .range(prefix)
             .filter(|(key, _)| !self.entries.contains_key(*key))
             .map(|(key, _)| Change::Removed(key.clone()));
-        // The same value under another stamp was put anew, which is news.
+        // The same value with another stamp was put again, which is a change.
         let put = self
             .range(prefix)
             .filter(|(key, shown)| old.entries.get(*key) != Some(*shown))
@@ -83,15 +83,15 @@ fn entry(key: &str, shown: &Shown) -> Entry {
     }
 }
 
-/// A watch: compares the newest view with the one it told of. What came between two views is not told, so that a slow
-/// watcher neither holds up others nor fills memory.
+/// A watch: compares the newest view with the last one it reported. It skips the views in between, so that a slow
+/// watcher neither delays others nor fills memory.
 #[derive(Debug)]
 pub(super) struct FileWatch {
     prefix: String,
     views: watch::Receiver<Arc<View>>,
     told: Option<Arc<View>>,
     pending: VecDeque<Change>,
-    /// The thread scans for as long as this is held.
+    /// The thread scans as long as this is held.
     _keeper: Arc<KeeperOwner>,
 }
 

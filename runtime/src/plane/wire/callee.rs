@@ -1,5 +1,5 @@
-//! [`Callee`]: the end of a connection that answers. Every stream is a task that asks the endpoint's handler for one item
-//! for each credit, and one ahead, so that a slow reader makes its engine wait, and nobody else.
+//! [`Callee`]: the serving end of a connection. Every stream is a task that requests one item from the endpoint's handler per
+//! credit, and one ahead, so that a slow reader delays only its own engine request.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -32,14 +32,14 @@ use crate::plane::ErasedHandler;
 /// The most credit a caller may have outstanding on a stream.
 const MAX_CREDIT_ITEMS: usize = 1 << 20;
 
-/// A handler, and the runtime that its streams run on: not that of links, which a request must not keep waiting.
+/// A handler and the runtime of its streams: not the one of links, which a request must not delay.
 #[derive(Clone)]
 pub(super) struct ServedHandler {
     pub(super) handler: Arc<ErasedHandler>,
     pub(super) runtime: Handle,
 }
 
-/// What a process serves: by instance and the endpoint's full name.
+/// The handlers a process serves, by instance and full endpoint name.
 pub(super) type Handlers = Arc<RwLock<HashMap<(InstanceId, String), ServedHandler>>>;
 
 /// One caller's connection.
@@ -88,7 +88,7 @@ impl Callee {
         self.streams.lock().is_empty()
     }
 
-    /// Ends every stream, as dropping its response does: nobody reads them any more.
+    /// Ends every stream as if its response were dropped: nobody reads them any more.
     pub(super) fn end_streams(&self) {
         let streams = std::mem::take(&mut *self.streams.lock());
         for stream in streams.into_values() {
@@ -111,7 +111,7 @@ impl Callee {
             }
             Err(error) => return Err(violation("Request", &error)),
         };
-        // Before the table is locked: a large request takes a while to look through.
+        // Before the lock of the table: a large request takes a while to scan.
         let cost = cost_of(payload, &body);
         let mut streams = self.streams.lock();
         let open = streams.len();
@@ -155,7 +155,7 @@ impl Callee {
             _sends: StreamGuard::new(&self.link),
             _held: held,
         };
-        // The task cannot leave the table before it is in it: the table is locked.
+        // The task cannot remove itself before it is inserted: the table is locked.
         let task = self
             .tasks
             .spawn_on(stream.answer(handler, body, ctx.clone()), &runtime)
@@ -183,7 +183,7 @@ impl Callee {
         EngineError::new(ErrorKind::Overloaded, message).with_retry_after(Duration::from_secs(1))
     }
 
-    /// Refuses a request whose stream was not looked up yet.
+    /// Refuses a request before its stream is looked up.
     fn refuse_new(&self, id: u32, error: &EngineError) -> Result<(), Violation> {
         if id == 0 || self.streams.lock().contains_key(&id) {
             return Err(Violation(format!("stream {id} was opened twice")));
@@ -211,7 +211,7 @@ impl Callee {
             .push(FrameKind::Error, id, &payload)
             .is_err()
         {
-            // Details over the peer's frame limit: the kind alone then.
+            // If the details exceed the peer's frame limit, send the kind alone.
             let brief = EngineError::new(error.kind(), "the error's details are too long to send");
             let payload = encode_payload(&WireError::from(&brief)).unwrap_or_default();
             self.link.control(FrameKind::Error, id, &payload);
@@ -223,7 +223,7 @@ impl Callee {
             decode_payload(payload).map_err(|error| violation("Cancel", &error))?;
         let mut streams = self.streams.lock();
         if cancel.discard {
-            // A stream that has just ended is not there any more.
+            // The stream may have just ended.
             if let Some(stream) = streams.remove(&id) {
                 drop(streams);
                 stream.ctx.cancel(cancel.reason);
@@ -280,7 +280,7 @@ impl FrameSink for CalleeSink {
     }
 
     fn overloaded(&self, stream: u32) {
-        // One that is open goes on: its second Request would be a violation, had it been read.
+        // An open stream continues: its second `Request` would be a violation if it were read.
         if !self.0.streams.lock().contains_key(&stream) {
             self.0.refuse(stream, &self.0.no_memory());
         }
@@ -291,7 +291,7 @@ impl FrameSink for CalleeSink {
     }
 }
 
-/// What a request is taken to hold until its stream ends: its bytes and what they become, and the stream itself.
+/// The estimated memory of a request until its stream ends: its bytes, their decoded form, and the stream itself.
 fn cost_of(payload: &Bytes, body: &Bytes) -> usize {
     const STREAM_BYTES: usize = 4096;
     let most = payload.len().saturating_mul(4).max(decoded_bytes(body));
@@ -311,7 +311,7 @@ fn nobody_serves(head: &RequestHead) -> EngineError {
     EngineError::new(ErrorKind::CannotConnect, message)
 }
 
-/// One request being answered.
+/// A request in progress.
 struct Stream {
     id: u32,
     callee: Arc<Callee>,
@@ -324,7 +324,7 @@ struct Stream {
 impl Stream {
     async fn answer(self, handler: Arc<ErasedHandler>, body: Bytes, ctx: RequestContext) {
         let ended = self.send_items(&handler, body, ctx).await;
-        // Out of the table and into the outbox in one step: in between, the connection would look idle, and be closed.
+        // Remove the stream and push its end in one step: in between, the connection would look idle and be closed.
         let mut streams = self.callee.streams.lock();
         if streams.remove(&self.id).is_none() {
             return;
@@ -335,8 +335,8 @@ impl Stream {
         }
     }
 
-    /// Sends items as the caller makes room for them. One item is asked for ahead of that: so the end of a response, and an
-    /// error, need no room.
+    /// Sends items as the caller grants credit. Requests one item ahead, so that the end of a response or an error
+    /// needs no credit.
     async fn send_items(
         &self,
         handler: &ErasedHandler,
@@ -356,7 +356,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits until the caller has room for an item, but not for ever: what the request holds is wanted by others.
+    /// Waits until the caller has room for an item, within a time limit: others need the memory of this request.
     async fn wait_for_room(&self, ctx: &RequestContext) -> Result<(), EngineError> {
         let outbox = &self.callee.link.outbox;
         if outbox.has_room()
@@ -389,7 +389,7 @@ impl Stream {
 }
 
 impl Drop for Stream {
-    /// A handler that panicked ends its stream all the same.
+    /// Ends the stream even if the handler panicked.
     fn drop(&mut self) {
         let mut streams = self.callee.streams.lock();
         if streams.remove(&self.id).is_some() {

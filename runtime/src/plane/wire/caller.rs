@@ -1,4 +1,4 @@
-//! [`Caller`]: the end of a connection that asks. It opens streams and reads their items.
+//! [`Caller`]: the requesting end of a connection. It opens streams and reads their items.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -25,33 +25,33 @@ use super::metrics::{GaugeGuard, WireMetrics};
 use crate::names::{EndpointName, InstanceId};
 use crate::plane::ResponseStream;
 
-/// Items up to this size are copied out of the buffer they were read into, so that one unread item does not keep all of it.
+/// Items up to this size are copied out of the read buffer, so that one unread item does not keep all of it alive.
 const COPY_BYTES: usize = 4096;
 
-/// Items up to this size need no part of the budget: a stream's credit bounds them.
+/// Items up to this size do not count against the budget: a stream's credit bounds them.
 const UNCOUNTED_BYTES: usize = 256;
 
-/// How long an instance that leaves is left out, unless discovery announces it anew. Discovery has taken it off its list by
-/// then, and where it has not, the instance refuses.
+/// How long a leaving instance is skipped, unless discovery announces it again. By then it is unlisted; if it is not, the
+/// instance refuses requests.
 const LEAVING_TIME: Duration = Duration::from_secs(5);
 
-/// The most instances of a process that are known to leave. Requests to others are refused by them.
+/// The most leaving instances of a process to remember. Other leaving instances refuse requests themselves.
 const MAX_LEAVING: usize = 1024;
 
-/// How long after its deadline a request is waited for: the callee's own end of it is on its way, unless nobody is awake there.
+/// How long to wait for a request after its deadline: the callee normally ends it, unless it hangs.
 const LATE_TIME: Duration = Duration::from_secs(1);
 
-/// What is kept of an error's message: it goes to a client and into logs.
+/// The maximum length of a stored error message, which goes to a client and into logs.
 const MAX_MESSAGE_BYTES: usize = 8 << 10;
 
-/// Our connection to a process that serves.
+/// Our connection to a serving process.
 pub(super) struct Caller {
     link: Arc<Link>,
     window_items: u32,
     table: Mutex<Table>,
     open: Gauge,
     control: ControlRight,
-    /// Instances that take no new requests, and when they said so.
+    /// Instances that take no new requests, with the time of their announcement.
     leaving: Mutex<HashMap<InstanceId, Instant>>,
 }
 
@@ -64,15 +64,15 @@ struct Table {
 #[derive(Debug, Clone)]
 enum State {
     Open,
-    /// Streams that are open go on, and no new ones may be opened.
+    /// Open streams continue; new ones are refused.
     GoingAway,
     Ended(Ended),
 }
 
-/// Where one stream's items wait for their reader.
+/// The queue of a stream's items for its reader.
 type Slot = Inbox<Unread, Result<(), EngineError>>;
 
-/// An item, and its part of the budget: small ones have none.
+/// An item and its share of the budget; small items have none.
 type Unread = (Bytes, Option<HeldBytes>);
 
 impl Caller {
@@ -103,13 +103,13 @@ impl Caller {
         matches!(table.state, State::Open) && table.next_id < u32::MAX
     }
 
-    /// Whether an instance said lately that it takes no new requests.
+    /// Whether an instance recently announced that it takes no new requests.
     pub(super) fn is_leaving(&self, instance: InstanceId) -> bool {
         let said = self.leaving.lock().get(&instance).copied();
         said.is_some_and(|said| said.elapsed() < LEAVING_TIME)
     }
 
-    /// An instance is announced anew: it takes requests.
+    /// An instance was announced again: it takes requests.
     pub(super) fn announced(&self, instance: InstanceId) {
         self.leaving.lock().remove(&instance);
     }
@@ -123,12 +123,13 @@ impl Caller {
         }
     }
 
-    /// Sends a request. Resolves with the first item, or with what the stream ended with in its place.
+    /// Sends a request. Resolves with the first item, or with the end of the stream if there is none.
     ///
     /// # Errors
-    /// What the callee refused with; `Disconnected` when the connection ended, and `CannotConnect` when it had before the request
-    /// was on its way; `InvalidArgument` for a request larger than the callee takes; why it was cancelled where that came before the
-    /// request was on its way; `DeadlineExceeded` where its deadline did, or passed a second ago without an end.
+    /// The callee's refusal; `Disconnected` if the connection ended after the request was sent, `CannotConnect` if before;
+    /// `InvalidArgument` for a request larger than the callee accepts; the cancellation reason if the request was cancelled
+    /// before it was sent; `DeadlineExceeded` if the deadline passed before then, or passed a second ago and the stream has not
+    /// ended.
     ///
     /// # Cancel safety
     /// Dropping the future or the stream cancels the request.
@@ -163,7 +164,7 @@ impl Caller {
         Ok(Box::pin(response))
     }
 
-    /// Waits until the connection takes a request, or has ended.
+    /// Waits until the connection has room for a request, or has ended.
     async fn room(&self, ctx: &RequestContext) -> Result<(), EngineError> {
         let outbox = &self.link.outbox;
         if outbox.has_room() {
@@ -196,7 +197,7 @@ impl Caller {
         }
         let id = table.next_id;
         table.next_id = id.saturating_add(1);
-        // One more than it has credit for: then it is behind.
+        // One more than its credit, so that exceeding the credit shows.
         let slot = Arc::new(Slot::new(self.window_items as usize + 1));
         table.slots.insert(id, Arc::clone(&slot));
         let late = ctx
@@ -222,7 +223,7 @@ impl Caller {
         table.state = State::Ended(ended.clone());
         let slots = std::mem::take(&mut table.slots);
         drop(table);
-        // Whoever waits to send a request finds the end in the table.
+        // Senders that wait for room find the end in the table.
         self.link.outbox.close();
         for slot in slots.into_values() {
             slot.end_and_wake(Err(ended_as(ErrorKind::Disconnected, ended)));
@@ -241,7 +242,7 @@ impl Caller {
     }
 
     fn item(&self, id: u32, payload: Bytes) -> Result<(), Violation> {
-        // Nobody reads a stream that was dropped; its last items were on their way.
+        // The stream was dropped; its last items were still in transit.
         let Some(slot) = self.slot(id) else {
             return Ok(());
         };
@@ -266,7 +267,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Ends a stream whose items do not fit. Those of another worker would not fit either.
+    /// Ends a stream whose items exceed the memory budget. Another worker's items would not fit either.
     fn give_up(&self, id: u32) {
         let message =
             "this process holds as many bytes of answers as it may (--wire-memory-budget)";
@@ -296,7 +297,7 @@ impl Caller {
 
 /// The error of a request whose connection ended.
 fn ended_as(kind: ErrorKind, ended: &Ended) -> EngineError {
-    // Clients read it: a worker's address is in the log.
+    // Clients read it; the log has the worker's address.
     EngineError::new(kind, format!("the connection to the worker ended: {ended}"))
 }
 
@@ -337,7 +338,7 @@ impl FrameSink for CallerSink {
         }
     }
 
-    /// Two ends that each wait until the other reads would wait for ever; this one always reads.
+    /// If both ends waited for the other to read, they would deadlock; this one always reads.
     fn is_paced(&self) -> bool {
         false
     }
@@ -367,12 +368,12 @@ struct Response {
     slot: Arc<Slot>,
     caller: Arc<Caller>,
     ctx: RequestContext,
-    /// Asked only while nothing is there to read; `None` once the callee was told, or has ended the stream. A request's own
-    /// end cancels its context: whoever still listened then would be woken for nothing.
+    /// Polled only while there is nothing to read. `None` after the callee was notified or has ended the stream: the end of
+    /// a request cancels its own context, which would wake a listener for nothing.
     cancelled: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    /// When the callee is waited for no longer; `None` without a deadline, and once the stream has ended.
+    /// When to stop waiting for the callee; `None` without a deadline, and after the stream has ended.
     late: Option<Pin<Box<Sleep>>>,
-    /// The first item, which was waited for before there was a response, and whether the end was there, too.
+    /// The first item, which was awaited before the response existed, and whether the end came with it.
     first: Option<(Unread, bool)>,
     /// Items read for which the callee has no new credit yet.
     unacknowledged: u32,
@@ -381,7 +382,7 @@ struct Response {
 }
 
 impl Response {
-    /// Resolves once there is an item, or the end; an error in the place of the first item is taken.
+    /// Resolves at the first item or the end; returns an error that came in place of the first item.
     fn poll_first(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), EngineError>> {
         let Poll::Ready(first) = self.poll_slot(cx) else {
             self.forward_cancellation(cx);
@@ -391,7 +392,7 @@ impl Response {
         Poll::Ready(Ok(()))
     }
 
-    /// Tells the callee when the request was cancelled here; its terminal still comes.
+    /// Notifies the callee if the request was cancelled here; its terminal frame still arrives.
     fn forward_cancellation(&mut self, cx: &mut Context<'_>) {
         if let Some(cancelled) = &mut self.cancelled
             && cancelled.as_mut().poll(cx).is_ready()
@@ -406,7 +407,7 @@ impl Response {
         }
     }
 
-    /// Resolves when the deadline has passed and the callee has not ended the stream; it is ended here then.
+    /// Resolves if the deadline has passed and the callee has not ended the stream; then ends it here.
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<EngineError> {
         let Some(late) = &mut self.late else {
             return Poll::Pending;
@@ -419,7 +420,7 @@ impl Response {
         Poll::Ready(error.with_request_id(self.ctx.id()))
     }
 
-    /// Forgets the stream, unless it has ended, and tells the callee.
+    /// Forgets the stream and notifies the callee, unless it has ended.
     fn leave(&mut self, reason: CancelReason) {
         if std::mem::replace(&mut self.is_done, true) {
             return;
@@ -434,7 +435,7 @@ impl Response {
         }
     }
 
-    /// The next item, and whether the end is there, too; `None` at the end.
+    /// The next item, and whether the end came with it; `None` at the end.
     fn poll_slot(
         &mut self,
         cx: &mut Context<'_>,
@@ -455,7 +456,7 @@ impl Response {
         })
     }
 
-    /// Hands on an item, and gives its credit back.
+    /// Returns an item and grants its credit again.
     fn read(&mut self, ((item, _held), has_ended): (Unread, bool)) -> Bytes {
         if has_ended {
             self.cancelled = None;

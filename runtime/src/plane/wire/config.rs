@@ -7,10 +7,10 @@ use std::time::Duration;
 use genset_backend_common::EngineError;
 use genset_wire::MAX_FRAME_BYTES;
 
-/// The smallest frame limit: a card with its artifacts' names fits.
+/// The smallest frame limit: large enough for a card with its artifacts' names.
 pub(super) const MIN_FRAME_BYTES: usize = 64 << 10;
 
-/// The smallest budget of memory: some requests fit.
+/// The smallest memory budget: room for a few requests.
 const MIN_MEMORY_BYTES: usize = 1 << 20;
 
 /// The limits of wire connections. The defaults suit a fleet in one data centre.
@@ -18,36 +18,36 @@ const MIN_MEMORY_BYTES: usize = 1 << 20;
 pub struct WireConfig {
     /// The largest frame payload accepted from a peer, in bytes.
     pub max_frame_bytes: usize,
-    /// Items of a stream that may be on their way or unread by the caller; more wait at the callee.
+    /// Items of a stream in transit or unread by the caller; more wait at the callee.
     pub window_items: u32,
     /// How long an item may wait for a caller that reads nothing; then its stream ends.
     pub credit_timeout: Duration,
     /// Streams a peer may have open on one connection; more are refused as overloaded.
     pub max_streams: usize,
-    /// Connections accepted at once; more are refused.
+    /// The maximum number of accepted connections; more are refused.
     pub max_connections: usize,
-    /// Connections that may be in the handshake at once; beyond it the one that has been longest is closed.
+    /// The maximum number of connections in the handshake; beyond it, the oldest is closed.
     pub max_strangers: usize,
-    /// The same, of one address.
+    /// The same, per address.
     pub max_strangers_of_address: usize,
-    /// Bytes that requests and unread items may take in this process; what does not fit is refused as overloaded.
+    /// The memory of requests and unread items in this process, in bytes; what exceeds it is refused as overloaded.
     pub max_memory_bytes: usize,
-    /// The same, of one connection.
+    /// The same, per connection.
     pub max_connection_memory_bytes: usize,
-    /// Bytes that may wait for a connection's socket; a stream with more to send waits.
+    /// Bytes that may wait for a connection's socket; beyond it, streams wait to send.
     pub max_outbox_bytes: usize,
-    /// Silence after which the peer is asked whether it is there.
+    /// Silence after which the peer is pinged.
     pub ping_interval: Duration,
     /// Silence after which the peer counts as dead.
     pub peer_timeout: Duration,
-    /// How long a peer may take nothing of what is written to it.
+    /// How long a peer may read nothing of what is written to it.
     pub write_timeout: Duration,
-    /// Limit on establishing a connection, handshake included.
+    /// Time limit for establishing a connection, handshake included.
     pub connect_timeout: Duration,
-    /// What both ends must know, if anything: strangers cannot call. It proves who began a connection; what follows is
-    /// neither encrypted nor authenticated without TLS.
+    /// A secret that both ends must know, if set, so that strangers cannot call. It authenticates the start of a connection;
+    /// later traffic is neither encrypted nor authenticated without TLS.
     pub secret: Option<WireSecret>,
-    /// What callers of `control` must know. Without it, `control` is for listeners on loopback.
+    /// A secret that callers of `control` must know. Without it, only listeners on loopback serve `control`.
     pub control_secret: Option<WireSecret>,
 }
 
@@ -75,7 +75,7 @@ impl Default for WireConfig {
 }
 
 impl WireConfig {
-    /// Checks the limits against each other.
+    /// Checks the limits and their relations.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the field.
@@ -132,20 +132,20 @@ impl WireConfig {
     }
 }
 
-/// A secret both ends of a connection know. It never travels, and is never shown.
+/// A secret that both ends of a connection know. It is never sent and never displayed.
 #[derive(Clone)]
 pub struct WireSecret {
     bytes: Arc<[u8]>,
 }
 
 impl WireSecret {
-    /// The least bytes a secret has: fewer could be guessed.
+    /// The minimum length of a secret in bytes: shorter ones could be guessed.
     pub const MIN_BYTES: usize = 16;
 
-    /// A secret of at least [`Self::MIN_BYTES`] bytes. White space around it does not count: files end with a line break.
+    /// Creates a secret of at least [`Self::MIN_BYTES`] bytes. Ignores surrounding white space: files end with a line break.
     ///
     /// # Errors
-    /// `InvalidArgument` when it is shorter.
+    /// `InvalidArgument` if it is shorter.
     pub fn try_new(bytes: &[u8]) -> Result<Self, EngineError> {
         let bytes = bytes.trim_ascii();
         if bytes.len() < Self::MIN_BYTES {
@@ -161,7 +161,7 @@ impl WireSecret {
         })
     }
 
-    /// Whether it is this one, in a time that tells nothing of it.
+    /// Whether `given` is this secret, compared in constant time.
     pub(crate) fn is(&self, given: &[u8]) -> bool {
         constant_time_eq::constant_time_eq(given, &self.bytes)
     }

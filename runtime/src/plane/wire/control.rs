@@ -1,8 +1,8 @@
-//! The right to use `control`: it changes what a worker does for everybody, so reaching the worker is not enough.
+//! The right to use `control`: it changes a worker for all its users, so access to the worker is not enough.
 //!
-//! With a control secret, each request to `control` proves it, over both nonces of the connection, the stream's id and the
-//! request: a proof that somebody saw is of no use for another request. Without one, `control` is for listeners that only
-//! this machine reaches.
+//! With a control secret, each request to `control` carries a proof over both nonces of the connection, the stream's id and the
+//! request: an observed proof is useless for another request. Without a secret, only listeners that this machine alone
+//! reaches serve `control`.
 
 use blake2b_simd::Params;
 use bytes::Bytes;
@@ -11,27 +11,27 @@ use genset_backend_common::{EngineError, error::At};
 use super::config::WireSecret;
 use crate::registrar::endpoints;
 
-/// What begins each proof.
+/// The prefix of each proof.
 const LABEL: &[u8] = b"genset wire control";
 
-/// What one end of a connection knows of the right.
+/// What one end of a connection needs to prove or check the right.
 #[derive(Debug, Clone)]
 pub(super) struct ControlRight {
     /// The secret, if this process has one.
     pub(super) secret: Option<WireSecret>,
     /// The caller's nonce and the callee's.
     pub(super) nonces: [Bytes; 2],
-    /// Whether only processes of this machine reach our listener.
+    /// Whether only processes of this machine can reach our listener.
     pub(super) is_local: bool,
 }
 
-/// Whether the endpoint of this full name needs the right.
+/// Whether the endpoint with this full name needs the right.
 fn is_control(endpoint: &str) -> bool {
     endpoint.rsplit('.').next() == Some(endpoints::CONTROL)
 }
 
 impl ControlRight {
-    /// The proof that goes with a request; empty where none is asked for, or none can be given.
+    /// The proof for a request; empty if none is needed or possible.
     pub(super) fn prove(&self, endpoint: &str, stream: u32, body: &[u8]) -> Bytes {
         match &self.secret {
             Some(secret) if is_control(endpoint) => proof(secret, &self.nonces, stream, body),
@@ -39,10 +39,10 @@ impl ControlRight {
         }
     }
 
-    /// Whether a request may be answered.
+    /// Checks whether a request is allowed.
     ///
     /// # Errors
-    /// `Unsupported` when `control` is off here, `InvalidArgument` for a proof that is missing or wrong.
+    /// `Unsupported` if `control` is off here, `InvalidArgument` for a missing or wrong proof.
     pub(super) fn check(
         &self,
         endpoint: &str,
@@ -73,7 +73,7 @@ impl ControlRight {
 }
 
 fn proof(secret: &WireSecret, [caller, callee]: &[Bytes; 2], stream: u32, body: &[u8]) -> Bytes {
-    // A key has at most 64 bytes; hashing first takes secrets of any length.
+    // A key has at most 64 bytes; hashing first allows secrets of any length.
     let key = Params::new().hash_length(32).hash(secret.bytes());
     let hash = Params::new()
         .hash_length(32)
@@ -103,7 +103,7 @@ mod tests {
         }
     }
 
-    /// The document's test vector is what other implementations are made with.
+    /// Other implementations are tested with the document's test vector.
     #[test]
     fn the_proof_is_that_of_the_document() {
         let document = include_str!("../../../../docs/wire-protocol.md");

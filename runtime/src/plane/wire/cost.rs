@@ -1,34 +1,34 @@
-//! What a request takes in memory once it is decoded, told by its MessagePack alone: for [`Callee`](super::callee::Callee), which
-//! must know before it decodes. A nil is one byte on the wire, and in a list of JSON values as large as any of them.
+//! Estimates a request's memory after decoding from its MessagePack alone, for [`Callee`](super::callee::Callee), which must
+//! know it before decoding. A nil is one byte on the wire, but in a list of JSON values as large as any of them.
 
-/// Bytes that a value may become: a JSON value, with what its list or map has in reserve.
+/// Decoded size of a value in bytes: a JSON value, with the spare capacity of its list or map.
 const VALUE_BYTES: usize = 80;
 
-/// Bytes that a token id becomes, with what its list has in reserve.
+/// Decoded size of a token id in bytes, with the spare capacity of its list.
 const TOKEN_ID_BYTES: usize = 8;
 
-/// The most bytes that the values of a request become. Of one that is no MessagePack, those before the fault: no more of it is
-/// decoded.
+/// The maximum decoded size of a request's values. If the request is not MessagePack, counts the values before the error:
+/// decoding stops there.
 pub(super) fn decoded_bytes(request: &[u8]) -> usize {
     let mut scan = Scan {
         rest: request,
         bytes: 0,
     };
-    // `None` is the end of a request that is cut short.
+    // `None` means that the request is truncated.
     let _ = scan.request();
     scan.bytes
 }
 
-/// What a marker begins, behind which everything is read but the values of lists and maps.
+/// A token: a scalar value as a whole, or the header of a list or map without its values.
 enum Token<'a> {
     Integer,
     /// Nil, a boolean or a float.
     Plain,
     /// A string, or bytes.
     Text(&'a [u8]),
-    /// Of so many values.
+    /// A list of this many values.
     List(usize),
-    /// Of so many keys and as many values.
+    /// A map of this many keys and as many values.
     Map(usize),
 }
 
@@ -38,8 +38,8 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// Only what a [`GenerateRequest`](genset_backend_common::GenerateRequest) has in these two fields is decoded as token ids:
-    /// integers elsewhere may become JSON values.
+    /// Only these two fields of a [`GenerateRequest`](genset_backend_common::GenerateRequest) are decoded as token ids; integers
+    /// elsewhere may become JSON values.
     fn request(&mut self) -> Option<()> {
         let start = self.rest;
         let Some(Token::Map(fields)) = self.token() else {
@@ -68,7 +68,7 @@ impl<'a> Scan<'a> {
         self.values(1, VALUE_BYTES)
     }
 
-    /// A key of a map; empty where it is no string. A list or a map is no key of what is decoded here.
+    /// A key of a map; empty if it is not a string. Nothing decoded here has lists or maps as keys.
     fn key(&mut self) -> Option<&'a [u8]> {
         let key = match self.token()? {
             Token::Text(text) => text,
@@ -79,7 +79,7 @@ impl<'a> Scan<'a> {
         Some(key)
     }
 
-    /// So many values, and all that is in them.
+    /// Counts `count` values and everything in them.
     fn values(&mut self, count: usize, integer_bytes: usize) -> Option<()> {
         let mut left = count;
         while left > 0 {
@@ -123,7 +123,7 @@ impl<'a> Scan<'a> {
             0xc4 | 0xd9 => self.text(1)?,
             0xc5 | 0xda => self.text(2)?,
             0xc6 | 0xdb => self.text(4)?,
-            // Extensions: a byte for their type comes before their bytes.
+            // Extensions: a type byte precedes their bytes.
             0xc7 => self.extension(1)?,
             0xc8 => self.extension(2)?,
             0xc9 => self.extension(4)?,
@@ -185,7 +185,7 @@ mod tests {
         decoded_bytes(&encode_payload(request).unwrap())
     }
 
-    /// Whether these are bytes of so many token ids and a request's other fields.
+    /// Whether `bytes` is within the cost of `many` token ids and a request's other fields.
     fn is_cheap(bytes: usize, many: usize) -> bool {
         bytes < many * TOKEN_ID_BYTES + 10_000
     }
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// One value of each format, as the specification writes them.
+    /// One value of each format, as in the specification.
     #[test]
     fn every_format_is_read_to_its_end() {
         let sized = |marker: u8, length: &[u8], bytes: usize| {

@@ -1,4 +1,4 @@
-//! The greeting, with a peer whose every byte is known.
+//! The handshake with a peer that sends given bytes.
 
 use tokio::runtime::Builder;
 
@@ -8,10 +8,11 @@ use super::transport::Io;
 
 const SECRET: &[u8] = b"a secret that no stranger knows!";
 
-/// Whether a peer that sends these bytes and then nothing is greeted, by a caller or a callee, with or without a secret.
+/// Whether the handshake succeeds with a peer that sends these bytes and then nothing, for a caller or a callee, with or without
+/// a secret.
 ///
 /// # Panics
-/// There is no runtime to be had.
+/// If no runtime can be created.
 #[must_use]
 #[expect(clippy::expect_used, reason = "fuzz targets report by panics")]
 pub fn greet(sent: &[u8], is_caller: bool, has_secret: bool) -> bool {

@@ -1,8 +1,8 @@
-//! The first frames of a connection: `Hello` each way and, where there is a secret, `Auth` each way.
+//! The first frames of a connection: `Hello` each way and, if there is a secret, `Auth` each way.
 //!
-//! The caller speaks first, so that a listener tells a stranger nothing. A peer that is refused gets a `GoAway` that says
-//! why. The proofs are keyed BLAKE2b (RFC 7693) over role and both nonces: the secret never travels, a recorded proof is of
-//! no use later, and one end cannot reflect the other's.
+//! The caller speaks first, so that a listener reveals nothing to a stranger. A refused peer receives a `GoAway` with the
+//! reason. The proofs are keyed BLAKE2b (RFC 7693) over role and both nonces: the secret is never sent, a recorded proof is
+//! useless later, and one end cannot reflect the other's.
 
 use blake2b_simd::Params;
 use bytes::Bytes;
@@ -18,18 +18,18 @@ use super::transport::{Io, Refusal};
 /// Bytes of a nonce.
 const NONCE_BYTES: usize = 32;
 
-/// The fewest bytes of a peer's nonce that make its proof ours to give.
+/// The minimum length of a peer's nonce, in bytes, for us to give a proof over it.
 const MIN_NONCE_BYTES: usize = 16;
 
-/// What a TLS connection begins with.
+/// The first bytes of a TLS connection.
 const TLS_HANDSHAKE: [u8; 2] = [22, 3];
 
 /// Which end of a connection this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Dials, and opens streams.
+    /// Dials and opens streams.
     Caller,
-    /// Accepts, and answers them.
+    /// Accepts and serves streams.
     Callee,
 }
 
@@ -83,7 +83,7 @@ impl From<GreetingError> for HandshakeError {
 }
 
 impl HandshakeError {
-    /// What the peer is told, if anything: a stranger that speaks another protocol is told nothing.
+    /// The `GoAway` for the peer, if any: a stranger that speaks another protocol receives nothing.
     fn told(&self) -> Option<GoAway> {
         let code = match self {
             Self::Version(_) => GoAwayCode::Version,
@@ -114,7 +114,7 @@ impl HandshakeError {
     }
 }
 
-/// What the transport has against the peer, if it was that.
+/// The transport's refusal of the peer, if the error is one.
 fn refusal(error: &std::io::Error) -> Option<&Refusal> {
     error.get_ref()?.downcast_ref()
 }
@@ -126,21 +126,21 @@ fn io_problem(error: &std::io::Error) -> String {
     }
 }
 
-/// A peer that was greeted.
+/// A peer after the handshake.
 #[derive(Debug)]
 pub(super) struct Greeted {
-    /// What it said.
+    /// Its `Hello`.
     pub(super) hello: Hello,
     /// The caller's nonce and the callee's.
     pub(super) nonces: [Bytes; 2],
-    /// Holds what it sent already after its last handshake frame.
+    /// Holds the bytes that it sent after its last handshake frame.
     pub(super) decoder: FrameDecoder,
 }
 
-/// Greets the peer within the configured time.
+/// Performs the handshake within the configured time.
 ///
 /// # Errors
-/// [`HandshakeError`]; the peer was told why.
+/// [`HandshakeError`]; the peer received the reason.
 pub(super) async fn greet(
     io: &mut Io,
     role: Role,
@@ -156,7 +156,7 @@ pub(super) async fn greet(
         if let Err(error) = &greeted
             && let Some(go_away) = error.told()
         {
-            // The peer may be gone; it is refused all the same.
+            // The peer may be gone; the refusal stands.
             let _ = handshake.greeting.send(FrameKind::GoAway, &go_away).await;
         }
         greeted.map(|(ours, hello)| {
@@ -192,7 +192,7 @@ struct Handshake<'a, S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
-    /// What we said, and what the peer did.
+    /// Our `Hello` and the peer's.
     async fn run(&mut self) -> Result<(Hello, Hello), HandshakeError> {
         let ours = self.hello();
         let theirs: Hello = match self.role {
@@ -291,7 +291,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Handshake<'_, S> {
 }
 
 fn proof(secret: &WireSecret, role: Role, [caller, callee]: [&Bytes; 2]) -> Bytes {
-    // A key has at most 64 bytes; hashing first takes secrets of any length.
+    // A key has at most 64 bytes; hashing first allows secrets of any length.
     let key = Params::new().hash_length(32).hash(secret.bytes());
     let hash = Params::new()
         .hash_length(32)
@@ -419,7 +419,7 @@ mod tests {
         }
     }
 
-    /// The document's test vectors are what other implementations are made with.
+    /// Other implementations are tested with the document's test vectors.
     #[test]
     fn proofs_are_those_of_the_document() {
         let document = include_str!("../../../../docs/wire-protocol.md");

@@ -1,4 +1,4 @@
-//! [`Link`]: one end of a greeted connection. Finds out when the peer is dead.
+//! [`Link`]: one end of a connection after the handshake. Detects a dead peer.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use super::metrics::WireMetrics;
 use super::traffic::Traffic;
 use crate::names::InstanceId;
 
-/// The beginning of a text, at most so many bytes.
+/// Truncates a text to at most `most` bytes.
 pub(super) fn cut(mut text: String, most: usize) -> String {
     if text.len() > most {
         text.truncate(text.floor_char_boundary(most));
@@ -57,41 +57,41 @@ impl Ended {
     }
 }
 
-/// What a peer did against the protocol.
+/// A peer's violation of the protocol.
 #[derive(Debug)]
 pub(super) struct Violation(pub(super) String);
 
-/// Takes the frames of streams.
+/// Receives the frames of streams.
 pub(super) trait FrameSink: Send + Sync {
-    /// Takes a frame that is not about the connection itself. Never waits.
+    /// Handles a frame that does not concern the connection itself. Never waits.
     ///
     /// # Errors
     /// [`Violation`] ends the connection.
     fn frame(&self, frame: Frame) -> Result<(), Violation>;
 
-    /// Whether frames are read only while there is room for what is answered to them: a peer that asks and takes no answers
+    /// Whether to read frames only while there is room for the responses: a peer that sends requests and reads no responses
     /// must not fill the memory.
     fn is_paced(&self) -> bool;
 
-    /// A frame of a stream is not read, for want of memory.
+    /// A frame of a stream was skipped because memory is short.
     fn overloaded(&self, stream: u32);
 
-    /// The peer wants no new streams.
+    /// The peer accepts no new streams.
     fn go_away(&self, go_away: GoAway);
 }
 
-/// What both ends of a connection share with their streams.
+/// State that both ends of a connection share with their streams.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) outbox: Outbox,
     pub(super) peer: String,
-    /// What the peer may make us hold.
+    /// The memory that the peer may make us hold.
     pub(super) memory: Arc<Memory>,
-    /// Told when the connection is to end.
+    /// Notified when the connection must end.
     pub(super) closing: Notify,
 }
 
-/// A stream that may have something to send, counted.
+/// Counts a stream that may have something to send.
 #[derive(Debug)]
 pub(super) struct StreamGuard(Arc<Link>);
 
@@ -149,18 +149,18 @@ impl Link {
     /// Sends a small frame.
     pub(super) fn control(&self, kind: FrameKind, stream: u32, payload: &[u8]) {
         if let Err(error) = self.outbox.push(kind, stream, payload) {
-            // The frames of control are far below every limit that a handshake lets pass.
+            // Control frames are far below every limit that a handshake allows.
             tracing::error!(?kind, %error, "a control frame cannot be sent");
         }
     }
 
-    /// Ends the connection once what waits in the outbox is written.
+    /// Ends the connection after the outbox is written.
     pub(super) fn close(&self) {
         self.closing.notify_one();
     }
 
-    /// Runs the connection to its end: its traffic on `main`, and beside it, on the runtime that this is called on, what finds out
-    /// whether the peer is alive.
+    /// Runs the connection to its end. Its traffic runs on `main`; the check whether the peer is alive runs on the current
+    /// runtime.
     pub(super) async fn drive(
         self: &Arc<Self>,
         traffic: Traffic,
@@ -175,7 +175,7 @@ impl Link {
         let carried = async {
             match AbortOnDropHandle::new(carried).await {
                 Ok(ended) => ended,
-                // The main runtime has ended, and this process has not.
+                // The main runtime has shut down, but this process still runs.
                 Err(error) if error.is_cancelled() => traffic.carry().await,
                 Err(_) => Ended::Broken("its task panicked".to_owned()),
             }
@@ -188,9 +188,9 @@ impl Link {
         ended
     }
 
-    /// Pings a silent peer, and gives it up when it stays silent. Time is counted in ticks, and a tick that comes late does not
-    /// count: after this process was suspended, or while it gets no processor, the peer gets as long as ever. Nor does a tick
-    /// in which nobody could have heard it, for the main runtime is busy.
+    /// Pings a silent peer, and gives up if it stays silent. Time is counted in ticks, and late ticks do not count: after this
+    /// process was suspended or starved of CPU, the peer still gets its full time. Ticks during which a busy main runtime could
+    /// not read do not count either.
     async fn keep(&self, config: &WireConfig, traffic: &Traffic) -> Ended {
         let signs = traffic.signs();
         let mut ticks = tokio::time::interval(config.ping_interval);
@@ -206,7 +206,7 @@ impl Link {
                 config.ping_interval
             };
             let has_been_heard = signs.heard.swap(false, Ordering::Relaxed);
-            // Whoever is not listened to is not silent; whether it takes anything is seen below.
+            // A peer that we do not read from is not silent; the check below shows whether it reads.
             let is_silent = !has_been_heard && !signs.is_paused.load(Ordering::Relaxed);
             if is_silent {
                 self.control(FrameKind::Ping, 0, &[]);
@@ -236,7 +236,7 @@ impl Link {
     }
 }
 
-/// Closes the connection of [`Link::drive`] when that ends or is dropped.
+/// Closes the connection of [`Link::drive`] when `drive` ends or is dropped.
 struct CloseOnDrop<'a>(&'a Traffic);
 
 impl Drop for CloseOnDrop<'_> {
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(back.elapsed(), config.peer_timeout);
     }
 
-    /// While the main runtime is busy, its peer hears of this process, and is not taken for silent by it.
+    /// While the main runtime is busy, its peer still hears from this process and is not considered silent.
     #[tokio::test(start_paused = true)]
     async fn a_link_that_nobody_carries_says_that_it_lives() {
         let config = WireConfig::default();

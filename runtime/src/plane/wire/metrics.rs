@@ -1,4 +1,4 @@
-//! What operators see of wire connections.
+//! Metrics of wire connections for operators.
 
 use genset_backend_common::MetricsRegistry;
 use genset_backend_common::prometheus::metrics::counter::Counter;
@@ -15,7 +15,7 @@ type Label = [(&'static str, &'static str); 1];
 /// A request for `control` without the right secret.
 pub(super) const CONTROL_SECRET: &str = "control_secret";
 
-/// What a connection is refused for before its peer is known, and what only a stranger asks for.
+/// Reasons for refusing strangers: connections in the handshake, and requests without the control secret.
 pub(super) const OF_STRANGERS: [&str; 13] = [
     "certificate",
     "closed",
@@ -32,7 +32,7 @@ pub(super) const OF_STRANGERS: [&str; 13] = [
     "version",
 ];
 
-/// The metrics of a wire plane. Clones share.
+/// The metrics of a wire plane. Clones share state.
 #[derive(Debug, Clone, Default)]
 pub(super) struct WireMetrics {
     connections: Family<Label, Gauge>,
@@ -57,7 +57,7 @@ impl WireMetrics {
             "genset_wire_refused",
             "Connections and requests that were refused",
         );
-        // A counter that begins with 1 has not grown for Prometheus: the first stranger would raise no alert.
+        // Prometheus sees no increase in a counter that starts at 1: the first stranger would raise no alert.
         for reason in OF_STRANGERS {
             refused.get_or_create_owned(&[("reason", reason)]);
         }
@@ -85,7 +85,7 @@ impl WireMetrics {
         self.memory.clone()
     }
 
-    /// Counts a connection in until the guard is dropped.
+    /// Counts an open connection until the guard is dropped.
     pub(super) fn connection(&self, role: Role) -> GaugeGuard {
         GaugeGuard::new(self.connections.get_or_create_owned(&role_label(role)))
     }
@@ -99,19 +99,19 @@ impl WireMetrics {
         self.ended.get_or_create(&[("reason", ended.label())]).inc();
     }
 
-    /// Counts a refusal; says whether it may be logged.
+    /// Counts a refusal; returns whether it may be logged.
     pub(super) fn refused(&self, reason: &'static str) -> bool {
         self.refused.get_or_create(&[("reason", reason)]).inc();
         self.may_log(reason)
     }
 
-    /// Whether something that others can bring about as often as they like may be logged now.
+    /// Whether an event that others can trigger at will may be logged now.
     pub(super) fn may_log(&self, reason: &'static str) -> bool {
         self.logged.may_log(reason)
     }
 }
 
-/// One of what a gauge counts.
+/// One unit of a gauge.
 #[derive(Debug)]
 pub(super) struct GaugeGuard(Gauge);
 

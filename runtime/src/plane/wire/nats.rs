@@ -1,19 +1,19 @@
-//! Wire connections over NATS: no process needs an inbound port. Built with the cargo feature `nats`.
+//! Wire connections over NATS: no process needs an inbound port. The cargo feature `nats` enables it.
 //!
-//! Each process has one connection to NATS. A wire connection is a *virtual* one over it: each end subscribes to a subject of
-//! its own and publishes to the other's. The caller sends `Open` to the subject its peer listens on and names its own; the
-//! peer answers `Accept` from a new one; then both send data, and the last message is `Close`.
+//! Each process has one connection to NATS. A wire connection is a *virtual* connection over it: each end subscribes to its own
+//! subject and publishes to the other's. The caller sends `Open` to its peer's listening subject with its own subject. The
+//! peer answers `Accept` from a new subject; then both send data, and the last message is `Close`.
 //!
-//! - [`config`]: what a user says, and its checks; [`tls`]: certificates.
+//! - [`config`]: the user's settings and their checks; [`tls`]: certificates.
 //! - [`session`]: the connection to NATS, and this process's subjects.
-//! - [`message`]: messages as bytes; [`flow`]: their numbers and windows, and what a loss looks like.
+//! - [`message`]: the encoding of messages; [`flow`]: message numbers, windows, and detection of losses.
 //! - [`stream`]: a virtual connection as a byte stream.
 //!
-//! # What NATS may lose
-//! NATS delivers a message at most once: a restarted server or a full buffer loses some. Messages are numbered, so a loss
-//! ends the virtual connection, as a reset ends one of TCP, and its requests with `Disconnected`. A connection that lost
-//! nothing when a server restarted goes on. A peer that is gone is known as soon as anything is sent to it, since NATS says
-//! when nobody listens; one that hangs is known by the pings of the wire protocol.
+//! # Message loss
+//! NATS delivers a message at most once: a restarted server or a full buffer loses messages. Messages are numbered, so a loss
+//! ends the virtual connection, as a reset ends a TCP connection, and its requests with `Disconnected`. A connection that lost
+//! nothing in a server restart continues. A dead peer is detected as soon as anything is sent to it, since NATS reports that
+//! nobody listens. The pings of the wire protocol detect a hung peer.
 
 mod config;
 mod flow;
@@ -129,7 +129,7 @@ impl Transport for Nats {
     }
 }
 
-/// What whoever reaches a NATS server that asks nobody who they are can do to this worker.
+/// The warning about a NATS server without authentication: what anyone who reaches it can do to this worker.
 fn warning(has_secret: bool) -> &'static str {
     if has_secret {
         "whoever reaches NATS can read and change what this worker is sent and answers: the secret proves only who began a \
@@ -140,7 +140,7 @@ fn warning(has_secret: bool) -> &'static str {
     }
 }
 
-/// Waits until the server delivers what is published to `subject`: only then can others be told of it.
+/// Waits until the server delivers messages published to `subject`: only then may others learn of it.
 async fn hear_ourselves(
     session: &Session,
     client: &Client,
@@ -199,7 +199,7 @@ struct Accepting {
     session: Arc<Session>,
     client: Client,
     opens: Subscriber,
-    /// Whom we are about to answer: kept here, so that nothing is lost when that is interrupted.
+    /// The caller to answer next: stored here, so that an interrupted `accept` loses nothing.
     opening: Option<Opening>,
 }
 
@@ -228,7 +228,7 @@ impl Accepting {
     }
 }
 
-/// The caller that a message is from, if it is one.
+/// The caller that sent the message, if it opens a connection.
 fn opening_of(message: async_nats::Message) -> Option<Opening> {
     match (Message::decode(&message.payload), message.reply) {
         (Ok(Message::Open { window }), Some(peer)) if Session::is_connection_subject(&peer) => {

@@ -18,13 +18,13 @@ use super::traffic::Traffic;
 use crate::log_limit::LogLimit;
 use crate::names::InstanceId;
 
-/// Pauses between attempts to reach a process again, doubling from the first to the last.
+/// Pauses between attempts to reconnect to a process, doubling from the first to the last.
 const REDIAL_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
-/// How long a process that went away is tried again before it is forgotten. Discovery forgets it sooner.
+/// How long to redial a lost process before forgetting it. Discovery forgets it sooner.
 const REDIAL_TIME: Duration = Duration::from_secs(60);
 
-/// The calling half of a wire plane. Clones share.
+/// The calling half of a wire plane. Clones share state.
 #[derive(Clone)]
 pub(super) struct Peers {
     shared: Arc<Shared>,
@@ -39,14 +39,14 @@ struct Shared {
 #[derive(Default)]
 struct Peer {
     caller: Mutex<Option<Arc<Caller>>>,
-    /// Held while dialling, so that many requests make one connection; how the last attempt failed.
+    /// Held while dialling, so that concurrent requests make one connection; contains the error of the last attempt.
     dialling: tokio::sync::Mutex<Option<EngineError>>,
-    /// Attempts that failed.
+    /// The number of failed attempts.
     failures: AtomicU64,
     is_down: AtomicBool,
     /// It said goodbye before its last connection ended.
     has_left: AtomicBool,
-    /// A process that accepts connections and closes them would fill the log.
+    /// Limits the log: a process might accept connections and close them repeatedly.
     logged: LogLimit,
 }
 
@@ -55,7 +55,7 @@ impl Peer {
         self.caller.lock().clone().filter(|caller| caller.is_open())
     }
 
-    /// Whether it said goodbye on its last connection, which may not have ended yet.
+    /// Whether it said goodbye on its last connection, which may still be open.
     fn is_leaving(&self) -> bool {
         let caller = self.caller.lock();
         match &*caller {
@@ -89,7 +89,7 @@ impl Peers {
         if let Some(caller) = peer.open_caller() {
             return Ok(caller);
         }
-        // Who waited for an attempt shares its outcome: one more each would make the last wait for all of them.
+        // Tasks that waited for an attempt share its outcome: if each tried again, the last would wait for all of them.
         if peer.failures.load(Ordering::Relaxed) != failures
             && let Some(error) = &*failure
         {
@@ -99,7 +99,7 @@ impl Peers {
         let connect = async move { peers.connect(&to, &connected).await };
         let connected = self.shared.common.vital.run(connect).await;
         if let Err(error) = &connected {
-            // Its address is for operators: clients read the error. That of a process which said goodbye is no news.
+            // Only the log has the address: clients read the error. A process that said goodbye is not worth logging.
             if peer.is_leaving() {
                 tracing::debug!(process, %error, "a worker that left cannot be reached");
             } else if self.shared.common.metrics.may_log("cannot_connect") {
@@ -112,7 +112,7 @@ impl Peers {
         connected
     }
 
-    /// Forgets a process that was never reached; one that went away is still tried.
+    /// Forgets a process that was never reached; a lost one is still redialled.
     fn forget_stranger(&self, process: &str, peer: &Arc<Peer>) {
         let mut peers = self.shared.peers.lock();
         let is_listed = peers.get(process).is_some_and(|it| Arc::ptr_eq(it, peer));
@@ -121,7 +121,7 @@ impl Peers {
         }
     }
 
-    /// An instance is announced: begins to connect to its process, unless that was done.
+    /// An instance was announced: starts to connect to its process, unless connected already.
     pub(super) fn prepare(&self, process: &str, instance: InstanceId) {
         if let Some(caller) = self.peer(process).open_caller() {
             caller.announced(instance);
@@ -138,7 +138,7 @@ impl Peers {
         self.shared.common.tasks.spawn_on(prepare, vital);
     }
 
-    /// Whether the process is not known to be gone, nor its instance to leave.
+    /// Whether neither the process is known to be gone nor its instance to be leaving.
     pub(super) fn is_reachable(&self, process: &str, instance: InstanceId) -> bool {
         let peers = self.shared.peers.lock();
         peers.get(process).is_none_or(|peer| {
@@ -243,7 +243,7 @@ impl Connection {
         }
     }
 
-    /// Whether this was the process's connection, and no newer one has taken its place.
+    /// Clears the process's connection if it is still this one; returns whether it was.
     fn forget(&self, was_leaving: bool) -> bool {
         let mut current = self.peer.caller.lock();
         let is_current = current
@@ -256,14 +256,14 @@ impl Connection {
         is_current
     }
 
-    /// Tries to reach the process again, and forgets it when it stays away.
+    /// Redials the process, and forgets it if it stays unreachable.
     ///
-    /// Boxed, since a connection that is made again runs this again.
+    /// Boxed, since a new connection calls this again.
     fn redial(self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
             let attempts = async {
                 let (shortest, longest) = REDIAL_PAUSES;
-                // One that came and went would come and go all the time.
+                // A connection that ended quickly would probably do so again and again.
                 let was_brief = self.made.elapsed() < longest;
                 let mut pause = if was_brief { longest } else { shortest };
                 loop {

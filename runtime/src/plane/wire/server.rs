@@ -1,4 +1,4 @@
-//! [`Server`]: accepts callers and answers them with the handlers this process serves.
+//! [`Server`]: accepts callers and serves them with this process's handlers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,13 +20,13 @@ use crate::names::{EndpointName, InstanceId};
 use crate::plane::ErasedHandler;
 use crate::strangers::{Stranger, Strangers};
 
-/// How long callers may take to read the last of their streams when this process ends.
+/// How long callers may take to read their last streams at shutdown.
 const FINISH_TIME: Duration = Duration::from_secs(2);
 
-/// How often it is looked whether they have.
+/// How often to check whether they have.
 const FINISH_POLL: Duration = Duration::from_millis(5);
 
-/// The serving half of a wire plane. Clones share.
+/// The serving half of a wire plane. Clones share state.
 #[derive(Clone)]
 pub(super) struct Server {
     shared: Arc<Shared>,
@@ -39,7 +39,7 @@ struct Shared {
     room: Arc<Semaphore>,
     strangers: Arc<Strangers>,
     callees: Mutex<Vec<(Arc<Link>, Arc<Callee>)>>,
-    /// Cancelled when no more callers are accepted.
+    /// Cancelled when the server stops accepting callers.
     closing: CancellationToken,
 }
 
@@ -61,7 +61,7 @@ impl Server {
         }
     }
 
-    /// Where others reach this process; begins to listen at the first call.
+    /// The location under which others reach this process; starts to listen at the first call.
     pub(super) async fn location(&self) -> Result<String, EngineError> {
         let listen = async {
             let transport = Arc::clone(&self.shared.common.transport);
@@ -83,13 +83,13 @@ impl Server {
             .cloned()
     }
 
-    /// Starts a task among those of links.
+    /// Starts a task on the runtime of links.
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let vital = self.shared.common.vital.handle();
         self.shared.common.tasks.spawn_on(task, vital);
     }
 
-    /// Serves an endpoint until the guard is dropped. Its handler runs on the runtime that calls this.
+    /// Serves an endpoint until the guard is dropped. Its handler runs on the caller's runtime.
     pub(super) fn add(
         &self,
         endpoint: &EndpointName,
@@ -116,7 +116,7 @@ impl Server {
         })
     }
 
-    /// The handler at an address that is this process's own.
+    /// The handler at an address of this process.
     pub(super) fn local(
         &self,
         process: &str,
@@ -236,7 +236,7 @@ impl Server {
         }
     }
 
-    /// Accepts no more callers, tells those there are to go away, and waits for the streams that are open to be written, within a limit.
+    /// Stops accepting callers, tells existing ones to go away, and waits until open streams are written, within a time limit.
     pub(super) async fn finish(&self) {
         self.shared.closing.cancel();
         for (link, _) in self.shared.callees.lock().iter() {
@@ -254,7 +254,7 @@ impl Server {
         }
     }
 
-    /// Closes the connections that have nothing left to do; says whether none is left.
+    /// Closes the connections that have nothing left to do; returns whether none is left.
     fn has_finished(&self) -> bool {
         let callees = self.shared.callees.lock();
         for (link, callee) in callees.iter() {
@@ -266,7 +266,7 @@ impl Server {
     }
 }
 
-/// A connection among those that are open.
+/// A connection in the list of open ones.
 struct Listed<'a> {
     shared: &'a Shared,
     callee: Arc<Callee>,

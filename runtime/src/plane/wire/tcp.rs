@@ -14,19 +14,19 @@ use super::config::WireConfig;
 use super::tls::{TlsContext, WireTls};
 use super::transport::{Io, Listener, Transport};
 
-/// Pause after the system refuses to accept, for want of file descriptors say.
+/// Pause after the system refuses to accept, such as when it is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Where and how a process is reached over TCP.
+/// The addresses and certificates of a process on TCP.
 #[derive(Debug, Clone)]
 pub struct TcpConfig {
     /// Address to listen on; port 0 for any free one.
     pub listen: SocketAddr,
-    /// Host that others are told, when it is not the address listened on: behind a translated address, say.
+    /// The host that others receive, if it differs from the address listened on, for example behind NAT.
     pub advertised_host: Option<String>,
-    /// Certificates; with them every connection is secure, those we dial and those we accept. `None` for plain TCP.
+    /// Certificates; with them every connection uses TLS, both dialled and accepted. `None` for plain TCP.
     pub tls: Option<WireTls>,
-    /// Whether callers may be on other machines: where those would be told an address of loopback, a warning says so.
+    /// Whether callers may be on other machines: if they would receive a loopback address, a warning is logged.
     pub has_distant_callers: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Tcp {
     config: TcpConfig,
     tls: Option<Arc<TlsContext>>,
     has_secret: bool,
-    /// Whose threads are told when a connection can be read or written.
+    /// The runtime whose threads are notified when a connection is readable or writable.
     main: Handle,
 }
 
@@ -71,7 +71,7 @@ impl Tcp {
         })
     }
 
-    /// Whether whoever reaches the port can call.
+    /// Whether anyone who reaches the port can call.
     fn is_open_to_strangers(&self) -> bool {
         !self.has_secret && !self.tls.as_ref().is_some_and(|tls| tls.asks_callers())
     }
@@ -90,7 +90,7 @@ impl Tcp {
         }
     }
 
-    /// Whether callers on other machines are told a location that is each machine's own.
+    /// Whether callers on other machines receive a location that is local to each machine.
     fn is_told_in_vain(&self, location: &str) -> bool {
         let address = location.parse::<SocketAddr>();
         self.config.has_distant_callers && address.is_ok_and(|told| told.ip().is_loopback())
@@ -111,9 +111,9 @@ impl Tcp {
     }
 }
 
-/// The address this machine talks to others from. Nothing is sent: connecting a UDP socket only looks the route up.
+/// The address this machine uses to reach others. Sends nothing: connecting a UDP socket only looks up the route.
 pub(crate) fn own_address(unspecified: IpAddr) -> Result<IpAddr, EngineError> {
-    // TEST-NET-1 and the documentation prefix: addresses that are nobody's.
+    // TEST-NET-1 and the documentation prefix: addresses that are never assigned.
     let anybody = match unspecified {
         IpAddr::V4(_) => "192.0.2.1:9",
         IpAddr::V6(_) => "[2001:db8::1]:9",
@@ -193,7 +193,7 @@ impl Transport for Tcp {
     }
 }
 
-/// A connection as that of another runtime, which sends at once.
+/// Moves a connection to another runtime and makes it send at once.
 fn moved(stream: TcpStream, to: &Handle) -> std::io::Result<TcpStream> {
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY cannot be set; the peer has gone");

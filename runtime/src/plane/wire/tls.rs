@@ -1,12 +1,12 @@
-//! TLS on the connections of the tcp plane. Without the cargo feature `tls` a configuration that asks for it is refused.
+//! TLS on the connections of the tcp plane. Without the cargo feature `tls`, a configuration with certificates is refused.
 //!
-//! Every process of a fleet both calls and is called, so by default both ends of a connection show a certificate, signed by
-//! an authority that both were given; the system's authorities have no say. TLS 1.3 alone is spoken, and no session is
-//! resumed: one connection joins two processes for as long as they run.
+//! Every process of a fleet both calls and is called, so by default both ends of a connection present a certificate, signed by
+//! an authority given to both; the system's authorities are not used. Only TLS 1.3 is spoken, without session
+//! resumption: one connection joins two processes for as long as they run.
 //!
-//! - [`context`]: the configuration as rustls has it; [`stream`]: a connection.
-//! - [`problem`]: what went wrong in words that name the flag to change.
-//! - `absent`: all of it in a build that has none.
+//! - [`context`]: the configuration of rustls; [`stream`]: a connection.
+//! - [`problem`]: errors that name the flag to change.
+//! - `absent`: the replacement in a build without TLS.
 
 #[cfg(not(feature = "tls"))]
 mod absent;
@@ -45,19 +45,19 @@ pub(super) use context::TlsContext;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WireTls {
-    /// Certificates of the authorities that sign those of every process: PEM, the content and not a path.
+    /// Certificates of the authorities that sign those of every process: PEM content, not a path.
     pub ca_pem: String,
-    /// Our own certificate. A process that serves needs one; one that only calls does where workers ask callers for theirs.
+    /// Our own certificate. A serving process needs one; a process that only calls needs one if workers require it.
     pub identity: Option<WireIdentity>,
-    /// The name or address that the certificates of all workers are for. `None` when each worker's is for the host that it
-    /// is dialled at.
+    /// The name or address in the certificates of all workers. `None` if each worker's certificate is for the host at which it
+    /// is dialled.
     pub server_name: Option<String>,
-    /// What callers of this process must show.
+    /// The certificates that callers of this process must present.
     pub client_certificates: ClientCertificates,
 }
 
 impl WireTls {
-    /// Trusts what these authorities signed; without a certificate of its own yet.
+    /// Trusts the certificates of these authorities; has no certificate of its own yet.
     #[must_use]
     pub fn new(ca_pem: impl Into<String>) -> Self {
         Self {
@@ -69,12 +69,12 @@ impl WireTls {
     }
 }
 
-/// A process's own certificate. `Debug` leaves the private key out.
+/// A process's own certificate. `Debug` omits the private key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WireIdentity {
-    /// The certificate and those between it and its authority: PEM, the content and not a path.
+    /// The certificate and its intermediate certificates: PEM content, not a path.
     pub certificate_pem: String,
-    /// Its private key: PEM, the content and not a path.
+    /// Its private key: PEM content, not a path.
     pub key_pem: String,
 }
 
@@ -86,13 +86,13 @@ impl fmt::Debug for WireIdentity {
     }
 }
 
-/// What callers must show when they connect.
+/// The certificates that callers must present when they connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ClientCertificates {
     /// A certificate that one of our authorities signed.
     #[default]
     Required,
-    /// Nothing: whoever reaches the port can call, unless there is a [`WireSecret`](crate::plane::WireSecret).
+    /// None: anyone who reaches the port can call, unless there is a [`WireSecret`](crate::plane::WireSecret).
     NotAsked,
 }
 

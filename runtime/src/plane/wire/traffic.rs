@@ -1,6 +1,6 @@
 //! [`Traffic`]: the bytes of one connection, both ways. Frames are read and written on the process's main runtime, where their
-//! streams are: a token that comes or goes costs no hop between threads. A main runtime that is kept busy by requests would
-//! look dead to the peer, so the [`VitalRuntime`](crate::VitalRuntime) nudges the traffic that main leaves alone.
+//! streams are, so a token costs no hop between threads. A main runtime that is busy with requests would look dead to
+//! the peer, so the [`VitalRuntime`](crate::VitalRuntime) nudges the traffic when the main runtime does not poll it.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -19,17 +19,17 @@ use super::config::WireConfig;
 use super::link::{Ended, FrameSink, Link, Violation, cut};
 use super::transport::Io;
 
-/// Bytes read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 64 << 10;
 
-/// Frames that are as much work as a unit of a task's budget is meant for. A task whose budget ends is queued again, and wakes a
-/// thread that sleeps: at a unit for each frame that was a tenth of what a token costs.
+/// Frames per unit of a task's budget. A task out of budget is queued again and wakes a sleeping thread: with one unit per frame,
+/// this was a tenth of the cost of a token.
 const FRAMES_A_UNIT: usize = 8;
 
-/// The most bytes of a ping, which come back.
+/// The maximum size of a ping in bytes; pongs echo it.
 const MAX_PING_BYTES: usize = 4096;
 
-/// What is kept of a reason that a peer gives: it goes into logs and errors.
+/// The maximum length of a peer's reason, which goes into logs and errors.
 const MAX_REASON_BYTES: usize = 1024;
 
 /// Signs of life of a connection.
@@ -37,32 +37,32 @@ const MAX_REASON_BYTES: usize = 1024;
 pub(super) struct Signs {
     /// The peer was heard.
     pub(super) heard: AtomicBool,
-    /// Nothing is read until there is room for answers.
+    /// Reading is paused until there is room for responses.
     pub(super) is_paused: AtomicBool,
-    /// The peer took bytes.
+    /// The peer accepted bytes.
     pub(super) written: AtomicBool,
     pub(super) is_writing: AtomicBool,
 }
 
-/// Reads and writes a connection to its end. One task [carries](Self::carry) it and is woken when there is more to do. Another thread
-/// may [nudge](Self::nudge) it.
+/// Reads and writes a connection to its end. One task [carries](Self::carry) it and is woken for more work. Another thread may
+/// [nudge](Self::nudge) it.
 pub(super) struct Traffic {
     signs: Arc<Signs>,
-    /// The task that carries it has run since [`Self::nudge`].
+    /// The carrying task has run since the last [`Self::nudge`].
     was_carried: AtomicBool,
     flow: Mutex<Flow>,
 }
 
 struct Flow {
     run: Pin<Box<dyn Future<Output = Ended> + Send>>,
-    /// Of the task that carries it.
+    /// The waker of the carrying task.
     waker: Option<Waker>,
-    /// The end that a nudge came to.
+    /// The end of the connection, if a nudge reached it.
     ended: Option<Ended>,
 }
 
 impl Flow {
-    /// Reads and writes what can be, on behalf of the task that carries it; ready at the end.
+    /// Reads and writes all it can on behalf of the carrying task; ready at the end.
     fn poll(&mut self) -> Poll<Ended> {
         if let Some(ended) = self.ended.take() {
             return Poll::Ready(ended);
@@ -73,7 +73,7 @@ impl Flow {
 }
 
 impl Traffic {
-    /// The traffic of a greeted connection; `decoder` has what the peer sent already.
+    /// The traffic of a greeted connection; `decoder` holds the bytes that the peer has sent already.
     pub(super) fn new(
         link: &Arc<Link>,
         io: Io,
@@ -108,8 +108,8 @@ impl Traffic {
             if let Ended::Protocol(reason) = &ended {
                 link.go_away(GoAwayCode::Protocol, reason);
             }
-            // What the peer should still hear, if it listens: without it a refusal would look like a crash. After half a
-            // batch it could make no sense of more.
+            // Send the last frames if the peer still reads: without them, a refusal would look like a crash. After a partial
+            // batch they would make no sense.
             if !signs.is_writing.load(Ordering::Relaxed) {
                 let _ = tokio::time::timeout(ping_interval, writing.finish()).await;
             }
@@ -127,15 +127,15 @@ impl Traffic {
         }
     }
 
-    /// What it saw of the peer.
+    /// The observed signs of life of the peer.
     pub(super) fn signs(&self) -> &Signs {
         &self.signs
     }
 
-    /// Carries it to its end.
+    /// Carries the connection to its end.
     ///
     /// # Cancel safety
-    /// Another call goes on where this one was dropped.
+    /// Another call resumes where this one was dropped.
     pub(super) async fn carry(&self) -> Ended {
         poll_fn(|cx| {
             self.was_carried.store(true, Ordering::Relaxed);
@@ -152,17 +152,17 @@ impl Traffic {
         .await
     }
 
-    /// Whether the task that carries it has run since the last call. Where it has not, this writes what waits, and reads what
-    /// can be read.
+    /// Whether the carrying task has run since the last call. If it has not, writes pending frames and reads what
+    /// is available.
     pub(super) fn nudge(&self) -> bool {
         if self.was_carried.swap(false, Ordering::Relaxed) {
             return true;
         }
-        // Whoever has the lock does what there is to do.
+        // The holder of the lock does the work.
         let Some(mut flow) = self.flow.try_lock() else {
             return true;
         };
-        // Twice: a writer lets others in once before it writes.
+        // Twice: a writer yields once before it writes.
         for _ in 0..2 {
             if let Poll::Ready(ended) = flow.poll() {
                 flow.ended = Some(ended);
@@ -172,7 +172,7 @@ impl Traffic {
         false
     }
 
-    /// Has the task that carries it run, if it can.
+    /// Wakes the carrying task, if the lock is free.
     pub(super) fn wake(&self) {
         if let Some(waker) = self
             .flow
@@ -184,7 +184,7 @@ impl Traffic {
         }
     }
 
-    /// Closes the connection, also while no task that carries it gets to run.
+    /// Closes the connection, even while no carrying task gets to run.
     pub(super) fn close(&self) {
         let run = std::mem::replace(&mut self.flow.lock().run, Box::pin(std::future::pending()));
         drop(run);
@@ -197,9 +197,9 @@ struct Reading<'a> {
     link: &'a Link,
     sink: &'a dyn FrameSink,
     signs: &'a Signs,
-    /// Room for the frame that has begun to come.
+    /// Memory held for the frame that is arriving.
     coming: Option<HeldBytes>,
-    /// Frames since a unit of the task's budget was taken.
+    /// Frames since the last unit of the task's budget.
     frames: usize,
 }
 
@@ -222,7 +222,7 @@ impl Reading<'_> {
         }
     }
 
-    /// What is still to come of a large frame that there is room for.
+    /// The outstanding bytes of a large frame for which memory is held.
     fn missing(&self) -> usize {
         let Some((_, _, payload)) = self.decoder.announced().filter(|_| self.coming.is_some())
         else {
@@ -239,7 +239,7 @@ impl Reading<'_> {
         {
             self.coming = None;
             self.take(frame)?;
-            // Frames are cheap for the peer: a flood on one link must not keep the others of this thread waiting.
+            // Frames are cheap for the peer: a flood on one link must not starve the other links of this thread.
             self.frames += 1;
             if self.frames == FRAMES_A_UNIT {
                 self.frames = 0;
@@ -254,7 +254,7 @@ impl Reading<'_> {
         self.make_room()
     }
 
-    /// Takes room for the rest of a large frame before it is read, or lets it pass by unread.
+    /// Holds memory for the rest of a large frame before reading it, or skips the frame.
     fn make_room(&mut self) -> Result<(), Ended> {
         let Some((kind, stream, payload)) = self.decoder.announced() else {
             return Ok(());
@@ -293,7 +293,7 @@ impl Reading<'_> {
                 let problem = format!("Ping of {} bytes", frame.payload.len());
                 Err(Ended::Protocol(problem))
             }
-            // Without room, the peer has enough to read already that says that we are here.
+            // If there is no room, unread frames already show the peer that we are alive.
             FrameKind::Ping if self.link.outbox.has_room() => {
                 self.link.control(FrameKind::Pong, 0, &frame.payload);
                 Ok(())
@@ -358,7 +358,7 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// Writes what waits, and ends our direction.
+    /// Writes what is pending, and ends our direction.
     async fn finish(&mut self) -> std::io::Result<()> {
         if !self.link.outbox.is_empty() {
             let mut batch = self.link.outbox.take(BytesMut::new()).await;

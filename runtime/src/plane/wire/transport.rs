@@ -1,4 +1,4 @@
-//! What carries the bytes of wire connections: TCP, or anything else that moves bytes in order between two processes.
+//! The transport of wire connections: TCP, or anything else that moves bytes in order between two processes.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub(crate) struct Io {
     pub(crate) reader: Box<dyn AsyncRead + Send + Unpin>,
     /// Bytes to the peer.
     pub(crate) writer: Box<dyn AsyncWrite + Send + Unpin>,
-    /// Who the peer is, for the log.
+    /// The peer's name for the log.
     pub(crate) peer: String,
 }
 
@@ -24,13 +24,13 @@ impl fmt::Debug for Io {
     }
 }
 
-/// What a transport has against a peer, as the inner error of an [`std::io::Error`] of its streams.
+/// A transport's objection to a peer, as the inner error of an [`std::io::Error`] of its streams.
 #[derive(Debug, thiserror::Error)]
 #[error("{problem}")]
 pub(crate) struct Refusal {
     /// The label in metrics.
     pub(crate) label: &'static str,
-    /// What is wrong, and what to change.
+    /// The problem, and what to change.
     pub(crate) problem: String,
 }
 
@@ -40,31 +40,31 @@ pub(crate) trait Transport: Send + Sync + 'static {
     /// The plane's name in addresses.
     fn name(&self) -> &'static str;
 
-    /// Whether only processes of this machine reach what listens.
+    /// Whether only processes of this machine can reach its listener.
     fn is_local(&self) -> bool;
 
-    /// Reaches the process at `location`, as its listener names it.
+    /// Connects to the process at `location`, as its listener names it.
     ///
     /// # Errors
-    /// `CannotConnect` when nobody is there.
+    /// `CannotConnect` if there is no listener.
     async fn dial(&self, location: &str) -> Result<Io, EngineError>;
 
-    /// Begins to accept callers.
+    /// Starts to accept callers.
     ///
     /// # Errors
-    /// `Unavailable`, or `InvalidArgument` naming the setting at fault.
+    /// `Unavailable`, or `InvalidArgument` naming the invalid setting.
     async fn listen(&self) -> Result<Box<dyn Listener>, EngineError>;
 }
 
 /// Accepts callers until it is dropped.
 #[async_trait]
 pub(crate) trait Listener: Send + 'static {
-    /// What others give [`Transport::dial`] to reach this.
+    /// The location for [`Transport::dial`].
     fn location(&self) -> String;
 
-    /// The next caller; `None` when there will be no more.
+    /// The next caller; `None` if there will be no more.
     ///
     /// # Cancel safety
-    /// If another branch wins, no caller was taken.
+    /// If another branch of `select!` completes first, no caller was accepted.
     async fn accept(&mut self) -> Option<Io>;
 }

@@ -1,7 +1,7 @@
 //! A real process that holds a lease, to be killed, stopped and starved of disk space.
 //!
-//! The test binary runs itself again: the test below, told by its environment to be the child, takes commands on standard
-//! input and answers each with one line.
+//! The test binary runs itself again: the test below becomes the child if its environment says so. It reads commands from
+//! standard input and answers each with one line.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -22,10 +22,10 @@ use tokio::time::Duration;
 use super::suite::{Follower, Victim, entry};
 use crate::support::soon;
 
-/// Tells the child which store to join: `file:PATH` or `etcd:HOST:PORT`.
+/// The store for the child to join: `file:PATH` or `etcd:HOST:PORT`.
 const STORE: &str = "GENSET_TEST_DISCOVERY_CHILD";
 
-/// What the child's answers begin with, among the test harness's lines.
+/// The prefix of the child's answers among the test harness's lines.
 const ANSWER: &str = "child answers: ";
 
 /// A child and its lease.
@@ -36,11 +36,11 @@ pub(crate) struct Child {
 }
 
 impl Child {
-    /// Starts a child that takes a lease in `store`.
+    /// Starts a child that acquires a lease in `store`.
     pub(crate) async fn start(store: &str) -> Self {
         let test = concat!(module_path!(), "::a_child_process_offers_until_it_ends");
         let (_, test) = test.split_once("::").unwrap();
-        // A file beyond the limit is to be an error, not the end: the shell hands that on.
+        // Exceeding the file size limit must be an error and not kill the child: the shell ignores the signal for it.
         let mut process = Command::new("sh")
             .args(["-c", r#"trap '' XFSZ; exec "$0" "$@""#])
             .arg(std::env::current_exe().unwrap())
@@ -62,7 +62,7 @@ impl Child {
         child
     }
 
-    /// Gives a command and returns the answer.
+    /// Sends a command and returns the answer.
     pub(crate) async fn ask(&mut self, command: &str) -> String {
         let line = format!("{command}\n");
         soon(self.commands.write_all(line.as_bytes()))
@@ -79,7 +79,7 @@ impl Child {
         loop {
             let line = soon(self.output.next_line()).await.unwrap();
             let line = line.expect("the child lives");
-            // The harness may have begun the line.
+            // The harness may have written the start of the line.
             if let Some((_, answer)) = line.split_once(ANSWER) {
                 return answer.to_owned();
             }
@@ -92,7 +92,7 @@ impl Child {
         kill_process(id, signal).unwrap();
     }
 
-    /// Lets it end as it likes, and returns whether it did well.
+    /// Waits for it to exit, and returns whether it succeeded.
     async fn end(mut self) -> bool {
         drop(self.commands);
         soon(self.process.wait()).await.unwrap().success()
@@ -106,7 +106,7 @@ impl Victim for Child {
     }
 }
 
-/// What the child does.
+/// The child's main loop.
 async fn serve(store: &str) {
     let discovery = connect(store).await;
     let lease = discovery.lease().await.unwrap();
@@ -122,14 +122,14 @@ async fn serve(store: &str) {
     }
 }
 
-/// Says something to the parent.
+/// Sends an answer to the parent.
 fn tell(answer: &str) {
     use std::io::Write as _;
     let mut parent = std::io::stdout().lock();
     writeln!(parent, "{ANSWER}{answer}").unwrap();
 }
 
-/// What a watching child has seen.
+/// The changes a watching child has seen.
 #[derive(Default)]
 struct Seen {
     keys: BTreeSet<String>,
@@ -174,7 +174,7 @@ async fn obey(lease: &dyn Lease, seen: &Mutex<Seen>, command: &str) -> String {
             Ok(()) => "done".into(),
             Err(error) => format!("{} {error}", error.kind()),
         },
-        // From now on no file can be written to, as on a full disk.
+        // From now on no file can be written, as on a full disk.
         ["fill"] => {
             let limit = Rlimit {
                 current: Some(0),
@@ -194,7 +194,7 @@ async fn obey(lease: &dyn Lease, seen: &Mutex<Seen>, command: &str) -> String {
     }
 }
 
-/// A child that offers `entries` in `store`.
+/// A child that has put `entries` in `store`.
 pub(crate) async fn offering(store: &str, entries: Vec<Entry>) -> Child {
     let mut child = Child::start(store).await;
     for Entry { key, value } in entries {

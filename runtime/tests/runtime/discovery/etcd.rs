@@ -19,7 +19,7 @@ use self::server::EtcdServer;
 use super::child::offering;
 use super::suite::{Backend, Victim, discovery_suite};
 
-/// Long enough that a loaded machine sends its keep-alives in time.
+/// Long enough for a loaded machine to send its keep-alives in time.
 pub(super) const TTL: Duration = Duration::from_secs(5);
 
 discovery_suite!(suite, EtcdBackend::start().await);
@@ -66,7 +66,7 @@ impl Backend for EtcdBackend {
     }
 
     fn dead_lease_stays(&self) -> Duration {
-        // Servers look for expired leases twice a second.
+        // Servers check for expired leases twice a second.
         TTL + Duration::from_millis(500)
     }
 }

@@ -14,7 +14,7 @@ use super::suite::{Backend, Victim, discovery_suite};
 
 discovery_suite!(behaviour, FileBackend::new());
 
-/// A directory, and connections with threads of their own as other processes would have.
+/// A directory, and connections with their own threads, like those of other processes.
 pub(crate) struct FileBackend(TempDir);
 
 impl FileBackend {
@@ -34,7 +34,7 @@ impl FileBackend {
         FileDiscovery::open(self.path(), FileDiscoveryConfig::default()).unwrap()
     }
 
-    /// What a child is told.
+    /// The name of the store for a child.
     pub(crate) fn name(&self) -> String {
         format!("file:{}", self.path().display())
     }
@@ -59,7 +59,7 @@ impl Backend for FileBackend {
         Box::new(offering(&self.name(), entries).await)
     }
 
-    /// The directory goes, and something unreadable comes in its place.
+    /// Moves the directory away and puts something unreadable in its place.
     async fn begin_outage(&self) {
         fs::rename(self.path(), self.away()).unwrap();
         fs::write(self.path(), "not a directory").unwrap();

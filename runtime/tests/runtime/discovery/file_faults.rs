@@ -1,4 +1,4 @@
-//! What may befall a directory and the processes that share it: death, sleep, full disks, clocks, garbage.
+//! Faults of a directory and of the processes that share it: death, suspension, full disks, clocks, garbage.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
@@ -17,7 +17,7 @@ use super::file::FileBackend;
 use super::suite::{Backend, Follower, Victim, entry, everything};
 use crate::support::soon;
 
-/// Polls until something holds that nobody announces.
+/// Polls until a condition holds that nothing announces.
 async fn until(holds: impl AsyncFn() -> bool) {
     soon(async {
         while !holds().await {
@@ -62,7 +62,7 @@ async fn a_stopped_process_loses_its_entries_and_has_them_again_when_it_goes_on(
     child.signal(Signal::CONT);
     follower.until_exactly(&[entry("a", "x")]).await;
     assert_eq!(child.ask("lost?").await, "no");
-    // It slept for so long that somebody removed its file.
+    // It slept for so long that another process removed its file.
     child.signal(Signal::STOP);
     store.take_leases_away().await;
     follower.until_exactly(&[]).await;
@@ -110,7 +110,7 @@ async fn a_full_disk_refuses_puts_and_ends_no_lease() {
         "{refused}"
     );
     follower.until_exactly(&[entry("a", "x")]).await;
-    // Its heartbeats need no space.
+    // Its heartbeats need no disk space.
     let longer = timeout(Duration::from_secs(4), follower.next()).await;
     assert!(longer.is_err(), "{longer:?}");
     assert_eq!(child.ask("lost?").await, "no");
@@ -119,7 +119,7 @@ async fn a_full_disk_refuses_puts_and_ends_no_lease() {
     assert_eq!(files, 2, "what could not be written is not left behind");
 }
 
-/// Sets a lease's file to the time of a clock gone wrong.
+/// Sets a lease file's time as a wrong clock would.
 fn set_clock(file: &Path, time: SystemTime) {
     let file = File::options().write(true).open(file).unwrap();
     file.set_modified(time).unwrap();
@@ -148,7 +148,7 @@ async fn clocks_that_jump_end_no_lease_and_revive_none() {
         let heard = timeout(Duration::from_secs(3), follower.next()).await;
         assert!(heard.is_err(), "{heard:?}");
     }
-    // One who only comes now sees the living beat, whatever the time of its file.
+    // A late reader sees the living lease beat, whatever its file's time.
     set_clock(live, SystemTime::now() + 1000 * day);
     assert!(everything(&store.open()).await.keys().eq(["live"]));
     assert!(timeout(Duration::ZERO, lease.lost()).await.is_err());
@@ -187,7 +187,7 @@ async fn garbage_in_the_directory_harms_nobody() {
     lease.put(entry("a", "x")).await.unwrap();
     follower.until_exactly(&[entry("a", "x")]).await;
     assert_eq!(everything(&store.open()).await.len(), 1);
-    // A lease that is spoilt while it is known stays as it was known until its holder writes it again.
+    // A known lease whose file is corrupted keeps its entries until its holder writes it again.
     for file in store.lease_files().iter().filter(|file| file.is_file()) {
         fs::write(file, "spoilt").unwrap();
     }
@@ -209,7 +209,7 @@ async fn a_directory_that_is_removed_is_made_again_by_the_leases() {
     let mut follower = Follower::of(&store.open(), "").await;
     follower.until_exactly(&both).await;
     for round in 1..=3 {
-        // A lease may write into it meanwhile.
+        // A lease may write into it at the same time.
         until(async || fs::remove_dir_all(store.path()).is_ok()).await;
         if round == 2 {
             fs::DirBuilder::new()
@@ -243,7 +243,7 @@ async fn a_mount_that_goes_and_comes_back_loses_nobody() {
     lease.put(entry("a", "x")).await.unwrap();
     let mut follower = Follower::of(&store.open(), "").await;
     follower.until_exactly(&[entry("a", "x")]).await;
-    // Without the mount, its empty directory is there.
+    // While unmounted, the mount point is an empty directory.
     let mounted = store.path().with_extension("mounted");
     fs::rename(store.path(), &mounted).unwrap();
     let plain = fs::DirBuilder::new().mode(0o700).create(store.path());
@@ -254,7 +254,7 @@ async fn a_mount_that_goes_and_comes_back_loses_nobody() {
     assert!(follower.entries.keys().eq(["a"]));
     until(async || lease.put(entry("a", "y")).await.is_ok()).await;
     follower.until_exactly(&[entry("a", "y")]).await;
-    // The mount comes back, with what was there before.
+    // The mount comes back with its earlier contents.
     fs::remove_dir_all(store.path()).unwrap();
     fs::rename(&mounted, store.path()).unwrap();
     while follower.snapshots < 3 {
@@ -335,7 +335,7 @@ async fn a_new_directory_is_private_and_one_that_others_can_write_to_is_refused(
             "{refused}"
         );
     }
-    // Those who are trusted to write to it are not trusted to replace what others wrote.
+    // Users trusted to write to it are not trusted to replace the entries of others.
     let shared = || FileDiscoveryConfig {
         access: DirectoryAccess::Shared,
         ..config()
@@ -351,14 +351,14 @@ async fn a_new_directory_is_private_and_one_that_others_can_write_to_is_refused(
     }
 }
 
-/// Links and pipes in the directory lead nobody elsewhere, and nobody waits for them.
+/// Links and pipes in the directory are neither followed nor waited for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn links_and_pipes_are_neither_followed_nor_waited_for() {
     let store = FileBackend::new();
     let here = store.open();
     let lease = soon(here.lease()).await.unwrap();
     lease.put(entry("a", "x")).await.unwrap();
-    // What a process would have written to before: its lease's name with another suffix.
+    // A name that a process could write to by mistake: its lease's name with another suffix.
     let precious = store.path().with_file_name("precious");
     fs::write(&precious, "untouched").unwrap();
     for file in store.lease_files() {
@@ -404,6 +404,6 @@ async fn a_lease_alone_keeps_its_file_fresh_and_removes_it_at_once() {
     assert!(follower.entries.contains_key("a"));
     assert_eq!(store.lease_files().len(), 1);
     drop(lease);
-    // At once; or, if the thread that keeps it fresh has the file just then, as that thread lets go of it.
+    // At once; or when the thread that keeps it fresh releases the file.
     until(async || store.lease_files().is_empty()).await;
 }

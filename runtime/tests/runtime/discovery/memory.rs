@@ -10,7 +10,7 @@ use super::suite::{Backend, Victim, discovery_suite};
 
 discovery_suite!(behaviour, MemoryBackend(MemoryDiscovery::new()));
 
-/// Every connection is a clone: one process has no more.
+/// Every connection is a clone, since there is only one process.
 struct MemoryBackend(MemoryDiscovery);
 
 #[async_trait]
@@ -40,7 +40,7 @@ impl Backend for MemoryBackend {
     }
 }
 
-/// The nearest to a crash inside one process: the lease is dropped and nothing else is said.
+/// The nearest to a crash inside one process: the lease is dropped without notice.
 struct MemoryVictim(Box<dyn Lease>);
 
 #[async_trait]

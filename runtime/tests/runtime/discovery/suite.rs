@@ -1,7 +1,7 @@
-//! What every discovery backend must do, seen through the trait alone.
+//! The required behaviour of every discovery backend, tested through the trait alone.
 //!
-//! A backend says how to reach and to disturb one store, as [`Backend`], and `discovery_suite!` makes a test of each case:
-//! `discovery_suite!(behaviour, FileBackend::start().await);`. Every case gets a store of its own.
+//! A backend implements [`Backend`], to reach and to disturb one store, and `discovery_suite!` creates a test for each case:
+//! `discovery_suite!(behaviour, FileBackend::start().await);`. Every case gets its own store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,39 +18,39 @@ use tokio::time::timeout;
 
 use crate::support::{PATIENCE, soon};
 
-/// What a loaded machine may add to the time a dead lease stays.
+/// The delay that a loaded machine may add to the removal of a dead lease.
 const LOAD: Duration = Duration::from_secs(12);
 
-/// One store, empty at first, and the ways to reach and to disturb it.
+/// One store, initially empty, and the ways to reach and to disturb it.
 #[async_trait]
 pub(crate) trait Backend: Send + Sync {
-    /// A connection of its own, as another process would have.
+    /// A new connection, like that of another process.
     async fn connect(&self) -> Arc<dyn Discovery>;
 
     /// Another process that has put `entries` under a lease and keeps it alive.
     async fn victim(&self, entries: Vec<Entry>) -> Box<dyn Victim>;
 
-    /// Makes the store unreachable for everybody. A backend that cannot be does nothing.
+    /// Makes the store unreachable for everybody. Does nothing if the backend cannot be unreachable.
     async fn begin_outage(&self);
 
-    /// Makes it reachable again, soon enough for leases to live on.
+    /// Makes it reachable again, soon enough for leases to survive.
     async fn end_outage(&self);
 
-    /// Ends every lease behind its holder's back.
+    /// Ends every lease without its holder's action.
     async fn take_leases_away(&self);
 
     /// How long the entries of a killed process may stay.
     fn dead_lease_stays(&self) -> Duration;
 }
 
-/// A process to be killed.
+/// A process for the test to kill.
 #[async_trait]
 pub(crate) trait Victim: Send {
-    /// Kills it without a goodbye.
+    /// Kills it without notice.
     async fn kill(self: Box<Self>);
 }
 
-/// Makes a module with one test for each case: `discovery_suite!(name, backend)`; `backend` may await.
+/// Creates a module with one test for each case: `discovery_suite!(name, backend)`; `backend` may await.
 macro_rules! discovery_suite {
     ($name:ident, $backend:expr) => {
         $crate::discovery::suite::discovery_suite!(@cases $name, $backend,
@@ -98,11 +98,11 @@ pub(crate) fn entry(key: &str, value: impl Into<Bytes>) -> Entry {
     }
 }
 
-/// A watch and what it has told so far.
+/// A watch and the entries it has reported so far.
 pub(crate) struct Follower {
     watch: Box<dyn Watch>,
     pub(crate) entries: BTreeMap<String, Bytes>,
-    /// Snapshots so far.
+    /// The number of snapshots so far.
     pub(crate) snapshots: usize,
 }
 
@@ -119,7 +119,7 @@ impl Follower {
         follower
     }
 
-    /// The next change, applied.
+    /// Applies the next change and returns it.
     pub(crate) async fn next(&mut self) -> Change {
         let change = soon(self.watch.next()).await.expect("a live store");
         match change.clone() {
@@ -136,7 +136,7 @@ impl Follower {
         change
     }
 
-    /// Follows until what is known holds.
+    /// Follows until the known entries satisfy `holds`.
     pub(crate) async fn until(&mut self, holds: impl Fn(&BTreeMap<String, Bytes>) -> bool) {
         soon(async {
             while !holds(&self.entries) {
@@ -146,7 +146,7 @@ impl Follower {
         .await;
     }
 
-    /// Follows until exactly these are known.
+    /// Follows until exactly these entries are known.
     pub(crate) async fn until_exactly(&mut self, expected: &[Entry]) {
         let expected = as_map(expected.to_vec());
         self.until(|entries| *entries == expected).await;
@@ -169,7 +169,7 @@ pub(crate) async fn a_watch_begins_with_a_snapshot(backend: &dyn Backend) {
     let lease = soon(here.lease()).await.unwrap();
     lease.put(entry("a/1", "x")).await.unwrap();
     lease.put(entry("a/2", "y")).await.unwrap();
-    // A connection made after the puts has them in its first snapshot, as the one before has them in the end.
+    // A connection made after the puts has them in its first snapshot; the earlier one has them eventually.
     for reader in [backend.connect().await, there] {
         let mut follower = Follower::of(&*reader, "a/").await;
         follower
@@ -188,7 +188,7 @@ pub(crate) async fn puts_replacements_and_removals_come_in_order(backend: &dyn B
     assert_eq!(follower.next().await, Change::Put(entry("a/1", "y")));
     lease.remove("a/1").await.unwrap();
     assert_eq!(follower.next().await, Change::Removed("a/1".into()));
-    // The same value again is news too: whoever put it has started anew.
+    // The same value again is a change: its owner has restarted.
     lease.put(entry("a/1", "y")).await.unwrap();
     assert_eq!(follower.next().await, Change::Put(entry("a/1", "y")));
     lease.put(entry("a/1", "y")).await.unwrap();
@@ -292,7 +292,7 @@ pub(crate) async fn a_killed_process_loses_its_entries_and_nobody_else_does(back
         follower.until(|entries| entries.len() == 3).await;
     }
     victim.kill().await;
-    // One who only comes now must not be told for longer than the others.
+    // A late reader must not see the entries for longer than the others.
     followers.push(Follower::of(&*backend.connect().await, "").await);
     let patience = backend.dead_lease_stays() + LOAD;
     for follower in &mut followers {
@@ -343,7 +343,7 @@ pub(crate) async fn entries_are_put_again_under_a_new_lease(backend: &dyn Backen
     follower.until_exactly(&[entry("a", "end")]).await;
 }
 
-/// Puts `keys` keys of the writer's own, counting each up to `rounds`; then removes every third.
+/// Puts `keys` keys of this writer, counting each up to `rounds`; then removes every third.
 async fn write(
     discovery: Arc<dyn Discovery>,
     writer: usize,
@@ -425,7 +425,7 @@ pub(crate) async fn an_outage_keeps_what_is_known_and_ends_in_a_snapshot(backend
     let heard = timeout(outage, follower.watch.next()).await;
     assert!(heard.is_err(), "an outage is silent: {heard:?}");
     backend.end_outage().await;
-    // Puts fail until the store is reached again; the lease lives on.
+    // Puts fail until the store is reachable again; the lease survives.
     soon(async {
         while lease.put(entry("b", "y")).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -449,7 +449,7 @@ pub(crate) async fn a_big_value_arrives_whole(backend: &dyn Backend) {
     let (here, there) = (backend.connect().await, backend.connect().await);
     let lease = soon(here.lease()).await.unwrap();
     let mut follower = Follower::of(&*there, "").await;
-    // Near 1 MB, and no two parts alike.
+    // About 1 MB, and no two parts alike.
     let big: Bytes = (0..250_000_u32).flat_map(u32::to_le_bytes).collect();
     lease.put(entry("big", big.clone())).await.unwrap();
     lease.put(entry("small", "")).await.unwrap();
@@ -483,7 +483,7 @@ pub(crate) async fn a_cancelled_wait_loses_no_change(backend: &dyn Backend) {
                 let key = round.to_string();
                 lease.put(entry(&key, key.clone())).await.unwrap();
             }
-            // Cancelled at any point of the wait.
+            // Cancelled at varying points of the wait.
             let Ok(change) = timeout(Duration::from_micros(round * 50), watch.next()).await else {
                 continue;
             };
@@ -501,7 +501,7 @@ pub(crate) async fn a_cancelled_wait_loses_no_change(backend: &dyn Backend) {
     assert_eq!(everything(&*there).await, known);
 }
 
-/// Who may write one endpoint's keys speaks for that endpoint alone.
+/// A writer of one endpoint's keys speaks only for that endpoint.
 pub(crate) async fn a_record_under_anothers_key_is_nobody_and_leaves_no_ghost(
     backend: &dyn Backend,
 ) {
@@ -524,7 +524,7 @@ pub(crate) async fn a_record_under_anothers_key_is_nobody_and_leaves_no_ghost(
     let ours = record("ours", 1, "liar");
     let of_ours = runtime.endpoint(ours.endpoint.clone()).client::<(), ()>();
     soon(theirs.wait_for_instances(PATIENCE)).await.unwrap();
-    // Under keys of ours: another endpoint's instance, another instance, and what was honest before.
+    // Under our keys: another endpoint's instance, another instance, and formerly valid content.
     lease.put(ours.to_entry().unwrap()).await.unwrap();
     soon(of_ours.wait_for_instances(PATIENCE)).await.unwrap();
     let forged = [

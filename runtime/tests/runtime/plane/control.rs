@@ -1,4 +1,4 @@
-//! The right to use `control`, which the right to call does not give.
+//! The right to use `control`, which the right to call does not include.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn plane(host: &str, secret: Option<&str>) -> Arc<WirePlane> {
     Arc::new(WirePlane::tcp(tcp, config, &MetricsRegistry::default()).unwrap())
 }
 
-/// What a caller with `ours` gets from a worker at `host` with `theirs`: of `control`, and of another endpoint.
+/// The responses of a worker at `host` with `theirs` to a caller with `ours`: from `control`, and from another endpoint.
 async fn asks(
     host: &str,
     theirs: Option<&str>,

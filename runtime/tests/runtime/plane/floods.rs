@@ -1,4 +1,4 @@
-//! Too much of everything: callers that ask for more than they take, or than there is.
+//! Floods: callers that request more than they read, or more than there is room for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn head(endpoint: &str) -> RequestHead {
     }
 }
 
-/// It talks all the time, and reads nothing of what it asked for.
+/// It sends all the time, and reads none of the responses.
 #[tokio::test]
 async fn a_peer_that_takes_nothing_is_cut_off_and_holds_little_memory() {
     const ITEM_BYTES: usize = 64 << 10;
@@ -61,7 +61,7 @@ async fn a_peer_that_takes_nothing_is_cut_off_and_holds_little_memory() {
     })
     .await;
     victim.counts("ended_connections", "stalled", 1).await;
-    // The outbox, an item a stream more, and what the system holds for a socket: some megabytes.
+    // The outbox, one more item per stream, and the system's socket buffers: a few megabytes.
     let bytes = asked.load(Ordering::SeqCst) * ITEM_BYTES;
     assert!(
         bytes < 32 << 20,
@@ -70,7 +70,7 @@ async fn a_peer_that_takes_nothing_is_cut_off_and_holds_little_memory() {
     victim.is_well().await;
 }
 
-/// Answers to a flood must not pile up either: a peer that reads no answers is not listened to.
+/// Responses to a flood must not pile up either: a peer that reads no responses is not read from.
 #[tokio::test]
 async fn a_flood_of_requests_or_pings_is_held_back_by_its_own_answers() {
     let refused = frame(FrameKind::Request, 1, &request("nothing", 1)).repeat(1000);
@@ -103,7 +103,7 @@ async fn a_hundred_thousand_requests_leave_nothing_behind() {
     for batch in 0..REQUESTS / 1000 {
         let mut bytes = Vec::new();
         for stream in (1..=1000).map(|index| batch * 1000 + index) {
-            // Every other one is of an endpoint there is, and is dropped again.
+            // Every other one is for an existing endpoint, and its stream is dropped again.
             if stream % 2 == 0 {
                 let cancel = Cancel {
                     reason: CancelReason::Client,
@@ -126,13 +126,13 @@ async fn a_hundred_thousand_requests_leave_nothing_behind() {
     victim
         .counts("refused", "cannot_connect", u64::from(REQUESTS / 2))
         .await;
-    // Only the honest caller's.
+    // Only the honest caller's stream.
     let one = "genset_wire_streams{role=\"callee\"} 1\n";
     until(|| victim.metrics.encode().contains(one)).await;
     victim.is_well().await;
 }
 
-/// Whatever a request is made of, and however many there are: they fit into the budget, or are refused one by one.
+/// Whatever requests contain, and however many there are: they fit into the budget, or are refused one by one.
 #[tokio::test]
 async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
     const BUDGET: usize = 128 << 20;
@@ -143,7 +143,7 @@ async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
     })
     .await;
     let mut peer = Peer::greeted_by(victim.process()).await;
-    // Headers are a small part of a request, whatever they are.
+    // Headers are limited to a small part of a request.
     let swollen = |stream: u32| {
         let head = RequestHead {
             headers: [("x".into(), "y".repeat(8 << 20))].into(),
@@ -202,7 +202,7 @@ async fn what_streams_hold_stays_within_the_budget_and_is_given_back() {
     victim.is_well().await;
 }
 
-/// A nil is a byte on the wire, and may be a JSON value in memory.
+/// A nil is one byte on the wire, and may be a JSON value in memory.
 #[tokio::test]
 async fn a_request_counts_by_what_it_becomes() {
     const VALUES: usize = 4 << 20;
@@ -215,7 +215,7 @@ async fn a_request_counts_by_what_it_becomes() {
     let nils = encode_payload(&BTreeMap::from([("annotations", vec![(); VALUES])])).unwrap();
     let tokens = BTreeMap::from([("tokens", vec![1; VALUES])]);
     let tokens = encode_payload(&BTreeMap::from([("input", tokens)])).unwrap();
-    // The endpoint takes neither; the first is not even decoded.
+    // The endpoint accepts neither; the first is not even decoded.
     for (stream, body, kind) in [
         (1, nils, ErrorKind::Overloaded),
         (2, tokens, ErrorKind::InvalidArgument),
@@ -279,7 +279,7 @@ async fn connections_over_the_limit_are_refused_and_told_so() {
     drop(first);
     victim.counts("ended_connections", "closed", 1).await;
     soon(async {
-        // Its place is free a moment after it was counted.
+        // Its place becomes free a moment after it was counted.
         loop {
             let mut peer = Peer::dial(victim.process()).await;
             peer.send(FrameKind::Hello, 0, &hello()).await;
@@ -295,7 +295,7 @@ async fn connections_over_the_limit_are_refused_and_told_so() {
     .await;
 }
 
-/// Strangers who only connect take places of their own, and the longest there goes first: callers get through.
+/// Strangers that only connect take places of their own, and the oldest is evicted: callers get through.
 #[tokio::test]
 async fn strangers_keep_no_caller_out() {
     let mut victim = Victim::start(WireConfig {
@@ -318,7 +318,7 @@ async fn strangers_keep_no_caller_out() {
     victim.is_well().await;
 }
 
-/// Cancels and credits need no answers: a flood of them delays nobody on other connections.
+/// Cancels and credits need no responses: a flood of them delays no other connection.
 #[tokio::test]
 async fn a_flood_of_cancels_and_credits_delays_nobody() {
     let mut victim = Victim::start(deaf()).await;

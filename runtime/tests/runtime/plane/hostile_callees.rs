@@ -1,4 +1,4 @@
-//! What a caller may find at an address in place of an honest worker: a typed error for the requests it concerns, soon.
+//! Faulty workers: the requests they affect fail quickly with a typed error.
 
 mod deadlines;
 mod memory;
@@ -28,7 +28,7 @@ use super::scripted::{FOUR_GIGABYTES, Peer, counted, error, frame, hello, ping, 
 use super::suite::{Pair, border::deaf, count};
 use crate::support::{ctx, soon, until};
 
-/// A caller, and the listener it takes for a worker.
+/// A caller, and the listener it mistakes for a worker.
 struct Trap {
     plane: Arc<dyn RequestPlane>,
     metrics: MetricsRegistry,
@@ -65,7 +65,7 @@ impl Trap {
         pair.call_at(&self.address, (), ctx).await
     }
 
-    /// A stream that has its first item, and its peer.
+    /// A stream that has yielded its first item, and its peer.
     async fn open(&self) -> (ResponseStream<u32>, Peer) {
         self.open_as(ctx()).await
     }
@@ -84,7 +84,7 @@ impl Trap {
         (response, peer)
     }
 
-    /// The process may be bad; others are called all the same.
+    /// Workers other than the faulty one can still be called.
     async fn others_are_called(&self) {
         let config = deaf();
         let metrics = MetricsRegistry::default();
@@ -99,15 +99,15 @@ impl Trap {
     }
 }
 
-/// The error a stream goes on with.
+/// The next error of a stream.
 async fn next_error(response: &mut ResponseStream<u32>) -> EngineError {
     let error = soon(response.next()).await.unwrap().unwrap_err();
     assert!(soon(response.next()).await.is_none());
     error
 }
 
-/// A worker that reads nothing, and requests of more bytes than a connection holds: those that wait to be sent end with it, as
-/// requests that nobody has seen, and before it when they are cancelled or too late.
+/// A worker that reads nothing, and requests of more bytes than a connection holds. Requests that wait to be sent end with the
+/// connection, as requests that no worker has seen, or earlier if they are cancelled or late.
 #[tokio::test]
 async fn requests_that_wait_for_a_full_connection_end_with_it() {
     let trap = Trap::set(WireConfig {
@@ -123,7 +123,7 @@ async fn requests_that_wait_for_a_full_connection_end_with_it() {
     let call = |ctx| pair.call_at::<_, u32>(&trap.address, large.clone(), ctx);
     let others = async {
         let peer = Peer::greeting(&trap.listener).await;
-        // What the system takes in between is full by then.
+        // The system's buffers are full by then.
         tokio::time::sleep(Duration::from_millis(500)).await;
         let cancelled = ctx();
         let late = ctx().with_deadline(Instant::now() + Duration::from_millis(100));
@@ -151,7 +151,7 @@ async fn requests_that_wait_for_a_full_connection_end_with_it() {
     assert!(lost > 0 && unseen > 0, "{lost} and {unseen}");
 }
 
-/// The system accepts the connection, and nobody ever answers. Requests that wait for it give up together.
+/// The system accepts the connection, but nothing responds. All requests that wait for it fail together.
 #[tokio::test]
 async fn a_half_open_connection_is_given_up_once_for_all_who_wait() {
     let trap = Trap::set(WireConfig {
@@ -242,7 +242,7 @@ async fn what_answers_otherwise_than_a_worker_cannot_be_connected_to() {
     trap.others_are_called().await;
 }
 
-/// It says that it has the secret: it sends back the proof it was given, or one of nothing.
+/// It claims to have the secret: it returns the proof it received, or a proof of nothing.
 #[tokio::test]
 async fn a_worker_that_does_not_prove_the_secret_is_refused() {
     let secret = WireSecret::try_new(b"correct horse battery staple").unwrap();
@@ -282,7 +282,7 @@ async fn a_worker_that_does_not_prove_the_secret_is_refused() {
     }
 }
 
-/// A worker one version ahead: it also speaks ours, says more than we know, and is understood.
+/// A worker one version ahead: it also speaks our version and sends extra fields, and is understood.
 #[tokio::test]
 async fn a_newer_worker_that_speaks_our_version_too_is_understood() {
     #[derive(Serialize)]
@@ -336,7 +336,7 @@ async fn a_newer_worker_that_speaks_our_version_too_is_understood() {
         (error.kind(), error.message()),
         (ErrorKind::Internal, "kinds of tomorrow")
     );
-    // The connection goes on.
+    // The connection continues.
     let again = async {
         let request = peer.expect(FrameKind::Request).await;
         peer.send_bytes(&frame(FrameKind::End, request.stream, &[]))
@@ -363,7 +363,7 @@ async fn a_worker_that_falls_silent_counts_as_dead() {
     until_counted(&trap.metrics, "ended_connections", "silent", 1).await;
 }
 
-/// No timeout of the caller's could end these streams in time: it is the end of the connection that does.
+/// No timeout of the caller could end these streams in time: the end of the connection does.
 #[tokio::test]
 async fn a_connection_that_ends_disconnects_at_once_wherever_it_is_cut() {
     let trap = Trap::set(deaf()).await;
@@ -443,7 +443,7 @@ async fn frames_of_streams_that_nobody_reads_are_dropped() {
     assert!(soon(response.next()).await.is_none());
 }
 
-/// What is no item of ours is an error of its stream alone.
+/// An invalid item is an error of its stream only.
 #[tokio::test]
 async fn an_item_that_is_none_is_an_error_of_its_stream_alone() {
     let trap = Trap::set(deaf()).await;
@@ -462,7 +462,7 @@ async fn an_item_that_is_none_is_an_error_of_its_stream_alone() {
     assert_eq!(other, [3]);
 }
 
-/// Told to go away, a caller opens no more streams there and reads those it has.
+/// After a `GoAway`, a caller opens no more streams there and reads those it has.
 #[tokio::test]
 async fn a_worker_that_shuts_down_gets_no_more_requests_on_that_connection() {
     let trap = Trap::set(deaf()).await;
@@ -482,7 +482,7 @@ async fn a_worker_that_shuts_down_gets_no_more_requests_on_that_connection() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever comes in place of items, wherever: the stream ends typed, and others are called all the same.
+    /// Whatever comes in place of items, wherever: the stream ends with a typed error, and other workers can be called.
     #[test]
     fn garbage_anywhere_ends_typed(
         greets in any::<bool>(),
@@ -535,7 +535,7 @@ proptest! {
     }
 }
 
-/// The counters are those of callees; a caller's own connections are counted as ended only.
+/// The counters are those of callees; a caller's own connections are only counted as ended.
 #[tokio::test]
 async fn an_ended_connection_is_counted_with_its_reason() {
     let trap = Trap::set(deaf()).await;

@@ -1,4 +1,4 @@
-//! Callers that greet properly and then break the protocol: told why, cut off, and no harm to others.
+//! Callers that greet properly and then break the protocol: they get the reason, are disconnected, and do no harm to others.
 
 use genset_backend_common::{CancelReason, ErrorKind};
 use genset_wire::{
@@ -113,7 +113,7 @@ async fn a_peer_that_stops_in_mid_frame_counts_as_dead() {
     victim.is_well().await;
 }
 
-/// An honest conversation, as the bytes of one caller.
+/// The frames of an honest caller's conversation.
 fn conversation() -> Vec<Vec<u8>> {
     let cancel = |discard| {
         encode_payload(&Cancel {
@@ -137,7 +137,7 @@ fn conversation() -> Vec<Vec<u8>> {
     .collect()
 }
 
-/// A conversation that goes wrong somewhere: garbage between its frames, or within one.
+/// A conversation with an error: garbage between its frames, or within one.
 fn gone_wrong() -> impl Strategy<Value = Vec<u8>> {
     let garbage = proptest::collection::vec(any::<u8>(), 1..100);
     (
@@ -164,7 +164,7 @@ fn gone_wrong() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is wrong, and wherever: the worker goes on, and so do its callers.
+    /// Whatever the error, and wherever: the worker and its callers continue.
     #[test]
     fn garbage_anywhere_harms_nobody_else(conversations in proptest::collection::vec(gone_wrong(), 1..8)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,4 +1,4 @@
-//! [`Log`]: counts what is logged where an operator sees it.
+//! [`Log`]: counts the log lines that an operator would see.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,8 +11,8 @@ use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 pub(super) struct Log {
     lines: Arc<AtomicUsize>,
     _until: DefaultGuard,
-    /// Whether a line of code logs is found out by the thread that comes to it first: where the process has one subscriber, by asking
-    /// that thread's own, which in another test is none. Where it has two, all are asked.
+    /// The first thread that reaches a log statement determines whether it is enabled. With one subscriber in the process, that
+    /// thread asks its own, which another test's thread does not have. With two, all are asked.
     _second: Dispatch,
 }
 

@@ -1,4 +1,4 @@
-//! Requests that bring down whoever takes them.
+//! Requests that crash every worker that receives them.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::support::{ctx, endpoint, request, soon, until};
 
 const WORKERS: u64 = 8;
 
-/// Closes its connection when it is sent a request, which it counts, and accepts the next one.
+/// Closes its connection on each request, which it counts, and accepts the next connection.
 async fn dies(listener: &TcpListener, asked: &AtomicUsize) -> Infallible {
     loop {
         let mut peer = Peer::greeting(listener).await;
@@ -59,7 +59,7 @@ async fn a_request_that_brings_down_its_worker_goes_to_few() {
     let asked = AtomicUsize::new(0);
     let dying = join_all(listeners.iter().map(|listener| dies(listener, &asked)));
     let asks = async {
-        // Where nothing is said, three are lost and the fourth is the last.
+        // By default, three are lost and the fourth is the last.
         for (ctx, more) in [(ctx(), 4), (ctx().with_loss_limit(1), 2)] {
             let before = asked.load(Ordering::SeqCst);
             let error = soon(client.generate(request(1), ctx)).await.unwrap_err();

@@ -11,7 +11,7 @@ use super::suite::{PlaneKind, plane_suite};
 
 plane_suite!(memory, InMemory(MemoryPlane::new()), one_process);
 
-/// Both ends are the same plane: one process has no more.
+/// Both ends are the same plane, since there is only one process.
 struct InMemory(MemoryPlane);
 
 #[async_trait]

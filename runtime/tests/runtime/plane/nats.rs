@@ -1,4 +1,4 @@
-//! The behaviour suite on NATS, and what is particular to it: servers that die, lose messages and ask who one is.
+//! The behaviour suite on NATS, and tests of NATS: servers that die, lose messages and require credentials.
 
 mod child;
 mod losses;
@@ -27,7 +27,7 @@ impl PlaneKind for OverNats {
         Arc::new(WirePlane::nats(self.0.config(), config, metrics).unwrap())
     }
 
-    /// Processes have names of their own, which no other takes.
+    /// Process names are unique, so addresses do not come back.
     async fn plane_at(
         &self,
         _address: &Address,
@@ -44,7 +44,7 @@ fn pair(server: &NatsServer, config: WireConfig) -> Pair {
     }
 }
 
-/// The limits of time are such that only an answer from NATS can end the wait.
+/// With these time limits, only a message from NATS can end the wait.
 #[tokio::test]
 async fn a_process_that_was_never_there_is_known_at_once() {
     let server = NatsServer::start().await;
@@ -69,7 +69,7 @@ async fn two_workers_on_one_server_answer_as_themselves() {
     let pair = pair(&server, deaf());
     let other = server.plane(deaf());
     let endpoint = name("generate");
-    // The same instance id, too: the process is in the address.
+    // Even the same instance id: the process is part of the address.
     let one = serve(&*pair.callee, &endpoint, 1, |(): (), _ctx| async {
         items(["one"].map(str::to_owned))
     });
@@ -96,9 +96,9 @@ async fn no_message_is_larger_than_the_server_allows() {
     assert!(got == [text.clone(), text]);
 }
 
-/// Thousands of times as much as a window holds: were it not kept, the subscription would overflow. The outbox is full all
-/// the time, so that the callee stops to read requests again and again; what the caller took must still be heard, or both
-/// would wait for each other.
+/// Thousands of windows of data: without the window, the subscription would overflow. The outbox is always full,
+/// so the callee repeatedly stops reading requests. It must still receive the caller's acknowledgements, or both
+/// would deadlock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_smallest_window_carries_any_amount() {
     let server = NatsServer::start().await;

@@ -1,6 +1,6 @@
-//! Workers in processes of their own that die for real: killed, or stopped.
+//! Workers in their own processes that really die: killed, or stopped.
 //!
-//! Each test is both ends. Run anew as a process with [`CHILD`] set, it is the worker, and tells its parent where it is.
+//! Each test is both ends. Run again as a process with [`CHILD`] set, it is the worker, and sends its address to its parent.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::support::{ctx, soon};
 /// Set in the environment of a worker.
 const CHILD: &str = "GENSET_TEST_PLANE_CHILD";
 
-/// What comes before the address on a worker's standard output.
+/// The prefix of the address on a worker's standard output.
 const LOCATION: &str = "plane location: ";
 
 fn plane(config: WireConfig) -> Arc<WirePlane> {
@@ -29,7 +29,7 @@ fn plane(config: WireConfig) -> Arc<WirePlane> {
     Arc::new(WirePlane::tcp(TcpConfig::default(), config, &metrics).unwrap())
 }
 
-/// Serves numbers without end, until it is killed.
+/// Serves an endless stream of numbers, until it is killed.
 #[expect(
     clippy::print_stdout,
     reason = "it is how a parent hears of the address"
@@ -54,7 +54,7 @@ async fn be_the_worker() {
     std::future::pending::<()>().await;
 }
 
-/// A worker's process, killed when it is dropped, and where it is reached.
+/// A worker's process, killed on drop, and its address.
 struct Worker {
     process: Child,
     address: Address,
@@ -96,7 +96,7 @@ impl Worker {
         kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
     }
 
-    /// Calls it from a plane with these limits; some items have come.
+    /// Calls it from a plane with these limits, and reads some items.
     async fn streaming(&self, config: WireConfig) -> (Pair, ResponseStream<u32>) {
         let caller = plane(config);
         let pair = Pair {
@@ -112,7 +112,7 @@ impl Worker {
     }
 }
 
-/// Reads on to the error that a stream ends with.
+/// Reads up to the error that ends a stream.
 async fn end_of(mut response: ResponseStream<u32>) -> EngineError {
     soon(async {
         loop {
@@ -124,7 +124,7 @@ async fn end_of(mut response: ResponseStream<u32>) -> EngineError {
     .await
 }
 
-/// The caller finds no silence suspicious: that the process is gone is seen at once.
+/// The caller tolerates any silence: the death of the process is noticed at once.
 #[tokio::test]
 async fn a_killed_worker_disconnects_its_streams() {
     if std::env::var_os(CHILD).is_some() {
@@ -139,7 +139,7 @@ async fn a_killed_worker_disconnects_its_streams() {
     soon(worker.process.wait()).await.unwrap();
 }
 
-/// Its connection stays up: only its silence tells.
+/// Its connection stays open: only its silence shows.
 #[tokio::test]
 async fn a_stopped_worker_counts_as_dead_after_its_time() {
     if std::env::var_os(CHILD).is_some() {
@@ -152,7 +152,7 @@ async fn a_stopped_worker_counts_as_dead_after_its_time() {
     assert_eq!(error.kind(), ErrorKind::Disconnected, "{error}");
     assert!(error.message().contains("silent"), "{error}");
     assert!(!pair.caller.is_reachable(&worker.address));
-    // It goes on where it was stopped, and is found again.
+    // It resumes, and is found again.
     worker.signal(Signal::CONT);
     soon(async {
         while !pair.caller.is_reachable(&worker.address) {

@@ -1,4 +1,4 @@
-//! [`Peer`]: an end of a TCP connection that sends what a test tells it to, sense or nonsense.
+//! [`Peer`]: an end of a TCP connection that sends the bytes of a test, valid or not.
 
 use bytes::BytesMut;
 use genset_backend_common::{EngineError, MetricsRegistry};
@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::{soon, until};
 
-/// What nobody takes: a header that announces four gigabytes.
+/// A frame that every peer refuses: its header announces four gigabytes.
 pub(super) const FOUR_GIGABYTES: [u8; 10] = [0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 1];
 
 /// A scripted end of a connection.
@@ -29,12 +29,12 @@ impl Peer {
         }
     }
 
-    /// Dials the process at `host:port`, and says nothing yet.
+    /// Dials the process at `host:port`; sends nothing yet.
     pub(super) async fn dial(process: &str) -> Self {
         Self::new(soon(TcpStream::connect(process)).await.unwrap())
     }
 
-    /// Accepts a connection, and says nothing yet.
+    /// Accepts a connection; sends nothing yet.
     pub(super) async fn accept(listener: &TcpListener) -> Self {
         Self::new(soon(listener.accept()).await.unwrap().0)
     }
@@ -60,7 +60,7 @@ impl Peer {
         self.send_bytes(&frame(kind, stream, &payload)).await;
     }
 
-    /// Sends bytes as they are. That the other end has gone shows when it is read from.
+    /// Sends raw bytes. If the other end has gone, reading shows it.
     pub(super) async fn send_bytes(&mut self, bytes: &[u8]) {
         drop(self.try_send(bytes).await);
     }
@@ -77,12 +77,12 @@ impl Peer {
             .await;
     }
 
-    /// Says that it sends no more, and still reads.
+    /// Ends its sending direction, and still reads.
     pub(super) async fn stop_sending(&mut self) {
         drop(self.stream.shutdown().await);
     }
 
-    /// The next frame that is no ping; `None` when the other end closed the connection.
+    /// The next frame that is not a ping; `None` when the other end has closed the connection.
     pub(super) async fn next(&mut self) -> Option<Frame> {
         loop {
             if let Some(frame) = self.decoder.next_frame().unwrap() {
@@ -99,7 +99,7 @@ impl Peer {
         }
     }
 
-    /// Reads on to a frame of this kind.
+    /// Reads up to a frame of this kind.
     pub(super) async fn expect(&mut self, kind: FrameKind) -> Frame {
         loop {
             let frame = self.next().await;
@@ -110,7 +110,7 @@ impl Peer {
         }
     }
 
-    /// Reads on to the end; says what the last `GoAway` said, if there was one.
+    /// Reads to the end; returns the last `GoAway`, if there was one.
     pub(super) async fn told_at_the_end(&mut self) -> Option<GoAway> {
         let mut told = None;
         while let Some(frame) = self.next().await {
@@ -121,7 +121,7 @@ impl Peer {
         told
     }
 
-    /// As [`Self::told_at_the_end`], without an answer to a ping.
+    /// Like [`Self::told_at_the_end`], without answering pings.
     pub(super) async fn told_without_pongs(&mut self) -> Option<GoAway> {
         let bytes = self.bytes_to_the_end().await;
         let mut decoder = FrameDecoder::new();
@@ -135,7 +135,7 @@ impl Peer {
         told
     }
 
-    /// Reads everything there is to the end.
+    /// Reads all bytes to the end.
     pub(super) async fn bytes_to_the_end(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         // A reset is an end as well.
@@ -144,7 +144,7 @@ impl Peer {
     }
 }
 
-/// What an honest peer without a secret greets with.
+/// The greeting of an honest peer without a secret.
 pub(super) fn hello() -> Hello {
     Hello::new(16 << 20)
 }
@@ -156,7 +156,7 @@ pub(super) fn frame(kind: FrameKind, stream: u32, payload: &[u8]) -> BytesMut {
     bytes
 }
 
-/// The bytes of a `Ping`, or of its answer.
+/// The bytes of a `Ping` or a `Pong`.
 pub(super) fn ping(kind: FrameKind) -> BytesMut {
     frame(kind, 0, &[])
 }
@@ -173,7 +173,7 @@ pub(super) fn request(endpoint: &str, credit: u32) -> Vec<u8> {
     encode_request(&head, &encode_payload(&()).unwrap()).unwrap()
 }
 
-/// A counter's value; 0 while it was never counted.
+/// A counter's value; 0 if it was never counted.
 pub(super) fn counted(metrics: &MetricsRegistry, name: &str, reason: &str) -> u64 {
     let line = format!("genset_wire_{name}_total{{reason=\"{reason}\"}} ");
     let text = metrics.encode();
@@ -181,13 +181,13 @@ pub(super) fn counted(metrics: &MetricsRegistry, name: &str, reason: &str) -> u6
     value.map_or(0, |value| value.parse().unwrap())
 }
 
-/// Waits until `times` were counted.
+/// Waits until the count is `times`.
 pub(super) async fn until_counted(metrics: &MetricsRegistry, name: &str, reason: &str, times: u64) {
     until(|| counted(metrics, name, reason) >= times).await;
     assert_eq!(counted(metrics, name, reason), times, "{name} {reason}");
 }
 
-/// The error of something that must fail.
+/// The error of an operation that must fail.
 pub(super) fn error<T>(result: Result<T, EngineError>) -> EngineError {
     result.err().expect("it must fail")
 }

@@ -1,4 +1,4 @@
-//! What dials a worker's port and is no caller of its: refused in the handshake, counted, and no harm to others.
+//! Peers on a worker's port that are not its callers: refused in the handshake, counted, and harmless to others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -92,7 +92,7 @@ async fn another_version_is_refused_and_told_which_there_are() {
     victim.is_well().await;
 }
 
-/// A peer one version ahead: it also speaks ours, says more than we know, and is served.
+/// A peer one version ahead: it also speaks our version and sends extra fields, and is served.
 #[tokio::test]
 async fn a_newer_caller_that_speaks_our_version_too_is_served() {
     #[derive(Serialize)]
@@ -136,7 +136,7 @@ async fn a_newer_caller_that_speaks_our_version_too_is_served() {
     let mut payload = encode_payload(&head).unwrap();
     payload.extend(encode_payload(&2u32).unwrap());
     let mut bytes = frame(FrameKind::Request, 1, &payload);
-    // Flags that a later version gives a meaning.
+    // Flags to which a later version gives a meaning.
     bytes[5] = 0xff;
     peer.send_bytes(&bytes).await;
     for expected in 0..2u32 {
@@ -174,7 +174,7 @@ async fn a_caller_without_the_secret_is_refused() {
         nonce: Bytes::from_static(nonce),
         ..hello()
     };
-    // None; one too short to prove anything over; a wrong proof; what we sent, sent back; and no proof but a request.
+    // No secret; a nonce too short for a proof; a wrong proof; an empty proof; and a request instead of a proof.
     let proof = |bytes: Vec<u8>| {
         let payload = encode_payload(&Auth {
             proof: bytes.into(),
@@ -243,7 +243,7 @@ async fn planes_with_different_secrets_do_not_meet() {
     }
 }
 
-/// Each kind of refusal is logged once, however often it comes.
+/// Each kind of refusal is logged once, however often it occurs.
 #[tokio::test]
 async fn strangers_do_not_fill_the_log() {
     let log = Log::watched();

@@ -1,8 +1,8 @@
-//! What every request plane must do, seen through the trait alone.
+//! The required behaviour of every request plane, tested through the trait alone.
 //!
-//! A plane says how to make one, as [`PlaneKind`], and `plane_suite!` makes a test of each case:
-//! `plane_suite!(tcp, OverTcp);`. One that never leaves its process skips what only a border between processes can show:
-//! `plane_suite!(memory, InMemory, one_process);`. Every case gets planes of its own.
+//! A plane implements [`PlaneKind`], which creates planes, and `plane_suite!` creates a test for each case:
+//! `plane_suite!(tcp, OverTcp);`. A plane inside one process skips the tests that need two processes:
+//! `plane_suite!(memory, InMemory, one_process);`. Every case gets its own planes.
 
 pub(crate) mod border;
 mod cancellation;
@@ -25,14 +25,13 @@ use crate::support::{ctx, soon};
 
 pub(crate) use self::{border::*, cancellation::*, responses::*, streams::*};
 
-/// How to make planes of one kind, each as a process of its own has it.
+/// Creates planes of one kind, each for its own process.
 #[async_trait]
 pub(crate) trait PlaneKind: Send + Sync {
-    /// Another process's plane.
+    /// The plane of another process.
     async fn plane(&self, config: WireConfig, metrics: &MetricsRegistry) -> Arc<dyn RequestPlane>;
 
-    /// The plane of a process that is reached where the one at `address` was, which is gone; `None` where addresses do
-    /// not come back.
+    /// The plane of a process that takes over `address` from one that is gone; `None` if addresses are never reused.
     async fn plane_at(
         &self,
         address: &Address,
@@ -40,7 +39,7 @@ pub(crate) trait PlaneKind: Send + Sync {
     ) -> Option<Arc<dyn RequestPlane>>;
 }
 
-/// Makes a module with one test for each case: `plane_suite!(name, kind)`; `kind` may await.
+/// Creates a module with one test for each case: `plane_suite!(name, kind)`; `kind` may await.
 macro_rules! plane_suite {
     ($name:ident, $kind:expr) => {
         $crate::plane::suite::plane_suite!($name, $kind, one_process);
@@ -213,7 +212,7 @@ where
     }
 }
 
-/// A response that is all there.
+/// A complete response.
 pub(crate) fn items<T: Send + 'static>(
     items: impl IntoIterator<Item = T, IntoIter: Send + 'static>,
 ) -> Result<ResponseStream<T>, EngineError> {
@@ -221,7 +220,7 @@ pub(crate) fn items<T: Send + 'static>(
     Ok(Box::pin(items.map(Ok)))
 }
 
-/// Answers a number with the numbers below it.
+/// Responds to a number with the numbers below it.
 pub(crate) async fn count(
     below: u32,
     _ctx: RequestContext,
@@ -229,7 +228,7 @@ pub(crate) async fn count(
     items(0..below)
 }
 
-/// Yields 0, then nothing for ever, and tells when it is dropped.
+/// Yields 0, then nothing; `dropped` shows when it is dropped.
 pub(crate) fn hang(dropped: DropGuard) -> Result<ResponseStream<u32>, EngineError> {
     let first = futures_util::stream::iter([Ok(0)]);
     let rest = futures_util::stream::once(async move {
@@ -239,7 +238,7 @@ pub(crate) fn hang(dropped: DropGuard) -> Result<ResponseStream<u32>, EngineErro
     Ok(Box::pin(first.chain(rest)))
 }
 
-/// Serves [`hang`] at the other end; the token says that the handler's stream was dropped.
+/// Serves [`hang`] at the other end; the token is cancelled when the handler's stream is dropped.
 pub(crate) async fn serve_hanging(pair: &Pair) -> (Served, CancellationToken) {
     let dropped = CancellationToken::new();
     let seen = dropped.clone();

@@ -14,7 +14,7 @@ use crate::support::{soon, until};
 
 plane_suite!(tcp, OverTcp(|| None));
 
-/// Planes over TCP, each with what this gives it for TLS.
+/// Planes over TCP, each with the TLS settings that this returns.
 pub(super) struct OverTcp<F: Fn() -> Option<WireTls>>(pub(super) F);
 
 #[async_trait]

@@ -1,4 +1,4 @@
-//! TLS on the tcp plane: certificates that let in, those that do not, and peers that speak none.
+//! TLS on the tcp plane: accepted certificates, refused certificates, and peers without TLS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use super::tcp::{OverTcp, process};
 use crate::plane::deaf;
 use crate::support::{ctx, soon};
 
-// Of certificates that one authority signed.
+// With certificates of one authority.
 plane_suite!(tls, {
     let authority = Authority::new();
     OverTcp(move || Some(authority.tls()))
@@ -48,7 +48,7 @@ impl Authority {
         }
     }
 
-    /// A certificate for `name`, changed before it is signed.
+    /// A certificate for `name`, modified by `change` before it is signed.
     fn signed(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> WireIdentity {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -67,7 +67,7 @@ impl Authority {
         self.signed("127.0.0.1", |_| ())
     }
 
-    /// What a process of this authority's fleet has.
+    /// The settings of a process in this authority's fleet.
     fn tls(&self) -> WireTls {
         self.tls_as(self.identity())
     }
@@ -79,13 +79,13 @@ impl Authority {
         }
     }
 
-    /// What a process has that has no certificate.
+    /// The settings of a process without a certificate.
     fn tls_of_a_stranger(&self) -> WireTls {
         WireTls::new(&self.pem)
     }
 }
 
-/// A worker that counts, and what it counts about its connections.
+/// A worker that counts, and its connection metrics.
 struct Worker {
     plane: Arc<WirePlane>,
     metrics: MetricsRegistry,
@@ -114,7 +114,7 @@ impl Worker {
         }
     }
 
-    /// Calls it from a process that has these certificates.
+    /// Calls it from a process with these certificates.
     async fn call(&self, tls: Option<WireTls>) -> Result<Vec<u32>, EngineError> {
         let tcp = TcpConfig {
             tls,
@@ -128,7 +128,7 @@ impl Worker {
         pair.ask(&self.served, 3u32).await
     }
 
-    /// A call that is refused, and why; the worker counted it under `reason`, or under none that it could know.
+    /// Makes a call that is refused, and returns the error; the worker counted it under `reason`, if it could know one.
     async fn refuses(&self, tls: Option<WireTls>, reason: Option<&str>) -> String {
         let refused = error(self.call(tls).await);
         assert_eq!(refused.kind(), ErrorKind::CannotConnect, "{refused}");

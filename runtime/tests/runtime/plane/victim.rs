@@ -1,4 +1,4 @@
-//! [`Victim`]: a worker that is treated badly, and an honest caller that must not notice.
+//! [`Victim`]: a worker under attack, and an honest caller that must not notice.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use super::suite::{Pair, border::deaf, count, name, serve};
 use super::tcp::process;
 use crate::support::{ctx, soon};
 
-/// A worker, and an honest caller whose stream is open all the time.
+/// A worker, and an honest caller with a stream that stays open.
 pub(super) struct Victim {
     pub(super) pair: Pair,
     pub(super) metrics: MetricsRegistry,
     /// Serves `generate`: the numbers below a number.
     pub(super) counting: Served,
-    /// Serves `hang`: one item and no more; and `wait`: an item each time it is told to.
+    /// Serves `hang`: one item and no more; and `wait`: one item per notification.
     _served: Vec<Served>,
     go_on: Arc<Notify>,
     open: ResponseStream<u32>,
@@ -28,7 +28,7 @@ impl Victim {
     pub(super) async fn start(config: WireConfig) -> Self {
         let metrics = MetricsRegistry::default();
         let callee = WirePlane::tcp(TcpConfig::default(), config.clone(), &metrics);
-        // The honest caller has patience: what ends its connection is its callee.
+        // The honest caller is patient: only its callee ends its connection.
         let patient = WireConfig {
             secret: config.secret,
             ..deaf()
@@ -74,7 +74,7 @@ impl Victim {
         process(&self.counting.address)
     }
 
-    /// The honest caller's stream goes on, and it can open others.
+    /// The honest caller's stream continues, and it can open others.
     pub(super) async fn is_well(&mut self) {
         self.go_on.notify_one();
         assert_eq!(soon(self.open.next()).await.unwrap().unwrap(), 7);

@@ -1,4 +1,4 @@
-//! [`NatsConfig`]: where NATS is, who we are to it, and how much may be under way.
+//! [`NatsConfig`]: the address of NATS, our credentials, and limits.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use genset_backend_common::EngineError;
 
 use super::message::HEADER_BYTES;
 
-/// The fewest bytes of a message: less would be headers for the most part.
+/// The minimum size of a message: smaller ones would be mostly headers.
 pub(super) const MIN_MESSAGE_BYTES: usize = 1024;
 
-/// The most bytes of a message: NATS itself allows no more.
+/// The maximum size of a message: the limit of NATS itself.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// Fewer would wait for the peer at each message.
+/// With fewer, the sender would wait for the peer at each message.
 const MIN_WINDOW_MESSAGES: u32 = 4;
 
-/// More would let one slow process fill another's memory.
+/// With more, one slow process could fill another's memory.
 const MAX_WINDOW_MESSAGES: u32 = 1 << 16;
 
 /// How to reach NATS. Checked as a whole by [`WirePlane::nats`](crate::plane::WirePlane::nats).
@@ -38,29 +38,29 @@ const MAX_WINDOW_MESSAGES: u32 = 1 << 16;
 /// ```
 #[derive(Debug, Clone)]
 pub struct NatsConfig {
-    /// The servers, one or more, each as `scheme://host:port`. The scheme is `nats`, or `tls` where the server must speak TLS;
-    /// `nats` when missing. The port is 4222 when missing. Further servers of their cluster are learnt from them.
+    /// The servers, one or more, each as `scheme://host:port`. The scheme is `nats`, or `tls` if the server must speak TLS;
+    /// default `nats`. The default port is 4222. The client learns the other servers of the cluster from these.
     pub servers: Vec<String>,
-    /// Who we are, where NATS asks.
+    /// Our credentials, if NATS requires them.
     pub credentials: Option<NatsCredentials>,
-    /// Certificates; with them every server must speak TLS. Without, the system's authorities are asked about a server
+    /// Certificates; with them every server must speak TLS. Without them, the system's authorities verify a server
     /// that speaks TLS.
     pub tls: Option<NatsTls>,
     /// The connection's name, as `nats server report connections` shows it.
     pub name: String,
-    /// Limit of connecting, over all servers.
+    /// Time limit for connecting, over all servers.
     pub connect_timeout: Duration,
-    /// Silence after which the server is asked whether it is there. After three such without an answer, another is connected
-    /// to.
+    /// Silence after which the server is pinged. After three such intervals without an answer, the client connects to another
+    /// server.
     pub ping_interval: Duration,
-    /// The largest message, in bytes, headers included; less where a server allows less.
+    /// The maximum size of a message in bytes, headers included; less if a server allows less.
     pub max_message_bytes: usize,
-    /// Messages of one connection that a process may have before it. Their senders wait for it to take some. A connection takes at
-    /// most this many times [`max_message_bytes`](Self::max_message_bytes) of its memory, and of the NATS server's.
+    /// Messages of one connection that may be queued at a process; its senders then wait. A connection takes at
+    /// most this many times [`max_message_bytes`](Self::max_message_bytes) of memory in the process and in the NATS server.
     pub window_messages: u32,
 }
 
-/// Who we are to NATS. `Debug` shows no secret.
+/// Our credentials for NATS. `Debug` shows no secret.
 #[derive(Clone, PartialEq, Eq)]
 pub enum NatsCredentials {
     /// A user of the server's configuration.
@@ -72,26 +72,26 @@ pub enum NatsCredentials {
     },
     /// A token of the server's configuration.
     Token(String),
-    /// A `.creds` file, of decentralized authentication: the content and not a path.
+    /// A `.creds` file, for decentralized authentication: its content, not a path.
     Creds(String),
 }
 
-/// Certificates. `Debug` leaves the private key out.
+/// Certificates. `Debug` omits the private key.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NatsTls {
-    /// Certificates of the authorities that may sign the servers' certificates: PEM, the content and not a path. `None` for the
+    /// Certificates of the authorities that may sign the servers' certificates: PEM content, not a path. `None` for the
     /// system's own.
     pub ca_pem: Option<String>,
-    /// Our own certificate, where the servers ask for one.
+    /// Our own certificate, if the servers require one.
     pub identity: Option<NatsIdentity>,
 }
 
-/// A client certificate. `Debug` leaves the private key out.
+/// A client certificate. `Debug` omits the private key.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NatsIdentity {
-    /// The certificate and those between it and its authority: PEM, the content and not a path.
+    /// The certificate and its intermediate certificates: PEM content, not a path.
     pub certificate_pem: String,
-    /// Its private key: PEM, the content and not a path.
+    /// Its private key: PEM content, not a path.
     pub key_pem: String,
 }
 
@@ -114,7 +114,7 @@ impl NatsConfig {
     /// Checks every field that can be checked without a server.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the field and what it must be.
+    /// `InvalidArgument`, naming the field and the values it allows.
     pub fn validate(&self) -> Result<(), EngineError> {
         self.checked_servers()?;
         self.check_credentials()?;
@@ -162,7 +162,7 @@ impl NatsConfig {
 }
 
 fn checked(server: &str) -> Result<ServerAddr, EngineError> {
-    // The text may hold a password, so it is not repeated before it is known not to.
+    // The text may hold a password, so the error does not repeat it.
     if server.contains('@') {
         let problem = "must not hold a user, password or token; use credentials";
         return Err(invalid("servers", problem));
@@ -218,7 +218,7 @@ impl fmt::Debug for NatsIdentity {
     }
 }
 
-// A message always has room for data behind its header.
+// A message always has room for data after its header.
 const _: () = assert!(MIN_MESSAGE_BYTES > 2 * HEADER_BYTES);
 
 #[cfg(test)]

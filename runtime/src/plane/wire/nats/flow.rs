@@ -1,8 +1,8 @@
-//! [`Flow`]: what one end of a virtual connection has sent and taken, and so what it may send. Does no I/O.
+//! [`Flow`]: counts what one end of a virtual connection has sent and consumed, and so what it may send. Does no I/O.
 
 use super::message::Position;
 
-/// Why a virtual connection cannot go on.
+/// Why a virtual connection cannot continue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Broken {
     /// NATS delivers a message at most once.
@@ -14,22 +14,22 @@ pub(super) enum Broken {
     SentTooMany { window: u64 },
 }
 
-/// The books of one end.
+/// The counters of one end.
 #[derive(Debug)]
 pub(super) struct Flow {
     /// Data messages sent.
     sent: u64,
-    /// Of these, how many the peer took.
+    /// Of these, the number that the peer consumed.
     taken_by_peer: u64,
-    /// How many the peer may have before it.
+    /// The number of unconsumed messages that the peer may hold.
     peer_window: u64,
-    /// Data messages that came from the peer.
+    /// Data messages received from the peer.
     come: u64,
-    /// Of these, how many were taken.
+    /// Of these, the number consumed.
     taken: u64,
-    /// Of these, how many the peer knows of.
+    /// Of these, the number acknowledged to the peer.
     told: u64,
-    /// How many we may have before us.
+    /// The number of unconsumed messages that we may hold.
     window: u64,
 }
 
@@ -38,7 +38,7 @@ impl Flow {
         Self {
             sent: 0,
             taken_by_peer: 0,
-            // A peer that could take nothing would never hear from us.
+            // A peer with a window of zero would never hear from us.
             peer_window: u64::from(peer_window.max(1)),
             come: 0,
             taken: 0,
@@ -52,12 +52,12 @@ impl Flow {
         self.sent - self.taken_by_peer < self.peer_window
     }
 
-    /// Whether the peer may soon wait to be told what we took.
+    /// Whether an acknowledgement is due, before the peer has to wait for it.
     pub(super) fn owes(&self) -> bool {
         self.taken - self.told >= (self.window / 4).max(1)
     }
 
-    /// What a message says that is sent now.
+    /// The position for a message sent now.
     pub(super) fn position(&mut self) -> Position {
         self.told = self.taken;
         Position {
@@ -66,17 +66,17 @@ impl Flow {
         }
     }
 
-    /// What a data message says that is sent now.
+    /// The position for a data message sent now.
     pub(super) fn next_data(&mut self) -> Position {
         let position = self.position();
         self.sent += 1;
         position
     }
 
-    /// The peer's next message says so.
+    /// Takes in the position of the peer's next message.
     ///
     /// # Errors
-    /// [`Broken`]: what was sent before it did not all come, or the peer cannot count.
+    /// [`Broken`]: messages before it were lost, or the peer's count is impossible.
     pub(super) fn hear(&mut self, position: Position) -> Result<(), Broken> {
         if position.sent != self.come {
             return Err(Broken::Lost {
@@ -94,10 +94,10 @@ impl Flow {
         Ok(())
     }
 
-    /// The peer's next data message came, and waits to be taken.
+    /// Takes in the position of the peer's next data message, which now waits to be consumed.
     ///
     /// # Errors
-    /// As [`Self::hear`]; also [`Broken`] for more than the window holds.
+    /// Same as [`Self::hear`]; also [`Broken`] if the message exceeds the window.
     pub(super) fn hear_data(&mut self, position: Position) -> Result<(), Broken> {
         self.hear(position)?;
         self.come += 1;
@@ -109,7 +109,7 @@ impl Flow {
         Ok(())
     }
 
-    /// One of those that wait was taken: the peer may send one more.
+    /// Consumes one waiting message: the peer may send one more.
     pub(super) fn take(&mut self) {
         self.taken += 1;
     }
@@ -146,7 +146,7 @@ mod tests {
         theirs.hear_data(first).unwrap();
         let repeated = theirs.hear_data(first).unwrap_err();
         assert_eq!(repeated, Broken::Lost { got: 0, due: 1 });
-        // Also a message without data shows that one with data is missing.
+        // A message without data also shows that one with data is missing.
         assert!(theirs.hear(ours.position()).is_err());
     }
 
@@ -166,8 +166,8 @@ mod tests {
     }
 
     proptest! {
-        /// Two ends that send, take and acknowledge in any order: never more on the way than the window, nothing is taken
-        /// for lost, and neither waits for ever.
+        /// Two ends that send, consume and acknowledge in any order: never more than the window in transit, no false loss, and
+        /// no deadlock.
         #[test]
         fn whatever_the_order_the_window_holds_and_nobody_starves(
             window in 1u32..20,

@@ -1,7 +1,7 @@
-//! The messages of a virtual connection, as bytes. Does no I/O.
+//! The encoding of the messages of a virtual connection. Does no I/O.
 //!
-//! Every message but the first two begins with how many data messages its sender sent before it, and how many it took from
-//! the other end: so any message shows a loss in its own direction, and makes room in the other.
+//! Every message except the first two starts with the number of data messages its sender sent before it, and the number it
+//! consumed: so any message shows a loss in its own direction, and makes room in the other.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -15,33 +15,33 @@ const TAKEN: u8 = 3;
 const CLOSE: u8 = 4;
 const PROBE: u8 = 5;
 
-/// Where a sender stands.
+/// A sender's counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Position {
     /// Data messages it sent before this message.
     pub(super) sent: u64,
-    /// Data messages it took from the other end.
+    /// Data messages it consumed from the other end.
     pub(super) taken: u64,
 }
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Message {
-    /// A caller wants a connection; it takes this many data messages before it must have acknowledged some.
+    /// A caller requests a connection; it can receive this many data messages without acknowledging any.
     Open { window: u32 },
-    /// The listener made it, and takes this many.
+    /// The listener accepts it, and can receive this many.
     Accept { window: u32 },
     /// Bytes of the stream.
     Data(Position, Bytes),
-    /// Says only where its sender stands.
+    /// Only the sender's position.
     Taken(Position),
     /// The last message: the stream ends here.
     Close(Position),
-    /// A listener's question to itself, whether it is heard.
+    /// A listener's message to itself, to check that it receives messages.
     Probe,
 }
 
-/// A message that is none of ours.
+/// A message of another protocol.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message of {length} bytes and kind {kind:?} is none of this protocol")]
 pub(super) struct NotOurs {
@@ -84,7 +84,7 @@ impl Message {
         bytes.freeze()
     }
 
-    /// Reads a message. Bytes that a later version may add behind what is known are left alone.
+    /// Decodes a message. Ignores trailing bytes, which a later version may add.
     pub(super) fn decode(payload: &Bytes) -> Result<Self, NotOurs> {
         let not_ours = || NotOurs {
             kind: payload.first().copied(),

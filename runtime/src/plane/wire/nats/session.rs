@@ -1,4 +1,4 @@
-//! [`Session`]: this process's one connection to NATS, made when it is first needed.
+//! [`Session`]: this process's only connection to NATS, made on first use.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use tokio::sync::OnceCell;
 use super::config::{MIN_MESSAGE_BYTES, NatsConfig, NatsCredentials, NatsTls, invalid};
 use super::tls;
 
-/// What every subject of ours begins with. A user of NATS needs the right to publish and to subscribe to `genset.v1.wire.>`.
+/// The prefix of all our subjects. A NATS user needs the right to publish and to subscribe to `genset.v1.wire.>`.
 const ROOT: &str = "genset.v1.wire";
 
-/// Messages that wait for the client's task; senders wait beyond it.
+/// Messages that may wait for the client's task; beyond it, senders wait.
 const QUEUE_MESSAGES: usize = 1024;
 
-/// Room in a subscription beside its window: acknowledgements, at most one for each quarter of the peer's window, the last
-/// message, and word that the peer is gone.
+/// Room in a subscription in addition to its window: acknowledgements, at most one per quarter of the peer's window, the last
+/// message, and the notice that the peer is gone.
 const SPARE_MESSAGES: usize = 32;
 
-/// Pauses between attempts to reach a server again, doubling from the first to the last.
+/// Pauses between attempts to reconnect to a server, doubling from the first to the last.
 const RECONNECT_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// The connection, and the subjects of this process.
 ///
-/// The client reconnects by itself, for as long as it takes. When the session is dropped while no server can be reached, the
-/// client's task lives on, asleep for the most part, until one can or the runtime ends.
+/// The client reconnects by itself, for as long as needed. If the session is dropped while no server can be reached, the
+/// client's task lives on, mostly asleep, until it reaches one or the runtime ends.
 pub(super) struct Session {
     config: NatsConfig,
     servers: Vec<ServerAddr>,
@@ -44,7 +44,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Checks `config` and connects to nobody yet.
+    /// Checks `config`; does not connect yet.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the field.
@@ -67,18 +67,18 @@ impl Session {
         &self.config
     }
 
-    /// The name of this process, unlike every other's.
+    /// The unique name of this process.
     pub(super) fn process(&self) -> &str {
         &self.process
     }
 
-    /// Where the process of a name listens; `None` when that is no name of one.
+    /// The listening subject of the process with this name; `None` if it is not a process name.
     pub(super) fn listening_subject(process: &str) -> Option<Subject> {
         let is_name = process.len() == 32 && process.bytes().all(|byte| byte.is_ascii_hexdigit());
         is_name.then(|| format!("{ROOT}.{process}").into())
     }
 
-    /// Whether it may be the subject of a connection: a stranger cannot make us publish elsewhere.
+    /// Whether it may be a connection's subject: a stranger cannot make us publish elsewhere.
     pub(super) fn is_connection_subject(subject: &str) -> bool {
         let parts = subject
             .strip_prefix(ROOT)
@@ -88,13 +88,13 @@ impl Session {
         })
     }
 
-    /// A subject for one more connection of this process.
+    /// A subject for a new connection of this process.
     pub(super) fn new_connection_subject(&self) -> Subject {
         let number = self.connections.fetch_add(1, Ordering::Relaxed);
         format!("{ROOT}.{}.{number}", self.process).into()
     }
 
-    /// Whether strangers could reach this process: NATS is another machine's, and does not ask who we are.
+    /// Whether strangers could reach this process: NATS runs on another machine and requires no authentication.
     pub(super) fn is_open_to_others(&self) -> bool {
         let is_loopback = |server: &ServerAddr| {
             let address: Result<IpAddr, _> = server.host().parse();
@@ -106,19 +106,19 @@ impl Session {
         !is_asked && !self.servers.iter().all(is_loopback)
     }
 
-    /// The client; connects at the first call, and again at the next when that failed.
+    /// The client; connects at the first call, and again at the next if that failed.
     ///
     /// # Errors
-    /// `Unavailable`, naming the servers; `InvalidArgument` for credentials that they refuse, or a server that allows no
-    /// messages to speak of.
+    /// `Unavailable`, naming the servers; `InvalidArgument` if they refuse the credentials, or if a server's message size limit
+    /// is too small.
     pub(super) async fn client(&self) -> Result<&Client, EngineError> {
         self.client.get_or_try_init(|| self.connect()).await
     }
 
-    /// The client, if it is connected at this moment.
+    /// The client, if it is connected now.
     ///
     /// # Errors
-    /// As [`Self::client`].
+    /// Same as [`Self::client`].
     pub(super) async fn connected_client(&self) -> Result<&Client, EngineError> {
         let client = self.client().await?;
         match client.connection_state() {
@@ -158,7 +158,7 @@ impl Session {
         }
     }
 
-    /// An error that names the servers, and what they said last, if anything.
+    /// An error that names the servers and their last message, if any.
     pub(super) fn unavailable(&self, problem: &str) -> EngineError {
         let servers = self.server_names();
         let said = match &*self.problem.lock() {
@@ -213,7 +213,7 @@ fn with_credentials(
             Ok(options.user_and_password(user.clone(), password.clone()))
         }
         Some(NatsCredentials::Token(token)) => Ok(options.token(token.clone())),
-        // The error is not repeated: it could hold a part of the seed.
+        // Omit the error: it could contain a part of the seed.
         Some(NatsCredentials::Creds(creds)) => options.credentials(creds).map_err(|_| {
             invalid(
                 "credentials.creds",
@@ -223,7 +223,7 @@ fn with_credentials(
     }
 }
 
-/// The pause before an attempt, the first of which is at once. A random part of it keeps processes apart that lost the
+/// The pause before an attempt; none before the first. A random part spreads out processes that lost the
 /// same server.
 fn reconnect_pause(attempt: usize) -> Duration {
     let doublings = match attempt {

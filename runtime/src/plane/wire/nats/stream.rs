@@ -1,8 +1,8 @@
 //! The two halves of a virtual connection as a byte stream.
 //!
-//! There are no tasks behind them: the writer hands messages to the NATS client and the reader takes them from its
-//! subscription, each when it is polled. What the peer acknowledges comes among its data, so a writer that waits for room
-//! reads the subscription, too, and leaves the data to the reader: nobody need read for a writer to go on.
+//! There are no tasks behind them: when polled, the writer passes messages to the NATS client and the reader takes them from its
+//! subscription. The peer's acknowledgements arrive among its data, so a writer that waits for room also
+//! reads the subscription, and leaves the data to the reader: a writer makes progress without a reader.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,18 +22,18 @@ use super::flow::Flow;
 use super::message::{HEADER_BYTES, Message, encode_data};
 use crate::plane::wire::transport::Io;
 
-/// A virtual connection that both ends agreed on.
+/// A virtual connection that both ends have agreed on.
 pub(super) struct Connection {
     pub(super) client: Client,
-    /// Delivers what the peer sends.
+    /// Receives the peer's messages.
     pub(super) subscriber: Subscriber,
-    /// Where that is published, for the peer to answer to.
+    /// Our subject, to which the peer publishes.
     pub(super) own: Subject,
-    /// Where the peer is.
+    /// The peer's subject.
     pub(super) peer: Subject,
-    /// Data messages the subscription holds for us.
+    /// Data messages that our subscription holds.
     pub(super) window: u32,
-    /// Data messages the peer's subscription holds for it.
+    /// Data messages that the peer's subscription holds.
     pub(super) peer_window: u32,
     pub(super) max_message_bytes: usize,
 }
@@ -68,13 +68,13 @@ impl Connection {
     }
 }
 
-/// What the halves share.
+/// State shared by the halves.
 struct Books {
     flow: Flow,
     subscriber: Subscriber,
-    /// Data that came and is not taken yet: no more than the window, for [`Flow`] counts it.
+    /// Data received and not yet consumed: at most the window, which [`Flow`] enforces.
     waiting: VecDeque<Bytes>,
-    /// Nothing comes any more: the peer closed its direction, or the connection is broken.
+    /// No more data will come: the peer closed its direction, or the connection is broken.
     end: Option<End>,
 }
 
@@ -84,7 +84,7 @@ enum End {
 }
 
 impl Books {
-    /// Takes in what has come; whether that was anything.
+    /// Takes in received messages; returns whether there were any.
     fn listen(&mut self, cx: &mut Context<'_>) -> bool {
         let mut has_come = false;
         while self.end.is_none()
@@ -137,7 +137,7 @@ fn invalid(error: impl std::error::Error + Send + Sync + 'static) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// Who waits for a message: either half may have been the last to ask for one.
+/// The wakers of both halves: either may have polled the subscription last.
 #[derive(Default)]
 struct Halves {
     reader: Mutex<Option<Waker>>,
@@ -158,7 +158,7 @@ fn wake(half: &Mutex<Option<Waker>>) {
     }
 }
 
-/// Publishes to the peer. Each half has one, with a place of its own in the client's queue.
+/// Publishes to the peer. Each half has one, with its own place in the client's queue.
 #[derive(Clone)]
 struct Sender {
     client: Client,
@@ -175,13 +175,13 @@ impl Sender {
             .map_err(client_ended)
     }
 
-    /// Publishes what `make` makes of the books; after [`Self::poll_ready`]. The books stay locked until it is in the queue,
-    /// so that messages are in it in the order of their numbers.
+    /// Publishes the message that `make` builds; call after [`Self::poll_ready`]. The books stay locked until it is queued,
+    /// so that messages are queued in the order of their numbers.
     fn send(&mut self, make: impl FnOnce(&mut Flow) -> Bytes) -> io::Result<()> {
         let mut books = self.books.lock();
         let message = OutboundMessage {
             subject: self.peer.clone(),
-            // Where nobody listens any more, the server says so to this subject, at once.
+            // If nobody listens any more, the server reports it to this subject at once.
             reply: Some(self.own.clone()),
             payload: make(&mut books.flow),
             headers: None,
@@ -198,12 +198,12 @@ fn client_ended(error: async_nats::PublishError) -> io::Error {
 
 struct Reader {
     sender: Sender,
-    /// What is left of the last message.
+    /// The unread part of the last message.
     rest: Bytes,
 }
 
 impl Reader {
-    /// Tells the peer what was taken, if it is due and the client's queue has room; else it is tried at the next poll.
+    /// Acknowledges consumed data if it is due and the client's queue has room; otherwise the next poll tries again.
     fn acknowledge(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.sender.books.lock().flow.owes()
             && let Poll::Ready(ready) = self.sender.poll_ready(cx)
@@ -264,16 +264,16 @@ struct Writer {
     closing: Closing,
 }
 
-/// How far the end of our direction is.
+/// The state of closing our direction.
 enum Closing {
     Open,
-    /// The last message is in the client's queue, and on its way to the socket.
+    /// The last message is in the client's queue, and being written to the socket.
     Flushing(Pin<Box<dyn Future<Output = Result<(), FlushError>> + Send>>),
     Closed,
 }
 
 impl Writer {
-    /// Bytes of the stream that one message carries now: the server may have become another, with another limit.
+    /// Bytes of the stream that fit in one message now: the client may have reconnected to a server with another limit.
     fn max_data_bytes(&self) -> usize {
         let limit = self.max_message_bytes.min(self.sender.client.max_payload());
         limit.saturating_sub(HEADER_BYTES).max(1)
@@ -327,7 +327,7 @@ impl AsyncWrite for Writer {
         Poll::Ready(Ok(()))
     }
 
-    /// Ends the stream; ready once the end is written to the server's socket, so that a process may exit after it.
+    /// Ends the stream; ready when the end is written to the server's socket, so that the process may then exit.
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             match &mut self.closing {
@@ -349,7 +349,7 @@ impl AsyncWrite for Writer {
 }
 
 impl Drop for Writer {
-    /// Tells the peer at once, if that is possible without waiting. Else it finds out by itself.
+    /// Notifies the peer at once, if that is possible without waiting. Otherwise it finds out by itself.
     fn drop(&mut self) {
         let mut cx = Context::from_waker(Waker::noop());
         if matches!(self.closing, Closing::Open)

@@ -10,10 +10,10 @@ use genset_backend_common::EngineError;
 
 use super::config::{NatsIdentity, NatsTls, invalid};
 
-/// What `tls` asks for. The cryptography is ring's whatever else the process has, so that no global choice is needed.
+/// Builds the rustls configuration. The crypto provider is always ring, so that no process-wide default is needed.
 ///
 /// # Errors
-/// `InvalidArgument`, naming the field that holds no certificate or key.
+/// `InvalidArgument`, naming the field without a valid certificate or key.
 pub(super) fn client_config(tls: &NatsTls) -> Result<ClientConfig, EngineError> {
     let roots = match &tls.ca_pem {
         Some(pem) => roots_of(pem)?,
@@ -30,7 +30,7 @@ pub(super) fn client_config(tls: &NatsTls) -> Result<ClientConfig, EngineError> 
             key_pem,
         }) => {
             let chain = certificates("tls.identity.certificate_pem", certificate_pem)?;
-            // The error is not repeated: it could hold a part of the key.
+            // Omit the error: it could contain a part of the key.
             let key = PrivateKeyDer::from_pem_slice(key_pem.as_bytes())
                 .map_err(|_| invalid("tls.identity.key_pem", "holds no private key in PEM"))?;
             builder.with_client_auth_cert(chain, key).map_err(|error| {

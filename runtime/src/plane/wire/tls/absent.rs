@@ -1,11 +1,11 @@
-//! What stands in for TLS in a build without it: nothing, refused by name.
+//! Replaces TLS in a build without it: refuses any TLS configuration.
 
 use genset_backend_common::EngineError;
 use tokio::net::TcpStream;
 
 use super::WireTls;
 
-/// Never made, so that nothing below ever runs.
+/// Never constructed, so that nothing below ever runs.
 pub(in super::super) enum TlsContext {}
 
 impl TlsContext {

@@ -1,4 +1,4 @@
-//! [`TlsContext`]: a [`WireTls`] as rustls has it.
+//! [`TlsContext`]: a [`WireTls`] for rustls.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use super::problem::{self, Side};
 use super::stream::TlsStream;
 use super::{ClientCertificates, WireIdentity, WireTls};
 
-/// What is spoken inside, as both ends say it: another service with a certificate of the same authority is no worker.
+/// The inner protocol, which both ends announce: another service with a certificate of the same authority is not a worker.
 const ALPN: &[u8] = b"genset-wire";
 
-/// Makes connections secure.
+/// Establishes TLS connections.
 pub(in super::super) struct TlsContext {
     connector: TlsConnector,
-    /// None without a certificate of our own.
+    /// `None` without our own certificate.
     acceptor: Option<TlsAcceptor>,
-    /// The name that every worker's certificate is for, where it is one.
+    /// The common name of all workers' certificates, if they have one.
     server_name: Option<ServerName<'static>>,
     client_certificates: ClientCertificates,
 }
@@ -50,7 +50,7 @@ impl TlsContext {
                 })
             })
             .transpose()?;
-        // The cryptography is ring's whatever else the process has, so that no global choice is needed.
+        // The crypto provider is always ring, so that no process-wide default is needed.
         let provider = Arc::new(ring::default_provider());
         let acceptor = identity
             .clone()
@@ -76,21 +76,21 @@ impl TlsContext {
         }
     }
 
-    /// Whether strangers are kept out.
+    /// Whether callers must present a certificate.
     pub(in super::super) fn asks_callers(&self) -> bool {
         self.client_certificates == ClientCertificates::Required
     }
 
-    /// A caller's connection. The handshake runs when it is first read or written, in the task that does so: callers that
-    /// take their time hold up nobody who wants to be accepted.
+    /// A caller's connection. The handshake runs on first read or write, in the task that does so: slow callers
+    /// delay no other caller's accept.
     pub(in super::super) fn accept(&self, stream: TcpStream) -> TlsStream {
         TlsStream::accepting(stream, self.acceptor.clone())
     }
 
-    /// Our connection to the worker at `location`, which shows that it is the one.
+    /// Connects to the worker at `location` and verifies its certificate.
     ///
     /// # Errors
-    /// `CannotConnect`, saying what is wrong with it.
+    /// `CannotConnect`, with the problem.
     pub(in super::super) async fn connect(
         &self,
         stream: TcpStream,
@@ -146,7 +146,7 @@ impl Identity {
             "--wire-tls-cert",
             &identity.certificate_pem,
         )?;
-        // The error is not repeated: it could hold a part of the key.
+        // Omit the error: it could contain a part of the key.
         let key = PrivateKeyDer::from_pem_slice(identity.key_pem.as_bytes()).map_err(|_| {
             let problem = "holds no private key in PEM; see --wire-tls-key";
             invalid("identity.key_pem", problem)

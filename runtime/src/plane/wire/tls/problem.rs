@@ -1,4 +1,4 @@
-//! What went wrong with TLS, in words that name the flag to change.
+//! TLS errors, in words that name the flag to change.
 
 use std::io;
 
@@ -9,13 +9,13 @@ use super::super::transport::Refusal;
 /// Which end of a connection we are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Side {
-    /// It was dialled.
+    /// We dialled.
     Caller,
-    /// It was accepted.
+    /// We accepted.
     Worker,
 }
 
-/// A connection where no TLS was begun: frames of the wire protocol came at once.
+/// A connection without TLS: the peer sent frames of the wire protocol at once.
 pub(super) fn plaintext() -> Refusal {
     Refusal {
         label: "plaintext",
@@ -23,7 +23,7 @@ pub(super) fn plaintext() -> Refusal {
     }
 }
 
-/// A connection where something else came.
+/// A connection with another protocol.
 pub(super) fn not_our_protocol() -> Refusal {
     Refusal {
         label: "not_our_protocol",
@@ -31,7 +31,7 @@ pub(super) fn not_our_protocol() -> Refusal {
     }
 }
 
-/// What to say where a connection that was dialled did not become secure.
+/// The message for a dialled connection whose TLS handshake failed.
 pub(super) fn of_dialling(error: &io::Error) -> String {
     if let Some(refusal) = refusal(error, Side::Caller) {
         return refusal.problem;
@@ -51,7 +51,7 @@ pub(super) fn of_dialling(error: &io::Error) -> String {
         .into()
 }
 
-/// The error with what rustls found in words; another one as it is.
+/// Describes a rustls error in words; returns other errors unchanged.
 pub(super) fn explained(error: io::Error, side: Side) -> io::Error {
     match refusal(&error, side) {
         Some(refusal) => io::Error::new(error.kind(), refusal),

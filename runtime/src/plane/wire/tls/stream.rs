@@ -1,4 +1,4 @@
-//! [`TlsStream`]: one end of a TLS connection. One that was accepted becomes secure when it is first used.
+//! [`TlsStream`]: one end of a TLS connection. An accepted one performs its handshake on first use.
 
 use std::io;
 use std::pin::Pin;
@@ -16,13 +16,13 @@ use tokio_rustls::{TlsAcceptor, TlsStream as Rustls};
 use super::super::transport::Refusal;
 use super::problem::{self, Side};
 
-/// The first byte of a TLS connection: its first record is of the handshake.
+/// The first byte of a TLS connection: its first record is a handshake record.
 const HANDSHAKE_RECORD: u8 = 22;
 
-/// The first byte of a connection of this protocol: no frame of a handshake has a length of 2^24 or more.
+/// The first byte of a connection of this protocol: no handshake frame has a length of 2^24 or more.
 const SHORT_FRAME: u8 = 0;
 
-/// How long a caller that is refused may take to read why.
+/// How long a refused caller may take to read the reason.
 const PARTING_TIME: Duration = Duration::from_millis(250);
 
 /// One end of a connection.
@@ -40,7 +40,7 @@ enum State {
 type Opening = Pin<Box<dyn Future<Output = io::Result<Rustls<TcpStream>>> + Send>>;
 
 impl TlsStream {
-    /// A connection whose handshake is over.
+    /// A connection after its handshake.
     pub(super) fn open(stream: Rustls<TcpStream>, side: Side) -> Self {
         Self {
             state: State::Open(Box::new(stream)),
@@ -48,7 +48,7 @@ impl TlsStream {
         }
     }
 
-    /// A connection whose handshake runs when it is first read or written.
+    /// A connection whose handshake runs on first read or write.
     pub(super) fn accepting(stream: TcpStream, acceptor: Option<TlsAcceptor>) -> Self {
         Self {
             state: State::Opening(Box::pin(secured(stream, acceptor))),
@@ -59,7 +59,7 @@ impl TlsStream {
     fn poll_open(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Pin<&mut Rustls<TcpStream>>>> {
         if let State::Opening(opening) = &mut self.state {
             let opened = ready!(opening.as_mut().poll(cx));
-            // Whatever comes after a failure finds a connection that has ended.
+            // If this fails, later calls find an ended connection.
             self.state = State::Failed;
             self.state = State::Open(Box::new(opened?));
         }
@@ -81,7 +81,7 @@ impl AsyncRead for TlsStream {
         let side = self.side;
         let stream = ready!(self.poll_open(cx))?;
         match ready!(stream.poll_read(cx, buffer)) {
-            // TLS wants a farewell before the end. Frames say themselves whether anything is missing, so that an end is an end.
+            // TLS expects a close notification before the end. Frames show whether data is missing, so treat any end as an end.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
             Err(error) => Poll::Ready(Err(problem::explained(error, side))),
             Ok(()) => Poll::Ready(Ok(())),
@@ -110,7 +110,7 @@ impl AsyncWrite for TlsStream {
 /// Performs a worker's half of the handshake.
 ///
 /// # Errors
-/// A [`Refusal`] where the caller is to blame; it was told, unless it speaks another protocol.
+/// A [`Refusal`] if the caller is at fault; the caller received it, unless it speaks another protocol.
 async fn secured(
     stream: TcpStream,
     acceptor: Option<TlsAcceptor>,
@@ -133,7 +133,7 @@ async fn secured(
     }
 }
 
-/// Tells a caller that speaks no TLS why it is refused, in the protocol that it speaks.
+/// Sends a caller without TLS the reason for the refusal, in its own protocol.
 async fn refused_in_plaintext(mut stream: TcpStream) -> io::Error {
     match is_of_our_protocol(&mut stream).await {
         Ok(true) => {}
@@ -142,14 +142,14 @@ async fn refused_in_plaintext(mut stream: TcpStream) -> io::Error {
     }
     let refusal = problem::plaintext();
     if let Some(bytes) = go_away(&refusal) {
-        // The caller may be gone; it is refused all the same.
+        // The caller may be gone; the refusal stands.
         let _ = stream.write_all(&bytes).await;
     }
     part_from(stream).await;
     io::Error::other(refusal)
 }
 
-/// Whether the first frame is one that a caller greets with.
+/// Whether the first frame is a caller's greeting.
 async fn is_of_our_protocol(stream: &mut TcpStream) -> io::Result<bool> {
     let mut decoder = FrameDecoder::with_limit(MAX_GREETING_BYTES);
     loop {
@@ -181,8 +181,8 @@ fn go_away(refusal: &Refusal) -> Option<BytesMut> {
     Some(bytes)
 }
 
-/// Ends a connection so that the peer can read our last words: one that is closed with bytes unread is reset, and they may be
-/// lost with it.
+/// Ends a connection so that the peer can read our last bytes: closing with unread input resets the connection, which may lose
+/// them.
 async fn part_from(mut stream: TcpStream) {
     let parting = async {
         stream.shutdown().await?;
@@ -190,6 +190,6 @@ async fn part_from(mut stream: TcpStream) {
         while stream.read(&mut unread).await? > 0 {}
         io::Result::Ok(())
     };
-    // Whether it took the time or not, it is over.
+    // In time or not, the connection is over.
     drop(tokio::time::timeout(PARTING_TIME, parting).await);
 }

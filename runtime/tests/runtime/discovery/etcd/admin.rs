@@ -1,4 +1,4 @@
-//! [`Admin`]: etcd's JSON interface, for what discovery cannot do.
+//! [`Admin`]: etcd's JSON interface, for operations that discovery does not have.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 /// A server's administrator.
 pub(super) struct Admin {
     address: String,
-    /// A line of the requests' head, or nothing.
+    /// A line of the requests' head, or empty.
     authorization: String,
 }
 
@@ -31,7 +31,7 @@ impl Admin {
         Ok(self)
     }
 
-    /// The store's revision, of a server that has a leader.
+    /// The store's revision, if the server has a leader.
     pub(super) async fn revision(&self) -> io::Result<i64> {
         let answer = self.ask("kv/range", json!({"key": base64("any")})).await?;
         let revision = answer["header"]["revision"].as_str();
@@ -57,8 +57,8 @@ impl Admin {
         }
     }
 
-    /// Knows these users from now on, each with a role of the same name, and asks who is there. `root` may do everything,
-    /// others what begins with `prefix`.
+    /// Creates these users, each with a role of the same name, and enables authentication. `root` has all rights; the
+    /// others have rights to keys that start with `prefix`.
     pub(super) async fn enable_users(&self, users: &[&str], password: &str, prefix: &str) {
         let mut end = prefix.as_bytes().to_vec();
         *end.last_mut().unwrap() += 1;
@@ -84,7 +84,7 @@ impl Admin {
 
     async fn ask(&self, what: &str, request: Value) -> io::Result<Value> {
         let body = request.to_string();
-        // With HTTP 1.0 the answer is not cut into chunks, and its end is the connection's.
+        // With HTTP 1.0 the answer is not chunked, and ends with the connection.
         let head = format!(
             "POST /v3/{what} HTTP/1.0\r\n{}Content-Length: {}\r\n\r\n",
             self.authorization,

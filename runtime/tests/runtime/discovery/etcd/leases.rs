@@ -74,7 +74,7 @@ async fn an_entry_that_etcd_lost_under_a_living_lease_is_put_again_after_a_recon
     assert_eq!(follower.next().await, Change::Removed("a".into()));
     network.break_connections();
     assert_eq!(follower.next().await, Change::Put(entry("a", "x")));
-    // Neither what was removed comes back, nor what another lease has.
+    // Neither removed entries nor entries of another lease come back.
     let all = everything(&near).await;
     assert_eq!(all.keys().collect::<Vec<_>>(), ["a", "taken"]);
     assert_eq!(all["taken"], "theirs");
@@ -119,7 +119,7 @@ async fn a_frozen_server_costs_no_more_than_the_request_timeout_and_the_next_one
     let (frozen, live) = (EtcdServer::start().await, EtcdServer::start().await);
     let config = EtcdConfig {
         endpoints: vec![frozen.endpoint(), live.endpoint()],
-        // A third of it for each try.
+        // A third of it per attempt.
         request_timeout: Duration::from_secs(6),
         ..EtcdConfig::default()
     };
@@ -199,7 +199,7 @@ async fn an_entry_too_big_for_etcd_is_refused_and_costs_nobody_the_lease() {
     assert_eq!(everything(&discovery).await["a"], "x");
 }
 
-/// Its requests keep every thread of a process busy for longer than its lease lives.
+/// Requests keep every thread of a process busy for longer than its lease lives.
 #[tokio::test]
 async fn a_busy_process_keeps_its_lease() {
     const TTL: Duration = Duration::from_secs(2);

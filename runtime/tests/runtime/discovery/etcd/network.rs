@@ -1,4 +1,4 @@
-//! A TCP proxy in front of a server: a network that can be cut.
+//! A TCP proxy in front of a server, which can simulate network failures.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl Network {
         &self.endpoint
     }
 
-    /// Nothing passes any more, in either direction, and nobody is told.
+    /// From now on nothing passes in either direction, and neither end is notified.
     pub(super) fn cut(&self) {
         self.is_cut.send_replace(true);
     }
@@ -51,7 +51,7 @@ impl Network {
         self.is_cut.send_replace(false);
     }
 
-    /// Breaks every connection there is. New ones can be made.
+    /// Breaks every current connection. New ones can be made.
     pub(super) fn break_connections(&self) {
         self.breaks.send_modify(|breaks| *breaks += 1);
     }
@@ -70,7 +70,7 @@ async fn accept(
         breaks.mark_unchanged();
         connections.spawn(async move {
             tokio::select! {
-                // First, so that nothing held back by a cut passes when it is broken and healed at once.
+                // First, so that data held back by a cut does not pass when the network is broken and healed at once.
                 biased;
                 _ = breaks.changed() => {}
                 () = connect(near, target, is_cut) => {}
@@ -86,7 +86,7 @@ async fn connect(near: TcpStream, target: String, mut is_cut: watch::Receiver<bo
     };
     let (near_reader, near_writer) = near.into_split();
     let (far_reader, far_writer) = far.into_split();
-    // Whichever side ends first ends both.
+    // The end of either side ends both.
     tokio::select! {
         () = pump(near_reader, far_writer, is_cut.clone()) => {}
         () = pump(far_reader, near_writer, is_cut) => {}

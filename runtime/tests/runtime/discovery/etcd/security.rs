@@ -17,7 +17,7 @@ use crate::support::soon;
 
 const PASSWORD: &str = "not-in-any-log";
 
-/// A server that knows `root`, and `worker`, who may use what begins with `genset/` only.
+/// A server with the users `root`, and `worker`, who may use only keys that start with `genset/`.
 async fn server_with_users() -> EtcdServer {
     let server = EtcdServer::start().await;
     let users = ["root", "worker"];

@@ -31,7 +31,7 @@ impl EtcdServer {
         server
     }
 
-    /// A server that asks for TLS, with the certificates that `options` name. It may not be ready yet.
+    /// A server with TLS and the certificates in `options`. It may not be ready yet.
     pub(super) fn start_with_tls(options: Vec<String>) -> Self {
         Self::spawned("https", options)
     }
@@ -65,12 +65,12 @@ impl EtcdServer {
         format!("127.0.0.1:{}", self.client_port)
     }
 
-    /// For what discovery cannot do.
+    /// For operations that discovery does not have.
     pub(super) fn admin(&self) -> Admin {
         Admin::new(self.address())
     }
 
-    /// As [`Self::admin`], once the server lets this user in.
+    /// Like [`Self::admin`], after the server accepts this user.
     pub(super) async fn admin_as(&self, user: &str, password: &str) -> Admin {
         soon(async {
             loop {
@@ -89,13 +89,13 @@ impl EtcdServer {
         self.child.wait().unwrap();
     }
 
-    /// Starts it again, after [`Self::kill`], with the data it had.
+    /// Restarts it with its data, after [`Self::kill`].
     pub(super) async fn restart(&mut self) {
         self.respawn();
         self.until_ready().await;
     }
 
-    /// As [`Self::restart`], without waiting until it answers.
+    /// Like [`Self::restart`], without waiting until it responds.
     pub(super) fn respawn(&mut self) {
         let data = self.folder.path().join("data");
         self.child = spawn(
@@ -107,16 +107,16 @@ impl EtcdServer {
         );
     }
 
-    /// Starts it again, after [`Self::kill`], with no data.
+    /// Restarts it without data, after [`Self::kill`].
     pub(super) async fn restart_empty(&mut self) {
         fs::remove_dir_all(self.folder.path().join("data")).unwrap();
         self.restart().await;
     }
 
-    /// Stops the process where it is: its connections stay and nothing is answered.
+    /// Stops the process: its connections stay open, and it responds to nothing.
     pub(super) fn freeze(&self) {
         kill_process(self.pid(), Signal::STOP).unwrap();
-        // It returns when the last thread has stopped.
+        // Returns when the last thread has stopped.
         waitpid(Some(self.pid()), WaitOptions::UNTRACED).unwrap();
     }
 
@@ -128,7 +128,7 @@ impl EtcdServer {
         Pid::from_child(&self.child)
     }
 
-    /// Until it answers; a server that lost the race for its ports gets others.
+    /// Waits until it responds. If it lost the race for its ports, it gets new ones.
     async fn until_ready(&mut self) {
         soon(Box::pin(async {
             loop {
@@ -136,7 +136,7 @@ impl EtcdServer {
                     [self.client_port, self.peer_port] = free_ports();
                     self.respawn();
                 }
-                // Linearizable: it has a leader, too.
+                // Linearizable, so it has a leader.
                 if self.admin().revision().await.is_ok() {
                     return;
                 }

@@ -1,4 +1,4 @@
-//! Watches through gaps.
+//! Watches across gaps.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{TTL, connect};
 use crate::discovery::suite::{Follower, entry, everything};
 use crate::support::soon;
 
-/// No lease expires by itself within a test.
+/// Long enough that no lease expires within a test.
 const LONG: Duration = Duration::from_secs(600);
 
 #[tokio::test]
@@ -29,7 +29,7 @@ async fn what_etcd_lost_with_its_data_stays_until_its_owners_had_time_to_put_it_
     assert_eq!(snapshot.len(), 2, "nothing vanishes at once: {snapshot:?}");
 }
 
-/// The connections stay, so that nothing but its silence tells that it hung.
+/// The connections stay open, so that only silence shows that it hangs.
 #[tokio::test]
 async fn leases_that_ended_while_etcd_hung_stay_until_their_owners_had_time_to_take_new_ones() {
     let mut server = EtcdServer::start().await;
@@ -41,8 +41,8 @@ async fn leases_that_ended_while_etcd_hung_stay_until_their_owners_had_time_to_t
     .await;
 }
 
-/// What a watcher sees when `fault` ends every lease and the owner of one of two entries takes a new one: that entry never
-/// goes, and the other goes last.
+/// The changes that a watcher sees when `fault` ends every lease and the owner of one of two entries acquires a new one: that
+/// entry is never removed, and the other is removed last.
 async fn changes_around(
     server: &mut EtcdServer,
     fault: impl AsyncFnOnce(&mut EtcdServer),
@@ -106,7 +106,7 @@ async fn changes_whose_history_was_compacted_during_a_gap_are_not_missed() {
     assert_eq!(follower.next().await, Change::Put(entry("after", "x")));
 }
 
-/// Forgets every revision but the last.
+/// Compacts the history down to the last revision.
 async fn compact(server: &EtcdServer) {
     let admin = server.admin();
     admin.compact(admin.revision().await.unwrap()).await;
@@ -125,7 +125,7 @@ async fn a_watch_behind_a_dead_connection_starts_over_by_itself() {
     let near = connect(&server.endpoint(), LONG).await;
     let lease = near.lease().await.unwrap();
     let mut follower = Follower::of(&far, "").await;
-    // It is never healed: the other endpoint is what helps.
+    // Never healed: the other endpoint must help.
     network.cut();
     lease.put(entry("a", "x")).await.unwrap();
     follower.until_exactly(&[entry("a", "x")]).await;
@@ -190,7 +190,7 @@ async fn a_restart_with_its_data_removes_nothing_and_ends_no_lease() {
         let next = soon(follower.next()).await;
         assert_eq!(next, Change::Snapshot(vec![entry("a", "x")]), "{round}");
     }
-    // The lease outlives what it would have without keep-alives.
+    // The lease outlives the time it would have without keep-alives.
     let end = Instant::now() + TTL + TTL;
     while Instant::now() < end {
         assert!(everything(&discovery).await.contains_key("a"));

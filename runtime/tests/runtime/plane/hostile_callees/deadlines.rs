@@ -1,15 +1,15 @@
-//! Workers that let a deadline pass, and whose connection is alive.
+//! Workers that let a deadline pass although their connection is alive.
 
 use genset_wire::decode_payload;
 
 use super::*;
 
-/// A request that is late soon. The machine may be busy: it is sent before that.
+/// A request with a short deadline, but long enough to be sent on a busy machine.
 fn hurried() -> RequestContext {
     ctx().with_deadline(Instant::now() + Duration::from_secs(5))
 }
 
-/// The worker is told that nobody waits for the stream any more.
+/// The worker learns that nobody waits for the stream any more.
 async fn expect_left(peer: &mut Peer) {
     let cancel = peer.expect(FrameKind::Cancel).await;
     let cancel: Cancel = decode_payload(&cancel.payload).unwrap();
@@ -39,7 +39,7 @@ async fn a_worker_that_stops_in_the_middle_is_not_waited_for_beyond_the_deadline
     let error = next_error(&mut response).await;
     assert_eq!(error.kind(), ErrorKind::DeadlineExceeded, "{error}");
     expect_left(&mut peer).await;
-    // What it sends later is nobody's, and the connection goes on.
+    // Later items are ignored, and the connection continues.
     peer.send(FrameKind::Item, 1, &1u32).await;
     let again = async {
         let request = peer.expect(FrameKind::Request).await;

@@ -1,10 +1,10 @@
-//! Workers that answer more than this process has room for.
+//! Workers that send more than this process has room for.
 
 use super::*;
 
 const BUDGET: usize = 1 << 20;
 
-/// It is no fault of the worker's, and no other one would do better.
+/// The worker is not at fault, and no other one would do better.
 #[tokio::test]
 async fn an_answer_that_finds_no_room_here_is_for_no_other_worker() {
     let trap = Trap::set(WireConfig {
@@ -19,7 +19,7 @@ async fn an_answer_that_finds_no_room_here_is_for_no_other_worker() {
         peer.send_bytes(&frame(FrameKind::Item, 1, &item)).await;
     }
     peer.expect(FrameKind::Cancel).await;
-    // What came before is no number, and is told as that.
+    // The items before it are not numbers, and yield their own errors.
     let refusal = loop {
         let error = soon(response.next()).await.unwrap().unwrap_err();
         if error.kind() != ErrorKind::Internal {

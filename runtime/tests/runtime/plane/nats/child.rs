@@ -1,4 +1,4 @@
-//! A worker in a process of its own, to be killed and stopped. The test binary runs itself again, told by its environment
+//! A worker in its own process, to be killed and stopped. The test binary runs itself again, and its environment tells it
 //! to be the worker.
 
 use std::process::Stdio;
@@ -18,10 +18,10 @@ use crate::plane::suite::{Pair, erased, hang, name};
 use crate::plane::{deaf, wary};
 use crate::support::{ctx, soon, until};
 
-/// Tells the child which server to use.
+/// The server for the child to use.
 const SERVER: &str = "GENSET_TEST_NATS_WORKER";
 
-/// What the child says before its location, among the test harness's lines.
+/// The prefix of the child's location among the test harness's lines.
 const LOCATION: &str = "worker is at: ";
 
 /// Starts a worker that yields one item and hangs.
@@ -39,7 +39,7 @@ async fn start(server: &NatsServer) -> (Child, Address) {
     loop {
         let line = soon(lines.next_line()).await.unwrap();
         let line = line.expect("the worker lives");
-        // The harness may have begun the line.
+        // The harness may have written the start of the line.
         if let Some((_, location)) = line.split_once(LOCATION) {
             let address = Address {
                 plane: "nats".into(),
@@ -66,14 +66,14 @@ async fn serve(server: String) {
     std::future::pending().await
 }
 
-/// A stream of the worker's, read up to where it hangs.
+/// A stream of the worker, read up to where it hangs.
 async fn call(pair: &Pair, address: &Address) -> ResponseStream<u32> {
     let mut response = pair.call_at::<(), u32>(address, (), ctx()).await.unwrap();
     assert_eq!(soon(response.next()).await.unwrap().unwrap(), 0);
     response
 }
 
-/// The caller would wait for ever for a peer that is only silent.
+/// The caller would wait forever for a peer that is only silent.
 #[tokio::test]
 async fn a_worker_that_is_killed_is_gone_at_once() {
     if let Ok(server) = std::env::var(SERVER) {

@@ -1,4 +1,4 @@
-//! Servers that die, restart and hang, and messages that are lost: never an item less without an error.
+//! Servers that die, restart and hang, and lost messages: no item may be lost without an error.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,7 +16,7 @@ use crate::plane::deaf;
 use crate::plane::suite::{count, serve_hanging};
 use crate::support::{ctx, soon, until};
 
-/// Notices a silent peer soon.
+/// Detects a silent peer quickly.
 fn alert() -> WireConfig {
     WireConfig {
         ping_interval: Duration::from_millis(100),
@@ -69,14 +69,14 @@ async fn a_worker_is_found_again_after_the_server_was_away() {
         server.kill();
         until(|| !pair.caller.is_reachable(&served.address)).await;
         server.restart().await;
-        // Nobody calls, and it is found all the same: the worker listens again where it did.
+        // There are no calls, but the worker listens again where it did and is found.
         until(|| pair.caller.is_reachable(&served.address)).await;
         let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
         assert_eq!(got, [0, 1, 2]);
     }
 }
 
-/// Whatever a restart loses, a stream has all items up to its end, and an error there unless it is whole.
+/// Whatever a restart loses, a stream has all items up to its end, and ends with an error unless it is complete.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_in_the_middle_of_a_stream_loses_nothing_silently() {
     const ITEMS: u32 = 20_000;
@@ -133,7 +133,7 @@ async fn a_restart_in_the_middle_of_a_stream_loses_nothing_silently() {
     panic!("no stream came to its end");
 }
 
-/// The data message that would be number `sent`, had its sender taken none.
+/// The data message with number `sent`, from a sender that has consumed none.
 fn data_message(sent: u64, data: &[u8]) -> Bytes {
     let mut message = BytesMut::new();
     message.put_u8(2);
@@ -143,7 +143,7 @@ fn data_message(sent: u64, data: &[u8]) -> Bytes {
     message.freeze()
 }
 
-/// The next Accept among all messages: its subject is the caller's end, and its reply subject the callee's.
+/// The next `Accept` among all messages: its subject is the caller's end, and its reply subject the callee's.
 async fn next_accept(messages: &mut Subscriber) -> Message {
     soon(async {
         loop {
@@ -161,7 +161,7 @@ async fn until_nobody_listens(client: &Client, subject: impl ToSubject) {
     let subject = subject.to_subject();
     soon(async {
         loop {
-            // Whoever still listens does not answer.
+            // A live listener does not respond.
             let ask = Request::new().timeout(Some(Duration::from_millis(50)));
             let asked = client.send_request(subject.clone(), ask).await;
             if asked.is_err_and(|error| error.kind() == RequestErrorKind::NoResponders) {
@@ -183,7 +183,7 @@ async fn connections_and_processes_that_ended_leave_no_subscription() {
     let got: Vec<u32> = pair.ask(&served, 2u32).await.unwrap();
     assert_eq!(got, [0, 1]);
     let accept = next_accept(&mut messages).await;
-    // Its own subscription would answer for theirs.
+    // Our own subscription would count as theirs.
     drop(messages);
     soon(pair.caller.shutdown()).await;
     until_nobody_listens(&client, accept.subject).await;
@@ -193,7 +193,7 @@ async fn connections_and_processes_that_ended_leave_no_subscription() {
     until_nobody_listens(&client, format!("genset.v1.wire.{process}")).await;
 }
 
-/// A message out of its order is put to each end in turn.
+/// Sends a message out of order to each end in turn.
 #[tokio::test]
 async fn a_message_that_was_lost_ends_the_connection_and_the_next_call_makes_another() {
     let server = NatsServer::start().await;
@@ -205,7 +205,7 @@ async fn a_message_that_was_lost_ends_the_connection_and_the_next_call_makes_ano
     for end in ["to the caller", "to the callee"] {
         let mut response = pair.call::<(), u32>(&served, ()).await.unwrap();
         assert_eq!(soon(response.next()).await.unwrap().unwrap(), 0);
-        // The answer to the last Open has both ends' subjects.
+        // The answer to the last `Open` has both ends' subjects.
         let accept = next_accept(&mut messages).await;
         let subject = match end {
             "to the caller" => accept.subject,
@@ -223,7 +223,7 @@ async fn a_message_that_was_lost_ends_the_connection_and_the_next_call_makes_ano
     drop(pair.call::<(), u32>(&served, ()).await.unwrap());
 }
 
-/// Strangers' messages to a listener: it goes on, and answers to no subject but its protocol's.
+/// Strangers' messages to a listener: it continues, and publishes only to subjects of its protocol.
 #[tokio::test]
 async fn messages_that_open_no_connection_are_left_alone() {
     let server = NatsServer::start().await;
@@ -242,7 +242,7 @@ async fn messages_that_open_no_connection_are_left_alone() {
     client.flush().await.unwrap();
     let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
     assert_eq!(got, [0, 1, 2]);
-    // Had it answered, that would have come before this.
+    // An answer would have arrived before this.
     client.publish("orders", "last".into()).await.unwrap();
     let first = soon(elsewhere.next()).await.unwrap();
     assert_eq!(&*first.payload, b"last");

@@ -110,7 +110,7 @@ async fn a_token_gets_in() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }
 
-/// An operator, an account and its user, made for this test alone: who has the file gets into nothing else.
+/// An operator, an account and its user, created for this test only: the file gives access to nothing else.
 #[tokio::test]
 async fn a_creds_file_gets_in() {
     let server = NatsServer::start_with(include_str!("decentralized/server.conf")).await;

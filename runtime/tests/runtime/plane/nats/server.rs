@@ -33,7 +33,7 @@ impl NatsServer {
     /// A server with these lines in its configuration.
     pub(crate) async fn start_with(settings: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        // The server takes a free port, and says which.
+        // The server chooses a free port and reports it.
         let child = spawn(folder.path(), settings, -1);
         let mut server = Self {
             folder,
@@ -57,12 +57,12 @@ impl NatsServer {
         }
     }
 
-    /// One more process.
+    /// The plane of another process.
     pub(crate) fn plane(&self, config: WireConfig) -> WirePlane {
         plane(self.config(), config)
     }
 
-    /// A client of the library's, for what planes never do.
+    /// A plain client, for operations that planes never perform.
     pub(crate) async fn client(&self) -> async_nats::Client {
         async_nats::connect(self.address()).await.unwrap()
     }
@@ -73,13 +73,13 @@ impl NatsServer {
         self.child.wait().unwrap();
     }
 
-    /// Starts it again, on the same port, after [`Self::kill`].
+    /// Restarts it on the same port, after [`Self::kill`].
     pub(crate) async fn restart(&mut self) {
         let port = self.port;
         soon(async {
             loop {
                 self.child = spawn(self.folder.path(), &self.settings, i32::from(port));
-                // Another process may have the port for a moment.
+                // Another process may hold the port for a moment.
                 if self.is_listening().await {
                     return;
                 }
@@ -98,7 +98,7 @@ impl NatsServer {
         false
     }
 
-    /// Stops the process where it is: its connections stay and nothing moves.
+    /// Stops the process: its connections stay open and nothing moves.
     pub(crate) fn freeze(&self) {
         kill_process(Pid::from_child(&self.child), Signal::STOP).unwrap();
     }
@@ -155,7 +155,7 @@ fn spawn(folder: &Path, settings: &str, port: i32) -> Child {
         .expect(MISSING)
 }
 
-/// The port in the file that a server writes once it listens; `None` while there is none, or half of one.
+/// The port in the file that a server writes when it listens; `None` if the file is missing or incomplete.
 fn reported_port(folder: &Path) -> Option<u16> {
     let file = fs::read_dir(folder)
         .unwrap()

@@ -1,4 +1,4 @@
-//! What only a border between two processes can show: ends that go away, limits, connections.
+//! Behaviour between two processes: ends that go away, limits, connections.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use genset_runtime::plane::{ResponseStream, WireConfig};
 use super::{Pair, PlaneKind, count, erased, items, name, serve, serve_hanging};
 use crate::support::{PATIENCE, ctx, soon, until};
 
-/// Finds no peer dead for its silence while a test has patience: what is noticed, is noticed otherwise.
+/// Tolerates silence longer than any test: a lost peer must be noticed in another way.
 pub(crate) fn deaf() -> WireConfig {
     WireConfig {
         peer_timeout: 10 * PATIENCE,
@@ -21,7 +21,7 @@ pub(crate) fn deaf() -> WireConfig {
     }
 }
 
-/// Finds a silent peer dead, and not one that waits for a processor.
+/// Detects a silent peer, but tolerates one that waits for a CPU.
 pub(crate) fn wary() -> WireConfig {
     WireConfig {
         peer_timeout: Duration::from_secs(5),
@@ -82,7 +82,7 @@ pub(crate) async fn a_process_that_came_back_is_called_again(kind: &dyn PlaneKin
         return;
     };
     let endpoint = name("generate");
-    // The one before may hold the address a moment longer than its connections.
+    // The previous process may hold the address a moment longer than its connections.
     let served = soon(async {
         loop {
             let handler = erased(count);
@@ -95,15 +95,15 @@ pub(crate) async fn a_process_that_came_back_is_called_again(kind: &dyn PlaneKin
     })
     .await;
     assert_eq!(served.address, address);
-    // Nobody calls, and it is found all the same.
+    // There are no calls, but it is found.
     until(|| caller.is_reachable(&address)).await;
     let pair = Pair { caller, callee };
     let got: Vec<u32> = pair.ask(&served, 3u32).await.unwrap();
     assert_eq!(got, [0, 1, 2]);
 }
 
-/// Every stream that was open comes to its proper end, then the connection closes, and the next call connects anew or
-/// says that nobody is there.
+/// Every open stream ends properly, then the connection closes, and the next call connects again or
+/// reports that nobody is there.
 pub(crate) async fn a_process_that_shuts_down_finishes_its_streams(kind: &dyn PlaneKind) {
     let pair = Pair::with(kind, deaf()).await;
     let go_on = Arc::new(tokio::sync::Semaphore::new(0));
@@ -232,7 +232,7 @@ pub(crate) async fn two_processes_call_each_other(kind: &dyn PlaneKind) {
     }
 }
 
-/// However responses ended, both ends forget them.
+/// However responses end, both ends forget them.
 pub(crate) async fn nothing_stays_open_after_the_last_response(kind: &dyn PlaneKind) {
     let (calling, serving) = (MetricsRegistry::default(), MetricsRegistry::default());
     let pair = Pair {

@@ -1,4 +1,4 @@
-//! Readers that leave, and requests that are cancelled.
+//! Readers that leave, and cancelled requests.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -47,7 +47,7 @@ pub(crate) async fn dropping_the_call_ends_the_handler(kind: &dyn PlaneKind) {
     soon(dropped.cancelled()).await;
 }
 
-/// A handler that yields items until it is cancelled, and then says why.
+/// A handler that yields items until it is cancelled, and then reports the reason.
 async fn until_cancelled(
     first: u32,
     ctx: RequestContext,
@@ -88,7 +88,7 @@ pub(crate) async fn cancelling_reaches_the_handler_and_the_terminal_still_comes(
     }
 }
 
-/// A reader that never finds its inbox empty must not keep the news from the handler.
+/// A reader that never finds its inbox empty must still forward a cancellation to the handler.
 pub(crate) async fn cancelling_reaches_the_handler_of_a_stream_that_has_unread_items(
     kind: &dyn PlaneKind,
 ) {
@@ -110,7 +110,7 @@ pub(crate) async fn cancelling_reaches_the_handler_of_a_stream_that_has_unread_i
     let response = pair.call_at::<(), usize>(&served.address, (), ctx.clone());
     let mut response = response.await.unwrap();
     until(|| asked.load(Ordering::SeqCst) >= window).await;
-    // What is answered to a later request arrives later: the window is full of unread items now.
+    // Later requests get their responses later: the window is full of unread items now.
     let mut beside = pair.call::<(), usize>(&served, ()).await.unwrap();
     assert!(soon(beside.next()).await.is_some());
     ctx.cancel(CancelReason::Client);
@@ -128,7 +128,7 @@ impl Wake for Wakes {
     }
 }
 
-/// Whoever has read a response to its end cancels its request, to free what it held: that must not run the reader again.
+/// A reader that has read a response to its end cancels its request to free it: that must not wake the reader again.
 pub(crate) async fn a_response_that_ended_listens_to_no_cancellation(kind: &dyn PlaneKind) {
     let pair = Pair::of(kind).await;
     let gate = Arc::new(Notify::new());

@@ -1,4 +1,4 @@
-//! Requests and responses: what is sent arrives, and as what it was sent.
+//! Requests and responses arrive unchanged.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Many streams at once: each is right, and none waits for another.
+//! Many concurrent streams: each is correct, and none waits for another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,8 +40,8 @@ pub(crate) async fn thousands_of_streams_at_once_are_all_right(kind: &dyn PlaneK
     join_all((0..STREAMS).map(ask)).await;
 }
 
-/// The reader takes one item and stops. Its handler is asked for no more than the window; the streams beside it, on the
-/// same connection, come to their ends.
+/// The reader takes one item and stops. Its handler is polled for no more than the window; the other streams on the
+/// same connection run to their ends.
 pub(crate) async fn a_slow_reader_holds_up_only_its_own_stream(kind: &dyn PlaneKind) {
     const WINDOW: u32 = 16;
     let config = WireConfig {
@@ -74,7 +74,7 @@ pub(crate) async fn a_slow_reader_holds_up_only_its_own_stream(kind: &dyn PlaneK
         asked <= most,
         "asked for {asked} items with a window of {WINDOW}"
     );
-    // It goes on where it stopped.
+    // It resumes where it stopped.
     let more: Vec<usize> = soon(slow.take(1000).try_collect()).await.unwrap();
     assert!(more.into_iter().eq(1..=1000));
 }
