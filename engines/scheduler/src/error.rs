@@ -1,37 +1,37 @@
-//! What the scheduler refuses.
+//! The scheduler's errors.
 
 use crate::sequence::SequenceId;
 
-/// Why a sequence was not taken.
+/// Why the scheduler rejected a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
-    /// Too many sequences wait already.
+    /// Too many sequences are waiting already.
     #[error("{waiting} sequences wait already, and no more may")]
     QueueFull {
-        /// How many wait.
+        /// The number of waiting sequences.
         waiting: usize,
     },
-    /// The prompt needs more KV blocks than there are.
+    /// The prompt needs more KV blocks than the pool has.
     #[error(
         "a prompt of {prompt_tokens} tokens does not fit the KV cache, which holds {capacity_tokens}"
     )]
     NeverFits {
-        /// Tokens of the prompt.
+        /// The prompt's length, in tokens.
         prompt_tokens: usize,
-        /// Tokens that all KV blocks hold together.
+        /// The capacity of all KV blocks together, in tokens.
         capacity_tokens: usize,
     },
-    /// The prompt is longer than a step, and prompts are computed in one.
+    /// The prompt is longer than one step, and chunked prefill is off.
     #[error(
         "a prompt of {prompt_tokens} tokens does not fit a step of {step_tokens}, and prompts are not computed in chunks"
     )]
     ExceedsStep {
-        /// Tokens of the prompt.
+        /// The prompt's length, in tokens.
         prompt_tokens: usize,
-        /// Tokens of a step.
+        /// The size of a step, in tokens.
         step_tokens: usize,
     },
-    /// There is nothing to compute.
+    /// The prompt is empty.
     #[error("the prompt is empty")]
     EmptyPrompt,
     /// The id is in use.
@@ -39,24 +39,24 @@ pub enum AddError {
     DuplicateId(SequenceId),
 }
 
-/// Why a scheduler cannot be made.
+/// Why a scheduler cannot be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LimitsError {
     /// A size is zero.
     #[error("{0} must be at least 1")]
     Zero(&'static str),
-    /// A step could not hold one token of each running sequence.
+    /// A step has no room for one token of each running sequence.
     #[error(
         "max_num_batched_tokens ({max_num_batched_tokens}) must not be below max_num_seqs ({max_num_seqs}): \
          each running sequence computes a token a step"
     )]
     BudgetTooSmall {
-        /// Tokens a step.
+        /// Tokens per step.
         max_num_batched_tokens: usize,
-        /// Sequences a step.
+        /// Sequences per step.
         max_num_seqs: usize,
     },
-    /// More blocks than a block id can name.
+    /// There are more blocks than a block id can number.
     #[error("there are too many KV blocks: {0}")]
     TooManyBlocks(usize),
 }

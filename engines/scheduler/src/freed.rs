@@ -1,11 +1,11 @@
-//! [`HeldSequence`]: an ended sequence whose blocks others may want, in the hands of whoever knows when they do no more.
+//! [`HeldSequence`]: an ended sequence whose blocks stay allocated until its holder drops it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::sequence::SequenceId;
 
-/// The held sequences whose blocks nobody wants any more, told from any thread to whoever drives the scheduler. Clones share.
+/// Reports, from any thread, the held sequences that were dropped, to the driver of the scheduler. Clones share one list.
 #[derive(Clone)]
 pub struct FreedSequences {
     ids: Arc<Mutex<Vec<SequenceId>>>,
@@ -13,7 +13,7 @@ pub struct FreedSequences {
 }
 
 impl FreedSequences {
-    /// None yet. `nudge` is called after each, and must not wait.
+    /// Creates an empty list. Each dropped [`HeldSequence`] calls `nudge`, which must not block.
     #[must_use]
     pub fn new(nudge: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
@@ -22,14 +22,14 @@ impl FreedSequences {
         }
     }
 
-    /// Those that have come since the last call.
+    /// Returns the sequences that were dropped since the last call.
     #[must_use]
     pub fn take(&self) -> Vec<SequenceId> {
         let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *ids)
     }
 
-    /// A sequence that ends as [`Held`](crate::Outcome::Held).
+    /// Creates the holder of a sequence that ends as [`Held`](crate::Outcome::Held).
     #[must_use]
     pub fn holding(&self, id: SequenceId) -> HeldSequence {
         HeldSequence {
@@ -53,7 +53,7 @@ pub struct HeldSequence {
 }
 
 impl HeldSequence {
-    /// The sequence.
+    /// The sequence's id.
     #[must_use]
     pub fn id(&self) -> SequenceId {
         self.id

@@ -1,16 +1,16 @@
 //! Continuous batching and paged KV blocks as pure decisions: which sequences compute which tokens in the next step, and in
 //! which KV blocks.
 //!
-//! Nothing here computes, waits or asks for the time, so an engine, a mocker and a property test drive it alike:
-//! [`Scheduler::add`] and [`Scheduler::cancel`] at any time, then in turn [`Scheduler::plan`], the work itself, and
-//! [`Scheduler::commit`]. [`Scheduler::take_events`] gives the changes of the prefix cache for publication.
+//! The crate does not compute, wait or read the clock, so an engine, a mocker and a property test drive it alike. Call
+//! [`Scheduler::add`] and [`Scheduler::cancel`] at any time. Otherwise repeat: [`Scheduler::plan`], the work itself,
+//! [`Scheduler::commit`]. [`Scheduler::take_events`] returns the changes of the prefix cache for publication.
 //!
-//! - [`KvBlockPool`] knows who holds which block, and which full blocks can be reused by their hash.
+//! - [`KvBlockPool`] tracks the holders of each block, and finds reusable full blocks by their hash.
 //! - [`Scheduler`] has the queues, and decides about admission and preemption.
-//! - [`Scheduler::set_drafts`] has a step compute guesses behind a sequence's last token.
-//! - [`HeldSequence`] and [`FreedSequences`] say when the blocks of an ended sequence, which others fetch, are needed no more.
-//! - [`ReceivingPlace`] says where the KV blocks go that come to a sequence from elsewhere.
-//! - [`SchedulerMetrics`] shows what the schedulers of an engine do.
+//! - [`Scheduler::set_drafts`] adds draft tokens behind a sequence's last token for a step to verify.
+//! - [`HeldSequence`] and [`FreedSequences`] track the blocks of an ended sequence until other instances have fetched them.
+//! - [`ReceivingPlace`] names the destination of KV blocks that arrive from another instance.
+//! - [`SchedulerMetrics`] exports the metrics of an engine's schedulers.
 //!
 //! # Examples
 //! ```

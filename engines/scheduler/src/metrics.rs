@@ -1,4 +1,4 @@
-//! [`SchedulerMetrics`]: what an engine shows of its schedulers.
+//! [`SchedulerMetrics`]: the metrics that an engine exports of its schedulers.
 
 use std::sync::atomic::AtomicU64;
 
@@ -21,7 +21,7 @@ pub struct SchedulerMetrics {
 }
 
 impl SchedulerMetrics {
-    /// Registers them as those of `engine`, which is in their names.
+    /// Registers the metrics under names that contain `engine`.
     #[must_use]
     pub fn register(registry: &MetricsRegistry, engine: &str) -> Self {
         let name = |metric: &str| format!("genset_{engine}_{metric}");
@@ -47,7 +47,7 @@ impl SchedulerMetrics {
         }
     }
 
-    /// Counts what came to a scheduler between two looks at it, and sets the gauges to the `sum` of all of the engine's.
+    /// Adds the difference of one scheduler's counts, `before` to `now`, and sets the gauges to the `sum` over the engine.
     pub fn state(&self, before: Stats, now: Stats, sum: Stats) {
         self.preemptions
             .inc_by(now.preemptions - before.preemptions);

@@ -1,11 +1,11 @@
-//! [`KvBlockPool`]: who holds which KV block, and which full blocks can be reused.
+//! [`KvBlockPool`]: the holders of each KV block, and the full blocks that can be reused.
 //!
-//! A block is *held* by sequences (counted), or *idle*: full, named by its hash and waiting to be reused or evicted, or
+//! A block is *held* by sequences (counted), *idle* (full, named by its hash, and waiting to be reused or evicted) or
 //! *free*. The pool knows block ids, not memory; the engine keeps keys and values in the blocks.
 //!
-//! A sequence holds its blocks from the first on, and blocks that turn out equal become one, so whoever holds a reusable
-//! block holds the one before it too. Released from last to first, a block is always evicted after those that follow it,
-//! and a chain of reusable blocks never has a gap.
+//! A sequence holds a contiguous run of blocks from its first one, and equal blocks are merged. So the holder of a reusable
+//! block also holds its predecessor. A sequence releases its blocks from last to first, so a block is always evicted after
+//! its successors, and a chain of reusable blocks never has a gap.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -17,7 +17,7 @@ use genset_backend_common::kv::{BlockHash, BlockHasher, KvEventData, Xxh3BlockHa
 
 use crate::error::LimitsError;
 
-/// The number of a KV block: below the pool's total.
+/// The number of a KV block, below the pool's total.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockId(pub u32);
 
@@ -34,9 +34,9 @@ pub struct KvBlockPool {
     blocks: Vec<Block>,
     free: Vec<BlockId>,
     reusable: HashMap<BlockHash, BlockId>,
-    /// Blocks that nobody holds and that can be reused, the longest unused first.
+    /// Reusable blocks without holders, least recently used first.
     idle: BTreeMap<u64, BlockId>,
-    /// Counts releases; the order of `idle`.
+    /// Counts releases, to order `idle`.
     clock: u64,
     events: Vec<KvEventData>,
     is_caching: bool,
@@ -45,29 +45,29 @@ pub struct KvBlockPool {
 #[derive(Default)]
 struct Block {
     holders: u32,
-    /// Its place in `idle`.
+    /// The block's key in `idle`.
     idle_since: u64,
     content: Option<Content>,
 }
 
-/// What a reusable block holds. Hashes of 64 bits may collide, by chance or by design, so the tokens are compared too.
+/// The content of a reusable block. 64-bit hashes may collide, by chance or by design, so the tokens are compared too.
 struct Content {
     hash: BlockHash,
     after: After,
     tokens: Box<[TokenId]>,
 }
 
-/// What a block follows.
+/// The predecessor of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum After {
-    /// Nothing: it begins a sequence with this root, if it has one.
+    /// None: the block begins a sequence, which may have a root.
     Start(Option<BlockHash>),
     /// The reusable block with this hash.
     Block(BlockHash),
 }
 
 impl After {
-    /// What goes into the hash of the block.
+    /// The hash that the block's own hash includes.
     pub(crate) fn hash(self) -> Option<BlockHash> {
         match self {
             Self::Start(root) => root,
@@ -75,7 +75,7 @@ impl After {
         }
     }
 
-    /// The block before it, as others are told.
+    /// The predecessor's hash, as published in events.
     fn parent(self) -> Option<BlockHash> {
         match self {
             Self::Start(_) => None,
@@ -85,10 +85,10 @@ impl After {
 }
 
 impl KvBlockPool {
-    /// A pool of `total` free blocks of `block_size` tokens each, hashed by the default scheme.
+    /// Creates a pool of `total` free blocks of `block_size` tokens each, hashed by the default scheme.
     ///
     /// # Errors
-    /// A size is zero, or block ids do not suffice.
+    /// A size is zero, or there are more blocks than block ids.
     pub fn try_new(total: usize, block_size: usize) -> Result<Self, LimitsError> {
         if block_size == 0 {
             return Err(LimitsError::Zero("block_size"));
@@ -101,7 +101,7 @@ impl KvBlockPool {
             block_size,
             hasher: Box::new(Xxh3BlockHasher::new()),
             blocks: (0..total).map(|_| Block::default()).collect(),
-            // Taken from the end, so that the first block is used first.
+            // Allocation pops from the end, so the first block is used first.
             free: (0..last).rev().map(BlockId).collect(),
             reusable: HashMap::new(),
             idle: BTreeMap::new(),
@@ -111,7 +111,7 @@ impl KvBlockPool {
         })
     }
 
-    /// Switches the prefix cache off: no block becomes reusable, and there are no events.
+    /// Disables the prefix cache: no block becomes reusable, and there are no events.
     pub(crate) fn without_prefix_caching(mut self) -> Self {
         self.is_caching = false;
         self
@@ -123,25 +123,25 @@ impl KvBlockPool {
         self.is_caching
     }
 
-    /// Blocks in all.
+    /// The total number of blocks.
     #[must_use]
     pub fn total(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Blocks that sequences hold.
+    /// The number of blocks that sequences hold.
     #[must_use]
     pub fn used(&self) -> usize {
         self.total() - self.available()
     }
 
-    /// Blocks that can be allocated: free ones, and idle ones after eviction.
+    /// The number of blocks that can be allocated: the free ones, and the idle ones after eviction.
     #[must_use]
     pub fn available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
 
-    /// Blocks that hold nothing worth keeping.
+    /// The number of blocks without reusable content.
     #[must_use]
     pub fn free(&self) -> usize {
         self.free.len()
@@ -153,7 +153,7 @@ impl KvBlockPool {
         self.block_size
     }
 
-    /// Blocks for `tokens` tokens.
+    /// The number of blocks that `tokens` tokens need.
     #[must_use]
     pub fn blocks_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.block_size)
@@ -164,8 +164,8 @@ impl KvBlockPool {
         self.hasher.hash_block(after.hash(), tokens)
     }
 
-    /// The reusable blocks at the start of `tokens`, whose full blocks have the hashes `hashes` and which has the root `root`;
-    /// not held yet.
+    /// Finds the longest prefix of `tokens` that is in reusable blocks, and does not hold these blocks yet. `hashes` are the
+    /// hashes of the full blocks of `tokens`, and `root` is their root.
     #[must_use]
     pub fn find_prefix(
         &self,
@@ -196,7 +196,7 @@ impl KvBlockPool {
     /// Adds a holder to each block.
     ///
     /// # Panics
-    /// A block is none of this pool's.
+    /// A block is not of this pool.
     pub fn hold(&mut self, blocks: &[BlockId]) {
         for id in blocks {
             let block = &mut self.blocks[id.index()];
@@ -207,7 +207,7 @@ impl KvBlockPool {
         }
     }
 
-    /// `count` blocks with one holder each, or none at all when there are fewer. Evicts the longest unused idle blocks.
+    /// Allocates `count` blocks with one holder each, or none if there are too few. Evicts the least recently used idle blocks.
     #[must_use]
     pub fn allocate(&mut self, count: usize) -> Option<Vec<BlockId>> {
         if self.available() < count {
@@ -237,10 +237,10 @@ impl KvBlockPool {
         Some(id)
     }
 
-    /// Takes a holder from each block of a sequence, given from its first block on.
+    /// Removes one holder from each of a sequence's blocks, which are given in order from the first.
     ///
     /// # Panics
-    /// A block is none of this pool's, or nobody holds it.
+    /// A block is not of this pool, or has no holder.
     pub fn release(&mut self, blocks: &[BlockId]) {
         for id in blocks.iter().rev() {
             let block = &mut self.blocks[id.index()];
@@ -262,14 +262,14 @@ impl KvBlockPool {
         }
     }
 
-    /// Makes a held, full block reusable: it holds `tokens` and follows `after`.
+    /// Makes a held, full block reusable. The block holds `tokens` and follows `after`.
     ///
-    /// Returns the block to use from now on: where an equal one is reusable already, that one, held in place of the one
-    /// given, which is released. `None` when another content has the hash; the block then stays as it was, and nothing
-    /// that follows it can become reusable.
+    /// Returns the block to use from now on. If an equal block is already reusable, that is the one: it gains a holder, and the
+    /// given block loses one. Returns `None` if the hash belongs to different content. The given block then stays unchanged,
+    /// and no block after it can become reusable.
     ///
     /// # Panics
-    /// The block is none of this pool's.
+    /// The block is not of this pool.
     pub fn store(
         &mut self,
         id: BlockId,
@@ -307,7 +307,7 @@ impl KvBlockPool {
         Some(id)
     }
 
-    /// Forgets every reusable block. Sequences keep the blocks they hold, but must not store any that follow them.
+    /// Forgets every reusable block. Sequences keep the blocks they hold, but must not store their later blocks.
     pub fn clear(&mut self) {
         for block in &mut self.blocks {
             block.content = None;
@@ -320,12 +320,12 @@ impl KvBlockPool {
         }
     }
 
-    /// What changed since the last call, oldest first.
+    /// Returns the changes since the last call, oldest first.
     pub fn take_events(&mut self) -> Vec<KvEventData> {
         std::mem::take(&mut self.events)
     }
 
-    /// Every reusable block, in no particular order: what the events add up to.
+    /// Returns every reusable block, in no particular order: the sum of all events.
     #[cfg(test)]
     pub(crate) fn reusable(&self) -> impl Iterator<Item = StoredBlock> {
         let contents = self
@@ -338,7 +338,7 @@ impl KvBlockPool {
         })
     }
 
-    /// How many sequences hold the block.
+    /// The number of sequences that hold the block.
     pub(crate) fn holders(&self, id: BlockId) -> u32 {
         self.blocks[id.index()].holders
     }

@@ -1,15 +1,15 @@
-//! [`Scheduler`]: the waiting and the running sequences, and what the next step computes of them.
+//! [`Scheduler`]: the waiting and the running sequences, and the tokens that the next step computes.
 //!
-//! Sequences are ranked: larger priority first, then first come, first served. A step has room for a number of tokens. Decode
-//! rows (one token each) take theirs first, then prompts that are being computed, in chunks as large as the room, then
-//! waiting sequences as long as the KV cache has blocks for all they have so far.
+//! Sequences are ranked by priority, larger first, then by arrival. A step has a token budget. Decode rows (one token each)
+//! take from it first. Then come prompts in progress, in chunks as large as the rest of the budget, then waiting sequences,
+//! as long as the KV cache has blocks for all of a sequence's tokens.
 //!
-//! A sequence that grows into a new block when none is left takes the blocks of others: first of those whose readers are
-//! behind, then of the lowest rank. Who loses its blocks waits, at its old rank, and is computed again later. As the
-//! highest rank can take from all others, some sequence always goes on; one that no longer fits the cache even alone is
-//! reported as [`Step::outgrown`].
+//! A sequence that needs a new block when none is left preempts others: first those whose readers are behind, then those
+//! of the lowest rank. A preempted sequence waits at its old rank and is recomputed later. The highest rank can preempt all
+//! others, so some sequence always makes progress. A sequence that does not fit the cache even alone is reported as
+//! [`Step::outgrown`].
 //!
-//! What is left of a step and of the blocks may take [drafts](Scheduler::reserve_drafts) then.
+//! The rest of the step's budget and of the blocks is available to [drafts](Scheduler::reserve_drafts).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
@@ -22,22 +22,22 @@ use crate::error::{AddError, LimitsError};
 use crate::pool::{BlockId, KvBlockPool};
 use crate::sequence::{NewSequence, Receipt, Sequence, SequenceId};
 
-/// What a step and the queue may hold.
+/// The limits of a step and of the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Sequences that run at once, at least 1.
+    /// Running sequences, at least 1.
     pub max_num_seqs: usize,
     /// Tokens of all sequences in one step, at least `max_num_seqs`.
     pub max_num_batched_tokens: usize,
-    /// Sequences that wait, at least 1, beside as many as there are free places among those that run.
+    /// Waiting sequences, at least 1. Free places among the running sequences are added to it.
     pub max_waiting: usize,
 }
 
 impl Limits {
-    /// Whether a scheduler can keep them: for those who make one late, behind something that takes long.
+    /// Checks the limits. Use it to fail early if the scheduler itself is created only after slow work.
     ///
     /// # Errors
-    /// A limit is zero, or a step has no room for a token of each running sequence.
+    /// A limit is zero, or a step has no room for one token of each running sequence.
     pub fn check(&self) -> Result<(), LimitsError> {
         let Self {
             max_num_seqs,
@@ -63,27 +63,27 @@ impl Limits {
 /// One step's work. Without rows there is nothing to compute; plan again if it is not [empty](Step::is_empty).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Step {
-    /// What to compute, a sequence at most once.
+    /// The rows to compute, at most one per sequence.
     pub rows: Vec<Scheduled>,
-    /// Sequences that lost their blocks and wait now.
+    /// Sequences that were preempted and wait again.
     pub preempted: Vec<SequenceId>,
-    /// Sequences that have blocks now, and wait for what [comes from elsewhere](Scheduler::add_receiving).
+    /// Sequences that have blocks now, and wait for [their content](Scheduler::add_receiving).
     pub receiving: Vec<SequenceId>,
-    /// Sequences that have grown larger than the whole KV cache. They are gone from the scheduler.
+    /// Sequences that have grown larger than the whole KV cache. The scheduler has removed them.
     pub outgrown: Vec<Outgrown>,
 }
 
 /// A sequence that has grown larger than the whole KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Outgrown {
-    /// The sequence.
+    /// The sequence's id.
     pub id: SequenceId,
     /// As [`Sequence::cached_tokens`].
     pub cached_tokens: usize,
 }
 
 impl Step {
-    /// Whether nothing was decided: no sequence can go on before something else happens.
+    /// Whether the plan decided nothing: no sequence can continue before another event.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
@@ -96,32 +96,32 @@ impl Step {
 /// The tokens of one sequence that a step computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Scheduled {
-    /// The sequence.
+    /// The sequence's id.
     pub id: SequenceId,
-    /// Places in [`Sequence::tokens`]; everything before is in its blocks.
+    /// A range of [`Sequence::tokens`]. The sequence's blocks hold all tokens before it.
     pub tokens: Range<usize>,
-    /// Whether the last of them is the sequence's last, so that the next token is chosen from its logits.
+    /// Whether the range ends with the sequence's last token, so that the next token is sampled from its logits.
     pub wants_token: bool,
-    /// Tokens that may follow the last one, computed behind it; the logits of each are wanted too. None but those that
-    /// [`Scheduler::set_drafts`] puts here.
+    /// Draft tokens behind the last token, computed in the same step; the logits of each are wanted too. Empty unless
+    /// [`Scheduler::set_drafts`] was called.
     pub drafts: Vec<TokenId>,
 }
 
-/// What came of one sequence's work.
+/// The result of one sequence's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Report {
-    /// The sequence.
+    /// The sequence's id.
     pub id: SequenceId,
     /// What happened.
     pub outcome: Outcome,
 }
 
-/// How a sequence goes on.
+/// How a sequence continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Its tokens were computed, and no token was chosen.
+    /// Its tokens were computed, and no token was sampled.
     Computed,
-    /// This token was chosen; it counts only where the row wanted one.
+    /// This token was sampled; it is ignored unless the row wanted one.
     Sampled(TokenId),
     /// Its tokens were computed, and it has ended.
     Finished,
@@ -129,30 +129,30 @@ pub enum Outcome {
     Held,
 }
 
-/// Counts, all but the first six since the start.
+/// Counts. The first six are current, the others are since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Sequences that wait.
+    /// Waiting sequences.
     pub waiting: usize,
-    /// Sequences that run.
+    /// Running sequences.
     pub running: usize,
-    /// KV blocks in all.
+    /// All KV blocks.
     pub total_blocks: usize,
     /// KV blocks that sequences hold.
     pub used_blocks: usize,
-    /// KV blocks of ended sequences that are held for others, among those used.
+    /// KV blocks of ended sequences that are held for other instances; part of the used ones.
     pub held_blocks: usize,
-    /// KV blocks that hold nothing worth keeping.
+    /// KV blocks without reusable content.
     pub free_blocks: usize,
-    /// Sequences that lost their blocks.
+    /// Preemptions.
     pub preemptions: u64,
-    /// Prompt tokens of sequences that began.
+    /// Prompt tokens of sequences that were admitted.
     pub prompt_tokens: u64,
-    /// Those of them that were in the prefix cache.
+    /// The part of them that was in the prefix cache.
     pub cached_tokens: u64,
 }
 
-/// Best first: priority, then arrival. The id is carried along.
+/// The order of sequences, best first: priority, then arrival. The id is only carried along.
 type Rank = (Reverse<i32>, u64, SequenceId);
 
 type Queue = BTreeMap<Rank, Sequence>;
@@ -169,11 +169,11 @@ pub struct Scheduler {
     pool: KvBlockPool,
     waiting: Queue,
     running: Queue,
-    /// Where each sequence is in its queue.
+    /// The rank of each sequence, its key in the queues.
     ranks: Ranks,
-    /// The blocks of ended sequences that others may still want.
+    /// The blocks of ended sequences that other instances may still fetch.
     held: HashMap<SequenceId, Vec<BlockId>>,
-    /// Tokens that the step under way has room for.
+    /// Tokens left in the budget of the step under way.
     spare_tokens: usize,
     arrivals: u64,
     preemptions: u64,
@@ -203,10 +203,10 @@ impl Planning {
 }
 
 impl Scheduler {
-    /// A scheduler without sequences, over `num_blocks` KV blocks of `block_size` tokens.
+    /// Creates a scheduler without sequences, over `num_blocks` KV blocks of `block_size` tokens.
     ///
     /// # Errors
-    /// As [`Limits::check`], and where a size is zero.
+    /// As [`Limits::check`], and if a size is zero.
     pub fn try_new(
         limits: Limits,
         num_blocks: usize,
@@ -230,32 +230,32 @@ impl Scheduler {
         })
     }
 
-    /// Switches the prefix cache off: each sequence computes all of its tokens, and there are no events.
+    /// Disables the prefix cache: each sequence computes all of its tokens, and there are no events.
     #[must_use]
     pub fn without_prefix_caching(mut self) -> Self {
         self.pool = self.pool.without_prefix_caching();
         self
     }
 
-    /// Computes each prompt in one step, which must have room for all of it: prompts of more tokens than a step has are refused.
-    /// A sequence that was preempted after it had grown beyond that is [outgrown](Step::outgrown).
+    /// Computes each prompt in one step. A prompt of more tokens than a step is then refused, and a sequence that is preempted
+    /// after it has grown beyond a step is [outgrown](Step::outgrown).
     #[must_use]
     pub fn without_chunked_prefill(mut self) -> Self {
         self.is_chunking = false;
         self
     }
 
-    /// Leaves at least `blocks` blocks to those that run whenever another sequence is admitted beside them.
+    /// Leaves at least `blocks` blocks to the running sequences when it admits another one beside them.
     #[must_use]
     pub fn with_watermark(mut self, blocks: usize) -> Self {
         self.watermark_blocks = blocks;
         self
     }
 
-    /// Puts a sequence among those that wait.
+    /// Adds a sequence to the waiting ones.
     ///
     /// # Errors
-    /// It can never run, too many wait already, or its id is in use.
+    /// The sequence can never run, too many are waiting already, or its id is in use.
     pub fn add(&mut self, new: NewSequence) -> Result<(), AddError> {
         self.enqueue(new, Receipt::None)
     }
@@ -293,14 +293,14 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Whether as many wait as may, so that no other is taken.
+    /// Whether the queue is full, so that [`add`](Self::add) fails.
     #[must_use]
     pub fn is_full(&self) -> bool {
         let places = self.limits.max_num_seqs.saturating_sub(self.running.len());
         self.waiting.len() >= self.limits.max_waiting.saturating_add(places)
     }
 
-    /// Takes a sequence out, wherever it is, and frees its blocks at once. Whether it was here.
+    /// Removes a waiting or running sequence and frees its blocks at once. Returns whether the scheduler had it.
     pub fn cancel(&mut self, id: SequenceId) -> bool {
         let Some(mut sequence) = self.remove(id) else {
             return false;
@@ -315,8 +315,8 @@ impl Scheduler {
         running.or_else(|| self.waiting.remove(&rank))
     }
 
-    /// Says whether a sequence's reader is behind: it then keeps its place and makes no tokens, but is the first to lose
-    /// its blocks and its place to others.
+    /// Sets whether a sequence's reader is behind. A paused sequence keeps its place and generates no tokens, but is the first
+    /// to lose its blocks and its place to others.
     pub fn set_paused(&mut self, id: SequenceId, is_paused: bool) {
         if let Some(rank) = self.ranks.get(&id) {
             let running = self.running.get_mut(rank);
@@ -332,7 +332,7 @@ impl Scheduler {
         all.for_each(Sequence::stop_storing);
     }
 
-    /// Decides what the next step computes. A plan that was not committed is void.
+    /// Decides what the next step computes. It replaces a plan that was not committed.
     pub fn plan(&mut self) -> Step {
         let mut planning = Planning {
             step: Step::default(),
@@ -342,7 +342,7 @@ impl Scheduler {
         self.remove_outgrown(&mut planning);
         self.plan_running(&mut planning, |remaining| remaining == 1);
         self.plan_running(&mut planning, |remaining| remaining > 1);
-        // What a sequence just lost is not handed to the next that waits, or the two would take turns.
+        // Blocks of a preempted sequence do not go to the next waiting one, or the two would alternate.
         while planning.budget > 0
             && planning.step.preempted.is_empty()
             && self.admit_next(&mut planning)
@@ -351,7 +351,7 @@ impl Scheduler {
         planning.step
     }
 
-    /// Takes note of what the planned step brought. Sequences that were cancelled meanwhile are passed over.
+    /// Applies the results of the planned step. Ignores sequences that were cancelled meanwhile.
     pub fn commit(&mut self, reports: &[Report]) {
         for Report { id, outcome } in reports {
             let running = self
@@ -377,12 +377,12 @@ impl Scheduler {
         }
     }
 
-    /// What changed in the prefix cache since the last call, oldest first.
+    /// Returns the changes of the prefix cache since the last call, oldest first.
     pub fn take_events(&mut self) -> Vec<KvEventData> {
         self.pool.take_events()
     }
 
-    /// A sequence that waits or runs.
+    /// Returns a waiting or running sequence.
     #[must_use]
     pub fn sequence(&self, id: SequenceId) -> Option<&Sequence> {
         let rank = self.ranks.get(&id)?;
@@ -401,7 +401,7 @@ impl Scheduler {
         self.ranks.is_empty()
     }
 
-    /// Counts of now and since the start.
+    /// Returns current and total counts.
     #[must_use]
     pub fn stats(&self) -> Stats {
         Stats {
@@ -417,7 +417,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends the sequences that could not go on even if they had every block.
+    /// Removes the sequences that could not continue even with every block.
     fn remove_outgrown(&mut self, planning: &mut Planning) {
         let is_outgrown = |sequence: &Sequence| {
             let tokens = sequence.tokens().len();
@@ -439,11 +439,11 @@ impl Scheduler {
         }
     }
 
-    /// Plans the running sequences whose remaining tokens are of the `wanted` number, best rank first.
+    /// Plans the running sequences whose number of remaining tokens satisfies `wanted`, best rank first.
     fn plan_running(&mut self, planning: &mut Planning, wanted: fn(usize) -> bool) {
         for rank in self.running.keys().copied().collect::<Vec<_>>() {
             let Some(sequence) = self.running.get(&rank) else {
-                // Preempted meanwhile.
+                // Preempted earlier in this plan.
                 continue;
             };
             let remaining = sequence.remaining();
@@ -457,8 +457,8 @@ impl Scheduler {
         }
     }
 
-    /// Schedules `tokens` tokens of a running sequence once its blocks suffice for them, or preempts it for want of a better
-    /// one.
+    /// Schedules `tokens` tokens of a running sequence. Until it can get the blocks for them, preempts sequences in
+    /// [`yield_order`], which may reach the sequence itself.
     fn grow(&mut self, rank: Rank, tokens: usize, planning: &mut Planning) {
         while let Some(sequence) = self.running.get_mut(&rank) {
             let needed = self.pool.blocks_for(sequence.computed + tokens);
@@ -467,7 +467,7 @@ impl Scheduler {
                 sequence.blocks.extend(blocks);
                 return planning.schedule(rank.2, sequence, tokens);
             }
-            // The sequence itself is among them, so the loop ends.
+            // The candidates include the sequence itself, so the loop ends.
             let running = self.running.iter();
             let first = running.max_by_key(|(rank, sequence)| yield_order(rank, sequence));
             let first = first.map_or(rank, |(rank, _)| *rank);
@@ -475,7 +475,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes the blocks of a running sequence, and its rows out of the step.
+    /// Preempts a running sequence: takes its blocks, and removes its rows from the step.
     fn preempt(&mut self, rank: Rank, planning: &mut Planning) {
         let Some(mut sequence) = self.running.remove(&rank) else {
             return;
@@ -490,7 +490,7 @@ impl Scheduler {
     }
 }
 
-/// Larger for those that lose their blocks before others: one whose reader is behind, else the lowest rank.
+/// Sorts sequences for preemption, larger first: those whose readers are behind, then the lowest rank.
 fn yield_order(rank: &Rank, sequence: &Sequence) -> (bool, Rank) {
     (sequence.is_paused, *rank)
 }

@@ -1,4 +1,4 @@
-//! [`Sequence`]: a prompt and what was generated after it, and how much of it is in KV blocks.
+//! [`Sequence`]: a prompt, its generated tokens, and how much of them is in KV blocks.
 
 use genset_backend_common::TokenId;
 use genset_backend_common::kv::BlockHash;
@@ -6,34 +6,34 @@ use tokio::sync::oneshot;
 
 use crate::pool::{After, BlockId, KvBlockPool};
 
-/// The caller's name for a sequence, unique among those present.
+/// The caller's id of a sequence, unique among those in the scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceId(pub u64);
 
 /// A sequence to generate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewSequence {
-    /// Unique among the sequences present.
+    /// Unique among the sequences in the scheduler.
     pub id: SequenceId,
     /// At least one token.
     pub prompt: Vec<TokenId>,
-    /// Larger runs first.
+    /// Larger priorities run first.
     pub priority: i32,
-    /// What its first block follows, by its salt and its adapter ([`sequence_root`]): it shares the KV blocks of sequences with
-    /// the same one.
+    /// The root of the sequence's block hashes, made of its salt and its adapter ([`sequence_root`]). Only sequences with the
+    /// same root share KV blocks.
     ///
     /// [`sequence_root`]: genset_backend_common::kv::sequence_root
     pub root: Option<BlockHash>,
 }
 
-/// Where the KV blocks of a sequence go that come from elsewhere.
+/// The destination of the KV blocks that a sequence receives from another instance.
 #[derive(Debug)]
 pub struct ReceivingPlace {
-    /// The sequence.
+    /// The sequence's id.
     pub id: SequenceId,
-    /// Tokens, from the first on, whose keys and values are there already: whole blocks of them.
+    /// Tokens from the start whose keys and values are already in the cache: a multiple of the block size.
     pub cached_tokens: usize,
-    /// Closed once the sequence waits for them no more.
+    /// Closes once the sequence no longer waits for the blocks.
     pub lost: oneshot::Receiver<()>,
 }
 
@@ -43,34 +43,34 @@ pub struct Sequence {
     tokens: Vec<TokenId>,
     prompt_tokens: usize,
     cached_tokens: Option<usize>,
-    /// Nobody takes its tokens at the moment, so it makes none.
+    /// Its reader is behind, so it generates no tokens.
     pub(crate) is_paused: bool,
     /// Tokens whose keys and values are in `blocks`.
     pub(crate) computed: usize,
     /// Tokens in the step under way.
     pub(crate) planned: usize,
-    /// Tokens behind those in the step under way, which may follow them.
+    /// Draft tokens behind the planned ones.
     pub(crate) drafts: Vec<TokenId>,
     pub(crate) blocks: Vec<BlockId>,
-    /// What its first block follows, where it has a salt or an adapter.
+    /// The predecessor of its first block, if it has a salt or an adapter.
     root: Option<BlockHash>,
     /// Hashes of the full blocks of `tokens`, computed or not.
     hashes: Vec<BlockHash>,
-    /// Full blocks, from the first on, that were made reusable.
+    /// Full blocks, from the start, that were made reusable.
     stored_blocks: usize,
-    /// Whether further blocks may be: not after the cache was cleared under it.
+    /// Whether more blocks may become reusable. False after the cache was cleared while it ran.
     is_storing: bool,
     receipt: Receipt,
 }
 
-/// Whether the keys and values of its prompt come from elsewhere.
+/// Whether the keys and values of its prompt come from another instance.
 #[derive(Debug)]
 pub(crate) enum Receipt {
-    /// No, or no more: it computes what it lacks.
+    /// No, or no longer: it computes its missing tokens.
     None,
-    /// Yes; told once it has blocks.
+    /// Yes. The sender delivers the place once it has blocks.
     Expected(oneshot::Sender<ReceivingPlace>),
-    /// It has blocks and waits for their content, until this is dropped.
+    /// It has blocks and waits for their content until this is dropped.
     Running { _place: oneshot::Sender<()> },
 }
 
@@ -95,25 +95,25 @@ impl Sequence {
         sequence
     }
 
-    /// Prompt and generated tokens.
+    /// The prompt and generated tokens.
     #[must_use]
     pub fn tokens(&self) -> &[TokenId] {
         &self.tokens
     }
 
-    /// Tokens of the prompt.
+    /// The number of prompt tokens.
     #[must_use]
     pub fn prompt_tokens(&self) -> usize {
         self.prompt_tokens
     }
 
-    /// Tokens generated so far.
+    /// The number of tokens generated so far.
     #[must_use]
     pub fn generated_tokens(&self) -> usize {
         self.tokens.len() - self.prompt_tokens
     }
 
-    /// Prompt tokens that were found in the prefix cache when the sequence first ran; 0 before that.
+    /// The number of prompt tokens that were in the prefix cache when the sequence first ran; 0 before that.
     #[must_use]
     pub fn cached_tokens(&self) -> usize {
         self.cached_tokens.unwrap_or(0)
@@ -125,20 +125,20 @@ impl Sequence {
         &self.blocks
     }
 
-    /// Tokens to compute before the next one can be chosen, at least 1.
+    /// The number of tokens to compute before the next one can be sampled, at least 1.
     pub(crate) fn remaining(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// The reusable blocks it can begin with. Never all of it: the last token must be computed for its logits.
+    /// The reusable blocks it can begin with. Never all its tokens: the last one must be computed for its logits.
     pub(crate) fn find_prefix(&self, pool: &KvBlockPool) -> Vec<BlockId> {
         let most = (self.tokens.len() - 1) / pool.block_size();
         let hashes = self.hashes.get(..most).unwrap_or(&self.hashes);
         pool.find_prefix(self.root, &self.tokens, hashes)
     }
 
-    /// Begins to run in blocks that are held for it, of which the first `reused` have their content already. Whether it
-    /// is the first time.
+    /// Starts to run in `blocks`, which are held for it and of which the first `reused` already have their content. Returns
+    /// whether this is the first time.
     pub(crate) fn begin(
         &mut self,
         id: SequenceId,
@@ -153,7 +153,7 @@ impl Sequence {
         self.receipt = match std::mem::replace(&mut self.receipt, Receipt::None) {
             Receipt::Expected(told) => {
                 let (place, lost) = oneshot::channel();
-                // One whose reader has left is cancelled soon.
+                // A sequence whose reader has left is cancelled soon.
                 drop(told.send(ReceivingPlace {
                     id,
                     cached_tokens: self.computed,
@@ -168,34 +168,34 @@ impl Sequence {
         is_first_time
     }
 
-    /// Gives up its blocks; everything must be computed again.
+    /// Returns all of its blocks; every token must be computed again.
     pub(crate) fn give_up_blocks(&mut self) -> Vec<BlockId> {
         self.unplan();
         (self.computed, self.stored_blocks) = (0, 0);
         if self.is_receiving() {
-            // What comes has no place any more.
+            // Blocks that still arrive have no destination.
             self.receipt = Receipt::None;
         }
         std::mem::take(&mut self.blocks)
     }
 
-    /// It is in no step any more.
+    /// Removes it from the step under way.
     pub(crate) fn unplan(&mut self) {
         self.planned = 0;
         self.drafts.clear();
     }
 
-    /// Whether the step under way computes its last token, so that one is chosen.
+    /// Whether the step under way computes its last token, so that a token is sampled.
     pub(crate) fn chooses(&self) -> bool {
         self.computed + self.planned == self.tokens.len()
     }
 
-    /// Drafts that its blocks have room for.
+    /// The number of drafts that fit its blocks.
     pub(crate) fn room_for_drafts(&self, block_size: usize) -> usize {
         (self.blocks.len() * block_size).saturating_sub(self.tokens.len())
     }
 
-    /// The first `accepted` drafts are tokens of it, computed by the step under way.
+    /// Makes the first `accepted` drafts its tokens, computed by the step under way.
     pub(crate) fn accept_drafts(&mut self, accepted: usize, pool: &KvBlockPool) {
         let accepted = accepted.min(self.drafts.len());
         self.tokens.extend(self.drafts.drain(..accepted));
@@ -203,7 +203,7 @@ impl Sequence {
         self.hash_full_blocks(pool);
     }
 
-    /// Forgets the drafts that were not accepted, with their blocks.
+    /// Drops the drafts that were not accepted, and their blocks.
     fn drop_drafts(&mut self, pool: &mut KvBlockPool) {
         self.drafts.clear();
         let needed = pool.blocks_for(self.tokens.len());
@@ -212,7 +212,7 @@ impl Sequence {
         }
     }
 
-    /// The planned tokens were computed. Without a new token after the last one, that last one is computed again.
+    /// Marks the planned tokens as computed. Without a new token, the last one is computed again.
     pub(crate) fn advance(&mut self, new: Option<TokenId>, pool: &mut KvBlockPool) {
         let computed = self.computed + std::mem::take(&mut self.planned);
         let is_at_end = computed == self.tokens.len();
@@ -227,44 +227,44 @@ impl Sequence {
         self.drop_drafts(pool);
     }
 
-    /// The planned tokens were computed, and no more will come.
+    /// Marks the planned tokens as computed; no more will follow.
     pub(crate) fn end(&mut self, pool: &mut KvBlockPool) {
         self.computed += std::mem::take(&mut self.planned);
         self.store_full_blocks(pool);
         self.drop_drafts(pool);
     }
 
-    /// Whether it has blocks whose content is on its way.
+    /// Whether it waits for the content of its blocks.
     #[must_use]
     pub fn is_receiving(&self) -> bool {
         matches!(self.receipt, Receipt::Running { .. })
     }
 
-    /// Whether it makes nothing in the next step.
+    /// Whether it computes nothing in the next step.
     pub(crate) fn cannot_go_on(&self) -> bool {
         self.is_paused || self.is_receiving()
     }
 
-    /// Tokens whose keys and values it needs: all but the last, which is computed for its logits.
+    /// The number of tokens whose keys and values it needs: all but the last, which is computed for its logits.
     #[must_use]
     pub fn receivable_tokens(&self) -> usize {
         self.tokens.len() - 1
     }
 
-    /// Tokens, from the first on, whose keys and values are in its blocks.
+    /// The number of tokens from the start whose keys and values are in its blocks.
     #[must_use]
     pub fn computed_tokens(&self) -> usize {
         self.computed
     }
 
-    /// The content of its blocks has come.
+    /// Marks the content of its blocks as received.
     pub(crate) fn receive(&mut self, pool: &mut KvBlockPool) {
         self.receipt = Receipt::None;
         self.computed = self.computed.max(self.receivable_tokens());
         self.store_full_blocks(pool);
     }
 
-    /// Its blocks can no more be reused, nor can those that follow them.
+    /// Stops making its blocks, and their successors, reusable.
     pub(crate) fn stop_storing(&mut self) {
         self.is_storing = false;
     }

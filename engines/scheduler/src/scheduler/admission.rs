@@ -1,4 +1,4 @@
-//! Admission: how a sequence that waits gets a place and blocks, and who yields to it.
+//! Admission: how a waiting sequence gets a place and blocks, and which sequences yield to it.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -7,14 +7,14 @@ use super::{Planning, Rank, Scheduler, yield_order};
 use crate::pool::BlockId;
 use crate::sequence::Sequence;
 
-/// The blocks that a sequence begins in, of which the first `reused` have their content already.
+/// The blocks that a sequence begins with. The first `reused` ones already have their content.
 struct Room {
     blocks: Vec<BlockId>,
     reused: usize,
 }
 
 impl Scheduler {
-    /// Admits the best waiting sequence if there is room, or if there is after others gave theirs up.
+    /// Admits the best waiting sequence if there is room, or if preemption can make room.
     pub(super) fn admit_next(&mut self, planning: &mut Planning) -> bool {
         let best = self.waiting.extract_if(.., |_, it| !it.is_paused).next();
         let Some((rank, sequence)) = best else {
@@ -28,8 +28,8 @@ impl Scheduler {
         true
     }
 
-    /// Makes room for a sequence that waits: a place among the running ones, and blocks for all its tokens. Where it would not fit
-    /// even if all who may yield to it did, nobody does.
+    /// Makes room for a waiting sequence: a place among the running ones, and blocks for all its tokens. Preempts nobody if it
+    /// would not fit even after all preemptions that its rank allows.
     fn make_room(
         &mut self,
         rank: Rank,
@@ -66,7 +66,7 @@ impl Scheduler {
         None
     }
 
-    /// Those that yield to a waiting sequence, the first to do so first: their readers are behind, or their priority is lower.
+    /// The running sequences that yield to a waiting one, in order: their readers are behind, or their priority is lower.
     fn yielding_to(&self, newcomer: Rank) -> Vec<Rank> {
         let running = self.running.iter();
         let yielding = running.filter(|(rank, sequence)| sequence.is_paused || rank.0 > newcomer.0);
@@ -77,13 +77,13 @@ impl Scheduler {
         yielding.into_iter().map(|(_, rank)| rank).collect()
     }
 
-    /// Tokens of running sequences in the step under way.
+    /// The number of tokens of running sequences in the step under way.
     fn planned_of(&self, ranks: &[Rank]) -> usize {
         let sequences = ranks.iter().filter_map(|rank| self.running.get(rank));
         sequences.map(|sequence| sequence.planned).sum()
     }
 
-    /// Whether there are `missing` blocks for a newcomer, beside those to be left free, once all that yield to it have done so.
+    /// Whether a newcomer can get `missing` blocks, beside the reserve, once all `yielding` sequences are preempted.
     fn can_free(&self, missing: usize, newcomer: Rank, yielding: &[Rank]) -> bool {
         let available = self.pool.available();
         if available >= missing + self.reserve(newcomer) {
@@ -93,7 +93,7 @@ impl Scheduler {
         let needed = missing + self.reserve_beside(staying);
         let sequences = yielding.iter().filter_map(|rank| self.running.get(rank));
         let held = sequences.flat_map(Sequence::blocks);
-        // At most so many, which is sooner known.
+        // An upper bound, which is cheap to compute.
         if available + held.clone().count() < needed {
             return false;
         }
@@ -121,8 +121,8 @@ impl Scheduler {
         self.running.insert(rank, sequence);
     }
 
-    /// Blocks to leave free when `newcomer` is admitted: one each for those that run beside it to grow into, or the newcomer
-    /// would soon lose its own to them. Those that would yield to it need none.
+    /// Blocks to leave free when `newcomer` is admitted: one for each sequence that runs beside it. Otherwise these would soon
+    /// preempt the newcomer as they grow. Sequences that would yield to it need none.
     fn reserve(&self, newcomer: Rank) -> usize {
         let stays =
             |(rank, sequence): &(&Rank, &Sequence)| !sequence.is_paused && rank.0 <= newcomer.0;
@@ -133,7 +133,7 @@ impl Scheduler {
         staying.max(self.watermark_blocks)
     }
 
-    /// That of a newcomer beside which so many run, all of which stay.
+    /// The reserve of a newcomer beside `staying` sequences that do not yield to it.
     fn reserve_beside(&self, staying: usize) -> usize {
         if staying == 0 {
             return 0;

@@ -1,9 +1,9 @@
-//! Drafts: tokens that may follow a planned row, guessed by whoever drives the scheduler. The step computes them behind the row, so
-//! that one pass tells which of them the model chooses itself.
+//! Drafts: guessed tokens that may follow a planned row. The step computes them behind the row, so that one forward pass
+//! verifies which of them the model samples itself.
 //!
-//! Between [`Scheduler::plan`] and [`Scheduler::commit`]: [`Scheduler::reserve_drafts`] makes room, [`Scheduler::set_drafts`] puts
-//! the guesses into the step, and [`Scheduler::accept_drafts`] says how many were right. The others leave nothing: the commit
-//! gives their blocks back, and no hash or event is made of them.
+//! The driver works between [`Scheduler::plan`] and [`Scheduler::commit`]: [`Scheduler::reserve_drafts`] makes room,
+//! [`Scheduler::set_drafts`] puts the drafts into the step, and [`Scheduler::accept_drafts`] reports how many were right.
+//! Rejected drafts leave no trace: the commit frees their blocks, and they cause no hash or event.
 
 use genset_backend_common::TokenId;
 
@@ -11,8 +11,8 @@ use super::{Scheduled, Scheduler};
 use crate::sequence::{Sequence, SequenceId};
 
 impl Scheduler {
-    /// Makes room behind the planned row of a sequence, where that row wants a token: for at most `wanted` drafts, in what the
-    /// step's tokens and the blocks that nobody holds leave. Returns for how many. Nobody is preempted for a guess.
+    /// Reserves room for at most `wanted` drafts behind a sequence's planned row, if that row wants a token. It uses only the
+    /// rest of the step's budget and blocks without holders, and preempts no sequence. Returns the number of drafts that fit.
     pub fn reserve_drafts(&mut self, id: SequenceId, wanted: usize) -> usize {
         let most = wanted.min(self.spare_tokens);
         let block_size = self.pool.block_size();
@@ -33,7 +33,7 @@ impl Scheduler {
         room
     }
 
-    /// Puts drafts behind a planned row: at most as many as there was room reserved for.
+    /// Puts drafts behind a planned row, at most as many as were reserved.
     pub fn set_drafts(&mut self, row: &mut Scheduled, mut drafts: Vec<TokenId>) {
         let block_size = self.pool.block_size();
         let Some(sequence) = planned(&self.ranks, &mut self.running, row.id) else {
@@ -44,8 +44,8 @@ impl Scheduler {
         row.drafts = drafts;
     }
 
-    /// Takes note that the model chose the first `accepted` drafts of a sequence itself: they are tokens of it now, computed
-    /// when the step is committed. To be called before the commit, whose report tells what came after them.
+    /// Records that the model sampled the first `accepted` drafts of a sequence. They become its tokens, computed when the step
+    /// is committed. Call it before the commit, whose report has the token that follows them.
     pub fn accept_drafts(&mut self, id: SequenceId, accepted: usize) {
         if let Some(sequence) = planned(&self.ranks, &mut self.running, id) {
             sequence.accept_drafts(accepted, &self.pool);
@@ -53,7 +53,7 @@ impl Scheduler {
     }
 }
 
-/// A running sequence that is in the step under way.
+/// Returns a running sequence that is in the step under way.
 fn planned<'a>(
     ranks: &super::Ranks,
     running: &'a mut super::Queue,
@@ -73,7 +73,7 @@ mod tests {
 
     const ID: SequenceId = SequenceId(1);
 
-    /// Blocks of four tokens; a sequence of `prompt_tokens` tokens that has chosen token 100.
+    /// Blocks of four tokens, and a sequence of `prompt_tokens` tokens that has sampled token 100.
     fn decoding(num_blocks: usize, prompt_tokens: u32) -> Scheduler {
         let limits = Limits {
             max_num_seqs: 4,
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(scheduler.stats().used_blocks, 1);
         assert_eq!(tokens(&scheduler), [100, 200]);
         assert_eq!(scheduler.take_events(), []);
-        // Computed with the token that was chosen, in the slots of the drafts.
+        // Computed together with the sampled token, in the slots of the drafts.
         assert_eq!(plan(&mut scheduler, &[]).tokens, 3..4);
         commit(&mut scheduler, Outcome::Sampled(201));
         assert!(matches!(
@@ -178,16 +178,16 @@ mod tests {
 
     #[test]
     fn drafts_take_what_the_step_and_free_blocks_leave_and_preempt_nobody() {
-        // Two blocks: the sequence's own has room for one token more, and the other for four.
+        // Two blocks: the sequence's own has room for one more token, and the other for four.
         let mut scheduler = decoding(2, 2);
         scheduler.plan();
         assert_eq!(scheduler.reserve_drafts(ID, 9), 5);
-        // A third, which another sequence takes.
+        // Another sequence takes a third block.
         let mut scheduler = decoding(3, 2);
         add(&mut scheduler, SequenceId(2), 4);
         assert_eq!(scheduler.plan().rows.len(), 2);
         assert_eq!(scheduler.reserve_drafts(ID, 9), 5);
-        // 16 tokens a step, of which one is the sequence's own and ten are a prompt's.
+        // 16 tokens a step: one is the sequence's own, and ten are a prompt's.
         let mut scheduler = decoding(32, 2);
         add(&mut scheduler, SequenceId(2), 10);
         scheduler.plan();

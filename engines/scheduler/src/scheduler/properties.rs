@@ -1,4 +1,4 @@
-//! What holds in every order of events: a random driver beside a naive model of what must be true.
+//! Invariants under every order of events: a random driver, compared with a naive model.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,11 +17,11 @@ enum Operation {
     Cancel(u64),
     Pause(u64, bool),
     Clear,
-    /// `drafts`: so many are wanted behind each row.
+    /// `drafts`: the number wanted behind each row.
     Plan {
         drafts: usize,
     },
-    /// `ends`: one in so many tokens ends its sequence.
+    /// `ends`: one in `ends` tokens ends its sequence.
     Commit {
         ends: u32,
     },
@@ -40,7 +40,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     prop::collection::vec(operation, 1..160)
 }
 
-/// What a scheduler is told beside its limits.
+/// The settings of a scheduler beside its limits.
 #[derive(Debug, Clone, Copy)]
 struct Rules {
     is_chunking: bool,
@@ -80,15 +80,15 @@ fn scheduler((limits, blocks, size, rules): Setup) -> Scheduler {
     scheduler
 }
 
-/// The scheduler, and what it must agree with.
+/// The scheduler, and the state that it must agree with.
 struct Driver {
     scheduler: Scheduler,
     limits: Limits,
     rules: Rules,
-    /// The tokens of each sequence, as the driver chose them.
+    /// The tokens of each sequence, as the driver sampled them.
     histories: HashMap<SequenceId, Vec<TokenId>>,
     planned: Vec<Scheduled>,
-    /// The prefix cache as its events tell.
+    /// The prefix cache, replayed from its events.
     replayed: BTreeMap<BlockHash, Option<BlockHash>>,
     next_id: u64,
     next_token: TokenId,
@@ -126,7 +126,7 @@ impl Driver {
         self.check();
     }
 
-    /// Prompts of a family share their beginnings.
+    /// Prompts of one family share a prefix.
     fn add(&mut self, family: u32, prompt_tokens: u32, priority: i32) {
         let id = SequenceId(self.next_id);
         let prompt: Vec<TokenId> = (0..prompt_tokens)
@@ -151,7 +151,7 @@ impl Driver {
         );
     }
 
-    /// The most blocks that the running sequences can want in the next step.
+    /// The most blocks that the running sequences can need in the next step.
     fn growth(&self) -> usize {
         let pool = self.scheduler.pool();
         let growth = self.scheduler.running.values().map(|sequence| {
@@ -161,7 +161,7 @@ impl Driver {
         growth.sum()
     }
 
-    /// What is held is fetched by now.
+    /// All held sequences have been fetched.
     fn fetch_held(&mut self) {
         for id in self.scheduler.held.keys().copied().collect::<Vec<_>>() {
             assert!(self.scheduler.free_held(id));
@@ -247,7 +247,7 @@ impl Driver {
                 Outcome::Sampled(token) => self.histories.entry(row.id).or_default().push(token),
                 Outcome::Finished | Outcome::Held => drop(self.histories.remove(&row.id)),
             }
-            // One that was cancelled between plan and commit has no history, and none comes of its report.
+            // A sequence cancelled between plan and commit has no history, and its report adds none.
             if self.scheduler.sequence(row.id).is_none() {
                 self.histories.remove(&row.id);
             }
@@ -338,7 +338,7 @@ impl Driver {
         }
     }
 
-    /// With every reader back, everything ends: each step goes on with some sequence, and nobody is forgotten.
+    /// With all readers resumed, every sequence ends: each step advances some sequence, and none starves.
     fn run_to_the_end(&mut self) {
         for id in 0..self.next_id {
             self.scheduler.set_paused(SequenceId(id), false);

@@ -15,7 +15,7 @@ fn scheduler(limits: Limits, num_blocks: usize) -> Scheduler {
     Scheduler::try_new(limits, num_blocks, 2).unwrap()
 }
 
-/// A prompt that shares no token with that of another id.
+/// A prompt that shares no token with the prompts of other ids.
 fn add_with(
     scheduler: &mut Scheduler,
     id: u64,
@@ -36,7 +36,7 @@ fn add(scheduler: &mut Scheduler, id: u64, prompt_tokens: u32) {
     add_with(scheduler, id, prompt_tokens, 0).unwrap();
 }
 
-/// Plans and computes a step; gives ids and numbers of tokens.
+/// Plans and computes a step; returns ids and numbers of tokens.
 fn run(scheduler: &mut Scheduler) -> Vec<(u64, usize)> {
     let step = scheduler.plan();
     let reports: Vec<Report> = step
@@ -105,7 +105,7 @@ fn a_larger_priority_takes_the_place_of_a_smaller_one() {
         id: SequenceId(3),
         outcome: Outcome::Finished,
     }]);
-    // Its blocks were not needed by others, so only the token after them is computed again.
+    // No other sequence took its blocks, so only the token after them is computed again.
     assert_eq!(run(&mut scheduler), [(1, 1)]);
     assert_eq!(
         scheduler.sequence(SequenceId(1)).unwrap().cached_tokens(),
@@ -116,13 +116,13 @@ fn a_larger_priority_takes_the_place_of_a_smaller_one() {
 
 #[test]
 fn nobody_yields_to_a_newcomer_that_does_not_fit_all_the_same() {
-    // With a place for it, and without.
+    // With and without a free place for it.
     for max_num_seqs in [3, 2] {
         let mut scheduler = scheduler(limits(max_num_seqs, 16), 4);
         add_with(&mut scheduler, 1, 3, 1).unwrap();
         add(&mut scheduler, 2, 1);
         assert_eq!(run(&mut scheduler), [(1, 3), (2, 1)]);
-        // It wants three blocks, and the first, which stays, has two of four.
+        // It needs three blocks. The first sequence, which stays, has two of four.
         add_with(&mut scheduler, 3, 5, 1).unwrap();
         let step = scheduler.plan();
         assert_eq!((step.preempted.len(), step.rows.len()), (0, 2));
@@ -145,7 +145,7 @@ fn growth_preempts_the_newest_which_goes_on_later() {
     assert_eq!(run(&mut scheduler), [(1, 2), (2, 1)]);
     assert_eq!(run(&mut scheduler), [(1, 1), (2, 1)]);
     assert_eq!(run(&mut scheduler), [(1, 1), (2, 1)]);
-    // Each holds two blocks, and the first needs a third for its fifth token.
+    // Each holds two blocks, and the first sequence needs a third for its fifth token.
     let step = scheduler.plan();
     assert_eq!(step.preempted, [SequenceId(2)]);
     assert_eq!(step.rows.len(), 1);
@@ -171,7 +171,7 @@ fn a_sequence_larger_than_the_cache_is_reported_and_gone() {
             capacity_tokens: 4
         })
     );
-    // The second time its first block is cached.
+    // The second time, its first block is cached.
     for cached_tokens in [0, 2] {
         add(&mut scheduler, 2, 4);
         assert_eq!(run(&mut scheduler), [(2, 4 - cached_tokens)]);
@@ -207,7 +207,7 @@ fn a_paused_sequence_makes_nothing_and_yields_first() {
     assert_eq!(run(&mut scheduler), [(1, 1)]);
 }
 
-/// Equal prompts share blocks only with the same salt and adapter, and each sees only its own.
+/// Equal prompts share blocks only if salt and adapter are equal too, and each sees only its own.
 #[test]
 fn sequences_of_different_roots_share_no_block() {
     let mut scheduler = scheduler(limits(1, 16), 32);
@@ -305,7 +305,7 @@ fn what_cannot_be_queued_is_refused() {
         add_with(&mut scheduler, 1, 0, 0),
         Err(AddError::EmptyPrompt)
     );
-    // Four wait, and there is a place for another.
+    // Four wait, and there is one free place.
     for id in 1..=5 {
         add(&mut scheduler, id, 1);
     }
@@ -357,7 +357,7 @@ fn without_chunks_what_outgrew_a_step_ends_when_it_lost_its_blocks() {
     for _ in 0..3 {
         run(&mut scheduler);
     }
-    // Six tokens in three blocks; the newcomer has the other two, and the seventh finds none.
+    // Six tokens in three blocks. The newcomer has the other two, so the seventh token finds none.
     add_with(&mut scheduler, 2, 3, 1).unwrap();
     while scheduler.sequence(SequenceId(1)).is_some() {
         assert!(!scheduler.is_idle());
@@ -393,7 +393,7 @@ fn the_watermark_is_left_to_those_that_run() {
     let mut watermarked = scheduler(limits(4, 64), 10).with_watermark(4);
     let mut free = scheduler(limits(4, 64), 10);
     for scheduler in [&mut watermarked, &mut free] {
-        // More than the watermark leaves, but it is alone.
+        // It needs more than the watermark leaves, but it is alone.
         add(scheduler, 1, 14);
         assert_eq!(run(scheduler), [(1, 14)]);
         add(scheduler, 2, 2);

@@ -1,4 +1,4 @@
-//! Sequences whose KV blocks go to another instance, or come from one.
+//! Sequences whose KV blocks are sent to another instance, or received from one.
 
 use tokio::sync::oneshot;
 
@@ -8,9 +8,9 @@ use crate::pool::BlockId;
 use crate::sequence::{NewSequence, Receipt, ReceivingPlace, SequenceId};
 
 impl Scheduler {
-    /// Puts a sequence among those that wait, whose prompt was computed elsewhere. Once it has blocks, it is in
-    /// [`Step::receiving`](super::Step::receiving), and `told` gets the place: the content of the blocks from
-    /// [`computed_tokens`] on goes into [`blocks`], and [`received`](Self::received) lets it go on. One that loses its blocks
+    /// Adds a waiting sequence whose prompt was computed on another instance. Once it has blocks, it is in
+    /// [`Step::receiving`](super::Step::receiving), and `told` receives the place. The caller then fills [`blocks`] from
+    /// [`computed_tokens`] on and calls [`received`](Self::received), which resumes the sequence. A sequence that is preempted
     /// before that computes its prompt itself.
     ///
     /// # Errors
@@ -26,7 +26,7 @@ impl Scheduler {
         self.enqueue(new, Receipt::Expected(told))
     }
 
-    /// Takes note that all of a sequence's blocks have their content. Whether it waited for that.
+    /// Records that all of a sequence's blocks have their content. Returns whether it was waiting for that.
     pub fn received(&mut self, id: SequenceId) -> bool {
         let running = self
             .ranks
@@ -39,13 +39,13 @@ impl Scheduler {
         true
     }
 
-    /// The blocks of a sequence that ended as [`Held`](super::Outcome::Held), from its first on.
+    /// The blocks of a sequence that ended as [`Held`](super::Outcome::Held), in order.
     #[must_use]
     pub fn held(&self, id: SequenceId) -> Option<&[BlockId]> {
         self.held.get(&id).map(Vec::as_slice)
     }
 
-    /// Frees the blocks of a sequence that are held. Whether there were any.
+    /// Frees the held blocks of a sequence. Returns whether it had any.
     pub fn free_held(&mut self, id: SequenceId) -> bool {
         let Some(blocks) = self.held.remove(&id) else {
             return false;
@@ -80,7 +80,7 @@ mod tests {
         }
     }
 
-    /// Adds one that receives; it is told where.
+    /// Adds a receiving sequence and returns the receiver of its place.
     fn add_receiving(
         scheduler: &mut Scheduler,
         id: u64,
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(scheduler.held(SequenceId(1)).unwrap().len(), 3);
         let stats = scheduler.stats();
         assert_eq!((stats.used_blocks, stats.held_blocks), (3, 3));
-        // Its id is in use, and others begin with its full blocks.
+        // Its id stays in use, and other sequences can reuse its full blocks.
         assert_eq!(
             scheduler.add(new(1, 1)),
             Err(AddError::DuplicateId(SequenceId(1)))
@@ -147,7 +147,7 @@ mod tests {
             (9..10, true)
         );
         commit(&mut scheduler, 1, Outcome::Sampled(7));
-        // What came is as good as what was computed here: the next one begins with it.
+        // Received blocks are as good as computed ones: the next sequence reuses them.
         let mut place = add_receiving(&mut scheduler, 2, 10);
         assert_eq!(scheduler.plan().receiving, [SequenceId(2)]);
         assert_eq!(place.try_recv().unwrap().cached_tokens, 8);
