@@ -1,7 +1,7 @@
-//! What a thousand streams cost in real time: `cargo bench -p genset-engine-mocker`.
+//! The real time that a thousand streams cost: `cargo bench -p genset-engine-mocker`.
 //!
-//! One engine with the default models of time at `speedup_ratio` 1, a runtime of one thread, and a reader for each stream. Printed is
-//! the processor time of the whole process, readers included, over the time that passed.
+//! One engine with the default time models at `speedup_ratio` 1, a runtime of one thread, and a reader per stream. It prints
+//! the CPU time of the whole process, readers included, divided by the elapsed time.
 
 #![allow(
     clippy::unwrap_used,
@@ -65,10 +65,10 @@ async fn read(engine: &MockerEngine, number: u32) -> u32 {
     tokens
 }
 
-/// The processor time of this process so far, in user space and in the kernel.
+/// The CPU time of this process so far, in user space and in the kernel.
 fn cpu_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-    // The name, in parentheses, may hold spaces; the fields are counted behind it. A tick is a hundredth of a second.
+    // The name, in parentheses, may contain spaces, so fields are counted after it. A tick is a hundredth of a second.
     let fields = stat.rsplit(')').next().unwrap();
     let ticks = fields.split_whitespace().skip(11).take(2);
     let ticks: u64 = ticks.map(|field| field.parse::<u64>().unwrap()).sum();

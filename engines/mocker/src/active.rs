@@ -1,4 +1,4 @@
-//! [`Active`]: a request in the mocker; [`Arrival`], one on its way into it.
+//! [`Active`]: a request in the mocker; [`Arrival`]: a request on its way to a rank.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,16 +11,16 @@ use tokio::sync::oneshot;
 use crate::tokens::Answer;
 use crate::transfer::PrefillLeg;
 
-/// A request that comes to a rank. The rank gives the sequence its id.
+/// A request for a rank. The rank assigns the sequence's id.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) sequence: NewSequence,
-    /// On a decode instance whose blocks come from elsewhere: told where they go.
+    /// Set on a decode instance that receives the KV blocks: gets the place where they go.
     pub(crate) receives: Option<oneshot::Sender<ReceivingPlace>>,
     pub(crate) active: Active,
 }
 
-/// What a rank keeps of a request beside its place in the scheduler.
+/// A rank's state of a request, beside its sequence in the scheduler.
 #[derive(Debug)]
 pub(crate) struct Active {
     pub(crate) sink: TokenSink,
@@ -30,15 +30,15 @@ pub(crate) struct Active {
     pub(crate) generated: u32,
     /// At least 1; prompt and answer together fit the context.
     pub(crate) max_tokens: u32,
-    /// Whether its reader is behind, as the scheduler was told last.
+    /// Whether its reader is behind, as last reported to the scheduler.
     pub(crate) is_paused: bool,
-    /// On a prefill instance.
+    /// Set on a prefill instance.
     pub(crate) prefill: Option<Box<PrefillLeg>>,
-    /// Its place among the requests of its rank.
+    /// Its count among the requests of its rank.
     pub(crate) _place: Place,
 }
 
-/// What a chosen token leads to.
+/// The consequences of a sampled token.
 #[derive(Debug)]
 pub(crate) struct Next {
     pub(crate) token: TokenId,
@@ -70,7 +70,7 @@ impl Active {
     }
 }
 
-/// The requests of one rank, counted from the moment it was chosen.
+/// The number of requests of one rank, counted from the moment the rank was chosen.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct InFlight(Arc<AtomicUsize>);
 
@@ -85,7 +85,7 @@ impl InFlight {
     }
 }
 
-/// Given back when it is dropped.
+/// One counted request. Dropping it ends the count.
 #[derive(Debug)]
 pub(crate) struct Place(InFlight);
 

@@ -1,4 +1,4 @@
-//! [`MockerArgs`]: the settings, from a JSON or YAML file.
+//! [`MockerArgs`]: the settings, read from a JSON or YAML file.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,24 +10,24 @@ use serde_json::{Map, Value};
 
 use crate::time::TimeModel;
 
-/// The flag that names the file.
+/// The flag with the path of the file.
 const FLAG: &str = "--extra-engine-args";
 
-/// The largest file that is read, in bytes.
+/// The largest accepted file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The most KV blocks of all ranks together: a gigabyte of bookkeeping.
 const MAX_BLOCKS: u64 = 1 << 24;
 
-/// A year: what is longer is no time that anybody waits, and a clock may not reach it.
+/// A year. Nobody waits longer, and a clock may not reach it.
 const LONGEST: Duration = Duration::from_hours(24 * 366);
 
-/// The settings. Those that vLLM has too have its names; the others are the mocker's own.
+/// The settings. Those that vLLM also has use its names; the others are the mocker's own.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MockerArgs {
     /// Tokens per KV block, at least 1.
     pub block_size: u32,
-    /// KV blocks of each rank, at least 1 and, of all ranks together, at most 2^24.
+    /// KV blocks of each rank: at least 1, and at most 2^24 for all ranks together.
     pub num_gpu_blocks: u32,
     /// Sequences that run at once on each rank, at least 1.
     pub max_num_seqs: u32,
@@ -35,27 +35,27 @@ pub struct MockerArgs {
     pub max_num_batched_tokens: u32,
     /// Whether KV blocks of earlier prompts are reused.
     pub enable_prefix_caching: bool,
-    /// Whether a prompt may be computed in several steps. Without it the context holds at most `max_num_batched_tokens`.
+    /// Whether a prompt may be computed in several steps. Without it, the context is at most `max_num_batched_tokens`.
     pub enable_chunked_prefill: bool,
-    /// How many times faster than the model of its steps it runs, above 0.
+    /// The speed relative to the time models, above 0.
     pub speedup_ratio: f64,
     /// Data-parallel ranks, `1..=1024`: each has a scheduler and a KV cache of its own.
     pub dp_size: u32,
-    /// Share of the KV blocks that is left to running sequences when another is admitted, `0.0..1.0`.
+    /// Share of the KV blocks that stays free for running sequences when another is admitted, `0.0..1.0`.
     pub watermark: f64,
-    /// Time of the tokens that a step prefills, as a function of their number.
+    /// Time to prefill a step's tokens, as a function of their number.
     pub prefill_ms: TimeModel,
     /// Time of a step's decode rows, as a function of the share of KV blocks in use.
     pub decode_ms: TimeModel,
-    /// Bandwidth between a prefill and a decode instance, in gigabits a second, above 0.
+    /// Bandwidth between a prefill and a decode instance, in gigabits per second, above 0.
     pub kv_transfer_gbps: f64,
     /// Bytes of a token's keys and values in all layers, at least 1.
     pub kv_bytes_per_token: u32,
-    /// How long a prefill instance holds the blocks that nobody fetches: above 0, at most a year.
+    /// How long a prefill instance holds blocks that are not fetched: above 0, at most a year.
     pub kv_lease: Duration,
-    /// How long a start takes, at most a year.
+    /// Duration of the engine's start, at most a year.
     pub startup_time: Duration,
-    /// Varies the tokens of every answer. Instances that are to answer alike have the same.
+    /// Varies the tokens of every answer. Instances with the same seed give the same answers.
     pub seed: u64,
 }
 
@@ -92,7 +92,7 @@ impl Default for MockerArgs {
     }
 }
 
-/// The settings' names.
+/// The names of the settings.
 const NAMES: [&str; 16] = [
     "block_size",
     "num_gpu_blocks",
@@ -112,7 +112,7 @@ const NAMES: [&str; 16] = [
     "seed",
 ];
 
-/// What is wrong with settings.
+/// Why settings were rejected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MockerArgsError {
@@ -121,34 +121,34 @@ pub enum MockerArgsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The file can be read, but not used.
+    /// The file was read but its content was rejected.
     #[error("{}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The error in its content.
         #[source]
         source: Box<MockerArgsError>,
     },
-    /// The file is larger than any settings are.
+    /// The file is larger than the limit.
     #[error("has {bytes} bytes; the limit is {MAX_FILE_BYTES}")]
     TooLarge {
-        /// Its size.
+        /// The file's size.
         bytes: u64,
     },
-    /// It is not of the format that its name says.
+    /// The text is not valid in the format that the file's name implies.
     #[error("is no {format}: {problem}")]
     Syntax {
         /// JSON or YAML.
         format: &'static str,
-        /// What the parser says.
+        /// The parser's message.
         problem: String,
     },
-    /// It holds no names with values.
+    /// The top level is not a mapping of names to values.
     #[error("must hold one object, a name and a value for each setting")]
     NotAnObject,
     /// No setting has this name.
@@ -156,15 +156,15 @@ pub enum MockerArgsError {
     Unknown {
         /// The name.
         name: String,
-        /// The setting whose name is nearest.
+        /// The most similar setting.
         nearest: &'static str,
     },
-    /// A setting's value is none that it can have.
+    /// A setting's value is not allowed.
     #[error("{name}: {problem}")]
     Value {
         /// The setting.
         name: &'static str,
-        /// What is wrong with its value.
+        /// What is wrong with the value.
         problem: String,
     },
 }
@@ -176,10 +176,10 @@ impl From<MockerArgsError> for EngineError {
 }
 
 impl MockerArgs {
-    /// Reads a file: JSON if its name ends so, else YAML. Settings that it leaves out have their defaults.
+    /// Reads a file: as JSON if its name says so, else as YAML. Missing settings have their defaults.
     ///
     /// # Errors
-    /// [`MockerArgsError`], naming the file and the setting.
+    /// [`MockerArgsError`], which names the file and the setting.
     pub fn load(path: &Path) -> Result<Self, MockerArgsError> {
         let cannot = |source| MockerArgsError::Read {
             path: path.to_owned(),
@@ -217,7 +217,7 @@ impl MockerArgs {
         Self::from_value(value)
     }
 
-    /// Reads settings from a YAML mapping. An empty text has none.
+    /// Reads settings from a YAML mapping. An empty text is an empty mapping.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -242,7 +242,7 @@ impl MockerArgs {
         Ok(args)
     }
 
-    /// As vLLM does, takes the words of a name joined by dashes for the same name.
+    /// Accepts dashes in place of underscores in names, as vLLM does.
     fn from_entries(entries: Map<String, Value>) -> Result<Self, MockerArgsError> {
         let mut args = Self::default();
         for (given, value) in entries {
@@ -284,7 +284,7 @@ impl MockerArgs {
     /// Checks every setting against its range.
     ///
     /// # Errors
-    /// [`MockerArgsError::Value`], naming the first setting out of its range.
+    /// [`MockerArgsError::Value`], which names the first setting out of its range.
     pub fn validate(&self) -> Result<(), MockerArgsError> {
         self.problem().map_or(Ok(()), |(name, problem)| {
             Err(MockerArgsError::Value { name, problem })
@@ -357,7 +357,7 @@ impl MockerArgs {
     }
 }
 
-/// A time in seconds.
+/// Reads a time in seconds.
 fn seconds(value: Value) -> Result<Duration, String> {
     let seconds = read(value)?;
     Duration::try_from_secs_f64(seconds)
@@ -368,9 +368,9 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
-/// The name most like `given`.
+/// The name most similar to `given`.
 pub(crate) fn nearest(given: &str, names: &[&'static str]) -> &'static str {
-    // It weighs how names begin, so that half of a name finds the whole.
+    // Jaro-Winkler weighs common prefixes, so half of a name finds the whole.
     let likeness = |name: &&str| strsim::jaro_winkler(given, name);
     let by_likeness = |a: &&&str, b: &&&str| likeness(a).total_cmp(&likeness(b));
     names.iter().max_by(by_likeness).copied().unwrap_or("")
@@ -408,7 +408,7 @@ mod tests {
             seed: 7,
         };
         assert_eq!(MockerArgs::from_json(text).unwrap(), expected);
-        // JSON is YAML, and the list of names has no other.
+        // JSON is YAML, and the list of names is complete.
         assert_eq!(MockerArgs::from_yaml(text).unwrap(), expected);
         let entries: Map<String, Value> = serde_json::from_str(text).unwrap();
         let (mut keys, mut names): (Vec<_>, _) = (entries.keys().collect(), NAMES.to_vec());

@@ -1,4 +1,4 @@
-//! [`Board`]: what the ranks of an instance publish together: load, metrics, KV events.
+//! [`Board`]: what the ranks of an instance publish together: load, metrics and KV events.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use genset_backend_common::{
 use genset_scheduler::{SchedulerMetrics, Stats};
 use parking_lot::Mutex;
 
-/// Where all ranks publish.
+/// The publishers that all ranks share.
 #[derive(Debug)]
 pub(crate) struct Board {
     ranks: Mutex<Vec<Stats>>,
@@ -23,7 +23,7 @@ pub(crate) struct Board {
     step_s: Histogram,
     generated_tokens: Counter,
     metrics: SchedulerMetrics,
-    /// Where each rank tells of its prefix cache.
+    /// The publisher of each rank's prefix cache.
     caches: Vec<KvEventPublisher>,
 }
 
@@ -47,7 +47,7 @@ impl Board {
         }
     }
 
-    /// Takes note of how busy a rank is.
+    /// Records how busy a rank is.
     pub(crate) fn state(&self, rank: usize, now: Stats) {
         let mut ranks = self.ranks.lock();
         let Some(slot) = ranks.get_mut(rank) else {
@@ -77,7 +77,7 @@ impl Board {
         }
     }
 
-    /// Counts of all ranks together, as of their last steps.
+    /// Counts over all ranks, each as of its last step.
     pub(crate) fn stats(&self) -> Stats {
         sum(&self.ranks.lock())
     }
@@ -87,7 +87,7 @@ impl Board {
     }
 }
 
-/// One rank is the whole.
+/// Splits the publisher by rank; a single rank keeps it whole.
 fn caches(publisher: &KvEventPublisher, ranks: usize) -> Vec<KvEventPublisher> {
     match ranks {
         1 => vec![publisher.clone()],

@@ -24,13 +24,13 @@ use crate::time::{StepTimes, float};
 use crate::tokens::{MockerModel, Tokens};
 use crate::transfer::{PrefillLeg, Transfers};
 
-/// Commands that may wait while a step passes; senders of more wait.
+/// Commands that may queue during a step; further senders wait.
 const COMMANDS: usize = 256;
 
-/// Sequences that may wait in a rank. vLLM has no limit; here one is refused before a forgotten queue takes the memory.
+/// Sequences that may wait in a rank. vLLM has no limit; here the limit keeps a forgotten queue from filling the memory.
 const MAX_WAITING: usize = 65_536;
 
-/// The engine. The [crate's documentation](crate) has an example.
+/// The mocker's engine. The [crate's documentation](crate) has an example.
 #[derive(Debug)]
 pub struct MockerEngine {
     args: MockerArgs,
@@ -38,16 +38,16 @@ pub struct MockerEngine {
     state: EngineState<Running>,
 }
 
-/// Counts of an engine, as of the last step of each rank.
+/// An engine's counts, as of the last step of each rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MockerStats {
-    /// Requests that hold anything: a place in a queue, or KV blocks.
+    /// Requests with a place in a queue or KV blocks.
     pub active_requests: u64,
     /// KV blocks that sequences hold.
     pub kv_used_blocks: u64,
     /// Tokens generated since the start.
     pub produced_tokens: u64,
-    /// Sequences that lost their KV blocks to others since the start.
+    /// Preemptions since the start.
     pub preemptions: u64,
 }
 
@@ -70,10 +70,10 @@ struct Handle {
 }
 
 impl MockerEngine {
-    /// An engine that is not started yet.
+    /// Creates an engine that is not started yet.
     ///
     /// # Errors
-    /// A setting out of its range; a model without a token to answer with, or without a context.
+    /// A setting is out of its range, the model has no token to answer with, or its context is empty.
     pub fn try_new(args: MockerArgs, model: MockerModel) -> Result<Self, EngineError> {
         args.validate()?;
         if model.used_tokens() == 0 {
@@ -94,7 +94,7 @@ impl MockerEngine {
         })
     }
 
-    /// Another engine with the same settings and model, not started.
+    /// Creates another engine, not started, with the same settings and model.
     #[must_use]
     pub fn fresh(&self) -> Self {
         Self {
@@ -104,7 +104,7 @@ impl MockerEngine {
         }
     }
 
-    /// Counts of now; all 0 while it does not run.
+    /// Current counts; all 0 while the engine does not run.
     #[must_use]
     pub fn stats(&self) -> MockerStats {
         let Ok(running) = self.state.get() else {
@@ -124,8 +124,8 @@ impl MockerEngine {
         }
     }
 
-    /// Fails at once and for good, as an engine does that lost its device: health says so, and every request ends with an
-    /// error that lets it move elsewhere. Whether it ran.
+    /// Fails at once and for good, like an engine that lost its device: the health reports it, and every request ends with an
+    /// error that lets it migrate. Returns whether the engine was running.
     pub fn crash(&self, reason: &str) -> bool {
         let Ok(running) = self.state.get() else {
             return false;
@@ -160,7 +160,7 @@ impl MockerEngine {
             let weak = commands.downgrade();
             let freed = FreedSequences::new(move || {
                 if let Some(commands) = weak.upgrade() {
-                    // When the queue is full, the rank looks anyway.
+                    // If the queue is full, the rank looks anyway.
                     drop(commands.try_send(Command::Look));
                 }
             });
@@ -210,10 +210,10 @@ impl MockerEngine {
         let args = &self.args;
         let mut context = self.model.context_length_tokens;
         if !args.enable_chunked_prefill {
-            // As vLLM, which then refuses longer sequences: one that lost its blocks must fit a step again.
+            // As in vLLM: a preempted sequence must fit a step again, so longer sequences are rejected.
             context = context.min(args.max_num_batched_tokens);
         }
-        // Whatever the temperature, there is one next token: those options hold by themselves.
+        // The next token is the same at any temperature, so those options hold trivially.
         let mut can = Capabilities::tokens()
             .with_point_mass_sampling()
             .with_virtual_time()
@@ -268,7 +268,7 @@ impl LLMEngine for MockerEngine {
         if let Ok(running) = self.state.get() {
             running.transfers.holds.abort(ctx.id());
             for rank in &running.ranks {
-                // When the queue is full, the rank looks anyway.
+                // If the queue is full, the rank looks anyway.
                 drop(rank.commands.try_send(Command::Look));
             }
         }
@@ -277,7 +277,7 @@ impl LLMEngine for MockerEngine {
     async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
         if let Ok(running) = self.state.get() {
             let drained = running.transfers.holds.drained();
-            // What is not fetched by then is lost; its requests begin anew.
+            // Blocks not fetched by then are lost; their requests start again.
             let _ = tokio::time::timeout(ctx.deadline, drained).await;
         }
         Ok(())
@@ -328,7 +328,7 @@ impl Running {
         let prompt = request.tokens()?;
         let answer = self.tokens.answer(prompt, request.resumed_tokens);
         let sequence = NewSequence {
-            // Given by the rank.
+            // Assigned by the rank.
             id: SequenceId(0),
             prompt: prompt.to_vec(),
             priority: request.priority,

@@ -1,12 +1,12 @@
-//! The mocker: what vLLM does in time and memory, without computing.
+//! The mocker: it behaves like vLLM in time and memory, without computing.
 //!
-//! It schedules and keeps its KV cache as an engine does ([`genset_scheduler`]): continuous batching, chunked prefill, prefix
-//! caching, preemption, priorities. A step takes the time that a [model](TimeModel) of it says, on tokio's clock, so that a test
-//! or a simulation can pause it. What it answers is a function of prompt and position, so that an answer that moved
-//! between two instances can be compared with one that did not.
+//! It schedules and manages its KV cache as an engine does ([`genset_scheduler`]): continuous batching, chunked prefill,
+//! prefix caching, preemption, priorities. A [time model](TimeModel) sets how long each step takes on tokio's clock, which a
+//! test or a simulation can pause. The answer is a function of prompt and position, so an answer that migrated between two
+//! instances can be compared with one that did not.
 //!
 //! - [`MockerArgs`]: the settings, under vLLM's names where vLLM has them, from a JSON or YAML file.
-//! - [`MockerModel`]: what the mocker is told about the model it stands for.
+//! - [`MockerModel`]: the properties of the simulated model.
 //! - [`MockerEngine`]: the engine.
 //!
 //! # Examples

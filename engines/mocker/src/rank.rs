@@ -1,5 +1,5 @@
-//! [`Rank`]: one data-parallel rank's loop. Plan, let the step's time pass, commit, deliver; between steps, requests come
-//! and go.
+//! [`Rank`]: the loop of one data-parallel rank. Each step plans, waits for the step's time, commits and delivers. Requests
+//! are added and removed between steps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use crate::active::{Active, Arrival, Next};
 use crate::board::Board;
 use crate::time::{StepClock, StepTimes};
 
-/// How long a client refused for a full queue should wait.
+/// How long a client should wait after it was rejected because the queue is full.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What a rank is told.
+/// A command to a rank.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// A request comes.
+    /// Adds a request.
     Add(Box<Arrival>),
-    /// A request was cancelled, or its reader left.
+    /// A request was cancelled, or its reader is gone.
     Look,
-    /// The blocks of this sequence have come.
+    /// The blocks of this sequence have arrived.
     Received(SequenceId),
-    /// Forget every reusable KV block, and say when it is done.
+    /// Forgets every reusable KV block, and notifies the sender when done.
     ClearPrefixCache(oneshot::Sender<()>),
 }
 
@@ -40,7 +40,7 @@ pub(crate) enum Command {
 pub(crate) struct Rank {
     number: usize,
     scheduler: Scheduler,
-    /// In order, so that one seed gives one simulation.
+    /// Sorted, so that one seed gives one simulation.
     requests: BTreeMap<SequenceId, Active>,
     commands: mpsc::Receiver<Command>,
     times: StepTimes,
@@ -72,7 +72,7 @@ impl Rank {
         }
     }
 
-    /// Serves until it is told to stop, or nobody can tell it anything any more; then ends every request.
+    /// Serves until `stop` is cancelled or all command senders are gone, then ends every request.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         let _watch = PanicWatch(Arc::clone(&self.board));
         self.publish_state();
@@ -88,7 +88,7 @@ impl Rank {
         self.end_all();
     }
 
-    /// Between any two waits the state is whole: a step that is dropped while its time passes was planned and never computed.
+    /// The state is consistent at every await: a step dropped while its time passes was planned and never computed.
     async fn serve(&mut self) {
         loop {
             while let Ok(command) = self.commands.try_recv() {
@@ -118,7 +118,7 @@ impl Rank {
         }
     }
 
-    /// Waits for a command, or for a reader that was behind; `false` when nobody can send a command any more.
+    /// Waits for a command, or for a reader that was behind. Returns `false` when all command senders are gone.
     async fn wait(&mut self) -> bool {
         let paused = self.requests.values().filter(|active| active.is_paused);
         let mut readers: FuturesUnordered<_> =
@@ -145,7 +145,7 @@ impl Rank {
             Command::ClearPrefixCache(done) => {
                 self.scheduler.clear_prefix_cache();
                 self.publish_events();
-                // Who asked may have left.
+                // The requester may be gone.
                 let _ = done.send(());
             }
         }
@@ -170,7 +170,7 @@ impl Rank {
         }
     }
 
-    /// Frees what cancelled requests hold, and leaves out those whose readers are behind.
+    /// Frees what cancelled requests hold, and pauses those whose readers are behind.
     fn look_at_readers(&mut self) {
         let scheduler = &mut self.scheduler;
         self.requests.retain(|id, active| {
@@ -187,7 +187,7 @@ impl Rank {
         });
     }
 
-    /// Chooses tokens, commits the step and delivers.
+    /// Samples tokens, commits the step and delivers the tokens.
     fn finish_step(&mut self, rows: &[Scheduled], took: Duration) {
         let mut reports = Vec::with_capacity(rows.len());
         let mut deliveries = Vec::with_capacity(rows.len());
@@ -198,7 +198,7 @@ impl Rank {
             let mut outcome = Outcome::Computed;
             if row.wants_token {
                 let mut next = active.next();
-                // Blocks that nobody hears of would be held for all of their time.
+                // Without a receiver, nobody would learn of the blocks, and they would be held until the lease ends.
                 if next.end.is_none()
                     && !active.sink.is_closed()
                     && let Some(leg) = active.prefill.take()
@@ -219,7 +219,7 @@ impl Rank {
             });
         }
         self.scheduler.commit(&reports);
-        // Before the tokens, so that who sees a token can see the blocks it came from.
+        // Before the tokens, so that a client that sees a token can also see its blocks.
         self.publish_events();
         let generated = deliveries
             .into_iter()
@@ -236,7 +236,7 @@ impl Rank {
         end.with_cached_tokens(u32::try_from(cached).unwrap_or(u32::MAX))
     }
 
-    /// Gives a token to its reader; returns how many tokens that were.
+    /// Sends a token to its reader; returns the number of tokens sent.
     fn deliver(&mut self, id: SequenceId, next: Next) -> u64 {
         if let Some(end) = next.end {
             let streamed = u64::from(end.last.len());
@@ -250,7 +250,7 @@ impl Rank {
             None => return 0,
         };
         match sent {
-            // One whose reader left goes before the next step.
+            // A request whose reader is gone is removed before the next step.
             Ok(()) | Err(TrySendError::Closed) => {}
             Err(TrySendError::Full(_)) => {
                 self.scheduler.cancel(id);
@@ -263,7 +263,7 @@ impl Rank {
         1
     }
 
-    /// Sequences that fill the whole KV cache end as those that fill the context do.
+    /// Ends sequences that fill the whole KV cache like those that fill the context.
     fn end_outgrown(&mut self, outgrown: &[Outgrown]) {
         for Outgrown { id, cached_tokens } in outgrown {
             if let Some(active) = self.requests.remove(id) {
@@ -297,7 +297,7 @@ impl Rank {
     }
 }
 
-/// A rank that panicked serves nobody; the Worker must hear of it.
+/// Reports the panic of a rank to the Worker: the rank serves nobody any more.
 struct PanicWatch(Arc<Board>);
 
 impl Drop for PanicWatch {

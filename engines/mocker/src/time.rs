@@ -1,4 +1,4 @@
-//! How long a step takes ([`TimeModel`], [`StepTimes`]), and the clock that lets it pass ([`StepClock`]).
+//! The duration of a step ([`TimeModel`], [`StepTimes`]), and the clock that waits for it ([`StepClock`]).
 
 use std::time::Duration;
 
@@ -9,31 +9,31 @@ use tokio::time::Instant;
 
 use crate::args::{MockerArgs, nearest};
 
-/// A time in milliseconds as a polynomial of degree two, never below a minimum: of the tokens that a step prefills, or of the
-/// share of the KV cache that is in use.
+/// A time in milliseconds: a polynomial of degree two with a lower bound. Its variable is the number of tokens that a step
+/// prefills, or the share of the KV cache in use.
 ///
-/// In a file it is an object with any of these names, those left out being 0, or a number for a time that never varies.
+/// In a file it is an object with any of these names, where missing ones are 0, or a number for a constant time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct TimeModel {
-    /// Times the square.
+    /// The factor of the square.
     pub quadratic: f64,
-    /// Times the quantity itself.
+    /// The factor of the variable.
     pub linear: f64,
-    /// In any case.
+    /// The constant term.
     pub constant: f64,
-    /// The least, in milliseconds, at least 0.
+    /// The lower bound in milliseconds, at least 0.
     pub min: f64,
 }
 
 /// The names of a model's numbers.
 const NAMES: [&str; 4] = ["quadratic", "linear", "constant", "min"];
 
-/// The longest step, in milliseconds: an hour. A model that says more is a slip of the pen.
+/// The longest step in milliseconds: an hour. A larger value is a mistake in the model.
 const LONGEST_MS: f64 = 3_600_000.0;
 
 impl TimeModel {
-    /// The same time always, in milliseconds.
+    /// A constant time, in milliseconds.
     #[must_use]
     pub const fn constant(ms: f64) -> Self {
         Self {
@@ -84,7 +84,7 @@ impl TimeModel {
     }
 }
 
-/// How long steps take.
+/// The durations of steps.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepTimes {
     prefill: TimeModel,
@@ -101,7 +101,7 @@ impl StepTimes {
         }
     }
 
-    /// The time of a step that was planned just now: that of its prompts' tokens and that of its decode rows, one after the other.
+    /// The time of a step that was just planned: its prompt tokens, then its decode rows.
     pub(crate) fn of(&self, scheduler: &Scheduler, rows: &[Scheduled]) -> Duration {
         let (mut prefilled, mut has_decode) = (0, false);
         for row in rows {
@@ -134,15 +134,15 @@ pub(crate) fn float(count: usize) -> f64 {
     count as f64
 }
 
-/// When the last step ended, by the model. Waits end late on a busy machine; a step begins where the one before it ended by the
-/// model, so that this does not add up.
+/// When the last step ended by the model. On a busy machine waits end late. A step begins at the modelled end of the previous
+/// one, so that delays do not add up.
 #[derive(Debug)]
 pub(crate) struct StepClock {
-    /// `None` after an idle time: the next step begins when it begins.
+    /// `None` after an idle time: the next step begins now.
     last_end: Option<Instant>,
 }
 
-/// A lag beyond this is no late timer: the process was stopped, or the machine cannot keep up. It is not caught up with.
+/// A longer lag is not a late timer: the process was stopped, or the machine is too slow. The clock does not make up for it.
 const MAX_LAG: Duration = Duration::from_millis(100);
 
 impl StepClock {
@@ -150,15 +150,15 @@ impl StepClock {
         Self { last_end: None }
     }
 
-    /// There is nothing to do.
+    /// Tells the clock that there is no work.
     pub(crate) fn idle(&mut self) {
         self.last_end = None;
     }
 
-    /// Lets a step of this length pass.
+    /// Waits for the time of one step.
     ///
     /// # Cancel safety
-    /// A step that was not waited for counts as over.
+    /// A step whose wait is dropped counts as over.
     pub(crate) async fn pass(&mut self, step: Duration) {
         let now = Instant::now();
         let begin = match self.last_end {
@@ -170,19 +170,19 @@ impl StepClock {
         if end > now {
             sleep_until(end).await;
         } else {
-            // Steps that take no time must leave some to the readers.
+            // Steps that take no time must still yield to the readers.
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// By how much tokio's timers may be late: they count whole milliseconds and round up, and so does the system's wait for them.
+/// How late tokio's timers may be: they round up to whole milliseconds, and so does the system's wait behind them.
 const TIMERS_LATE: Duration = Duration::from_millis(2);
 
-/// A clock that goes has moved after this.
+/// A running clock has advanced after this time.
 const CLOCK_GRAIN: Duration = Duration::from_micros(1);
 
-/// Waits until `end`, to a tenth of a millisecond: a thread waits for what tokio's timers are too coarse for.
+/// Waits until `end`, to a tenth of a millisecond. A thread waits for the part below the resolution of tokio's timers.
 async fn sleep_until(end: Instant) {
     if !is_virtual() {
         if let Some(almost) = end.checked_sub(TIMERS_LATE) {
@@ -190,10 +190,10 @@ async fn sleep_until(end: Instant) {
         }
         let left = end.saturating_duration_since(Instant::now());
         if !left.is_zero() {
-            // Without a thread the timer below does it.
+            // Without a thread, the timer below waits.
             let _ = tokio::task::spawn_blocking(move || thread_sleep(left)).await;
         }
-        // A timer is not asked for what is over: it would round up.
+        // A timer for a past instant would round up.
         if Instant::now() >= end {
             return;
         }
@@ -201,7 +201,7 @@ async fn sleep_until(end: Instant) {
     tokio::time::sleep_until(end).await;
 }
 
-/// Whether tokio's clock stands still while there is work, as where a test has paused it.
+/// Whether tokio's clock stands still although there is work, for example because a test paused it.
 #[expect(
     clippy::disallowed_types,
     reason = "the machine's clock tells whether the other one goes"

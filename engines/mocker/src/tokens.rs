@@ -1,4 +1,4 @@
-//! [`MockerModel`], what the mocker knows of the model it stands for; [`Answer`], the tokens it gives in the model's stead.
+//! [`MockerModel`]: the properties of the simulated model; [`Answer`]: the tokens that the mocker generates for it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,19 +7,19 @@ use genset_backend_common::TokenId;
 use genset_backend_common::kv::{BlockHash, BlockHasher, Xxh3BlockHasher};
 use genset_backend_common::random::{STEP, mix};
 
-/// What the mocker is told about the model it stands for.
+/// The properties of the simulated model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MockerModel {
     /// Token ids are below this; at least 1.
     pub vocab_size: u32,
     /// The most tokens of prompt and answer together, at least 1.
     pub context_length_tokens: u32,
-    /// Tokens that no answer has: those that end a sequence, and others without text. Not all there are.
+    /// Tokens that never occur in an answer: those that end a sequence, and others without text. Not the whole vocabulary.
     pub unused_tokens: BTreeSet<TokenId>,
 }
 
 impl MockerModel {
-    /// A model of which every token may be in an answer.
+    /// Creates a model whose answers may contain every token.
     #[must_use]
     pub fn new(vocab_size: u32, context_length_tokens: u32) -> Self {
         Self {
@@ -29,13 +29,13 @@ impl MockerModel {
         }
     }
 
-    /// The unused tokens that the vocabulary has, in order.
+    /// The unused tokens inside the vocabulary, in order.
     pub(crate) fn unused(&self) -> Arc<[TokenId]> {
         let in_vocabulary = self.unused_tokens.range(..self.vocab_size);
         in_vocabulary.copied().collect()
     }
 
-    /// Tokens that an answer may have.
+    /// The number of tokens that may occur in an answer.
     pub(crate) fn used_tokens(&self) -> u32 {
         let unused = self.unused_tokens.range(..self.vocab_size).count();
         self.vocab_size
@@ -60,7 +60,7 @@ impl Tokens {
         }
     }
 
-    /// The answer to `prompt`, of which the last `resumed` tokens are the answer's first.
+    /// The answer to `prompt`, whose last `resumed` tokens are the first tokens of the answer.
     pub(crate) fn answer(&self, prompt: &[TokenId], resumed: u32) -> Answer {
         let resumed = usize::try_from(resumed).unwrap_or(usize::MAX);
         let original = &prompt[..prompt.len().saturating_sub(resumed)];
@@ -74,7 +74,7 @@ impl Tokens {
     }
 }
 
-/// The tokens of one answer: a function of seed, prompt and place, whoever asks and however often.
+/// The tokens of one answer: a function of seed, prompt and position alone.
 #[derive(Debug)]
 pub(crate) struct Answer {
     tokens: Tokens,
@@ -83,11 +83,11 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The next token, without going on to the one after.
+    /// Returns the next token without advancing.
     pub(crate) fn peek(&self) -> TokenId {
         let mixed = mix(self.start.wrapping_add(self.next.wrapping_mul(STEP)));
         let used = u64::from(self.tokens.used);
-        // Below `used`, and as likely as any other but for one part in 2^32.
+        // Below `used`, and uniform within one part in 2^32.
         let mut token = u32::try_from(((mixed >> 32) * used) >> 32).unwrap_or(0);
         for unused in &*self.tokens.unused {
             if *unused > token {
@@ -98,7 +98,7 @@ impl Answer {
         token
     }
 
-    /// Goes on to the next token.
+    /// Advances to the next token.
     pub(crate) fn advance(&mut self) {
         self.next += 1;
     }
@@ -132,7 +132,7 @@ mod tests {
         assert!(take(tokens.answer(&[1, 2, 4], 0), 20) != whole);
         let other = Tokens::new(&MockerModel::new(50, 100), 2);
         assert!(take(other.answer(&[1, 2, 3], 0), 20) != whole);
-        // A prompt that is all answer, and one that claims more than it has.
+        // A prompt that is all answer, and a `resumed` beyond the prompt's length.
         take(tokens.answer(&whole, 20), 1);
         take(tokens.answer(&[1], 9), 1);
     }

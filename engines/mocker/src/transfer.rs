@@ -1,5 +1,5 @@
-//! [`Transfers`]: the mocker's part in prefill and decode apart. No byte of a KV block is moved; the time it would take passes,
-//! and blocks are held, fetched and freed as an engine's are.
+//! [`Transfers`]: the mocker's part in disaggregated prefill and decode. It moves no bytes of the KV cache. It waits for the
+//! time that a transfer would take, and holds, fetches and frees blocks as an engine does.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -20,14 +20,14 @@ use crate::args::MockerArgs;
 use crate::rank::Command;
 use crate::time::float;
 
-/// What names held blocks.
+/// Identifies held blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Blocks {
     /// The hold's name, in hex digits.
     hold: String,
-    /// Tokens of the prompt they are of.
+    /// The prompt's length in tokens.
     prompt_tokens: usize,
-    /// Tokens that whoever fetches them has already.
+    /// Tokens that the fetching instance has already.
     #[serde(default)]
     cached_tokens: usize,
 }
@@ -44,13 +44,13 @@ impl Blocks {
     }
 }
 
-/// The part an instance plays, and how blocks get to and from it. Clones share.
+/// The role of an instance, and how it sends and receives blocks. Clones share.
 #[derive(Debug, Clone)]
 pub(crate) struct Transfers {
     pub(crate) role: Role,
     door: KvTransfers,
     pub(crate) holds: KvHolds<HeldSequence>,
-    /// Time of a token's blocks on their way.
+    /// Transfer time of one token's keys and values, in seconds.
     token_s: f64,
 }
 
@@ -72,16 +72,16 @@ impl Transfers {
         transfers
     }
 
-    /// Nothing is offered any more, and nothing held.
+    /// Withdraws all offers and releases all holds.
     pub(crate) fn close(&self) {
         self.door.close();
         self.holds.clear();
     }
 
-    /// Where a decode instance has its blocks from; `None` where it computes the prompt itself.
+    /// The source of a decode request's blocks; `None` if the instance computes the prompt itself.
     ///
     /// # Errors
-    /// `InvalidArgument` where the request does not say, or says what no mocker says.
+    /// `InvalidArgument` if the request has no transfer parameters, or none of a mocker.
     pub(crate) fn source_of(
         &self,
         request: &GenerateRequest,
@@ -100,7 +100,7 @@ impl Transfers {
         Ok(Some(transfer.clone()))
     }
 
-    /// Holds the blocks of a prompt; the parameters they are fetched with.
+    /// Holds the blocks of a prompt, and returns the parameters to fetch them.
     pub(crate) fn hold(&self, leg: &PrefillLeg, sequence: HeldSequence) -> TransferParams {
         let hold = self.holds.hold(&leg.request_id, sequence);
         let blocks = Blocks {
@@ -112,7 +112,7 @@ impl Transfers {
             .params(serde_json::to_value(blocks).unwrap_or_default())
     }
 
-    /// Fetches the blocks of a sequence once it has a place for them, and for as long.
+    /// Fetches the blocks of a sequence once it has a place for them, and as long as it has.
     pub(crate) async fn fetch(
         self,
         mut transfer: TransferParams,
@@ -120,7 +120,7 @@ impl Transfers {
         commands: mpsc::WeakSender<Command>,
         ctx: RequestContext,
     ) -> Result<(), EngineError> {
-        // Without one the sequence has ended, and its answer says how.
+        // Without a place the sequence has ended, and its answer says how.
         let Ok(place) = place.await else {
             return Ok(());
         };
@@ -133,10 +133,10 @@ impl Transfers {
             data.insert("cached_tokens".into(), cached_tokens.into());
         }
         let (blocks, _) = Blocks::read(&transfer.data)?;
-        // All but the last token, which is computed for what comes next.
+        // All but the last token, which is computed for its logits.
         if cached_tokens.saturating_add(1) >= blocks.prompt_tokens {
             tell(&commands, id).await;
-            // The other side lets go of what it holds, where it is still there.
+            // The prefill instance releases its hold, if it still runs.
             if let Ok(mut pieces) = self.door.fetch(&transfer, ctx).await {
                 drop(pieces.next().await);
             }
@@ -166,7 +166,7 @@ impl Transfers {
     }
 }
 
-/// Tells the rank that a sequence's blocks have come.
+/// Notifies the rank that a sequence's blocks have arrived.
 async fn tell(commands: &mpsc::WeakSender<Command>, id: SequenceId) {
     if let Some(commands) = commands.upgrade() {
         // A rank that has stopped ends the answer.
@@ -174,7 +174,7 @@ async fn tell(commands: &mpsc::WeakSender<Command>, id: SequenceId) {
     }
 }
 
-/// What a request of a prefill instance needs for its end.
+/// What a request on a prefill instance needs at its end.
 #[derive(Debug)]
 pub(crate) struct PrefillLeg {
     pub(crate) transfers: Transfers,
@@ -182,7 +182,7 @@ pub(crate) struct PrefillLeg {
     pub(crate) prompt_tokens: usize,
 }
 
-/// Gives what is held, in the time that takes.
+/// Sends held blocks, in the time that a transfer takes.
 struct Source {
     holds: KvHolds<HeldSequence>,
     token_s: f64,

@@ -1,4 +1,4 @@
-//! Prefill and decode apart: what becomes of a fetch of KV blocks.
+//! Disaggregated prefill and decode: how a fetch of KV blocks ends.
 
 #![allow(
     clippy::unwrap_used,
@@ -61,7 +61,7 @@ async fn answer(engine: &MockerEngine, request: GenerateRequest) -> (Vec<TokenId
     }
 }
 
-/// The same request for a decode instance, with the blocks that a prefill instance has computed.
+/// The same request for a decode instance, with the blocks that a prefill instance computed.
 async fn prefilled(prefill: &MockerEngine, request: &GenerateRequest) -> GenerateRequest {
     let (_, finished) = answer(prefill, request.clone()).await;
     let mut second = request.clone();
@@ -88,7 +88,7 @@ async fn an_answer_whose_blocks_are_here_depends_on_nobody() {
     decode.cleanup().await.unwrap();
 }
 
-/// Fetches nothing, and fails when it is told to.
+/// A carrier that fetches nothing, and fails on demand.
 #[derive(Debug, Default)]
 struct StuckCarrier {
     is_asked: Notify,
@@ -108,7 +108,7 @@ impl KvCarrier for StuckCarrier {
     }
 }
 
-/// One that loses its place while its blocks come computes its prompt itself, so they may be lost.
+/// A sequence that loses its place during the fetch computes its prompt itself, so the blocks may be lost.
 #[tokio::test(start_paused = true)]
 async fn a_fetch_ends_with_the_place_it_is_for() {
     let few = MockerArgs {

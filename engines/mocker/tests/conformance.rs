@@ -1,4 +1,4 @@
-//! The mocker keeps the contract, as one rank and as several: all of the conformance kit.
+//! The whole conformance kit on the mocker, with one rank and with several.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -71,14 +71,14 @@ mod with_little_memory {
     genset_conformance::suite!(|_: &genset_conformance::Scenario| { subject() });
 }
 
-/// Options of sampling that there are no logits for, grammars, processes, embeddings, scores, other controls than that of the prefix cache,
-/// adapters, ranks, bodies, and roles that it does not play.
+/// Sampling options that need logits, grammars, processes, embeddings, scores, controls other than that of the prefix cache,
+/// adapters, ranks, bodies, and roles that the mocker does not have.
 const UNDECLARED: [&str; 18] = [
     "DT", "GD", "SP", "EM", "SC", "CT", "LR", "RK", "WB", "MG04", "MG07", "MG09", "MG10", "MG11",
     "MG12", "ER06", "FN16", "LC07",
 ];
 
-/// Requests that follow each other find the first rank idle; what the kit asks of one cache holds of it.
+/// Sequential requests find the first rank idle, so the kit's checks of one cache apply to it.
 #[test]
 fn ranks_keep_the_contract_together() {
     let options = Options::default();
@@ -90,7 +90,7 @@ fn ranks_keep_the_contract_together() {
     run_conformance_with(move |_: &Scenario| subject(ranks()), &options).assert_conformant();
 }
 
-/// Sound and unusual: what the kit may not take for a fault.
+/// Valid but unusual behaviour, which the kit must not report as a fault.
 mod unusual {
     use genset_conformance::{Level, Options, Scenario, catalogue, run_conformance_with};
     use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
@@ -166,7 +166,7 @@ mod unusual {
         is_conformant_by(&Options::default(), &args(), 1000, 64);
     }
 
-    /// On the paused clock only: what needs several threads would take its seconds.
+    /// On the paused clock only: the checks with several threads would take real seconds.
     #[test]
     fn ten_seconds_to_the_first_token() {
         let args = MockerArgs {

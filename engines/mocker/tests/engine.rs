@@ -1,4 +1,4 @@
-//! What the mocker does in time and memory, on a paused clock.
+//! The mocker's behaviour in time and memory, on a paused clock.
 
 #![allow(
     clippy::unwrap_used,
@@ -40,7 +40,7 @@ fn request(prompt: Vec<TokenId>, max_tokens: u32) -> GenerateRequest {
     request
 }
 
-/// What came of a request, and when, in milliseconds since it was sent.
+/// The result of a request, and when it came, in milliseconds since it was sent.
 #[derive(Debug)]
 struct Answer {
     tokens: Vec<TokenId>,
@@ -96,7 +96,7 @@ async fn a_step_takes_what_its_model_says_over_the_speedup() {
 #[tokio::test(start_paused = true)]
 async fn prompts_are_chunked_and_cached_prompts_take_no_time() {
     let (engine, _) = started(MockerArgs {
-        // A millisecond a token.
+        // A millisecond per token.
         prefill_ms: TimeModel {
             linear: 1.0,
             ..TimeModel::default()
@@ -116,7 +116,7 @@ async fn prompts_are_chunked_and_cached_prompts_take_no_time() {
         (vec![1], Some(160))
     );
 
-    // A prompt beside an answer comes in chunks of what the step has left.
+    // A prompt beside an answer is computed in chunks of the rest of the step's budget.
     let long = request(prompt(2, 1), 8);
     let late = async {
         tokio::time::sleep(Duration::from_micros(500)).await;
@@ -229,7 +229,7 @@ async fn ranks_share_the_work_have_their_own_caches_and_can_be_named() {
     assert_eq!(cached(on(Some(1)).await), Some(0));
     assert_eq!(cached(on(Some(1)).await), Some(32));
     assert_eq!(cached(on(Some(0)).await), Some(0));
-    // Two at once run side by side where one rank would take them in turn.
+    // Two concurrent requests run side by side, while one rank would take them in turn.
     let (first, second) = tokio::join!(on(None), on(None));
     assert_eq!(first.at_ms, second.at_ms);
     let (first, second) = tokio::join!(on(Some(0)), on(Some(0)));

@@ -1,4 +1,4 @@
-//! A mocker for tests: a small cache, so that it fills, and steps of a millisecond.
+//! A mocker for tests: a small cache, so that it fills up, and steps of a millisecond.
 
 use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
 
