@@ -1,4 +1,4 @@
-//! What choosing one token costs, by vocabulary and options.
+//! The cost of choosing one token, by vocabulary and options.
 
 use std::hint::black_box;
 

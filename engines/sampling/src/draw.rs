@@ -1,7 +1,6 @@
-//! The draws of a request: a function of its seed and the position alone.
+//! The random draws of a request: a function of its seed and the position alone.
 //!
-//! So a request's tokens do not depend on its neighbours in the batch, on how often it was preempted, or on which
-//! instance went on with it.
+//! So a request's tokens do not depend on its neighbours in the batch, on preemptions, or on the instance that resumed it.
 //!
 //! # Source
 //! SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014), whose n-th output can be
@@ -9,7 +8,7 @@
 
 use genset_backend_common::random::{STEP, mix};
 
-/// The draw at `position`, in `0.0..1.0`. The seed is stirred first, so that neighbouring seeds have unrelated sequences.
+/// The draw at `position`, in `0.0..1.0`. The seed is mixed first, so that adjacent seeds have unrelated sequences.
 #[expect(clippy::cast_precision_loss, reason = "53 bits fit an f64")]
 pub(crate) fn uniform(seed: u64, position: u64) -> f64 {
     let start = mix(seed.wrapping_add(STEP));
@@ -21,7 +20,7 @@ pub(crate) fn uniform(seed: u64, position: u64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Chi-square over 16 cells, for draws along one sequence and for first draws of neighbouring seeds.
+    /// Chi-square over 16 cells, for draws along one sequence and for first draws of adjacent seeds.
     #[test]
     fn draws_are_uniform_along_a_sequence_and_across_seeds() {
         let along: Vec<f64> = (0..16_000).map(|at| uniform(7, at)).collect();

@@ -1,4 +1,4 @@
-//! [`SampleError`]: why there is no next token. The request fails; the engine lives.
+//! [`SampleError`]: why no token could be sampled. The request fails; the engine continues.
 
 use genset_backend_common::{EngineError, TokenId};
 
@@ -21,7 +21,7 @@ pub enum SampleError {
     /// Every logit is minus infinity, after the mask and the ban of stop tokens.
     #[error("no token is possible: every logit is minus infinity")]
     NothingPossible,
-    /// The row of logits has another length than the vocabulary.
+    /// The row of logits and the vocabulary differ in length.
     #[error("{found} logits for a vocabulary of {expected}")]
     WrongLength {
         /// The vocabulary's size.
@@ -29,7 +29,7 @@ pub enum SampleError {
         /// The row's length.
         found: usize,
     },
-    /// The mask has another length than the vocabulary.
+    /// The mask and the vocabulary differ in length.
     #[error("a mask of {found} tokens for a vocabulary of {expected}")]
     WrongMaskLength {
         /// The vocabulary's size.
@@ -39,7 +39,7 @@ pub enum SampleError {
     },
 }
 
-/// `Internal`: whatever the client asked for, a model does not answer with such logits.
+/// `Internal`: no client option can cause such logits.
 impl From<SampleError> for EngineError {
     fn from(error: SampleError) -> Self {
         Self::internal(format!("sampling failed: {error}")).with_source(error)

@@ -1,32 +1,32 @@
-//! Guided decoding: which tokens keep the output inside a language.
+//! Guided decoding: the tokens that keep the output inside a formal language.
 //!
-//! Not a sampler and not a validator: a [`Guide`] says what may come next, the sampler chooses among that. The grammars
-//! themselves are llguidance's.
+//! This is neither a sampler nor a validator: a [`Guide`] computes the allowed next tokens, and the sampler chooses among
+//! them. llguidance implements the grammars.
 //!
-//! - [`GuideFactory`]: one per model, made of its tokenizer; compiles requests.
-//! - [`Guide`]: one per sequence; [`Guide::mask`] before each token, [`Guide::accept`] after it.
-//! - [`GuideLimits`]: what a grammar may cost. [`Vocabulary`]: the bytes of each token.
+//! - [`GuideFactory`]: one per model, made from its tokenizer; compiles requests.
+//! - [`Guide`]: one per sequence; call [`Guide::mask`] before each token, [`Guide::accept`] after it.
+//! - [`GuideLimits`]: limits on a grammar's cost. [`Vocabulary`]: the bytes of each token.
 //!
 //! # Notations
-//! - *JSON schema*: drafts 4 to 2020-12 as far as llguidance goes; a keyword it does not know is an error, not ignored.
-//!   `$ref` within the schema (`#/...`) alone; `oneOf` where its branches exclude each other. Between tokens of the JSON one space, or one line break with up to 32
-//!   spaces or tabs, is allowed, no more, so that no model loses itself in white space. *JSON object* is the schema
-//!   `{"type": "object"}`.
-//! - *Regular expression*: the syntax of Rust's `regex`, matched from end to end (`^` and `$` at the ends mean nothing);
-//!   Unicode classes; no look-around and no back references.
+//! - *JSON schema*: drafts 4 to 2020-12 as far as llguidance supports them; an unknown keyword is an error, not ignored.
+//!   `$ref` only within the schema (`#/...`); `oneOf` only if its branches exclude each other. Between JSON tokens at most
+//!   one space is allowed, or one line break with up to 32 spaces or tabs, so that no model generates white space without
+//!   end. *JSON object* is the schema `{"type": "object"}`.
+//! - *Regular expression*: the syntax of Rust's `regex`, matched against the whole text (`^` and `$` at the ends have no
+//!   effect); Unicode classes; no look-around and no back references.
 //! - *Choice*: one of the texts, byte for byte.
 //! - *Grammar*: the Lark dialect of llguidance: rules in lower case, terminals in upper case, `start` first among them;
 //!   `"text"`, `/regex/`, `|`, `( )`, `?`, `*`, `+`, `{n,m}`, `%ignore`, `%json { schema }`, special tokens as `<|name|>`.
 //!
-//! # What wins
+//! # Precedence
 //! - The end-of-sequence tokens are allowed exactly where the text may end. They end a guided sequence even with
 //!   `ignore_eos`, which cannot make a complete text longer.
-//! - A text that is complete and cannot go on ends the sequence at once: [`Guide::is_finished`].
-//! - `min_tokens` bans the end where the text may also go on, under `ignore_eos` too, by
-//!   [`Sampler::with_ends`](crate::Sampler::with_ends). Where it cannot go on, the guide wins: a text that is longer than its
-//!   language allows helps nobody.
-//! - A stop token that the mask allows ends the sequence where it comes, in the middle of a text if need be; it is not
-//!   accepted. The mask does not add stop tokens.
+//! - A complete text that cannot continue ends the sequence at once: [`Guide::is_finished`].
+//! - `min_tokens` bans the end if the text may also continue, under `ignore_eos` too, by
+//!   [`Sampler::with_ends`](crate::Sampler::with_ends). If the text cannot continue, the guide wins: a text longer than its
+//!   language allows is useless.
+//! - A stop token that the mask allows ends the sequence, even in the middle of a text. It is not accepted. The mask does
+//!   not add stop tokens.
 //!
 //! # Examples
 //! ```

@@ -1,22 +1,22 @@
 //! From logits to a token: sampling options, log probabilities, guided decoding.
 //!
-//! Pure: slices of `f32` in, a token id out. No tensors, no threads, no clock. An engine calls it once per sequence and
-//! step, after the forward pass, and shares nothing between sequences.
+//! The crate is pure: slices of `f32` in, a token id out, without tensors, threads or a clock. An engine calls it once per
+//! sequence and step, after the forward pass, and shares nothing between sequences.
 //!
-//! - [`Sampler`]: one request's options and what it has generated; [`Sampler::sample`] chooses, [`Sampler::accept`] records.
+//! - [`Sampler`]: a request's options and its tokens so far; [`Sampler::sample`] chooses, [`Sampler::accept`] records.
 //! - [`token_logprob`]: log probabilities of any token of any row, for those of a prompt.
 //! - [`TokenMask`]: the tokens that may come next.
-//! - [`guided`]: from a schema, a regular expression, choices or a grammar to masks.
+//! - [`guided`]: compiles a schema, a regular expression, choices or a grammar to masks.
 //!
 //! # Order
-//! The same as that of vLLM's V1 sampler:
-//! 1. log probabilities are taken, from the *raw* logits: `log_softmax` of what the model said, before any of the steps
+//! The order of the steps is that of vLLM's V1 sampler:
+//! 1. log probabilities are taken from the *raw* logits: `log_softmax` of the model's output, before any of the steps
 //!    below. This is what vLLM (`logprobs_mode=raw_logprobs`) and OpenAI report;
 //! 2. the mask, and the ban of stop tokens until `min_tokens`;
 //! 3. `logit_bias`;
 //! 4. `repetition_penalty`, then `frequency_penalty` and `presence_penalty`;
-//! 5. greedy requests take the best logit; ties go to the lowest id. The others go on:
-//! 6. `temperature`, `min_p`, `top_k`, `top_p` (each on what the one before left), and one draw.
+//! 5. greedy requests take the best logit, and ties go to the lowest id. The others continue with
+//! 6. `temperature`, `min_p`, `top_k`, `top_p` (each on the candidates that the one before kept), and one draw.
 //!
 //! # Examples
 //! ```

@@ -7,15 +7,15 @@ use crate::error::SampleError;
 use crate::math::{best, sum_exp};
 use crate::select::{Key, top_k};
 
-/// What is reported for a token of no or next to no probability, as OpenAI does: JSON has no minus infinity.
+/// The reported value for a token of (almost) no probability, as OpenAI's: JSON has no minus infinity.
 pub const MIN_LOGPROB: f32 = -9999.0;
 
 /// The log probability of `token` and of the `top` most probable tokens, best first, ties by lowest id.
 ///
-/// `logits: [vocab]`, raw. Asking for more than the vocabulary holds gives the vocabulary.
+/// `logits: [vocab]`, raw. `top` is at most the size of the vocabulary.
 ///
 /// # Errors
-/// For a logit that is not a number or is plus infinity, and where all are minus infinity.
+/// A logit is not a number or is plus infinity, or all are minus infinity.
 pub fn token_logprob(
     logits: &[f32],
     token: TokenId,
@@ -30,7 +30,7 @@ pub(crate) fn logit_of(logits: &[f32], token: TokenId) -> f32 {
     logits.get(place).copied().unwrap_or(f32::NEG_INFINITY)
 }
 
-/// What one row says about any token, kept while sampling changes the logits.
+/// The log probabilities of one row, kept while sampling changes the logits.
 #[derive(Debug)]
 pub(crate) struct Row {
     /// Logarithm of the softmax's denominator.
@@ -78,7 +78,7 @@ impl Row {
     }
 }
 
-/// The `count` best tokens. Impossible ones fill up, lowest id first, so that as many come as were asked for.
+/// The `count` best tokens. Impossible ones fill up the rest, lowest id first.
 fn ranked(logits: &[f32], count: usize) -> impl Iterator<Item = (TokenId, f32)> {
     let mut keys = Vec::new();
     top_k(logits, count, f32::NEG_INFINITY, &mut keys);

@@ -26,7 +26,7 @@ impl TokenMask {
         Self::from_words(vec![u32::MAX; len.div_ceil(BITS)], len)
     }
 
-    /// From words of 32 bits, lowest id first. Missing words allow nothing, and what is past `len` is dropped.
+    /// Creates a mask from words of 32 bits, lowest id first. Missing words allow nothing, and bits past `len` are dropped.
     #[must_use]
     pub fn from_words(mut words: Vec<u32>, len: usize) -> Self {
         words.resize(len.div_ceil(BITS), 0);
@@ -48,14 +48,14 @@ impl TokenMask {
         self.words.iter().all(|word| *word == 0)
     }
 
-    /// Whether `token` is allowed; never past the vocabulary.
+    /// Whether `token` is allowed; `false` past the vocabulary.
     #[must_use]
     pub fn allows(&self, token: TokenId) -> bool {
         let (word, bit) = place(token);
         self.words.get(word).is_some_and(|bits| bits & bit != 0)
     }
 
-    /// Allows `token`; nothing happens past the vocabulary.
+    /// Allows `token`; ignores ids past the vocabulary.
     pub fn allow(&mut self, token: TokenId) {
         let (word, bit) = place(token);
         if usize::try_from(token).is_ok_and(|token| token < self.len) {
@@ -63,7 +63,7 @@ impl TokenMask {
         }
     }
 
-    /// How many tokens are allowed.
+    /// The number of allowed tokens.
     #[must_use]
     pub fn count(&self) -> usize {
         let ones = |word: &u32| usize::try_from(word.count_ones()).unwrap_or(BITS);

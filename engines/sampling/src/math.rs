@@ -5,30 +5,32 @@ use genset_backend_common::TokenId;
 use crate::error::SampleError;
 
 const LANES: usize = 16;
-/// Logits looked at before the place of the best is remembered: small enough to search again at no cost.
+/// Logits per block. The best block is searched again for the best logit's place, which is cheap at this size.
 const BLOCK: usize = 1024;
 
 /// The best logit of a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Best {
-    /// Among equals the lowest id.
+    /// The lowest id, if several are equal.
     pub(crate) token: TokenId,
     pub(crate) logit: f32,
 }
 
-/// The token that a [`Sampler`](crate::Sampler) of which nothing but the best is asked chooses from `logits`,
-/// `[vocab]`: the one of the largest logit, among equals the lowest id. For engines that want the row left where it is.
+/// The token that a [`Sampler`](crate::Sampler) chooses from `logits`, `[vocab]`, when [`is_argmax`] is true: the largest
+/// logit, and the lowest id among equal ones. For engines that must not change the row.
+///
+/// [`is_argmax`]: crate::Sampler::is_argmax
 ///
 /// # Errors
-/// For a logit that is not a number or is plus infinity, and where all are minus infinity.
+/// A logit is not a number or is plus infinity, or all are minus infinity.
 pub fn best_token(logits: &[f32]) -> Result<TokenId, SampleError> {
     best(logits).map(|best| best.token)
 }
 
-/// The best of `logits`, in one pass. Also finds what must not be there.
+/// The best of `logits`, in one pass. Also detects invalid logits.
 ///
 /// # Errors
-/// For a logit that is not a number or is plus infinity, and where all are minus infinity.
+/// A logit is not a number or is plus infinity, or all are minus infinity.
 pub(crate) fn best(logits: &[f32]) -> Result<Best, SampleError> {
     let (mut logit, mut start, mut has_nan) = (f32::NEG_INFINITY, 0, false);
     for (place, block) in logits.chunks(BLOCK).enumerate() {
@@ -89,14 +91,14 @@ fn block_max(block: &[f32]) -> (f32, bool) {
 
 /// `e^x` for `x <= 0`, within 2 units in the last place; 0 where the result would be below the normal numbers.
 ///
-/// Own code because a row has 128,000 of them: this one is a few vector instructions, and gives the same bits on every
-/// machine, which the platform's does not.
+/// Own code because a row has 128,000 of them: this version is a few vector instructions, and returns the same bits on every
+/// machine, unlike the platform's.
 ///
 /// # Source
 /// The range reduction and polynomial of `expf` in Moshier's Cephes library.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    /// 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
+    /// 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     /// The logarithm of the smallest normal number.
     const SMALLEST: f32 = -87.336_54;
@@ -141,7 +143,7 @@ fn block_sum(block: &[f32], best: f32, temperature: f32) -> f32 {
     sums.iter().sum()
 }
 
-/// Puts the weight `e^((logit - best) / temperature)` in each logit's place; returns their sum.
+/// Replaces each logit by its weight `e^((logit - best) / temperature)`; returns the sum.
 pub(crate) fn into_weights(logits: &mut [f32], best: f32, temperature: f32) -> f64 {
     let mut total = 0.0;
     for block in logits.chunks_mut(BLOCK) {
@@ -153,8 +155,8 @@ pub(crate) fn into_weights(logits: &mut [f32], best: f32, temperature: f32) -> f
     total
 }
 
-/// The token at which the running sum of `weights`, lowest id first, passes `target`.
-/// The last token with any weight, where rounding keeps the sum from getting there.
+/// The token at which the running sum of `weights`, lowest id first, passes `target`. If rounding keeps the sum below it,
+/// the last token with any weight.
 pub(crate) fn crossing(weights: &[f32], target: f64) -> Option<TokenId> {
     let mut left = target;
     let mut last = None;

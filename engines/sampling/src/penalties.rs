@@ -1,32 +1,32 @@
-//! Changes to single logits: `logit_bias` and the three penalties. They touch the tokens that are named or were seen,
+//! Changes to single logits: `logit_bias` and the three penalties. They touch only the tokens that are named or were seen,
 //! never the whole row.
 
 use std::collections::HashMap;
 
 use genset_backend_common::{SamplingOptions, TokenId};
 
-/// One request's bias and penalties, and how often each token came.
+/// The bias and penalties of one request, and the count of each token.
 #[derive(Debug, Clone)]
 pub(crate) struct Adjustments {
     bias: Vec<(TokenId, f32)>,
     presence: f32,
     frequency: f32,
     repetition: f32,
-    /// Every token seen, once. Empty where no penalty is asked for.
+    /// Every token seen, once. Empty without penalties.
     seen: Vec<Seen>,
-    /// Places in `seen`.
+    /// Indices into `seen`.
     places: HashMap<TokenId, usize>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     token: TokenId,
-    /// Times in the output; 0 for tokens of the prompt alone.
+    /// Occurrences in the output; 0 for tokens that are only in the prompt.
     generated: u32,
 }
 
 impl Adjustments {
-    /// `prompt` ends where the output, `resumed`, begins.
+    /// `prompt` is the part before the output, and `resumed` is the output so far.
     pub(crate) fn new(options: &SamplingOptions, prompt: &[TokenId], resumed: &[TokenId]) -> Self {
         let mut adjustments = Self {
             bias: options
@@ -56,7 +56,7 @@ impl Adjustments {
         self.presence != 0.0 || self.frequency != 0.0 || self.repetition != 1.0
     }
 
-    /// Notes that `token` was generated.
+    /// Records that `token` was generated.
     pub(crate) fn record(&mut self, token: TokenId) {
         if self.has_penalty() {
             self.see(token, 1);

@@ -1,4 +1,4 @@
-//! [`Sampler`]: one request's way from logits to tokens.
+//! [`Sampler`]: samples the tokens of one request from logits.
 
 use genset_backend_common::config::SamplingOption;
 use genset_backend_common::output::TokenLogprob;
@@ -12,7 +12,7 @@ use crate::math::{self, Best};
 use crate::penalties::Adjustments;
 use crate::select::{self, Key, Weigh};
 
-/// Below this, and at 0, a temperature is greedy: a quotient by it would overflow.
+/// Below this a temperature, 0 included, is greedy: dividing by it would overflow.
 const GREEDY_BELOW: f32 = 1e-5;
 
 /// A chosen token.
@@ -20,7 +20,7 @@ const GREEDY_BELOW: f32 = 1e-5;
 pub struct Sampled {
     /// Its id.
     pub token: TokenId,
-    /// Where the request asks for it: the log probability of the token and of the most probable ones.
+    /// If the request asks for it: the log probabilities of the token and of the most probable ones.
     pub logprob: Option<TokenLogprob>,
 }
 
@@ -28,14 +28,14 @@ pub struct Sampled {
 ///
 /// # Contract
 /// - The token is a function of the logits, the mask, the request and the tokens accepted so far.
-/// - The draw at a position depends on the seed and the position alone. Positions count `resumed_tokens`, so a request
-///   that another instance began goes on with the draws it would have had.
-/// - `presence_penalty` and `frequency_penalty` count generated tokens, resumed ones too; `repetition_penalty` counts
-///   the prompt as well. `min_tokens` counts this instance's tokens alone, as the request's documentation says.
-/// - A preempted request keeps its sampler: nothing is accepted twice.
-/// - While fewer than `min_tokens` are generated, stop and end-of-sequence tokens are banned. With `ignore_eos` the
-///   latter are tokens like any other, but for those that [end a guide](Self::with_ends). A mask wins over the ban: where
-///   it leaves nothing else, the text is complete or forced, and they are allowed.
+/// - The draw at a position depends on the seed and the position alone. Positions count `resumed_tokens`, so a request that
+///   migrates continues with the draws it would have had.
+/// - `presence_penalty` and `frequency_penalty` count generated tokens, including resumed ones; `repetition_penalty` also
+///   counts the prompt. `min_tokens` counts only this instance's tokens, as the request's documentation says.
+/// - A preempted request keeps its sampler: no token is accepted twice.
+/// - Stop and end-of-sequence tokens are banned until `min_tokens` tokens are generated. With `ignore_eos` the latter are
+///   normal tokens, except those that [end a guide](Self::with_ends). A mask wins over the ban: if it leaves no other
+///   token, the text is complete or forced, and they are allowed.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     vocab_size: usize,
@@ -50,22 +50,22 @@ pub struct Sampler {
     resumed: u32,
     seed: u64,
     top_logprobs: Option<u32>,
-    /// Candidates. Reused from step to step, as is `raw`.
+    /// Candidates. Reused from step to step, like `raw`.
     keys: Vec<Key>,
-    /// The row before changes, where log probabilities are asked for.
+    /// The row before changes, if log probabilities are requested.
     raw: Vec<f32>,
 }
 
 impl Sampler {
-    /// The options that it honours, as its engine declares them.
+    /// The options that it supports, for the engine to declare.
     pub const OPTIONS: [SamplingOption; 9] = SamplingOption::ALL;
 
-    /// A sampler for `request`. `vocab_size` is the length of every row of logits; `fallback_seed` serves a request that
-    /// brings no seed and should then be random.
+    /// Creates a sampler for `request`. `vocab_size` is the length of every row of logits. `fallback_seed` is the seed of a
+    /// request without one; choose it at random.
     ///
     /// # Errors
-    /// `InvalidArgument` for an option out of its range, or a bias for a token that the vocabulary does not hold;
-    /// `Unsupported` for a request that has no tokens.
+    /// `InvalidArgument` for an option out of its range, or a bias for a token outside the vocabulary; `Unsupported` for a
+    /// request without tokens.
     pub fn try_new(
         request: &GenerateRequest,
         vocab_size: usize,
@@ -107,8 +107,8 @@ impl Sampler {
         })
     }
 
-    /// Bans these too until `min_tokens`, whatever the request says of them: they end a guided sequence also with
-    /// `ignore_eos`. Of a guide they are [`Guide::ends`](crate::guided::Guide::ends).
+    /// Also bans `ends` until `min_tokens`, whatever the request's options: they end a guided sequence even with `ignore_eos`.
+    /// A guide returns its own as [`Guide::ends`](crate::guided::Guide::ends).
     #[must_use]
     pub fn with_ends(mut self, ends: &[TokenId]) -> Self {
         self.banned.extend_from_slice(ends);
@@ -117,8 +117,8 @@ impl Sampler {
         self
     }
 
-    /// Whether the next token is simply the best logit, and nothing else is asked about the row. An engine may then find it on
-    /// its device, and only [`accept`](Self::accept) it here. A mask, if there is one, must still be obeyed.
+    /// Whether the next token is the best logit, with no log probabilities wanted. An engine may then find it on its device and
+    /// only [`accept`](Self::accept) it here. A mask, if there is one, still applies.
     #[must_use]
     pub fn is_argmax(&self) -> bool {
         self.temperature == 0.0
@@ -127,18 +127,18 @@ impl Sampler {
             && !self.is_banning()
     }
 
-    /// How many tokens were accepted.
+    /// The number of accepted tokens.
     #[must_use]
     pub fn generated(&self) -> u32 {
         self.generated
     }
 
-    /// Chooses the next token; changes nothing but scratch space, so asking again gives the same.
+    /// Chooses the next token. It changes only scratch space, so a second call returns the same token.
     ///
-    /// `logits: [vocab]`, raw; they are overwritten. `mask` comes from the request's guide.
+    /// `logits: [vocab]`, raw; the call overwrites them. `mask` comes from the request's guide.
     ///
     /// # Errors
-    /// [`SampleError`]: for logits that are no logits, and where nothing is left to choose from.
+    /// [`SampleError`]: the logits are invalid, or no token is left to choose from.
     pub fn sample(
         &mut self,
         logits: &mut [f32],
@@ -193,7 +193,7 @@ impl Sampler {
         logits: &mut [f32],
         mask: Option<&TokenMask>,
     ) -> Result<TokenId, SampleError> {
-        // Before the changes too, which could hide what must not be there.
+        // Checked before the changes too, which could hide invalid logits.
         let mut best = math::best(logits)?;
         if mask.is_some() || self.is_banning() || !self.adjustments.is_none() {
             self.change(logits, mask);
@@ -248,8 +248,8 @@ impl Sampler {
         self.keys.get(drawn).map_or(best.token, |key| key.token())
     }
 
-    /// The candidates that `min_p` and `top_k` leave, into `keys`. Returns the weight of all that they leave; where
-    /// `top_p` alone will choose, candidates that it cannot reach are left out of `keys`, not of the weight.
+    /// Puts the candidates that `min_p` and `top_k` keep into `keys`. Returns the weight of all that they keep. If only `top_p`
+    /// will choose, candidates that it cannot reach are omitted from `keys`, but not from the weight.
     fn gather(&mut self, logits: &[f32], weigh: Weigh) -> f64 {
         // p >= min_p * p_best, as a bound on logits.
         let least = weigh.least(self.min_p.unwrap_or(0.0));
@@ -267,8 +267,8 @@ impl Sampler {
     }
 }
 
-/// A weight below which no token is in the nucleus: all tokens below it together have less than `1 - top_p` of `total`.
-/// Half of it, so that rounding does not matter.
+/// A weight below which no token is in the nucleus: the tokens below it together have less than `1 - top_p` of `total`.
+/// The result is half of that bound, so that rounding does not matter.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -281,7 +281,7 @@ fn nucleus_floor(top_p: f64, total: f64, vocab_size: usize) -> f32 {
 /// The tokens of a request: the client's, and those that another instance generated.
 ///
 /// # Errors
-/// `Unsupported` for a request that has no tokens.
+/// `Unsupported` for a request without tokens.
 pub(crate) fn prompt_and_resumed(
     request: &GenerateRequest,
 ) -> Result<(&[TokenId], &[TokenId]), EngineError> {

@@ -1,13 +1,13 @@
-//! The few tokens that `top_k`, `top_p` and `min_p` leave, found by partial selection.
+//! Partial selection of the few tokens that `top_k`, `top_p` and `min_p` keep.
 //!
-//! A candidate is one number, a [`Key`], whose order is that of the logits, and among equal logits that of the ids, the
-//! lowest first. So every selection has one right answer, ties included, whatever algorithm finds it.
+//! A candidate is one number, a [`Key`], ordered by logit and then by id, the lowest first. So every selection has exactly
+//! one right result, ties included, for any algorithm.
 
 use genset_backend_common::TokenId;
 
 use crate::math::exp;
 
-/// A logit, in the upper half, as an integer of the same order; below it the complement of the token's id.
+/// The logit in the upper half, as an integer of the same order; in the lower half the complement of the token's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Key(u64);
 
@@ -15,7 +15,7 @@ const SIGN: u32 = 1 << 31;
 
 impl Key {
     pub(crate) fn new(token: TokenId, logit: f32) -> Self {
-        // Adding 0 makes -0.0 a 0.0, which it equals.
+        // Adding 0 turns -0.0 into 0.0, which it equals.
         let bits = (logit + 0.0).to_bits();
         let ordered = if bits & SIGN == 0 { bits | SIGN } else { !bits };
         Self((u64::from(ordered) << 32) | u64::from(!token))
@@ -37,10 +37,10 @@ impl Key {
     }
 }
 
-/// The `k` best of `logits` that are at least `least`, into `keys`, in no order.
+/// Puts the `k` best of `logits` that are at least `least` into `keys`, in no order.
 pub(crate) fn top_k(logits: &[f32], k: usize, least: f32, keys: &mut Vec<Key>) {
     keys.clear();
-    // Room for as many again, so that a row costs few selections.
+    // Twice the room, so that a row needs few selections.
     let room = k.saturating_mul(2).max(256);
     let mut bar = least;
     for (token, logit) in (0..).zip(logits) {
@@ -48,7 +48,7 @@ pub(crate) fn top_k(logits: &[f32], k: usize, least: f32, keys: &mut Vec<Key>) {
             keys.push(Key::new(token, *logit));
             if keys.len() == room {
                 keep_best(keys, k);
-                // Later tokens of the same logit rank behind those that are kept already.
+                // Later tokens with the same logit rank below those already kept.
                 let worst = keys.iter().min().map_or(bar, |key| key.logit());
                 bar = bar.max(worst);
             }
@@ -64,7 +64,7 @@ fn keep_best(keys: &mut Vec<Key>, k: usize) {
     }
 }
 
-/// All of `logits` that are at least `least`, into `keys`.
+/// Puts all of `logits` that are at least `least` into `keys`.
 pub(crate) fn at_least(logits: &[f32], least: f32, keys: &mut Vec<Key>) {
     keys.clear();
     let kept = (0..)
@@ -73,7 +73,7 @@ pub(crate) fn at_least(logits: &[f32], least: f32, keys: &mut Vec<Key>) {
     keys.extend(kept.map(|(token, logit)| Key::new(token, *logit)));
 }
 
-/// What a key weighs in the softmax, not normalized.
+/// Computes a key's weight in the softmax, not normalized.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Weigh {
     pub(crate) best: f32,
@@ -89,25 +89,24 @@ impl Weigh {
         keys.iter().map(|key| self.weight(*key)).sum()
     }
 
-    /// The logit of a token that weighs `weight`, in `0.0..=1.0`; where that is next to nothing, the lowest logit whose
-    /// weight is more than 0 in an `f32`.
+    /// The logit of a token with the weight `weight`, in `0.0..=1.0`. If `weight` is almost 0, the lowest logit whose weight is
+    /// more than 0 in an `f32`.
     pub(crate) fn least(self, weight: f32) -> f32 {
         const LOWEST: f32 = -87.0;
         self.best + self.temperature * weight.ln().clamp(LOWEST, 0.0)
     }
 
-    /// How many of the best of `keys` it takes until their sum is at least `target`; reorders `keys` so that these come
-    /// first.
+    /// The number of the best of `keys` whose sum first reaches `target`; moves them to the front.
     pub(crate) fn reaching(self, keys: &mut [Key], target: f64) -> usize {
         self.crossing(keys, |mass, left| mass >= left, target) + 1
     }
 
-    /// The place of the key at which the running sum, best first, is more than `target`; reorders `keys`.
+    /// The index of the key at which the running sum, best first, exceeds `target`; reorders `keys`.
     pub(crate) fn passing(self, keys: &mut [Key], target: f64) -> usize {
         self.crossing(keys, |mass, left| mass > left, target)
     }
 
-    /// Halves the range that holds the crossing until one key is left, so the cost is linear.
+    /// Halves the range around the crossing until one key is left, so the cost is linear.
     fn crossing(self, keys: &mut [Key], is_past: fn(f64, f64) -> bool, target: f64) -> usize {
         let (mut start, mut end, mut left) = (0, keys.len(), target);
         while end - start > 1 {

@@ -1,5 +1,5 @@
-//! The conformance kit on an engine whose every token this crate chooses. Its model costs nothing, so what the kit sees is the
-//! choosing: sampling options, log probabilities, guided decoding.
+//! The conformance kit on an engine whose tokens this crate samples. The model is trivial, so the kit tests the sampling:
+//! options, log probabilities, guided decoding.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,9 +19,9 @@ use genset_sampling::guided::{Guide, GuideFactory};
 use genset_sampling::{Sampled, Sampler, best_token};
 
 const CONTEXT_LENGTH: u32 = 2048;
-/// Some tokens of the tokenizer have no logit. No multiple of what a vector, a word of a mask or a block of a row holds.
+/// Some tokens of the tokenizer have no logit. Not a multiple of the size of a vector, a mask word or a row's block.
 const VOCAB_SIZE: usize = 2045;
-/// Tokens that may come, the first ones.
+/// The first tokens; only these are possible.
 const POSSIBLE: usize = 2040;
 /// Of `models/tiny-chat`.
 const EOS: [TokenId; 2] = [2, 0];
@@ -32,7 +32,7 @@ const STEP: Duration = Duration::from_millis(1);
 static GUIDES: LazyLock<Arc<GuideFactory>> =
     LazyLock::new(|| Arc::new(GuideFactory::try_new(TOKENIZER, VOCAB_SIZE, &EOS).unwrap()));
 
-/// Requests without a seed have one each.
+/// The source of seeds for requests without one.
 static NEXT_SEED: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Debug)]
@@ -40,7 +40,7 @@ struct Chooser {
     guides: EngineState<Arc<GuideFactory>>,
 }
 
-/// What is known of a request from step to step.
+/// The state of a request between steps.
 struct Answering {
     sampler: Sampler,
     guide: Option<Guide>,
@@ -52,7 +52,7 @@ impl Answering {
     fn new(request: &GenerateRequest, guides: &GuideFactory) -> Result<Self, EngineError> {
         let seed = NEXT_SEED.fetch_add(1, Ordering::Relaxed);
         let context = request.tokens()?.to_vec();
-        // What another instance has answered stands in the text.
+        // The tokens that another instance has generated are part of the text.
         let guide = guides.compile_for(request)?;
         let sampler = Sampler::try_new(request, VOCAB_SIZE, seed)?;
         let ends = guide.as_ref().map_or(&[][..], Guide::ends);
@@ -63,14 +63,14 @@ impl Answering {
         })
     }
 
-    /// The next token, and how the answer ends if it ends with it.
+    /// Returns the next token, and how the answer ends if this is its last one.
     fn step(
         &mut self,
         request: &GenerateRequest,
     ) -> Result<(TokenChunk, Option<Finish>), EngineError> {
         let mask = self.guide.as_mut().map(Guide::mask).transpose()?;
         let mut logits = logits_after(&self.context);
-        // As an engine does that finds the best token on its device.
+        // Like an engine that finds the best token on its device.
         let sampled = if self.sampler.is_argmax() && mask.is_none() {
             Sampled {
                 token: best_token(&logits)?,
@@ -153,7 +153,7 @@ impl LLMEngine for Chooser {
     }
 }
 
-/// FNV-1a over the tokens decides; two tokens stand out, half of the others are below 0, and the last ones never come.
+/// FNV-1a over the tokens. Two tokens have high logits, half of the others are negative, and the last ones are impossible.
 #[expect(clippy::cast_precision_loss, reason = "a number below 97")]
 fn logits_after(context: &[TokenId]) -> Vec<f32> {
     let hash = context.iter().fold(0xcbf2_9ce4_8422_2325, |hash, token| {
@@ -182,7 +182,7 @@ fn subject() -> Subject {
 
 genset_conformance::suite!(|_: &Scenario| subject());
 
-/// A check that does not apply passes too, so a declaration that is lost would go unseen.
+/// A check that does not apply passes too, so the kit would not notice a lost declaration.
 #[test]
 fn what_this_crate_does_is_checked() {
     for id in [

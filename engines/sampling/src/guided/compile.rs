@@ -1,4 +1,4 @@
-//! From a request's [`GuidedDecoding`] to a parser: checks first, then llguidance, on a stack of its own.
+//! Compiles a request's [`GuidedDecoding`] to a parser: checks first, then llguidance, on a stack of its own.
 
 use std::panic::AssertUnwindSafe;
 use std::thread;
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use super::limits::GuideLimits;
 use super::schema as schemas;
 
-/// Compilers of grammars are recursive. llguidance goes no deeper than 50,000 schemas, by references too, at up to 4.4 kB
-/// of stack each (anyOf), and the limits of a schema keep it to some 30,000: this much always does, whoever calls. The
-/// system commits only what is used.
+/// Grammar compilers are recursive. llguidance goes at most 50,000 schemas deep, including references, at up to 4.4 kB of
+/// stack each (anyOf), and the limits of a schema keep it to about 30,000. This size is always enough, for any caller. The
+/// system commits only the pages that are used.
 const STACK_BYTES: usize = 256 << 20;
-/// The longest reason that is passed on to a client.
+/// The longest reason that is sent to a client.
 const REASON_CHARS: usize = 400;
-/// What may stand between the tokens of a JSON text, at most once.
+/// White space between the tokens of a JSON text, at most once.
 const JSON_SPACE: &str = r" |\n[ \t]{0,32}";
 
 /// # Errors
@@ -40,7 +40,7 @@ pub(super) fn compile(
     })
 }
 
-/// Looks for what is wrong with a grammar by itself. It takes far less than to compile one, and leaves nothing.
+/// Checks a grammar by itself. This is far cheaper than compiling it, and keeps no state.
 ///
 /// # Errors
 /// As [`compile`].
@@ -77,7 +77,7 @@ fn schema(limits: &GuideLimits, value: &Value) -> Result<TopLevelGrammar, String
     schemas::check(limits, value)?;
     let mut schema = match value {
         Value::Object(schema) => schema.clone(),
-        // The schema that everything validates against.
+        // The schema that accepts everything.
         Value::Bool(true) => serde_json::Map::new(),
         Value::Bool(false) => return Err("nothing validates against the schema false".into()),
         Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
@@ -98,7 +98,7 @@ pub(super) fn check_bytes(what: &str, bytes: usize, limit: usize) -> Result<(), 
     Ok(())
 }
 
-/// Brackets that are open at once, wherever they stand: in texts and classes too, so this errs on the strict side.
+/// Checks the depth of open brackets. It also counts those in texts and classes, so it errs on the strict side.
 fn check_depth(limits: &GuideLimits, text: &str) -> Result<(), String> {
     let mut open = 0_usize;
     for letter in text.chars() {
@@ -120,7 +120,7 @@ fn check_depth(limits: &GuideLimits, text: &str) -> Result<(), String> {
 fn regex(limits: &GuideLimits, pattern: &str) -> Result<TopLevelGrammar, String> {
     check_bytes("the expression", pattern.len(), limits.expression_bytes)?;
     check_depth(limits, pattern)?;
-    // As it stands, before it is wrapped in a grammar, so that errors are about the client's own text.
+    // The pattern is parsed alone, before it is wrapped in a grammar, so that errors are about the client's own text.
     let parsed = panic_utils::catch_unwind(|| RegexBuilder::new().mk_regex(pattern).map(|_| ()));
     parsed.map_err(|error| reason(&error))?;
     Ok(TopLevelGrammar::from_regex(pattern))
@@ -160,7 +160,7 @@ fn lark(limits: &GuideLimits, text: &str) -> Result<TopLevelGrammar, String> {
     if text.trim().is_empty() {
         return Err("the grammar is empty".into());
     }
-    // Each rule and terminal has one; those in texts count too.
+    // Each rule and terminal has one colon; colons in texts count too.
     if text.matches(':').count() > limits.rules {
         return Err(format!("more than {} rules and terminals", limits.rules));
     }
@@ -168,7 +168,7 @@ fn lark(limits: &GuideLimits, text: &str) -> Result<TopLevelGrammar, String> {
     Ok(TopLevelGrammar::from_lark(text.to_owned()))
 }
 
-/// What llguidance says, without its traces, and no longer than a client wants to read.
+/// llguidance's message without its traces, shortened for clients.
 pub(super) fn reason(error: &impl ToString) -> String {
     let text = error.to_string();
     let text = text.split("\n<").next().unwrap_or_default().trim();

@@ -1,19 +1,19 @@
-//! Why there is no guide, or no way on for one.
+//! Why a guide could not be built, or could not continue.
 
 use genset_backend_common::{EngineError, ErrorKind, RequestField, TokenId};
 
-/// Why a tokenizer cannot guide.
+/// Why a tokenizer cannot be used for guided decoding.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VocabularyError {
-    /// The file is not what `tokenizer.json` files are.
+    /// The file is not a valid `tokenizer.json`.
     #[error("tokenizer.json cannot be read: {source}")]
     Malformed {
-        /// What the JSON reader says.
+        /// The JSON reader's error.
         #[source]
         source: serde_json::Error,
     },
-    /// The bytes of its tokens are not known for this kind.
+    /// This kind of tokenizer does not define the bytes of its tokens.
     #[error(
         "tokenizer.json has the model '{model}' and the decoder '{decoder}', which guided decoding does not know"
     )]
@@ -31,10 +31,10 @@ pub enum VocabularyError {
         /// The vocabulary's size.
         vocab_size: usize,
     },
-    /// The vocabulary is larger, or has longer tokens, than a token trie holds.
+    /// The vocabulary is larger, or has longer tokens, than a token trie supports.
     #[error("the vocabulary does not fit a token trie: {reason}")]
     TooLarge {
-        /// What does not fit.
+        /// What exceeds the trie.
         reason: String,
     },
 }
@@ -45,11 +45,11 @@ impl From<VocabularyError> for EngineError {
     }
 }
 
-/// Why a guided sequence cannot go on. The request fails; the engine lives.
+/// Why a guided sequence cannot continue. The request fails; the engine continues.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuideError {
-    /// No token continues the text: the vocabulary cannot spell what the grammar wants.
+    /// No token continues the text: the vocabulary cannot spell what the grammar requires.
     #[error("the grammar has no token that may come next")]
     DeadEnd,
     /// The grammar needs more work for one token than its limits allow.
@@ -64,15 +64,15 @@ pub enum GuideError {
         /// The token.
         token: TokenId,
     },
-    /// A fault in the grammar engine. Also every later call on the same guide.
+    /// A fault in the grammar engine. Every later call on the same guide returns it too.
     #[error("the grammar engine failed: {reason}")]
     Failed {
-        /// What it says.
+        /// The engine's message.
         reason: String,
     },
 }
 
-/// The client's grammar is at fault where it is too complex or leads nowhere; all else is ours.
+/// A grammar that is too complex or a dead end is the client's fault; the rest is internal.
 impl From<GuideError> for EngineError {
     fn from(error: GuideError) -> Self {
         let told = match &error {

@@ -1,4 +1,4 @@
-//! [`GuideFactory`]: what all guided requests of a model share.
+//! [`GuideFactory`]: the state that all guided requests of a model share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::sampler::prompt_and_resumed;
 
 /// Compiles guided requests for one model's vocabulary.
 ///
-/// Building one takes time in proportion to the vocabulary, about a second for 128,000 tokens: do it while the weights
-/// load. Compiling takes from less than a millisecond to a second: keep it off async threads. Cheap to share behind an `Arc`.
+/// Building one takes time proportional to the vocabulary, about a second for 128,000 tokens: do it while the weights
+/// load. Compiling takes from less than a millisecond to a second: keep it off async threads. Share it behind an `Arc`.
 pub struct GuideFactory {
     parsers: ParserFactory,
     limits: GuideLimits,
@@ -27,11 +27,11 @@ pub struct GuideFactory {
     eos: Arc<[TokenId]>,
 }
 
-/// A token id that no vocabulary holds: the trie's way of saying that nothing ends a sequence.
+/// A token id outside every vocabulary: tells the trie that no token ends a sequence.
 const NO_TOKEN: TokenId = TokenId::MAX;
 
 impl GuideFactory {
-    /// The kinds of grammars that it compiles, as its engine declares them.
+    /// The kinds of grammars that it compiles, for the engine to declare.
     pub const KINDS: [GuidedKind; 5] = [
         GuidedKind::JsonObject,
         GuidedKind::JsonSchema,
@@ -40,8 +40,8 @@ impl GuideFactory {
         GuidedKind::Grammar,
     ];
 
-    /// For the tokenizer in `tokenizer_json`, rows of `vocab_size` logits, and the model's own end-of-sequence ids. Without
-    /// any, only a text that cannot go on ends a sequence.
+    /// Builds a factory from the content of `tokenizer.json`, the length `vocab_size` of a row of logits, and the model's
+    /// end-of-sequence ids. Without ids, a sequence ends only when its text cannot continue.
     ///
     /// # Errors
     /// As [`Vocabulary::try_from_tokenizer_json`], and for end-of-sequence ids or tokens that do not fit.
@@ -71,7 +71,7 @@ impl GuideFactory {
             });
         }
         let limits = GuideLimits::default();
-        // The trie asserts what it cannot hold.
+        // The trie panics on what it does not support.
         let parsers = panic_utils::catch_unwind(std::panic::AssertUnwindSafe(|| {
             parsers(&vocabulary, eos, &limits)
         }));
@@ -86,7 +86,7 @@ impl GuideFactory {
         })
     }
 
-    /// With other limits than the default ones.
+    /// Replaces the default limits.
     #[must_use]
     pub fn with_limits(mut self, limits: GuideLimits) -> Self {
         *self.parsers.limits_mut() = limits.parser();
@@ -106,19 +106,19 @@ impl GuideFactory {
         &self.vocabulary
     }
 
-    /// A guide at the start of its text. A resumed request accepts its resumed tokens first.
+    /// Compiles a guide at the start of its text. A resumed request then accepts its resumed tokens.
     ///
     /// # Errors
-    /// `InvalidArgument` for `RequestField::Guided`, with the reason, for what cannot be compiled, exceeds the limits or allows no
-    /// first token.
+    /// `InvalidArgument` for `RequestField::Guided`, with the reason, if the grammar cannot be compiled, exceeds the limits or
+    /// allows no first token.
     pub fn compile(&self, guided: &GuidedDecoding) -> Result<Guide, EngineError> {
         let parser = compile::compile(&self.parsers, &self.limits, guided)?;
         let eos = Arc::clone(&self.eos);
         Ok(Guide::try_new(parser, eos, self.vocabulary.len())?)
     }
 
-    /// Looks for what is wrong with a grammar by itself: its syntax, and what is no part of its notation or over a limit of its
-    /// size. It takes far less than to [`compile`](Self::compile) it, which may find more.
+    /// Checks a grammar by itself: its syntax, unsupported notation, and the limits of its size. This is far cheaper than
+    /// [`compile`](Self::compile), which may find more errors.
     ///
     /// # Errors
     /// As [`compile`](Self::compile).
@@ -126,7 +126,7 @@ impl GuideFactory {
         compile::check(&self.parsers, &self.limits, guided)
     }
 
-    /// The guide of a request, if it has one to follow. That of a resumed request stands where its tokens left it.
+    /// Compiles the guide of a request, if it has one. For a resumed request, the guide has accepted the resumed tokens.
     ///
     /// # Errors
     /// As [`compile`](Self::compile), and as [`Guide::accept`] for resumed tokens; `Unsupported` for a request that has no tokens.
@@ -154,7 +154,7 @@ fn parsers(
     if !eos.is_empty() {
         trie = trie.with_eos_tokens(eos);
     }
-    // Not canonical: nothing is forced, so the model keeps its own way of splitting text into tokens.
+    // Not canonical: no token is forced, so the model keeps its own way of splitting text into tokens.
     let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
     let slices = SlicedBiasComputer::general_slices();
     let mut parsers = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)?;

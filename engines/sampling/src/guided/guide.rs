@@ -1,4 +1,4 @@
-//! [`Guide`]: one sequence's place in its grammar.
+//! [`Guide`]: the position of one sequence in its grammar.
 
 use std::convert::identity;
 use std::fmt;
@@ -13,18 +13,18 @@ use super::compile::reason;
 use super::error::GuideError;
 use crate::mask::TokenMask;
 
-/// One sequence's place in its grammar.
+/// The position of one sequence in its grammar.
 ///
 /// # Contract
-/// - For each token: [`mask`](Self::mask), sample, then, unless a stop token ended the sequence, [`accept`](Self::accept).
-/// - After `compile`, and after each `accept`, [`is_finished`](Self::is_finished) says whether the sequence is over: no more tokens are
-///   to be sampled, and the request ends with `stop`.
-/// - An [`is_end`](Self::is_end) token, sampled, ends the sequence as well, whatever `ignore_eos` and `min_tokens` say; it is not text.
-///   A sampler that knows the [`ends`](Self::ends) keeps them away until `min_tokens`.
-/// - It is `Send`: masks may be computed on another thread beside the forward pass.
+/// - For each token: [`mask`](Self::mask), sample, then [`accept`](Self::accept), unless a stop token ended the sequence.
+/// - After `compile`, and after each `accept`, [`is_finished`](Self::is_finished) tells whether the sequence is over. Then
+///   sample no more tokens; the request ends with `stop`.
+/// - A sampled [`is_end`](Self::is_end) token also ends the sequence, whatever `ignore_eos` and `min_tokens` are; it is not
+///   text. A sampler that knows the [`ends`](Self::ends) bans them until `min_tokens`.
+/// - A guide is `Send`: masks may be computed on another thread during the forward pass.
 pub struct Guide {
     state: State,
-    /// The mask of the first token, until that is accepted.
+    /// The mask of the first token, until one is accepted.
     first: Option<TokenMask>,
     eos: Arc<[TokenId]>,
     vocab_size: usize,
@@ -54,11 +54,11 @@ impl Guide {
         Ok(guide)
     }
 
-    /// The tokens that may come next. Takes about 50 microseconds, at times some milliseconds. When the text is complete
-    /// and cannot go on, the end-of-sequence tokens alone.
+    /// Returns the tokens that may come next. It takes about 50 microseconds, at times some milliseconds. If the text is
+    /// complete and cannot continue, only the end-of-sequence tokens are allowed.
     ///
     /// # Errors
-    /// For a grammar that became too complex, or that no token continues. The guide is of no more use then.
+    /// The grammar became too complex, or no token continues the text. The guide is unusable then.
     pub fn mask(&mut self) -> Result<TokenMask, GuideError> {
         if let Some(first) = &self.first {
             return Ok(first.clone());
@@ -76,11 +76,10 @@ impl Guide {
         Ok(TokenMask::from_words(allowed.into(), self.vocab_size))
     }
 
-    /// Notes that `token` is the next one of the sequence.
+    /// Records that `token` is the next one of the sequence.
     ///
     /// # Errors
-    /// For a token that the grammar does not allow here, and for a grammar that became too complex. The guide is of no
-    /// more use then.
+    /// The grammar does not allow the token here, or became too complex. The guide is unusable then.
     pub fn accept(&mut self, token: TokenId) -> Result<(), GuideError> {
         self.first = None;
         let is_end = self.is_end(token);
@@ -100,7 +99,7 @@ impl Guide {
         Ok(())
     }
 
-    /// Whether the text is complete and cannot go on, or an end-of-sequence token was accepted.
+    /// Whether the text is complete and cannot continue, or an end-of-sequence token was accepted.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         matches!(self.state, State::Finished)
@@ -112,7 +111,7 @@ impl Guide {
         &self.eos
     }
 
-    /// Whether `token` ends a guided sequence: one of the model's end-of-sequence tokens.
+    /// Whether `token` ends a guided sequence, as one of the model's end-of-sequence tokens.
     #[must_use]
     pub fn is_end(&self, token: TokenId) -> bool {
         self.eos.contains(&token)
@@ -124,7 +123,7 @@ impl Guide {
     }
 }
 
-/// Whether the text is over after `token`.
+/// Consumes `token`. Returns whether the text is over after it.
 fn consume(
     parser: &mut TokenParser,
     token: TokenId,
@@ -136,7 +135,7 @@ fn consume(
         parser.validate_token(token)?
     };
     if !is_allowed {
-        // A mask does not look into every token that it allows, so a limit may be reached within this one.
+        // A mask does not explore every token that it allows, so this one may reach a limit.
         return Ok(Err(match parser.parser.get_error() {
             Some(error) => GuideError::TooComplex {
                 reason: reason(&error.message()),
@@ -148,7 +147,7 @@ fn consume(
     Ok(Ok(parser.check_stop()? || is_end))
 }
 
-/// Panics in the grammar engine are errors of one guide.
+/// Turns a panic in the grammar engine into an error of this guide.
 fn run<T>(
     parser: &mut TokenParser,
     work: impl FnOnce(&mut TokenParser) -> anyhow::Result<T>,

@@ -1,31 +1,31 @@
-//! [`GuideLimits`]: what one client's grammar may cost everybody else.
+//! [`GuideLimits`]: limits on the cost of one client's grammar.
 
 use llguidance::api::ParserLimits;
 
-/// Limits on a grammar, checked before and while it is compiled, and at every token.
+/// Limits on a grammar, checked before and during compilation, and at every token.
 ///
-/// The defaults hold the schemas of practice. The worst grammars found within them took one to two seconds to compile
-/// and a tenth of a second for one token, at which they were then refused.
+/// The defaults fit the schemas of practice. The worst known grammars within them took one to two seconds to compile and a
+/// tenth of a second for one token, which was then refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuideLimits {
-    /// Bytes of the schema as compact JSON, or of the texts of a choice together.
+    /// Bytes of the schema as compact JSON, or of all texts of a choice.
     pub source_bytes: usize,
-    /// Bytes of an expression, of the patterns of a schema together, or of a grammar. A letter of these can cost far more
-    /// than one of a text: `\w` is a class of some hundred ranges.
+    /// Bytes of an expression, of all patterns of a schema, or of a grammar. Their characters can cost far more than those of a
+    /// text: `\w` is a class of some hundred ranges.
     pub expression_bytes: usize,
-    /// Levels of nesting: of a schema's objects and arrays, or of brackets in an expression or a grammar.
+    /// Nesting depth of a schema's objects and arrays, or of brackets in an expression or a grammar.
     pub depth: usize,
-    /// Objects in a schema, wherever they stand: a reference makes a schema of any.
+    /// Objects anywhere in a schema: a reference can make a schema of any of them.
     pub objects: usize,
-    /// References of a schema to different places. Each can lead as deep as the schema is nested.
+    /// Distinct targets of a schema's references. Each can lead as deep as the schema is nested.
     pub references: usize,
-    /// What a schema becomes once its parts are merged: schemas, properties, names and values; a few hundred bytes each. Some
-    /// comparisons of the options of a `oneOf` count as one.
+    /// Size of a schema once its parts are merged: schemas, properties, names and values, a few hundred bytes each. Several
+    /// comparisons between the options of a `oneOf` count as one.
     pub expansion: usize,
-    /// Properties of one object of a schema, merged parts together, and those that are only required; also of an object that is
-    /// a value of `const` or `enum`.
+    /// Properties of one object of a schema, over all merged parts and including those that are only required; also of an object
+    /// inside `const` or `enum`.
     pub properties: usize,
-    /// Patterns among those (`patternProperties`): whether they exclude each other is asked of each pair.
+    /// Patterns among those (`patternProperties`): each pair is checked for overlap.
     pub patterns: usize,
     /// Texts of a choice.
     pub choices: usize,
@@ -33,13 +33,13 @@ pub struct GuideLimits {
     pub rules: usize,
     /// Symbols of the compiled grammar.
     pub grammar_symbols: usize,
-    /// Work for building the lexer; about 50,000 a millisecond.
+    /// Work to build the lexer; about 50,000 per millisecond.
     pub lexer_fuel: u64,
-    /// Work of the lexer for one token; about 14,000 a millisecond.
+    /// Lexer work for one token; about 14,000 per millisecond.
     pub token_lexer_fuel: u64,
-    /// Parser items for one token; about 20,000 a millisecond.
+    /// Parser items for one token; about 20,000 per millisecond.
     pub token_parser_items: usize,
-    /// States of the lexer, kept for the sequence's life; 1 to 2 kB each.
+    /// Lexer states, kept as long as the sequence; 1 to 2 kB each.
     pub lexer_states: usize,
 }
 
@@ -73,7 +73,7 @@ impl GuideLimits {
             step_max_items: self.token_parser_items,
             max_lexer_states: self.lexer_states,
             max_grammar_size: self.grammar_symbols,
-            // Errors go to clients: they must hold neither the text so far nor the grammar.
+            // Errors go to clients: they must not contain the text so far or the grammar.
             verbose_errors: false,
             ..ParserLimits::default()
         }

@@ -1,4 +1,4 @@
-//! What a JSON schema may cost, counted before llguidance sees it. Not whether it is one: that llguidance says.
+//! The cost of a JSON schema, estimated before llguidance sees it. llguidance itself decides whether it is valid.
 
 mod expansion;
 
@@ -9,24 +9,24 @@ use serde_json::{Deserializer, Map, Value};
 use super::compile::check_bytes;
 use super::limits::GuideLimits;
 
-/// Recursive as deep as references lead: it runs on a large stack.
+/// Checks `schema`. It recurses as deep as references lead, so it needs a large stack.
 ///
 /// # Errors
-/// The limit that `schema` is over.
+/// The limit that `schema` exceeds.
 pub(super) fn check(limits: &GuideLimits, schema: &Value) -> Result<(), String> {
     check_size(limits, schema)?;
     let mut budget = limits.expansion;
     expansion::check(limits, schema, &mut budget)
 }
 
-/// As [`check`], for the schemas within a grammar in Lark, `%json {...}`, together.
+/// As [`check`], for all the schemas in a Lark grammar, `%json {...}`, together.
 ///
 /// # Errors
-/// The limit that one of them is over, or all together.
+/// The limit that one of them exceeds, or all of them together.
 pub(super) fn check_lark(limits: &GuideLimits, text: &str) -> Result<(), String> {
     let mut budget = limits.expansion;
     for (at, keyword) in text.match_indices("%json") {
-        // As llguidance reads it. What is no JSON is an error there, or stands in a text or a comment.
+        // As llguidance reads it. Text that is not JSON is an error there, or is part of a string or a comment.
         let rest = &text[at + keyword.len()..];
         let mut values = Deserializer::from_str(rest).into_iter::<Value>();
         if let Some(Ok(schema)) = values.next() {
@@ -37,7 +37,7 @@ pub(super) fn check_lark(limits: &GuideLimits, text: &str) -> Result<(), String>
     Ok(())
 }
 
-/// Nesting and size, without recursion: this is what keeps everything after it from running deep.
+/// Checks nesting and size without recursion. This bounds the recursion of all later steps.
 fn check_size(limits: &GuideLimits, schema: &Value) -> Result<(), String> {
     let (mut bytes, mut patterns, mut objects) = (0_usize, 0_usize, 0_usize);
     let mut references = HashSet::new();

@@ -1,4 +1,4 @@
-//! Guided decoding from end to end: random walks through masks always spell a text of the language.
+//! Guided decoding end to end: random walks through masks always spell a text of the language.
 
 mod dead_ends;
 mod limits;
@@ -42,14 +42,14 @@ fn pieces() -> GuideFactory {
     GuideFactory::try_new(file.to_string().as_bytes(), size, &[PIECES_EOS]).unwrap()
 }
 
-/// What a walk came to.
+/// The result of a walk.
 struct Walk {
     text: String,
     tokens: Vec<TokenId>,
     is_finished: bool,
 }
 
-/// A model that says anything: samples from noise under the mask, up to `room` tokens.
+/// A random model: samples from noise under the mask, up to `room` tokens.
 fn walk(factory: &GuideFactory, guided: &GuidedDecoding, seed: u64, room: usize) -> Walk {
     let mut guide = factory.compile(guided).unwrap();
     let vocab_size = factory.vocabulary().len();
@@ -76,7 +76,7 @@ fn walk(factory: &GuideFactory, guided: &GuidedDecoding, seed: u64, room: usize)
     }
 }
 
-/// Walks with both tokenizers. Of the texts that came to an end, at least `least` of all, each must hold.
+/// Walks with both tokenizers. At least `least` texts must be complete, and `holds` must be true of each of them.
 fn walks(guided: &GuidedDecoding, least: usize, holds: impl Fn(&str) -> bool) {
     for factory in [tiny_chat(), pieces()] {
         let mut finished = 0;
@@ -194,7 +194,7 @@ fn grammars_are_followed() {
     walks(&GuidedDecoding::Grammar(grammar.into()), 25, |text| {
         whole.is_match(text)
     });
-    // Nesting, which no regular expression can say.
+    // Nesting, which no regular expression can express.
     let nested = r#"start: "(" start ")" | "x""#;
     walks(&GuidedDecoding::Grammar(nested.into()), 20, |text| {
         let depth = text.find('x').unwrap();
@@ -227,7 +227,7 @@ fn the_end_is_allowed_where_the_text_may_end_and_only_there() {
     );
 }
 
-/// Where the text may go on, `min_tokens` makes it; where it cannot, the guide ends it.
+/// `min_tokens` lengthens a text that may continue; the guide ends one that cannot.
 #[test]
 fn min_tokens_lengthens_what_can_be_longer() {
     let factory = pieces();
@@ -242,7 +242,7 @@ fn min_tokens_lengthens_what_can_be_longer() {
             let mut sampler = sampler.with_ends(guide.ends());
             let mut length = 0;
             while !guide.is_finished() {
-                // A model that wants to end at once.
+                // A model that tries to end at once.
                 let mut logits = vec![0.0; factory.vocabulary().len()];
                 logits[usize::try_from(PIECES_EOS).unwrap()] = 9.0;
                 let mask = guide.mask().unwrap();
@@ -254,7 +254,7 @@ fn min_tokens_lengthens_what_can_be_longer() {
             length
         })
     };
-    // An end of the guide is one also where the request does not list it, or ignores it.
+    // The guide's end tokens count even if the request does not list them, or ignores them.
     assert_eq!(lengths(&request), [3, 2]);
     request.stop.eos_token_ids = [PIECES_EOS].into();
     assert_eq!(lengths(&request), [3, 2]);
@@ -319,7 +319,7 @@ fn end_tokens_outside_the_vocabulary_are_refused() {
     );
 }
 
-/// The reason a request is refused with, and the field it names.
+/// The reason and the field of a refused request.
 fn refusal(factory: &GuideFactory, guided: &GuidedDecoding) -> (String, String) {
     let error = factory.compile(guided).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
@@ -387,7 +387,7 @@ fn bad_grammars_are_refused_by_field_and_reason() {
     }
 }
 
-/// A guide replayed on the tokens so far is where the first one was.
+/// A guide that accepts the tokens so far again reaches the same position.
 #[test]
 fn a_guide_goes_on_from_resumed_tokens() {
     let factory = tiny_chat();
@@ -417,7 +417,7 @@ fn guides_may_be_made_and_asked_on_any_thread() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a client sends as an expression is an error or a guide.
+    /// Any expression from a client is an error or a guide.
     #[test]
     fn arbitrary_sources_never_crash(text in "[a-c(){}\\[\\]|*+?.^$\\\\/:\"0-9,\n -]{0,24}") {
         let factory = pieces();

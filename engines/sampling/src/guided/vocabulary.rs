@@ -1,8 +1,8 @@
-//! [`Vocabulary`]: the bytes of each token, from a `tokenizer.json`, or from an engine that knows them.
+//! [`Vocabulary`]: the bytes of each token, from a `tokenizer.json` or from an engine that knows them.
 //!
-//! Grammars are about bytes, and a tokenizer's file spells tokens in its own way: byte-level BPE as one letter per byte
-//! (GPT-2's table), SentencePiece as text with `▁` for a space and `<0x0A>` for a byte. Which of the two it is, the file's
-//! decoder says, because decoding is what turns tokens into text.
+//! Grammars work on bytes, but each kind of tokenizer file spells tokens in its own way: byte-level BPE as one letter per
+//! byte (GPT-2's table), SentencePiece as text with `▁` for a space and `<0x0A>` for a byte. The file's decoder tells which,
+//! because decoding turns tokens into text.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::error::VocabularyError;
 
-/// The bytes of every token. Special tokens, and ids that the tokenizer does not use, have none.
+/// The bytes of every token. Special tokens and unused ids have none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Vocabulary {
     tokens: Vec<Token>,
@@ -19,16 +19,16 @@ pub struct Vocabulary {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Token {
-    /// An id that the tokenizer does not use: padding of the embedding's rows, for example.
+    /// An id that the tokenizer does not use, such as padding of the embedding.
     #[default]
     Unused,
     Text(Vec<u8>),
-    /// A control token, by its name. It is no text; a grammar may name it.
+    /// A control token, by its name. It has no text, but a grammar may name it.
     Special(String),
 }
 
 impl Vocabulary {
-    /// `vocab_size` ids, none of which is used.
+    /// Creates a vocabulary of `vocab_size` unused ids.
     #[must_use]
     pub fn unused(vocab_size: usize) -> Self {
         Self {
@@ -36,21 +36,21 @@ impl Vocabulary {
         }
     }
 
-    /// Says which bytes `token` adds to a text. An id outside the vocabulary is left out.
+    /// Sets the bytes that `token` adds to a text. Ignores an id outside the vocabulary.
     pub fn set_text(&mut self, token: TokenId, bytes: Vec<u8>) {
         self.set(token.into(), Token::Text(bytes));
     }
 
-    /// Says that `token` is a control token, which is no text; a grammar may name it. An id outside the vocabulary is left out.
+    /// Makes `token` a control token. It has no text, but a grammar may name it. Ignores an id outside the vocabulary.
     pub fn set_special(&mut self, token: TokenId, name: String) {
         self.set(token.into(), Token::Special(name));
     }
 
-    /// Reads a `tokenizer.json`. `vocab_size` is the length of a row of logits: ids from there on cannot be sampled and
-    /// are dropped; ids that are missing are unused.
+    /// Reads a `tokenizer.json`. `vocab_size` is the length of a row of logits. Larger ids cannot be sampled and are dropped;
+    /// missing ids are unused.
     ///
     /// # Errors
-    /// For what is no such file, and for kinds whose tokens have no bytes of their own (WordPiece, WordLevel).
+    /// The file is malformed, or is of a kind whose tokens have no bytes of their own (WordPiece, WordLevel).
     pub fn try_from_tokenizer_json(
         json: &[u8],
         vocab_size: usize,
@@ -67,7 +67,7 @@ impl Vocabulary {
             .map_or(&[][..], Vec::as_slice);
         for token in added {
             if let (Some(id), Some(content)) = (token["id"].as_u64(), token["content"].as_str()) {
-                // These are spelled as they are, whatever the model's own tokens look like.
+                // Added tokens are spelled literally, whatever the spelling of the model's own tokens.
                 let is_special = token["special"].as_bool().unwrap_or(false);
                 vocabulary.set(
                     id,
@@ -94,7 +94,7 @@ impl Vocabulary {
         self.tokens.is_empty()
     }
 
-    /// The bytes that `token` adds to a text: none for special, unused and unknown ones.
+    /// The bytes that `token` adds to a text; empty for special, unused and unknown ones.
     #[must_use]
     pub fn bytes(&self, token: TokenId) -> &[u8] {
         let place = usize::try_from(token).unwrap_or(usize::MAX);
@@ -111,10 +111,10 @@ impl Vocabulary {
         }
     }
 
-    /// As a token trie wants them: special tokens with a marker byte, which no text in UTF-8 holds.
+    /// The words for a token trie: special tokens begin with a marker byte, which never occurs in UTF-8.
     pub(super) fn words(&self) -> Vec<Vec<u8>> {
         let word = |token: &Token| match token {
-            // A lone 0xFF would look like a marker. No text can hold it.
+            // A lone 0xFF would look like a marker. No text contains it.
             Token::Text(bytes) if bytes.first() == Some(&MARKER) => Vec::new(),
             Token::Text(bytes) => bytes.clone(),
             Token::Special(name) => [&[MARKER], name.as_bytes()].concat(),
@@ -145,7 +145,7 @@ fn pieces(vocab: &Value) -> Vec<(u64, &str)> {
 enum Spelling {
     /// One letter per byte.
     ByteLevel(HashMap<char, u8>),
-    /// Text with a letter of its own for the space, and `<0xNN>` for bytes.
+    /// Text with its own character for the space, and `<0xNN>` for bytes.
     Pieces { space: char, has_bytes: bool },
 }
 
@@ -180,7 +180,7 @@ impl Spelling {
                     .chars()
                     .map(|letter| letters.get(&letter).copied())
                     .collect();
-                // A piece with other letters is text as it stands, for the decoder too.
+                // A piece with other letters is literal text, for the decoder too.
                 bytes.unwrap_or_else(|| piece.as_bytes().to_vec())
             }
             Self::Pieces { space, has_bytes } => match byte_piece(piece) {
@@ -198,7 +198,7 @@ fn byte_piece(piece: &str) -> Option<u8> {
         .flatten()
 }
 
-/// The letter that a decoder's step turns into a space.
+/// The letter that a decoder step replaces by a space.
 fn space_letter(step: &Value) -> Option<char> {
     let letter = match step["type"].as_str()? {
         "Metaspace" => step["replacement"].as_str().unwrap_or("▁"),
@@ -209,7 +209,7 @@ fn space_letter(step: &Value) -> Option<char> {
     letters.next().filter(|_| letters.next().is_none())
 }
 
-/// A decoder's steps: itself, or those of a sequence of them.
+/// A decoder's steps: the decoder itself, or the elements of a sequence.
 fn flatten<'a>(decoder: &'a Value, steps: &mut Vec<&'a Value>) {
     match decoder["decoders"].as_array() {
         Some(inner) if decoder["type"] == "Sequence" => {
@@ -219,7 +219,7 @@ fn flatten<'a>(decoder: &'a Value, steps: &mut Vec<&'a Value>) {
     }
 }
 
-/// GPT-2's table: printable bytes of Latin-1 stand for themselves, the others for the letters from U+0100 on.
+/// GPT-2's table: printable bytes of Latin-1 map to themselves, the others to the letters from U+0100 on.
 fn byte_letters() -> HashMap<char, u8> {
     let mut others = '\u{100}'..;
     (0..=u8::MAX)

@@ -84,7 +84,7 @@ fn requests() -> impl Strategy<Value = GenerateRequest> {
         )
 }
 
-/// Rows with ties and impossible tokens, and rows without.
+/// Rows with and without ties and impossible tokens.
 fn rows() -> impl Strategy<Value = Vec<Vec<f32>>> {
     let coarse = prop_oneof![9 => (-8_i8..8).prop_map(f32::from), 1 => Just(f32::NEG_INFINITY)];
     let row =
@@ -192,7 +192,7 @@ fn request(set: impl FnOnce(&mut GenerateRequest)) -> GenerateRequest {
     request
 }
 
-/// How often each of the tokens comes in `count` draws on the same row.
+/// The frequency of each token in `count` draws on the same row.
 fn counts(request: &GenerateRequest, row: &[f32], count: usize) -> BTreeMap<TokenId, f64> {
     let mut sampler = Sampler::try_new(request, row.len(), 0).unwrap();
     let mut counts = BTreeMap::new();
@@ -217,7 +217,7 @@ fn chi_square(counts: &BTreeMap<TokenId, f64>, expected: &[(TokenId, f64)]) -> f
     expected.iter().map(cell).sum()
 }
 
-/// The seed is fixed, so this passes always or never. 0.1 % points of chi-square for the cells less one.
+/// The seed is fixed, so the test is deterministic. Bounds are the 0.1 % points of chi-square for one less than the cells.
 #[test]
 fn draws_follow_the_distribution() {
     const DRAWS: usize = 20_000;
@@ -313,7 +313,7 @@ fn greedy_takes_the_lowest_of_equals() {
         let found = sampler
             .sample(&mut [0.0, 4.0, 1.0, 4.0, 2.0], None)
             .unwrap();
-        // With min_p 1 both of the best stay, and either may come.
+        // With min_p 1 both of the best remain, and either may be drawn.
         let is_right = found.token == 1 || (request.sampling.min_p.is_some() && found.token == 3);
         assert!(is_right, "{:?} gave {}", request.sampling, found.token);
     }
@@ -367,7 +367,7 @@ fn rows_that_are_no_rows_are_named() {
             }
         );
         assert_eq!(EngineError::from(error).kind(), ErrorKind::Internal);
-        // And the sampler lives.
+        // The sampler still works.
         assert!(sampler.sample(&mut [0.0; 3], None).is_ok());
     }
 }

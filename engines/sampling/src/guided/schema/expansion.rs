@@ -1,8 +1,8 @@
-//! What a schema becomes once llguidance has merged its parts, counted in a sketch of the same.
+//! The size of a schema once llguidance has merged its parts, estimated by a simplified merge.
 //!
-//! llguidance makes one schema of what stands beside each other (`allOf`, `anyOf`, `enum`, a `$ref` with neighbours, the keywords
-//! themselves): options are copied for options, and a reference becomes a copy of what it names. So thirty definitions of two
-//! lines can become 2^30 properties. Here the same is done with what counts alone, until a budget is used up.
+//! llguidance merges neighbouring parts into one schema (`allOf`, `anyOf`, `enum`, a `$ref` with neighbours, the keywords
+//! themselves): it copies options for each option, and replaces a reference by a copy of its target. So thirty definitions
+//! of two lines can become 2^30 properties. This module does the same with counts alone, until a budget is used up.
 
 mod shape;
 
@@ -17,18 +17,18 @@ use self::shape::{
 use super::super::limits::GuideLimits;
 use super::check_count;
 
-/// How deep merged parts may contain merged parts; llguidance stops there too.
+/// How deep merged parts may nest; llguidance has the same limit.
 const MERGED_LEVELS: usize = 128;
-/// Optional properties beside a `minProperties` or `maxProperties`: llguidance writes the object once for each of them.
+/// Optional properties beside a `minProperties` or `maxProperties`: llguidance emits the object once for each of them.
 const COUNTED_PROPERTIES: usize = 64;
 /// Bytes of a pattern that count as one.
 const PATTERN_BYTES: usize = 16;
-/// Comparisons of `oneOf` in the time of one.
+/// Comparisons of a `oneOf` that cost one.
 const COMPARISONS: usize = 8;
-/// What it costs to see whether two patterns exclude each other.
+/// The cost of checking whether two patterns overlap.
 const PATTERN_PAIR: usize = 16;
 
-/// Keywords of the schema itself, in which it is one object of llguidance.
+/// Keywords of the schema itself, which together make one object of llguidance.
 const OWN: [&str; 18] = [
     "type",
     "properties",
@@ -50,10 +50,10 @@ const OWN: [&str; 18] = [
     "maximum",
 ];
 
-/// Counts what `schema` becomes, and takes it from the budget.
+/// Estimates the size that `schema` expands to, within the budget.
 ///
 /// # Errors
-/// For more than the limits allow, and for references that lead nowhere, which llguidance refuses too.
+/// The size exceeds the limits, or a reference has no target, which llguidance refuses too.
 pub(super) fn check(
     limits: &GuideLimits,
     schema: &Value,
@@ -73,9 +73,9 @@ pub(super) fn check(
 struct Expansion<'a> {
     limits: &'a GuideLimits,
     root: &'a Value,
-    /// What may still be made.
+    /// The rest of the budget.
     left: usize,
-    /// By their reference; `None` while one is made.
+    /// Definitions by reference; `None` while one is being computed.
     definitions: HashMap<&'a str, Option<Shape<'a>>>,
 }
 
@@ -100,7 +100,7 @@ impl<'a> Expansion<'a> {
         let entries = match schema {
             Value::Object(entries) => entries,
             Value::Bool(false) => return Ok(Shape::Never),
-            // `true`, and what is no schema, as llguidance will say.
+            // `true`, or an invalid schema, which llguidance will reject.
             Value::Bool(true)
             | Value::Null
             | Value::Number(_)
@@ -118,7 +118,7 @@ impl<'a> Expansion<'a> {
         Ok(shape)
     }
 
-    /// `shape` with a keyword that brings a schema of its own; as it is for others.
+    /// Merges `shape` with the schema that a keyword contains; returns it unchanged for other keywords.
     fn applied(
         &mut self,
         shape: Shape<'a>,
@@ -154,7 +154,7 @@ impl<'a> Expansion<'a> {
         schemas.iter().map(|schema| self.shape(schema)).collect()
     }
 
-    /// The value that is meant, and nothing else.
+    /// The schema of exactly this value.
     fn constant(&mut self, value: &'a Value) -> Result<Shape<'a>, String> {
         let kinds = match value {
             Value::Null => NULL,
@@ -173,7 +173,7 @@ impl<'a> Expansion<'a> {
         })))
     }
 
-    /// What the keywords in [`OWN`] say.
+    /// The schema of the keywords in [`OWN`].
     fn own(&mut self, entries: &'a Map<String, Value>) -> Result<Shape<'a>, String> {
         check_types(entries.get("type"))?;
         let items = entries.get("items");
@@ -203,7 +203,7 @@ impl<'a> Expansion<'a> {
             items: self.optional(items)?,
             is_counted: is_given("minProperties") || entries.contains_key("maxProperties"),
         };
-        // Each property is merged with the pattern that its name matches, whichever that is.
+        // Each property merges with the pattern that its name matches; assume the largest.
         let largest = plain.patterns.values().map(Shape::size).max().unwrap_or(0);
         plain.weight += largest.saturating_mul(plain.properties.len());
         self.charge(plain.weight + plain.required.len())?;
@@ -224,7 +224,7 @@ impl<'a> Expansion<'a> {
         schema.map(|schema| self.shape(schema)).transpose()
     }
 
-    /// Both at once, as `Schema::intersect` of llguidance makes it.
+    /// The intersection of two schemas, as in llguidance's `Schema::intersect`.
     fn merge(
         &mut self,
         first: Shape<'a>,
@@ -256,7 +256,7 @@ impl<'a> Expansion<'a> {
         Ok(merged)
     }
 
-    /// The options that are left with `shape` beside them.
+    /// The options that remain after each is merged with `shape`.
     fn merge_each(
         &mut self,
         options: Vec<Shape<'a>>,
@@ -274,7 +274,7 @@ impl<'a> Expansion<'a> {
         Ok(merged)
     }
 
-    /// What it costs to see whether each two of a `oneOf` exclude each other.
+    /// Charges the cost of checking each pair of a `oneOf`'s options for overlap.
     fn compare(&mut self, options: &[Shape<'a>]) -> Result<(), String> {
         let all = self.left.saturating_mul(COMPARISONS);
         let mut left = all;
@@ -341,12 +341,12 @@ impl<'a> Expansion<'a> {
         self.whole(merged)
     }
 
-    /// What `plain` says of a property of that name.
+    /// The schema that `plain` has for a property of that name.
     fn property(&mut self, plain: &Plain<'a>, name: &str) -> Result<Shape<'a>, String> {
         if let Some(shape) = plain.properties.get(name) {
             return self.copy(shape);
         }
-        // Whichever pattern it matches.
+        // Assume that any of the patterns may match.
         let shapes = plain.patterns.values().chain(&plain.additional);
         match shapes.max_by_key(|shape| shape.size()) {
             Some(shape) => self.copy(shape),
@@ -381,7 +381,7 @@ impl<'a> Expansion<'a> {
         }
     }
 
-    /// As many schemas of first items as the other part has.
+    /// Adds schemas of first items until there are `length`, the number that the other part has.
     fn fill(&mut self, plain: &mut Plain<'a>, length: usize) -> Result<(), String> {
         while plain.prefix.len() < length {
             let item = match &plain.items {
@@ -393,7 +393,7 @@ impl<'a> Expansion<'a> {
         Ok(())
     }
 
-    /// A schema as it is kept, once what it is made of is known.
+    /// Completes a schema once its parts are known, as it is stored.
     fn whole(&mut self, mut plain: Plain<'a>) -> Result<Shape<'a>, String> {
         if plain.kinds & ARRAY == 0 {
             (plain.prefix, plain.items) = (Vec::new(), None);
@@ -404,7 +404,7 @@ impl<'a> Expansion<'a> {
             plain.required.clear();
             plain.additional = None;
         }
-        // llguidance makes properties of what is only required, too.
+        // llguidance also creates properties for names that are only required.
         let is_unnamed = |name: &&&str| !plain.properties.contains_key(**name);
         let unnamed = plain.required.iter().filter(is_unnamed).count();
         check_properties(self.limits, plain.properties.len() + unnamed)?;
@@ -440,7 +440,7 @@ impl<'a> Expansion<'a> {
         Ok(())
     }
 
-    /// A copy of what a reference names; anything where that contains itself, which llguidance refuses.
+    /// A copy of a reference's target. If the target contains itself, returns a schema of anything; llguidance refuses it.
     fn named_by(&mut self, reference: &'a str) -> Result<Shape<'a>, String> {
         self.define(reference)?;
         let shape = self.definitions.get(reference).and_then(Option::as_ref);
@@ -451,7 +451,7 @@ impl<'a> Expansion<'a> {
     }
 }
 
-/// Where `#/...` leads, with llguidance's eyes: no escapes, and numbers as Rust reads them.
+/// The target of `#/...`, resolved as llguidance does: no escapes, and numbers as Rust parses them.
 fn find<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     if reference == "#" || reference == "#/" {
         return Some(root);
@@ -467,7 +467,7 @@ fn find<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     Some(at)
 }
 
-/// Refuses types named again: llguidance makes all of the schema for each name.
+/// Rejects repeated types: llguidance builds the whole schema for each name.
 fn check_types(types: Option<&Value>) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     let names = types.and_then(Value::as_array).into_iter().flatten();
@@ -484,7 +484,7 @@ fn check_properties(limits: &GuideLimits, count: usize) -> Result<(), String> {
     check_count("properties in one object", count, limits.properties)
 }
 
-/// Values in `value`, itself not counted. Refuses objects with too many.
+/// The number of values inside `value`, itself excluded. Rejects objects with too many properties.
 fn values(limits: &GuideLimits, value: &Value) -> Result<usize, String> {
     let (mut count, mut open) = (0, vec![value]);
     while let Some(value) = open.pop() {

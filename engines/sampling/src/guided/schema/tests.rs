@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::super::limits::GuideLimits;
 use super::check_lark;
 
-/// On a stack as the compiler's.
+/// Checks on a stack like the compiler's.
 fn check(schema: &Value) -> Result<(), String> {
     thread::scope(|scope| {
         let checked = thread::Builder::new()
@@ -19,7 +19,7 @@ fn refusal(schema: &Value) -> String {
     check(schema).expect_err("over a limit")
 }
 
-/// `count` definitions, each of which `definition` makes of the reference to the next.
+/// `count` definitions. `definition` builds each from the reference to the next.
 fn chain(count: usize, definition: impl Fn(Value) -> Value) -> Value {
     let name = |at: usize| format!("d{at}");
     let next = |at: usize| json!({"$ref": format!("#/$defs/d{}", at + 1)});
@@ -37,7 +37,7 @@ fn what_references_make_deep_is_counted() {
     assert!(refusal(&chain(1500, |next| next)).contains("1024 different references"));
 }
 
-/// Asked pair by pair, or all names against each other: seconds and hours within the limit of bytes.
+/// Comparing all pairs, or all names with each other, would take seconds and hours within the limit of bytes.
 #[test]
 fn properties_and_patterns_of_an_object_are_counted() {
     let named = |count: usize, keyword: &str| {
@@ -50,7 +50,7 @@ fn properties_and_patterns_of_an_object_are_counted() {
     assert_eq!(check(&named(32, "patternProperties")), Ok(()));
     assert!(refusal(&named(2049, "properties")).contains("2048 properties"));
     assert!(refusal(&named(33, "patternProperties")).contains("32 patternProperties"));
-    // The same of names that are only required, and of values that are meant.
+    // The same with names that are only required, and with constant values.
     let names = |count: usize| (0..count).map(|at| format!("p{at}")).collect::<Vec<_>>();
     let required = |count: usize| json!({"properties": {"p": {}}, "required": names(count)});
     let value = |count: usize| {
@@ -64,7 +64,7 @@ fn properties_and_patterns_of_an_object_are_counted() {
     assert_eq!(check(&json!({"const": value(2048)})), Ok(()));
     assert!(refusal(&json!({"const": value(2049)})).contains("2048 properties"));
     assert!(refusal(&json!({"enum": [1, value(2049)]})).contains("2048 properties"));
-    // Together, and again for each option.
+    // All together, and again for each option.
     let other = json!({"patternProperties": {"^a$": {}}});
     let both = json!({"allOf": [named(32, "patternProperties"), other]});
     assert!(refusal(&both).contains("32 patternProperties"));
@@ -87,7 +87,7 @@ fn properties_and_patterns_of_an_object_are_counted() {
     );
 }
 
-/// Small as they are, llguidance would make gigabytes of them.
+/// The schemas are small, but llguidance would expand them to gigabytes.
 #[test]
 fn what_merged_parts_become_is_counted() {
     let names = |count: usize| (0..count).map(|at| format!("p{at}")).collect::<Vec<_>>();
@@ -101,7 +101,7 @@ fn what_merged_parts_become_is_counted() {
         typed["type"] = json!("object");
         json!({"properties": {"a": typed, "b": typed}})
     };
-    // The same where the parts that meet are properties of the same name.
+    // The same if the merged parts are properties of the same name.
     let twice_within = |next: Value| {
         let both = json!({"properties": {"a": next, "b": next}});
         let object = json!({"type": "object"});
@@ -116,7 +116,7 @@ fn what_merged_parts_become_is_counted() {
         json!({"enum": names(4000), "pattern": "a".repeat(30_000)}),
         json!({"allOf": [{"properties": properties}, {"additionalProperties": {"enum": names(4000)}}]}),
         json!({"oneOf": vec![json!({"type": "object"}); 4000]}),
-        // Each two of them are compared by each name, and again with what stands beside them.
+        // Each pair is compared by each name, and again with its neighbours.
         json!({"allOf": [{"type": "object", "required": names(2000)}, {"oneOf": vec![json!({"type": "object"}); 60]}]}),
         json!({"allOf": again}),
         chain(30, twice),

@@ -1,4 +1,4 @@
-//! Grammars that no token goes on with.
+//! Grammars that no token can continue.
 
 use genset_backend_common::error::At;
 use genset_backend_common::{EngineError, ErrorKind, GuidedDecoding, RequestField};

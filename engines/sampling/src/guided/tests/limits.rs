@@ -1,4 +1,4 @@
-//! Limits of what a guide may cost: before it is compiled, while it is, and while a text is under way.
+//! Limits on the cost of a guide: before compilation, during it, and during generation.
 
 use genset_backend_common::{ErrorKind, GuidedDecoding};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{pieces, refusal, tiny_chat, token_of};
 use crate::guided::{Guide, GuideError, GuideFactory, GuideLimits};
 
-/// Masks do not look into all tokens that they allow, so it may be the accepted token that reaches a limit: no fault of ours.
+/// Masks do not explore every token that they allow, so an accepted token may reach a limit. That is the grammar's fault.
 #[test]
 fn a_limit_that_is_reached_within_a_token_is_the_grammars() {
     let guided = GuidedDecoding::Regex(r#"[^"\\\x00-\x1F\x7F]{0,50000}"#.into());
@@ -40,13 +40,13 @@ fn deep(levels: usize, filler: &str) -> Value {
     )
 }
 
-/// Refused by counting, before anything recursive or costly sees them.
+/// They are rejected by counting, before any recursive or costly step.
 #[test]
 fn large_and_deep_grammars_are_refused() {
     let factory = pieces();
     let limits = factory.limits().clone();
     let schema = |value| refusal(&factory, &GuidedDecoding::JsonSchema(value)).1;
-    // A megabyte: too long and too deep, whichever is seen first.
+    // A megabyte: too long and too deep; either error may come first.
     let megabyte = schema(deep(1000, &"x".repeat(1000)));
     assert!(
         megabyte.contains("longer") || megabyte.contains("deeper"),
@@ -74,8 +74,8 @@ fn large_and_deep_grammars_are_refused() {
     assert!(other(GuidedDecoding::Choice(vec!["a".into(); 5000])).contains("texts"));
 }
 
-/// Within the limits of size, and still more work than they allow: an error while compiling or while generating, and
-/// otherwise a sequence like any other. What must not happen is a test that does not return.
+/// Within the size limits, but with too much work: an error while compiling or generating, or a normal sequence. The test
+/// must return in any case.
 #[test]
 fn exploding_grammars_are_bounded() {
     let factory = tiny_chat();
@@ -154,7 +154,7 @@ fn exploding_grammars_are_bounded() {
     );
 }
 
-/// Each limit by itself, so low that a small grammar is over it.
+/// Each limit alone, so low that a small grammar exceeds it.
 #[test]
 fn every_limit_is_kept() {
     let refused = |limits: GuideLimits, guided: GuidedDecoding| {
@@ -227,7 +227,7 @@ fn every_limit_is_kept() {
     assert!(all_refused, "{outcomes:#?}");
 }
 
-/// Up to 40 tokens of the lowest ids.
+/// Generates up to 40 tokens, always the lowest id.
 fn run_on(factory: &GuideFactory, mut guide: Guide) -> String {
     let mut text = Vec::new();
     for _ in 0..40 {

@@ -1,9 +1,9 @@
-//! What the sampler is compared with.
+//! The reference that the sampler is compared with.
 
 use super::*;
 
-/// Sampling as it is defined: every step on the whole row, with a softmax and a sort. `None` where rounding alone could
-/// decide what is kept.
+/// Sampling by definition: every step on the whole row, with a softmax and a sort. `None` if rounding alone could decide
+/// which tokens are kept.
 pub(super) struct Reference {
     /// Best first.
     pub(super) kept: Vec<(TokenId, f64)>,
@@ -59,7 +59,7 @@ impl Reference {
         }
         let total: f64 = kept.iter().map(|(_, weight)| weight).sum();
         kept.iter_mut().for_each(|(_, weight)| *weight /= total);
-        // Without anything to cut, draws run along the ids.
+        // If nothing is cut, draws run in order of ids.
         if options
             .top_k
             .is_none_or(|k| usize::try_from(k).unwrap() >= logits.len())
@@ -71,7 +71,7 @@ impl Reference {
         Some(Self { kept })
     }
 
-    /// Whether `draw` falls on `token`, give or take the rounding of a sum.
+    /// Whether `draw` selects `token`, up to the rounding of a sum.
     pub(super) fn draws(&self, draw: f64, token: TokenId) -> bool {
         let mut sum = 0.0;
         self.kept.iter().any(|(candidate, probability)| {
@@ -82,7 +82,7 @@ impl Reference {
     }
 }
 
-/// The changes of the crate's order, in the precision of the logits.
+/// The changes in the crate's order, in the precision of the logits.
 fn change(
     row: &mut [f32],
     request: &GenerateRequest,

@@ -1,4 +1,4 @@
-//! [`Shape`]: what counts of a schema, how large a copy of it is, and what it takes to compare two.
+//! [`Shape`]: the counted properties of a schema, the size of its copy, and the cost of comparing two.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::PATTERN_BYTES;
 
-/// Types that a value may be of, a bit each.
+/// A set of value types, one bit each.
 pub(super) type Kinds = u8;
 pub(super) const NULL: Kinds = 1;
 pub(super) const BOOLEAN: Kinds = 2;
@@ -16,7 +16,7 @@ pub(super) const ARRAY: Kinds = 16;
 pub(super) const OBJECT: Kinds = 32;
 pub(super) const ALL: Kinds = 63;
 
-/// What counts of a schema.
+/// The counted properties of a schema.
 #[derive(Clone)]
 pub(super) enum Shape<'a> {
     Any,
@@ -27,11 +27,11 @@ pub(super) enum Shape<'a> {
     Plain(Box<Plain<'a>>),
 }
 
-/// The schema of values of some types: what counts of arrays and of objects is here together.
+/// The schema of values of some types, with the counts for arrays and for objects together.
 #[derive(Clone, Default)]
 pub(super) struct Plain<'a> {
     pub(super) kinds: Kinds,
-    /// What is copied with it beside what follows.
+    /// The cost of copying everything beside the fields below.
     pub(super) weight: usize,
     pub(super) properties: BTreeMap<&'a str, Shape<'a>>,
     pub(super) patterns: BTreeMap<&'a str, Shape<'a>>,
@@ -39,12 +39,12 @@ pub(super) struct Plain<'a> {
     pub(super) required: BTreeSet<&'a str>,
     pub(super) prefix: Vec<Shape<'a>>,
     pub(super) items: Option<Shape<'a>>,
-    /// Has a `minProperties` or `maxProperties`.
+    /// Whether it has a `minProperties` or `maxProperties`.
     pub(super) is_counted: bool,
 }
 
 impl<'a> Shape<'a> {
-    /// Those in it that are of the same kind become options of it.
+    /// A union. Options that are unions themselves are flattened into it.
     pub(super) fn any_of(options: Vec<Shape<'a>>) -> Self {
         let options = options.into_iter().flat_map(|option| match option {
             Shape::AnyOf(nested) => nested,
@@ -70,7 +70,7 @@ impl<'a> Shape<'a> {
         Shape::OneOf(options.collect())
     }
 
-    /// What a copy costs.
+    /// The cost of a copy.
     pub(super) fn size(&self) -> usize {
         match self {
             Shape::Any | Shape::Never | Shape::Reference(_) => 1,
@@ -83,7 +83,7 @@ impl<'a> Shape<'a> {
 }
 
 impl<'a> Plain<'a> {
-    /// What may be said of a property of that name.
+    /// The schemas that may apply to a property of that name.
     fn said_of(&self, name: &str) -> Vec<&Shape<'a>> {
         match self.properties.get(name) {
             Some(shape) => vec![shape],
@@ -91,7 +91,7 @@ impl<'a> Plain<'a> {
         }
     }
 
-    /// What it costs to see which of the patterns a name matches.
+    /// The cost of finding the patterns that a name matches.
     fn lookup(&self) -> usize {
         let patterns = self.patterns.keys();
         patterns.map(|name| 1 + name.len() / PATTERN_BYTES).sum()
@@ -107,7 +107,7 @@ impl<'a> Plain<'a> {
     }
 }
 
-/// Takes from `left` what it takes to see whether two schemas exclude each other; `None` where that is more.
+/// Subtracts from `left` the cost of checking two schemas for overlap; `None` if the cost is larger.
 pub(super) fn compare_two(first: &Shape<'_>, second: &Shape<'_>, left: &mut usize) -> Option<()> {
     *left = left.checked_sub(1)?;
     match (first, second) {
@@ -134,7 +134,7 @@ pub(super) fn compare_two(first: &Shape<'_>, second: &Shape<'_>, left: &mut usiz
     Some(())
 }
 
-/// What `type` allows; whatever else it says, llguidance refuses.
+/// The types that `type` allows. llguidance rejects other values of it.
 pub(super) fn kinds(types: &Value) -> Kinds {
     let kind = |name: &Value| match name.as_str() {
         Some("null") => NULL,
