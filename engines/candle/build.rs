@@ -1,4 +1,4 @@
-//! Compiles `kernels/` where a feature asks for it: with nvcc for GPUs, with the C++ compiler for tests on the host.
+//! Compiles `kernels/` if a feature asks for it: with nvcc for GPUs, or with the C++ compiler for tests on the host.
 
 use std::error::Error;
 
@@ -16,8 +16,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One PTX module for each number type and one for logits, so that a process loads what it computes with alone. PTX of `compute_80` runs on
-/// every GPU from Ampere on: the driver translates it when the module is loaded.
+/// One PTX module for each number type and one for logits, so that a process loads only what it uses. PTX of `compute_80`
+/// runs on every GPU since Ampere: the driver translates it when it loads the module.
 #[cfg(feature = "cuda")]
 fn for_gpus() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-env-changed=NVCC_CCBIN");
@@ -49,7 +49,7 @@ fn for_the_host() {
         .cpp(true)
         .std("c++17")
         .opt_level(2)
-        // A jump to another fiber's stack is what it is for, and no attack.
+        // The emulation jumps to the stacks of other fibers, which this check would take for an attack.
         .flag("-U_FORTIFY_SOURCE")
         .flag("-fno-strict-aliasing")
         .flag("-Wno-unknown-pragmas")

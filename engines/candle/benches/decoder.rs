@@ -1,7 +1,7 @@
-//! The decoder alone: steps of a random model of 125 million weights, without scheduler and sampling.
+//! The decoder alone: steps of a random model of 125 million weights, without scheduler and sampler.
 //!
-//! `decode/N` computes one row of each of N sequences with 128 tokens before it, `prefill/512` one prompt of 512 tokens;
-//! elements are tokens. Run with `cargo bench -p genset-engine-candle --bench decoder`.
+//! `decode/N` computes one row for each of N sequences with 128 previous tokens; `prefill/512` computes one prompt of 512
+//! tokens. Elements are tokens. Run with `cargo bench -p genset-engine-candle --bench decoder`.
 
 #![expect(
     clippy::expect_used,
@@ -24,7 +24,7 @@ use genset_engine_candle::model::{
 const BLOCK_SIZE: usize = 16;
 const CONTEXT: usize = 128;
 
-/// Random weights of one type; matrices of one shape share their numbers, not their memory.
+/// Random weights of one type. Matrices of one shape have equal numbers, but separate memory.
 struct RandomWeights {
     dtype: GgmlDType,
     made: HashMap<(usize, usize), Vec<u8>>,

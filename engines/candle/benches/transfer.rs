@@ -1,15 +1,15 @@
 //! KV blocks between a prefill and a decode instance over TCP on loopback, beside a bare TCP copy of the same bytes.
 //!
 //! Run with `cargo bench -p genset-engine-candle --bench transfer`. A random model of 125 million weights is served twice: by
-//! one instance that does the whole, and by a prefill and a decode instance, each with a request plane of its own. All prompts
-//! are known to the instances that compute them, so what is left is the handover; the decode instance forgets them after each
-//! round. Each figure is the median of the rounds, which do each thing in turn:
+//! one aggregated instance, and by a prefill and a decode instance, each with its own request plane. The instances that
+//! compute prompts have all of them in their prefix caches, so only the handover is measured; the decode instance clears its
+//! cache after each round. Each figure is the median of the rounds; each round does all of these in turn:
 //!
-//! - `copy`: the bytes from one socket to another, as `read` and `write` move them.
-//! - `fetch`: the blocks, thrown away.
-//! - `first`, `second`: from the request to its first and second token, of the whole and in two legs.
+//! - `copy`: sends the bytes from one socket to another with `read` and `write`.
+//! - `fetch`: fetches the blocks and discards them.
+//! - `first`, `second`: from the request to its first and second token, aggregated and disaggregated.
 //!
-//! Run by `cargo test` it does nothing.
+//! Under `cargo test` it does nothing.
 
 #![expect(
     clippy::unwrap_used,
@@ -49,7 +49,7 @@ const PROMPTS: [u32; 3] = [128, 1024, 3072];
 const ROUNDS: usize = 15;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Bytes that a bare copy writes at once, as an engine's pieces are.
+/// Bytes of one write of the bare copy, the size of an engine's pieces.
 const WRITE_BYTES: usize = 1 << 20;
 
 fn main() {
@@ -88,7 +88,7 @@ async fn prompt(tokens: u32, whole: &Fleet, apart: &Fleet) {
     let bytes = apart.fetch(tokens).await;
     let mut copying = Copying::start(bytes).await;
     let mut times = Times::default();
-    // What is not counted: prompts are computed, connections made, and memory is touched.
+    // The first round is not counted: it computes prompts, opens connections and touches memory.
     for round in 0..=ROUNDS {
         let mut now = Times::default();
         now.copy.push(copying.copy().await);
@@ -106,13 +106,13 @@ async fn prompt(tokens: u32, whole: &Fleet, apart: &Fleet) {
     times.show(tokens, bytes);
 }
 
-/// Where a fleet's model is, and where its workers are listed.
+/// The folders of a fleet's model and of its worker registrations.
 struct Place {
     model: std::path::PathBuf,
     listed: std::path::PathBuf,
 }
 
-/// An instance with a request plane of its own.
+/// An instance with its own request plane.
 struct Instance {
     role: Role,
     engine: Arc<CandleEngine>,
@@ -120,7 +120,7 @@ struct Instance {
     runtime: Runtime,
 }
 
-/// Instances, and the way to them.
+/// Instances, and the client that reaches them.
 struct Fleet {
     instances: Vec<Instance>,
     way: Arc<dyn Generate>,
@@ -161,7 +161,7 @@ impl Fleet {
         request
     }
 
-    /// From the request to its first and second token.
+    /// The times from the request to its first and second token.
     async fn first_two(&self, tokens: u32) -> (Duration, Duration) {
         let began = Instant::now();
         let ctx = RequestContext::new("tokens");
@@ -174,14 +174,14 @@ impl Fleet {
         (times[0], times[1])
     }
 
-    /// The decode instance has no block any more.
+    /// Clears the decode instance's prefix cache.
     async fn forget(&self) {
         let engine = &self.of_role(Role::Decode).engine;
         let controls = engine.controls().unwrap();
         controls.clear_prefix_cache().await.unwrap();
     }
 
-    /// Has the prefill instance compute a prompt, or find it; where its blocks are.
+    /// Makes the prefill instance compute a prompt, or find it in its cache; returns where its blocks are.
     async fn held(&self, tokens: u32) -> TransferParams {
         let ctx = RequestContext::new("held");
         let engine = &self.of_role(Role::Prefill).engine;
@@ -195,12 +195,12 @@ impl Fleet {
         held.unwrap()
     }
 
-    /// The bytes of a prompt's blocks.
+    /// The number of bytes of a prompt's blocks.
     async fn fetch(&self, tokens: u32) -> usize {
         self.fetch_timed(tokens).await.0
     }
 
-    /// Fetches the blocks of a prompt as a decode instance does, and throws them away.
+    /// Fetches the blocks of a prompt as a decode instance does, and discards them.
     async fn fetch_timed(&self, tokens: u32) -> (usize, Duration) {
         let held = self.held(tokens).await;
         let decode = KvBlocksClient::new(&self.of_role(Role::Decode).runtime);
@@ -256,7 +256,7 @@ impl Instance {
     }
 }
 
-/// A process's place among those that are listed in `folder`.
+/// A process registered in `folder`.
 fn runtime(folder: &Path) -> Runtime {
     let metrics = MetricsRegistry::default();
     let discovery = FileDiscovery::open(folder.into(), FileDiscoveryConfig::default()).unwrap();
@@ -275,7 +275,7 @@ async fn live_model(directory: &ModelDirectory, pools: usize) -> LiveModel {
     models.unwrap().values().next().unwrap().clone()
 }
 
-/// Two ends of a connection, and bytes that go from one to the other.
+/// The two ends of a connection, and the bytes to copy over it.
 struct Copying {
     asks: TcpStream,
     read: Vec<u8>,
@@ -295,7 +295,7 @@ impl Copying {
         let mut writes = JoinSet::new();
         writes.spawn(async move {
             let all = vec![7; bytes];
-            // Until the other end is closed.
+            // Until the other end closes.
             while answers.read_u8().await.is_ok() {
                 for piece in all.chunks(WRITE_BYTES) {
                     answers.write_all(piece).await.unwrap();
@@ -362,7 +362,7 @@ impl Times {
     }
 }
 
-/// In milliseconds.
+/// The median in milliseconds.
 fn median(times: &[Duration]) -> f64 {
     let mut times = times.to_vec();
     times.sort();

@@ -1,4 +1,4 @@
-//! [`CandleArgs`]: what the engine is built from; with the feature `cli`, its command-line flags.
+//! [`CandleArgs`]: the settings of the engine; with the feature `cli`, its command-line flags.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -13,13 +13,13 @@ pub use activations::ActivationBits;
 pub(crate) use speculation::SpeculationSettings;
 pub use speculation::{SpeculateChoice, SpeculationArgs};
 
-/// How long a prefill instance holds what nobody fetches, in seconds, where nobody says otherwise.
+/// How long a prefill instance holds blocks that are not fetched, in seconds, by default.
 pub(crate) const DEFAULT_KV_LEASE_S: NonZeroU32 = NonZeroU32::new(30).unwrap();
 
-/// Adapters at once, where nobody says otherwise.
+/// The default number of adapters loaded at once.
 const DEFAULT_MAX_ADAPTERS: u32 = 16;
 
-/// The memory of all adapters, where nobody says otherwise.
+/// The default memory for all adapters.
 const DEFAULT_ADAPTER_MEMORY: ByteSize = ByteSize(1 << 30);
 
 /// What the engine is built from; with the feature `cli`, its command-line flags.

@@ -1,21 +1,21 @@
-//! [`folders`]: where Linux has the limits of this process's control groups. `load` asks for the memory's, `cores` for the
-//! processors'; what they read there is theirs.
+//! [`folders`]: finds the Linux control groups of this process and their limits. `load` reads the memory limits there,
+//! `cores` the CPU limits.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The folder of a control group, of the kernel's first interface or its second, which name their files differently.
+/// The folder of a control group in cgroup v1 or v2, which name their files differently.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Folder {
-    /// `memory.limit_in_bytes` and its like.
+    /// Version 1: `memory.limit_in_bytes` and the like.
     First(PathBuf),
-    /// `memory.max` and its like.
+    /// Version 2: `memory.max` and the like.
     Second(PathBuf),
 }
 
-/// The folders of the groups that this process is in and of all above them, as far as they have to do with a controller, such as
-/// `memory`. `root` is `/`, but in tests. In a container the groups above its own are often out of sight; what is in sight
-/// begins with its own then.
+/// The folders of this process's groups and of all their ancestors that belong to a controller, such as `memory`. `root` is
+/// `/`, except in tests. In a container the ancestors of its own group are often hidden; the visible tree then begins with
+/// its own group.
 pub(crate) fn folders(root: &Path, controller: &str) -> Vec<Folder> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
     let groups = groups.lines().filter_map(|line| {

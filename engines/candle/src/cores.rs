@@ -1,9 +1,9 @@
-//! [`Cores`]: how many threads compute on the CPU where nobody says. Linux only; elsewhere, and where the kernel shows no
-//! processors, it is as many as the standard library says. `set_threads` asks, before the first product.
+//! [`Cores`]: the default number of threads that compute on the CPU. Linux only; elsewhere, or if the kernel shows no
+//! processors, it is the standard library's number. `set_threads` uses it before the first product.
 //!
-//! One thread for each core, not for each of its hyper-threads: the products keep the units that those share busy from one
-//! thread, and threads that wait by spinning take them from each other. Of cores of two kinds the fast ones alone: a step's
-//! regions, tens of microseconds each, end when the slowest thread's piece does.
+//! It is one thread per core, not per hyper-thread: one thread of products keeps a core's units busy, and threads that
+//! spin would take them from each other. On hybrid processors only the fast cores count: a step's regions take tens of
+//! microseconds each, and end with the slowest thread.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -14,7 +14,7 @@ use std::thread::available_parallelism;
 
 use crate::control_groups::{self, Folder};
 
-/// Threads that compute on this machine's CPU where nobody says how many.
+/// The default number of threads that compute on this machine's CPU.
 #[must_use]
 pub fn default_threads() -> usize {
     Cores::of_machine().threads()
@@ -23,18 +23,18 @@ pub fn default_threads() -> usize {
 /// The cores that this process may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cores {
-    /// Processors that it may run on, each hyper-thread one.
+    /// Processors that it may run on; each hyper-thread is one.
     processors: usize,
-    /// The cores that these are of.
+    /// The number of their cores.
     all: usize,
-    /// Those that are worth a thread: all, but of cores of two kinds the fast ones.
+    /// The cores that get a thread: on hybrid processors the fast ones, else all.
     fast: usize,
-    /// Processors whose time it may take, all together, where that is less than `processors`.
+    /// The limit of CPU time, in whole processors, if it is less than `processors`.
     limit: Option<usize>,
 }
 
 impl Cores {
-    /// Those of this machine.
+    /// The cores of this machine.
     pub(crate) fn of_machine() -> Self {
         Self::below(
             Path::new("/"),
@@ -42,7 +42,7 @@ impl Cores {
         )
     }
 
-    /// Those of the machine whose files lie below `root`. `available`: what the system calls available in other ways.
+    /// The cores of the machine whose files are below `root`. `available` is the number that the system reports otherwise.
     fn below(root: &Path, available: usize) -> Self {
         let allowed = allowed(root);
         if allowed.is_empty() {
@@ -69,13 +69,13 @@ impl Cores {
         }
     }
 
-    /// Threads to compute with.
+    /// The number of threads to compute with.
     pub(crate) fn threads(&self) -> usize {
         self.fast.min(self.limit.unwrap_or(usize::MAX)).max(1)
     }
 }
 
-/// How many threads, and why.
+/// Formats the number of threads and its reason.
 impl fmt::Display for Cores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -102,7 +102,7 @@ impl fmt::Display for Cores {
 
 const PROCESSORS: &str = "sys/devices/system/cpu";
 
-/// The processors that are on and that this process may run on; none where the kernel does not show them.
+/// The processors that are online and that this process may run on; empty if the kernel does not show them.
 fn allowed(root: &Path) -> BTreeSet<usize> {
     let online = list(&root.join(PROCESSORS).join("online")).unwrap_or_default();
     let status = read(&root.join("proc/self/status")).unwrap_or_default();
@@ -116,7 +116,7 @@ fn allowed(root: &Path) -> BTreeSet<usize> {
     }
 }
 
-/// The core of a processor: the list of all its hyper-threads, under its name since Linux 5.3 or before.
+/// The core of a processor, as the list of its hyper-threads. The file's name changed in Linux 5.3.
 fn core(root: &Path, processor: usize) -> String {
     let topology = root.join(format!("{PROCESSORS}/cpu{processor}/topology"));
     let siblings = ["core_cpus_list", "thread_siblings_list"]
@@ -125,7 +125,7 @@ fn core(root: &Path, processor: usize) -> String {
     siblings.unwrap_or_else(|| processor.to_string())
 }
 
-/// Those of the processors that are of fast cores: all where there is one kind, or the process may use slow ones alone.
+/// The processors of fast cores: all, if there is one kind or if only slow ones are allowed.
 fn fast(root: &Path, allowed: &BTreeSet<usize>) -> BTreeSet<usize> {
     let fast = by_kind(root, allowed).unwrap_or_else(|| by_capacity(root, allowed));
     if fast.is_empty() {
@@ -135,14 +135,14 @@ fn fast(root: &Path, allowed: &BTreeSet<usize>) -> BTreeSet<usize> {
     }
 }
 
-/// As Intel's processors with cores of two kinds have it.
+/// The fast cores of Intel's hybrid processors.
 fn by_kind(root: &Path, allowed: &BTreeSet<usize>) -> Option<BTreeSet<usize>> {
     let kind = |name: &str| list(&root.join("sys/devices").join(name).join("cpus"));
     let (fast, _slow) = (kind("cpu_core")?, kind("cpu_atom")?);
     Some(fast.intersection(allowed).copied().collect())
 }
 
-/// As ARM's have it: 1024 is the fastest of the machine. Where a big core is beside a bigger one, both count.
+/// The fast cores of ARM's processors. 1024 is the machine's fastest; big cores beside bigger ones count too.
 fn by_capacity(root: &Path, allowed: &BTreeSet<usize>) -> BTreeSet<usize> {
     let capacity = |processor: &usize| {
         number::<u64>(&root.join(format!("{PROCESSORS}/cpu{processor}/cpu_capacity")))
@@ -152,13 +152,13 @@ fn by_capacity(root: &Path, allowed: &BTreeSet<usize>) -> BTreeSet<usize> {
     allowed.iter().filter(is_fast).copied().collect()
 }
 
-/// Whole processors whose time the control groups leave; of less than one, one.
+/// The CPU time that the control groups allow, in whole processors, at least 1.
 fn limit(root: &Path) -> Option<usize> {
     let folders = control_groups::folders(root, "cpu").into_iter();
     let limits = folders.filter_map(|folder| {
         let (quota_us, period_us) = match folder {
             Folder::First(folder) => (
-                // -1 is no limit.
+                // -1 means no limit.
                 number::<u64>(&folder.join("cpu.cfs_quota_us"))?,
                 number::<u64>(&folder.join("cpu.cfs_period_us"))?,
             ),
@@ -185,7 +185,7 @@ fn list(path: &Path) -> Option<BTreeSet<usize>> {
     processors(&read(path)?)
 }
 
-/// A list as the kernel writes it: `0-3,8`.
+/// Parses the kernel's list format: `0-3,8`.
 fn processors(list: &str) -> Option<BTreeSet<usize>> {
     let ranges = list.trim().split(',').map(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -201,7 +201,7 @@ mod tests {
     use super::*;
     use crate::control_groups::tests::tree;
 
-    /// What the machine with these files says: the threads, and why.
+    /// Checks the threads and the reason for a machine with these files.
     #[track_caller]
     fn check(files: &[(&str, &str)], available: usize, expected: &str) {
         let root = tree(files);
@@ -213,7 +213,7 @@ mod tests {
 
     const ONLINE: &str = "sys/devices/system/cpu/online";
 
-    /// A machine with hyper-threads as the kernel shows it: the second ones come after all first ones. `files` come on top.
+    /// The files of a machine with hyper-threads, the second ones numbered after all first ones, with `files` added.
     fn hyper_threaded<'a>(files: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         const CPUS: [(&str, &str); 8] = [
             (
@@ -261,7 +261,7 @@ mod tests {
     fn a_core_is_worth_one_thread_whatever_its_hyper_threads() {
         let whole = hyper_threaded(&[]);
         check(&whole, 8, "4 threads: 4 cores with 8 hyper-threads");
-        // Linux lists processors that might be plugged in, too.
+        // Linux also lists processors that might be added later.
         let all = ("proc/self/status", "Name:\tx\nCpus_allowed_list:\t0-127\n");
         check(
             &hyper_threaded(&[all]),
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn affinity_leaves_cores_out() {
         for (affinity, expected) in [
-            // Both hyper-threads of two cores; one of each of four.
+            // Both hyper-threads of two cores; one hyper-thread of each of four cores.
             ("0-1,4-5", "2 threads: 2 cores with 4 hyper-threads"),
             ("4-7", "4 threads: 4 cores"),
             ("2", "1 thread: 1 core"),
@@ -334,7 +334,7 @@ mod tests {
             8,
             "2 threads: 2 fast of 6 cores with 8 hyper-threads",
         );
-        // Who is kept to efficiency cores computes with those.
+        // A process that may only use efficiency cores computes with them.
         let status = [("proc/self/status", "Cpus_allowed_list:\t4-7\n")];
         check(&[&files[..], &status].concat(), 4, "4 threads: 4 cores");
     }
@@ -362,7 +362,7 @@ mod tests {
         let limited = "1 thread: the CPU limit of this process on 4 cores with 8 hyper-threads";
         check(&hyper_threaded(&own("150000 100000\n")), 8, limited);
         check(&hyper_threaded(&own("50000 100000\n")), 8, limited);
-        // More than there are cores: these are the bound.
+        // More than the cores, whose number is then the bound.
         let cores = "4 threads: 4 cores with 8 hyper-threads";
         check(&hyper_threaded(&own("600000 100000\n")), 6, cores);
         check(&hyper_threaded(&own("max 100000\n")), 8, cores);
@@ -370,7 +370,7 @@ mod tests {
         let above = [cgroup, ("sys/fs/cgroup/pod/cpu.max", "200000 100000\n")];
         let two = "2 threads: the CPU limit of this process on 4 cores with 8 hyper-threads";
         check(&hyper_threaded(&above), 8, two);
-        // One that only the standard library finds.
+        // A limit that only the standard library sees.
         check(&hyper_threaded(&[]), 2, two);
     }
 

@@ -1,7 +1,7 @@
-//! [`EmbeddingEngine`]: the [`LLMEngine`] of models that make one vector of a text, or one score of a pair.
+//! [`EmbeddingEngine`]: the [`LLMEngine`] of models that compute one vector per text, or one score per pair.
 //!
 //! A request's inputs go to the engine thread (`thread`) together. Each step takes inputs of the waiting requests in turn
-//! (`queue`), packs them without padding and has the model compute each as a whole. `loading` gets the model ready.
+//! (`queue`) and packs them without padding; the model computes each input as a whole. `loading` loads the model.
 
 mod loading;
 mod queue;
@@ -28,11 +28,11 @@ use crate::CandleArgs;
 use crate::engine::thread::EngineThread;
 use crate::model::embedder::WholeSequence;
 
-/// Vectors that one item of an answer has at most, so that the items of a large request stay small.
+/// The most vectors in one item of an answer, which keeps the items of a large request small.
 const VECTORS_PER_ITEM: usize = 64;
 
 /// Embeds token sequences with an encoder (BERT, RoBERTa, XLM-RoBERTa, ModernBERT) or a decoder whose checkout has a
-/// `modules.json` (Qwen3-Embedding). An encoder with a classifier on it (a cross-encoder) scores pairs of texts instead: its
+/// `modules.json` (Qwen3-Embedding). An encoder with a classifier (a cross-encoder) scores pairs of texts instead: its
 /// vectors have one number.
 ///
 /// # Examples
@@ -52,7 +52,7 @@ const VECTORS_PER_ITEM: usize = 64;
 pub struct EmbeddingEngine {
     loader: Arc<dyn EmbedderLoader>,
     state: EngineState<Serving>,
-    /// Beside the state, since a start that was dropped leaves a thread to wait for too.
+    /// Outside the state, because a start that was dropped also leaves a thread to join.
     thread: Mutex<Option<EngineThread>>,
 }
 
@@ -63,8 +63,8 @@ impl fmt::Debug for EmbeddingEngine {
 }
 
 impl EmbeddingEngine {
-    /// An engine for the checkout folder at `model`, not started yet; `start` loads it.
-    /// [`OpenEmbedder::is_at`](crate::load::OpenEmbedder::is_at) says whether a folder is one for this engine.
+    /// Creates an engine for the checkout folder at `model`; `start` loads it.
+    /// [`OpenEmbedder::is_at`](crate::load::OpenEmbedder::is_at) tells whether a folder is for this engine.
     #[must_use]
     pub fn from_args(args: &CandleArgs, model: &Path) -> Self {
         Self::with_loader(Arc::new(CheckoutLoader::new(
@@ -115,7 +115,7 @@ impl LLMEngine for EmbeddingEngine {
         let vectors = ask(&told, sequences(&request)?).await?;
         let ctx = ctx.with_prompt_tokens(prompt_tokens);
         Ok(output::stream(ctx, |out| async move {
-            // The thread drops a request only where it ends itself.
+            // The thread drops a request only when it ends by itself.
             let mut vectors = vectors
                 .await
                 .map_err(|_| EngineError::lost_with_engine())??;
@@ -145,7 +145,7 @@ impl LLMEngine for EmbeddingEngine {
     }
 }
 
-/// What the model computes of a request.
+/// The sequences of a request that the model computes.
 fn sequences(request: &GenerateRequest) -> Result<Vec<WholeSequence>, EngineError> {
     match &request.input {
         Input::Embed(inputs) => {
@@ -167,7 +167,7 @@ fn of_pair(pair: &ScorePair) -> WholeSequence {
     }
 }
 
-/// Gives the sequences to the engine thread. The receiver brings a vector for each.
+/// Sends the sequences to the engine thread. The receiver gets a vector for each.
 async fn ask(
     told: &mpsc::Sender<Told>,
     sequences: Vec<WholeSequence>,

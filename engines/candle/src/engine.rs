@@ -1,8 +1,9 @@
-//! [`CandleEngine`]: the [`LLMEngine`] that joins scheduler, model and sampler.
+//! [`CandleEngine`]: the [`LLMEngine`] that combines scheduler, model and sampler.
 //!
-//! A request is checked and its grammar compiled on the async side (`engine`); then it goes to the engine thread (`thread`,
-//! `core`), which each step plans with the scheduler, guesses further tokens if it is to (`speculation`), packs the batch (`batch`), has the model compute it (`forward`), chooses
-//! tokens (`sequence`) and leaves them in mailboxes (`mailbox`), whose readers are woken together (`readers`).
+//! The async side (`engine`) checks a request and compiles its grammar, then sends it to the engine thread (`thread`,
+//! `core`). In each step the thread plans with the scheduler, adds drafts if speculation is on (`speculation`), packs the
+//! batch (`batch`), lets the model compute it (`forward`), samples tokens (`sequence`) and puts them into mailboxes
+//! (`mailbox`), whose readers are woken together (`readers`).
 
 mod adapters;
 mod batch;
@@ -49,7 +50,7 @@ use crate::CandleArgs;
 /// The most log probabilities a request may ask for.
 const MAX_LOGPROBS: u32 = 20;
 
-/// Grammars compiled at once: each may take a second of a core that the model needs too.
+/// Concurrent grammar compilations: each may take a second of a core that the model needs too.
 const COMPILING: usize = 2;
 
 /// Language models on CPU and CUDA, batched continuously over a paged KV cache. The
@@ -57,21 +58,21 @@ const COMPILING: usize = 2;
 pub struct CandleEngine {
     loader: Arc<dyn Loader>,
     state: EngineState<Running>,
-    /// Beside the state, since a start that was dropped leaves a thread to wait for too.
+    /// Outside the state, because a start that was dropped also leaves a thread to join.
     thread: Mutex<Option<EngineThread>>,
 }
 
 struct Running {
     serving: Serving,
     compiling: Arc<Semaphore>,
-    /// Places of compiled grammars whose sequences have chosen no token yet, as many as may run: each may take dozens of megabytes.
+    /// Permits of compiled grammars whose sequences have no token yet, one per running sequence: each may take dozens of megabytes.
     compiled: Arc<Semaphore>,
     /// Wakes readers.
     tasks: Mutex<JoinSet<()>>,
 }
 
 impl CandleEngine {
-    /// An engine for the checkout folder or `.gguf` file at `model`, not started yet; `start` loads it.
+    /// Creates an engine for the checkout folder or `.gguf` file at `model`; `start` loads it.
     #[must_use]
     pub fn from_args(args: &CandleArgs, model: &Path) -> Self {
         Self::with_loader(Arc::new(RealLoader::new(
@@ -81,7 +82,7 @@ impl CandleEngine {
         )))
     }
 
-    /// As [`from_args`](Self::from_args), with the tokenizer of the folder `model_config` in place of the model's own.
+    /// As [`from_args`](Self::from_args), with the tokenizer of the folder `model_config` instead of the model's own.
     #[must_use]
     pub fn from_args_with_config(args: &CandleArgs, model: &Path, model_config: PathBuf) -> Self {
         Self::with_loader(Arc::new(RealLoader::new(
@@ -146,7 +147,7 @@ impl LLMEngine for CandleEngine {
     async fn abort(&self, ctx: &RequestContext) {
         if let Ok(running) = self.state.get() {
             running.serving.transfers.holds.abort(ctx.id());
-            // When the queue is full, the thread looks anyway.
+            // If the queue is full, the thread looks anyway.
             drop(running.serving.commands.try_send(Command::Look));
         }
     }
@@ -154,7 +155,7 @@ impl LLMEngine for CandleEngine {
     async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
         if let Ok(running) = self.state.get() {
             let drained = running.serving.transfers.holds.drained();
-            // What is not fetched by then is lost; its requests begin anew.
+            // Blocks not fetched by then are lost; their requests start again.
             let _ = tokio::time::timeout(ctx.deadline, drained).await;
         }
         Ok(())
@@ -213,7 +214,7 @@ impl EngineControls for CandleEngine {
 }
 
 impl Running {
-    /// The adapters, where there may be any.
+    /// The adapters, if the engine supports any.
     fn adapters(&self) -> Result<&Arc<Adapters>, EngineError> {
         let adapters = self.serving.adapters.as_ref();
         adapters.ok_or_else(|| {
@@ -298,7 +299,7 @@ impl Running {
         Ok(receiving(outputs, fetch))
     }
 
-    /// Compiles a request's grammar, once there is a place for it. What is wrong with it by itself, it need not wait to hear.
+    /// Compiles a request's grammar once a permit is free. Errors of the grammar itself are reported without that wait.
     async fn guide(
         &self,
         request: &GenerateRequest,
@@ -330,7 +331,7 @@ impl Running {
         Ok(guide.map(|guide| (guide, place)))
     }
 
-    /// Does work on a grammar where it holds up nobody.
+    /// Runs work on a grammar off the async threads.
     async fn beside<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, EngineError> + Send + 'static,
@@ -350,20 +351,20 @@ impl Running {
         })
     }
 
-    /// Does not keep the engine thread alive: a stream may outlive the engine.
+    /// Holds no strong sender, so the engine thread can end: a stream may outlive the engine.
     fn nudge(&self) -> Nudge {
         let commands = self.serving.commands.downgrade();
         Box::new(move || {
             if let Some(commands) = commands.upgrade() {
-                // When the queue is full, the thread looks anyway.
+                // If the queue is full, the thread looks anyway.
                 drop(commands.try_send(Command::Look));
             }
         })
     }
 }
 
-/// The one copy of a prompt, which its answer is appended to. It has room for an answer as long as the prompt, so that the first
-/// token does not copy it again; a longer one lets it grow.
+/// The one copy of a prompt, to which its answer is appended. It has room for an answer as long as the prompt, so that the
+/// first token does not reallocate it; a longer answer does.
 fn sequence_of(prompt: &[TokenId], max_tokens: u32) -> Vec<TokenId> {
     let answer = usize::try_from(max_tokens).unwrap_or(usize::MAX);
     let mut sequence = Vec::with_capacity(prompt.len() + answer.min(prompt.len()));
@@ -371,13 +372,13 @@ fn sequence_of(prompt: &[TokenId], max_tokens: u32) -> Vec<TokenId> {
     sequence
 }
 
-/// A seed for requests that bring none.
+/// A seed for requests without one.
 fn random_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// What this engine can do; guided decoding only with a tokenizer, prefill and decode apart only where blocks can be taken out of
-/// the KV cache, adapters only where there may be some.
+/// The engine's capabilities. Guided decoding needs a tokenizer, disaggregation needs KV blocks that can be copied out of the
+/// cache, and adapters must be enabled.
 fn capabilities(
     guides: Option<&GuideFactory>,
     can_be_apart: bool,

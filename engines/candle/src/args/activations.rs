@@ -1,4 +1,4 @@
-//! [`ActivationBits`]: how exactly the inputs of quantized products are kept.
+//! [`ActivationBits`]: the precision of the inputs of quantized products.
 
 genset_backend_common::named! {
     /// Bits of the numbers that quantized weights are multiplied with on the CPU.

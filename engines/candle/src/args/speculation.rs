@@ -1,13 +1,13 @@
-//! The flags about speculation, and what they come to.
+//! The flags of speculation, and their settings.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use genset_backend_common::EngineError;
 
-/// Guesses a step where nobody says otherwise.
+/// The default number of drafts per step.
 const DEFAULT_TOKENS: usize = 4;
-/// The most that may be asked for: each costs a row of a pass, and the last of many is seldom right.
+/// The largest number of drafts: each costs a row of a forward pass, and late drafts are seldom right.
 const MOST_TOKENS: usize = 32;
 
 /// The flags about speculation.
@@ -39,20 +39,20 @@ genset_backend_common::named! {
     }
 }
 
-/// The flags, checked.
+/// The checked flags.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SpeculationSettings {
-    /// The most guesses for a sequence and step, at least 1.
+    /// The most drafts per sequence and step, at least 1.
     pub(crate) num_tokens: usize,
-    /// Where the smaller model lies, if one guesses; else the sequence's own tokens are looked at.
+    /// The path of the draft model. `None` drafts from the sequence's own tokens.
     pub(crate) draft_model: Option<PathBuf>,
 }
 
 impl SpeculationArgs {
-    /// What the flags come to; `None` without speculation.
+    /// Checks the flags; returns `None` without speculation.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the flag that does not go with the others.
+    /// `InvalidArgument`, which names the flag that conflicts with the others.
     pub(crate) fn settings(&self) -> Result<Option<SpeculationSettings>, EngineError> {
         use SpeculateChoice as Choice;
         let draft_model = self.draft_model.clone();
@@ -95,10 +95,10 @@ impl SpeculationArgs {
         }))
     }
 
-    /// Refuses speculation for a model that generates nothing.
+    /// Rejects speculation for a model that does not generate.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the flag; as when the flags do not go together.
+    /// `InvalidArgument`, which names the flag; also if flags conflict.
     pub(crate) fn refuse_for_embedder(&self) -> Result<(), EngineError> {
         let Some(settings) = self.settings()? else {
             return Ok(());

@@ -1,4 +1,4 @@
-//! [`CheckoutLoader`]: a checkout folder to an embedder on its device.
+//! [`CheckoutLoader`]: loads an embedder from a checkout folder to its device.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -16,16 +16,16 @@ use crate::engine::real::{
 use crate::load::{OpenEmbedder, Purpose, WeightOptions, available_memory};
 use crate::model::embedder::{Embedder, StepRoom, WholeSequence};
 
-/// The longest input where `--max-num-batched-tokens` does not say: an input is computed in one step, and a step's memory grows
+/// The longest input unless `--max-num-batched-tokens` is set. An input is computed in one step, and a step's memory grows
 /// with its tokens.
 const LONGEST_INPUT: usize = 8192;
 
-/// What the engine thread needs of a model.
+/// The engine thread's interface to a model.
 pub(super) trait MakeVectors: Send {
-    /// A vector for each input, in order.
+    /// Computes a vector for each input, in order.
     ///
     /// # Errors
-    /// Any; the step's requests fail, and the engine goes on.
+    /// Any; the step's requests fail, and the engine continues.
     fn make_vectors(&mut self, inputs: &[&WholeSequence]) -> Result<Vec<Vec<f32>>, ForwardError>;
 }
 
@@ -35,7 +35,7 @@ impl MakeVectors for Embedder {
     }
 }
 
-/// A model, ready to compute.
+/// A model that is ready to compute.
 pub(super) struct LoadedEmbedder {
     pub(super) model: Box<dyn MakeVectors>,
     pub(super) config: EngineConfig,
@@ -45,7 +45,7 @@ pub(super) struct LoadedEmbedder {
 
 /// Loads the model. Called once, on the engine thread.
 pub(super) trait EmbedderLoader: Send + Sync {
-    /// `was_given_up` says whether nobody waits for the model any more.
+    /// `was_given_up` returns whether nobody waits for the model any more.
     fn load(
         &self,
         start: &StartContext,
@@ -65,7 +65,7 @@ impl CheckoutLoader {
         Self { args, model }
     }
 
-    /// What one step holds: any whole input of the longest that is taken.
+    /// The size of a step: it holds any whole input up to the longest accepted one.
     fn room(&self, longest: usize, is_cpu: bool) -> StepRoom {
         let (tokens, sequences) = if is_cpu { (512, 64) } else { (16_384, 256) };
         let tokens = match self.args.max_num_batched_tokens {
@@ -146,7 +146,7 @@ pub(super) fn engine_config(open: &OpenEmbedder, room: StepRoom, is_cpu: bool) -
             Purpose::Embed => InputKind::Embed,
             Purpose::Score => InputKind::Score,
         }]),
-        // On a GPU a row is computed by other kernels where more rows are beside it.
+        // On a GPU, other kernels compute a row when the batch has more rows.
         deviations: (!is_cpu)
             .then_some(Deviation::BatchVariant)
             .into_iter()

@@ -1,8 +1,8 @@
-//! [`Queue`]: which inputs of which requests the next step computes.
+//! [`Queue`]: chooses the inputs that the next step computes.
 //!
-//! Each step goes round the waiting requests, oldest first, and takes an input of each that still fits, until nothing fits any more. Who
-//! was served goes to the end of the line. So a small request does not wait for a large one, and a long input is the first of
-//! its step once it has come to the front: nobody waits for ever.
+//! Each step goes round the waiting requests, oldest first, and takes one fitting input of each, until nothing more fits.
+//! Requests that were served move to the end of the queue. So a small request does not wait for a large one, and a long
+//! input is the first of its step once its request is at the front: no request starves.
 
 use std::collections::VecDeque;
 
@@ -11,16 +11,16 @@ use tokio::sync::oneshot;
 
 use crate::model::embedder::{StepRoom, WholeSequence};
 
-/// Where a request's vectors go.
+/// The sender of a request's vectors.
 pub(super) type Reply = oneshot::Sender<Result<Vec<Vec<f32>>, EngineError>>;
 
 /// A request that is not answered yet.
 #[derive(Debug)]
 pub(super) struct Pending {
     sequences: Vec<WholeSequence>,
-    /// Those of the first sequences, in their order.
+    /// The vectors of the first sequences, in order.
     vectors: Vec<Vec<f32>>,
-    /// How many the step under way computes, behind those.
+    /// The number of sequences after those that the step under way computes.
     in_step: usize,
     reply: Reply,
 }
@@ -35,12 +35,12 @@ impl Pending {
         }
     }
 
-    /// Ends it without vectors.
+    /// Ends the request with an error.
     pub(super) fn end(self, error: EngineError) {
         answer(self.reply, Err(error));
     }
 
-    /// Sequences without a vector.
+    /// The number of sequences without a vector.
     fn left(&self) -> usize {
         self.sequences.len() - self.vectors.len()
     }
@@ -72,15 +72,15 @@ impl Queue {
         self.requests.is_empty()
     }
 
-    /// Requests of which the step under way computes something, and the others.
+    /// The number of requests with and without a part in the step under way.
     pub(super) fn counts(&self) -> (usize, usize) {
         let is_running = |request: &&Pending| request.in_step > 0;
         let running = self.requests.iter().filter(is_running).count();
         (running, self.requests.len() - running)
     }
 
-    /// Takes a request, or gives it back where too many sequences wait. One alone may have any number, and those that nobody waits
-    /// for do not count. Between steps.
+    /// Adds a request, or returns it if too many sequences wait. A single request may have any number, and abandoned ones do
+    /// not count. Call it between steps.
     pub(super) fn add(&mut self, request: Pending) -> Result<(), Pending> {
         if !self.has_room_for(&request) {
             self.forget_left();
@@ -97,12 +97,12 @@ impl Queue {
         waiting == 0 || waiting.saturating_add(request.left()) <= self.max_waiting
     }
 
-    /// Forgets requests that nobody waits for.
+    /// Removes requests whose receivers are gone.
     fn forget_left(&mut self) {
         self.requests.retain(|request| !request.reply.is_closed());
     }
 
-    /// Chooses what the next step computes, and forgets requests that nobody waits for. Each sequence alone fits the room.
+    /// Chooses what the next step computes, and removes abandoned requests. Each single sequence must fit the room.
     pub(super) fn plan(&mut self) {
         self.forget_left();
         let (mut tokens, mut sequences) = (0, 0);
@@ -128,12 +128,12 @@ impl Queue {
         }
     }
 
-    /// What the step computes, in the order in which its vectors are expected.
+    /// The step's sequences, in the order in which [`finish`](Self::finish) expects the vectors.
     pub(super) fn planned(&self) -> Vec<&WholeSequence> {
         self.requests.iter().flat_map(Pending::in_step).collect()
     }
 
-    /// Takes the step's vectors, answers requests that have all of theirs, and sends those that were served to the end.
+    /// Adds the step's vectors, answers complete requests, and moves the other served ones to the end of the queue.
     pub(super) fn finish(&mut self, vectors: Vec<Vec<f32>>) {
         let mut vectors = vectors.into_iter();
         self.turn(|mut request| {
@@ -169,7 +169,7 @@ impl Queue {
         }
     }
 
-    /// Gives requests of the step to `served`, in order; those that it gives back go to the end of the line.
+    /// Passes the requests of the step to `served`, in order; those that it returns go to the end of the queue.
     fn turn(&mut self, mut served: impl FnMut(Pending) -> Option<Pending>) {
         let all = std::mem::take(&mut self.requests);
         let (in_step, mut others): (VecDeque<_>, VecDeque<_>) =
@@ -180,7 +180,7 @@ impl Queue {
 }
 
 fn answer(reply: Reply, answer: Result<Vec<Vec<f32>>, EngineError>) {
-    // Who asked may have left.
+    // The requester may be gone.
     drop(reply.send(answer));
 }
 
@@ -214,7 +214,7 @@ mod tests {
         queue
     }
 
-    /// Lengths of what a step computes; each vector is its length.
+    /// The lengths of a step's sequences; each vector is its length.
     fn step(queue: &mut Queue) -> Vec<usize> {
         queue.plan();
         let planned = queue.planned();

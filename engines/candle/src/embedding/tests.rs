@@ -1,4 +1,4 @@
-//! The engine with checkouts that `transformers` made, and with a model that fails.
+//! The engine with checkouts that `transformers` made, and with a failing model.
 
 use std::path::PathBuf;
 
@@ -153,7 +153,7 @@ async fn a_step_bounds_inputs_where_the_operator_says_so() {
     engine.cleanup().await.unwrap();
 }
 
-/// Fails on token 1, panics on token 2, computes nothing more after token 3.
+/// Fails on token 1, panics on token 2, and fails forever after token 3.
 struct Failing {
     is_broken: bool,
 }
@@ -211,7 +211,7 @@ async fn a_failed_step_ends_its_request_and_a_model_that_computes_no_more_the_en
     engine.cleanup().await.unwrap();
 }
 
-/// Whether it ended before it took the request or after, another instance may answer it.
+/// Whether the thread ended before or after it took the request, another instance may answer it.
 #[tokio::test]
 async fn a_thread_that_has_ended_is_no_fault_of_the_request() {
     let (told, commands) = mpsc::channel(1);

@@ -1,4 +1,4 @@
-//! The thread that loads an embedder and then serves it: plan, compute, answer; between steps, requests come and go.
+//! The thread that loads an embedder and serves it. Each step plans, computes and answers; commands are taken between steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use crate::engine::metrics::{Metrics, StepFigures};
 use crate::engine::thread::EngineThread;
 use crate::model::embedder::WholeSequence;
 
-/// Commands that may wait while a step is computed; senders of more wait.
+/// Commands that may queue during a step; further senders wait.
 const COMMANDS: usize = 256;
 
-/// How long a client refused for a full queue should wait.
+/// How long a client should wait after it was rejected because the queue is full.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What the engine thread is told.
+/// A command to the engine thread.
 #[derive(Debug)]
 pub(super) enum Told {
-    /// A request comes.
+    /// Adds a request.
     Add(Pending),
-    /// End every request and the thread.
+    /// Ends every request and the thread.
     Stop,
 }
 
-/// What the engine knows of its thread once it serves.
+/// The engine's handle of a serving thread.
 #[derive(Debug)]
 pub(super) struct Serving {
     pub(super) told: mpsc::Sender<Told>,
@@ -43,10 +43,10 @@ pub(super) struct Serving {
 
 type Ready = oneshot::Sender<Result<Serving, EngineError>>;
 
-/// Starts the thread. The receiver brings what it serves, or why it cannot; dropping it gives the start up.
+/// Starts the thread. The receiver gets the handle, or the error of the load; dropping it cancels the start.
 ///
 /// # Errors
-/// The system has no thread to give.
+/// The system cannot create a thread.
 pub(super) fn spawn(
     loader: Arc<dyn EmbedderLoader>,
     start: StartContext,
@@ -83,7 +83,7 @@ fn serve(loader: &dyn EmbedderLoader, start: &StartContext, ready: Ready) {
         health: start.health.clone(),
         prompt_tokens: 0,
     };
-    // Whoever waited may have left; then nobody can send a command, and there is nothing to do.
+    // If the receiver is gone, nobody can send a command, and there is nothing to do.
     if ready.send(Ok(Serving { told, config })).is_ok() {
         core.run(commands);
     }
@@ -99,7 +99,7 @@ struct EmbeddingCore {
     prompt_tokens: u64,
 }
 
-/// Whether the thread goes on.
+/// Whether the thread continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     GoOn,
@@ -107,7 +107,7 @@ enum Then {
 }
 
 impl EmbeddingCore {
-    /// Serves until it is told to stop, nobody can tell it anything any more, or the model computes no more.
+    /// Serves until it is stopped, all command senders are gone, or the model fails for good.
     fn run(mut self, mut commands: mpsc::Receiver<Told>) {
         while self.take_commands(&mut commands) == Then::GoOn && self.step() == Then::GoOn {}
         commands.close();
@@ -118,7 +118,7 @@ impl EmbeddingCore {
         self.publish();
     }
 
-    /// Takes what has come; waits where there is nothing to compute.
+    /// Takes the queued commands; waits if there is nothing to compute.
     fn take_commands(&mut self, commands: &mut mpsc::Receiver<Told>) -> Then {
         if self.queue.is_empty() {
             self.publish();
@@ -190,7 +190,7 @@ impl EmbeddingCore {
         self.queue.fail(&EngineError::internal(
             "the model failed to compute a step of this request; see the worker's log",
         ));
-        // One step may fail by a request's fault, but not one of a single token that nobody asked for.
+        // A request may be the cause of one failed step, but not of a failed step with a single, arbitrary token.
         match compute(&mut *self.model, &[&WholeSequence::of_one_text(vec![0])]) {
             Ok(_) => Then::GoOn,
             Err(problem) => {
@@ -214,7 +214,7 @@ impl EmbeddingCore {
     }
 }
 
-/// One vector for each input. A panic is an error like others.
+/// Computes one vector for each input. Turns a panic into an error.
 fn compute(
     model: &mut dyn MakeVectors,
     inputs: &[&WholeSequence],

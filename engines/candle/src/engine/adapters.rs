@@ -1,7 +1,7 @@
-//! [`Adapters`]: the adapters that requests may name. They are loaded and unloaded while the engine serves.
+//! [`Adapters`]: the adapters that requests may name. They can be loaded and unloaded while the engine serves.
 //!
-//! A request holds its adapter until it ends, so one that is unloaded meanwhile goes on, and its memory comes back with the last
-//! of its requests.
+//! A request holds its adapter until it ends. So it continues if the adapter is unloaded meanwhile, and the last such request
+//! frees the adapter's memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,21 +19,21 @@ use tokio::task::spawn_blocking;
 use crate::load::{AdapterError, AdapterReader};
 use crate::model::{AdapterWeights, gpu};
 
-/// How many adapters there may be.
+/// The limits of adapters.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AdapterLimits {
     /// At least 1.
     pub(crate) count: usize,
-    /// Bytes of all, those that are unloaded and still in use included.
+    /// Bytes of all adapters, including unloaded ones that are still in use.
     pub(crate) bytes: u64,
 }
 
 /// Reads an adapter's files.
 pub(crate) trait ReadAdapter: Send + Sync {
-    /// The adapter in the folder `path`, of at most `left` bytes.
+    /// Reads the adapter in the folder `path`, of at most `left` bytes.
     ///
     /// # Errors
-    /// Whatever is wrong with the files.
+    /// The files are missing or invalid.
     fn read(&self, path: &Path, left: u64) -> Result<AdapterWeights, AdapterError>;
 }
 
@@ -43,11 +43,11 @@ impl ReadAdapter for AdapterReader {
     }
 }
 
-/// The adapters that are loaded.
+/// The loaded adapters.
 pub(crate) struct Adapters {
     reader: Box<dyn ReadAdapter>,
     limits: AdapterLimits,
-    /// One is read at a time, so that what is left for it is known.
+    /// Serializes reads, so that the memory left for an adapter is known.
     reading: Arc<Semaphore>,
     known: Mutex<Known>,
     used_bytes: Arc<AtomicU64>,
@@ -56,16 +56,16 @@ pub(crate) struct Adapters {
 #[derive(Debug, Default)]
 struct Known {
     loaded: BTreeMap<String, Arc<LoadedAdapter>>,
-    /// Names whose KV blocks may be in the prefix cache.
+    /// Names that may have KV blocks in the prefix cache.
     used_names: BTreeSet<String>,
-    /// Adapters that were given another name there.
+    /// Adapters that got another name there.
     renamed: u64,
 }
 
-/// Names that are remembered. Beyond that each adapter has a name of its own in the prefix cache.
+/// The most names kept. Beyond that, each adapter gets a unique name in the prefix cache.
 const MAX_USED_NAMES: usize = 1024;
 
-/// An adapter, for as long as it is loaded or a request uses it.
+/// An adapter. It lives as long as it is loaded or a request uses it.
 #[derive(Debug)]
 pub(crate) struct LoadedAdapter {
     adapter: Adapter,
@@ -79,7 +79,7 @@ impl LoadedAdapter {
         &self.weights
     }
 
-    /// What the first KV block of its sequences with this salt follows.
+    /// The root of its sequences' block hashes with this salt.
     pub(crate) fn root(&self, salt: Option<&str>) -> Option<BlockHash> {
         sequence_root(salt, Some(&self.kv_name))
     }
@@ -89,7 +89,7 @@ impl Drop for LoadedAdapter {
     fn drop(&mut self) {
         self.used_bytes
             .fetch_sub(self.weights.bytes(), Ordering::Relaxed);
-        // Whoever lets go of it last may be another thread than the engine's.
+        // The last owner may be on another thread than the engine's.
         let weights = std::mem::replace(&mut self.weights, Arc::new(AdapterWeights::new(0)));
         gpu::beside_recordings(|| drop(weights));
     }
@@ -109,10 +109,10 @@ impl Adapters {
     /// Reads an adapter and makes it available.
     ///
     /// # Errors
-    /// `InvalidArgument` for a name that is in use and beyond a limit, else what is wrong with the files.
+    /// `InvalidArgument` if the name is in use or a limit is exceeded, else an error of the files.
     ///
     /// # Cancel safety
-    /// When the future is dropped, nothing is loaded.
+    /// If the future is dropped, nothing is loaded.
     pub(crate) async fn load(self: &Arc<Self>, adapter: Adapter) -> Result<(), EngineError> {
         adapter.check()?;
         let permit = Arc::clone(&self.reading).acquire_owned();
@@ -170,13 +170,13 @@ impl Adapters {
         tracing::info!(adapter = name, bytes, "an adapter is loaded");
     }
 
-    /// Makes an adapter unavailable. Requests that use it go on.
+    /// Makes an adapter unavailable. Requests that use it continue.
     ///
     /// # Errors
-    /// `NotFound`: it is not loaded.
+    /// `NotFound`: no such adapter is loaded.
     pub(crate) fn unload(&self, name: &str) -> Result<(), EngineError> {
         let unloaded = self.known.lock().loaded.remove(name);
-        // Its memory may be given back here, and nobody else need wait for that.
+        // Dropped outside the lock: freeing its memory must not block others.
         match unloaded {
             Some(unloaded) => {
                 let users = Arc::strong_count(&unloaded) - 1;
@@ -187,17 +187,17 @@ impl Adapters {
         }
     }
 
-    /// The adapters that are loaded, by name.
+    /// The loaded adapters, by name.
     pub(crate) fn list(&self) -> Vec<Adapter> {
         let known = self.known.lock();
         let loaded = known.loaded.values();
         loaded.map(|loaded| loaded.adapter.clone()).collect()
     }
 
-    /// The adapter that a request names.
+    /// The adapter of this name.
     ///
     /// # Errors
-    /// `NotFound`: it is not loaded.
+    /// `NotFound`: no such adapter is loaded.
     pub(crate) fn get(&self, name: &str) -> Result<Arc<LoadedAdapter>, EngineError> {
         let known = self.known.lock();
         let found = known.loaded.get(name).cloned();
@@ -206,8 +206,8 @@ impl Adapters {
 }
 
 impl Known {
-    /// The name that an adapter has in the prefix cache: its own, as routers hash it. One that had a namesake gets another, for
-    /// the namesake's blocks may still be there, and its requests may still add to them.
+    /// An adapter's name in the prefix cache: its own, which routers hash too. If another adapter had this name before, it gets
+    /// a new one, because the other's blocks may still be cached, and its requests may still add to them.
     fn kv_name(&mut self, name: &str) -> String {
         let is_new = !self.used_names.contains(name) && self.used_names.len() < MAX_USED_NAMES;
         if is_new {
@@ -215,7 +215,7 @@ impl Known {
             return name.to_owned();
         }
         self.renamed += 1;
-        // No adapter's own name has a control character.
+        // No adapter's own name contains a control character.
         format!("{name}\0{}", self.renamed)
     }
 }

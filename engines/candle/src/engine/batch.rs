@@ -1,4 +1,4 @@
-//! From the scheduler's step to the model's [`StepBatch`].
+//! Packs the scheduler's step into the model's [`StepBatch`].
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,19 +14,19 @@ use crate::model::{AdapterRows, AdapterWeights, SequenceRows, StepBatch};
 /// Consecutive tokens of one sequence.
 pub(super) struct Piece<'a> {
     pub(super) tokens: &'a [TokenId],
-    /// The place of the first of them in the sequence.
+    /// The position of the first of them in the sequence.
     pub(super) start: usize,
-    /// The sequence's.
+    /// The sequence's block table.
     pub(super) blocks: &'a [BlockId],
-    /// So many of the last rows have their logits wanted.
+    /// The number of last rows whose logits are wanted.
     pub(super) wanted: usize,
 }
 
-/// Packs the rows of a step, in their order. Of each sequence that wants a token the last row has its logits wanted, and that of
-/// each draft behind it. Rows of `adapted` sequences are their adapters'.
+/// Packs the rows of a step, in order. For each sequence that wants a token, it wants the logits of the last row and of each
+/// draft behind it. Rows of `adapted` sequences use their adapters.
 ///
 /// # Errors
-/// A row's sequence is not there: it is from its plan until it is committed or cancelled, so that is a fault of ours.
+/// A row's sequence is missing. It exists from its plan until it is committed or cancelled, so this is an internal error.
 pub(crate) fn pack(
     scheduler: &Scheduler,
     rows: &[Scheduled],
@@ -64,7 +64,7 @@ pub(crate) fn pack(
     Ok(batch)
 }
 
-/// Makes rows an adapter's. Few adapters have rows in a step.
+/// Assigns rows to an adapter. Few adapters have rows in a step.
 fn give(batch: &mut StepBatch, weights: &Arc<AdapterWeights>, rows: Range<usize>) {
     let rows = rows.map(narrow);
     let known = batch
@@ -80,7 +80,7 @@ fn give(batch: &mut StepBatch, weights: &Arc<AdapterWeights>, rows: Range<usize>
     }
 }
 
-/// Puts a piece of another sequence into a batch.
+/// Adds a piece of another sequence to a batch.
 pub(super) fn push(batch: &mut StepBatch, block_size: usize, piece: &Piece<'_>) {
     let first = batch.tokens.len();
     let places = piece.start..piece.start + piece.tokens.len();
@@ -100,7 +100,7 @@ pub(super) fn push(batch: &mut StepBatch, block_size: usize, piece: &Piece<'_>) 
     });
 }
 
-/// Places and sizes here are bounded by the number of KV slots, which the engine keeps below 2^32.
+/// The number of KV slots bounds places and sizes here, and the engine keeps it below 2^32.
 fn narrow(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
 }

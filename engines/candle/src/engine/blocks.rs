@@ -1,4 +1,4 @@
-//! Bytes of sequences' KV blocks, into the cache and out of it. The bytes of a sequence are those of its blocks one after another.
+//! Copies bytes of sequences' KV blocks into the cache and out of it. A sequence's bytes are those of its blocks, concatenated.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use parking_lot::Mutex;
 use super::forward::Forward;
 use super::transfer::PIECES_AHEAD;
 
-/// Buffers that are kept: a piece that is written to a socket, those ahead of it, and one of another transfer.
+/// Buffers to keep: for the piece being written to a socket, those ahead of it, and one of another transfer.
 const KEPT_BUFFERS: usize = PIECES_AHEAD + 2;
 
-/// Buffers of pieces that were sent, for the next ones: the system takes longer to give memory for a piece than its copy takes.
+/// Buffers of sent pieces, for reuse: allocating memory for a piece takes longer than copying it.
 #[derive(Debug, Default)]
 pub(super) struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
 
-/// Bytes in one of the buffers, which goes back when it is dropped.
+/// A piece's bytes in a buffer, which returns to the pool when dropped.
 struct Piece {
     bytes: Vec<u8>,
     home: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -38,7 +38,7 @@ impl Drop for Piece {
     }
 }
 
-/// Bytes of a held sequence; `None` where it is not held, or has not so many.
+/// Reads bytes of a held sequence; `None` if it is not held or has fewer bytes.
 pub(super) fn read(
     scheduler: &Scheduler,
     forward: &dyn Forward,
@@ -65,7 +65,7 @@ pub(super) fn read(
     }))
 }
 
-/// Replaces bytes of a sequence that waits for them. Those of another, or for a block that it may share with others, are dropped.
+/// Writes bytes of a sequence that waits for them. Ignores writes to other sequences and to blocks that may be shared.
 pub(super) fn write(
     scheduler: &Scheduler,
     forward: &mut dyn Forward,

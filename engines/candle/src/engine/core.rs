@@ -1,4 +1,4 @@
-//! [`Core`]: the engine thread's loop. Plan, compute, choose, commit, deliver; between steps, requests come and go.
+//! [`Core`]: the engine thread's loop. Each step plans, computes, samples, commits and delivers; commands are taken between steps.
 
 mod commands;
 
@@ -28,7 +28,7 @@ use super::sequence::{Active, Choosing, Next, Unchosen};
 use super::speculation::Speculation;
 use crate::model::{SequenceRows, StepBatch};
 
-/// Where the engine thread publishes.
+/// The publishers of the engine thread.
 #[derive(Debug)]
 pub(crate) struct Outlets {
     pub(crate) readers: Arc<Readers>,
@@ -44,19 +44,19 @@ pub(crate) struct Core {
     forward: Box<dyn Forward>,
     speculation: Option<Speculation>,
     requests: HashMap<SequenceId, Box<Active>>,
-    /// The adapters of those that have one.
+    /// The adapters of sequences that use one.
     adapted: HashMap<SequenceId, Arc<LoadedAdapter>>,
     outlets: Outlets,
     freed: FreedSequences,
     last_id: u64,
-    /// Whether readers were looked at, and no sign has come since that one left.
+    /// Whether the readers were checked since the last sign that one left.
     has_looked: bool,
     /// Whether bytes of KV blocks were read or written since the last step.
     has_moved: bool,
-    /// How long the last step took.
+    /// The duration of the last step.
     step_time: Duration,
     buffers: blocks::Buffers,
-    /// A KV block that the scheduler does not have, for [`Core::ask_model`].
+    /// A KV block outside the scheduler's pool, for [`Core::ask_model`].
     spare_block: usize,
 }
 
@@ -66,11 +66,11 @@ enum Then {
     GoOn,
     /// Nothing can be computed before a command comes.
     Wait,
-    /// The thread ends.
+    /// End the thread.
     End,
 }
 
-/// How a request that chose in this step goes on.
+/// The result of a request that sampled in this step.
 struct Delivery {
     choosing: Choosing,
     chunk: TokenChunk,
@@ -78,7 +78,7 @@ struct Delivery {
 }
 
 impl Core {
-    /// The model's KV cache has one block more than the scheduler.
+    /// The model's KV cache must have one block more than the scheduler.
     pub(crate) fn new(
         scheduler: Scheduler,
         forward: Box<dyn Forward>,
@@ -104,7 +104,7 @@ impl Core {
         }
     }
 
-    /// Serves until it is told to stop, nobody can tell it anything any more, or the model computes no more.
+    /// Serves until it is stopped, all command senders are gone, or the model fails for good.
     pub(crate) fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut then = Then::Wait;
         loop {
@@ -114,7 +114,7 @@ impl Core {
                     self.publish_state();
                     match commands.blocking_recv() {
                         Some(command) => match self.obey(command) {
-                            // Those that came together begin together.
+                            // Requests that arrived together start together.
                             Then::GoOn => self.take_commands(&mut commands),
                             then @ (Then::Wait | Then::End) => then,
                         },
@@ -131,7 +131,7 @@ impl Core {
                     self.scheduler.free_held(id);
                 }
                 self.look_at_readers();
-                // A sign may have found no room among the commands.
+                // The command queue may have been full when a sign was sent.
                 self.has_looked = false;
                 then = self.step();
             }
@@ -143,7 +143,7 @@ impl Core {
         self.end_all();
     }
 
-    /// Frees what cancelled requests hold, and leaves out those whose readers are behind.
+    /// Frees what cancelled requests hold, and pauses those whose readers are behind.
     fn look_at_readers(&mut self) {
         let scheduler = &mut self.scheduler;
         self.requests.retain(|id, active| {
@@ -159,7 +159,7 @@ impl Core {
     fn step(&mut self) -> Then {
         let began = Instant::now();
         if !self.adapted.is_empty() {
-            // An unloaded adapter's memory comes back with the last of its requests.
+            // The last of its requests frees an unloaded adapter's memory.
             let requests = &self.requests;
             self.adapted.retain(|id, _| requests.contains_key(id));
         }
@@ -203,7 +203,7 @@ impl Core {
         }
     }
 
-    /// Guesses what comes next, where that is switched on.
+    /// Adds drafts, if speculation is on.
     fn speculate(&mut self, rows: &mut [Scheduled]) {
         if let Some(speculation) = &mut self.speculation {
             let requests = &self.requests;
@@ -213,7 +213,7 @@ impl Core {
         }
     }
 
-    /// The requests that choose a token in this step, in the order of their logits.
+    /// Takes the requests that sample a token in this step, in the order of their logits.
     fn take_choosing(&mut self, rows: &[Scheduled]) -> Vec<Choosing> {
         let wanting = rows.iter().filter(|row| row.wants_token);
         wanting
@@ -225,7 +225,7 @@ impl Core {
             .collect()
     }
 
-    /// Chooses tokens, commits the step and delivers; returns the number of tokens streamed.
+    /// Samples tokens, commits the step and delivers; returns the number of tokens streamed.
     fn finish_step(
         &mut self,
         rows: &[Scheduled],
@@ -236,7 +236,7 @@ impl Core {
             let next = choosing.choose(logits);
             (choosing, next)
         };
-        // Where all tokens are found already, waking other threads would take longer than taking them.
+        // If all tokens are known already, waking other threads would take longer than reading them.
         let has_rows = logits
             .iter()
             .any(|fetched| matches!(fetched, Fetched::Logits(_)));
@@ -266,7 +266,7 @@ impl Core {
             .map(|(choosing, next)| self.settle(choosing, next, &mut reports))
             .collect();
         self.scheduler.commit(&reports);
-        // Before the tokens, so that who sees a token can see the blocks it came from.
+        // Before the tokens, so that a client that sees a token can also see its blocks.
         self.publish_events();
         self.deliver(deliveries)
     }
@@ -307,11 +307,11 @@ impl Core {
                 let error = match unchosen {
                     Unchosen::Logits(error) => {
                         tracing::error!(%error, "a request failed in sampling");
-                        // What made the logits wrong may be in its KV blocks; nobody else shall begin with them.
+                        // The KV blocks may be the cause of the bad logits, so no other sequence must reuse them.
                         self.scheduler.clear_prefix_cache();
                         error
                     }
-                    // Its grammar cannot go on.
+                    // Its grammar cannot continue.
                     Unchosen::Guide(error) if error.kind() == ErrorKind::InvalidArgument => {
                         tracing::debug!(%error, "a request failed in sampling");
                         error
@@ -330,7 +330,7 @@ impl Core {
         }
     }
 
-    /// What of its usage only the engine knows.
+    /// Adds the usage that only the engine knows.
     fn with_usage(&self, finish: Finish, active: &Active, cached_tokens: usize) -> Finish {
         let cached = u32::try_from(cached_tokens).unwrap_or(u32::MAX);
         let finish = finish.with_cached_tokens(cached);
@@ -340,7 +340,7 @@ impl Core {
         finish
     }
 
-    /// Puts every token of the step where its reader finds it, then has the readers woken together.
+    /// Puts every token of the step into its mailbox, then has the readers woken together.
     fn deliver(&mut self, deliveries: Vec<Delivery>) -> usize {
         let mut wakers: Vec<Waker> = Vec::with_capacity(deliveries.len());
         let mut tokens = 0;
@@ -364,7 +364,7 @@ impl Core {
         tokens
     }
 
-    /// Sequences that fill the whole KV cache end as those that fill the context do.
+    /// Ends sequences that fill the whole KV cache like those that fill the context.
     fn end_outgrown(&mut self, outgrown: &[Outgrown]) {
         let mut wakers = Vec::new();
         for Outgrown { id, cached_tokens } in outgrown {
@@ -380,7 +380,7 @@ impl Core {
         self.outlets.readers.wake(wakers);
     }
 
-    /// Fails the requests of a step that was not computed. Their keys and values are not to be trusted.
+    /// Fails the requests of a step that was not computed. Their keys and values are unreliable.
     fn fail_step(
         &mut self,
         rows: &[Scheduled],
@@ -415,8 +415,8 @@ impl Core {
         }
     }
 
-    /// Whether the model still computes. One step may fail by a request's fault, but not one of a single token that
-    /// nobody asked for.
+    /// Checks that the model still computes. A request may be the cause of one failed step, but not of a failed step with a
+    /// single, arbitrary token.
     fn ask_model(&mut self) -> Result<(), ForwardError> {
         let block = u32::try_from(self.spare_block)?;
         let slot = u32::try_from(self.spare_block * self.scheduler.pool().block_size())?;
@@ -460,7 +460,7 @@ impl Core {
     }
 }
 
-/// The step's logits. Masks of guided requests are computed beside the model, on another thread where there is one.
+/// Computes the step's logits. The masks of guided requests are computed in parallel, on another thread if there is one.
 fn compute(
     forward: &mut dyn Forward,
     batch: &StepBatch,

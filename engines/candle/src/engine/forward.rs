@@ -1,4 +1,4 @@
-//! [`Forward`]: what the engine thread needs of a model; and [`Fetched`], the part of its logits that is looked at.
+//! [`Forward`]: the engine thread's interface to a model; and [`Fetched`], the part of its logits that the sampler reads.
 
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,34 +9,35 @@ use genset_sampling::best_token;
 
 use crate::model::{KvLayout, StepBatch, host, kernels};
 
-/// Why a step was not computed. Every request in it fails.
+/// Why a step failed. Every request in it fails.
 pub(crate) type ForwardError = Box<dyn Error + Send + Sync>;
 
 /// A model with its KV cache.
 pub(crate) trait Forward: Send {
-    /// Computes the batch's rows: keys and values into their slots, and the wanted rows' logits, `[logit_rows, vocab_size]` f32.
+    /// Computes the batch's rows: stores their keys and values in their slots, and returns the logits of the wanted rows,
+    /// `[logit_rows, vocab_size]` f32.
     ///
     /// # Errors
-    /// Any; the step's requests fail, and the engine goes on.
+    /// Any; the step's requests fail, and the engine continues.
     fn forward(&mut self, batch: &StepBatch) -> std::result::Result<Tensor, ForwardError>;
 
-    /// What the bytes of KV blocks mean, where they can be had.
+    /// The layout of the bytes of KV blocks, if they are accessible.
     fn kv_layout(&self) -> Option<&KvLayout> {
         None
     }
 
-    /// The bytes of a KV block, where they can be had.
+    /// The bytes of a KV block, if they are accessible.
     fn kv_block(&self, _block: usize) -> Option<&[u8]> {
         None
     }
 
-    /// The same, to be replaced.
+    /// The same bytes, mutable.
     fn kv_block_mut(&mut self, _block: usize) -> Option<&mut [u8]> {
         None
     }
 }
 
-/// The logits that `work` computes; a panic is an error like any other.
+/// Runs `work`, and turns a panic into an error.
 ///
 /// # Errors
 /// Those of `work`.
@@ -47,7 +48,7 @@ pub(super) fn contained(
         .unwrap_or_else(|panic| Err(ForwardError::from(panic_text(&*panic))))
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
@@ -57,19 +58,19 @@ pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
 /// One row of logits on its way to the sampler.
 #[derive(Debug)]
 pub(crate) enum Fetched {
-    /// All of it: `[vocab_size]`.
+    /// The whole row: `[vocab_size]`.
     Logits(Vec<f32>),
     /// The best token, found where the row is.
     Best(TokenId),
-    /// Found on a GPU: the row holds what is no logit.
+    /// The row contains an invalid logit, found on a GPU.
     NotFinite,
 }
 
-/// Takes rows of `logits` (`[rows, vocab_size]`) to the sampler. Where `is_best` says that only the best token is asked for,
-/// it is found where the row is, and the row stays there.
+/// Fetches rows of `logits` (`[rows, vocab_size]`) for the sampler. A row with `is_best` only needs its best token, which is
+/// found on the device; the row stays there.
 ///
 /// # Errors
-/// Candle refuses, or the shape is another.
+/// Candle fails, or the shape is wrong.
 pub(crate) fn fetch(logits: &Tensor, is_best: &[bool]) -> Result<Vec<Fetched>> {
     let (rows, vocab_size) = logits.dims2()?;
     if rows != is_best.len() {
@@ -84,14 +85,14 @@ pub(crate) fn fetch(logits: &Tensor, is_best: &[bool]) -> Result<Vec<Fetched>> {
     fetch_from_device(logits, vocab_size, is_best)
 }
 
-/// A row in main memory, or its best token if no more than that is asked for.
+/// A row in main memory, or only its best token if that is enough.
 fn fetch_row(logits: &[f32], is_best: bool) -> Fetched {
     let best = is_best.then(|| best_token(logits).ok()).flatten();
-    // The sampler says what is wrong with a row that has no best token.
+    // The sampler reports the error of a row without a best token.
     best.map_or_else(|| Fetched::Logits(logits.to_vec()), Fetched::Best)
 }
 
-/// Rows in one transfer.
+/// Copies rows in one transfer.
 fn copy(logits: &Tensor, vocab_size: usize) -> Result<Vec<Fetched>> {
     let all = logits.flatten_all()?.to_vec1::<f32>()?;
     Ok(all
@@ -142,8 +143,8 @@ fn find_best(logits: &Tensor) -> Result<Vec<Fetched>> {
     Ok(places.into_iter().map(fetched).collect())
 }
 
-/// The place of each row's largest logit, where we have no kernel for it. What is not a number, or infinite, makes a row's
-/// sum so; what is finite does not, at the size of logits.
+/// The index of each row's largest logit, for devices without our kernel. A NaN or infinity makes a row's sum one too;
+/// finite logits are too small to overflow it.
 fn best_by_tensors(logits: &Tensor) -> Result<Vec<Option<u32>>> {
     let best = logits.argmax(D::Minus1)?.to_vec1::<u32>()?;
     let sums = logits.sum(D::Minus1)?.to_vec1::<f32>()?;
@@ -199,7 +200,7 @@ mod tests {
         use genset_backend_common::GenerateRequest;
         use genset_sampling::Sampler;
         const VOCAB_SIZE: usize = 700;
-        // Few values, so that the best is there many times.
+        // Few distinct values, so that the best occurs many times.
         let rows: Vec<Vec<f32>> = (0..40u32)
             .map(|row| {
                 let number = |place: u32| (row * 7919 + place * place * 31) % 97 / 7;

@@ -1,7 +1,7 @@
-//! [`mailbox`]: one request's tokens on their way from the engine thread to the stream's reader.
+//! [`mailbox`]: carries one request's tokens from the engine thread to the stream's reader.
 //!
-//! Each step's tokens are an item. A reader that leaves [`BEHIND_ITEMS`] of them is [behind](Outlet::is_behind), and its sequence
-//! is left out of steps until it has taken them all.
+//! Each step's tokens are an item. A reader with [`BEHIND_ITEMS`] unread items is [behind](Outlet::is_behind), and its
+//! sequence is paused until the reader has taken them all.
 
 use std::fmt;
 use std::pin::Pin;
@@ -14,13 +14,13 @@ use genset_backend_common::inbox::{Inbox, Taken};
 use genset_backend_common::output::{Finish, Output, OutputStream, TokenChunk};
 use genset_backend_common::{EngineError, RequestContext};
 
-/// Items a reader may leave before its sequence is paused: seconds of generation, and a few kilobytes.
+/// Unread items after which a sequence is paused: seconds of generation, and a few kilobytes.
 const BEHIND_ITEMS: usize = 64;
 
-/// How the reader tells the engine thread to look again: it was behind and came, or it left.
+/// Tells the engine thread to look again, because the reader caught up or left.
 pub(crate) type Nudge = Box<dyn Fn() + Send + Sync>;
 
-/// The writing and the reading end of one request's mailbox.
+/// Creates the writing and the reading end of one request's mailbox.
 pub(crate) fn mailbox(ctx: RequestContext, nudge: Nudge) -> (Outlet, OutputStream) {
     let mailbox = Arc::new(Mailbox {
         inbox: Inbox::new(BEHIND_ITEMS),
@@ -40,13 +40,13 @@ pub(crate) fn mailbox(ctx: RequestContext, nudge: Nudge) -> (Outlet, OutputStrea
 
 struct Mailbox {
     inbox: Inbox<TokenChunk, Result<Finish, EngineError>>,
-    /// Nobody reads any more.
+    /// Whether the reader is gone.
     has_left: AtomicBool,
     ctx: RequestContext,
     nudge: Nudge,
 }
 
-/// The engine thread's end. Dropped without [`end`](Self::end), the stream ends with an error.
+/// The engine thread's end. If it is dropped without [`end`](Self::end), the stream ends with an error.
 #[must_use]
 pub(crate) struct Outlet {
     mailbox: Arc<Mailbox>,
@@ -63,12 +63,12 @@ impl Outlet {
         self.mailbox.inbox.end(terminal)
     }
 
-    /// Whether nobody reads any more, because the request was cancelled or its stream dropped.
+    /// Whether the reader is gone: the request was cancelled or its stream dropped.
     pub(crate) fn is_closed(&self) -> bool {
         self.mailbox.ctx.is_cancelled() || self.mailbox.has_left.load(Ordering::Acquire)
     }
 
-    /// Whether the reader has left so many items that no more should be made before it took them.
+    /// Whether the reader has so many unread items that the sequence should pause until it has taken them.
     pub(crate) fn is_behind(&self) -> bool {
         self.mailbox.inbox.is_behind()
     }
@@ -105,7 +105,7 @@ impl<C> Inlet<C> {
         ))
     }
 
-    /// What the mailbox has; else the reader waits.
+    /// Takes the next item of the mailbox; if it is empty, registers the reader's waker.
     fn take(&mut self, cx: &mut Context<'_>) -> Option<Result<Output, EngineError>> {
         match self.mailbox.inbox.poll_take(cx) {
             Poll::Ready(Taken::Item {

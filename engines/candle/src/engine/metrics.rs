@@ -1,4 +1,4 @@
-//! [`Metrics`]: what the engine thread counts and measures.
+//! [`Metrics`]: the metrics of the engine thread.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use genset_backend_common::prometheus::metrics::histogram::Histogram;
 use genset_backend_common::{MetricsRegistry, handles::LATENCY_BUCKETS_S};
 use genset_scheduler::{SchedulerMetrics, Stats};
 
-/// Upper bounds of sequences and tokens a step.
+/// Upper bounds of the number of sequences and tokens per step.
 const SIZE_BUCKETS: [f64; 13] = [
     1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 8192.0,
 ];
@@ -28,7 +28,7 @@ pub(crate) struct Metrics {
     counted: Stats,
 }
 
-/// One step that was computed.
+/// The figures of one computed step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepFigures {
     pub(crate) step: Duration,
@@ -99,7 +99,7 @@ impl Metrics {
         self.failed_steps.inc();
     }
 
-    /// Sets the gauges, and counts what came since the last call.
+    /// Sets the gauges, and adds the counts since the last call.
     pub(crate) fn state(&mut self, now: Stats) {
         let before = std::mem::replace(&mut self.counted, now);
         self.scheduler.state(before, now, now);

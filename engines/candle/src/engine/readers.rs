@@ -1,7 +1,7 @@
 //! [`Readers`]: wakes the readers of a step's outputs with one message from the engine thread.
 //!
-//! To wake a task from outside its runtime costs a lock and often a system call. With dozens of sequences a step that would
-//! come out of the step's time, so the engine thread leaves the wakers here, and a task of the runtime's wakes the others.
+//! Waking a task from outside its runtime costs a lock and often a system call. With dozens of sequences per step this would
+//! slow the step down. So the engine thread leaves the wakers here, and a task of the runtime calls them.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -19,12 +19,12 @@ pub(crate) struct Readers {
 #[derive(Debug, Default)]
 struct Waiting {
     wakers: Vec<Waker>,
-    /// Whether [`Readers::serve`] runs.
+    /// Whether [`Readers::serve`] is running.
     is_served: bool,
 }
 
 impl Readers {
-    /// Has readers woken; never waits.
+    /// Hands over readers to wake; never blocks.
     pub(crate) fn wake(&self, wakers: Vec<Waker>) {
         if wakers.is_empty() {
             return;
@@ -40,7 +40,7 @@ impl Readers {
         self.is_some.notify_one();
     }
 
-    /// Wakes readers until it is dropped; then those that are left are woken, and later ones by the engine thread itself.
+    /// Wakes readers until the future is dropped. Then it wakes the rest, and the engine thread itself wakes later ones.
     pub(crate) async fn serve(self: Arc<Self>) {
         self.waiting.lock().is_served = true;
         let end = EndOfService(&self);

@@ -1,4 +1,4 @@
-//! [`RealLoader`]: files to a model on its device, with its KV cache and its grammars.
+//! [`RealLoader`]: loads files to a model on its device, with its KV cache and its grammars.
 
 mod limits;
 mod process;
@@ -44,7 +44,7 @@ pub(super) struct RealLoader {
     model_config: Option<PathBuf>,
 }
 
-/// The model and the KV cache that it works in.
+/// The model and its KV cache.
 struct RealForward {
     model: Model,
     cache: KvCache,
@@ -163,7 +163,7 @@ impl Loader for RealLoader {
         let adapters = self.adapters(&open.config, &device, dtype);
         let mut can = capabilities(guides.as_deref(), can_be_apart, adapters.is_some());
         if !device.is_cpu() {
-            // A row is computed by other kernels where more rows are beside it.
+            // Other kernels compute a row when the batch has more rows.
             can = can.with_deviations([Deviation::BatchVariant]);
         }
         let config = engine_config(&open, &limits, &spec, can);
@@ -195,7 +195,7 @@ impl Loader for RealLoader {
 }
 
 impl RealLoader {
-    /// What adapters are loaded with; `None` where there may be none.
+    /// The adapters' registry; `None` if adapters are disabled.
     fn adapters(
         &self,
         config: &ModelConfig,
@@ -214,7 +214,7 @@ impl RealLoader {
         (limits.count > 0).then(|| Arc::new(Adapters::new(Box::new(reader), limits)))
     }
 
-    /// Refuses what would not fit in memory, before anything is allocated.
+    /// Plans the KV cache, and rejects what would not fit in memory before anything is allocated.
     fn kv_cache(
         &self,
         open: &OpenModel,
@@ -241,7 +241,7 @@ impl RealLoader {
         };
         let available = available_memory(&options.device);
         let size = kv_cache_size(&open.config, &wanted, &memory, available)?;
-        // Slots are numbered with 32 bits, and one block more is made than the scheduler gets.
+        // Slots are numbered with 32 bits, and one block is allocated beyond the scheduler's.
         let most = wide(u32::MAX) / block_size - 1;
         Ok(KvCacheSpec {
             num_blocks: size.blocks.min(most),
@@ -250,7 +250,7 @@ impl RealLoader {
         })
     }
 
-    /// What grammars are compiled with; `None` for a model without a tokenizer, or with one that cannot guide.
+    /// The grammar compiler; `None` for a model without a tokenizer, or with an unsupported one.
     fn guides(
         &self,
         open: &OpenModel,
@@ -359,7 +359,7 @@ fn allocate(
     })
 }
 
-/// Names what is slow, its part of a step, and what to do.
+/// Logs what is slow, its share of a step, and the remedy.
 fn tell_slow(model: &Model) {
     let is_float = |matrix: &&SlowMatrix| matrix.dtype == WeightType::F32;
     let (floats, blocks): (Vec<_>, Vec<_>) = model.slow_matrices().iter().partition(is_float);
@@ -391,7 +391,7 @@ pub(crate) fn fraction(done: LoadProgress) -> f32 {
     (done.bytes as f64 / done.all_bytes.max(1) as f64) as f32
 }
 
-/// Weights that end early when nobody waits for them any more.
+/// Weights whose reading stops once nobody waits for them any more.
 pub(crate) struct Abandonable<'a, W> {
     pub(crate) weights: W,
     pub(crate) was_given_up: &'a dyn Fn() -> bool,
@@ -477,7 +477,7 @@ pub(crate) fn dtype(choice: DtypeChoice, device: &Device) -> Result<DType, Engin
     }
 }
 
-/// What the KV cache keeps, for activations in `dtype`.
+/// The type of the values in the KV cache, for activations in `dtype`.
 fn kv_cache_dtype(
     choice: DtypeChoice,
     dtype: DType,
@@ -550,7 +550,7 @@ mod tests {
             (loaded.config.context_length_tokens, loaded.num_blocks)
         };
         assert_eq!(loaded(NonZeroU32::new(64)), (64, 8));
-        // The model's own is 2048.
+        // The model's own context is 2048.
         assert_eq!(loaded(NonZeroU32::new(1 << 20)), (2048, 256));
         assert_eq!(loaded(None), (2048, 256));
     }

@@ -1,5 +1,5 @@
-//! [`Active`]: what the engine thread keeps of a request beside its place in the scheduler; and [`Choosing`], one that
-//! chooses its next tokens in this step.
+//! [`Active`]: the engine thread's state of a request beside its sequence in the scheduler; and [`Choosing`], a request
+//! that samples its next tokens in this step.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -23,19 +23,19 @@ pub(crate) struct Active {
     pub(crate) outlet: Outlet,
     pub(crate) sampler: Sampler,
     pub(crate) guide: Option<Guide>,
-    /// Its guide's place among those that wait, until it chooses its first token.
+    /// Its guide's permit, until it samples its first token.
     pub(crate) place_of_guide: Option<OwnedSemaphorePermit>,
     pub(crate) stop: StopConditions,
     /// At least 1; prompt and answer together fit the context.
     pub(crate) max_tokens: u32,
-    /// On a prefill instance.
+    /// Set on a prefill instance.
     pub(crate) prefill: Option<Box<PrefillLeg>>,
-    /// What became of its drafts.
+    /// The counts of its drafts.
     pub(crate) predictions: PredictionTokens,
 }
 
 impl Active {
-    /// How many drafts it has use for: each step chooses one token more than its drafts.
+    /// The number of drafts it can use: each step samples one token more than its drafts.
     pub(crate) fn most_drafts(&self) -> usize {
         // On a prefill instance the first token is the last.
         let left = match &self.prefill {
@@ -45,7 +45,7 @@ impl Active {
         usize::try_from(left.saturating_sub(1)).unwrap_or(usize::MAX)
     }
 
-    /// Takes note of the next token: what becomes of the sequence, the tokens to stream, and how it ended if it did.
+    /// Records the next token. Returns the outcome of the sequence, the tokens to stream, and how it ended, if it did.
     fn accept(&mut self, sampled: Sampled) -> Result<Next, EngineError> {
         let token = sampled.token;
         let is_end = self.guide.as_ref().is_some_and(|guide| guide.is_end(token));
@@ -73,13 +73,13 @@ impl Active {
     }
 }
 
-/// What the chosen tokens lead to.
+/// The consequences of the sampled tokens.
 #[derive(Debug)]
 pub(crate) struct Next {
     pub(crate) outcome: Outcome,
     pub(crate) chunk: TokenChunk,
     pub(crate) end: Option<Finish>,
-    /// So many drafts were chosen, and the token of `outcome` after them.
+    /// The number of drafts that were sampled before the token of `outcome`.
     pub(crate) accepted: usize,
 }
 
@@ -93,7 +93,7 @@ impl Next {
         }
     }
 
-    /// What comes of choosing once more.
+    /// Appends the result of another sample.
     fn followed_by(mut self, next: Self) -> Self {
         self.chunk.token_ids.extend(next.chunk.token_ids);
         self.chunk.logprobs.extend(next.chunk.logprobs);
@@ -105,22 +105,22 @@ impl Next {
     }
 }
 
-/// Why no token was chosen.
+/// Why no token was sampled.
 #[derive(Debug)]
 pub(crate) enum Unchosen {
-    /// The logits are no good, or may not be, and what is in the sequence's KV blocks may be why.
+    /// The logits are invalid or may be, and the sequence's KV blocks may be the cause.
     Logits(EngineError),
-    /// The guide is at fault.
+    /// The guide failed.
     Guide(EngineError),
 }
 
-/// A request that chooses its next token in the step under way; behind each draft that it chooses, one more.
+/// A request that samples its next token in the step under way, and one more after each accepted draft.
 #[derive(Debug)]
 pub(crate) struct Choosing {
     pub(crate) id: SequenceId,
     pub(crate) active: Box<Active>,
     drafts: Vec<TokenId>,
-    /// What became of them.
+    /// The counts of its drafts.
     pub(crate) predictions: PredictionTokens,
     mask: Option<Result<TokenMask, EngineError>>,
 }
@@ -136,7 +136,7 @@ impl Choosing {
         }
     }
 
-    /// Rows of logits that it may choose from.
+    /// The number of its rows of logits.
     pub(crate) fn places(&self) -> usize {
         1 + self.drafts.len()
     }
@@ -145,20 +145,20 @@ impl Choosing {
         self.active.guide.is_some()
     }
 
-    /// Whether only the best logit is asked for.
+    /// Whether only the best logit is needed.
     pub(crate) fn is_best(&self) -> bool {
         !self.is_guided() && self.active.sampler.is_argmax()
     }
 
-    /// Finds out which tokens may come next. For the time beside the forward pass.
+    /// Computes which tokens may come next. It runs in parallel with the forward pass.
     pub(crate) fn compute_mask(&mut self) {
         let guide = self.active.guide.as_mut();
         self.mask = guide.map(|guide| guide.mask().map_err(EngineError::from));
     }
 
-    /// On a prefill instance, the first token is the last, and the blocks are held.
+    /// On a prefill instance, ends the request with its first token and holds the blocks.
     pub(crate) fn end_prefill(&mut self, next: Next, freed: &FreedSequences) -> Next {
-        // Blocks that nobody hears of would be held for all of their time.
+        // Without a receiver, nobody would learn of the blocks, and they would be held until the lease ends.
         let goes_on = next.end.is_none() && !self.active.outlet.is_closed();
         let leg = self.active.prefill.take().filter(|_| goes_on);
         let Some(leg) = leg else {
@@ -174,12 +174,12 @@ impl Choosing {
         }
     }
 
-    /// Chooses the token, and the one after it as long as the draft was that token. `logits` are those of each place. What goes
-    /// wrong here, a panic included, is this request's failure alone.
+    /// Samples the token, and continues with the next one as long as the draft was right. `logits` has an entry per place. A
+    /// failure here, including a panic, fails only this request.
     pub(crate) fn choose(&mut self, logits: Vec<Fetched>) -> Result<Next, Unchosen> {
         let chosen = catch_unwind(AssertUnwindSafe(|| self.choose_all(logits)));
         let next = chosen.unwrap_or_else(|_| {
-            // Guides keep their panics to themselves.
+            // Guides catch their own panics.
             Err(Unchosen::Logits(EngineError::internal(
                 "choosing a token panicked; please report it",
             )))
@@ -205,7 +205,7 @@ impl Choosing {
             self.compute_mask();
             match self.choose_one(logits) {
                 Ok(after) => next = next.followed_by(after),
-                // What was chosen is streamed. The next step chooses here, and fails alone.
+                // The tokens so far are streamed. The next step samples here again, and then fails alone.
                 Err(_) => break,
             }
         }
@@ -214,7 +214,7 @@ impl Choosing {
 
     fn choose_one(&mut self, logits: Fetched) -> Result<Next, Unchosen> {
         if self.active.guide.as_ref().is_some_and(Guide::is_finished) {
-            // The tokens that the request came with are all of its text.
+            // The tokens that the request came with are its whole text.
             return Ok(Next::end(TokenChunk::default(), Finish::stop()));
         }
         let mask = self.mask.take().transpose().map_err(Unchosen::Guide)?;
@@ -223,7 +223,7 @@ impl Choosing {
         self.active.accept(sampled).map_err(Unchosen::Guide)
     }
 
-    /// Drafts are accepted that stand in the answer.
+    /// Counts drafts that are part of the answer as accepted.
     fn count_predictions(&mut self, chosen: &TokenChunk) {
         let pairs = self.drafts.iter().zip(&chosen.token_ids);
         let accepted = pairs.take_while(|(draft, token)| draft == token).count();
@@ -253,15 +253,15 @@ impl Choosing {
     }
 }
 
-/// A request that comes to the engine thread.
+/// A request on its way to the engine thread.
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) prompt: Vec<TokenId>,
     pub(crate) priority: i32,
-    /// What its first KV block follows.
+    /// The predecessor of its first KV block.
     pub(crate) root: Option<BlockHash>,
     pub(crate) adapter: Option<Arc<LoadedAdapter>>,
-    /// On a decode instance whose blocks come from elsewhere: told where they go.
+    /// Set on a decode instance that receives the KV blocks: gets the place where they go.
     pub(crate) receives: Option<oneshot::Sender<ReceivingPlace>>,
     pub(crate) active: Box<Active>,
 }
@@ -274,7 +274,7 @@ mod tests {
     use super::super::mailbox::mailbox;
     use super::*;
 
-    /// Of a model with the tokens "a" and "b", of which no end is known.
+    /// A guide for a model with the tokens "a" and "b" and no known end.
     fn guide(text: &str) -> Guide {
         let tokenizer = br#"{"decoder": {"type": "ByteLevel"}, "added_tokens": [],
             "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}}}"#;
@@ -301,7 +301,7 @@ mod tests {
         choosing
     }
 
-    /// What others have cached is in doubt with the logits alone.
+    /// Only bad logits cast doubt on the prefix cache, a failed guide does not.
     #[test]
     fn a_guide_that_fails_is_told_from_logits_that_are_no_good() {
         let chosen = choosing(None).choose(vec![Fetched::Logits(vec![f32::NAN, 0.0])]);
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::Internal);
     }
 
-    /// Of the model's ends none may be known, so that there would be nothing to choose.
+    /// The model may have no known end token, so that no token would be allowed.
     #[test]
     fn a_text_that_is_complete_already_ends_as_it_would_have() {
         let mut complete = guide("ab");

@@ -1,9 +1,9 @@
-//! [`Speculation`]: guesses the tokens that come next, so that one pass of the model judges several.
+//! [`Speculation`]: drafts the next tokens, so that one forward pass of the model verifies several.
 //!
-//! A step computes a sequence's guesses behind its last token, as if they were a chunk of a prompt, and wants the logits at each
-//! place. The sequence's own sampler then chooses place after place, and goes on to the next as long as it chose what was
-//! guessed. So the tokens are those that it would have chosen one at a time, with the same draws: nothing that a guess does
-//! changes an answer, greedy or sampled, but its time. `core` calls it between plan and forward pass.
+//! A step computes a sequence's drafts behind its last token, like a chunk of a prompt, and wants the logits at each place.
+//! The sequence's own sampler then samples place after place, as long as each sampled token equals the draft. So the tokens
+//! and the draws are the same as without speculation: drafts never change an answer, greedy or sampled, only its time.
+//! `core` calls it between the plan and the forward pass.
 
 pub(super) mod draft_model;
 pub(super) mod ngram;
@@ -13,23 +13,23 @@ use genset_scheduler::{Scheduled, Scheduler, SequenceId};
 
 use self::draft_model::DraftModel;
 
-/// Guesses the tokens that come next.
+/// Drafts the next tokens.
 pub(crate) struct Speculation {
-    /// The most guesses for a sequence and step, at least 1.
+    /// The most drafts per sequence and step, at least 1.
     pub(crate) num_tokens: usize,
     pub(crate) method: Method,
 }
 
-/// Where guesses come from.
+/// The source of drafts.
 pub(crate) enum Method {
-    /// The sequence's own tokens: what followed the last time.
+    /// The sequence's own tokens: what followed the same tokens before.
     Ngram,
-    /// A smaller model.
+    /// A draft model.
     DraftModel(Box<DraftModel>),
 }
 
 impl Speculation {
-    /// Puts guesses behind the rows of a planned step. `most` says how many a sequence has use for.
+    /// Puts drafts behind the rows of a planned step. `most` returns how many a sequence can use.
     pub(super) fn speculate(
         &mut self,
         scheduler: &mut Scheduler,

@@ -1,5 +1,5 @@
-//! The engine thread with a model that is none: it keeps tokens where keys and values would be, so that whatever goes to
-//! the wrong block shows in the answer.
+//! The engine thread with a fake model. It stores tokens in place of keys and values, so anything written to the wrong block
+//! shows in the answer.
 
 mod adapters;
 mod conformance;
@@ -18,7 +18,7 @@ use genset_backend_common::{
 use self::fake::{Fake, answer_to};
 use super::CandleEngine;
 
-/// A started engine and the handles it was given.
+/// A started engine and its handles.
 struct Live {
     engine: CandleEngine,
     start: StartContext,
@@ -127,7 +127,7 @@ async fn stop_conditions_are_kept() {
     assert!(!tokens.contains(&stop));
 }
 
-/// Also where the request does not list the model's ends, or ignores them: they end what is guided.
+/// The model's ends count even if the request does not list them, or ignores them: they end guided text.
 #[tokio::test]
 async fn a_guided_answer_is_as_long_as_it_is_to_be_at_least() {
     let live = Live::start(Fake::default()).await;
@@ -135,7 +135,7 @@ async fn a_guided_answer_is_as_long_as_it_is_to_be_at_least() {
         let mut guided = request(&[1, 2, 3], 40);
         let digits = genset_backend_common::GuidedDecoding::Regex("[0-9]{1,99}".into());
         guided.guided = Some(digits.into());
-        // Of a model that wants to end at once.
+        // A model that tries to end at once.
         guided.sampling.logit_bias = [(2, 100.0), (0, 100.0)].into();
         guided.stop.min_tokens = 12;
         (guided.stop.eos_token_ids, guided.stop.ignore_eos) = (ends.into(), ignore_eos);
@@ -198,7 +198,7 @@ async fn dropped_and_cancelled_requests_free_what_they_hold() {
     let (_, finished) = read(outputs).await.unwrap();
     assert_eq!(finished.reason, FinishReason::Cancelled);
     live.idle().await;
-    // Cancelled, and neither read nor dropped: the abort hint has the thread look.
+    // Cancelled, and neither read nor dropped: the abort hint makes the thread look.
     let ctx = RequestContext::new("aborted");
     let unread = live
         .engine

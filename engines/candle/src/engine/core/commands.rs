@@ -1,4 +1,4 @@
-//! [`Command`]: what the engine thread is told between its steps, and how it obeys.
+//! [`Command`]: the commands that the engine thread takes between its steps, and how it executes them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,39 +16,39 @@ use super::super::blocks;
 use super::super::sequence::Arrival;
 use super::{Core, Then};
 
-/// How long a client refused for a full queue should wait.
+/// How long a client should wait after it was rejected because the queue is full.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Between two steps bytes of KV blocks are waited for as long as the step took, divided by this.
+/// After a step, the thread waits for further bytes of KV blocks for the step's time divided by this.
 const MOVING_PART: u32 = 16;
 
-/// What the engine thread is told.
+/// A command to the engine thread.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// A request comes.
+    /// Adds a request.
     Add(Box<Arrival>),
-    /// A reader came or left, or a request was cancelled.
+    /// A reader caught up or left, or a request was cancelled.
     Look,
-    /// The blocks of this sequence have come.
+    /// The blocks of this sequence have arrived.
     Received(SequenceId),
-    /// Bytes of a held sequence's blocks are wanted; no reply where they are not held.
+    /// Reads bytes of a held sequence's blocks. The reply is dropped if they are not held.
     Read {
         id: SequenceId,
-        /// Places in the bytes of all its blocks.
+        /// The range within the bytes of all its blocks.
         bytes: Range<usize>,
         reply: oneshot::Sender<Bytes>,
     },
-    /// Bytes of the blocks of a sequence that waits for them.
+    /// Writes bytes of the blocks of a sequence that waits for them.
     Write {
         id: SequenceId,
-        /// Their place in the bytes of all its blocks.
+        /// Their offset in the bytes of all its blocks.
         start: usize,
         bytes: Bytes,
         done: oneshot::Sender<()>,
     },
-    /// Forget every reusable KV block, and say when it is done.
+    /// Forgets every reusable KV block, and notifies the sender when done.
     ClearPrefixCache(oneshot::Sender<()>),
-    /// End every request and the thread.
+    /// Ends every request and the thread.
     Stop,
 }
 
@@ -67,8 +67,8 @@ impl Core {
         }
     }
 
-    /// Goes on to obey for a small part of a step's time where bytes of KV blocks were moved: who moves them has more as soon as these
-    /// are there, and would else wait for all of the next step. What can be computed from now on does not wait for that.
+    /// If bytes of KV blocks were moved, continues to take commands for a small part of a step's time. A transfer sends its next
+    /// bytes once these are handled, and would otherwise wait for all of the next step. Work that becomes ready ends this wait.
     pub(super) fn move_more(&mut self, commands: &mut mpsc::Receiver<Command>) -> Then {
         if !std::mem::take(&mut self.has_moved) || self.scheduler.is_idle() {
             return Then::GoOn;
@@ -80,7 +80,7 @@ impl Core {
                 return Then::End;
             }
             if is_newcomer {
-                // Those that came together begin together.
+                // Requests that arrived together start together.
                 if let Then::End = self.take_commands(commands) {
                     return Then::End;
                 }
@@ -100,7 +100,7 @@ impl Core {
                 self.has_moved = true;
                 let (scheduler, forward) = (&self.scheduler, &*self.forward);
                 if let Some(bytes) = blocks::read(scheduler, forward, &self.buffers, id, bytes) {
-                    // Who asked may have left.
+                    // The requester may be gone.
                     let _ = reply.send(bytes);
                 }
             }
@@ -117,7 +117,7 @@ impl Core {
             Command::ClearPrefixCache(done) => {
                 self.scheduler.clear_prefix_cache();
                 self.publish_events();
-                // Who asked may have left.
+                // The requester may be gone.
                 let _ = done.send(());
             }
             Command::Stop => return Then::End,
@@ -127,7 +127,7 @@ impl Core {
 
     fn add(&mut self, arrival: Arrival) {
         if self.scheduler.is_full() && !std::mem::replace(&mut self.has_looked, true) {
-            // Some may have left while they waited.
+            // Some readers may have left meanwhile.
             self.look_at_readers();
         }
         self.last_id += 1;
@@ -166,7 +166,7 @@ impl Core {
     }
 }
 
-/// The next command; `None` where none comes in time, or none will.
+/// The next command; `None` if none arrives in time, or all senders are gone.
 fn next_until(commands: &mut mpsc::Receiver<Command>, until: Instant) -> Option<Command> {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut cx = Context::from_waker(&waker);
@@ -182,7 +182,7 @@ fn next_until(commands: &mut mpsc::Receiver<Command>, until: Instant) -> Option<
     }
 }
 
-/// Wakes a thread that is parked.
+/// Wakes a parked thread.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -205,12 +205,12 @@ fn refused(refusal: AddError) -> EngineError {
         AddError::EmptyPrompt => {
             EngineError::invalid_argument(RequestField::Prompt, "must hold at least one token")
         }
-        // Ids are counted up, and prompts are computed in chunks.
+        // Ids are unique by counting, and prompts are computed in chunks.
         AddError::DuplicateId(_) | AddError::ExceedsStep { .. } => EngineError::internal(message),
     }
 }
 
-/// The refusal of a prompt that no KV cache of this size holds.
+/// The error for a prompt that exceeds the whole KV cache.
 pub(crate) fn too_long_for_cache(prompt_tokens: usize, capacity_tokens: usize) -> EngineError {
     let message = format!(
         "the prompt has {prompt_tokens} tokens, but this worker's KV cache holds {capacity_tokens}; \

@@ -1,4 +1,4 @@
-//! What one step and the queue may hold, by the flags of the engine.
+//! The limits of one step and of the queue, from the engine's flags.
 
 use genset_backend_common::EngineError;
 use genset_scheduler::{Limits, LimitsError};
@@ -6,16 +6,16 @@ use genset_scheduler::{Limits, LimitsError};
 use super::wide;
 use crate::args::CandleArgs;
 
-/// What the flags say, and where they say nothing, what suits the device.
+/// The limits from the flags, with defaults that suit the device.
 ///
 /// # Errors
-/// `InvalidArgument` for a flag that no scheduler can keep.
+/// `InvalidArgument` for a flag that the scheduler rejects.
 pub(super) fn limits(args: &CandleArgs, is_cpu: bool) -> Result<Limits, EngineError> {
     let (seqs, tokens) = if is_cpu { (32, 512) } else { (256, 4096) };
     let max_num_seqs = args.max_num_seqs.map_or(seqs, wide);
     let limits = Limits {
         max_num_seqs,
-        // A larger number of sequences takes a larger step with it, unless both are given.
+        // A larger number of sequences enlarges the step, unless both are given.
         max_num_batched_tokens: args
             .max_num_batched_tokens
             .map_or(tokens.max(max_num_seqs), wide),

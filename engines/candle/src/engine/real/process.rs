@@ -1,4 +1,4 @@
-//! Settings that hold for all engines of a process: threads, instructions and the bits of activations.
+//! Settings that all engines of a process share: threads, instructions and the bits of activations.
 
 use genset_backend_common::EngineError;
 
@@ -6,10 +6,10 @@ use crate::args::{ActivationBits, IsaChoice};
 use crate::cores::Cores;
 use crate::model::{linear, simd};
 
-/// How many threads, where `--threads` says nothing.
+/// The number of threads if `--threads` is not set.
 const RAYONS_VARIABLE: &str = "RAYON_NUM_THREADS";
 
-/// Bounds the threads of this process; the first engine's choice holds for all.
+/// Sets the number of threads of this process; the first engine's choice applies to all.
 pub(crate) fn set_threads(threads: Option<usize>) -> Result<(), EngineError> {
     if threads == Some(0) {
         return Err(EngineError::invalid_argument(
@@ -18,7 +18,7 @@ pub(crate) fn set_threads(threads: Option<usize>) -> Result<(), EngineError> {
         ));
     }
     let cores = Cores::of_machine();
-    // Rayon reads its variable where nobody gives it a number.
+    // Rayon reads its variable unless it gets a number.
     let is_rayons = threads.is_none() && std::env::var_os(RAYONS_VARIABLE).is_some();
     let wanted = if is_rayons {
         0
@@ -42,7 +42,7 @@ pub(crate) fn set_threads(threads: Option<usize>) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Bounds the instructions of this process; the first engine's choice holds for all.
+/// Limits the instructions of this process; the first engine's choice applies to all.
 pub(crate) fn set_isa(choice: IsaChoice) -> Result<(), EngineError> {
     let chosen =
         simd::choose(choice).map_err(|problem| EngineError::invalid_argument("--isa", problem))?;
@@ -52,7 +52,7 @@ pub(crate) fn set_isa(choice: IsaChoice) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Says how exactly the inputs of quantized products are kept in this process; the first engine's choice holds for all.
+/// Sets the precision of the inputs of quantized products in this process; the first engine's choice applies to all.
 pub(crate) fn set_activation_bits(bits: ActivationBits, is_cpu: bool) -> Result<(), EngineError> {
     let refused = |problem| Err(EngineError::invalid_argument("--activation-bits", problem));
     if bits != ActivationBits::default() && !is_cpu {

@@ -1,4 +1,4 @@
-//! [`OpenSpeculation`]: what guesses tokens, from its flags and files to a model beside the large one.
+//! [`OpenSpeculation`]: builds speculation from its flags and files.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::load::{MemoryEstimate, OpenModel, WeightOptions, kv_bytes_per_block};
 
 const DRAFT_MODEL: &str = "--draft-model";
 
-/// Speculation whose smaller model, if there is one, still lies on disk.
+/// Speculation whose draft model, if there is one, is opened but not loaded.
 #[derive(Debug)]
 pub(super) struct OpenSpeculation {
     num_tokens: usize,
@@ -24,11 +24,11 @@ pub(super) struct OpenSpeculation {
 }
 
 impl OpenSpeculation {
-    /// Opens the smaller model of `settings`, which is to guess for `target`.
+    /// Opens the draft model of `settings` for the model `target`.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the flag: it has another vocabulary, or the worker has a role in which it cannot guess. What
-    /// is wrong with its files.
+    /// `InvalidArgument`, which names the flag, if the vocabulary differs or the worker's role does not allow speculation; else
+    /// an error of the files.
     pub(super) fn open(
         settings: SpeculationSettings,
         target: &OpenModel,
@@ -57,27 +57,27 @@ impl OpenSpeculation {
         })
     }
 
-    /// Whether prefill and decode may be in two workers.
+    /// Whether disaggregated prefill and decode are supported.
     pub(super) fn can_be_apart(&self) -> bool {
         self.draft_model.is_none()
     }
 
-    /// What the smaller model takes beside the large one, if there is one.
+    /// The draft model's memory, if there is one.
     pub(super) fn memory(&self, options: &WeightOptions) -> Option<MemoryEstimate> {
         self.draft_model.as_ref().map(|draft| draft.memory(options))
     }
 
-    /// Bytes of a KV block of the smaller model.
+    /// Bytes of a KV block of the draft model.
     pub(super) fn kv_bytes_per_block(&self, block_size: usize, bytes_per_value: usize) -> u64 {
         self.draft_model.as_ref().map_or(0, |draft| {
             kv_bytes_per_block(&draft.config, block_size, bytes_per_value)
         })
     }
 
-    /// Loads the smaller model, with a KV cache as that of the large one. `vocab_size` is the large one's.
+    /// Loads the draft model, with a KV cache like the large model's. `vocab_size` is the large model's.
     ///
     /// # Errors
-    /// Weights cannot be read, or the cache cannot be allocated.
+    /// The weights cannot be read, or the cache cannot be allocated.
     pub(super) fn load(
         self,
         options: WeightOptions,
@@ -110,8 +110,8 @@ impl OpenSpeculation {
     }
 }
 
-/// Refuses a model whose tokens mean something else. Where both have a tokenizer, their models' vocabularies may be of different
-/// sizes: some are padded.
+/// Rejects a draft model whose tokens have other meanings. If both have a tokenizer, the sizes of the models' vocabularies may
+/// differ: some are padded.
 fn check_vocabulary(
     draft: &OpenModel,
     target: &OpenModel,
@@ -142,7 +142,7 @@ fn check_vocabulary(
     }
 }
 
-/// The ids of a model's tokens; `None` where its files have no tokenizer that can be read.
+/// The ids of a model's tokens; `None` without a readable tokenizer.
 fn vocabulary(
     model: &OpenModel,
     folder: Option<&Path>,

@@ -1,8 +1,8 @@
-//! [`DraftModel`]: a smaller model that guesses greedily what the large one will choose.
+//! [`DraftModel`]: a smaller model that drafts greedily what the large one may sample.
 //!
-//! Its KV cache has the blocks of the large model's, so it needs no scheduler of its own: a sequence's keys and values are in the
-//! same slots of both, and blocks that are reused or shared are so for both. It computes every row of every step, prompts too,
-//! and then one token a pass for the sequences that have room for more guesses.
+//! Its KV cache has the same blocks as the large model's, so it needs no scheduler of its own: a sequence's keys and values
+//! are in the same slots of both, and a block that is reused or shared is so in both. It computes every row of every step,
+//! including prompts, and then one token per pass for the sequences with room for more drafts.
 
 use std::collections::HashMap;
 
@@ -17,18 +17,18 @@ use crate::model::StepBatch;
 pub(crate) struct DraftModel {
     forward: Box<dyn Forward>,
     vocab_size: usize,
-    /// Tokens of the large model, which are all that may be guessed.
+    /// The large model's vocabulary size; drafts must be below it.
     target_vocab_size: usize,
     context_length: usize,
-    /// Tokens of each sequence whose keys and values it has, where it computed guesses: of those that were all accepted it
-    /// lacks the last.
+    /// The number of each sequence's tokens in its KV cache, for sequences with drafts: if all drafts were accepted, the last one
+    /// is missing.
     computed: HashMap<SequenceId, usize>,
     is_broken: bool,
 }
 
-/// A sequence that is guessed for.
+/// A sequence that gets drafts.
 struct Guessing {
-    /// Its place among the step's rows.
+    /// The index of its row in the step.
     row: usize,
     /// Its tokens.
     tokens: usize,
@@ -37,7 +37,7 @@ struct Guessing {
 }
 
 impl DraftModel {
-    /// `forward` has as many KV blocks as the large model, of the same size.
+    /// `forward` must have as many KV blocks as the large model, of the same size.
     pub(crate) fn new(
         forward: Box<dyn Forward>,
         vocab_size: usize,
@@ -54,7 +54,7 @@ impl DraftModel {
         }
     }
 
-    /// Guesses for each of `rows`, at most as many as `rooms` says. A model that fails guesses nothing from then on.
+    /// Drafts for each of `rows`, at most the number in `rooms`. After a failure, the model drafts nothing any more.
     pub(super) fn guess(
         &mut self,
         scheduler: &Scheduler,
@@ -92,7 +92,7 @@ impl DraftModel {
                 continue;
             };
             let end = scheduled.tokens.end;
-            // Of a sequence that is longer than its own context it knows no more.
+            // It drafts nothing for a sequence longer than its own context.
             let Some(left) = self.context_length.checked_sub(end) else {
                 continue;
             };
@@ -122,7 +122,7 @@ impl DraftModel {
         Ok(guessing)
     }
 
-    /// One more guess a pass, for those that have room for one.
+    /// Drafts one more token per pass, for the sequences with room for one.
     fn go_on(
         &mut self,
         scheduler: &Scheduler,
@@ -155,7 +155,7 @@ impl DraftModel {
         Ok(())
     }
 
-    /// Computes a batch with a wanted row for each of `guessing`, and adds the best tokens to their guesses.
+    /// Computes a batch with one wanted row for each of `guessing`, and appends the best tokens to their drafts.
     fn compute(
         &mut self,
         mut batch: StepBatch,
@@ -164,7 +164,7 @@ impl DraftModel {
         if batch.tokens.is_empty() {
             return Ok(());
         }
-        // Padding that the large model has and this one lacks; what is made of it is a guess as good as another.
+        // The large model may have padding ids that this one lacks. They are clamped: a draft may be wrong.
         let last = u32::try_from(self.vocab_size.saturating_sub(1)).unwrap_or(u32::MAX);
         batch
             .tokens
@@ -180,7 +180,7 @@ impl DraftModel {
                 Fetched::Best(token) if index(token) < self.target_vocab_size => {
                     one.drafts.push(token);
                 }
-                // No token of the large model, or no number.
+                // Not a token of the large model, or not a number.
                 Fetched::Best(_) | Fetched::Logits(_) | Fetched::NotFinite => {}
             }
         }

@@ -1,17 +1,17 @@
-//! Prompt lookup: a sequence's last tokens stood there before, and what followed then may follow now.
+//! Prompt lookup: if a sequence's last tokens occurred before, the tokens that followed then may follow again.
 //!
 //! # Source
 //! Saxena, Prompt Lookup Decoding, 2023; vLLM's method `ngram`.
 
 use genset_backend_common::TokenId;
 
-/// So many last tokens must have been there before: one alone says little.
+/// The fewest last tokens that must match: a single one says little.
 const MIN_TOKENS: usize = 2;
-/// Where so many agree, an earlier place is not looked for.
+/// After a match of this length, earlier positions are not searched.
 const MAX_TOKENS: usize = 4;
 
-/// At most `most` tokens that followed the last ones of `tokens` earlier: where the longest run of them stood, up to
-/// [`MAX_TOKENS`], and of equals the latest.
+/// At most `most` tokens that followed an earlier occurrence of the last ones of `tokens`: the longest match, up to
+/// [`MAX_TOKENS`], and the latest among equal ones.
 pub(super) fn guess(tokens: &[TokenId], most: usize) -> &[TokenId] {
     let Some((last, before)) = tokens.split_last().filter(|_| most > 0) else {
         return &[];
@@ -35,7 +35,7 @@ pub(super) fn guess(tokens: &[TokenId], most: usize) -> &[TokenId] {
     }
 }
 
-/// How many last tokens are the same in both, counted up to [`MAX_TOKENS`].
+/// The number of equal last tokens, up to [`MAX_TOKENS`].
 fn agreeing(one: &[TokenId], other: &[TokenId]) -> usize {
     let pairs = one.iter().rev().zip(other.iter().rev()).take(MAX_TOKENS);
     pairs.take_while(|(one, other)| one == other).count()

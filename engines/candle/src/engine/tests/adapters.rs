@@ -1,4 +1,4 @@
-//! Adapters while the engine serves: who is answered by which, what they hold, and what of them stays in the prefix cache.
+//! Adapters while the engine serves: which adapter answers, what requests hold, and what remains in the prefix cache.
 
 use genset_backend_common::EngineControls;
 use genset_backend_common::controls::Adapter;
@@ -85,7 +85,7 @@ async fn an_adapter_has_nothing_of_an_earlier_one_of_its_name() {
     let (second, finished) = live.answer(under("a", &prompt, 10)).await.unwrap();
     assert_eq!(finished.usage.cached_tokens, Some(0));
     assert_ne!(first, second);
-    // It is the same under a name that nobody had.
+    // It is the same under a name that was never used.
     live.load("b", "2").await.unwrap();
     assert_eq!(live.tokens(under("b", &prompt, 10)).await, second);
     live.engine.cleanup().await.unwrap();
@@ -94,10 +94,10 @@ async fn an_adapter_has_nothing_of_an_earlier_one_of_its_name() {
 #[tokio::test]
 async fn a_request_keeps_its_adapter_and_its_memory_until_it_ends() {
     let live = Live::start(Fake::default()).await;
-    // Of 8 tiles it takes 6.
+    // It takes 6 of the 8 tiles.
     live.load("a", "5").await.unwrap();
     let prompt: Vec<TokenId> = (0..20).collect();
-    // More than wait for a reader who does not read.
+    // More than fits the mailbox of a reader that does not read.
     let whole = live.tokens(under("a", &prompt, 200)).await;
     let running = live.send(under("a", &prompt, 200)).await.unwrap();
     live.engine.unload_adapter("a").await.unwrap();
@@ -108,7 +108,7 @@ async fn a_request_keeps_its_adapter_and_its_memory_until_it_ends() {
     assert!(error.message().contains("--adapter-memory"), "{error}");
     assert_eq!(read(running).await.unwrap().0, whole);
     live.idle().await;
-    // Another step lets go of it.
+    // Another step releases it.
     live.tokens(request(&prompt, 1)).await;
     live.load("b", "5").await.unwrap();
     live.engine.cleanup().await.unwrap();

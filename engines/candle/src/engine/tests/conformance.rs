@@ -1,4 +1,4 @@
-//! The engine keeps the contract whatever the model: all of the conformance kit on one that costs nothing.
+//! The whole conformance kit on the engine with a trivial model, so that the engine alone is tested.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -37,7 +37,7 @@ fn subject_with(fake: Fake) -> Subject {
 
 suite!(|_: &Scenario| subject());
 
-/// The same with guesses that are right at times.
+/// The same with drafts that are sometimes right.
 mod with_drafts {
     use super::*;
 
@@ -51,7 +51,7 @@ mod with_drafts {
     suite!(|_: &Scenario| guessing());
 }
 
-/// A check that does not apply passes too, so a declaration that is lost would go unseen.
+/// A check that does not apply passes too, so the kit would not notice a lost declaration.
 #[test]
 fn what_is_declared_is_checked() {
     for id in [
