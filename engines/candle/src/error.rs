@@ -1,5 +1,5 @@
-//! [`LoadError`]: why a model cannot be loaded, for the person who started the worker. Each says what is wrong with which
-//! file or tensor, and what to do.
+//! [`LoadError`]: why a model cannot be loaded, for the person who started the worker. Each message names the file or tensor,
+//! the problem, and the remedy.
 
 use std::fmt;
 use std::io;
@@ -17,7 +17,7 @@ pub enum LoadError {
         /// The path.
         path: PathBuf,
     },
-    /// A file that should be there is not, or its download has not ended.
+    /// A required file is missing, or its download is incomplete.
     #[error("{} is not complete: {problem}. Download it again, or wait until its download has ended", path.display())]
     Incomplete {
         /// The folder or file.
@@ -30,15 +30,15 @@ pub enum LoadError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The system's error.
         source: io::Error,
     },
-    /// A file ends too early, or what it says of itself makes no sense.
+    /// A file ends too early, or its metadata is inconsistent.
     #[error("{} is broken: {problem}. Was its download cut short? Compare its size with the original's", path.display())]
     Broken {
         /// The file.
         path: PathBuf,
-        /// What makes no sense, and where.
+        /// What is inconsistent, and where.
         problem: String,
     },
     /// A value that the decoder needs is missing or out of its range.
@@ -51,17 +51,17 @@ pub enum LoadError {
         /// What is wrong with its value.
         problem: String,
     },
-    /// A model of a kind that the decoder does not know.
+    /// The decoder does not support this architecture.
     #[error("{}: the architecture {architecture} is not supported; supported are {}", path.display(), known.join(", "))]
     UnknownArchitecture {
         /// `config.json` or the GGUF file.
         path: PathBuf,
-        /// What it names.
+        /// The architecture that the file names.
         architecture: String,
-        /// What could stand there.
+        /// The supported architectures.
         known: &'static [&'static str],
     },
-    /// A variant of a known architecture that the decoder cannot compute.
+    /// The decoder does not support this variant of a known architecture.
     #[error("{}: {field} = {value} is not supported{}", path.display(), hint(fix))]
     UnsupportedVariant {
         /// `config.json` or the GGUF file.
@@ -70,42 +70,42 @@ pub enum LoadError {
         field: String,
         /// Its value.
         value: String,
-        /// What would work instead, if anything would.
+        /// What would work instead, if anything.
         fix: &'static str,
     },
-    /// A tensor that the model needs is in none of its files.
+    /// A required tensor is in none of the model's files.
     #[error("{} has no tensor {name}, which its configuration calls for; do the weights belong to it?", path.display())]
     MissingTensor {
         /// The folder or file.
         path: PathBuf,
-        /// The tensor, as the file would call it.
+        /// The tensor, by the file's naming.
         name: String,
     },
-    /// A tensor has another shape than the configuration says.
+    /// A tensor's shape differs from the configuration.
     #[error("{}: tensor {name} is {found:?} and should be {expected:?}; do the weights belong to the configuration?", path.display())]
     WrongShape {
         /// The folder or file.
         path: PathBuf,
-        /// The tensor, as the file calls it.
+        /// The tensor, by the file's naming.
         name: String,
         /// Its shape.
         found: Vec<usize>,
-        /// The shape that the configuration calls for.
+        /// The shape from the configuration.
         expected: Vec<usize>,
     },
-    /// A tensor's numbers are of a type that cannot be computed with.
+    /// The type of a tensor's numbers is not supported.
     #[error("{}: tensor {name} is {found}; tensors may be {supported}", path.display())]
     UnsupportedDtype {
         /// The folder or file.
         path: PathBuf,
-        /// The tensor, as the file calls it.
+        /// The tensor, by the file's naming.
         name: String,
         /// Its type.
         found: String,
-        /// Types that work.
+        /// The supported types.
         supported: &'static str,
     },
-    /// The tokenizer makes tokens that the model does not have.
+    /// The tokenizer produces tokens that the model does not have.
     #[error("{}: token {token:?} has the id {id}, but the model's vocabulary ends at {vocab_size}; is it another model's tokenizer?", path.display())]
     TokenizerMismatch {
         /// `tokenizer.json` or the GGUF file.
@@ -114,29 +114,29 @@ pub enum LoadError {
         token: String,
         /// Its id.
         id: u64,
-        /// Entries of the model's vocabulary.
+        /// The size of the model's vocabulary.
         vocab_size: usize,
     },
-    /// A GGUF file without a tokenizer that can be used, and no folder to take one from.
+    /// A GGUF file has no usable tokenizer, and no folder with one was given.
     #[error("{}: {problem}; give a folder with the model's tokenizer.json and tokenizer_config.json as --model-config", path.display())]
     NoTokenizer {
         /// The GGUF file.
         path: PathBuf,
-        /// What is missing or not understood.
+        /// What is missing or unsupported.
         problem: String,
     },
-    /// `--kv-cache-memory` holds no KV block.
+    /// `--kv-cache-memory` is smaller than one KV block.
     #[error(
         "--kv-cache-memory is {}, and one KV block of {block_size} tokens takes {}; raise it, or lower --block-size",
         Bytes(*memory),
         Bytes(*block)
     )]
     KvCacheTooSmall {
-        /// Bytes the cache may take.
+        /// The memory for the cache, in bytes.
         memory: u64,
-        /// Bytes of a block.
+        /// Bytes per block.
         block: u64,
-        /// Tokens of a block.
+        /// Tokens per block.
         block_size: usize,
     },
     /// The model would not fit in memory; nothing was allocated.
@@ -144,19 +144,19 @@ pub enum LoadError {
     NotEnoughMemory {
         /// What is needed, in words and figures.
         estimate: String,
-        /// Bytes needed in all.
+        /// Bytes needed in total.
         needed: u64,
         /// Bytes available.
         available: u64,
         /// What to change.
         fix: String,
     },
-    /// Candle refused an operation.
+    /// A candle operation failed.
     #[error("cannot load {name}: {source}")]
     Candle {
         /// The tensor or the device.
         name: String,
-        /// Why.
+        /// Candle's error.
         source: candle_core::Error,
     },
 }
@@ -170,7 +170,7 @@ fn hint(fix: &str) -> String {
 }
 
 impl LoadError {
-    /// What it means across crates: whose fault it is.
+    /// The error's kind across crates, which says whose fault it is.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -192,13 +192,13 @@ impl LoadError {
         }
     }
 
-    /// What is at fault: a setting as the command line calls it, or the model.
+    /// The cause: a setting, as the command line calls it, or the model.
     #[must_use]
     pub fn at(&self) -> At {
         match self {
             Self::NoTokenizer { .. } => At::from("--model-config"),
             Self::KvCacheTooSmall { .. } => At::from("--kv-cache-memory"),
-            // Not a flag: what is free is the machine's, and may be more at the next start.
+            // Not a flag: free memory depends on the machine, and may be larger at the next start.
             Self::NotEnoughMemory { .. }
             | Self::NotAModel { .. }
             | Self::Incomplete { .. }
@@ -281,10 +281,10 @@ impl From<LoadError> for EngineError {
     }
 }
 
-/// Bytes as a person reads them: `1.5 GiB`.
+/// Bytes in human-readable form: `1.5 GiB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes(
-    /// How many.
+    /// The number of bytes.
     pub u64,
 );
 

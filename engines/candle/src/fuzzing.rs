@@ -1,10 +1,10 @@
-//! What the fuzz targets reach that is nobody else's: an estimate of memory without a device chosen.
+//! Entry points for the fuzz targets alone: a memory estimate without a chosen device.
 
 use candle_core::{DType, Device};
 
 use crate::load::{MemoryEstimate, OpenModel, Quantization, WeightOptions};
 
-/// What the model would take on the CPU.
+/// The memory that the model would take on the CPU.
 #[must_use]
 pub fn memory(model: &OpenModel) -> MemoryEstimate {
     model.memory(&WeightOptions {

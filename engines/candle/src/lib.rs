@@ -1,17 +1,17 @@
 //! Language models on CPU and CUDA: continuous batching, paged KV, prefix reuse.
 //!
-//! [`CandleEngine`] serves one decoder-only model (Llama, Mistral, Qwen, Gemma and their kin) from a checkout folder or a GGUF
-//! file, without Python. Requests run together from step to step: prompts in chunks beside the tokens of others, in KV
-//! blocks that equal prefixes share. [`EmbeddingEngine`] makes vectors of texts with an encoder or a decoder.
+//! [`CandleEngine`] serves one decoder-only model (Llama, Mistral, Qwen, Gemma and their relatives) from a checkout folder or
+//! a GGUF file, without Python. Each step mixes chunks of prompts with the next tokens of other requests, and equal prefixes
+//! share KV blocks. [`EmbeddingEngine`] computes vectors of texts with an encoder or a decoder.
 //!
-//! | module | what |
+//! | module | contents |
 //! | --- | --- |
-//! | [`engine`](CandleEngine) | the thread that joins scheduler, model and sampler |
-//! | [`embedding`](EmbeddingEngine) | the thread that packs inputs and has them embedded |
+//! | [`engine`](CandleEngine) | the thread that combines scheduler, model and sampler |
+//! | [`embedding`](EmbeddingEngine) | the thread that packs inputs and computes their vectors |
 //! | [`model`] | the decoder: packed tokens to logits, on KV blocks; encoders: packed tokens to vectors |
 //! | [`load`] | files to weights |
 //!
-//! Which tokens are computed when is `genset-scheduler`'s; how one is chosen from logits is `genset-sampling`'s.
+//! `genset-scheduler` decides which tokens a step computes; `genset-sampling` chooses tokens from logits.
 //!
 //! # Examples
 //! ```no_run

@@ -1,8 +1,8 @@
-//! Files to weights: opens a checkout folder or a GGUF file, says what model it is and what it will take, and hands its
-//! tensors to the decoder.
+//! Files to weights: opens a checkout folder or a GGUF file, reports the model and its memory, and passes its tensors to the
+//! decoder.
 //!
-//! [`OpenModel::open`] reads headers only, and checks everything that can be wrong before a byte of weights is read;
-//! [`OpenModel::weights`] then reads, converts and places tensor after tensor. Nothing here computes with a model.
+//! [`OpenModel::open`] reads only headers, and does all checks before any weights are read. [`OpenModel::weights`] then
+//! reads, converts and places one tensor after the other. This module computes nothing with a model.
 
 mod adapter;
 mod checkout;
@@ -47,10 +47,10 @@ use self::tensors::RawTensor;
 use crate::error::LoadError;
 use crate::model::config::ModelConfig;
 
-/// The file that makes a folder a model.
+/// The file that identifies a checkout folder.
 const CONFIG: &str = "config.json";
 
-/// Files that say how a model's text becomes tokens and what its answers are like.
+/// Files about the tokenizer and about generation.
 const TOKENIZER_FILES: [&str; 4] = [
     "tokenizer.json",
     "tokenizer_config.json",
@@ -58,26 +58,26 @@ const TOKENIZER_FILES: [&str; 4] = [
     "chat_template.jinja",
 ];
 
-/// Files with a model's tensors.
+/// The files with a model's tensors.
 trait TensorFiles: std::fmt::Debug {
     /// The folder or file.
     fn path(&self) -> &Path;
 
-    /// Every tensor that the model has to have.
+    /// Every required tensor.
     fn planned(&self) -> Vec<PlannedTensor>;
 
-    /// The tensor of that name, as it lies in the file, if it is there.
+    /// The tensor of that name, as stored in the file, if it exists.
     fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError>;
 
     /// The files, mapped.
     fn mapped(&self) -> &[MappedFile];
 
-    /// What the files call the tensor of that name, where they have names of their own.
+    /// The files' name for a tensor, if it differs.
     fn own_name(&self, _name: &str) -> Option<String> {
         None
     }
 
-    /// The tensor of that name, which must be there in that shape.
+    /// The tensor of that name, which must exist and have that shape.
     fn required(&self, name: &str, shape: &[usize]) -> Result<RawTensor<'_>, LoadError> {
         let Some(raw) = self.tensor(name)? else {
             return Err(LoadError::MissingTensor {
@@ -91,7 +91,7 @@ trait TensorFiles: std::fmt::Debug {
         Ok(raw)
     }
 
-    /// The error of a tensor in another shape.
+    /// The error for a tensor of a wrong shape.
     fn wrong_shape(&self, name: &str, found: Vec<usize>, expected: Vec<usize>) -> LoadError {
         LoadError::WrongShape {
             path: self.path().to_owned(),
@@ -111,16 +111,16 @@ pub struct ModelFile {
     pub content: Vec<u8>,
 }
 
-/// A model whose headers are read and checked, and whose weights are still on disk.
+/// A model whose headers were read and checked, and whose weights are still on disk.
 #[derive(Debug)]
 pub struct OpenModel {
-    /// The name that clients use unless told otherwise: the folder's, or the file's without its ending
-    /// (of parts what their names have in common).
+    /// The default name for clients: the folder's, or the file's without its extension (for a file in parts, the part numbers
+    /// are left out).
     pub name: String,
-    /// What the decoder has to be.
+    /// The decoder's configuration.
     pub config: ModelConfig,
     path: PathBuf,
-    /// What GGUF files call it.
+    /// The architecture's name in GGUF files.
     architecture: String,
     source: Source,
 }
@@ -130,17 +130,17 @@ enum Source {
     Folder {
         files: SafetensorsFolder,
         naming: Naming,
-        /// How weights that are not plain lie in the files.
+        /// The packing of quantized weights in a checkout.
         packed: Option<Scheme>,
     },
     Gguf(GgufFile),
 }
 
 impl OpenModel {
-    /// Opens a checkout folder or a `.gguf` file (of one in parts the first), and checks that all tensors are there, in the right shapes.
+    /// Opens a checkout folder or a `.gguf` file (the first part of several), and checks that all tensors have the right shapes.
     ///
     /// # Errors
-    /// [`LoadError`]: everything that is wrong with the files.
+    /// [`LoadError`]: any problem with the files.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
         let model = if path.is_dir() {
             Self::open_folder(path)?
@@ -201,17 +201,17 @@ impl OpenModel {
         })
     }
 
-    /// Where the model lies.
+    /// The path of the model.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The files that a worker publishes: a checkout's own; those of a GGUF file are made from its metadata, or, for the
-    /// tokenizer, taken from `model_config` if that is given.
+    /// The files that a worker publishes: a checkout's own, or for a GGUF file those made from its metadata. The tokenizer comes
+    /// from `model_config`, if given.
     ///
     /// # Errors
-    /// There is no tokenizer that can be used, or it belongs to another model.
+    /// There is no usable tokenizer, or it belongs to another model.
     pub fn files(&self, model_config: Option<&Path>) -> Result<Vec<ModelFile>, LoadError> {
         let mut files = match (&self.source, model_config) {
             (Source::Gguf(file), None) => {
@@ -248,7 +248,7 @@ impl OpenModel {
         Ok(files)
     }
 
-    /// Gets ready to read the weights, which the decoder then asks for one by one.
+    /// Prepares to read the weights, which the decoder then requests one by one.
     ///
     /// `progress` is called after each tensor.
     #[must_use]
@@ -260,13 +260,13 @@ impl OpenModel {
         ModelWeights::new(self, options, Box::new(progress))
     }
 
-    /// What the model will take on the device, before anything is allocated.
+    /// The memory that the model will take on the device, before anything is allocated.
     #[must_use]
     pub fn memory(&self, options: &WeightOptions) -> MemoryEstimate {
         MemoryEstimate::new(self, options)
     }
 
-    /// Where the files have the tensor of that name; `None` if they have nothing like it.
+    /// The place of the tensor in the files; `None` if they have no equivalent.
     fn place(&self, name: &str) -> Option<Place> {
         match &self.source {
             Source::Folder { naming, .. } => Some(naming.place(name, &self.config)),
@@ -317,11 +317,11 @@ impl TensorFiles for OpenModel {
     }
 }
 
-/// The files that a worker publishes of a GGUF file, made from its metadata, whether or not its tensors are there and the decoder
-/// knows its architecture: for engines that compute it by themselves.
+/// The files that a worker publishes for a GGUF file, made from its metadata. The tensors may be missing and the architecture
+/// unknown: this is for engines that compute the model themselves.
 ///
 /// # Errors
-/// It is no GGUF file of a language model; there is no tokenizer that can be used, or it belongs to another model.
+/// It is not a GGUF file of a language model; there is no usable tokenizer, or it belongs to another model.
 pub fn gguf_files(path: &Path) -> Result<Vec<ModelFile>, LoadError> {
     let file = GgufFile::open(path)?;
     let metadata = file.metadata();
@@ -339,7 +339,7 @@ pub fn gguf_files(path: &Path) -> Result<Vec<ModelFile>, LoadError> {
     files_of(&file, config, vocab_size, path)
 }
 
-/// The files of a GGUF file, whose `config.json` begins as `config`.
+/// The files of a GGUF file. `config` is the start of `config.json`.
 fn files_of(
     file: &GgufFile,
     config: Value,
@@ -355,7 +355,7 @@ fn files_of(
     Ok(files)
 }
 
-/// A file's name without its ending; of parts what they have in common.
+/// A file's name without its extension and part number.
 fn name_of_file(path: &Path) -> String {
     if let Some((name, ..)) = gguf::parts::parse_name(path) {
         return name.to_owned();

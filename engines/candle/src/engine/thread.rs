@@ -1,8 +1,7 @@
-//! [`EngineThread`]: the thread that loads a model and then serves it.
+//! [`EngineThread`]: the thread that loads a model and serves it.
 //!
-//! A thread of its own from the first byte on: loading takes minutes and computing never ends, and an async thread has
-//! others to serve. It ends when it is told to, when the engine is dropped, when its start was given up, or when the
-//! model fails for good.
+//! Loading takes minutes and computing never ends, so all of it runs on its own thread, not on an async one. The thread ends
+//! when it is stopped, when the engine is dropped, when its start is given up, or when the model fails for good.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -22,10 +21,10 @@ use super::readers::Readers;
 use super::speculation::Speculation;
 use super::transfer::Transfers;
 
-/// Commands that may wait while a step is computed; senders of more wait.
+/// Commands that may queue during a step; further senders wait.
 const COMMANDS: usize = 256;
 
-/// A model, ready to compute.
+/// A model that is ready to compute.
 pub(crate) struct Loaded {
     pub(crate) forward: Box<dyn Forward>,
     pub(crate) speculation: Option<Speculation>,
@@ -35,15 +34,15 @@ pub(crate) struct Loaded {
     pub(crate) num_blocks: usize,
     pub(crate) block_size: usize,
     pub(crate) guides: Option<Arc<GuideFactory>>,
-    /// How long blocks are held that nobody fetches.
+    /// How long blocks are held without a fetch.
     pub(crate) kv_lease: Duration,
-    /// `None` where none may be loaded.
+    /// `None` if adapters are disabled.
     pub(crate) adapters: Option<Arc<Adapters>>,
 }
 
 /// Loads the model. Called once, on the engine thread.
 pub(crate) trait Loader: Send + Sync {
-    /// `was_given_up` says whether nobody waits for the model any more.
+    /// `was_given_up` returns whether nobody waits for the model any more.
     fn load(
         &self,
         start: &StartContext,
@@ -51,7 +50,7 @@ pub(crate) trait Loader: Send + Sync {
     ) -> Result<Loaded, EngineError>;
 }
 
-/// What the engine knows of its thread once it serves.
+/// The engine's handle of a serving thread.
 #[derive(Debug)]
 pub(crate) struct Serving {
     pub(crate) commands: mpsc::Sender<Command>,
@@ -62,19 +61,19 @@ pub(crate) struct Serving {
     pub(crate) adapters: Option<Arc<Adapters>>,
 }
 
-/// The thread, to be waited for.
+/// The thread, to be joined.
 #[derive(Debug)]
 pub(crate) struct EngineThread {
     handle: JoinHandle<()>,
-    /// Closed as the thread ends.
+    /// Closes as the thread ends.
     is_over: mpsc::Receiver<()>,
 }
 
 impl EngineThread {
-    /// Starts the thread. The receiver brings what it serves, or why it cannot; dropping it gives the start up.
+    /// Starts the thread. The receiver gets the handle, or the error of the load; dropping it cancels the start.
     ///
     /// # Errors
-    /// The system has no thread to give.
+    /// The system cannot create a thread.
     pub(crate) fn spawn(
         loader: Arc<dyn Loader>,
         start: StartContext,
@@ -86,10 +85,10 @@ impl EngineThread {
         Ok((Self::spawn_body(health, body)?, is_ready))
     }
 
-    /// A thread with this body, whose panic is reported.
+    /// Starts a thread with this body, and reports its panic.
     ///
     /// # Errors
-    /// The system has no thread to give.
+    /// The system cannot create a thread.
     pub(crate) fn spawn_body(
         health: HealthReporter,
         body: impl FnOnce() + Send + 'static,
@@ -109,7 +108,7 @@ impl EngineThread {
 
     /// Waits until the thread has ended.
     pub(crate) async fn ended(mut self) {
-        // Nothing is ever sent: the channel closes as the last thing the thread does, so that joining it does not block.
+        // Nothing is ever sent. The channel closes as the thread's last action, so joining does not block.
         let _ = self.is_over.recv().await;
         // Its panics are caught inside.
         let _ = self.handle.join();
@@ -133,7 +132,7 @@ fn serve(
     let built = loaded.and_then(|loaded| build(loaded, start, readers));
     match built {
         Ok((core, serving, commands)) => {
-            // Whoever waited may have left; then nobody can send a command, and there is nothing to do.
+            // If the receiver is gone, nobody can send a command, and there is nothing to do.
             if ready.send(Ok(serving)).is_ok() {
                 core.run(commands);
             }
@@ -176,7 +175,7 @@ fn build(
     transfers.serve(weak.clone());
     let freed = FreedSequences::new(move || {
         if let Some(commands) = weak.upgrade() {
-            // When the queue is full, the thread looks anyway.
+            // If the queue is full, the thread looks anyway.
             drop(commands.try_send(Command::Look));
         }
     });

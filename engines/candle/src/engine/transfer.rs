@@ -1,9 +1,9 @@
-//! [`Transfers`]: prefill and decode apart. KV blocks leave a prefill instance as bytes, and get into the cache of a decode
-//! instance as the same bytes, so it goes on as if it had computed them.
+//! [`Transfers`]: disaggregated prefill and decode. KV blocks leave a prefill instance as bytes, and enter the cache of a
+//! decode instance as the same bytes, so it continues as if it had computed them.
 //!
-//! The bytes of a sequence are those of its blocks one after another. The engine thread gives them out and takes them in between its
-//! steps, in [pieces](PIECE_BYTES). A transfer asks for [several](PIECES_AHEAD) ahead, so that a step that takes long does not hold it
-//! up, and the other side has [some](PIECES_WRITTEN) written at once: so many bytes are in memory, and no more.
+//! The bytes of a sequence are those of its blocks, concatenated. The engine thread reads and writes them between its steps,
+//! in [pieces](PIECE_BYTES). The sending side requests [several](PIECES_AHEAD) pieces ahead, so that a slow step does not
+//! stall it, and the receiving side has [some](PIECES_WRITTEN) writes pending. This bounds the bytes in memory.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,31 +27,31 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use super::core::Command;
 use crate::model::KvLayout;
 
-/// Bytes that are taken out of the cache, or put into it, at once.
+/// Bytes that one command reads from the cache or writes to it.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Pieces that a transfer asks for ahead of those that are sent; fewer where many are under way.
+/// Pieces that a transfer requests ahead of those sent; fewer if many transfers are active.
 pub(super) const PIECES_AHEAD: usize = 16;
 
-/// Pieces that a transfer asks for ahead, however many are under way.
+/// Pieces that a transfer may always request ahead, however many transfers are active.
 const LEAST_AHEAD: usize = 2;
 
-/// Pieces that all transfers may ask for beyond the least.
+/// Pieces that all transfers together may request beyond the least.
 const ALL_AHEAD: usize = 64;
 
-/// Pieces that a transfer has written at once.
+/// Pending writes of a transfer.
 const PIECES_WRITTEN: usize = 4;
 
-/// What names held blocks.
+/// Identifies held blocks.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Blocks {
     /// The hold's name, in hex digits.
     hold: String,
-    /// Tokens of the prompt they are of.
+    /// The prompt's length in tokens.
     prompt_tokens: usize,
-    /// What their bytes mean.
+    /// The layout of their bytes.
     layout: KvLayout,
-    /// Blocks that whoever fetches them has already.
+    /// Blocks that the fetching instance has already.
     #[serde(default)]
     cached_blocks: usize,
 }
@@ -65,8 +65,8 @@ impl Blocks {
     }
 }
 
-/// The places of the bytes that are wanted of a prompt: those of all tokens but the last, which is computed for its logits, and
-/// not those of the blocks that are there already.
+/// The range of a prompt's bytes to fetch: those of all tokens but the last, which is computed for its logits, without the
+/// blocks that are cached already.
 fn bytes_of(layout: &KvLayout, prompt_tokens: usize, cached_blocks: usize) -> Range<usize> {
     let block = layout.block_bytes();
     let end = prompt_tokens.saturating_sub(1).div_ceil(layout.block_size);
@@ -77,7 +77,7 @@ fn bad(problem: impl std::fmt::Display) -> EngineError {
     EngineError::invalid_argument(RequestField::Transfer, problem)
 }
 
-/// The part an instance plays, and how blocks get to and from it. Clones share.
+/// The role of an instance, and how it sends and receives blocks. Clones share.
 #[derive(Debug, Clone)]
 pub(crate) struct Transfers {
     pub(crate) role: Role,
@@ -95,7 +95,7 @@ pub(crate) struct HeldPrompt {
 
 impl Transfers {
     /// # Errors
-    /// `Unsupported` where the role needs blocks to be taken out of a cache that gives none.
+    /// `Unsupported` if the role transfers blocks but the cache does not expose their bytes.
     pub(crate) fn try_new(
         role: Role,
         door: KvTransfers,
@@ -114,7 +114,7 @@ impl Transfers {
         })
     }
 
-    /// Offers what is held. `commands` are those of the engine thread.
+    /// Offers the held blocks. `commands` go to the engine thread.
     pub(crate) fn serve(&self, commands: mpsc::WeakSender<Command>) {
         let Some(layout) = self.layout.clone().filter(|_| self.role == Role::Prefill) else {
             return;
@@ -128,16 +128,16 @@ impl Transfers {
         }));
     }
 
-    /// Nothing is offered any more, and nothing held.
+    /// Withdraws all offers and releases all holds.
     pub(crate) fn close(&self) {
         self.door.close();
         self.holds.clear();
     }
 
-    /// Where a decode instance has its blocks from; `None` where it computes the prompt itself.
+    /// The source of a decode request's blocks; `None` if the instance computes the prompt itself.
     ///
     /// # Errors
-    /// `InvalidArgument` where the request does not say, or the blocks are of another layout or prompt.
+    /// `InvalidArgument` if the request has no transfer parameters, or the blocks are of another layout or prompt.
     pub(crate) fn source_of(
         &self,
         request: &GenerateRequest,
@@ -160,7 +160,7 @@ impl Transfers {
         Ok(Some(transfer.clone()))
     }
 
-    /// Holds the blocks of a prompt; the parameters they are fetched with.
+    /// Holds the blocks of a prompt, and returns the parameters to fetch them.
     pub(crate) fn hold(&self, leg: &PrefillLeg, sequence: HeldSequence) -> Option<TransferParams> {
         let layout = self.layout.clone()?;
         let held = HeldPrompt {
@@ -178,7 +178,7 @@ impl Transfers {
         Some(self.door.params(data))
     }
 
-    /// Fetches the blocks of a sequence once it has a place for them, and for as long.
+    /// Fetches the blocks of a sequence once it has a place for them, and as long as it has.
     pub(crate) async fn fetch(
         self,
         mut transfer: TransferParams,
@@ -186,7 +186,7 @@ impl Transfers {
         commands: mpsc::WeakSender<Command>,
         ctx: RequestContext,
     ) -> Result<(), EngineError> {
-        // Without one the sequence has ended, and its answer says how.
+        // Without a place the sequence has ended, and its answer says how.
         let Ok(place) = place.await else {
             return Ok(());
         };
@@ -203,7 +203,7 @@ impl Transfers {
         let wanted = bytes_of(&blocks.layout, blocks.prompt_tokens, cached_blocks);
         if wanted.is_empty() {
             tell(&commands, Command::Received(id)).await;
-            // The other side lets go of what it holds, where it is still there.
+            // The prefill instance releases its hold, if it still runs.
             if let Ok(mut pieces) = self.door.fetch(&transfer, ctx).await {
                 drop(pieces.next().await);
             }
@@ -217,7 +217,7 @@ impl Transfers {
         }
     }
 
-    /// Has the bytes at `wanted` written into the blocks of a sequence.
+    /// Writes the bytes at `wanted` into the blocks of a sequence.
     async fn receive(
         &self,
         transfer: &TransferParams,
@@ -249,7 +249,7 @@ impl Transfers {
             while let Some((end, before)) = under_way.front_mut()
                 && next - *end >= PIECES_WRITTEN * PIECE_BYTES
             {
-                // The thread ends answers, also those whose blocks it takes no more.
+                // If the thread no longer takes the blocks, it also ends the answer.
                 let _ = before.await;
                 under_way.pop_front();
             }
@@ -262,7 +262,7 @@ impl Transfers {
     }
 }
 
-/// Sends a command, unless the thread has gone: it has ended all answers then.
+/// Sends a command. Returns `false` if the thread is gone, in which case it has ended all answers.
 async fn tell(commands: &mpsc::WeakSender<Command>, command: Command) -> bool {
     match commands.upgrade() {
         Some(commands) => commands.send(command).await.is_ok(),
@@ -270,7 +270,7 @@ async fn tell(commands: &mpsc::WeakSender<Command>, command: Command) -> bool {
     }
 }
 
-/// What a request of a prefill instance needs for its end.
+/// What a request on a prefill instance needs at its end.
 #[derive(Debug)]
 pub(crate) struct PrefillLeg {
     pub(crate) transfers: Transfers,
@@ -278,37 +278,37 @@ pub(crate) struct PrefillLeg {
     pub(crate) prompt_tokens: usize,
 }
 
-/// Gives what is held.
+/// Sends held blocks.
 struct Source {
     holds: KvHolds<HeldPrompt>,
     layout: KvLayout,
     commands: mpsc::WeakSender<Command>,
-    /// Room for pieces of all transfers.
+    /// The permits for pieces of all transfers.
     ahead: Arc<Semaphore>,
 }
 
-/// A transfer under way.
+/// An active transfer.
 struct Sending {
-    /// Frees the blocks when it is dropped.
+    /// Dropping it frees the blocks.
     held: Held<HeldPrompt>,
     commands: mpsc::WeakSender<Command>,
-    /// The place of the next piece that is asked for.
+    /// The offset of the next piece to request.
     next: usize,
     end: usize,
-    /// The pieces that were asked for, in order.
+    /// The requested pieces, in order.
     asked: VecDeque<Asked>,
     ahead: Arc<Semaphore>,
 }
 
-/// A piece that was asked for.
+/// A requested piece.
 struct Asked {
     bytes: oneshot::Receiver<Bytes>,
-    /// Its room, where it is beyond the least.
+    /// Its permit, if it is beyond the least.
     _room: Option<OwnedSemaphorePermit>,
 }
 
 impl Sending {
-    /// Asks for as many pieces as there is room for.
+    /// Requests as many pieces as there is room for.
     async fn ask_ahead(&mut self) -> Result<(), EngineError> {
         while self.next < self.end && self.asked.len() < PIECES_AHEAD {
             let room = if self.asked.len() < LEAST_AHEAD {
@@ -323,7 +323,7 @@ impl Sending {
             let place = if self.asked.is_empty() {
                 commands.reserve().await.map_err(|_| gone())?
             } else {
-                // What was asked for is not to wait for the rest.
+                // Pieces that were requested already must not wait for the rest.
                 match commands.try_reserve() {
                     Ok(place) => place,
                     Err(TrySendError::Full(())) => break,
@@ -371,7 +371,7 @@ impl KvSource for Source {
             .holds
             .take(hold)
             .ok_or_else(|| KvTransfers::lost("they are held no more"))?;
-        // Whoever asks knows what it has, and nothing else about what is held here.
+        // The requester knows what it has cached, but nothing else about held blocks.
         let prompt_tokens = held.value().prompt_tokens;
         let Range { start, end } = bytes_of(&self.layout, prompt_tokens, blocks.cached_blocks);
         let sending = Sending {

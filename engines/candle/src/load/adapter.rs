@@ -1,7 +1,7 @@
 //! PEFT adapters: a folder with `adapter_config.json` and `adapter_model.safetensors` becomes [`AdapterWeights`].
 //!
-//! Whatever would change answers and is not computed here is refused by the name of its field or tensor, before a number is
-//! read; so is what would take more memory than is left.
+//! Anything that would change answers but is not supported is rejected, naming the field or tensor, before any numbers are
+//! read. So is an adapter that exceeds the memory left.
 //!
 //! # Source
 //! The file format of the library `peft`, <https://huggingface.co/docs/peft/developer_guides/checkpoint>.
@@ -31,31 +31,31 @@ use crate::model::{AdapterTarget, AdapterWeights};
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// What older releases of the library wrote.
+/// The file that older releases of the library wrote.
 const PICKLED: &str = "adapter_model.bin";
 
 /// The most bytes of `adapter_config.json`.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// The most bytes of the names and shapes before the numbers.
+/// The most bytes of the header, with names and shapes.
 const MAX_HEADER_BYTES: u64 = 16 << 20;
 
 /// Why an adapter cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdapterError {
-    /// There is no such folder, or it has not the files of an adapter.
+    /// There is no such folder, or it lacks the files of an adapter.
     #[error("{} is no adapter: {problem}; give a folder with {CONFIG} and {WEIGHTS}, as the library peft saves it", path.display())]
     NotAnAdapter {
         /// The folder.
         path: PathBuf,
-        /// What it lacks.
+        /// What is missing.
         problem: String,
     },
-    /// A file of it cannot be read, is broken, or is not what the model calls for.
+    /// A file cannot be read, is broken, or does not fit the model.
     #[error(transparent)]
     File(#[from] LoadError),
-    /// A tensor belongs to nothing that an adapter may add to.
+    /// A tensor belongs to a module that adapters cannot change.
     #[error("{}: tensor {name} is not supported: an adapter may have lora_A and lora_B of {} in the layers of this model", path.display(), AdapterTarget::MODULES.join(", "))]
     UnknownTensor {
         /// The file.
@@ -63,7 +63,7 @@ pub enum AdapterError {
         /// The tensor.
         name: String,
     },
-    /// Its weights would take more memory than adapters may.
+    /// The weights exceed the memory for adapters.
     #[error("{} takes {}, and adapters may take {} more; raise --adapter-memory, or unload others", path.display(), Bytes(*bytes), Bytes(*left))]
     TooLarge {
         /// The folder.
@@ -76,7 +76,7 @@ pub enum AdapterError {
 }
 
 impl AdapterError {
-    /// What it means across crates.
+    /// The error's kind across crates.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -98,12 +98,12 @@ impl From<AdapterError> for EngineError {
 
 type Result<T> = std::result::Result<T, AdapterError>;
 
-/// What adapters are read for.
+/// The target that adapters are read for.
 #[derive(Debug, Clone)]
 pub struct AdapterReader {
-    /// The model that they add to.
+    /// The base model.
     pub config: ModelConfig,
-    /// Where its weights are.
+    /// The device of its weights.
     pub device: Device,
     /// The type of its activations.
     pub dtype: DType,
@@ -113,7 +113,7 @@ impl AdapterReader {
     /// Reads the adapter in the folder `path`, which may take at most `left` bytes.
     ///
     /// # Errors
-    /// [`AdapterError`]: everything that is wrong with the files.
+    /// [`AdapterError`]: any problem with the files.
     pub fn read(&self, path: &Path, left: u64) -> Result<AdapterWeights> {
         if !path.is_dir() {
             return Err(not_an_adapter(path, "it is no folder that can be read"));
@@ -142,7 +142,7 @@ impl AdapterReader {
         Ok(weights)
     }
 
-    /// Bytes of a module's numbers once it is loaded.
+    /// Bytes of a module's numbers once loaded.
     fn bytes(&self, module: &Module<'_>, rank: usize) -> u64 {
         let (dtype, is_cpu) = (self.dtype, self.device.is_cpu());
         let target = module.target;
@@ -151,7 +151,7 @@ impl AdapterReader {
         a.saturating_add(b)
     }
 
-    /// The modules that the file adds to, all of them known and of the right shapes.
+    /// The modules in the file, all known and with the right shapes.
     fn modules<'a>(
         &self,
         file: &Path,
@@ -159,7 +159,7 @@ impl AdapterReader {
         rank: usize,
     ) -> Result<Vec<Module<'a>>> {
         let mut pairs: BTreeMap<(usize, String), Pair<'a>> = BTreeMap::new();
-        // In an order of their own, so that one file is always refused by the same tensor.
+        // Sorted, so that the same file always fails with the same tensor.
         let tensors: BTreeMap<&str, TensorView<'a>> = tensors.iter().collect();
         for (name, view) in tensors {
             let unknown = || AdapterError::UnknownTensor {
@@ -266,7 +266,7 @@ impl AdapterReader {
         Ok(weights.add(module.layer, target, a, b).map_err(candle)?)
     }
 
-    /// Whether finite numbers are finite when they are kept. If not, every answer under the adapter would fail.
+    /// Whether finite numbers stay finite in the stored type. If not, every answer with the adapter would fail.
     fn holds(&self, numbers: &[f32], scale: f64) -> candle_core::Result<bool> {
         let sizes = numbers.iter().map(|number| number.abs());
         let largest = vec![sizes.fold(0.0, f32::max)];
@@ -275,7 +275,7 @@ impl AdapterReader {
         Ok(kept.iter().all(|number| number.is_finite()))
     }
 
-    /// In which order the model has the module's rows, and how many of them from the first on are so: those of queries and keys.
+    /// The model's order of the module's rows, and the number of leading rows that it applies to: those of queries and keys.
     fn rows(&self, module: &Module<'_>) -> (RowOrder, usize) {
         let config = &self.config;
         let order = row_order("self_attn.q_proj.weight", config, false);
@@ -288,29 +288,29 @@ impl AdapterReader {
     }
 }
 
-/// What the file has of a module.
+/// The tensors of a module in the file.
 #[derive(Debug, Default)]
 struct Pair<'a> {
-    /// What comes before `.lora_A.weight`.
+    /// The part of the name before `.lora_A.weight`.
     name: String,
     a: Option<(String, TensorView<'a>)>,
     b: Option<(String, TensorView<'a>)>,
 }
 
-/// A module that is added to.
+/// A module that the adapter changes.
 struct Module<'a> {
     layer: usize,
-    /// As `transformers` calls it inside the layer.
+    /// Its name inside the layer in `transformers`.
     module: String,
     target: AdapterTarget,
     a: (String, TensorView<'a>),
     b: (String, TensorView<'a>),
 }
 
-/// A tensor's name taken apart.
+/// The parts of a tensor's name.
 #[derive(Debug, PartialEq, Eq)]
 struct TensorName<'a> {
-    /// What comes before `.lora_A.weight`.
+    /// The part before `.lora_A.weight`.
     stem: &'a str,
     layer: usize,
     module: &'a str,
@@ -319,8 +319,7 @@ struct TensorName<'a> {
 }
 
 impl<'a> TensorName<'a> {
-    /// Reads `base_model.model.model.layers.LAYER.MODULE.lora_A.weight`; the layers of a model that sees pictures too have
-    /// another prefix.
+    /// Parses `base_model.model.model.layers.LAYER.MODULE.lora_A.weight`; the layers of multimodal models have another prefix.
     fn parse(name: &'a str) -> Option<Self> {
         const PREFIXES: [&str; 3] = [
             "model.layers.",
@@ -350,7 +349,7 @@ impl<'a> TensorName<'a> {
     }
 }
 
-/// A tensor's numbers, whose row `row` is row `source(row)` of the file.
+/// A tensor's numbers; row `row` is row `source(row)` of the file.
 fn numbers(
     file: &Path,
     (name, view): &(String, TensorView<'_>),
@@ -373,7 +372,7 @@ fn numbers(
     for (row, numbers) in numbers.chunks_mut(raw.row_len().max(1)).enumerate() {
         raw.read_row(source(row), numbers);
     }
-    // One of them would make every answer under the adapter fail.
+    // A non-finite number would make every answer with the adapter fail.
     if numbers.iter().all(|number| number.is_finite()) {
         Ok(numbers)
     } else {
@@ -395,7 +394,7 @@ fn broken(path: &Path, problem: impl std::fmt::Display) -> AdapterError {
     LoadError::broken(path, problem).into()
 }
 
-/// A file of the folder, of at most so many bytes. What is no file, such as a pipe, is not opened: it might never end.
+/// Reads a file of the folder of at most `most_bytes`. Refuses non-files such as pipes, which might never end.
 fn read_file(folder: &Path, name: &str, most_bytes: u64) -> Result<Vec<u8>> {
     let path = folder.join(name);
     let read = |source: io::Error| {

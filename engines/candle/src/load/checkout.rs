@@ -1,4 +1,4 @@
-//! What checkouts of a family call the tensors that others call something else.
+//! The names of tensors in the checkouts of families that differ from the usual ones.
 
 use super::place::{ExpertName, Fused, PartOf, Place, of_layer, row_order};
 use crate::model::config::ModelConfig;
@@ -9,21 +9,21 @@ const PHI3: Fused = Fused {
     gate_up: "mlp.gate_up_proj",
 };
 
-/// How a family's checkouts differ from the names that the decoder asks for.
+/// How a family's checkouts differ from the names that the decoder uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Naming {
-    /// They do not.
+    /// Not at all.
     Usual,
     /// Mixtral's: the feed-forward block is `block_sparse_moe`, and an expert's matrices have numbers.
     Mixtral,
     /// Phi-3's: projections of one input are one matrix.
     Phi3,
-    /// gpt-oss's: a layer's experts share tensors, in which rows of gate and up take turns.
+    /// gpt-oss's: a layer's experts share tensors, in which rows of gate and up alternate.
     GptOss,
 }
 
 impl Naming {
-    /// Where a checkout has the tensor that the decoder calls `name`.
+    /// The place in a checkout of the tensor that the decoder calls `name`.
     pub(crate) fn place(self, name: &str, config: &ModelConfig) -> Place {
         let place = match self {
             Self::Usual => Place::whole(name.to_owned()),

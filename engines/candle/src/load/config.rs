@@ -1,4 +1,4 @@
-//! [`ModelConfig`] from the `config.json` of a checkout, as `transformers` 4 and 5 write it.
+//! Reads [`ModelConfig`] from the `config.json` of a checkout, as `transformers` 4 and 5 write it.
 
 mod experts;
 mod required;
@@ -15,7 +15,7 @@ use super::packed::{self, Scheme};
 use crate::error::LoadError;
 use crate::model::config::{Activation, ModelConfig, RopeScaling, SlidingWindow};
 
-/// Architectures of checkouts that are read.
+/// The supported architectures of checkouts.
 pub(crate) const ARCHITECTURES: [&str; 11] = [
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -95,7 +95,7 @@ impl Family {
     }
 }
 
-/// The keys that matter; what a checkout leaves out has the default of `transformers`.
+/// The keys that matter; missing ones have the defaults of `transformers`.
 #[derive(Debug, Deserialize)]
 struct Raw {
     vocab_size: usize,
@@ -144,28 +144,28 @@ struct Raw {
     swiglu_limit: Option<f64>,
 }
 
-/// Of a key that is there, `null` too; one that is left out is `None`.
+/// Distinguishes a key that is `null` (`Some(None)`) from a missing one.
 fn said<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     value: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::deserialize(value).map(Some)
 }
 
-/// What a `config.json` says.
+/// The content of a `config.json`.
 #[derive(Debug)]
 pub(crate) struct Checkout {
     pub(crate) config: ModelConfig,
-    /// What GGUF files call the architecture.
+    /// The architecture's name in GGUF files.
     pub(crate) gguf_name: &'static str,
     pub(crate) naming: Naming,
-    /// How weights lie that are no plain floats.
+    /// The packing of weights that are not plain floats.
     pub(crate) packed: Option<Scheme>,
 }
 
-/// Reads a `config.json`; `path` is named in errors.
+/// Reads a `config.json`; errors name `path`.
 ///
 /// # Errors
-/// A key is missing, out of its range, or asks for something the decoder does not compute.
+/// A key is missing, out of its range, or requests something that the decoder does not support.
 pub(crate) fn read(path: &Path, text: &[u8]) -> Result<Checkout, LoadError> {
     let value: Value =
         serde_json::from_slice(text).map_err(|error| LoadError::broken(path, error))?;
@@ -277,7 +277,7 @@ impl Source<'_> {
         Err(LoadError::unsupported(self.path, field, value, fix))
     }
 
-    /// How weights lie that are no plain floats.
+    /// The packing of weights that are not plain floats.
     fn packed(&self) -> Result<Option<Scheme>, LoadError> {
         let is_gpt_oss = self.family == Family::GptOss;
         let Some(config) = &self.raw.quantization_config else {
@@ -320,7 +320,7 @@ impl Source<'_> {
         self.raw.head_dim.unwrap_or(by_default)
     }
 
-    /// Inside the feed-forward block, or inside one expert.
+    /// The width inside the feed-forward block, or inside one expert.
     fn intermediate_size(&self) -> usize {
         let raw = &self.raw;
         match self.family {
@@ -369,7 +369,7 @@ impl Source<'_> {
         Err(LoadError::bad_config(self.path, "swiglu_limit", problem))
     }
 
-    /// Gemma 2 has caps unless its file says that it has none.
+    /// Gemma 2 has softcaps unless its file disables them.
     fn softcap(&self, cap: Option<Option<f64>>, of_gemma2: f64) -> Option<f32> {
         let by_default = (self.family == Family::Gemma2).then_some(of_gemma2);
         cap.unwrap_or(by_default)
@@ -455,7 +455,7 @@ enum Pattern {
     FullEvery(usize),
 }
 
-/// What the kinds of the layers repeat; `None` if nothing that [`SlidingWindow`] can say.
+/// The repeating pattern of the layers' kinds; `None` if [`SlidingWindow`] cannot express it.
 fn pattern(types: &[String]) -> Option<Pattern> {
     let is_full: Vec<bool> = types.iter().map(|kind| kind == "full_attention").collect();
     let is_known = types
@@ -478,10 +478,10 @@ fn pattern(types: &[String]) -> Option<Pattern> {
     repeats.then_some(Pattern::FullEvery(period))
 }
 
-/// Refuses sizes that no decoder can have, so that nothing behind divides by zero or allocates without end.
+/// Rejects impossible sizes, so that later code does not divide by zero or allocate without limit.
 ///
 /// # Errors
-/// Names the size.
+/// Names the invalid size.
 pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> {
     let bad = |field: &str, problem: String| Err(LoadError::bad_config(path, field, problem));
     let sizes = [
@@ -560,12 +560,12 @@ pub(crate) fn check(path: &Path, config: &ModelConfig) -> Result<(), LoadError> 
     Ok(())
 }
 
-/// What scores are multiplied by where heads are `head_dim` wide.
+/// The factor of attention scores with heads of width `head_dim`.
 pub(crate) fn attention_scale(head_dim: usize) -> f32 {
     root(head_dim).recip()
 }
 
-/// What Gemma multiplies embeddings by.
+/// The factor of Gemma's embeddings.
 pub(crate) fn embedding_scale(hidden_size: usize) -> f32 {
     root(hidden_size)
 }

@@ -1,7 +1,7 @@
-//! [`OpenEmbedder`]: a checkout whose model makes one vector of a text, or one score of a pair of texts.
+//! [`OpenEmbedder`]: a checkout whose model computes one vector per text, or one score per pair of texts.
 //!
-//! `config` reads what the encoder is, `modules` what `sentence-transformers` says of pooling and of what follows it,
-//! `classifier` what a cross-encoder has instead.
+//! `config` reads the encoder's configuration, `modules` the pooling and further modules of `sentence-transformers`, and
+//! `classifier` their replacement in a cross-encoder.
 
 mod classifier;
 mod config;
@@ -24,41 +24,41 @@ use crate::error::{Bytes, LoadError};
 use crate::model::weights::Weights;
 use crate::model::{BackboneConfig, HeadConfig, ModelConfig};
 
-/// What lists a checkout's modules.
+/// The file that lists a checkout's modules.
 const MODULES: &str = "modules.json";
 
-/// What a checkout's model is for.
+/// The purpose of a checkout's model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// It makes a vector of a text.
+    /// It computes one vector per text.
     Embed,
-    /// It is a cross-encoder: its vector is the one score of a pair of texts.
+    /// It is a cross-encoder: its vector is a single score of a pair of texts.
     Score,
 }
 
-/// A model that makes vectors of texts, whose headers are read and checked, and whose weights are still on disk.
+/// An embedding model whose headers were read and checked, and whose weights are still on disk.
 #[derive(Debug)]
 pub struct OpenEmbedder {
-    /// The name that clients use unless told otherwise: the folder's.
+    /// The default name for clients: the folder's.
     pub name: String,
-    /// What it is for.
+    /// The model's purpose.
     pub purpose: Purpose,
-    /// What makes the vectors of a sequence.
+    /// Computes the vectors of a sequence.
     pub backbone: BackboneConfig,
-    /// What makes one of them.
+    /// Combines them into one.
     pub head: HeadConfig,
-    /// The most tokens of a sequence, those that the tokenizer adds included.
+    /// The maximum length of a sequence, including the tokens that the tokenizer adds.
     pub max_tokens: usize,
     path: PathBuf,
     folder: SafetensorsFolder,
-    /// How the files call a decoder's tensors.
+    /// The naming of a decoder's tensors in the files.
     naming: Naming,
-    /// What the names of an encoder's tensors begin with in the files.
+    /// The prefix of an encoder's tensors in the files.
     prefix: &'static str,
 }
 
 impl OpenEmbedder {
-    /// Whether the folder's model is one of these: an encoder, or a decoder that `modules.json` gives a pooling.
+    /// Whether the folder has such a model: an encoder, or a decoder whose `modules.json` has a pooling module.
     #[must_use]
     pub fn is_at(path: &Path) -> bool {
         let config = std::fs::read(path.join(CONFIG)).ok();
@@ -66,10 +66,10 @@ impl OpenEmbedder {
         config.is_some_and(|config| config::is_encoder(&config) || path.join(MODULES).is_file())
     }
 
-    /// Opens a checkout folder, and checks that all tensors are there, in the right shapes.
+    /// Opens a checkout folder, and checks that all tensors exist with the right shapes.
     ///
     /// # Errors
-    /// [`LoadError`]: everything that is wrong with the files.
+    /// [`LoadError`]: any problem with the files.
     pub fn open(path: &Path) -> Result<Self, LoadError> {
         let config_path = path.join(CONFIG);
         if !config_path.exists() {
@@ -118,13 +118,13 @@ impl OpenEmbedder {
         Ok(())
     }
 
-    /// How many numbers a vector has.
+    /// The width of a vector.
     #[must_use]
     pub fn width(&self) -> usize {
         self.head.width(self.backbone.hidden_size())
     }
 
-    /// Gets ready to read the weights of the backbone.
+    /// Prepares to read the weights of the backbone.
     ///
     /// `progress` is called after each tensor.
     #[must_use]
@@ -136,7 +136,7 @@ impl OpenEmbedder {
         ModelWeights::new(self, options, Box::new(progress))
     }
 
-    /// What the model will take on the device with steps of `step_tokens`, before anything is allocated.
+    /// The memory that the model will take on the device with steps of `step_tokens`, before anything is allocated.
     #[must_use]
     pub fn memory(&self, options: &WeightOptions, step_tokens: usize) -> MemoryEstimate {
         let mut estimate = MemoryEstimate::new(self, options);
@@ -149,7 +149,7 @@ impl OpenEmbedder {
         estimate
     }
 
-    /// Refuses a model that does not fit with steps of `step_tokens`.
+    /// Rejects a model that does not fit in memory with steps of `step_tokens`.
     ///
     /// # Errors
     /// `NotEnoughMemory`, with the figures and the flags that help.
@@ -178,14 +178,14 @@ impl OpenEmbedder {
         })
     }
 
-    /// Gets ready to read the weights of a head's steps, exactly and on the CPU: those of the checkout's `folder`.
+    /// Prepares to read the weights of the head's steps from the checkout's `folder`, unquantized and on the CPU.
     pub(crate) fn head_weights(&self, folder: &str) -> Result<Box<dyn Weights + '_>, LoadError> {
         let folder = HeadFolder::open(&self.path, folder)?;
         Ok(Box::new(OwnedWeights { folder }))
     }
 }
 
-/// What is done with the vectors of what was `described` by the `config.json` with this text.
+/// The head of the model that is `described` by the `config.json` with this text.
 fn head_of(
     folder: &Path,
     path: &Path,
@@ -239,7 +239,7 @@ impl OpenEmbedder {
         if let Some(tensor) = self.folder.tensor(&prefixed)? {
             return Ok(Some(tensor));
         }
-        // As checkouts called a norm's tensors that came from TensorFlow.
+        // The old names of norm tensors, which came from TensorFlow.
         let old = [(".weight", ".gamma"), (".bias", ".beta")];
         let old = old.into_iter().find_map(|(new, old)| {
             let stem = prefixed.strip_suffix(new)?;
@@ -251,7 +251,7 @@ impl OpenEmbedder {
         }
     }
 
-    /// Names begin with `model.`, or with what follows it where the checkout is that of a model without its output matrix.
+    /// Names begin with `model.`, or lack that prefix if the checkout is of a model without an output matrix.
     fn decoder_tensor(
         &self,
         name: &str,
@@ -272,7 +272,7 @@ impl OpenEmbedder {
     }
 }
 
-/// The tensors of a module in a folder of its own.
+/// The tensors of a module in its own folder.
 #[derive(Debug)]
 struct HeadFolder {
     path: PathBuf,
@@ -307,7 +307,7 @@ impl TensorFiles for HeadFolder {
     }
 }
 
-/// [`ModelWeights`] of a folder that goes with them.
+/// [`ModelWeights`] that own their folder.
 #[derive(Debug)]
 struct OwnedWeights {
     folder: HeadFolder,

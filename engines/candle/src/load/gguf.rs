@@ -1,4 +1,4 @@
-//! GGUF files: [`GgufFile`] maps one, says what model it is, and finds tensors by the names that `transformers` has for them.
+//! GGUF files: [`GgufFile`] maps one, reads its configuration, and finds tensors by their names in `transformers`.
 
 pub(crate) mod config;
 pub(crate) mod header;
@@ -21,14 +21,14 @@ use header::{Header, Kind, SUPPORTED};
 #[derive(Debug)]
 pub(crate) struct GgufFile {
     path: PathBuf,
-    /// One, or the parts in their order.
+    /// One file, or the parts in order.
     files: Vec<MappedFile>,
     header: Header,
     architecture: String,
 }
 
 impl GgufFile {
-    /// Maps the file and the parts that follow it, and reads their headers; no tensor is read. It may be of any architecture.
+    /// Maps the file and its further parts, and reads their headers, but no tensor. The architecture may be unknown.
     pub(crate) fn open(path: &Path) -> Result<Self, LoadError> {
         let (files, header) = parts::open(path)?;
         let architecture = Metadata::new(path, &header)?.architecture.to_owned();
@@ -40,10 +40,10 @@ impl GgufFile {
         })
     }
 
-    /// What the decoder has to be.
+    /// The decoder's configuration.
     ///
     /// # Errors
-    /// It does not know the architecture, or something in the metadata.
+    /// The architecture or something in the metadata is not supported.
     pub(crate) fn config(&self) -> Result<ModelConfig, LoadError> {
         let metadata = self.metadata();
         metadata.check_architecture()?;
@@ -67,7 +67,7 @@ impl GgufFile {
         }
     }
 
-    /// The tensor that the file calls `name`, if it has it.
+    /// The tensor that the file calls `name`, if it exists.
     pub(crate) fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
         let Some((name, info)) = self.header.tensors.get_key_value(name) else {
             return Ok(None);
@@ -95,7 +95,7 @@ impl GgufFile {
     }
 }
 
-/// Where files of an architecture have the tensor that `transformers` calls `name`; `None` if they have nothing like it.
+/// The place of the tensor that `transformers` calls `name`, by architecture; `None` if files have no equivalent.
 pub(crate) fn place(architecture: &str, name: &str, config: &ModelConfig) -> Option<Place> {
     if let (Some(expert), Some(experts)) = (ExpertName::parse(name), config.experts) {
         return expert_place(expert, experts, config);
@@ -117,7 +117,7 @@ pub(crate) fn place(architecture: &str, name: &str, config: &ModelConfig) -> Opt
     })
 }
 
-/// An expert's matrix in that of all experts of the layer.
+/// An expert's matrix inside the matrix of all experts of the layer.
 fn expert_place(name: ExpertName<'_>, experts: Experts, config: &ModelConfig) -> Option<Place> {
     let (hidden, wide) = (config.hidden_size, config.intermediate_size);
     let (rows, columns) = match name.projection {

@@ -1,24 +1,24 @@
-//! How large a KV cache is made.
+//! The size of the KV cache.
 
 use super::memory::MemoryEstimate;
 use super::weights::to_u64;
 use crate::error::{Bytes, LoadError};
 use crate::model::config::ModelConfig;
 
-/// What decides the size of a KV cache.
+/// The inputs to the size of a KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheOptions {
-    /// `--kv-cache-memory`: bytes it may take; without it, see [`kv_cache_size`].
+    /// `--kv-cache-memory`: the most bytes; if unset, see [`kv_cache_size`].
     pub memory: Option<u64>,
     /// `--block-size`: tokens per KV block, > 0.
     pub block_size: usize,
-    /// `--max-num-seqs`: sequences that run together.
+    /// `--max-num-seqs`: running sequences.
     pub max_num_seqs: usize,
-    /// The most tokens of a sequence.
+    /// The maximum length of a sequence.
     pub context_length: usize,
-    /// Bytes of a number in the cache: 2, or 4 for f32.
+    /// Bytes per number in the cache: 2, or 4 for f32.
     pub bytes_per_value: usize,
-    /// Bytes that another model's cache takes for each block, which is made as large: 0 without a draft model.
+    /// Bytes per block of the draft model's cache, which has the same number of blocks; 0 without one.
     pub more_bytes_per_block: u64,
 }
 
@@ -27,12 +27,12 @@ pub struct KvCacheOptions {
 pub struct KvCacheSize {
     /// KV blocks; at least one.
     pub blocks: usize,
-    /// Bytes of a block, over all layers, those of a draft model too.
+    /// Bytes per block over all layers, including the draft model's.
     pub bytes_per_block: u64,
 }
 
 impl KvCacheSize {
-    /// Bytes in all.
+    /// The total size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes_per_block.saturating_mul(to_u64(self.blocks))
@@ -53,15 +53,15 @@ pub fn kv_bytes_per_block(config: &ModelConfig, block_size: usize, bytes_per_val
     .fold(2, |bytes: u64, factor| bytes.saturating_mul(to_u64(factor)))
 }
 
-/// How many blocks the cache has.
+/// Computes the number of blocks of the cache.
 ///
-/// With `--kv-cache-memory`, as many as fit in it. Without, enough for `max_num_seqs` sequences of full length, but no more
-/// than half of what the weights leave of `available`, or nine tenths where half would not hold one sequence. Where nobody
-/// knows what is available, enough for one sequence of full length and no less than 512 MiB.
+/// With `--kv-cache-memory`, as many as fit in it. Otherwise, enough for `max_num_seqs` sequences of full length, but at most
+/// half of what the weights leave of `available`, or nine tenths if half does not hold one sequence. If `available` is
+/// unknown, enough for one sequence of full length and at least 512 MiB.
 ///
 /// # Errors
-/// `KvCacheTooSmall`: not one block fits in `--kv-cache-memory`. `NotEnoughMemory`: or beside the weights; or the memory
-/// asked for is not there.
+/// `KvCacheTooSmall`: `--kv-cache-memory` is smaller than one block. `NotEnoughMemory`: one block does not fit beside the
+/// weights, or the requested memory is not available.
 pub fn kv_cache_size(
     config: &ModelConfig,
     options: &KvCacheOptions,
@@ -83,7 +83,7 @@ pub fn kv_cache_size(
         }
         (None, None) => per_sequence.max((512 << 20) / bytes_per_block),
     };
-    // Block numbers are 32 bits wide in block tables.
+    // Block tables have 32-bit block numbers.
     let blocks = blocks.min(u64::from(u32::MAX - 1));
     let size = KvCacheSize {
         blocks: usize::try_from(blocks).unwrap_or(usize::MAX),
@@ -98,7 +98,7 @@ pub fn kv_cache_size(
     Ok(size)
 }
 
-/// Not one block fits.
+/// The error if not even one block fits.
 fn too_small(
     options: &KvCacheOptions,
     estimate: &MemoryEstimate,

@@ -1,4 +1,4 @@
-//! [`MappedFile`]: a file's bytes without reading it. The only unsafe code of loading.
+//! [`MappedFile`]: maps a file into memory. The only unsafe code of loading.
 
 use std::fs::File;
 use std::ops::Deref;
@@ -37,12 +37,12 @@ impl MappedFile {
         &self.path
     }
 
-    /// Gives back the memory of the pages that were read. They come again from the file when they are read again.
+    /// Releases the memory of the pages that were read. A later read loads them from the file again.
     #[cfg_attr(unix, expect(unsafe_code, reason = "advice that takes pages away"))]
     pub(crate) fn release(&self) {
         #[cfg(unix)]
         if let Some(map) = &self.map {
-            // SAFETY: the pages are the file's, and nothing writes to them here: the same bytes come again.
+            // SAFETY: the pages are the file's, and nothing here writes to them, so a reload reads the same bytes.
             let released = unsafe { map.unchecked_advise(UncheckedAdvice::DontNeed) };
             if let Err(error) = released {
                 tracing::debug!(%error, path = %self.path.display(), "pages that were read stay in memory");
@@ -56,10 +56,10 @@ impl MappedFile {
     reason = "weights of many gigabytes are read once, straight from the page cache"
 )]
 fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: the map is private to this process and only read. Another process that writes to the file while it is
-    // loaded could change bytes that were checked; all of them are numbers or are copied out before they are looked at
-    // twice, so no value becomes invalid. One that cuts the file short ends this process with SIGBUS, as it would any
-    // program that maps model files; the guide says not to.
+    // SAFETY: the map is private to this process and only read. Another process that writes to the file during loading could
+    // change checked bytes. All of them are numbers or are copied before they are used twice, so no value becomes invalid. A
+    // process that truncates the file kills this one with SIGBUS, as for any program that maps model files; the guide warns
+    // against it.
     unsafe { Mmap::map(file) }
 }
 
@@ -78,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    /// KiB of the mapping of that file that are in memory.
+    /// KiB of the file's mapping that are in memory.
     fn resident(path: &Path) -> usize {
         let maps = fs::read_to_string("/proc/self/smaps").unwrap();
         let name = path.display().to_string();

@@ -1,4 +1,4 @@
-//! How much memory a model will take, and how much there is.
+//! The memory that a model needs, and the memory that is available.
 
 use std::fs;
 use std::path::Path;
@@ -14,15 +14,15 @@ use crate::error::{Bytes, LoadError};
 use crate::model::WeightType;
 use crate::model::simd::quantized_kernels;
 
-/// What a step computes with, beyond weights and KV cache: activations, logits, and what the process holds anyway.
+/// The working memory of a step beyond weights and KV cache: activations, logits, and the process's base memory.
 const WORKSPACE_BYTES: u64 = 256 << 20;
 
-/// What a model will take on its device.
+/// The memory that a model will take on its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryEstimate {
     /// Weights, in the form they are kept in.
     pub weights: u64,
-    /// What loading needs on top, for one tensor at a time, and a step afterwards.
+    /// Working memory, of loading one tensor at a time and later of a step.
     pub workspace: u64,
 }
 
@@ -41,7 +41,7 @@ impl MemoryEstimate {
         }
     }
 
-    /// That of this model and another one together: their weights, and one step at a time.
+    /// This model and another one together: both weights, and one step at a time.
     #[must_use]
     pub fn beside(self, other: Self) -> Self {
         Self {
@@ -50,13 +50,13 @@ impl MemoryEstimate {
         }
     }
 
-    /// Everything but the KV cache.
+    /// Everything except the KV cache.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.workspace)
     }
 
-    /// Refuses a model that does not fit beside a KV cache of `kv_bytes`.
+    /// Rejects a model that does not fit beside a KV cache of `kv_bytes`.
     ///
     /// # Errors
     /// `NotEnoughMemory`, with the figures and the flags that help.
@@ -90,7 +90,7 @@ impl MemoryEstimate {
     }
 }
 
-/// Bytes that a tensor takes once it is loaded.
+/// Bytes that a tensor takes once loaded.
 fn kept_bytes(model: &dyn TensorFiles, options: &WeightOptions, tensor: &PlannedTensor) -> u64 {
     let elements = to_u64(tensor.shape.iter().product());
     let Role::Matrix(part) = tensor.role else {
@@ -117,14 +117,14 @@ fn kept_bytes(model: &dyn TensorFiles, options: &WeightOptions, tensor: &Planned
     }
 }
 
-/// The type that a matrix is quantized to again where nothing multiplies its own.
+/// The type that a matrix is requantized to if there are no kernels for its own.
 fn type_without_kernels(dtype: WeightType) -> Option<WeightType> {
     let is_candles = matches!(dtype, WeightType::Candle(_));
     (!is_candles && quantized_kernels().is_none()).then_some(GgmlDType::Q8_0.into())
 }
 
-/// What a matrix takes on the CPU, in the form that its products read: where kernels are ours that form replaces the
-/// file's and is about as large.
+/// Bytes of a matrix on the CPU in the form that its products read. With our own kernels that form replaces the file's, and is
+/// about as large.
 fn repacked_bytes(dtype: WeightType, plain: u64) -> u64 {
     if dtype.is_float() || quantized_kernels().is_none() {
         return plain;
@@ -132,10 +132,10 @@ fn repacked_bytes(dtype: WeightType, plain: u64) -> u64 {
     plain.saturating_add(plain / 16)
 }
 
-/// Bytes that can be allocated on a device; `None` if nobody says.
+/// Bytes that can be allocated on a device; `None` if unknown.
 ///
-/// For the CPU: what the kernel calls available, or what the control group leaves, whichever is less. Pages of mapped
-/// files do not count, as the kernel can drop them.
+/// On the CPU: the kernel's available memory, or what the control group leaves, whichever is less. Pages of mapped files do
+/// not count as used, because the kernel can drop them.
 #[must_use]
 pub fn available_memory(device: &Device) -> Option<u64> {
     match device {
@@ -156,7 +156,7 @@ fn available_on_gpu() -> Option<u64> {
     None
 }
 
-/// As [`available_memory`], below another root than `/`, for tests.
+/// As [`available_memory`], with another root than `/`, for tests.
 fn available_in(root: &Path) -> Option<u64> {
     let of_machine = mem_available(&read(&root.join("proc/meminfo"))?);
     match (of_machine, left_in_groups(root)) {
@@ -177,7 +177,7 @@ fn mem_available(meminfo: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-/// What the process's control group, and every one above it, leave: the least counts.
+/// The least memory that the process's control group and its ancestors leave.
 fn left_in_groups(root: &Path) -> Option<u64> {
     let folders = control_groups::folders(root, "memory").into_iter();
     let lefts = folders.filter_map(|folder| match folder {
@@ -194,7 +194,7 @@ fn left_in_groups(root: &Path) -> Option<u64> {
     lefts.min()
 }
 
-/// Limit less usage, where pages of files that nobody reads do not count as used; `None` without a limit.
+/// Limit minus usage, without reclaimable file pages; `None` without a limit.
 fn left(folder: &Path, [limit, usage, reclaimable]: [&str; 3]) -> Option<u64> {
     let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
     let limit = number(limit)?;

@@ -1,8 +1,8 @@
-//! Weights that a checkout has in a form of its own: int4 of GPTQ, AWQ and compressed-tensors, FP8, and gpt-oss's experts.
+//! Weights in packed formats of checkouts: int4 of GPTQ, AWQ and compressed-tensors, FP8, and gpt-oss's experts.
 //!
-//! [`Scheme`] is what `quantization_config` says of them. [`Scheme::tensor`] finds what belongs to a matrix, checks it, and
-//! gives a tensor whose rows are made as they are asked for, in a type that the engine computes with. So a matrix is
-//! converted alone, and never lies in memory in two forms as a whole. Nothing here computes with a model.
+//! [`Scheme`] is the content of `quantization_config`. [`Scheme::tensor`] finds and checks the tensors of a matrix, and returns
+//! a tensor that converts its rows on demand to a type that the engine computes with. So matrices are converted one at a
+//! time, and none is in memory as a whole in two forms. This module computes nothing with a model.
 
 mod config;
 mod experts;
@@ -17,31 +17,31 @@ use crate::error::LoadError;
 
 pub(crate) use self::config::read;
 
-/// How a checkout has the weights that are not plain floats.
+/// The packing of weights that are not plain floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scheme {
-    /// Four bits with a scale and a zero for each group of columns of a row.
+    /// Four bits, with a scale and a zero point for each group of columns of a row.
     Int4 {
         packing: Packing,
-        /// Columns of a group; `None` where a row is one group.
+        /// Columns per group; `None` if a row is one group.
         group_size: Option<usize>,
     },
-    /// Floats of eight bits, of which four are the exponent.
+    /// Eight-bit floats with four bits of exponent.
     Fp8 {
-        /// Rows and columns that share a scale, where there is one for each such block.
+        /// Rows and columns that share a scale, if scales are per block.
         block: [usize; 2],
     },
-    /// gpt-oss's experts in floats of four bits.
+    /// gpt-oss's experts in four-bit floats.
     Mxfp4Experts,
-    /// gpt-oss's experts in plain floats, but columns first.
+    /// gpt-oss's experts in plain floats, with columns first.
     TransposedExperts,
 }
 
 impl Scheme {
-    /// The tensor that the checkout would call `name` if it were plain.
+    /// The tensor that the checkout would call `name` if it were not packed.
     ///
     /// # Errors
-    /// A tensor that belongs to it is missing, has another type or shape, or holds what makes no sense.
+    /// A required tensor is missing, has another type or shape, or has invalid content.
     pub(crate) fn tensor<'a>(
         &self,
         folder: &'a SafetensorsFolder,

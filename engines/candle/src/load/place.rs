@@ -1,29 +1,29 @@
-//! [`Place`]: where a model's files have what the decoder asks for. A tensor may have another name there, lie beside others
-//! in a larger one, and have its rows in another order.
+//! [`Place`]: where a model's files have a tensor of the decoder. It may have another name there, be a part of a larger tensor,
+//! or have its rows in another order.
 
 use super::tensors::{HeadRows, RawTensor, RowOrder};
 use crate::model::config::ModelConfig;
 
-/// Where a tensor lies.
+/// The place of a tensor in the files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// What the files call it, or the larger tensor.
+    /// The name in the files, of the tensor or of the larger one.
     pub(crate) name: String,
     pub(crate) rows: RowOrder,
-    /// `None` where the tensor is a whole one.
+    /// `None` if the tensor is a whole one.
     pub(crate) part: Option<PartOf>,
 }
 
-/// A tensor that is some of the rows of a larger one.
+/// A tensor that consists of some rows of a larger one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PartOf {
     /// The larger one's shape.
     pub(crate) whole: Vec<usize>,
-    /// Which of its rows is the first, over all dimensions but the last; of a vector which of its numbers.
+    /// The index of its first row in the larger one, over all dimensions but the last; in a vector, of its first number.
     pub(crate) first: usize,
     /// The part's shape.
     pub(crate) shape: Vec<usize>,
-    /// 1 where its rows follow each other; else every so many of the larger one's are the part's.
+    /// The distance between its rows in the larger one; 1 if they are consecutive.
     pub(crate) step: usize,
 }
 
@@ -37,7 +37,7 @@ impl Place {
         }
     }
 
-    /// The tensor, cut out of what the file has under the place's name.
+    /// Cuts the tensor out of what the file has under the place's name.
     ///
     /// # Errors
     /// The shape that the larger tensor should have.
@@ -51,7 +51,7 @@ impl Place {
             raw.rows = RowOrder::Every(part.step);
             return Ok(raw);
         }
-        // A tensor whose rows are no whole heads has the wrong shape, which is told when it is compared.
+        // A tensor whose rows are not whole heads has the wrong shape, which the later comparison reports.
         raw.rows = match self.rows {
             RowOrder::Heads(HeadRows { head_dim, .. })
                 if !raw
@@ -67,7 +67,7 @@ impl Place {
     }
 }
 
-/// How files have the rows of a tensor: those of queries and keys in heads, of which `is_paired` says how they turn.
+/// The order of a tensor's rows in files. Queries and keys have heads; `is_paired` tells how their rows rotate.
 pub(crate) fn row_order(name: &str, config: &ModelConfig, is_paired: bool) -> RowOrder {
     let is_rotated = [".q_proj.", ".k_proj."]
         .iter()
@@ -83,17 +83,17 @@ pub(crate) fn row_order(name: &str, config: &ModelConfig, is_paired: bool) -> Ro
     rows.order()
 }
 
-/// Names of the matrices that some files have of several projections of one input, one below the other.
+/// The names of matrices that combine several projections of one input, one below the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fused {
-    /// Of queries, keys and values.
+    /// Queries, keys and values.
     pub(crate) qkv: &'static str,
-    /// Of both products of the feed-forward block's input.
+    /// Both products of the feed-forward block's input.
     pub(crate) gate_up: &'static str,
 }
 
 impl Fused {
-    /// The module that has the one of that name, and which of its rows; `None` of what is not fused.
+    /// The combined matrix that contains a module, and the module's rows in it; `None` for a module that is not fused.
     pub(crate) fn part(self, module: &str, config: &ModelConfig) -> Option<(&'static str, PartOf)> {
         let queries = config.num_heads * config.head_dim;
         let keys = config.num_kv_heads * config.head_dim;
@@ -116,14 +116,14 @@ impl Fused {
     }
 }
 
-/// The number of a layer, its module and what of it, of `model.layers.LAYER.MODULE.KIND`.
+/// Splits `model.layers.LAYER.MODULE.KIND` into layer, module and kind.
 pub(crate) fn of_layer(name: &str) -> Option<(&str, &str, &str)> {
     let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
     let (module, kind) = rest.rsplit_once('.')?;
     Some((layer, module, kind))
 }
 
-/// What [`Place`] needs to know of an expert's matrix.
+/// The parts of the name of an expert's matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExpertName<'a> {
     /// The layer's number.
@@ -137,7 +137,7 @@ pub(crate) struct ExpertName<'a> {
 }
 
 impl<'a> ExpertName<'a> {
-    /// `model.layers.LAYER.mlp.experts.EXPERT.PROJECTION.KIND`; `None` for other names.
+    /// Parses `model.layers.LAYER.mlp.experts.EXPERT.PROJECTION.KIND`; `None` for other names.
     pub(crate) fn parse(name: &'a str) -> Option<Self> {
         let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
         let (expert, rest) = rest.strip_prefix("mlp.experts.")?.split_once('.')?;
@@ -193,7 +193,7 @@ mod tests {
     fn a_larger_tensor_of_another_shape_is_refused() {
         let numbers = [0; 48];
         assert_eq!(part([4, 2, 2]).cut(raw(&numbers)).unwrap_err(), [4, 2, 2]);
-        // As large, and nevertheless another one.
+        // The size is equal, but the shape differs.
         assert_eq!(part([2, 3, 2]).cut(raw(&numbers)).unwrap_err(), [2, 3, 2]);
     }
 

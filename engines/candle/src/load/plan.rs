@@ -1,18 +1,18 @@
-//! [`plan`]: every tensor that a configuration calls for, in the order in which the decoder asks for them.
+//! [`plan`]: every tensor that a configuration requires, in the order in which the decoder reads them.
 
 use super::quantize::Part;
 use crate::model::config::ModelConfig;
 
-/// A tensor that the model has to have.
+/// A required tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PlannedTensor {
-    /// As `transformers` calls it.
+    /// Its name in `transformers`.
     pub(crate) name: String,
     pub(crate) shape: Vec<usize>,
     pub(crate) role: Role,
 }
 
-/// What a tensor is for.
+/// The use of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Weights of a norm.
@@ -37,7 +37,7 @@ pub(crate) fn plan(config: &ModelConfig) -> Vec<PlannedTensor> {
     all.0
 }
 
-/// Where in the model the matrix of that name is used; a token embedding is the loader's own to know.
+/// The part of the model that uses the matrix of that name; the loader handles the token embedding itself.
 pub(crate) fn part_of(name: &str) -> Part {
     if name == "lm_head.weight" {
         Part::Vocabulary

@@ -1,4 +1,4 @@
-//! Floats of a file to quantized blocks, rows in parallel and without a copy of the whole matrix in f32.
+//! Quantizes floats of a file to blocks, rows in parallel and without an f32 copy of the whole matrix.
 
 use candle_core::quantized::k_quants::{
     BlockQ4_0, BlockQ4K, BlockQ5K, BlockQ6K, BlockQ8_0, GgmlType,
@@ -30,7 +30,7 @@ genset_backend_common::named! {
 }
 
 impl Quantization {
-    /// The type for a matrix with rows of `row_len`: the one asked for, or the next that whole blocks fit.
+    /// The type for a matrix with rows of `row_len`: the requested one, or the next whose blocks divide the row.
     pub(crate) fn dtype_for(self, row_len: usize, part: Part) -> GgmlDType {
         let wanted = match (self, part) {
             (Self::None, _) | (_, Part::Router) => GgmlDType::F32,
@@ -47,21 +47,21 @@ impl Quantization {
     }
 }
 
-/// Where in the model a matrix is used.
+/// The part of the model that uses a matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {
     /// In a decoder block.
     Layer,
-    /// Token embedding or output matrix, whose errors show most.
+    /// Token embedding or output matrix, where errors have the largest effect.
     Vocabulary,
-    /// What chooses experts: small, and a rounded one would choose others.
+    /// The router of experts: small, and rounding would change its choices.
     Router,
 }
 
-/// Converts a matrix of floats, `[rows, row_len]`, to `dtype`, whose blocks must fit into a row.
+/// Converts a matrix of floats, `[rows, row_len]`, to `dtype`, whose block size must divide the row.
 ///
 /// # Errors
-/// `dtype` is not one of those that can be written.
+/// `dtype` cannot be written.
 pub(crate) fn quantize(raw: &RawTensor<'_>, dtype: GgmlDType) -> Result<QTensor, LoadError> {
     let storage = if dtype == GgmlDType::Q8_0 {
         blocks::<BlockQ8_0>(raw)
@@ -109,5 +109,5 @@ pub(crate) fn floats(raw: &RawTensor<'_>) -> Vec<f32> {
     values
 }
 
-/// Rows a thread takes at least, since vectors have rows of one.
+/// The fewest rows per thread, since rows of a vector have one number.
 pub(super) const MIN_ROWS: usize = 64;

@@ -26,7 +26,7 @@ pub(crate) struct SafetensorsFolder {
 #[derive(Debug)]
 struct Entry {
     file: usize,
-    /// Where its bytes lie in the file.
+    /// The offset of its bytes in the file.
     start: usize,
     end: usize,
     dtype: Dtype,
@@ -39,7 +39,7 @@ struct Index {
 }
 
 impl SafetensorsFolder {
-    /// Maps the files and reads their headers; no tensor is read.
+    /// Maps the files and reads their headers, but no tensor.
     pub(crate) fn open(path: &Path) -> Result<Self, LoadError> {
         let mut folder = Self {
             path: path.to_owned(),
@@ -52,7 +52,7 @@ impl SafetensorsFolder {
         Ok(folder)
     }
 
-    /// The folder's files with tensors.
+    /// The folder's tensor files.
     pub(crate) fn mapped(&self) -> &[MappedFile] {
         &self.files
     }
@@ -82,7 +82,7 @@ impl SafetensorsFolder {
         &self.path
     }
 
-    /// The tensor of that name, of whatever type, if the folder has it.
+    /// The tensor of that name, of any type, if the folder has it.
     pub(crate) fn stored(&self, name: &str) -> Option<Stored<'_>> {
         let (name, entry) = self.tensors.get_key_value(name)?;
         let file = self.files.get(entry.file)?;
@@ -95,7 +95,7 @@ impl SafetensorsFolder {
         })
     }
 
-    /// The tensor of floats of that name, if the folder has it.
+    /// The float tensor of that name, if the folder has it.
     pub(crate) fn tensor(&self, name: &str) -> Result<Option<RawTensor<'_>>, LoadError> {
         let Some(stored) = self.stored(name) else {
             return Ok(None);
@@ -111,7 +111,7 @@ impl SafetensorsFolder {
         }))
     }
 
-    /// The error of a tensor whose type is none of those `supported`.
+    /// The error for a tensor whose type is not one of those `supported`.
     pub(crate) fn wrong_dtype(&self, stored: &Stored<'_>, supported: &'static str) -> LoadError {
         LoadError::UnsupportedDtype {
             path: self.path.clone(),
@@ -122,21 +122,21 @@ impl SafetensorsFolder {
     }
 }
 
-/// A tensor of any type, as it lies in a file.
+/// A tensor of any type, as stored in a file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stored<'a> {
-    /// What the file calls it.
+    /// The name in the file.
     pub(crate) name: &'a str,
     pub(crate) dtype: Dtype,
     /// Rows first.
     pub(crate) shape: &'a [usize],
-    /// Exactly as many bytes as `dtype` and `shape` say.
+    /// The number of bytes matches `dtype` and `shape`.
     pub(crate) data: &'a [u8],
 }
 
-/// The type of numbers that are stored one by one; `None` for any other.
+/// The weight type of plain numbers; `None` for any other type.
 pub(crate) fn float_dtype(dtype: Dtype) -> Option<WeightType> {
-    // Foreign and non-exhaustive: whatever else there is, it is not one of these.
+    // Foreign and non-exhaustive: any other type is not one of these.
     if dtype == Dtype::F32 {
         Some(WeightType::F32)
     } else if dtype == Dtype::F16 {
@@ -148,7 +148,7 @@ pub(crate) fn float_dtype(dtype: Dtype) -> Option<WeightType> {
     }
 }
 
-/// The names of the files that hold the tensors, all of them there.
+/// The names of the tensor files, all of which exist.
 fn shards(path: &Path) -> Result<Vec<String>, LoadError> {
     let index = path.join(INDEX);
     if !index.exists() {
@@ -162,7 +162,7 @@ fn shards(path: &Path) -> Result<Vec<String>, LoadError> {
     let parsed: Index =
         serde_json::from_slice(&text).map_err(|error| LoadError::broken(&index, error))?;
     let names: BTreeSet<String> = parsed.weight_map.into_values().collect();
-    // As `transformers` does: a model that was saved anew in one file may lie beside its old index.
+    // As in `transformers`: a model that was saved again to one file may have its old index beside it.
     if path.join(SINGLE).exists() && !names.contains(SINGLE) {
         tracing::warn!(
             folder = %path.display(),
@@ -210,14 +210,14 @@ fn no_weights(path: &Path) -> LoadError {
     LoadError::incomplete(path, problem)
 }
 
-/// Names what a download that goes on, or broke off, leaves behind.
+/// Describes the traces of an unfinished or aborted download.
 pub(crate) fn unfinished(path: &Path) -> String {
     let is_part = |name: &String| {
         [".incomplete", ".part", ".crdownload", ".aria2", ".tmp"]
             .iter()
             .any(|ending| name.ends_with(ending))
     };
-    // Where the Hub's own client keeps what it has not finished.
+    // The Hub's own client keeps unfinished files here.
     let cache = path.join(".cache/huggingface/download");
     let parts: Vec<String> = files_of(path)
         .into_iter()

@@ -1,4 +1,4 @@
-//! [`RawTensor`]: a tensor as it lies in a file, whatever the file's format.
+//! [`RawTensor`]: a tensor as stored in a file, of any format.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -6,68 +6,68 @@ use std::sync::Arc;
 
 use crate::model::WeightType;
 
-/// A tensor's bytes and what they mean.
+/// A tensor's bytes and their interpretation.
 #[derive(Debug, Clone)]
 pub(crate) struct RawTensor<'a> {
-    /// What the file calls it, or what it is a part of.
+    /// The name in the file, of the tensor or of the larger one it is part of.
     pub(crate) name: &'a str,
     pub(crate) dtype: WeightType,
     /// Rows first.
     pub(crate) shape: Vec<usize>,
     pub(crate) data: Data<'a>,
-    /// How the rows lie.
+    /// The order of the rows.
     pub(crate) rows: RowOrder,
 }
 
-/// Where a tensor's bytes come from.
+/// The source of a tensor's bytes.
 #[derive(Debug, Clone)]
 pub(crate) enum Data<'a> {
-    /// They lie one after the other in a file, exactly as many as type and shape say.
+    /// Contiguous in a file; the number of bytes matches type and shape.
     InFile(&'a [u8]),
-    /// They are made of what a file has in another form, row by row, as they are asked for.
+    /// Converted on demand, row by row, from another form in a file.
     Made {
         rows: Arc<dyn MadeRows + 'a>,
-        /// Which of them is the tensor's first.
+        /// The index of the tensor's first row among them.
         first: usize,
     },
 }
 
-/// Rows that are made of what a file has in another form. Everything that can be wrong with it was checked before.
+/// Rows that are converted from another form in a file. All checks were done before.
 pub(crate) trait MadeRows: fmt::Debug + Send + Sync {
-    /// Bytes of the file that a row is made of, about.
+    /// The approximate number of file bytes per row.
     fn file_bytes_per_row(&self) -> usize;
 
-    /// Writes row `row`, as many bytes as type and shape of the tensor say.
+    /// Writes row `row`; the number of bytes matches the tensor's type and shape.
     fn make(&self, row: usize, into: &mut [u8]);
 
-    /// What a person calls the form.
+    /// The form's name, for people.
     fn form(&self) -> &'static str;
 }
 
-/// How the rows of a query or key projection lie.
+/// The order of the rows of a query or key projection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RowOrder {
-    /// As the model has them: a row that turns is half a head from the one it turns with.
+    /// The model's order: a row that rotates is half a head away from its partner.
     Halves,
-    /// Heads of another order.
+    /// Heads in another order.
     Heads(HeadRows),
-    /// Every so many rows of the file; those between are another tensor's (gpt-oss has rows of two projections in turn).
+    /// Every `n`th row of the file; the rows between belong to another tensor (gpt-oss alternates rows of two projections).
     Every(usize),
 }
 
-/// How a file has the rows of a head. Those that turn come first.
+/// The order of the rows of a head in a file. Rotated rows come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HeadRows {
-    /// Rows of a head.
+    /// Rows per head.
     pub(crate) head_dim: usize,
-    /// Rows that turn, at most `head_dim`.
+    /// Rotated rows, at most `head_dim`.
     pub(crate) rotary_dim: usize,
-    /// Whether rows `2j` and `2j + 1` turn together (GGUF files of Llama models), and not `j` and `j + rotary_dim / 2`.
+    /// Whether rows `2j` and `2j + 1` are partners (GGUF files of Llama models), instead of `j` and `j + rotary_dim / 2`.
     pub(crate) is_paired: bool,
 }
 
 impl HeadRows {
-    /// The order in which the model finds them.
+    /// The row order of a tensor with such heads.
     pub(crate) fn order(self) -> RowOrder {
         if self.is_paired || self.rotary_dim < self.head_dim {
             RowOrder::Heads(self)
@@ -76,7 +76,7 @@ impl HeadRows {
         }
     }
 
-    /// Which row of a file's head is row `within` of the model's.
+    /// The row in a file's head of row `within` of the model's head.
     fn source(self, within: usize) -> usize {
         let (half, turning) = (self.head_dim / 2, self.rotary_dim / 2);
         let (second, pair) = (within / half, within % half);
@@ -91,7 +91,7 @@ impl HeadRows {
 }
 
 impl RowOrder {
-    /// Which row of the file is row `row` of the model.
+    /// The row in the file of row `row` of the model.
     pub(crate) fn source(self, row: usize) -> usize {
         match self {
             Self::Halves => row,
@@ -104,8 +104,8 @@ impl RowOrder {
 }
 
 impl<'a> RawTensor<'a> {
-    /// Those of its rows of numbers from `first` on that are a tensor of `shape`, which has every `step`th; of a vector rows
-    /// are single numbers. What is beyond the end is left out, and shows in the shape.
+    /// The part of the tensor that starts at row `first` and has every `step`th row, with the given `shape`. In a vector, rows are
+    /// single numbers. Rows past the end are left out, which shows in the shape.
     pub(crate) fn part(self, first: usize, shape: &[usize], step: usize) -> Self {
         let (rows, row_len) = match shape {
             [rows] => (*rows, 1),
@@ -115,7 +115,7 @@ impl<'a> RawTensor<'a> {
             _ => return self,
         };
         let all_rows = self.elements().checked_div(row_len).unwrap_or(0);
-        // From the first to behind the last.
+        // From the first to past the last.
         let span = rows
             .saturating_sub(1)
             .saturating_mul(step)
@@ -145,12 +145,12 @@ impl<'a> RawTensor<'a> {
         }
     }
 
-    /// Elements in all.
+    /// The number of elements.
     pub(crate) fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Elements of a row; a vector is a column of rows of one, so that its elements are reordered as rows are.
+    /// Elements per row. A vector is a column with rows of one element, so that its elements are reordered like rows.
     pub(crate) fn row_len(&self) -> usize {
         if self.shape.len() < 2 {
             1
@@ -159,12 +159,12 @@ impl<'a> RawTensor<'a> {
         }
     }
 
-    /// Rows in all.
+    /// The number of rows.
     pub(crate) fn num_rows(&self) -> usize {
         self.elements() / self.row_len().max(1)
     }
 
-    /// Bytes of the file that are read for it.
+    /// The number of bytes to read from the file.
     pub(crate) fn file_bytes(&self) -> usize {
         match &self.data {
             Data::InFile(_) => bytes_of(self.dtype, self.elements()).unwrap_or(0),
@@ -172,7 +172,7 @@ impl<'a> RawTensor<'a> {
         }
     }
 
-    /// What a person calls the form that it has in the file, where that is one of its own.
+    /// The name, for people, of its form in the file, if that is a packed one.
     pub(crate) fn form(&self) -> Option<&'static str> {
         match &self.data {
             Data::InFile(_) => None,
@@ -180,7 +180,7 @@ impl<'a> RawTensor<'a> {
         }
     }
 
-    /// All bytes, if they lie in the file in the model's order.
+    /// All bytes, if they are contiguous in the file in the model's order.
     pub(crate) fn in_place(&self) -> Option<&'a [u8]> {
         match (&self.data, self.rows) {
             (Data::InFile(bytes), RowOrder::Halves) => Some(bytes),
@@ -188,7 +188,7 @@ impl<'a> RawTensor<'a> {
         }
     }
 
-    /// The bytes of a row. `row` must be below the number of rows.
+    /// The bytes of a row. `row` must be less than the number of rows.
     pub(crate) fn row(&self, row: usize) -> Cow<'_, [u8]> {
         let bytes = bytes_of(self.dtype, self.row_len()).unwrap_or(0);
         let source = self.rows.source(row);
@@ -205,13 +205,13 @@ impl<'a> RawTensor<'a> {
         }
     }
 
-    /// A row's numbers into `into`, which must be as long as a row. Only for types that are not quantized.
+    /// Reads a row's numbers into `into`, which must have the row's length. Only for types that are not quantized.
     pub(crate) fn read_row(&self, row: usize, into: &mut [f32]) {
         read_floats(self.dtype, &self.row(row), into);
     }
 }
 
-/// Bytes that `elements` take, if the type can store that many; `None` if not, or if they are too many.
+/// The bytes of `elements`; `None` if the type cannot store that number, or it overflows.
 pub(crate) fn bytes_of(dtype: WeightType, elements: usize) -> Option<usize> {
     let block = dtype.block_size();
     if !elements.is_multiple_of(block) {

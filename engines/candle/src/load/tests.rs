@@ -1,4 +1,4 @@
-//! Real files, small and made for the test: folders, GGUF files, and everything that can be wrong with them.
+//! Real files, small and made for the test: folders, GGUF files, and every error in them.
 
 mod embedder;
 mod folder;
@@ -34,7 +34,7 @@ fn reference(name: &str) -> PathBuf {
 /// Reference models that GGUF files can hold.
 const REFERENCES: &[&str] = MODELS.split_at(15).0;
 
-/// A copy of a reference model that a test may break.
+/// A copy of a reference model that a test may change.
 fn copy_of(name: &str) -> TempDir {
     let copy = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
@@ -63,13 +63,13 @@ fn tiny(kind: &str) -> TempDir {
     folder
 }
 
-/// What the decoder has to be for a random model.
+/// The decoder's configuration of a random model.
 pub(crate) fn config_of(size: SyntheticSize) -> ModelConfig {
     let read = config::read(Path::new(CONFIG), size.config_json().as_bytes());
     read.unwrap().config
 }
 
-/// Modules of a layer that adapters mostly add to.
+/// The modules of a layer that adapters usually change.
 pub(crate) const USUAL_MODULES: [&str; 7] = [
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -80,7 +80,7 @@ pub(crate) const USUAL_MODULES: [&str; 7] = [
     "mlp.down_proj",
 ];
 
-/// A random adapter in `folder` that adds to those of `modules` that the model has.
+/// Writes a random adapter to `folder` that changes those of `modules` that the model has.
 pub(crate) fn make_adapter(
     folder: &Path,
     config: &ModelConfig,
@@ -105,7 +105,7 @@ fn options(quantization: Quantization) -> WeightOptions {
     }
 }
 
-/// The logits of every position of a prompt, one after the other.
+/// The logits of every position of a prompt, in order.
 fn logits(path: &Path, quantization: Quantization, tokens: &[u32]) -> Vec<f32> {
     let open = OpenModel::open(path).unwrap();
     let mut weights = open.weights(options(quantization), |_| {});
@@ -145,7 +145,7 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// How far `b` is from `a`, as a part of how large `a` is.
+/// The distance of `b` from `a`, relative to the size of `a`.
 fn relative_error(a: &[f32], b: &[f32]) -> f32 {
     let square = |values: &mut dyn Iterator<Item = f32>| values.map(|it| it * it).sum::<f32>();
     let error = square(&mut a.iter().zip(b).map(|(a, b)| a - b));

@@ -1,4 +1,4 @@
-//! Whether a `tokenizer.json` fits a model.
+//! Checks that a `tokenizer.json` fits a model.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ struct Model {
     vocab: Vocab,
 }
 
-/// Names with ids, or, in Unigram models, pairs of name and score whose place is their id.
+/// Names with ids, or in Unigram models pairs of name and score, whose index is the id.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Vocab {
@@ -41,13 +41,13 @@ struct Added {
     content: String,
 }
 
-/// Refuses a tokenizer that makes tokens which the model does not have.
+/// Rejects a tokenizer that produces tokens which the model does not have.
 ///
-/// Tokens that were added beyond the vocabulary are only logged: some checkouts (Gemma 3's) have one for images that
-/// their text model lacks, and a request with it is refused by itself.
+/// Tokens added beyond the vocabulary are only logged: some checkouts (Gemma 3's) have one for images that their text model
+/// lacks, and a request with it fails by itself.
 ///
 /// # Errors
-/// The file is no tokenizer, or one with a larger vocabulary.
+/// The file is not a tokenizer, or its vocabulary is larger than the model's.
 pub(crate) fn check(path: &Path, text: &[u8], vocab_size: usize) -> Result<(), LoadError> {
     let tokenizer: Tokenizer =
         serde_json::from_slice(text).map_err(|error| LoadError::broken(path, error))?;
@@ -66,7 +66,7 @@ pub(crate) fn check(path: &Path, text: &[u8], vocab_size: usize) -> Result<(), L
                 .filter(|(_, id)| is_beyond(*id))
         }
     };
-    // An added token may be one of the vocabulary too.
+    // An added token may be in the vocabulary too.
     let added = |token: &str| tokenizer.added_tokens.iter().any(|it| it.content == token);
     if let Some((token, id)) = beyond.filter(|(token, _)| !added(token)) {
         return Err(LoadError::TokenizerMismatch {

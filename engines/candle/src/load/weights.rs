@@ -1,4 +1,4 @@
-//! [`ModelWeights`]: a model's tensors, converted and placed as the decoder asks for them.
+//! [`ModelWeights`]: a model's tensors, converted and placed as the decoder requests them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -16,19 +16,19 @@ use crate::error::LoadError;
 use crate::model::linear::{Matrix, WeightType};
 use crate::model::weights::Weights;
 
-/// Where weights go and what they become.
+/// The destination and the form of weights.
 #[derive(Debug, Clone)]
 pub struct WeightOptions {
-    /// Where tensors go.
+    /// The device of the tensors.
     pub device: Device,
     /// The type of weights and activations on a GPU: BF16 or F16. On the CPU activations are f32.
     pub dtype: DType,
-    /// What matrices of floats become on the CPU. Those that a GGUF file has quantized stay as they are.
+    /// The type that matrices of floats are quantized to on the CPU. Matrices quantized in a GGUF file stay as they are.
     pub quantization: Quantization,
 }
 
 impl WeightOptions {
-    /// As the file has them, in f32 on the CPU.
+    /// As in the file, in f32 on the CPU.
     pub(crate) fn exact() -> Self {
         Self {
             device: Device::Cpu,
@@ -38,19 +38,19 @@ impl WeightOptions {
     }
 }
 
-/// Bytes of the files that are read before the memory of their pages is given back: what was converted is not read again.
+/// Bytes read before the memory of their pages is released: converted data is not read again.
 const RELEASED: u64 = 64 << 20;
 
-/// How far loading is.
+/// The progress of loading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoadProgress {
-    /// Tensors that are loaded.
+    /// Tensors loaded so far.
     pub tensors: usize,
-    /// Tensors in all.
+    /// All tensors.
     pub all_tensors: usize,
-    /// Bytes of the files that are read.
+    /// Bytes read so far.
     pub bytes: u64,
-    /// Bytes in all.
+    /// All bytes.
     pub all_bytes: u64,
 }
 
@@ -60,11 +60,11 @@ pub struct ModelWeights<'a> {
     options: WeightOptions,
     progress: LoadProgress,
     report: Box<dyn FnMut(LoadProgress) + 'a>,
-    /// Matrices whose rows did not fit the quantization that was asked for.
+    /// Matrices whose rows do not fit the requested quantization.
     fallbacks: usize,
-    /// Bytes of the files that were read, and whose pages are in memory.
+    /// Bytes read whose pages are still in memory.
     unreleased: u64,
-    /// How many matrices the files have in a form of their own, by that form and what they became.
+    /// The number of matrices in packed forms, by the form and the resulting type.
     converted: BTreeMap<(&'static str, String), usize>,
 }
 
@@ -154,11 +154,11 @@ impl<'a> ModelWeights<'a> {
         Ok(matrix)
     }
 
-    /// Says once that rows do not fit; the rest goes to the debug log.
+    /// Logs once that rows do not fit; further cases go to the debug log.
     fn tell_fallback(&mut self, name: &str, row_len: usize, part: Part) {
         let wanted = self.options.quantization;
         let got = wanted.dtype_for(row_len, part);
-        // Every width is a multiple of this, so that it says what would have been without a fallback.
+        // A row length of 0 is a multiple of every block size, so this is the type without a fallback.
         if got == wanted.dtype_for(0, part) {
             return;
         }
@@ -228,7 +228,7 @@ impl Weights for ModelWeights<'_> {
     }
 }
 
-/// What a matrix of that type is kept in.
+/// The type that a matrix is kept in.
 fn became(dtype: WeightType, options: &WeightOptions, row_len: usize, part: Part) -> String {
     if !dtype.is_float() {
         dtype.to_string()
@@ -260,7 +260,7 @@ fn on_device(raw: &RawTensor<'_>, device: &Device, dtype: DType) -> Result<Tenso
         .map_err(|error| LoadError::candle(raw.name, error))
 }
 
-/// Candle's type of blocks that it knows.
+/// Candle's equivalent of a block type, if it has one.
 fn candle_blocks(dtype: WeightType) -> Option<GgmlDType> {
     match dtype {
         WeightType::Candle(blocks) if !dtype.is_float() => Some(blocks),
@@ -268,7 +268,7 @@ fn candle_blocks(dtype: WeightType) -> Option<GgmlDType> {
     }
 }
 
-/// A matrix of blocks that candle does not know; on a GPU its numbers.
+/// A matrix of blocks that candle does not support; on a GPU it is converted to numbers.
 fn own_blocks(
     raw: &RawTensor<'_>,
     [out_features, in_features]: [usize; 2],
@@ -284,7 +284,7 @@ fn own_blocks(
     Matrix::dense(numbers.to_device(&options.device)?)
 }
 
-/// A quantized tensor with the blocks that the file has.
+/// A quantized tensor with the file's blocks.
 fn as_it_is(raw: &RawTensor<'_>, dtype: GgmlDType, device: &Device) -> Result<QTensor, LoadError> {
     let bytes = in_order(raw);
     QStorage::from_data(Cow::Borrowed(bytes.bytes()), device, dtype)
@@ -292,7 +292,7 @@ fn as_it_is(raw: &RawTensor<'_>, dtype: GgmlDType, device: &Device) -> Result<QT
         .map_err(|error| LoadError::candle(raw.name, error))
 }
 
-/// A tensor's bytes with its rows in the model's order. Quantized rows are whole blocks, so that they can be moved.
+/// A tensor's bytes with rows in the model's order. Quantized rows are whole blocks, so they can be moved.
 fn in_order<'a>(raw: &RawTensor<'a>) -> Aligned<'a> {
     let in_place = raw.in_place();
     if let Some(bytes) = in_place.filter(|bytes| bytes.as_ptr().addr().is_multiple_of(ALIGNMENT)) {
@@ -320,7 +320,7 @@ fn in_order<'a>(raw: &RawTensor<'a>) -> Aligned<'a> {
     }
 }
 
-/// What the blocks of every type are aligned to at least, as candle insists.
+/// The minimum alignment of all block types, which candle requires.
 const ALIGNMENT: usize = 8;
 
 enum Aligned<'a> {

@@ -21,7 +21,7 @@ use crate::load::AdapterError;
 use crate::model::{AdapterRows, AdapterTarget, AdapterWeights, Site, StepBatch};
 
 pub(super) const VOCAB_SIZE: TokenId = 2048;
-/// Prompts that begin with these have logits that are no numbers.
+/// Prompts that begin with one of these have NaN logits.
 pub(super) const NAN_TOKENS: [TokenId; 4] = [2047, 2046, 2045, 2044];
 /// Of `models/tiny-chat`.
 const EOS: [TokenId; 2] = [2, 0];
@@ -32,45 +32,45 @@ pub(super) const TOKENIZER: &[u8] =
 static GUIDES: LazyLock<Arc<GuideFactory>> =
     LazyLock::new(|| Arc::new(GuideFactory::try_new(TOKENIZER, 2048, &EOS).unwrap()));
 
-/// What the fake model is to be.
+/// The settings of the fake model.
 #[derive(Debug, Clone)]
 pub(super) struct Fake {
     pub(super) context_length: u32,
     pub(super) num_blocks: usize,
     pub(super) block_size: usize,
     pub(super) limits: Limits,
-    /// Answers depend on the last tokens alone, so many, and go round in circles.
+    /// Answers depend on this number of last tokens alone, and run in cycles.
     pub(super) memory: Option<usize>,
-    /// Who guesses tokens, and how many.
+    /// The source of drafts, and their number.
     pub(super) guesses: Option<(Guesser, usize)>,
-    /// The states of a grammar are so few that hardly one has an end.
+    /// Grammars get so few lexer states that hardly any reaches its end.
     pub(super) has_small_grammars: bool,
     pub(super) switches: Arc<Switches>,
 }
 
-/// Who guesses tokens.
+/// The source of drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Guesser {
     /// The sequence's own tokens.
     Ngram,
-    /// A model that is right but for one token in so many (0: always right).
+    /// A draft model that is wrong about one token in `wrong` (0: never wrong).
     Model { wrong: u64 },
-    /// A model that knows no more of a sequence than its first tokens, so many.
+    /// A draft model with a context of this many tokens.
     ShortModel(usize),
-    /// A model that fails.
+    /// A draft model that fails.
     Broken,
 }
 
-/// What a test does to the model while it runs.
+/// Controls for a test to change the running model.
 #[derive(Debug, Default)]
 pub(super) struct Switches {
-    /// So many of the next steps fail.
+    /// The number of next steps that fail.
     pub(super) failing_steps: AtomicU32,
-    /// Those that fail, panic.
+    /// Whether failing steps panic.
     pub(super) panics: AtomicBool,
-    /// Loading waits until nobody waits for it.
+    /// Whether loading blocks until the start is given up.
     pub(super) loads_until_given_up: AtomicBool,
-    /// No step is computed while a test holds it.
+    /// A test that holds it blocks all steps.
     pub(super) gate: Mutex<()>,
 }
 
@@ -186,7 +186,7 @@ pub(super) const ADAPTER_LIMITS: AdapterLimits = AdapterLimits {
     bytes: 64 * 8,
 };
 
-/// Adapters that are told apart by what they take: `SIZE`, a number for the place of one, takes `SIZE + 1` tiles of 64 bytes.
+/// Adapters that are distinguished by their size: `SIZE`, a number in place of a path, takes `SIZE + 1` tiles of 64 bytes.
 struct FakeAdapters;
 
 impl ReadAdapter for FakeAdapters {
@@ -216,7 +216,7 @@ impl ReadAdapter for FakeAdapters {
     }
 }
 
-/// What a row's keys and values are under its adapter: the token, and something else for each adapter.
+/// The stored value in place of a row's keys and values: the token, changed by the adapter.
 fn kept(batch: &StepBatch, row: usize) -> TokenId {
     let has_row = |rows: &&AdapterRows| rows.rows.contains(&u32::try_from(row).unwrap());
     let adapter = batch.adapters.iter().find(has_row);
@@ -229,7 +229,7 @@ struct FakeForward {
     kept: Vec<Option<TokenId>>,
     block_size: usize,
     memory: Option<usize>,
-    /// Wrong once in so many times, as a draft model is.
+    /// Wrong once in this many times, as a draft model is.
     wrong: u64,
     switches: Arc<Switches>,
 }
@@ -311,7 +311,7 @@ pub(super) fn answer_to(prompt: &[TokenId], tokens: usize) -> Vec<TokenId> {
     answer_from(prompt, tokens, None)
 }
 
-/// That of a model with so much [memory](Fake::memory).
+/// The answer of a model with this [memory](Fake::memory).
 pub(super) fn answer_from(
     prompt: &[TokenId],
     tokens: usize,

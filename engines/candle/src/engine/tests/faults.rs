@@ -1,4 +1,4 @@
-//! Models that fail, and starts that are given up.
+//! Failing models, and starts that are given up.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -31,7 +31,7 @@ async fn logits_that_are_no_numbers_fail_one_request() {
     );
 }
 
-/// A grammar that cannot go on is its client's fault: nobody else loses what is cached.
+/// A grammar that cannot continue is the client's fault: the prefix cache stays.
 #[tokio::test]
 async fn a_grammar_that_is_too_complex_at_a_token_fails_its_request_alone() {
     let live = Live::start(Fake {
@@ -108,6 +108,6 @@ async fn a_start_that_is_given_up_leaves_no_thread() {
         _ = engine.start(StartContext::detached(1)) => panic!("loading does not end by itself"),
         () = tokio::task::yield_now() => {}
     }
-    // Returns only when the thread has ended.
+    // Returns only after the thread has ended.
     in_time(engine.cleanup()).await.unwrap();
 }

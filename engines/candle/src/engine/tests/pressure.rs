@@ -20,7 +20,7 @@ fn few(num_blocks: usize, max_num_seqs: usize) -> Fake {
     fake
 }
 
-/// Prompts that share their beginnings.
+/// Prompts that share their prefixes.
 fn prompt(number: u32) -> Vec<TokenId> {
     (0..10)
         .map(|place| number % 3 * 100 + place)
@@ -30,7 +30,7 @@ fn prompt(number: u32) -> Vec<TokenId> {
 
 #[tokio::test]
 async fn answers_do_not_depend_on_their_neighbours() {
-    // 24 blocks of 4 tokens for requests of up to 46: they preempt each other all the time.
+    // 24 blocks of 4 tokens for requests of up to 46 tokens: they preempt each other all the time.
     let live = Live::start(few(24, 8)).await;
     let asked = (0..40).map(|number| {
         let live = &live;
@@ -56,7 +56,7 @@ async fn answers_do_not_depend_on_their_neighbours() {
 #[tokio::test]
 async fn a_reader_that_is_behind_stops_nobody() {
     let live = Live::start(few(40, 2)).await;
-    // Each could hold most of the cache, and together they have every place.
+    // Each could hold most of the cache, and together they take every place.
     let slow: Vec<OutputStream> = [
         live.send(request(&[1, 2], 120)).await.unwrap(),
         live.send(request(&[3, 4], 120)).await.unwrap(),
@@ -89,7 +89,7 @@ async fn a_prompt_larger_than_the_cache_is_refused_and_an_answer_ends_with_it() 
     }
 }
 
-/// No more grammars are compiled for sequences that wait than may run.
+/// At most as many compiled grammars may wait as sequences may run.
 #[tokio::test(flavor = "multi_thread")]
 async fn compiled_grammars_that_wait_are_few() {
     let fake = few(40, 1);
@@ -104,19 +104,19 @@ async fn compiled_grammars_that_wait_are_few() {
         guided.guided = Some(grammar.into());
         guided
     };
-    // So many that none of the answers may end by itself.
+    // Long enough that no answer ends by itself.
     let guided = || following(GuidedDecoding::Regex("[0-9]{99}".into()));
     let sent = tokio::task::block_in_place(|| {
         let _held = switches.gate.lock();
         tokio::runtime::Handle::current().block_on(async {
-            // It runs, so the second has its place.
+            // It runs, so the second gets its permit.
             let first = live.send(guided()).await.unwrap();
             let second = live.send(guided()).await.unwrap();
             assert_eq!(places(), 0);
             let waits = live.send(guided());
             tokio::pin!(waits);
             assert!((&mut waits).now_or_never().is_none());
-            // What is wrong by itself is refused meanwhile.
+            // An invalid grammar is rejected meanwhile.
             for wrong in [
                 GuidedDecoding::Regex("[0-9".into()),
                 GuidedDecoding::Grammar("start: \"a\" |(".into()),
@@ -190,7 +190,7 @@ async fn larger_priority_is_served_first() {
         in_time(low.next()).await,
         Some(Ok(Output::Tokens(_)))
     ));
-    // The other has the only place.
+    // The other one has the only place.
     assert_eq!(live.answer(high).await.unwrap().0, answer_to(&[3, 4], 20));
     let (rest, _) = read(low).await.unwrap();
     let whole = answer_to(&[1, 2], 200);

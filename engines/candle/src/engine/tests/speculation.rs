@@ -1,4 +1,4 @@
-//! Guesses change no answer: whoever guesses, right or wrong, tokens are those of an engine that does not.
+//! Drafts never change an answer: whatever their source, right or wrong, the tokens are those without speculation.
 
 use futures_util::future::join_all;
 use genset_backend_common::GuidedDecoding;
@@ -16,7 +16,7 @@ const GUESSERS: [Guesser; 6] = [
     Guesser::Broken,
 ];
 
-/// An engine that guesses, whose answers go round in circles so that lookups find something.
+/// An engine with drafts, whose answers run in cycles so that lookups succeed.
 fn guessing(guesser: Guesser) -> Fake {
     Fake {
         memory: Some(1),
@@ -25,7 +25,7 @@ fn guessing(guesser: Guesser) -> Fake {
     }
 }
 
-/// The same without guesses.
+/// The same without drafts.
 fn plain() -> Fake {
     Fake {
         memory: Some(1),
@@ -40,7 +40,7 @@ fn prompt(number: u32) -> Vec<TokenId> {
         .collect()
 }
 
-/// Tokens, log probabilities, and how it ended.
+/// Tokens, log probabilities, and the finish.
 type Whole = (Vec<TokenId>, Vec<TokenLogprob>, Finished);
 
 async fn whole(live: &Live, request: GenerateRequest) -> Whole {
@@ -68,7 +68,7 @@ fn metric(live: &Live, name: &str) -> u32 {
     value.unwrap().trim().parse().unwrap()
 }
 
-/// Asks both engines, and gives what the guessing one says.
+/// Asks an engine with and one without drafts, compares, and returns the answers of the former.
 async fn same(guesser: Guesser, requests: &[GenerateRequest]) -> Vec<Whole> {
     let (plain, guessing) = (
         Live::start(plain()).await,
@@ -122,7 +122,7 @@ async fn greedy_answers_are_the_models() {
         );
         assert_eq!(metric(&live, "genset_candle_generated_tokens_total "), 6000);
         let is_as_expected = match guesser {
-            // In circles, what came once comes again.
+            // In a cycle, what came once comes again.
             Guesser::Ngram => accepted > 500,
             Guesser::Model { wrong: 0 } => accepted > 2000 && rejected == 0,
             Guesser::Model { wrong: 1 } => accepted < 100 && rejected > 2000,
@@ -254,7 +254,7 @@ async fn events_tell_of_accepted_tokens_alone() {
     }
 }
 
-/// The two best tokens after `context`, and the probability of each where no other is drawn.
+/// The two best tokens after `context`, and the probability of each if only these can be drawn.
 fn two_best(context: &[TokenId]) -> [(TokenId, f64); 2] {
     let logits = logits_after(context, Some(1));
     let mut ranked: Vec<(usize, f32)> = logits.into_iter().enumerate().collect();
@@ -266,7 +266,7 @@ fn two_best(context: &[TokenId]) -> [(TokenId, f64); 2] {
     })
 }
 
-/// 10,000 answers of three tokens, each the best or the second best: how often each of the eight comes.
+/// 10,000 answers of three tokens, each the best or the second best: compares the counts of the eight outcomes.
 #[tokio::test]
 async fn ten_thousand_sampled_answers_are_distributed_as_the_model_says() {
     const SAMPLES: u64 = 10_000;

@@ -1,11 +1,11 @@
-//! What a transfer asks of the engine thread.
+//! The commands of a transfer to the engine thread.
 
 use futures_util::FutureExt;
 use genset_scheduler::FreedSequences;
 
 use super::*;
 
-/// Blocks of a piece each.
+/// Blocks of one piece each.
 fn layout() -> KvLayout {
     KvLayout {
         arrangement: "none".into(),
@@ -18,7 +18,7 @@ fn layout() -> KvLayout {
     }
 }
 
-/// A transfer of 40 pieces, where all have so much room ahead.
+/// A transfer of 40 pieces; `ahead` is the room that all transfers share.
 async fn sending(commands: &mpsc::Sender<Command>, ahead: usize) -> KvBytes {
     let layout = layout();
     assert_eq!(layout.block_bytes(), PIECE_BYTES);
@@ -46,7 +46,7 @@ async fn sending(commands: &mpsc::Sender<Command>, ahead: usize) -> KvBytes {
     source.fetch(data, ctx).await.unwrap()
 }
 
-/// The pieces that were asked for since the last call: where they begin, and who waits for them.
+/// The pieces requested since the last call: their offsets and reply senders.
 fn asked(commands: &mut mpsc::Receiver<Command>) -> VecDeque<(usize, oneshot::Sender<Bytes>)> {
     let mut asked = VecDeque::new();
     while let Ok(command) = commands.try_recv() {
@@ -66,7 +66,7 @@ async fn several_pieces_are_asked_for_ahead() {
     let places: Vec<usize> = first.iter().map(|(place, _)| *place).collect();
     let expected: Vec<usize> = (0..PIECES_AHEAD).map(|it| it * PIECE_BYTES).collect();
     assert_eq!(places, expected);
-    // Each that is sent has another asked for.
+    // For each piece sent, another is requested.
     let (_, reply) = first.pop_front().unwrap();
     reply.send(Bytes::from_static(b"piece")).unwrap();
     assert_eq!(pieces.next().await.unwrap().unwrap(), &b"piece"[..]);
@@ -77,7 +77,7 @@ async fn several_pieces_are_asked_for_ahead() {
     assert_eq!(places, [PIECES_AHEAD * PIECE_BYTES]);
 }
 
-/// Neither other transfers nor a full queue keep one from going on.
+/// A transfer makes progress in spite of other transfers and of a full command queue.
 #[tokio::test]
 async fn fewer_are_asked_for_where_there_is_no_room() {
     let (sender, mut commands) = mpsc::channel(64);

@@ -1,4 +1,4 @@
-//! [`PeftConfig`]: what `adapter_config.json` says, as far as it is computed here; the rest is refused by name.
+//! [`PeftConfig`]: the supported part of `adapter_config.json`; other fields are rejected by name.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::{AdapterError, Result};
 use crate::error::LoadError;
 use crate::model::AdapterTarget;
 
-/// What an adapter's products are multiplied by, and how wide they are between their two matrices.
+/// The rank of an adapter, and the scale of its products.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct PeftConfig {
     /// At least 1.
@@ -19,7 +19,7 @@ pub(super) struct PeftConfig {
 /// The largest `r`.
 const MAX_RANK: u64 = 4096;
 
-/// Ways to begin an adapter that change the base model's weights with it.
+/// Initializations of an adapter that change the base model's weights too.
 const CHANGED_BASES: [&str; 4] = ["pissa", "olora", "corda", "loftq"];
 
 /// Fields that must be off: false, null or empty.
@@ -69,7 +69,7 @@ impl PeftConfig {
     }
 }
 
-/// Refuses what would change answers and is not computed.
+/// Rejects unsupported fields that would change answers.
 fn refuse(path: &Path, fields: &Map<String, Value>) -> Result<()> {
     let unsupported = |field, value: &Value| {
         AdapterError::from(LoadError::unsupported(path, field, shown(value), ""))
@@ -96,7 +96,7 @@ fn refuse(path: &Path, fields: &Map<String, Value>) -> Result<()> {
             return Err(unsupported("init_lora_weights", begun));
         }
     }
-    // A text is an expression over names; there the tensors say what is added to.
+    // A string is an expression over names. The tensors then tell which modules are changed.
     let targets = fields.get("target_modules").and_then(Value::as_array);
     for target in targets.into_iter().flatten() {
         let name = target.as_str().unwrap_or_default();
@@ -108,7 +108,7 @@ fn refuse(path: &Path, fields: &Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-/// Whether a field's value says that it is not used.
+/// Whether a field's value means that the feature is off.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -118,7 +118,7 @@ fn is_off(value: &Value) -> bool {
     }
 }
 
-/// A value in few words, whatever the file holds.
+/// A short form of any value.
 fn shown(value: &Value) -> String {
     const MOST: usize = 80;
     let text = value.to_string();

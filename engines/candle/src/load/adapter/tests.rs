@@ -1,4 +1,4 @@
-//! What of an adapter is read, and what is refused by name.
+//! What is read of an adapter, and what is rejected by name.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ fn reader() -> AdapterReader {
     }
 }
 
-/// A good adapter.
+/// A valid adapter.
 fn adapter() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     make_adapter(folder.path(), &reader().config, &USUAL_MODULES, 4, 1);
@@ -32,7 +32,7 @@ fn read(folder: &Path) -> std::result::Result<AdapterWeights, EngineError> {
     reader().read(folder, 1 << 30).map_err(EngineError::from)
 }
 
-/// A good adapter but for one field.
+/// A valid adapter, except for one field.
 fn with_field(name: &str, value: Value) -> TempDir {
     let folder = adapter();
     let path = folder.path().join(CONFIG);
@@ -42,7 +42,7 @@ fn with_field(name: &str, value: Value) -> TempDir {
     folder
 }
 
-/// A good configuration with these tensors, of `f32` zeros.
+/// A valid configuration with these tensors, of `f32` zeros.
 fn with_tensors(tensors: &[(&str, &[usize])]) -> TempDir {
     with_numbers(tensors, 0.0)
 }

@@ -1,16 +1,16 @@
-//! [`Experts`] from the keys of a `config.json`.
+//! Reads [`Experts`] from the keys of a `config.json`.
 
 use super::{Family, Source};
 use crate::error::LoadError;
 use crate::model::config::Experts;
 
-/// More experts of a layer than any model has.
+/// More experts per layer than any model has.
 const MAX_EXPERTS: usize = 1 << 10;
-/// More experts of all layers than any model has; each has three matrices.
+/// More experts over all layers than any model has; each has three matrices.
 const MAX_IN_ALL: usize = 1 << 17;
 
 impl Source<'_> {
-    /// What the family's layers choose among; `None` for families without experts.
+    /// The experts of the family's layers; `None` for families without experts.
     pub(super) fn experts(&self) -> Result<Option<Experts>, LoadError> {
         let raw = &self.raw;
         let (count, per_token, is_normalized) = match self.family {
@@ -35,7 +35,7 @@ impl Source<'_> {
         }))
     }
 
-    /// Refuses models of which some layers have no experts.
+    /// Rejects models in which only some layers have experts.
     fn refuse_mixed_layers(&self) -> Result<(), LoadError> {
         let raw = &self.raw;
         if let Some(step) = raw.decoder_sparse_step.filter(|step| *step != 1) {
@@ -53,7 +53,7 @@ impl Source<'_> {
     }
 }
 
-/// What is wrong with the numbers of experts, and of which one: `None` if a decoder can have them.
+/// What is wrong with the numbers of experts, and with which one; `None` if they are valid.
 pub(super) fn problem(experts: Experts, num_layers: usize) -> Option<(&'static str, String)> {
     let Experts {
         count, per_token, ..

@@ -19,7 +19,7 @@ const REQUIRED: [&str; 6] = [
 /// Checks the keys that have no default.
 ///
 /// # Errors
-/// One of them is missing, or no size.
+/// One of them is missing, or is not a valid size.
 pub(crate) fn check_required(path: &Path, value: &Value) -> Result<(), LoadError> {
     for key in REQUIRED {
         if value.get(key).and_then(Value::as_u64).is_none() {

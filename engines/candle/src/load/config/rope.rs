@@ -1,4 +1,4 @@
-//! [`Rope`] from the keys of a `config.json`.
+//! Reads [`Rope`] from the keys of a `config.json`.
 
 use serde_json::Value;
 
@@ -6,13 +6,13 @@ use super::{Family, Source, single};
 use crate::error::LoadError;
 use crate::model::config::{Rope, RopeScaling};
 
-/// How frequencies are stretched, and what turned dimensions are multiplied by.
+/// How frequencies are scaled, and the amplitude of rotated dimensions.
 type Scaling = (RopeScaling, f32);
 
 impl Source<'_> {
     pub(super) fn rope(&self) -> Result<Rope, LoadError> {
         let raw = &self.raw;
-        // `transformers` 5 has one object, in Gemma 3 one for each kind of layer; 4 had keys beside each other.
+        // `transformers` 5 has one object, for Gemma 3 one for each kind of layer; version 4 had separate keys.
         let parameters = raw.rope_parameters.as_ref();
         let of_kind = |kind: &str| parameters.and_then(|parameters| parameters.get(kind));
         let full = of_kind("full_attention").or(parameters);
@@ -53,21 +53,21 @@ impl Source<'_> {
         })
     }
 
-    /// Where the file says how frequencies are stretched.
+    /// The object in the file that describes how frequencies are scaled.
     fn scaling_object(&self) -> Option<&Value> {
         let parameters = self.raw.rope_parameters.as_ref();
         let full = parameters.and_then(|parameters| parameters.get("full_attention"));
         full.or(parameters).or(self.raw.rope_scaling.as_ref())
     }
 
-    /// The most tokens of a sequence.
+    /// The maximum length of a sequence in tokens.
     pub(super) fn context_length(&self, scaling: &RopeScaling) -> usize {
         let object = self.scaling_object();
         let is_named = object.is_some_and(|object| self.names_original_context(object));
         context_length(self.raw.max_position_embeddings, scaling, is_named)
     }
 
-    /// Every how many layers one does not turn its heads.
+    /// The period of layers without rotation: one in that many.
     fn still_every(&self) -> Result<Option<usize>, LoadError> {
         let raw = &self.raw;
         if self.family != Family::SmolLm3 {
@@ -96,7 +96,7 @@ impl Source<'_> {
         self.unsupported(field, value, "every nth layer must be 0 and all others 1")
     }
 
-    /// How many dimensions of a head turn.
+    /// The number of rotated dimensions per head.
     fn rotary_dim(&self, parameters: Option<&Value>) -> Result<usize, LoadError> {
         const KEY: &str = "partial_rotary_factor";
         let in_parameters = parameters.and_then(|object| object.get(KEY)?.as_f64());
@@ -140,7 +140,7 @@ impl Source<'_> {
                 Ok((scaling, 1.0))
             }
             Some("longrope" | "su") => self.longrope(object, rotary_dim),
-            // What Phi-3's first checkouts called it.
+            // The name in Phi-3's first checkouts.
             Some("yarn") if self.family == Family::Phi3 => self.longrope(object, rotary_dim),
             Some("yarn") => self.yarn(object),
             Some(other) => {
@@ -150,8 +150,8 @@ impl Source<'_> {
         }
     }
 
-    /// LongRoPE has factors for contexts up to the one first trained with, and others for longer ones. Keys stay in the
-    /// cache as they were turned, so which they are is decided once, by the longest context that the model can have.
+    /// LongRoPE has one set of factors for contexts up to the original one, and another for longer ones. Rotated keys stay in the
+    /// cache, so the choice is made once, by the model's longest context.
     fn longrope(&self, object: &Value, rotary_dim: usize) -> Result<Scaling, LoadError> {
         let original = self.original_context(object)?;
         let longest = self.raw.max_position_embeddings;
@@ -224,14 +224,14 @@ impl Source<'_> {
         ))
     }
 
-    /// Whether the file says what context the model was first trained with.
+    /// Whether the file names the original context length.
     fn names_original_context(&self, object: &Value) -> bool {
         let given = object.get("original_max_position_embeddings");
         given.is_some_and(|given| !given.is_null())
             || self.raw.original_max_position_embeddings.is_some()
     }
 
-    /// The context that the model was first trained with, in tokens.
+    /// The model's original context length in tokens.
     fn original_context(&self, object: &Value) -> Result<usize, LoadError> {
         let original = "original_max_position_embeddings";
         let given = object.get(original).and_then(Value::as_u64);
@@ -253,7 +253,7 @@ impl Source<'_> {
     }
 }
 
-/// How many of a head's dimensions turn: rounded down, as in `transformers`. The width is not checked yet.
+/// The number of rotated dimensions per head: rounded down, as in `transformers`. The width is not checked yet.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
@@ -269,8 +269,8 @@ fn ratio(longest: usize, original: usize) -> f32 {
     longest as f32 / original as f32
 }
 
-/// The most tokens of a sequence where a file says `said`, which often is the first context still: what YaRN makes of that, if it
-/// is more. `is_named` says that the file names the first context.
+/// The maximum length of a sequence for a file that says `said`. That is often still the original context; YaRN's extension of
+/// it counts if it is longer. `is_named` tells whether the file names the original context separately.
 pub(crate) fn context_length(said: usize, scaling: &RopeScaling, is_named: bool) -> usize {
     match scaling {
         RopeScaling::Yarn {
@@ -296,7 +296,7 @@ fn stretched(original: usize, factor: f32) -> usize {
     (original as f64 * f64::from(factor)).round() as usize
 }
 
-/// YaRN's attention factor for a context `factor` times as long as the first.
+/// YaRN's attention factor for a context `factor` times as long as the original one.
 pub(crate) fn yarn_amplitude(factor: f32, scale: f32) -> f32 {
     if factor <= 1.0 {
         1.0
@@ -305,7 +305,7 @@ pub(crate) fn yarn_amplitude(factor: f32, scale: f32) -> f32 {
     }
 }
 
-/// LongRoPE's attention factor for a context `factor` times as long as the first.
+/// LongRoPE's attention factor for a context `factor` times as long as the original one.
 #[expect(clippy::cast_precision_loss, reason = "contexts of models")]
 fn longrope_amplitude(factor: f32, original: usize) -> f32 {
     if factor <= 1.0 {

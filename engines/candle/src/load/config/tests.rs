@@ -206,7 +206,7 @@ fn longrope_is_chosen_by_the_context() {
     let long = phi(&json!({})).unwrap().rope;
     assert_eq!(long.rotary_dim, 4);
     assert_eq!(long.scaling, RopeScaling::Factors(vec![2.0, 3.0]));
-    // The root of 1 + ln 4 / ln 64.
+    // The square root of 1 + ln 4 / ln 64.
     assert!((long.amplitude - (4.0f32 / 3.0).sqrt()).abs() < 1e-6);
     let short = phi(&json!({"max_position_embeddings": 64})).unwrap().rope;
     assert_eq!(short.scaling, RopeScaling::Factors(vec![1.0, 1.5]));
@@ -293,7 +293,7 @@ fn yarn_makes_the_context_longer_than_the_file_says() {
         (json!(256), 1024),
         (json!(64), 256),
         (json!(16), 256),
-        // The file's own is the first one then.
+        // The file's own context is the original one then.
         (Value::Null, 256),
     ] {
         let config = llama(&yarn(original, 4.0)).unwrap();

@@ -1,5 +1,5 @@
-//! What a cross-encoder's checkout puts on its encoder: the classifier of `transformers`, and the function that
-//! `sentence-transformers` applies to its one number.
+//! The head of a cross-encoder: the classifier of `transformers`, and the activation that `sentence-transformers` applies to
+//! its single output.
 //!
 //! # Source
 //! `BertForSequenceClassification`, `RobertaClassificationHead` and `ModernBertForSequenceClassification` of `transformers`;
@@ -15,14 +15,14 @@ use super::modules::{hidden_activation, listed_modules, read_json, torch_activat
 use crate::error::LoadError;
 use crate::model::{EncoderConfig, HeadConfig, HeadStep, Nonlinearity, Pooling};
 
-/// What `sentence-transformers` writes beside a model.
+/// The configuration that `sentence-transformers` writes beside a model.
 const SENTENCE_TRANSFORMERS: &str = "config_sentence_transformers.json";
 
-/// What a checkout says of its classifier.
+/// The classifier of a checkout.
 pub(super) struct Classifier<'a> {
     /// The checkout's folder.
     pub(super) folder: &'a Path,
-    /// Its `config.json`, and what that holds.
+    /// The path and the content of its `config.json`.
     pub(super) path: &'a Path,
     pub(super) config: &'a Value,
     pub(super) kind: Kind,
@@ -30,10 +30,10 @@ pub(super) struct Classifier<'a> {
 }
 
 impl Classifier<'_> {
-    /// What makes one score of the encoder's vectors.
+    /// The head that computes one score from the encoder's vectors.
     ///
     /// # Errors
-    /// More labels than one, or something that is not computed; a file is broken.
+    /// There is more than one label, something is not supported, or a file is broken.
     pub(super) fn head(&self) -> Result<HeadConfig, LoadError> {
         self.refuse_modules()?;
         self.refuse_labels()?;
@@ -92,7 +92,7 @@ impl Classifier<'_> {
         self.dense(name, self.encoder.hidden_size, activation, has_bias)
     }
 
-    /// To the one number.
+    /// The last layer, with one output.
     fn last(&self, name: &str, activation: Nonlinearity) -> HeadStep {
         self.dense(name, 1, activation, true)
     }
@@ -114,7 +114,7 @@ impl Classifier<'_> {
         }
     }
 
-    /// A list of modules may name the model itself and nothing behind it.
+    /// Accepts a list of modules only if it names the model itself and nothing else.
     fn refuse_modules(&self) -> Result<(), LoadError> {
         let path = self.folder.join(MODULES);
         for (index, module) in listed_modules(&path)?
@@ -133,7 +133,7 @@ impl Classifier<'_> {
     }
 
     fn refuse_labels(&self) -> Result<(), LoadError> {
-        /// What `transformers` takes where a checkout says nothing.
+        /// The default of `transformers`.
         const BY_DEFAULT: u64 = 2;
         let listed = self.config.get("id2label").and_then(Value::as_object);
         let (key, labels) = match (listed, self.config.get("num_labels")) {
@@ -154,7 +154,7 @@ impl Classifier<'_> {
         Err(self.unsupported(key, value, fix))
     }
 
-    /// What is done to the classifier's number: what the checkout names, else the sigmoid, as for every model with one label.
+    /// The activation of the classifier's output: the checkout's, else the sigmoid, as for every model with one label.
     fn activation(&self) -> Result<Nonlinearity, LoadError> {
         let beside = self.folder.join(SENTENCE_TRANSFORMERS);
         let written = read_json::<Value>(&beside)?.unwrap_or_default();

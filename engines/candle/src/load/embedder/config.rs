@@ -1,4 +1,4 @@
-//! What an embedder is, from the `config.json` of its checkout, as `transformers` 4 and 5 write it.
+//! Reads an embedder's configuration from the `config.json` of its checkout, as `transformers` 4 and 5 write it.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::load::checkout::Naming;
 use crate::load::config::{self as decoder, single};
 use crate::model::{BackboneConfig, EncoderConfig, EncoderFamily, Nonlinearity, Positions};
 
-/// Architectures of encoders that are read, without what is on them.
+/// The supported encoder architectures, without their heads.
 const ENCODERS: [(&str, Kind); 4] = [
     ("Bert", Kind::Bert),
     ("Roberta", Kind::Roberta),
@@ -20,14 +20,14 @@ const ENCODERS: [(&str, Kind); 4] = [
     ("ModernBert", Kind::ModernBert),
 ];
 
-/// What may be on an encoder, and what it is there for. What others have on it would be left out in silence.
+/// The supported heads of an encoder and their purposes. Other heads are rejected, not silently ignored.
 const ON_IT: [(&str, Purpose); 3] = [
     ("Model", Purpose::Embed),
     ("ForMaskedLM", Purpose::Embed),
     ("ForSequenceClassification", Purpose::Score),
 ];
 
-/// What errors list.
+/// The architectures that errors list.
 const KNOWN: [&str; 5] = [
     "BertModel",
     "RobertaModel",
@@ -36,7 +36,7 @@ const KNOWN: [&str; 5] = [
     "Qwen3Model",
 ];
 
-/// Whose encoder it is.
+/// The family of an encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Bert,
@@ -44,12 +44,12 @@ pub(super) enum Kind {
     ModernBert,
 }
 
-/// What a `config.json` says.
+/// The content of a `config.json`.
 pub(super) struct Described {
     pub(super) backbone: BackboneConfig,
-    /// How the files call a decoder's tensors.
+    /// The naming of a decoder's tensors in the files.
     pub(super) naming: Naming,
-    /// The most tokens that the backbone has positions for.
+    /// The number of positions that the backbone supports.
     pub(super) max_tokens: usize,
     /// The encoder's kind; `None` for a decoder.
     pub(super) kind: Option<Kind>,
@@ -61,7 +61,7 @@ fn architecture(config: &Value) -> &str {
     named.unwrap_or_default()
 }
 
-/// The encoder of an architecture, and what is on it.
+/// The encoder of an architecture, and its head.
 fn encoder_of(architecture: &str) -> Option<(Kind, Purpose)> {
     ENCODERS.iter().find_map(|(name, kind)| {
         let rest = architecture.strip_prefix(name)?;
@@ -70,15 +70,15 @@ fn encoder_of(architecture: &str) -> Option<(Kind, Purpose)> {
     })
 }
 
-/// Whether a `config.json` is that of an encoder.
+/// Whether a `config.json` describes an encoder.
 pub(super) fn is_encoder(config: &Value) -> bool {
     encoder_of(architecture(config)).is_some()
 }
 
-/// Reads a `config.json`; `path` is named in errors.
+/// Reads a `config.json`; errors name `path`.
 ///
 /// # Errors
-/// A key is missing, out of its range, or asks for something that is not computed.
+/// A key is missing, out of its range, or requests something that is not supported.
 pub(super) fn read(path: &Path, text: &[u8]) -> Result<Described, LoadError> {
     let value: Value =
         serde_json::from_slice(text).map_err(|error| LoadError::broken(path, error))?;
@@ -87,7 +87,7 @@ pub(super) fn read(path: &Path, text: &[u8]) -> Result<Described, LoadError> {
         return of_decoder(path, value, &named);
     };
     decoder::check_required(path, &value)?;
-    // Of the text, for the line of what has another type.
+    // From the text, so that a type error has a line number.
     let raw: Raw = serde_json::from_slice(text)
         .map_err(|error| LoadError::bad_config(path, "a key", error))?;
     let source = Source { path, kind, raw };
@@ -103,7 +103,7 @@ pub(super) fn read(path: &Path, text: &[u8]) -> Result<Described, LoadError> {
     })
 }
 
-/// A decoder that embeds: its output matrix is not looked at, and its name may end as that of a model without one.
+/// A decoder as an embedder: its output matrix is ignored, and its architecture may have the name of a model without one.
 fn of_decoder(path: &Path, mut value: Value, named: &str) -> Result<Described, LoadError> {
     if value.get("is_causal") == Some(&Value::Bool(false)) {
         return Err(LoadError::unsupported(
@@ -116,7 +116,7 @@ fn of_decoder(path: &Path, mut value: Value, named: &str) -> Result<Described, L
     if let Some(base) = named.strip_suffix("Model") {
         value["architectures"] = Value::from(vec![format!("{base}ForCausalLM")]);
     }
-    // No output matrix is asked for then.
+    // So no output matrix is required.
     value["tie_word_embeddings"] = Value::Bool(true);
     let text = serde_json::to_vec(&value).map_err(|error| LoadError::broken(path, error))?;
     let checkout = decoder::read(path, &text).map_err(|mut error| {
@@ -145,7 +145,7 @@ fn of_decoder(path: &Path, mut value: Value, named: &str) -> Result<Described, L
     })
 }
 
-/// The keys that matter; what a checkout leaves out has the default of `transformers`.
+/// The keys that matter; missing ones have the defaults of `transformers`.
 #[derive(Debug, Deserialize)]
 struct Raw {
     vocab_size: usize,
@@ -323,7 +323,7 @@ impl Source<'_> {
     }
 }
 
-/// Refuses sizes that no encoder can have, so that nothing behind divides by zero or allocates without end.
+/// Rejects impossible sizes, so that later code does not divide by zero or allocate without limit.
 fn check(path: &Path, config: &EncoderConfig) -> Result<(), LoadError> {
     let bad = |field: &str, problem: String| Err(LoadError::bad_config(path, field, problem));
     let sizes = [

@@ -1,4 +1,4 @@
-//! What the files of `sentence-transformers` say: `modules.json`, the configurations of its modules, the longest input.
+//! Reads the files of `sentence-transformers`: `modules.json`, the modules' configurations, and the longest input.
 //!
 //! # Source
 //! `sentence_transformers.models` of `sentence-transformers` 2 to 5.
@@ -13,7 +13,7 @@ use crate::error::LoadError;
 use crate::load::read_file;
 use crate::model::{HeadConfig, HeadStep, Nonlinearity, Pooling};
 
-/// What says how long inputs may be.
+/// The file with the maximum length of inputs.
 const SENTENCE_CONFIG: &str = "sentence_bert_config.json";
 
 #[derive(Deserialize)]
@@ -25,21 +25,21 @@ pub(super) struct Module {
 }
 
 impl Module {
-    /// The module's class, without where it is from.
+    /// The module's class, without its Python path.
     pub(super) fn name(&self) -> &str {
         self.kind.rsplit('.').next().unwrap_or_default()
     }
 }
 
-/// The modules that the file at `path` lists, if it is there.
+/// The modules in the file at `path`, if it exists.
 pub(super) fn listed_modules(path: &Path) -> Result<Option<Vec<Module>>, LoadError> {
     read_json(path)
 }
 
-/// The head that the checkout at `path` describes; without `modules.json` the mean, as `sentence-transformers` has it.
+/// The head that the checkout at `path` describes. Without `modules.json` it is mean pooling, as in `sentence-transformers`.
 ///
 /// # Errors
-/// A module is not one of those that are computed, or a file is broken.
+/// A module is not supported, or a file is broken.
 pub(super) fn head(path: &Path, hidden_size: usize) -> Result<HeadConfig, LoadError> {
     let listed = path.join(MODULES);
     let Some(modules) = listed_modules(&listed)? else {
@@ -90,7 +90,7 @@ pub(super) fn head(path: &Path, hidden_size: usize) -> Result<HeadConfig, LoadEr
     Ok(head)
 }
 
-/// What each mode is called: now, and as a flag of its own.
+/// The names of each mode: the current name, and the older flag.
 const MODES: [(Pooling, &str, &str); 6] = [
     (Pooling::Cls, "cls", "pooling_mode_cls_token"),
     (Pooling::Max, "max", "pooling_mode_max_tokens"),
@@ -172,7 +172,7 @@ fn dense(checkout: &Path, folder: &str, width: usize) -> Result<HeadStep, LoadEr
     })
 }
 
-/// An activation by its class in PyTorch, with or without the module's name before it.
+/// An activation by its class name in PyTorch, with or without the module's path.
 pub(super) fn torch_activation(
     path: &Path,
     field: &str,
@@ -192,7 +192,7 @@ pub(super) fn torch_activation(
     }
 }
 
-/// An activation as `transformers` names it.
+/// An activation by its name in `transformers`.
 pub(super) fn hidden_activation(
     path: &Path,
     field: &str,
@@ -211,7 +211,7 @@ pub(super) fn hidden_activation(
     }
 }
 
-/// Refuses a checkout whose texts are to be lowered before its tokenizer, unless the tokenizer lowers them.
+/// Rejects a checkout that lowercases texts before the tokenizer, unless the tokenizer does it too.
 pub(super) fn check_case(path: &Path) -> Result<(), LoadError> {
     let listed = path.join(SENTENCE_CONFIG);
     let config = read_json::<Value>(&listed)?.unwrap_or_default();
@@ -226,7 +226,7 @@ pub(super) fn check_case(path: &Path) -> Result<(), LoadError> {
     Err(LoadError::unsupported(&listed, "do_lower_case", true, fix))
 }
 
-/// Whether a normalizer of `tokenizers` makes small letters of large ones.
+/// Whether a normalizer of `tokenizers` lowercases.
 fn lowers(normalizer: &Value) -> bool {
     match normalizer["type"].as_str() {
         Some("Lowercase") => true,
@@ -238,9 +238,9 @@ fn lowers(normalizer: &Value) -> bool {
     }
 }
 
-/// The longest input that the checkout asks for, in tokens: of `sentence_bert_config.json`, else of the tokenizer.
+/// The longest input in tokens that the checkout asks for: from `sentence_bert_config.json`, else from the tokenizer.
 pub(super) fn max_tokens(path: &Path) -> Result<Option<usize>, LoadError> {
-    /// What `transformers` writes where a tokenizer knows no limit is far above this.
+    /// `transformers` writes a value far above this for a tokenizer without a limit.
     const MOST: f64 = 1e9;
     for (file, key) in [
         (SENTENCE_CONFIG, "max_seq_length"),
@@ -267,7 +267,7 @@ pub(super) fn max_tokens(path: &Path) -> Result<Option<usize>, LoadError> {
     Ok(None)
 }
 
-/// A JSON file, if it is there.
+/// Reads a JSON file, if it exists.
 pub(super) fn read_json<T: serde::de::DeserializeOwned>(
     path: &Path,
 ) -> Result<Option<T>, LoadError> {

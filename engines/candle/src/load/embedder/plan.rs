@@ -1,4 +1,4 @@
-//! Every tensor that an encoder's and a head's configuration call for.
+//! All tensors that the configurations of an encoder and a head require.
 
 use crate::error::LoadError;
 use crate::load::plan::{PlannedTensor, Role};
@@ -6,7 +6,7 @@ use crate::load::quantize::Part;
 use crate::load::safetensors::SafetensorsFolder;
 use crate::model::{EncoderConfig, EncoderFamily, HeadConfig, HeadStep, Positions};
 
-/// What the names of an encoder's tensors begin with: nothing, or what a model with a head on it calls the encoder.
+/// The prefix of an encoder's tensor names: empty, or the encoder's name in a model with a head.
 pub(super) fn prefix(
     config: &EncoderConfig,
     folder: &SafetensorsFolder,
@@ -23,7 +23,7 @@ pub(super) fn prefix(
             return Ok(prefix);
         }
     }
-    // What is missing is told with its plain name.
+    // Errors about missing tensors use the plain name.
     Ok("")
 }
 
@@ -110,7 +110,7 @@ impl Plan<'_> {
         self.push(format!("{name}.weight"), vec![rows, columns], role);
     }
 
-    /// Rows that are looked up and stay as they are.
+    /// A lookup table, whose rows stay as they are.
     fn table(&mut self, name: &str, rows: usize) {
         let shape = vec![rows, self.config.hidden_size];
         self.push(format!("{name}.weight"), shape, Role::Norm);
@@ -129,7 +129,7 @@ impl Plan<'_> {
     }
 }
 
-/// Every tensor of a head, with the folder that has it.
+/// Every tensor of a head, with its folder.
 pub(super) fn of_head(head: &HeadConfig) -> Vec<(&str, PlannedTensor)> {
     let mut all = Vec::new();
     for step in &head.steps {

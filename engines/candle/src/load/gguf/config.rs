@@ -1,8 +1,8 @@
-//! [`ModelConfig`] from a GGUF file's metadata and from which tensors it has.
+//! Reads [`ModelConfig`] from a GGUF file's metadata and its list of tensors.
 //!
 //! # Source
-//! The keys are those of ggml's `docs/gguf.md`; what llama.cpp takes for granted (Gemma's windows, softcaps and scales) is
-//! taken for granted here too.
+//! The keys are those of ggml's `docs/gguf.md`. What llama.cpp assumes (Gemma's windows, softcaps and scales) is assumed here
+//! too.
 
 use std::path::Path;
 
@@ -12,19 +12,19 @@ use crate::load::config::rope::{context_length, yarn_amplitude};
 use crate::load::config::{self, attention_scale};
 use crate::model::config::{Activation, Experts, ModelConfig, Rope, RopeScaling, SlidingWindow};
 
-/// Architectures of GGUF files that are read; Mistral's and Mixtral's files say llama.
+/// The supported architectures of GGUF files; files of Mistral and Mixtral say llama.
 pub(crate) const ARCHITECTURES: [&str; 8] = [
     "llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "smollm3",
 ];
 
-/// Base of rotary frequencies where the file names none.
+/// The default base of rotary frequencies.
 const DEFAULT_THETA: f32 = 10_000.0;
 const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
 pub(crate) const FREQUENCIES: &str = "rope_freqs.weight";
 const LONG_FREQUENCIES: &str = "rope_factors_long.weight";
 pub(crate) const SHORT_FREQUENCIES: &str = "rope_factors_short.weight";
 
-/// A file's metadata, read by key with errors that name the key.
+/// Reads a file's metadata by key; errors name the key.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Metadata<'a> {
     pub(crate) path: &'a Path,
@@ -47,7 +47,7 @@ impl<'a> Metadata<'a> {
         })
     }
 
-    /// Whether the decoder knows the architecture.
+    /// Checks that the decoder supports the architecture.
     ///
     /// # Errors
     /// It does not.
@@ -74,7 +74,7 @@ impl<'a> Metadata<'a> {
         Err(LoadError::bad_config(self.path, &self.key(key), problem))
     }
 
-    /// A size; where it is a list, one for each layer, all must be the same.
+    /// A size; if it is a list with an entry per layer, all must be equal.
     pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, LoadError> {
         let to_size = |value: i64| usize::try_from(value).ok();
         let found = match self.get(key) {
@@ -146,7 +146,7 @@ fn whole(value: f64) -> i64 {
 /// Reads the configuration; `frequencies` are the numbers of `rope_freqs.weight`, if the file has it.
 ///
 /// # Errors
-/// A key is missing, out of its range, or asks for something the decoder does not compute.
+/// A key is missing, out of its range, or requests something that the decoder does not support.
 pub(crate) fn read(
     metadata: Metadata<'_>,
     frequencies: Option<Vec<f32>>,
@@ -211,7 +211,7 @@ pub(crate) fn read(
     Ok(config)
 }
 
-/// What layers choose among; `None` where there are no experts.
+/// The experts of a layer; `None` without experts.
 fn experts(metadata: Metadata<'_>) -> Result<Option<Experts>, LoadError> {
     let is_always = metadata.architecture == "qwen3moe";
     let count = match metadata.size("expert_count")? {
@@ -240,7 +240,7 @@ fn experts(metadata: Metadata<'_>) -> Result<Option<Experts>, LoadError> {
     }))
 }
 
-/// Inside the feed-forward block, or inside one expert.
+/// The width inside the feed-forward block, or inside one expert.
 fn intermediate_size(metadata: Metadata<'_>, has_experts: bool) -> Result<usize, LoadError> {
     let of_experts = if has_experts {
         metadata.size("expert_feed_forward_length")?
@@ -253,7 +253,7 @@ fn intermediate_size(metadata: Metadata<'_>, has_experts: bool) -> Result<usize,
     }
 }
 
-/// The rows of the embedding.
+/// The number of rows of the embedding.
 pub(crate) fn vocab_size(metadata: Metadata<'_>) -> Result<usize, LoadError> {
     let name = "token_embd.weight";
     let info = metadata.header.tensors.get(name);
@@ -295,8 +295,8 @@ fn head_dim(
     }
 }
 
-/// What attention scores are divided by the root of. The largest Gemmas differ from their head's width, and their files do
-/// not say so.
+/// Attention scores are divided by the square root of this. In the largest Gemmas it differs from the head's width, and their
+/// files do not have it.
 fn query_scale(
     metadata: Metadata<'_>,
     hidden_size: usize,
@@ -315,7 +315,7 @@ fn query_scale(
     }
 }
 
-/// How many dimensions of a head turn.
+/// The number of rotated dimensions per head.
 fn rotary_dim(metadata: Metadata<'_>, head_dim: usize) -> Result<usize, LoadError> {
     let key = "rope.dimension_count";
     match metadata.size(key)? {
@@ -357,7 +357,7 @@ fn rope(
     })
 }
 
-/// What turned dimensions are multiplied by: YaRN's own factor times the file's.
+/// The amplitude of rotated dimensions: YaRN's own factor times the file's.
 fn amplitude(metadata: Metadata<'_>) -> Result<f32, LoadError> {
     let key = "rope.scaling.attn_factor";
     let own = match metadata.single(key)? {
@@ -365,7 +365,7 @@ fn amplitude(metadata: Metadata<'_>) -> Result<f32, LoadError> {
         Some(_) => return metadata.bad(key, "is no positive number"),
         None => 1.0,
     };
-    // What `transformers` calls `mscale_all_dim`.
+    // `mscale_all_dim` in `transformers`.
     let key = "rope.scaling.yarn_log_multiplier";
     let all = match metadata.single(key)? {
         Some(all) if all >= 0.0 && all.is_finite() => all,
@@ -386,7 +386,7 @@ fn amplitude(metadata: Metadata<'_>) -> Result<f32, LoadError> {
 fn scaling_factor(metadata: Metadata<'_>) -> Result<Option<f32>, LoadError> {
     match metadata.single("rope.scaling.factor")? {
         Some(factor) => Ok(Some(factor)),
-        // As older files wrote it.
+        // The key in older files.
         None => metadata.single("rope.scale_linear"),
     }
 }
@@ -447,7 +447,7 @@ fn window(metadata: Metadata<'_>) -> Result<Option<SlidingWindow>, LoadError> {
     }))
 }
 
-/// Every how many layers of an architecture one sees everything, where its files do not say so.
+/// The default period of layers with full attention, by architecture.
 pub(crate) fn usual_full_every(architecture: &str) -> Option<usize> {
     match architecture {
         "gemma2" => Some(2),
@@ -456,20 +456,20 @@ pub(crate) fn usual_full_every(architecture: &str) -> Option<usize> {
     }
 }
 
-/// Every how many layers of an architecture one does not turn its heads; its files do not say so.
+/// The period of layers without rotation, by architecture; files do not have it.
 pub(crate) fn usual_still_every(architecture: &str) -> Option<usize> {
     (architecture == "smollm3").then_some(4)
 }
 
-/// Gemma 2's softcaps are `by_default` where its files name none.
+/// Gemma 2's softcaps are `by_default` unless its file names them.
 fn softcap(metadata: Metadata<'_>, key: &str, by_default: f32) -> Result<Option<f32>, LoadError> {
     let by_default = (metadata.architecture == "gemma2").then_some(by_default);
     let given = metadata.single(key)?;
     Ok(given.or(by_default).filter(|cap| *cap > 0.0))
 }
 
-/// The tensor with a factor for each pair's frequency; of those for a short and for a long context the one that fits the
-/// model's.
+/// The tensor with a factor for each pair's frequency: of those for short and for long contexts, the one that fits the model's
+/// context.
 pub(crate) fn frequencies_tensor(metadata: Metadata<'_>) -> Result<&'static str, LoadError> {
     if metadata.has(FREQUENCIES) {
         return Ok(FREQUENCIES);

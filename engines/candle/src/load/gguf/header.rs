@@ -1,9 +1,9 @@
-//! The header of a GGUF file: metadata and where each tensor lies, every length checked against the file before anything
-//! is allocated for it.
+//! The header of a GGUF file: metadata, and the place of each tensor. Every length is checked against the file before
+//! anything is allocated for it.
 //!
 //! # Source
-//! `docs/gguf.md` of ggml, versions 2 and 3. Candle's own reader trusts more than a server may (an alignment of zero, sizes
-//! that overflow) and names no tensor when a type is unknown.
+//! `docs/gguf.md` of ggml, versions 2 and 3. Candle's own reader trusts the file more than a server may (an alignment of
+//! zero, sizes that overflow), and does not name the tensor when a type is unknown.
 
 use std::collections::HashMap;
 
@@ -19,21 +19,21 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_ENTRIES: u64 = 1 << 17;
 /// More elements of an array than any vocabulary or list of merges has.
 const MAX_ELEMENTS: u64 = 1 << 22;
-/// Of all arrays together. An element takes up to eight times as many bytes in memory as in the file, before anybody looks at
-/// how much memory is free.
+/// The limit over all arrays. An element takes up to eight times as many bytes in memory as in the file, before free memory is
+/// checked.
 const MAX_ALL_ELEMENTS: u64 = 1 << 24;
 const MAX_DIMS: u32 = 4;
-/// Arrays of arrays of arrays: more than anybody writes.
+/// The nesting limit of arrays, beyond practical use.
 const MAX_DEPTH: u32 = 3;
 
-/// What the file says of itself.
+/// The content of the header.
 #[derive(Debug, Default)]
 pub(crate) struct Header {
     pub(crate) metadata: HashMap<String, Value>,
     pub(crate) tensors: HashMap<String, TensorInfo>,
 }
 
-/// A value of the metadata; the widths of numbers do not matter.
+/// A metadata value; the widths of numbers are not kept.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Value {
     Integer(i64),
@@ -42,21 +42,21 @@ pub(crate) enum Value {
     Text(String),
     Texts(Vec<String>),
     Numbers(Vec<f64>),
-    /// Arrays of arrays, which nothing here reads.
+    /// Nested arrays, which this module does not use.
     Nested,
 }
 
-/// Where a tensor lies; its bytes are known to be in the file.
+/// The place of a tensor; its bytes are checked to be in the file.
 #[derive(Debug, Clone)]
 pub(crate) struct TensorInfo {
     pub(crate) kind: Kind,
-    /// Rows first, as everywhere but in the file.
+    /// Rows first, unlike in the file.
     pub(crate) shape: Vec<usize>,
-    /// Which of a model's parts it lies in, from 0.
+    /// The index of the model's part that contains it, from 0.
     pub(crate) file: usize,
     /// Offset of the first byte in the file.
     pub(crate) start: usize,
-    /// Offset behind the last byte; `start` if the type is not known.
+    /// Offset past the last byte; `start` if the type is unknown.
     pub(crate) end: usize,
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct TensorInfo {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Known(WeightType),
-    /// ggml's number of it.
+    /// ggml's number of an unknown type.
     Unknown(u32),
 }
 
@@ -72,7 +72,7 @@ impl Header {
     /// Reads the header of a whole file.
     ///
     /// # Errors
-    /// What makes no sense, and at which byte.
+    /// What is invalid, and at which byte.
     pub(crate) fn parse(file: &[u8]) -> Result<Self, String> {
         let mut reader = Reader {
             file,
@@ -106,7 +106,7 @@ impl Header {
         Ok(header)
     }
 
-    /// Finds each tensor's bytes behind the header, which ends at `header_end`.
+    /// Finds each tensor's bytes after the header, which ends at `header_end`.
     fn place(
         &mut self,
         infos: Vec<Declared>,
@@ -154,12 +154,12 @@ struct Declared {
     name: String,
     kind: Kind,
     shape: Vec<usize>,
-    /// From where tensors begin.
+    /// Relative to the start of the tensor data.
     offset: u64,
 }
 
 impl Declared {
-    /// `None` if its place or size cannot be.
+    /// `None` if its place or size is impossible.
     fn place(&self, base: usize, alignment: usize) -> Option<TensorInfo> {
         let elements = self
             .shape
@@ -193,7 +193,7 @@ impl Declared {
 struct Reader<'a> {
     file: &'a [u8],
     at: usize,
-    /// Elements that arrays may have yet.
+    /// The number of elements that arrays may still have.
     elements_left: u64,
 }
 
@@ -231,7 +231,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A number of things of at least `each` bytes, that can be in what is left of the file.
+    /// Reads a count of items of at least `each` bytes, and checks that they can fit in the rest of the file.
     fn count(&mut self, things: &str, most: u64, each: u64) -> Result<u64, String> {
         let count = self.u64()?;
         let fits = u64::try_from(self.remaining()).unwrap_or(u64::MAX) / each.max(1);
@@ -244,7 +244,7 @@ impl<'a> Reader<'a> {
         ))
     }
 
-    /// The number of an array's elements, which are of at least `each` bytes.
+    /// Reads the number of an array's elements, of at least `each` bytes each.
     fn elements(&mut self, things: &str, each: u64) -> Result<u64, String> {
         let most = self.elements_left.min(MAX_ELEMENTS);
         let count = self.count(things, most, each)?;
@@ -383,7 +383,7 @@ impl Kind {
     }
 }
 
-/// ggml's types: number, name, and what computes with it, if anything does.
+/// ggml's types: number, name, and our type if it is supported.
 const KINDS: [(u32, &str, Option<WeightType>); 28] = [
     (0, "F32", Some(Candle(GgmlDType::F32))),
     (1, "F16", Some(Candle(GgmlDType::F16))),
@@ -415,5 +415,5 @@ const KINDS: [(u32, &str, Option<WeightType>); 28] = [
     (39, "MXFP4", Some(WeightType::Mxfp4)),
 ];
 
-/// Types that tensors may be of.
+/// The supported types of tensors.
 pub(crate) const SUPPORTED: &str = "F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, Q5_0, Q5_1, Q4_0, Q4_1, IQ4_NL, IQ4_XS or MXFP4";

@@ -1,4 +1,4 @@
-//! What GGUF files call the tensors that `transformers` calls something else.
+//! The names in GGUF files of tensors that `transformers` names differently.
 
 use crate::load::place::{ExpertName, Fused};
 
@@ -24,13 +24,13 @@ const MODULES: [(&str, &str); 11] = [
     ("mlp.down_proj", "ffn_down"),
 ];
 
-/// Matrices of several projections, in files of phi3: the second has both products of the feed-forward block.
+/// Matrices of several projections in phi3 files: the second one has both products of the feed-forward block.
 pub(crate) const FUSED: Fused = Fused {
     qkv: "attn_qkv",
     gate_up: "ffn_up",
 };
 
-/// Matrices of a layer's experts, all experts' in one tensor.
+/// Matrices of a layer's experts; one tensor has all experts.
 const EXPERTS: [(&str, &str); 3] = [
     ("gate_proj", "ffn_gate_exps"),
     ("up_proj", "ffn_up_exps"),
@@ -40,14 +40,14 @@ const EXPERTS: [(&str, &str); 3] = [
 /// The norm before the feed-forward block.
 const ONE_NORM: [(&str, &str); 1] = [("post_attention_layernorm", "ffn_norm")];
 
-/// Norms of blocks that normalize outputs too.
+/// Norms of blocks that also normalize outputs.
 const POST_NORMS: [(&str, &str); 3] = [
     ("post_attention_layernorm", "post_attention_norm"),
     ("pre_feedforward_layernorm", "ffn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
 ];
 
-/// The name in a GGUF file of what `transformers` calls `name`; `None` if it has none.
+/// The name in a GGUF file of the tensor that `transformers` calls `name`; `None` if there is none.
 pub(crate) fn gguf_name(name: &str, has_post_norms: bool) -> Option<String> {
     if let Some((_, found)) = GLOBAL.iter().find(|(ours, _)| *ours == name) {
         return Some((*found).to_owned());
@@ -66,7 +66,7 @@ pub(crate) fn gguf_name(name: &str, has_post_norms: bool) -> Option<String> {
     Some(format!("blk.{layer}.{found}.{kind}"))
 }
 
-/// The name of the tensor that has an expert's matrix beside those of all others.
+/// The name of the tensor that contains an expert's matrix and those of all others.
 pub(crate) fn experts_name(name: ExpertName<'_>) -> Option<String> {
     let mut known = EXPERTS.iter();
     let (_, found) = known.find(|(ours, _)| *ours == name.projection)?;

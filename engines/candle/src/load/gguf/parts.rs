@@ -1,5 +1,5 @@
-//! GGUF files in parts, as `llama-gguf-split` writes them: `NAME-00001-of-00003.gguf` and so on. The first has the metadata,
-//! each has tensors.
+//! GGUF files in parts, as `llama-gguf-split` writes them: `NAME-00001-of-00003.gguf` and so on. The first part has the
+//! metadata, and each part has tensors.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use super::header::{Header, Value};
 use crate::error::LoadError;
 use crate::load::map::MappedFile;
 
-/// Digits of a part's number, and of how many there are.
+/// Digits of a part's number and of the number of parts.
 const DIGITS: usize = 5;
 
-/// A name in front of `-00001-of-00003.gguf`, the part's number and how many there are.
+/// Parses the name before `-00001-of-00003.gguf`, the part's number and the number of parts.
 pub(crate) fn parse_name(path: &Path) -> Option<(&str, usize, usize)> {
     let name = path.file_name()?.to_str()?;
     let ending = name.get(name.len().checked_sub(".gguf".len())?..)?;
@@ -26,7 +26,7 @@ pub(crate) fn parse_name(path: &Path) -> Option<(&str, usize, usize)> {
         .then_some((front, number, count))
 }
 
-/// Maps a file and the parts that follow it, and reads their headers as if they were one file's.
+/// Maps a file and its further parts, and merges their headers.
 ///
 /// # Errors
 /// A file cannot be read, is not the first part, or does not belong to the others; a part is missing.
@@ -90,7 +90,7 @@ fn all_there(path: &Path, others: &[PathBuf]) -> Result<(), LoadError> {
     Err(LoadError::incomplete(path, problem))
 }
 
-/// Refuses a part of another model, or one that stands in another's place.
+/// Rejects a part of another model, or a part with a wrong number.
 fn check_place(path: &Path, part: &Header, index: usize, count: usize) -> Result<(), LoadError> {
     for (key, expected) in [("split.no", index), ("split.count", count)] {
         let found = size(part, key);

@@ -1,8 +1,8 @@
-//! The files that a checkout would have, made from a GGUF file's metadata: `tokenizer.json`, `tokenizer_config.json`,
+//! Makes the files of a checkout from a GGUF file's metadata: `tokenizer.json`, `tokenizer_config.json`,
 //! `generation_config.json` and `config.json`.
 //!
-//! What cannot be said exactly is refused: a tokenizer that splits words differently gives a model text it does not know,
-//! and nothing would say so.
+//! Anything that cannot be converted exactly is rejected: a tokenizer that splits words differently would silently feed the
+//! model unfamiliar text.
 //!
 //! # Source
 //! `transformers`' converters of SentencePiece and tiktoken vocabularies, and llama.cpp's names of pre-tokenizers.
@@ -20,7 +20,7 @@ use crate::error::LoadError;
 use crate::load::ModelFile;
 use crate::model::config::ModelConfig;
 
-/// What `config.json` calls the most tokens of a sequence.
+/// The key of the context length in `config.json`.
 const CONTEXT_LENGTH: &str = "max_position_embeddings";
 
 const NORMAL: i64 = 1;
@@ -28,11 +28,11 @@ const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
-/// Tokens that end an answer, which many files have in their vocabulary without saying what they are. Those of files and
-/// repositories end what a model of code fills in.
+/// Tokens that end an answer, which many files have in their vocabulary without marking them. Those of files and repositories
+/// end the fill-in-the-middle output of code models.
 ///
 /// # Source
-/// llama.cpp's end-of-generation tokens, as far as the models that are read here have them.
+/// llama.cpp's end-of-generation tokens, as far as the supported models have them.
 const END_TOKENS: [&str; 11] = [
     "<|eot_id|>",
     "<|im_end|>",
@@ -47,7 +47,7 @@ const END_TOKENS: [&str; 11] = [
     "<|file_sep|>",
 ];
 
-/// Added tokens of Phi-3 that leave the white space behind them to the text.
+/// Added tokens of Phi-3 that do not consume the white space after them.
 const PHI3_WITHOUT_SPACE: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// The vocabulary part of the metadata.
@@ -64,7 +64,7 @@ impl<'a> Vocabulary<'a> {
     /// `None` if the file has no vocabulary.
     ///
     /// # Errors
-    /// The vocabulary makes no sense.
+    /// The vocabulary is invalid.
     pub(crate) fn new(metadata: Metadata<'a>) -> Result<Option<Self>, LoadError> {
         let (path, header) = (metadata.path, metadata.header);
         let find = |key: &str| header.metadata.get(&format!("tokenizer.ggml.{key}"));
@@ -117,7 +117,7 @@ impl<'a> Vocabulary<'a> {
         }
     }
 
-    /// The id under a key such as `bos_token_id`, if it is one of the vocabulary.
+    /// The id under a key such as `bos_token_id`, if it is in the vocabulary.
     fn id(&self, key: &str) -> Option<usize> {
         match self.find(key) {
             Some(Value::Integer(id)) => usize::try_from(*id)
@@ -140,7 +140,7 @@ impl<'a> Vocabulary<'a> {
         self.types.get(id).map_or(NORMAL, |kind| *kind as i64)
     }
 
-    /// Tokens that are found in text before it is split: the special ones, and what the model's authors added.
+    /// Tokens that are matched in a text before it is split: the special ones, and those that the model's authors added.
     fn added_tokens(&self) -> Vec<Json> {
         let named = [
             "bos_token_id",
@@ -164,13 +164,13 @@ impl<'a> Vocabulary<'a> {
         added.collect()
     }
 
-    /// Whether an added token takes the white space behind it. Files do not say so: it goes by the model, as in llama.cpp.
+    /// Whether an added token consumes the white space after it. Files do not say; it depends on the model, as in llama.cpp.
     fn takes_space(&self, token: &str) -> bool {
         let is_phi3 = self.architecture == "phi3" && self.model == "llama";
         is_phi3 && !PHI3_WITHOUT_SPACE.contains(&token)
     }
 
-    /// Whether `<s>` or its like begins every prompt; by default as in llama.cpp's `llama-vocab.cpp`.
+    /// Whether every prompt begins with `<s>` or its equivalent; the default is that of llama.cpp's `llama-vocab.cpp`.
     fn adds_bos(&self) -> bool {
         let by_default = self.model == "llama"
             || matches!(
@@ -180,7 +180,7 @@ impl<'a> Vocabulary<'a> {
         self.flag("add_bos_token").unwrap_or(by_default)
     }
 
-    /// What puts special tokens around a prompt.
+    /// The step that adds special tokens around a prompt.
     fn post_processor(&self) -> Json {
         let bos = self.token("bos_token_id").filter(|_| self.adds_bos());
         let adds_eos = self.flag("add_eos_token").unwrap_or(false);
@@ -257,10 +257,10 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// The files of a GGUF model, whose `config.json` begins as `config`; without those of the tokenizer if it has none.
+/// The files of a GGUF model. `config` is the start of `config.json`. Without a tokenizer, the tokenizer files are left out.
 ///
 /// # Errors
-/// The tokenizer is of a kind that is not understood.
+/// The kind of tokenizer is not supported.
 pub(crate) fn files(metadata: Metadata<'_>, mut config: Json) -> Result<Vec<ModelFile>, LoadError> {
     let vocabulary = Vocabulary::new(metadata)?;
     let bos = vocabulary.as_ref().and_then(|it| it.id("bos_token_id"));
@@ -291,7 +291,7 @@ pub(crate) fn files(metadata: Metadata<'_>, mut config: Json) -> Result<Vec<Mode
     Ok(files)
 }
 
-/// `config.json` alone, for a model whose tokenizer comes from elsewhere.
+/// `config.json` alone, for a model whose tokenizer comes from another source.
 pub(crate) fn config_file(config: &Json) -> ModelFile {
     file("config.json", config)
 }
@@ -303,8 +303,8 @@ fn file(name: &'static str, json: &Json) -> ModelFile {
     }
 }
 
-/// What a frontend reads of the configuration of a model that the decoder computes. The engine takes the whole of it from the
-/// metadata.
+/// The part of the configuration that a frontend reads, for a model that the decoder computes. The engine reads all of it from
+/// the metadata.
 pub(crate) fn computed(metadata: Metadata<'_>, config: &ModelConfig) -> Json {
     json!({
         "model_type": metadata.architecture,
@@ -320,10 +320,10 @@ pub(crate) fn computed(metadata: Metadata<'_>, config: &ModelConfig) -> Json {
     })
 }
 
-/// The same of a model that others compute: what the metadata of every architecture say.
+/// The same for a model that other engines compute: the metadata that every architecture has.
 ///
 /// # Errors
-/// The context's length is no number.
+/// The context length is not a number.
 pub(crate) fn said(metadata: Metadata<'_>, vocab_size: usize) -> Result<Json, LoadError> {
     Ok(json!({
         "model_type": metadata.architecture,

@@ -1,4 +1,4 @@
-//! [`Scheme`] from the `quantization_config` of a `config.json`.
+//! Reads [`Scheme`] from the `quantization_config` of a `config.json`.
 
 use std::path::Path;
 
@@ -9,9 +9,9 @@ use super::int4::Packing;
 use crate::error::LoadError;
 
 const FIELD: &str = "quantization_config";
-/// Rows and columns that share a scale where `weight_block_size` does not say.
+/// The default of `weight_block_size`: rows and columns that share a scale.
 const USUAL_BLOCK: [usize; 2] = [128, 128];
-/// More columns of a group, or rows of a block, than any matrix has.
+/// More columns per group, or rows per block, than any matrix has.
 const MAX_SIZE: usize = 1 << 24;
 
 const FIX: &str = "GPTQ, AWQ and compressed-tensors of 4 bits, FP8, and gpt-oss's MXFP4 are; take such a checkout, the \
@@ -22,10 +22,10 @@ const FIX_STATIC: &str = "it was calibrated for activations that are rounded by 
                           rounded; take a checkout with dynamic ones, or the model's unquantized weights";
 const FIX_LAYERS: &str = "all quantized layers must have the same form; take another checkout";
 
-/// Reads the value of `quantization_config`; `path` is named in errors.
+/// Reads the value of `quantization_config`; errors name `path`.
 ///
 /// # Errors
-/// It asks for something that is not read, or a size is out of its range.
+/// Something is not supported, or a size is out of its range.
 pub(crate) fn read(path: &Path, value: &Value) -> Result<Scheme, LoadError> {
     let config = Config { path, value };
     match config.text("quant_method") {
@@ -39,7 +39,7 @@ pub(crate) fn read(path: &Path, value: &Value) -> Result<Scheme, LoadError> {
     }
 }
 
-/// An object of the configuration, with its place in it.
+/// An object of the configuration, with its path in the file.
 #[derive(Clone, Copy)]
 struct Config<'a> {
     path: &'a Path,
@@ -166,7 +166,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// Columns of a group; `None` for -1, which says that a row is one.
+    /// Columns per group; `None` for -1, which means that a row is one group.
     fn group_size(self, size: Option<&Value>, field: &str) -> Result<Option<usize>, LoadError> {
         match size {
             Some(size) if size.as_i64() == Some(-1) => Ok(None),
@@ -186,7 +186,7 @@ impl<'a> Config<'a> {
             return Ok(USUAL_BLOCK);
         };
         let sizes = block.as_array().map_or(&[][..], Vec::as_slice);
-        // As older files of compressed-tensors have it.
+        // The form in older files of compressed-tensors.
         let text = block.as_str().and_then(|text| text.split_once('x'));
         match sizes {
             [rows, columns] => in_range(rows).zip(in_range(columns)),
@@ -204,7 +204,7 @@ impl<'a> Config<'a> {
 
 const FIX_FORMAT: &str = "gptq and gptq_v2 are; take a checkout in one of these formats";
 
-/// A size that a matrix can have.
+/// A size in the valid range.
 fn in_range(size: &Value) -> Option<usize> {
     let size = usize::try_from(size.as_u64()?).ok()?;
     (1..=MAX_SIZE).contains(&size).then_some(size)
@@ -213,7 +213,7 @@ fn in_range(size: &Value) -> Option<usize> {
 /// A group of layers of compressed-tensors.
 struct Group<'a> {
     config: Config<'a>,
-    /// Where it stands.
+    /// Its path in the file.
     place: String,
     group: &'a Value,
 }
@@ -279,7 +279,7 @@ impl Group<'_> {
         value.filter(|value| !value.is_null())
     }
 
-    /// Refuses activations that are rounded by fixed scales; int4 must have none that are rounded.
+    /// Rejects activations with static scales; for int4, also any rounding of activations.
     fn refuse_activations(&self, kind: &str) -> Result<(), LoadError> {
         let Some(activations) = self.value("/input_activations") else {
             return Ok(());

@@ -1,5 +1,5 @@
-//! gpt-oss's experts: all of a layer in one tensor, in blocks of four-bit floats (MXFP4), or in plain floats with columns
-//! first.
+//! gpt-oss's experts: one tensor per layer has all of them, in blocks of four-bit floats (MXFP4), or in plain floats with
+//! columns first.
 //!
 //! # Source
 //! `transformers`' `convert_moe_packed_tensors` and `GptOssExperts`; the blocks of ggml's `block_mxfp4`.
@@ -14,12 +14,12 @@ use crate::load::safetensors::{SafetensorsFolder, Stored, float_dtype};
 use crate::load::tensors::{Data, MadeRows, RawTensor, RowOrder};
 use crate::model::WeightType;
 
-/// Bytes of a block's values in a checkout, two of its 32 columns in each.
+/// Bytes of a block's values in a checkout; each byte has two of its 32 columns.
 const VALUES: usize = 16;
-/// Bytes of a block as the engine has it: a scale before the values.
+/// Bytes of a block in the engine: a scale before the values.
 const BLOCK: usize = 1 + VALUES;
 
-/// The tensor of matrices of that name, `[experts, rows, columns]`, if the checkout has it in `_blocks`,
+/// The tensor of matrices of that name, `[experts, rows, columns]`, if the checkout has `_blocks`,
 /// `[experts, rows, columns / 32, 16]`, and `_scales`, `[experts, rows, columns / 32]`.
 ///
 /// # Errors
@@ -31,7 +31,7 @@ pub(super) fn mxfp4<'a>(
     let Some(blocks) = folder.stored(&format!("{name}_blocks")) else {
         return Ok(None);
     };
-    // Of the sizes of a tensor with nothing in it others may be too large to multiply.
+    // In an empty tensor, the other sizes may be too large to multiply.
     let is_empty = blocks.shape.contains(&0);
     let &[experts, rows, row_blocks, VALUES] = blocks.shape else {
         return Err(no_blocks(folder, &blocks));
@@ -72,7 +72,7 @@ fn no_blocks(folder: &SafetensorsFolder, stored: &Stored<'_>) -> LoadError {
 struct Mxfp4<'a> {
     blocks: &'a [[u8; VALUES]],
     scales: &'a [u8],
-    /// Blocks of a row.
+    /// Blocks per row.
     row_blocks: usize,
 }
 
@@ -98,7 +98,7 @@ impl MadeRows for Mxfp4<'_> {
     }
 }
 
-/// From bytes of two columns that follow each other to bytes of two that are half a block apart.
+/// Converts bytes of two adjacent columns to bytes of two columns half a block apart.
 fn pair_halves(block: &[u8; VALUES], into: &mut [u8; VALUES]) {
     let column = |column: usize| (block[column / 2] >> (column % 2 * 4)) & 15;
     for (at, into) in into.iter_mut().enumerate() {
@@ -106,10 +106,10 @@ fn pair_halves(block: &[u8; VALUES], into: &mut [u8; VALUES]) {
     }
 }
 
-/// The tensor of matrices of that name, `[experts, rows, columns]`, if the checkout has it in floats, `[experts, columns, rows]`.
+/// The tensor of matrices of that name, `[experts, rows, columns]`, if the checkout has it as floats, `[experts, columns, rows]`.
 ///
 /// # Errors
-/// It is of another type.
+/// Its type is another one.
 pub(super) fn transposed<'a>(
     folder: &'a SafetensorsFolder,
     name: &str,
@@ -153,7 +153,7 @@ struct Transposed<'a> {
     /// Rows of one expert, above 0.
     rows: usize,
     columns: usize,
-    /// Bytes of a number.
+    /// Bytes per number.
     bytes: usize,
 }
 

@@ -1,11 +1,11 @@
-//! Matrices of floats of eight bits (E4M3), with a scale for the whole matrix, for each row or for each block of both.
+//! Matrices of eight-bit floats (E4M3), with one scale per matrix, per row, or per block of rows and columns.
 //!
-//! Their rows are f32, from which `--quantize` makes what it makes of any floats. The numbers are those of the checkout;
-//! activations, which other engines round to eight bits too, stay as they are.
+//! Their rows become f32, which `--quantize` treats like any floats. The weights are exactly the checkout's. Other engines also
+//! round activations to eight bits; here they stay as they are.
 //!
 //! # Source
-//! "FP8 Formats for Deep Learning" (Micikevicius et al. 2022). Scales as DeepSeek-V3 (`weight_scale_inv`, which multiplies
-//! all the same) and compressed-tensors (`weight_scale`) have them.
+//! "FP8 Formats for Deep Learning" (Micikevicius et al. 2022). Scales as in DeepSeek-V3 (`weight_scale_inv`, which is a factor
+//! despite its name) and compressed-tensors (`weight_scale`).
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::load::safetensors::SafetensorsFolder;
 use crate::load::tensors::{Data, MadeRows, RawTensor, RowOrder};
 use crate::model::WeightType;
 
-/// What each byte stands for.
+/// The number of each byte.
 const NUMBERS: [f32; 256] = {
     let mut numbers = [0.0; 256];
     let mut byte = 0u8;
@@ -30,7 +30,7 @@ const NUMBERS: [f32; 256] = {
     }
 };
 
-/// One sign, four bits of exponent, three of the rest; no infinities.
+/// One sign bit, four bits of exponent, three of mantissa; no infinities.
 const fn number(byte: u8) -> f32 {
     let (exponent, rest) = ((byte >> 3) & 15, byte & 7);
     let size = if byte & 127 == 127 {
@@ -43,7 +43,7 @@ const fn number(byte: u8) -> f32 {
     if byte >= 128 { -size } else { size }
 }
 
-/// The matrix of that name, if it is of FP8; `block` is how many rows and columns share a scale where blocks do.
+/// The matrix of that name, if it is FP8; `block` is the number of rows and columns that share a scale, if scales are per block.
 ///
 /// # Errors
 /// Its scales are missing, or have another type or shape.

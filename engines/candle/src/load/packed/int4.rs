@@ -1,12 +1,13 @@
-//! Matrices of four bits, with a scale and a zero for each group of columns of a row: `scale * (value - zero)`.
+//! Four-bit matrices with a scale and a zero point for each group of columns of a row: `scale * (value - zero)`.
 //!
-//! Where a group is whole blocks of 32 columns, such a matrix is exactly one of GGUF's blocks, for which there are fast
-//! kernels: `Q4_0` where every zero is 8, else `Q5_0`, whose fifth bit takes the difference to the zero. (`Q4_1` would be
-//! smaller, but its minimum, a product of scale and zero, is rounded.) Otherwise the rows are f32.
+//! If groups are whole blocks of 32 columns, such a matrix converts exactly to GGUF's blocks, for which there are fast
+//! kernels: `Q4_0` if every zero point is 8, else `Q5_0`, whose fifth bit holds the difference to the zero point. (`Q4_1`
+//! would be smaller, but its minimum, a product of scale and zero point, is rounded.) Otherwise the rows become f32.
 //!
 //! # Source
-//! GPTQ: the `pack` of AutoGPTQ's and GPTQModel's linear layers; a zero is stored less 1, in four bits (format `gptq`), or as it
-//! is (`gptq_v2`). AWQ: AutoAWQ's `packing_utils.py`, version `gemm`. compressed-tensors: its `pack_quantized` compressor.
+//! GPTQ: the `pack` of AutoGPTQ's and GPTQModel's linear layers; a zero point is stored minus 1, in four bits (format `gptq`), or
+//! unchanged (`gptq_v2`). AWQ: AutoAWQ's `packing_utils.py`, version `gemm`. compressed-tensors: its `pack_quantized`
+//! compressor.
 
 mod matrix;
 
@@ -16,21 +17,21 @@ use crate::error::LoadError;
 use crate::load::safetensors::{SafetensorsFolder, Stored};
 use crate::load::tensors::RawTensor;
 
-/// Whose packing it is.
+/// The packing format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Packing {
-    /// Eight columns to a word.
+    /// Eight columns per word.
     Gptq {
-        /// What is added to a stored zero.
+        /// The number to add to a stored zero point.
         zero_offset: u8,
-        /// Whether columns must say which group they are of; otherwise they may.
+        /// Whether the groups of columns (`g_idx`) are required; otherwise they are optional.
         has_order: bool,
     },
-    /// Eight rows to a word, in an order of their own.
+    /// Eight rows per word, in AWQ's own order.
     Awq,
-    /// Eight columns to a word, row by row.
+    /// Eight columns per word, row by row.
     Compressed {
-        /// Whether there are zeros; otherwise all are the middle.
+        /// Whether there are zero points; otherwise all are the middle.
         has_zeros: bool,
     },
 }
@@ -38,7 +39,7 @@ pub(crate) enum Packing {
 /// The matrix that would be called `name`, if it is packed.
 ///
 /// # Errors
-/// A tensor that belongs to it is missing, has another type or shape, or holds what makes no sense.
+/// A required tensor is missing, has another type or shape, or has invalid content.
 pub(super) fn tensor<'a>(
     folder: &'a SafetensorsFolder,
     name: &str,
@@ -74,7 +75,7 @@ pub(super) fn tensor<'a>(
     Ok(Some(int4.into_tensor(codes.name)))
 }
 
-/// What a checkout has of one matrix.
+/// The tensors of one matrix in a checkout.
 struct Parts<'a, 'b> {
     folder: &'a SafetensorsFolder,
     module: &'b str,
@@ -184,7 +185,7 @@ impl<'a> Parts<'a, '_> {
         }
     }
 
-    /// How many numbers so many words hold.
+    /// The count of numbers in this many words.
     fn eight(&self, stored: &Stored<'_>, words: usize) -> Result<usize, LoadError> {
         match words.checked_mul(8) {
             Some(numbers) => Ok(numbers),
@@ -206,7 +207,7 @@ impl<'a> Parts<'a, '_> {
         self.group_size.map_or(1, |size| columns.div_ceil(size))
     }
 
-    /// Which group each column is of; `None` where they follow each other. With `has_unset` one of -1 says that they do.
+    /// The group of each column; `None` if groups are consecutive. With `has_unset`, a value of -1 means that they are.
     fn order(
         &self,
         suffix: &str,
@@ -242,7 +243,7 @@ impl<'a> Parts<'a, '_> {
         Ok((!follows).then_some(order))
     }
 
-    /// The number of columns that `weight_shape` says, which must be those of so many words.
+    /// The number of columns from `weight_shape`, which must match the number of words.
     fn columns_of_shape(&self, rows: usize, words: usize) -> Result<usize, LoadError> {
         let stored = self.part("weight_shape")?;
         let whole = |bytes: &[u8]| match *bytes {

@@ -1,14 +1,14 @@
-//! Tensors that belong to a packed one: found by name, with type and shape checked, and read number by number.
+//! The tensors of a packed matrix: found by name, checked for type and shape, and read number by number.
 
 use safetensors::Dtype;
 
 use crate::error::LoadError;
 use crate::load::safetensors::{SafetensorsFolder, Stored};
 
-/// The tensor of that name, which must be there.
+/// The tensor of that name, which must exist.
 ///
 /// # Errors
-/// It is not.
+/// It does not exist.
 pub(super) fn required<'a>(
     folder: &'a SafetensorsFolder,
     name: &str,
@@ -19,10 +19,10 @@ pub(super) fn required<'a>(
     })
 }
 
-/// Sees to it that a tensor has that shape.
+/// Checks that a tensor has that shape.
 ///
 /// # Errors
-/// It has another.
+/// It has another shape.
 pub(super) fn check_shape(
     folder: &SafetensorsFolder,
     stored: &Stored<'_>,
@@ -39,7 +39,7 @@ pub(super) fn check_shape(
     })
 }
 
-/// Integers of 32 bits, of which each may hold several numbers.
+/// 32-bit integers, each of which may hold several numbers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Words<'a>(&'a [[u8; 4]]);
 
@@ -62,7 +62,7 @@ impl<'a> Words<'a> {
         u32::from_le_bytes(self.0.get(index).copied().unwrap_or_default())
     }
 
-    /// The four bits at `place` of a word.
+    /// The four bits at position `place` of a word.
     #[expect(clippy::cast_possible_truncation, reason = "four bits are kept")]
     pub(super) fn nibble(self, index: usize, place: usize) -> u8 {
         (self.get(index) >> (4 * place)) as u8 & 15
@@ -77,7 +77,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// Floats of any type that scales have.
+/// Floats of any type that scales may have.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Floats<'a> {
     kind: Kind,
@@ -89,7 +89,7 @@ enum Kind {
     F32,
     F16,
     Bf16,
-    /// An exponent alone.
+    /// Only an exponent.
     E8m0,
 }
 
@@ -100,7 +100,7 @@ impl<'a> Floats<'a> {
         folder: &SafetensorsFolder,
         stored: &Stored<'a>,
     ) -> Result<Self, LoadError> {
-        // Foreign and non-exhaustive: whatever else there is, it is not one of these.
+        // Foreign and non-exhaustive: any other type is not one of these.
         let kind = if stored.dtype == Dtype::F32 {
             Kind::F32
         } else if stored.dtype == Dtype::F16 {
@@ -127,7 +127,7 @@ impl<'a> Floats<'a> {
             Kind::Bf16 => half::bf16::from_le_bytes(self.bytes(index)).to_f32(),
             Kind::E8m0 => {
                 let [exponent] = self.bytes(index);
-                // The smallest is no normal f32.
+                // The smallest one is subnormal in f32.
                 f32::from_bits(if exponent == 0 {
                     1 << 22
                 } else {
@@ -137,7 +137,7 @@ impl<'a> Floats<'a> {
         }
     }
 
-    /// A number in f16.
+    /// A number as f16.
     pub(super) fn half(self, index: usize) -> half::f16 {
         match self.kind {
             Kind::F16 => half::f16::from_le_bytes(self.bytes(index)),

@@ -1,4 +1,4 @@
-//! Checkouts of embedders: what they are read as, and everything that can be wrong with them.
+//! Checkouts of embedders: how they are read, and every error in them.
 
 mod cross_encoders;
 mod refusals;
@@ -13,7 +13,7 @@ fn encoder(name: &str) -> PathBuf {
     folder.join(name)
 }
 
-/// A copy of a checkout that a test may break.
+/// A copy of a checkout that a test may change.
 fn copy_of_encoder(name: &str) -> TempDir {
     fn copy(from: &Path, to: &Path) {
         for entry in fs::read_dir(from).unwrap() {
@@ -32,7 +32,7 @@ fn copy_of_encoder(name: &str) -> TempDir {
     folder
 }
 
-/// Changes one key of a JSON file; `null` takes it out.
+/// Changes one key of a JSON file; `null` removes it.
 fn set(folder: &TempDir, file: &str, pointer: &str, to: Value) {
     let path = folder.path().join(file);
     let mut value: Value = match fs::read(&path) {

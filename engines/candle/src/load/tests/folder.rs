@@ -226,7 +226,7 @@ fn every_float_type_gives_the_same_answers() {
             tensor.dtype = Dtype::F16;
         }
     });
-    // Small numbers of bf16 lose bits in f16.
+    // Small bf16 numbers lose bits in f16.
     let got = logits(as_f16.path(), Quantization::None, &PROMPT);
     assert!(relative_error(&expected, &got) < 1e-4);
 }
@@ -235,7 +235,7 @@ fn every_float_type_gives_the_same_answers() {
 fn weights_quantized_at_load_stay_near() {
     let folder = tiny("f32");
     let expected = logits(folder.path(), Quantization::None, &PROMPT);
-    // Two layers of random weights double an error; blocks in a wrong order would be more than 1 off.
+    // Two layers of random weights double an error; blocks in a wrong order would differ by more than 1.
     for (quantization, most) in [
         (Quantization::Q8_0, 0.05),
         (Quantization::Q6K, 0.15),
@@ -256,7 +256,7 @@ fn rows_that_are_no_whole_blocks_take_another_type() {
     assert_eq!(dtype(512), GgmlDType::Q4K);
     assert_eq!(dtype(96), GgmlDType::Q8_0);
     assert_eq!(dtype(80), GgmlDType::F32);
-    // In this model one matrix of a layer has whole blocks of 32, and all others none.
+    // In this model one matrix per layer has whole blocks of 32; the others do not.
     let exact = logits(&reference("llama"), Quantization::None, &PROMPT);
     let got = logits(&reference("llama"), Quantization::Q4K, &PROMPT);
     let error = relative_error(&exact, &got);
@@ -300,7 +300,7 @@ proptest! {
         let mut bytes = fs::read(&path).unwrap();
         bytes[place] = byte;
         fs::write(&path, &bytes).unwrap();
-        // Whether it is still a model depends on the byte.
+        // Whether it is still a valid model depends on the byte.
         if let Err(error) = OpenModel::open(copy.path()) {
             prop_assert!(!error.to_string().is_empty());
         }

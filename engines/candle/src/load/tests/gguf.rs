@@ -6,7 +6,7 @@ use super::write::{Entry, FloatType, Info, encode, write_gguf};
 use super::*;
 use crate::load::gguf::header::{Header, Value};
 
-/// A whole small file, and how long its header is.
+/// A complete small file, and the length of its header.
 fn small() -> (Vec<u8>, usize) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
@@ -23,7 +23,7 @@ fn small() -> (Vec<u8>, usize) {
     (bytes, start)
 }
 
-/// What opening a file of these bytes says.
+/// The result of opening a file of these bytes.
 fn opened(bytes: &[u8]) -> Result<OpenModel, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
@@ -39,7 +39,7 @@ fn entry(key: &str, entry: Entry) -> (String, Entry) {
     (key.to_owned(), entry)
 }
 
-/// A header of these entries and no tensors.
+/// A header with these entries and no tensors.
 fn only(entries: Vec<(String, Entry)>) -> Vec<u8> {
     encode(&entries, &[])
 }
@@ -68,7 +68,7 @@ fn counts_are_checked_before_anything_is_allocated() {
     };
     assert!(with(u64::MAX, 0).contains("18446744073709551615 tensors"));
     assert!(with(0, 1 << 40).contains("1099511627776 metadata entries"));
-    // An array of four thousand million numbers in a file of a hundred bytes.
+    // An array of four billion numbers in a file of a hundred bytes.
     let mut bytes = only(vec![entry("a", Entry::I32s(vec![7; 3]))]);
     let place = 8 + 16 + 8 + 1 + 4 + 4;
     bytes[place..place + 8].copy_from_slice(&u64::from(u32::MAX).to_le_bytes());
@@ -77,7 +77,7 @@ fn counts_are_checked_before_anything_is_allocated() {
         "{}",
         refused(&bytes)
     );
-    // A text as long as memory.
+    // A string as long as memory.
     let mut bytes = only(vec![entry("a", Entry::Text("b".into()))]);
     let place = 8 + 16 + 8 + 1 + 4;
     bytes[place..place + 8].copy_from_slice(&(u64::MAX / 2).to_le_bytes());
@@ -86,7 +86,7 @@ fn counts_are_checked_before_anything_is_allocated() {
 
 #[test]
 fn arrays_together_have_no_more_elements_than_a_vocabulary() {
-    // Each array has as many numbers of a byte as one may have, but the last, which has one.
+    // Each array has the maximum number of one-byte numbers, except the last, which has one.
     let mut bytes = b"GGUF\x03\0\0\0".to_vec();
     bytes.extend(0u64.to_le_bytes());
     bytes.extend(5u64.to_le_bytes());
@@ -239,8 +239,8 @@ fn a_file_cut_at_every_byte_of_its_header_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// What a header says is limited by the file that it stands in: nothing here may panic, or take more memory than a
-    /// small multiple of the file.
+    /// The file's size limits what a header may claim: nothing here may panic, or take more memory than a small multiple of the
+    /// file.
     #[test]
     fn changed_headers_never_panic(changes in prop::collection::vec((0.0f64..1.0, any::<u64>(), 1usize..9), 1..6)) {
         thread_local! {
@@ -258,7 +258,7 @@ proptest! {
                     assert!(info.start <= info.end && info.end <= bytes.len());
                 }
             }
-            // And what comes after the header.
+            // The steps after the header must not panic either.
             match opened(&bytes) {
                 Ok(open) => { let _ = open.files(None); }
                 Err(error) => assert!(!error.is_empty()),

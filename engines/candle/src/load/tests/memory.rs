@@ -1,4 +1,4 @@
-//! Estimates, and how large a KV cache becomes.
+//! Memory estimates, and the size of the KV cache.
 
 use super::*;
 use crate::model::simd::quantized_kernels;
@@ -42,7 +42,7 @@ fn weights_are_counted_in_the_form_they_are_kept_in() {
         of(Quantization::Q8_0)
     );
     assert!(of(Quantization::Q4K) < of(Quantization::Q6K));
-    // What the file has quantized stays so, whatever is asked for.
+    // Weights that are quantized in the file stay so, whatever is requested.
     let file = OpenModel::open(&folder.path().join("model.gguf")).unwrap();
     let weights = file.memory(&options(Quantization::None)).weights;
     assert_eq!(weights, of(Quantization::Q8_0));
@@ -55,7 +55,7 @@ fn a_cache_holds_every_sequence_where_there_is_room() {
     assert_eq!(kv_bytes_per_block(&config, 16, 4), 393_216);
     let size = kv_cache_size(&config, &kv_options(), &estimate(), Some(64 * GIB)).unwrap();
     assert_eq!((size.blocks, size.bytes()), (1024, 1024 * 393_216));
-    // Half of what is left is less than that.
+    // Half of the rest is less than that.
     let little = 2 * GIB + 256 * 393_216 * 2;
     let size = kv_cache_size(&config, &kv_options(), &estimate(), Some(little)).unwrap();
     assert_eq!(size.blocks, 256);
@@ -113,7 +113,7 @@ fn a_model_that_leaves_no_room_is_refused_before_it_is_read() {
     assert!(available_memory(&Device::Cpu).is_none_or(|bytes| bytes > 1 << 20));
 }
 
-/// What is f32 is slow; what a file or the default quantizes is not, where there are kernels.
+/// f32 matrices are slow; matrices quantized by the file or by default are not, if there are kernels.
 #[test]
 fn matrices_on_a_slow_path_are_named_with_their_share() {
     let slow = |open: &OpenModel, quantization| {

@@ -1,4 +1,4 @@
-//! Packed weights: what they become, and everything that can be wrong with them.
+//! Packed weights: what they are converted to, and every error in them.
 
 use ::safetensors::Dtype;
 use candle_core::quantized::GgmlDType;
@@ -41,7 +41,7 @@ fn the_estimate_counts_what_weights_become() {
         let open = OpenModel::open(&reference(name)).unwrap();
         open.memory(&options(Quantization::None)).weights
     };
-    // The same sizes of the same kind of model.
+    // Models of the same sizes and kind.
     assert!(of("gptq") < of("awq") && of("awq") < of("fp8-rows") / 2);
 }
 
@@ -59,7 +59,7 @@ fn error_of(
 
 #[test]
 fn tensors_that_do_not_belong_together_are_named() {
-    // A group less.
+    // One group less.
     for (name, part, bytes) in [
         ("gptq", "scales", 64 * 2),
         ("gptq", "qzeros", 64 / 8 * 4),
@@ -76,7 +76,7 @@ fn tensors_that_do_not_belong_together_are_named() {
             "{name}: {error}"
         );
     }
-    // As many numbers in another shape.
+    // The same count of numbers in another shape.
     for (name, part) in [
         ("gptq", "qweight"),
         ("awq", "qweight"),
@@ -134,7 +134,7 @@ fn a_missing_part_is_named() {
             "{name}: {error}"
         );
     }
-    // Without it columns follow each other.
+    // Without it, columns are consecutive.
     let copy = changed("gptq", |tensors| {
         tensors.retain(|name, _| !name.ends_with("g_idx"));
     });
@@ -166,7 +166,7 @@ fn a_part_of_another_type_is_named() {
     }
 }
 
-/// The error of a configuration with another value at `pointer` of its quantization_config.
+/// The error for a configuration with another value at `pointer` of its `quantization_config`.
 fn config_error(name: &str, pointer: &str, value: Value) -> String {
     let copy = copy_of(name);
     let path = copy.path().join("config.json");

@@ -7,7 +7,7 @@ use crate::model::WeightType;
 
 const COUNT: u32 = 3;
 
-/// A model's file in three parts, of which the first has the metadata and no tensor, in a folder of their own.
+/// A model's file in three parts in their own folder. The first part has the metadata and no tensor.
 fn parts() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let open = OpenModel::open(&reference("qwen3-moe")).unwrap();
@@ -38,7 +38,7 @@ fn part(folder: &TempDir, number: u32) -> PathBuf {
     folder.path().join(name)
 }
 
-/// A file of these entries and tensors, whose bytes are those that `from` has at their places.
+/// A file with these entries and tensors, whose bytes are copied from `from`.
 fn file(entries: &[(String, Entry)], tensors: &[(&String, &TensorInfo)], from: &[u8]) -> Vec<u8> {
     let infos: Vec<Info<'_>> = tensors
         .iter()

@@ -1,4 +1,4 @@
-//! What a model answers does not depend on the file that it comes from.
+//! A model's answers do not depend on the file format.
 
 use super::write::{FloatType, write_gguf};
 use super::*;
@@ -11,7 +11,7 @@ fn as_gguf(name: &str, kind: FloatType) -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Where a file has the number of a key.
+/// The offset in a file of a key's number.
 fn place_of(file: &[u8], key: &str) -> usize {
     let mut windows = file.windows(key.len());
     let found = windows.position(|window| window == key.as_bytes());
@@ -24,7 +24,7 @@ fn a_gguf_file_answers_as_the_checkout_does() {
         let (_folder, path) = as_gguf(name, FloatType::F32);
         let expected = logits(&reference(name), Quantization::None, &PROMPT);
         let got = logits(&path, Quantization::None, &PROMPT);
-        // Norms plus one and frequencies are rounded once more on their way.
+        // Norms plus one, and frequencies, are rounded once more.
         let difference = largest_difference(&expected, &got);
         assert!(difference < 1e-4, "{name}: {difference}");
     }
@@ -109,7 +109,7 @@ fn quantized_files_answer_as_weights_quantized_at_load_do() {
         }
         let folder = tiny(quantization.name());
         let expected = logits(folder.path(), quantization, &PROMPT);
-        // The same blocks, though the rows of queries and keys lie elsewhere in the file.
+        // The blocks are the same, but the rows of queries and keys are in other places of the file.
         let got = logits(
             &folder.path().join("model.gguf"),
             Quantization::None,

@@ -1,4 +1,4 @@
-//! The files of a model: a checkout's own, and those that are made from a GGUF file.
+//! A model's files: a checkout's own, and those made from a GGUF file.
 
 use serde_json::{Value as Json, json};
 use tokenizers::Tokenizer;
@@ -88,7 +88,7 @@ fn a_file_without_a_tokenizer_asks_for_a_folder() {
             .contains("it has no tokenizer; give a folder"),
         "{error}"
     );
-    // Tiny-chat's has more tokens than the model.
+    // Tiny-chat's tokenizer has more tokens than the model.
     let tiny_chat = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny-chat");
     let error = open.files(Some(&tiny_chat)).unwrap_err().to_string();
     assert!(
@@ -314,7 +314,7 @@ fn words_of_phi4_are_split_as_its_tokenizers_do() {
         ("gpt-4o", "aB", vec![0, 1]),
         ("dbrx", "a's", vec![0, 5]),
         ("gpt-4o", "a's", vec![6]),
-        // A word that is a token of its own, which no merges lead to.
+        // A word that is itself a token, but that no merges produce.
         ("dbrx", "BB", vec![1, 1]),
         ("gpt-4o", "BB", vec![1, 1]),
     ] {

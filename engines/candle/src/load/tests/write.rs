@@ -1,8 +1,8 @@
-//! Writes a model as a GGUF file, without its tokenizer: the way back of everything in `gguf`, so that tests have files of every
-//! architecture that is read.
+//! Writes a model as a GGUF file, without its tokenizer: the inverse of `gguf`, so that tests have files of every supported
+//! architecture.
 //!
 //! # Source
-//! `docs/gguf.md` of ggml, version 3; what llama.cpp's converter changes (rows of queries and keys in pairs, Gemma's norms
+//! `docs/gguf.md` of ggml, version 3. What llama.cpp's converter changes (rows of queries and keys in pairs, Gemma's norms
 //! plus one) is changed here too.
 
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::model::config::{ModelConfig, Rope, RopeScaling};
 const VERSION: u32 = 3;
 const ALIGNMENT: usize = 32;
 
-/// What the matrices of a written file are.
+/// The type of the matrices in a written file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FloatType {
     F32,
@@ -46,7 +46,7 @@ impl FloatType {
 /// Writes `model`, whose weights must be floats, to `path`.
 ///
 /// # Errors
-/// The model has something that GGUF files cannot say.
+/// The model has something that GGUF files cannot express.
 pub(crate) fn write_gguf(model: &OpenModel, path: &Path, kind: FloatType) -> Result<(), LoadError> {
     let tensors = Output::all(model, kind)?;
     let mut bytes = header(model, &tensors);
@@ -59,7 +59,7 @@ pub(crate) fn write_gguf(model: &OpenModel, path: &Path, kind: FloatType) -> Res
 
 /// A tensor of the file.
 struct Output {
-    /// As the file calls it.
+    /// The name in the file.
     name: String,
     dtype: GgmlDType,
     shape: Vec<usize>,
@@ -68,9 +68,9 @@ struct Output {
 }
 
 enum Content {
-    /// Of the model, `offset` added to each number.
+    /// Tensors of the model, with `offset` added to each number.
     Planned {
-        /// More than one where the file has them in one tensor, one after the other; each with its own order of rows.
+        /// More than one if the file concatenates them in one tensor; each has its own order of rows.
         parts: Vec<(PlannedTensor, RowOrder)>,
         offset: f32,
     },
@@ -138,7 +138,7 @@ impl Output {
         })
     }
 
-    /// Takes what follows in the same tensor of the file.
+    /// Appends the next part of the same tensor.
     fn add(&mut self, next: Self) {
         if let (Content::Planned { parts, .. }, Content::Planned { parts: more, .. }) =
             (&mut self.content, next.content)
@@ -163,7 +163,7 @@ impl Output {
     }
 }
 
-/// Refuses what files cannot say.
+/// Rejects what files cannot express.
 fn refuse_variants(model: &OpenModel) -> Result<(), LoadError> {
     let config = &model.config;
     if config.has_sinks {
@@ -194,7 +194,7 @@ fn refuse_variants(model: &OpenModel) -> Result<(), LoadError> {
     Ok(())
 }
 
-/// A tensor's numbers with rows as the file has them.
+/// A tensor's numbers with rows in the file's order.
 fn reordered(raw: &RawTensor<'_>, order: RowOrder) -> Vec<f32> {
     let values = floats(raw);
     if order == RowOrder::Halves {
@@ -225,7 +225,7 @@ fn padded(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
-/// Where readers look for frequency factors; the model's are those of the one context that it has.
+/// The tensor in which readers look for frequency factors; the model has those of only one context.
 fn frequencies_tensor(architecture: &str) -> &'static str {
     match architecture {
         "phi3" => config::SHORT_FREQUENCIES,
@@ -233,7 +233,7 @@ fn frequencies_tensor(architecture: &str) -> &'static str {
     }
 }
 
-/// What each pair's frequency is divided by, where a key cannot say it.
+/// The divisor of each pair's frequency, if no key can express it.
 fn frequency_factors(config: &ModelConfig) -> Option<Vec<f32>> {
     match &config.rope.scaling {
         RopeScaling::None | RopeScaling::Linear { .. } | RopeScaling::Yarn { .. } => None,
@@ -357,7 +357,7 @@ fn number_of(dtype: GgmlDType) -> u32 {
     }
 }
 
-/// What the header says of a tensor.
+/// The entry of a tensor in the header.
 pub(crate) struct Info<'a> {
     pub(crate) name: &'a str,
     /// ggml's number of its type.
@@ -366,7 +366,7 @@ pub(crate) struct Info<'a> {
     pub(crate) bytes: usize,
 }
 
-/// A header, padded so that tensors can follow, each padded too.
+/// A header, padded so that tensors can follow; each tensor is padded too.
 pub(crate) fn encode(entries: &[(String, Entry)], tensors: &[Info<'_>]) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend(VERSION.to_le_bytes());
@@ -392,7 +392,7 @@ pub(crate) fn encode(entries: &[(String, Entry)], tensors: &[Info<'_>]) -> Vec<u
     out
 }
 
-/// What the metadata says of how frequencies are stretched.
+/// The metadata about the scaling of frequencies.
 fn rotary(rope: &Rope) -> Vec<(&'static str, Entry)> {
     let size = |value: usize| Entry::U32(u32::try_from(value).unwrap_or(u32::MAX));
     let mut own = Vec::new();

@@ -10,17 +10,17 @@ use crate::error::LoadError;
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// Qwen 2's: digits one by one.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Mistral Nemo's: letters split where lower case meets upper.
+/// Mistral Nemo's: splits letters between lower and upper case.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// GPT-4o's (`o200k_base`): as the one above, with contractions at the words' ends and digits in groups of three.
+/// GPT-4o's (`o200k_base`): as the one above, with contractions at the ends of words and digits in groups of three.
 const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// How a vocabulary splits text before it merges.
 struct Splitting {
     normalizer: Json,
     pre_tokenizer: Json,
-    /// Whether a word that is a token of its own needs no merges.
+    /// Whether a word that is itself a token needs no merges.
     ignores_merges: bool,
 }
 
@@ -55,7 +55,7 @@ pub(super) fn tokenizer(vocabulary: &Vocabulary<'_>) -> Result<Json, LoadError> 
     }))
 }
 
-/// The two halves of a merge. Neither can contain a space in byte-level BPE, but a first half may begin with one elsewhere.
+/// The two halves of a merge. In byte-level BPE neither can contain a space, but elsewhere the first half may begin with one.
 fn pair(vocabulary: &Vocabulary<'_>, merge: &str) -> Result<Json, LoadError> {
     let space = merge
         .char_indices()
@@ -94,7 +94,7 @@ fn splitting(vocabulary: &Vocabulary<'_>) -> Result<Splitting, LoadError> {
         Some("llama-bpe" | "llama3" | "llama-v3" | "smaug-bpe") => {
             (Json::Null, by_pattern(LLAMA3), true)
         }
-        // Phi-4's, which has the pattern of Llama 3 but merges whole words too.
+        // Phi-4's: the pattern of Llama 3, but whole words need no merges.
         Some("dbrx") => (Json::Null, by_pattern(LLAMA3), false),
         // Phi-4-mini's.
         Some("gpt-4o") => (Json::Null, by_pattern(GPT_4O), false),

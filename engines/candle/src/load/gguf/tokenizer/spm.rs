@@ -8,16 +8,16 @@ use super::super::header::Value;
 use super::Vocabulary;
 use crate::error::LoadError;
 
-/// What stands for a space in tokens.
+/// The character for a space in tokens.
 const SPACE: &str = "\u{2581}";
 
-/// More bytes than any token has. Both sides of every place in a token are looked up: of a long one that would take for ever.
+/// More bytes than any token has. Every split of a token is looked up, which would take forever for a long one.
 const MAX_TOKEN_BYTES: usize = 1 << 10;
 
-/// The most that the merges may take, in bytes as [`MERGE_BYTES`] counts them. Gemma's half a million take a third of it.
+/// The memory limit of the merges, counted with [`MERGE_BYTES`]. Gemma's half a million merges take a third of it.
 const MAX_MERGES_BYTES: usize = 128 << 20;
 
-/// What a merge takes beside its text, in bytes.
+/// Bytes of a merge beside its text.
 const MERGE_BYTES: usize = 64;
 
 pub(super) fn tokenizer(vocabulary: &Vocabulary<'_>) -> Result<Json, LoadError> {
@@ -78,8 +78,8 @@ pub(super) fn tokenizer(vocabulary: &Vocabulary<'_>) -> Result<Json, LoadError> 
     }))
 }
 
-/// Every pair of tokens whose join is a token, the join with the highest score first: the order in which SentencePiece
-/// joins them. `None` where they take more than [`MAX_MERGES_BYTES`]: tokens of one letter or many equal ones have any number.
+/// Every pair of tokens whose concatenation is a token, the highest score first, which is SentencePiece's order. `None` if they
+/// take more than [`MAX_MERGES_BYTES`]: repetitive tokens can have any number of pairs.
 fn merges(tokens: &[String], scores: &[f64]) -> Option<Vec<[String; 2]>> {
     let ids: HashMap<&str, usize> = tokens
         .iter()

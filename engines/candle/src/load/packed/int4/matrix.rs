@@ -1,4 +1,4 @@
-//! [`Int4`]: a matrix of four bits, its parts checked, and its rows in the type that it becomes.
+//! [`Int4`]: a checked four-bit matrix, and the conversion of its rows.
 
 use std::sync::Arc;
 
@@ -8,33 +8,33 @@ use crate::load::packed::stored::{Floats, Words};
 use crate::load::tensors::{Data, MadeRows, RawTensor, RowOrder};
 use crate::model::WeightType;
 
-/// Columns of a block.
+/// Columns per block.
 const BLOCK: usize = 32;
 /// The middle of four bits.
 const MIDDLE: u8 = 8;
 /// [`MIDDLE`] eight times.
 const MIDDLES: u32 = 0x8888_8888;
-/// Which four bits of a word AWQ has the eight values in.
+/// The positions in a word of AWQ's eight values.
 const AWQ_PLACES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
-/// A matrix of four bits, as its checkout has it. Its tensors have the sizes that the layout says.
+/// A four-bit matrix as stored in its checkout. Its tensors have the sizes of the layout.
 #[derive(Debug)]
 pub(super) struct Int4<'a> {
     pub(super) rows: usize,
     pub(super) columns: usize,
     pub(super) groups: usize,
-    /// Columns of a group; the last may have fewer.
+    /// Columns per group; the last group may have fewer.
     pub(super) group_size: usize,
     pub(super) layout: Layout,
     pub(super) codes: Words<'a>,
-    /// `None` where all are the middle.
+    /// `None` if all are the middle.
     pub(super) zeros: Option<Zeros<'a>>,
     pub(super) scales: Floats<'a>,
-    /// Which group each column is of; `None` where they follow each other.
+    /// The group of each column; `None` if groups are consecutive.
     pub(super) order: Option<Words<'a>>,
 }
 
-/// Where the numbers of a matrix lie.
+/// The layout of the numbers of a matrix.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Layout {
     /// Values `[columns / 8, rows]`, zeros `[groups, rows / 8]`, scales `[groups, rows]`.
@@ -48,7 +48,7 @@ pub(super) enum Layout {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Zeros<'a> {
     pub(super) words: Words<'a>,
-    /// What is added to each, in four bits.
+    /// The number to add to each, in four bits.
     pub(super) offset: u8,
 }
 
@@ -59,12 +59,12 @@ impl Zeros<'_> {
     }
 }
 
-/// What a matrix becomes.
+/// The type that a matrix is converted to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
     Q4_0,
     Q5_0,
-    /// With the reason.
+    /// f32, with the reason.
     F32(&'static str),
 }
 
@@ -153,7 +153,7 @@ impl Int4<'_> {
         nibble.wrapping_add(zeros.offset) & 15
     }
 
-    /// Where a scale is.
+    /// The index of a scale.
     fn scale(&self, row: usize, group: usize) -> usize {
         match self.layout {
             Layout::Gptq | Layout::Awq => group * self.rows + row,
@@ -163,7 +163,7 @@ impl Int4<'_> {
 
     fn group(&self, column: usize) -> usize {
         match self.order {
-            // Checked to be one of the groups.
+            // Checked to be a valid group.
             Some(order) => order.get(column) as usize,
             None => column / self.group_size,
         }
@@ -175,7 +175,7 @@ impl Int4<'_> {
         f32::from(value) * self.scales.get(self.scale(row, group))
     }
 
-    /// The scale in f16 of a block of columns, all of one group, and its values with `middle` for zero.
+    /// The f16 scale of a block of columns, all of one group, and its values shifted so that `middle` is zero.
     fn block(
         &self,
         row: usize,
@@ -192,7 +192,7 @@ impl Int4<'_> {
     }
 }
 
-/// The rows of a matrix in the type that it becomes.
+/// The rows of a matrix, converted.
 #[derive(Debug)]
 struct Rows<'a> {
     int4: Int4<'a>,
@@ -245,7 +245,7 @@ impl MadeRows for Rows<'_> {
     }
 }
 
-/// The low four bits of the first half of a block below those of the second.
+/// Packs the low four bits: the first half of a block below the second half.
 fn pack_nibbles(values: &[u8; BLOCK], into: &mut [u8; BLOCK / 2]) {
     let (first, second) = values.split_at(BLOCK / 2);
     for ((into, first), second) in into.iter_mut().zip(first).zip(second) {

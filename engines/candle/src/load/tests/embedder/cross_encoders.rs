@@ -1,4 +1,4 @@
-//! Checkouts of cross-encoders: what they are read as, and what is refused.
+//! Checkouts of cross-encoders: how they are read, and what is rejected.
 
 use super::*;
 use crate::load::Purpose;
@@ -122,7 +122,7 @@ fn what_cannot_be_scored_is_named_with_what_would_do() {
             json!("yes"),
             ["classifier_bias", "no true or false", CONFIG],
         ),
-        // Its tensors are not there.
+        // Its tensors are missing.
         (
             MODERN,
             "/classifier_bias",

@@ -1,8 +1,8 @@
-//! Embedders that cannot be computed: each names the key and what would do.
+//! Unsupported embedders: each error names the key and the alternative.
 
 use super::*;
 
-/// What a broken copy is refused with.
+/// The error for a broken copy.
 fn refused(name: &str, file: &str, pointer: &str, to: Value) -> String {
     let folder = copy_of_encoder(name);
     set(&folder, file, pointer, to);
