@@ -1,29 +1,28 @@
 //! The decoder-only language model: from packed tokens to logits.
 //!
-//! One block covers Llama 2 and 3, Mistral, TinyLlama, SmolLM 1 to 3, Qwen2, Qwen3, Gemma 2 and 3, Phi-3 and 4, and with experts
-//! Mixtral and Qwen3-MoE; [`ModelConfig`] says which.
-//! A step's rows belong to many sequences, prefill chunks and decode rows mixed, without padding; keys and values are in
-//! KV blocks. It knows no requests, no sampling and no files: `engine` calls [`Model::forward`], `load` implements
-//! [`Weights`].
+//! One block type covers Llama 2 and 3, Mistral, TinyLlama, SmolLM 1 to 3, Qwen2, Qwen3, Gemma 2 and 3, Phi-3 and 4, and with
+//! experts Mixtral and Qwen3-MoE; [`ModelConfig`] selects the variant. A step's rows belong to many sequences, with prefill
+//! chunks and decode rows mixed, without padding; keys and values are in KV blocks. The module knows no requests, sampling or
+//! files: `engine` calls [`Model::forward`], and `load` implements [`Weights`].
 //!
-//! | module | what |
+//! | module | contents |
 //! | --- | --- |
-//! | `config`, `weights` | what a model is, and where its weights come from |
-//! | `batch` | what one step computes |
+//! | `config`, `weights` | the configuration of a model, and the source of its weights |
+//! | `batch` | the rows of one step |
 //! | `kv_cache` | keys and values in KV blocks |
 //! | `decoder` | embedding, layers, logits |
-//! | `encoder` | the other kind of model: a vector for each token, which sees all others |
-//! | `embedder` | one vector of a sequence's many, by an encoder or a decoder |
+//! | `encoder` | the other kind of model: one vector per token, where each token attends to all others |
+//! | `embedder` | one vector per sequence, by an encoder or a decoder |
 //! | `linear` | products with weights, quantized or not |
-//! | `lora` | what adapters add to them |
+//! | `lora` | what adapters add to these products |
 //! | `attention` | attention over KV blocks |
 //! | `norm`, `rope`, `feed_forward`, `experts` | the other parts of a layer |
-//! | `host`, `parallel`, `simd`, `memory` | what kernels on the CPU stand on |
-//! | `gpu`, `kernels`, `graphs` | what a GPU computes with: how it is opened, kernels of our own, steps that are queued as a whole |
+//! | `host`, `parallel`, `simd`, `memory` | the basis of the CPU kernels |
+//! | `gpu`, `kernels`, `graphs` | GPU support: opening devices, our own kernels, steps queued as a whole |
 //!
 //! # Invariant
-//! On the CPU a row's logits depend on its own sequence's tokens and its adapter only, bit for bit: not on the other rows of the step,
-//! on how a prompt was cut into chunks, or on which KV blocks it got.
+//! On the CPU a row's logits depend only on its own sequence's tokens and its adapter, bit for bit: not on the step's other
+//! rows, on how a prompt was cut into chunks, or on its KV blocks.
 
 mod attention;
 mod batch;

@@ -1,4 +1,4 @@
-//! Prefill and decode apart, with a real model: the answer is the aggregated one bit for bit, and no KV block is left behind.
+//! Disaggregated prefill and decode with a real model: the answer equals the aggregated one bit for bit, and no KV block leaks.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -28,7 +28,7 @@ fn args() -> CandleArgs {
     }
 }
 
-/// An engine that runs, and its load.
+/// A running engine, and its load.
 struct Live {
     engine: CandleEngine,
     load: LoadPublisher,
@@ -68,7 +68,7 @@ impl Live {
         Ok(answer)
     }
 
-    /// The first leg: where the blocks are.
+    /// Runs the first leg; returns where the blocks are.
     async fn prefill(&self, request: &GenerateRequest, id: &str) -> (Answer, TransferParams) {
         let mut answer = self.answer(request.clone(), id).await.unwrap();
         let finished = answer.finished.as_mut().unwrap();
@@ -100,7 +100,7 @@ impl Answer {
     }
 }
 
-/// Prompts around the borders of blocks and steps.
+/// Prompts around the boundaries of blocks and steps.
 fn prompt(tokens: u32) -> Vec<TokenId> {
     (0..tokens)
         .map(|place| (place * 7 + 11) % 400 + 3)
@@ -138,7 +138,7 @@ async fn both_legs_answer_as_one_instance(args: CandleArgs) {
     for (place, request) in requests().into_iter().enumerate() {
         let id = place.to_string();
         let expected = whole.answer(request.clone(), &id).await.unwrap();
-        // Twice: the second time the decode instance has most of the blocks.
+        // Twice: the second time the decode instance has cached most of the blocks.
         for _ in 0..2 {
             let (first, transfer) = prefill.prefill(&request, &id).await;
             assert_eq!(first.tokens, expected.tokens[..1]);
@@ -191,7 +191,7 @@ async fn another_layout_is_refused_by_what_differs() {
         error.message().contains("f16") && error.message().contains("f32"),
         "{error}"
     );
-    // It can do the whole all the same.
+    // The instance can still serve a whole request.
     let mut whole = request(40);
     whole.transfer = Some(TransferParams::none());
     assert_eq!(decode.answer(whole, "r").await.unwrap().tokens.len(), 24);
@@ -208,7 +208,7 @@ async fn held_blocks_are_freed_however_their_request_ends() {
     };
     let prefill = Live::start(Role::Prefill, 1, &carrier, brief).await;
     let decode = Live::start(Role::Decode, 2, &carrier, args()).await;
-    // Their time is over.
+    // Their lease is over.
     let (_, late) = prefill.prefill(&request(100), "a").await;
     prefill.until_free().await;
     let mut second = request(100);
@@ -216,7 +216,7 @@ async fn held_blocks_are_freed_however_their_request_ends() {
     let error = decode.answer(second, "a").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StreamIncomplete, "{error}");
     decode.until_free().await;
-    // The decode leg is cancelled, or its reader leaves, while it fetches.
+    // The decode leg is cancelled, or its reader leaves, during the fetch.
     for is_cancelled in [true, false] {
         let (_, transfer) = prefill.prefill(&request(100), "b").await;
         let mut second = request(100);
@@ -231,7 +231,7 @@ async fn held_blocks_are_freed_however_their_request_ends() {
         prefill.until_free().await;
         decode.until_free().await;
     }
-    // The prefill instance goes.
+    // The prefill instance is gone.
     let (_, lost) = prefill.prefill(&request(100), "c").await;
     let deadline = Duration::from_millis(1);
     prefill
@@ -247,7 +247,7 @@ async fn held_blocks_are_freed_however_their_request_ends() {
     decode.until_free().await;
 }
 
-/// Fetches nothing, and fails when it is told to.
+/// A carrier that fetches nothing, and fails on demand.
 #[derive(Debug, Default)]
 struct StuckCarrier {
     is_asked: Notify,
@@ -267,7 +267,7 @@ impl KvCarrier for StuckCarrier {
     }
 }
 
-/// One that loses its place while its blocks come computes its prompt itself, so they may be lost.
+/// A sequence that loses its place during the fetch computes its prompt itself, so the blocks may be lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_fetch_ends_with_the_place_it_is_for() {
     // 16 blocks of 16 tokens.

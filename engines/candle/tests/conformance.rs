@@ -1,4 +1,4 @@
-//! The candle engine keeps the contract with a real model: all of the conformance kit, one test a check.
+//! The whole conformance kit on the candle engine with a real model, one test per check.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,7 +18,7 @@ use tokenizers::Tokenizer;
 
 const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
 
-/// Where the engine computes: `cpu`, or what this variable says.
+/// The variable that names the device; by default `cpu`.
 const DEVICE_VARIABLE: &str = "GENSET_TEST_DEVICE";
 
 static DEVICE: LazyLock<DeviceChoice> = LazyLock::new(|| match std::env::var(DEVICE_VARIABLE) {
@@ -26,7 +26,7 @@ static DEVICE: LazyLock<DeviceChoice> = LazyLock::new(|| match std::env::var(DEV
     Err(_) => DeviceChoice::Cpu,
 });
 
-/// The type of numbers on a GPU: `auto`, or what this variable says.
+/// The variable that names the type of numbers on a GPU; by default `auto`.
 const DTYPE_VARIABLE: &str = "GENSET_TEST_DTYPE";
 
 static DTYPE: LazyLock<DtypeChoice> = LazyLock::new(|| match std::env::var(DTYPE_VARIABLE) {
@@ -73,11 +73,11 @@ fn args() -> CandleArgs {
     CandleArgs {
         device: *DEVICE,
         dtype: *DTYPE,
-        // Small enough to be filled.
+        // Small enough to fill up.
         kv_cache_memory: Some(ByteSize(8 << 20)),
         max_num_seqs: Some(16),
         max_num_batched_tokens: Some(256),
-        // A second one would wait by spinning: the model is small.
+        // The model is small, so a second thread would only spin.
         threads: Some(1),
         ..CandleArgs::default()
     }
@@ -91,11 +91,11 @@ fn subject() -> Subject {
 
 suite!(|_: &Scenario| subject());
 
-/// The same, with what guesses tokens.
+/// The same with drafts.
 mod with_drafts {
     use super::*;
 
-    /// The same weights once more: nearly every guess is right.
+    /// The same weights again: nearly every draft is right.
     fn draft_model() -> Subject {
         let args = CandleArgs {
             speculation: SpeculationArgs {
@@ -133,14 +133,14 @@ mod with_lookups {
     suite!(|_: &Scenario| ngram());
 }
 
-/// A check that does not apply passes too, so a declaration that is lost would go unseen.
+/// A check that does not apply passes too, so the kit would not notice a lost declaration.
 #[test]
 fn what_is_declared_is_checked() {
     for id in [
         "DT02", "DT03", "DT07", "GD01", "KV01", "KV06", "KV08", "KV09", "MG01", "MG04", "MT02",
         "MT07", "MT08", "LR01", "LR02", "LR03", "LR04", "LR05", "LR06", "ER06",
     ] {
-        // There an answer may depend on the batch, and this check asks that it does not.
+        // On a GPU an answer may depend on the batch, but this check requires that it does not.
         if id == "LR05" && *DEVICE != DeviceChoice::Cpu {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Embedders and cross-encoders keep what the contract says of embeddings and scores. The kit's other checks ask engines that
+//! Embedders and cross-encoders pass the conformance checks of embeddings and scores. The kit's other checks need engines that
 //! generate.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -22,7 +22,7 @@ fn subject(checkout: &str) -> Subject {
     ))
 }
 
-/// A check that does not apply passes too, so verdicts are compared.
+/// A check that does not apply passes too, so the test compares verdicts.
 fn check(checkout: &'static str, ids: &[&str]) {
     for id in ids {
         let report = run_check(find(id).unwrap(), |_: &Scenario| subject(checkout));

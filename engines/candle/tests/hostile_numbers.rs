@@ -1,5 +1,5 @@
-//! Numbers at the ends of their types, through a Worker's adapter into the scheduler, the model and the sampler. Tests are built
-//! with checks of arithmetic, so what would wrap around ends in an `Internal` error here.
+//! Numbers at the limits of their types, sent through a Worker's adapter to scheduler, model and sampler. Tests are built with
+//! overflow checks, so an overflow ends in an `Internal` error here.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -71,7 +71,7 @@ const HOSTILE: &[(&str, Change)] = &[
     }),
 ];
 
-/// How a request ended, its stream included.
+/// How a request ended, including its stream.
 async fn end(generate: &dyn Generate, request: GenerateRequest) -> Result<(), EngineError> {
     let ctx = RequestContext::new("hostile");
     let mut outputs = generate.generate(request, ctx).await?;
@@ -92,7 +92,7 @@ async fn no_number_in_a_request_overflows() {
     let engine = Arc::new(CandleEngine::from_args(&args, Path::new(TINY_CHAT)));
     let served = Served::new(None);
     let (door, metrics) = (Arc::new(Door(served.clone())), MetricsRegistry::default());
-    // Those that ask for as much as there is room for end soon.
+    // Requests that ask for all the room end soon.
     let config = WorkerConfig {
         context_length_tokens: Some(256),
         ..WorkerConfig::default()

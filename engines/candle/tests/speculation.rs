@@ -1,4 +1,4 @@
-//! Speculation with a real model: answers are those without it, bit for bit, alone and in batches; and what is refused.
+//! Speculation with a real model: answers equal those without it, bit for bit, alone and in batches; and rejected settings.
 
 #![allow(
     clippy::unwrap_used,
@@ -48,7 +48,7 @@ fn draft_model(path: PathBuf, tokens: u32) -> SpeculationArgs {
     }
 }
 
-/// A model with random weights, and a tokenizer that `change` makes of tiny-chat's.
+/// A model with random weights, and tiny-chat's tokenizer changed by `change`.
 fn random_model(folder: &Path, change: impl FnOnce(&mut Value)) -> PathBuf {
     let text = std::fs::read(Path::new(TINY_CHAT).join("tokenizer.json")).unwrap();
     let mut tokenizer: Value = serde_json::from_slice(&text).unwrap();
@@ -59,7 +59,7 @@ fn random_model(folder: &Path, change: impl FnOnce(&mut Value)) -> PathBuf {
     model
 }
 
-/// Prompts of several lengths, some of which repeat themselves; greedy and seeded, with log probabilities.
+/// Prompts of several lengths, some with repetitions; greedy and seeded, with log probabilities.
 fn requests() -> Vec<GenerateRequest> {
     let tokenizer = Tokenizer::from_file(Path::new(TINY_CHAT).join("tokenizer.json")).unwrap();
     let texts = [
@@ -131,14 +131,14 @@ async fn answers_are_those_without_it_bit_for_bit() {
         (draft_model(random, 3), 0),
     ] {
         let engine = started(speculation.clone()).await;
-        // All at once, so that guesses stand beside chunks of prompts; then one after another, with prompts from the cache.
+        // All at once, so that drafts run beside chunks of prompts; then one after another, with cached prompts.
         let mut answers = join_all(requests().into_iter().map(|it| answer(&engine, it))).await;
         for request in requests() {
             answers.push(answer(&engine, request).await);
         }
         let (mut accepted, mut rejected) = (0, 0);
         for ((whole, predictions), expected) in answers.iter().zip(expected.iter().cycle()) {
-            // Log probabilities are compared as they are: equal logits, bit for bit.
+            // Log probabilities are compared exactly: equal logits, bit for bit.
             assert_eq!(whole, expected, "{speculation:?}");
             accepted += predictions.accepted;
             rejected += predictions.rejected;

@@ -1,7 +1,7 @@
 //! Attention of packed rows over KV blocks: one operation for prefill chunks and decode rows of many sequences.
 //!
-//! In main memory `prepare` and `paged` compute it with kernels of our own, straight on the KV blocks. On a GPU
-//! `by_kernels` does the same; what its kernels do not take is left to `tensors`, in plain candle operations.
+//! In main memory, `prepare` and `paged` compute it with our own kernels, directly on the KV blocks. On a GPU, `by_kernels`
+//! does the same; `tensors` computes unsupported cases with plain candle operations.
 
 pub(super) mod by_kernels;
 mod paged;
@@ -18,12 +18,12 @@ use super::norm::Norm;
 use super::rope::{Frequencies, Turns};
 use crate::model::host;
 
-/// Which tokens of its sequence a row sees.
+/// The tokens of its sequence that a row attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// Its own and those before it, in a window the last of them.
+    /// Itself and earlier tokens; with a window, only the last of them.
     Causal,
-    /// Those on both sides, in a window as many on each.
+    /// Tokens on both sides; with a window, at most that many on each side.
     Both,
 }
 
@@ -35,21 +35,21 @@ pub(super) struct Attention {
     pub(super) num_kv_heads: usize,
     pub(super) head_dim: usize,
     pub(super) direction: Direction,
-    /// Tokens a row sees, its own included, or, where it sees both sides, those on one; `None` for all.
+    /// The number of tokens that a row attends to, itself included, or with both sides those on each side; `None` for all.
     pub(super) window: Option<usize>,
     pub(super) softcap: Option<f32>,
-    /// Scores are multiplied by this.
+    /// The factor of scores.
     pub(super) scale: f32,
     /// Normalizes each head of the queries.
     pub(super) query_norm: Option<Norm>,
     /// Normalizes each head of the keys.
     pub(super) key_norm: Option<Norm>,
-    /// Which of the step's frequencies turn the heads.
+    /// The index of the step's frequencies that rotate the heads.
     pub(super) rotation: usize,
     pub(super) sinks: Option<Sinks>,
 }
 
-/// A score of each query head that is weighed beside those of the positions, and whose weight goes nowhere.
+/// An additional score per query head, which enters the softmax but has no value.
 ///
 /// # Source
 /// gpt-oss; "Efficient Streaming Language Models with Attention Sinks" (Xiao et al. 2023).
@@ -57,7 +57,7 @@ pub(super) struct Attention {
 pub(super) struct Sinks {
     /// `[num_heads]`.
     host: Vec<f32>,
-    /// The same in f32 where attention is computed.
+    /// The same in f32 on the device that computes attention.
     tensor: Tensor,
 }
 
@@ -72,17 +72,17 @@ impl Sinks {
     }
 }
 
-/// What the layers of a step share.
+/// State that the layers of a step share.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// How far heads turn, by each of the frequencies.
+    /// The rotations, one entry per set of frequencies.
     Turns(Vec<Turns>),
-    /// What the kernels read.
+    /// The input of the GPU kernels.
     Plan(Plan),
 }
 
 impl Step {
-    /// For layers like `attention`, each of which turns its heads by one of `frequencies`.
+    /// Creates it for layers like `attention`, each of which uses one of `frequencies`.
     pub(super) fn try_new(
         batch: &StepBatch,
         attention: &Attention,
@@ -101,8 +101,8 @@ impl Step {
 }
 
 impl Attention {
-    /// From `qkv`, `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`, to `[rows, num_heads * head_dim]`. Stores the
-    /// rows' keys and values, then attends. The batch has been checked.
+    /// Stores the keys and values of the rows, then attends: from `qkv`, `[rows, (num_heads + 2 * num_kv_heads) * head_dim]`, to
+    /// `[rows, num_heads * head_dim]`. The batch must be checked.
     pub(super) fn forward(
         &self,
         qkv: &Tensor,
@@ -124,7 +124,7 @@ impl Attention {
         }
     }
 
-    /// What a plan for layers like this depends on.
+    /// The inputs of a plan for layers like this.
     pub(super) fn plan_for<'a>(&self, frequencies: &'a [Frequencies], kv: &KvCache) -> PlanFor<'a> {
         PlanFor {
             frequencies,
@@ -174,7 +174,7 @@ impl Attention {
         (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
     }
 
-    /// The positions that a row at `position` sees, in a context of `context_len` tokens.
+    /// The positions that a row at `position` attends to, in a context of `context_len` tokens.
     fn visible(&self, position: usize, context_len: usize) -> std::ops::Range<usize> {
         let end = position + 1;
         match (self.direction, self.window) {

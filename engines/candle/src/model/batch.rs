@@ -1,6 +1,6 @@
-//! What one step computes: rows of many sequences packed without padding, prefill chunks and decode rows mixed.
+//! The input of one step: rows of many sequences packed without padding, with prefill chunks and decode rows mixed.
 //!
-//! The engine fills a [`StepBatch`] from the scheduler's step; [`Model::forward`](super::Model::forward) reads it.
+//! The engine fills a [`StepBatch`] from the scheduler's step, and [`Model::forward`](super::Model::forward) reads it.
 
 use std::ops::Range;
 
@@ -9,17 +9,17 @@ use super::lora::AdapterRows;
 /// The tokens of one step, sequence after sequence.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepBatch {
-    /// Token ids, one a row.
+    /// Token ids, one per row.
     pub tokens: Vec<u32>,
     /// The position of each row's token in its sequence, from 0.
     pub positions: Vec<u32>,
-    /// Where each row's key and value go: `block * block_size + offset`.
+    /// The slot of each row's key and value: `block * block_size + offset`.
     pub slots: Vec<u32>,
-    /// The sequences, in the order of their rows, which together cover all rows.
+    /// The sequences in the order of their rows; together they cover all rows.
     pub sequences: Vec<SequenceRows>,
-    /// The rows whose logits are wanted, in the order they are returned.
+    /// The rows whose logits are wanted, in the order of the result.
     pub logit_rows: Vec<u32>,
-    /// The rows of adapters, each adapter once; rows that are of none are the base model's.
+    /// The rows of adapters, each adapter once; other rows use the base model.
     pub adapters: Vec<AdapterRows>,
 }
 
@@ -34,7 +34,7 @@ pub struct SequenceRows {
     pub blocks: Vec<u32>,
 }
 
-/// What is wrong with a [`StepBatch`]: an engine's mistake, never a request's.
+/// Why a [`StepBatch`] is invalid: an engine's mistake, never a request's.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BatchError {
@@ -48,7 +48,7 @@ pub enum BatchError {
         /// Entries of `slots`.
         slots: usize,
     },
-    /// A sequence's rows do not follow those of the one before, or the last does not end at the last row.
+    /// A sequence's rows do not follow those of the previous one, or the last row is not the end of the last sequence.
     #[error("sequence {sequence} does not continue the rows before it, or rows are left over")]
     Rows {
         /// Index in `sequences`.
@@ -68,19 +68,19 @@ pub enum BatchError {
         /// Its tokens.
         context_len: usize,
     },
-    /// A number is outside what the model or its KV cache has.
+    /// A number is outside the range of the model or its KV cache.
     #[error("{what} {value} is out of range: {limit} is the number of them")]
     OutOfRange {
-        /// What the number names.
+        /// The kind of number.
         what: &'static str,
         /// The number.
         value: usize,
-        /// The first number that is too large.
+        /// The exclusive upper bound.
         limit: usize,
     },
 }
 
-/// The bounds that a batch must keep.
+/// The bounds of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BatchLimits {
     pub(crate) vocab_size: usize,
@@ -89,7 +89,7 @@ pub(crate) struct BatchLimits {
 }
 
 impl StepBatch {
-    /// Sequences that are computed as a whole in this one step, each in KV blocks of its own, from the first on. No logits.
+    /// A batch without logits whose sequences are computed as a whole in this step, each in its own KV blocks, numbered from 0.
     pub(crate) fn of_whole<'a>(
         sequences: impl IntoIterator<Item = &'a [u32]>,
         block_size: usize,
@@ -117,7 +117,7 @@ impl StepBatch {
         batch
     }
 
-    /// Checks everything that the kernels rely on, so that they need no checks of their own.
+    /// Checks everything that the kernels rely on, so that they need no checks.
     pub(crate) fn check(&self, limits: BatchLimits) -> Result<(), BatchError> {
         let rows = self.tokens.len();
         if self.positions.len() != rows || self.slots.len() != rows {

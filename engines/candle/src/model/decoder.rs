@@ -30,25 +30,25 @@ pub struct Model {
     /// The output matrix.
     output: Linear,
     logit_softcap: Option<f32>,
-    /// Those of all kinds of layers.
+    /// The frequencies of all kinds of layers.
     frequencies: Vec<Frequencies>,
     vocab_size: usize,
     device: Device,
     slow: Vec<SlowMatrix>,
 }
 
-/// A matrix on the CPU whose products take longer than they would in another form.
+/// A matrix on the CPU whose products would be faster in another form.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SlowMatrix {
-    /// As `transformers` calls it.
+    /// The name in `transformers`.
     pub name: String,
     /// The type of its numbers.
     pub dtype: WeightType,
-    /// Its part of the multiplications of a step, 0 to 1.
+    /// Its share of a step's multiplications, 0 to 1.
     pub share: f64,
 }
 
-/// Why a step could not be computed.
+/// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
@@ -69,7 +69,7 @@ pub enum ForwardError {
 }
 
 impl Model {
-    /// Takes the weights that `config` calls for, asking for each once, in the order in which they are used.
+    /// Builds the model that `config` describes. Requests each weight once, in the order of use.
     ///
     /// # Errors
     /// A weight is missing, has another shape or cannot be read.
@@ -77,7 +77,7 @@ impl Model {
         Builder::new(config, weights).model()
     }
 
-    /// Matrices on a slow path: those of f32, and where there are no kernels for this processor the quantized ones.
+    /// The slow matrices: those in f32, and quantized ones without kernels for this processor.
     #[must_use]
     pub fn slow_matrices(&self) -> &[SlowMatrix] {
         &self.slow
@@ -87,7 +87,7 @@ impl Model {
     /// `[logit_rows, vocab_size]` in f32.
     ///
     /// # Errors
-    /// The batch does not fit, or a tensor operation fails; the slots of the batch's rows may have been written.
+    /// The batch does not fit, or a tensor operation failed; the slots of the batch's rows may have been written.
     pub fn forward(&self, kv: &mut KvCache, batch: &StepBatch) -> Result<Tensor, ForwardError> {
         self.check(kv, batch)?;
         if batch.tokens.is_empty() {
@@ -101,7 +101,7 @@ impl Model {
         Ok(self.logits(&hidden, batch)?)
     }
 
-    /// Whether the batch fits the model and the KV cache.
+    /// Checks that the batch fits the model and the KV cache.
     pub(super) fn check(&self, kv: &KvCache, batch: &StepBatch) -> Result<(), ForwardError> {
         if kv.num_layers() != self.layers.len() {
             return Err(ForwardError::KvCache {
@@ -118,8 +118,8 @@ impl Model {
         Ok(())
     }
 
-    /// What the last norm makes of every row, `[rows, hidden_size]`, for embeddings. The rows are whole sequences, and nothing is
-    /// read of `kv` that they did not write: one layer's keys and values are enough room for those of all layers in turn.
+    /// The output of the last norm for every row, `[rows, hidden_size]`, for embeddings. The rows must be whole sequences. They
+    /// read only keys and values of this step, so the layers can share the `kv` of one layer in turn.
     pub(super) fn normed_states(
         &self,
         kv: &mut KvCache,
@@ -128,12 +128,12 @@ impl Model {
         self.norm.forward(&self.hidden_states(kv, batch)?)
     }
 
-    /// What rows are in.
+    /// The type of rows.
     pub(super) fn dtype(&self) -> DType {
         self.norm.weight().dtype()
     }
 
-    /// What the last layer leaves, before the last norm; `[rows, hidden_size]`.
+    /// The output of the last layer, before the last norm; `[rows, hidden_size]`.
     fn hidden_states(&self, kv: &mut KvCache, batch: &StepBatch) -> candle_core::Result<Tensor> {
         let x = self.embed(&batch.tokens)?;
         let Some(first) = self.layers.first() else {
@@ -174,7 +174,7 @@ impl Model {
     }
 
     fn logits(&self, hidden: &Tensor, batch: &StepBatch) -> candle_core::Result<Tensor> {
-        // A GPU takes no kernels over nothing.
+        // A GPU cannot run kernels on empty tensors.
         if batch.logit_rows.is_empty() {
             return Tensor::zeros((0, self.vocab_size), DType::F32, &self.device);
         }
@@ -203,11 +203,10 @@ impl Model {
     }
 }
 
-/// What [`Graphs`](super::graphs::Graphs) records.
+/// The parts that [`Graphs`](super::graphs::Graphs) records.
 #[cfg(feature = "cuda")]
 impl Model {
-    /// A step's plan, as words and what is where in them; `None` of a model without layers, or where there are no kernels for its
-    /// KV cache.
+    /// A step's plan, as words and their offsets; `None` for a model without layers, or without kernels for its KV cache.
     pub(super) fn plan(
         &self,
         kv: &KvCache,
@@ -220,8 +219,8 @@ impl Model {
         Places::try_new(batch, of).map(Some)
     }
 
-    /// As [`Self::forward`] of a batch that was checked. What differs between batches of the same shape is read from the device
-    /// alone: `tokens`, `[rows]` in u32, and the plan.
+    /// As [`Self::forward`] for a checked batch. Everything that differs between batches of the same shape is read from the device:
+    /// `tokens`, `[rows]` in u32, and the plan.
     pub(super) fn forward_by(
         &self,
         tokens: &Tensor,
@@ -240,8 +239,8 @@ impl Model {
 }
 
 impl Model {
-    /// Whether a step is kernels from its beginning to its end. A mixture of experts comes back to the processor, to see which rows
-    /// go to which experts, and candle's operations with quantized weights are not made to be recorded.
+    /// Whether a step consists only of kernels. A mixture of experts returns to the CPU to group rows by expert, and candle's
+    /// operations with quantized weights cannot be recorded.
     #[cfg(any(feature = "cuda", test))]
     pub(super) fn can_be_recorded(&self) -> bool {
         !self.embedding.is_quantized()
@@ -250,7 +249,7 @@ impl Model {
     }
 }
 
-/// The residual stream. What a block adds to it is added together with the norm that follows.
+/// The residual stream. A block's output is added together with the following norm.
 #[derive(Debug)]
 struct Stream {
     x: Tensor,
@@ -258,7 +257,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Adds what is outstanding, and gives the sum normalized.
+    /// Adds the pending output, and returns the normalized sum.
     fn normed(&mut self, norm: &Norm) -> candle_core::Result<Tensor> {
         match self.delta.take() {
             None => norm.forward(&self.x),
@@ -291,7 +290,7 @@ struct Layer {
     feed_forward_post_norm: Option<Norm>,
 }
 
-/// What a layer does after attention.
+/// The part of a layer after attention.
 #[derive(Debug)]
 enum Block {
     Dense(FeedForward),

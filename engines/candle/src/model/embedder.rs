@@ -1,6 +1,6 @@
-//! [`Embedder`]: from token sequences to one vector each, by an encoder or a decoder and a head. A cross-encoder's has one number.
+//! [`Embedder`]: computes one vector per token sequence, by an encoder or a decoder and a head. A cross-encoder's has one number.
 //!
-//! It knows no requests and no files: the engine calls [`Embedder::forward`] with as many sequences as a step may hold.
+//! It knows no requests or files: the engine calls [`Embedder::forward`] with the sequences of one step.
 
 pub(crate) mod head;
 pub(crate) mod pooling;
@@ -20,10 +20,10 @@ use super::kv_cache::{KvCache, KvCacheSpec, KvShape};
 use super::weights::Weights;
 use crate::error::LoadError;
 
-/// Tokens per KV block. A step's keys and values are its own, so nobody else asks for a size.
+/// Tokens per KV block. Keys and values live for one step, so the size is not configurable.
 const BLOCK_SIZE: usize = 16;
 
-/// What makes a sequence's vectors.
+/// The model that computes a sequence's vectors.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BackboneConfig {
     /// An encoder.
@@ -42,7 +42,7 @@ impl BackboneConfig {
         }
     }
 
-    /// Numbers that a step holds at once for each of its tokens: activations of a layer, keys and values of one.
+    /// Numbers that a step holds at once per token: a layer's activations, and one layer's keys and values.
     pub(crate) fn step_numbers_per_token(&self) -> usize {
         let (hidden, inner, kv) = match self {
             Self::Encoder(config) => (
@@ -59,7 +59,7 @@ impl BackboneConfig {
         8 * hidden + 3 * inner + kv
     }
 
-    /// Entries of the vocabulary.
+    /// The size of the vocabulary.
     #[must_use]
     pub fn vocab_size(&self) -> usize {
         match self {
@@ -73,12 +73,12 @@ impl BackboneConfig {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WholeSequence {
     pub(crate) tokens: Vec<u32>,
-    /// How many of them are of the first kind; the rest is of the second.
+    /// The number of tokens of the first kind; the rest are of the second.
     pub(crate) first_tokens: usize,
 }
 
 impl WholeSequence {
-    /// One text alone: all of the first kind.
+    /// A single text: all tokens are of the first kind.
     pub(crate) fn of_one_text(tokens: Vec<u32>) -> Self {
         let first_tokens = tokens.len();
         Self {
@@ -94,7 +94,7 @@ impl WholeSequence {
     }
 }
 
-/// A model that makes one vector of a token sequence.
+/// A model that computes one vector per token sequence.
 #[derive(Debug)]
 pub(crate) struct Embedder {
     backbone: Backbone,
@@ -109,23 +109,23 @@ enum Backbone {
     Decoder(Model),
 }
 
-/// What one step may hold.
+/// The limits of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StepRoom {
-    /// Tokens of all its sequences.
+    /// Tokens of all sequences.
     pub(crate) tokens: usize,
     pub(crate) sequences: usize,
 }
 
 impl StepRoom {
-    /// KV blocks that always suffice: each sequence may leave most of its last one empty.
+    /// A sufficient number of KV blocks: each sequence may leave most of its last one empty.
     fn blocks(self) -> usize {
         self.tokens / BLOCK_SIZE + self.sequences + 1
     }
 }
 
 impl Embedder {
-    /// Takes the weights that the configurations call for.
+    /// Builds the embedder that the configurations describe.
     pub(crate) fn try_new(
         config: &BackboneConfig,
         head: &HeadConfig,
@@ -151,10 +151,10 @@ impl Embedder {
         })
     }
 
-    /// A vector for each input, in order.
+    /// Computes a vector for each input, in order.
     ///
     /// # Errors
-    /// The inputs do not fit the model or the room, or a tensor operation fails.
+    /// The inputs do not fit the model or the room, or a tensor operation failed.
     pub(crate) fn forward(
         &mut self,
         inputs: &[&WholeSequence],
@@ -195,7 +195,7 @@ impl Embedder {
     }
 }
 
-/// Room for one layer's keys and values of a step: layers use it in turn, for no later step reads them.
+/// Room for one layer's keys and values of a step. Layers use it in turn, because no later step reads them.
 fn kv_for(
     config: &BackboneConfig,
     backbone: &Backbone,

@@ -1,7 +1,7 @@
-//! Encoders: every token of a sequence sees the whole of it, and each gets a vector.
+//! Encoders: every token attends to its whole sequence, and gets a vector.
 //!
-//! BERT, RoBERTa, XLM-RoBERTa and ModernBERT; [`EncoderConfig`] says which. Sequences are packed without padding, and
-//! attention, products and rotation are the decoder's. `embedder` makes one vector of a sequence's many.
+//! BERT, RoBERTa, XLM-RoBERTa and ModernBERT; [`EncoderConfig`] selects the variant. Sequences are packed without padding.
+//! Attention, products and rotation are the decoder's. `embedder` combines a sequence's vectors into one.
 //!
 //! # Source
 //! BERT (Devlin et al. 2018), RoBERTa (Liu et al. 2019), ModernBERT (Warner et al. 2024), as `transformers` computes them.
@@ -34,7 +34,7 @@ pub(super) struct Encoder {
     embedding_norm: LayerNorm,
     layers: Vec<Layer>,
     last_norm: Option<LayerNorm>,
-    /// Of layers that see everything, then of those with a window.
+    /// The frequencies of layers with full attention, then of those with a window.
     frequencies: [Frequencies; 2],
     device: Device,
 }
@@ -48,17 +48,17 @@ struct PositionTable {
     first: u32,
 }
 
-/// Embeddings of kinds of token.
+/// Embeddings of token kinds.
 #[derive(Debug)]
 struct TokenTypes {
-    /// What is added to a token of the first kind, `[hidden_size]`.
+    /// The row of the first kind, `[hidden_size]`.
     first: Tensor,
-    /// Both kinds' rows, `[2, hidden_size]`; `None` where the model knows one kind.
+    /// Both kinds' rows, `[2, hidden_size]`; `None` if the model knows one kind.
     both: Option<Tensor>,
 }
 
 impl TokenTypes {
-    /// `kinds` has a row's kind, 0 or 1; where it is empty all are of the first.
+    /// Adds the embedding of each row's kind. `kinds` has a row's kind, 0 or 1; if it is empty, all are of the first kind.
     fn add_to(&self, x: &Tensor, kinds: &[u32]) -> Result<Tensor> {
         match &self.both {
             Some(both) if kinds.contains(&1) => {
@@ -71,7 +71,7 @@ impl TokenTypes {
 }
 
 impl Encoder {
-    /// Takes the weights that `config` calls for, asking for each once.
+    /// Builds the encoder that `config` describes. Requests each weight once.
     pub(super) fn try_new(
         config: &EncoderConfig,
         weights: &mut dyn Weights,
@@ -79,8 +79,8 @@ impl Encoder {
         Builder::new(config, weights).encoder()
     }
 
-    /// A vector for each row of `batch`, whose sequences are whole; `[rows, hidden_size]`. `kinds` has each row's kind of token,
-    /// 0 or 1; where it is empty all are 0.
+    /// Computes a vector for each row of `batch`, whose sequences are whole; `[rows, hidden_size]`. `kinds` has each row's token
+    /// kind, 0 or 1; if it is empty, all are 0.
     pub(super) fn forward(
         &self,
         kv: &mut KvCache,
@@ -101,7 +101,7 @@ impl Encoder {
         }
     }
 
-    /// What rows are in.
+    /// The type of rows.
     pub(super) fn dtype(&self) -> DType {
         self.embedding_norm.dtype()
     }
@@ -133,15 +133,15 @@ struct Layer {
     feed_forward: EncoderFeedForward,
 }
 
-/// Where a layer normalizes.
+/// The place of a layer's norms.
 #[derive(Debug)]
 enum Norms {
-    /// Each block's sum with its input.
+    /// After each block, on the sum with its input.
     After {
         attention: LayerNorm,
         feed_forward: LayerNorm,
     },
-    /// Each block's input; the first layer's was normalized with the embeddings.
+    /// Before each block, on its input. The first layer's attention has none: the embeddings are normalized already.
     Before {
         attention: Option<LayerNorm>,
         feed_forward: LayerNorm,
@@ -179,7 +179,7 @@ impl Layer {
         }
     }
 
-    /// All layers use the one place for keys and values in turn.
+    /// All layers share the room for keys and values in turn.
     fn attend(
         &self,
         x: &Tensor,

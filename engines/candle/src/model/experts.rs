@@ -1,8 +1,8 @@
-//! A mixture of experts: a router sends each row to a few of many feed-forward blocks, and their results are added by the
-//! router's probabilities.
+//! A mixture of experts: a router sends each row to a few of many feed-forward blocks, and adds their results weighted by its
+//! probabilities.
 //!
-//! A step's rows are grouped by expert, so that each expert's matrices are read once a step, however many rows it has. A
-//! row's results are added in the order of the experts' numbers, so its bits do not depend on the other rows.
+//! A step's rows are grouped by expert, so each expert's matrices are read once per step, for any number of rows. A row's
+//! results are added in the order of the experts' indices, so its bits do not depend on the other rows.
 
 use candle_core::{DType, Device, Result, Tensor};
 
@@ -21,7 +21,7 @@ pub(super) struct ExpertMixture {
     pub(super) config: Experts,
 }
 
-/// A row that goes to an expert, and what its result is multiplied by.
+/// A row that goes to an expert, and the weight of its result.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Visit {
     row: usize,
@@ -29,7 +29,7 @@ struct Visit {
 }
 
 impl ExpertMixture {
-    /// `[rows, hidden_size]` to the same shape.
+    /// Maps `[rows, hidden_size]` to the same shape.
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let logits = self.router.forward(x)?;
         let logits = logits.to_dtype(DType::F32)?.to_device(&Device::Cpu)?;
@@ -86,7 +86,7 @@ fn sum_by_tensors<'a>(
     Ok(sum)
 }
 
-/// The rows that go to an expert, one below the other.
+/// The rows that go to an expert, stacked.
 fn gather(x: &Tensor, visits: &[Visit]) -> Result<Tensor> {
     let (_, width) = x.dims2()?;
     let rows = host::read(x, |x| {
@@ -96,14 +96,14 @@ fn gather(x: &Tensor, visits: &[Visit]) -> Result<Tensor> {
     Tensor::from_vec(rows, (visits.len(), width), x.device())
 }
 
-/// For each expert the rows that go to it, from router logits, `[rows, count]`.
+/// The rows of each expert, chosen from router logits, `[rows, count]`.
 fn visits(logits: &[f32], config: Experts) -> Vec<Vec<Visit>> {
     let mut visits = vec![Vec::new(); config.count];
     let mut order: Vec<usize> = Vec::with_capacity(config.count);
     for (row, logits) in logits.chunks_exact(config.count).enumerate() {
         order.clear();
         order.extend(0..config.count);
-        // Equal logits go to the lower number.
+        // Among equal logits the lower index wins.
         let by_logit = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
         if config.per_token < config.count {
             order.select_nth_unstable_by(config.per_token, by_logit);

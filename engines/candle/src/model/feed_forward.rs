@@ -15,7 +15,7 @@ use super::simd::{by_simd, exp, tanh};
 /// One layer's feed-forward block.
 #[derive(Debug)]
 pub(super) struct FeedForward {
-    /// Both products of the input, side by side.
+    /// The two products of the input, concatenated.
     pub(super) gate_up: Linear,
     pub(super) down: Linear,
     pub(super) activation: Activation,
@@ -69,7 +69,7 @@ fn gate(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
     Tensor::from_vec(out, (rows, width), gate_up.device())
 }
 
-/// As [`gate`]; rows of twice `width`.
+/// As [`gate`], for rows of twice `width`.
 fn gate_rows(gate_up: &[f32], width: usize, activation: Activation) -> Vec<f32> {
     let rows = gate_up.len() / (2 * width);
     let fill = |out: &SharedMut<'_, MaybeUninit<f32>>| {
@@ -79,7 +79,7 @@ fn gate_rows(gate_up: &[f32], width: usize, activation: Activation) -> Vec<f32> 
                 let columns = piece * width / GATE_PIECES..(piece + 1) * width / GATE_PIECES;
                 let (gate, up) = gate_up[row * 2 * width..(row + 1) * 2 * width].split_at(width);
                 #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
-                // SAFETY: pieces do not overlap, and each is in one range only.
+                // SAFETY: pieces do not overlap, and each is in only one range.
                 let out =
                     unsafe { out.part(row * width + columns.start..row * width + columns.end) };
                 let (gate, up) = (&gate[columns.clone()], &up[columns]);
@@ -92,13 +92,13 @@ fn gate_rows(gate_up: &[f32], width: usize, activation: Activation) -> Vec<f32> 
         });
     };
     #[expect(unsafe_code, reason = "the pieces write each number once")]
-    // SAFETY: every piece is in a range, and writes as many numbers as it has columns.
+    // SAFETY: every piece is in a range, and writes all its columns.
     unsafe {
         written(rows * width, fill)
     }
 }
 
-/// Pieces of a row, so that threads can share a single one.
+/// Pieces per row, so that threads can share a single row.
 const GATE_PIECES: usize = 4;
 
 by_simd! {
@@ -137,7 +137,7 @@ fn clamped_times_inner<const FMA: bool>(
     out: &mut [MaybeUninit<f32>],
 ) {
     for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-        // A NaN stays: every comparison with it is false.
+        // A NaN stays, because every comparison with it is false.
         let gate = if gate > limit { limit } else { gate };
         let up = if up > limit { limit } else { up };
         let up = if up < -limit { -limit } else { up };

@@ -1,19 +1,19 @@
-//! GPUs: how they are opened, with one stream and memory that is kept, and how threads keep out of each other's way there.
+//! GPUs: opens them with one stream and a memory pool that is kept, and synchronizes threads with recordings.
 //!
-//! While a step is recorded ([`graphs`](super::graphs)), whatever another thread queues on the same stream would be recorded too, and
-//! what waits for the whole GPU fails. So a recording has the GPUs for itself, and who works on one beside the thread of its engine
-//! says so with [`beside_recordings`].
+//! While a step is recorded ([`graphs`](super::graphs)), work of other threads on the same stream would be recorded too, and
+//! calls that wait for the whole GPU fail. So a recording needs exclusive access to the GPUs, and any thread other than an
+//! engine's own uses [`beside_recordings`] for its work.
 
-/// The GPU of this number. All that is queued on the device, by any thread, is done in order.
+/// Opens the GPU of this number. All work on the device, of any thread, runs in order.
 ///
 /// # Errors
-/// There is no such GPU or driver, or the build is without the feature `cuda`.
+/// There is no such GPU or driver, or the build lacks the feature `cuda`.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn open(number: usize) -> candle_core::Result<candle_core::Device> {
     candle_core::Device::new_cuda_with_stream(number)
 }
 
-/// Does what touches a GPU on another thread than that of its engine, while no step is recorded.
+/// Runs `work`, which uses a GPU outside its engine's thread, while no step is recorded.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn beside_recordings<T>(work: impl FnOnce() -> T) -> T {
     work()
@@ -36,18 +36,18 @@ mod with_cuda {
     /// Held while a step is recorded.
     pub(crate) type Recordings = RwLockWriteGuard<'static, ()>;
 
-    /// `None` while anybody else works on a GPU.
+    /// `None` while another thread uses a GPU.
     pub(crate) fn try_recording() -> Option<Recordings> {
         RECORDING.try_write()
     }
 
-    /// Does what touches a GPU on another thread than that of its engine, while no step is recorded.
+    /// Runs `work`, which uses a GPU outside its engine's thread, while no step is recorded.
     pub(crate) fn beside_recordings<T>(work: impl FnOnce() -> T) -> T {
         let _held = RECORDING.read();
         work()
     }
 
-    /// Devices of this process. They are never closed, for that waits for the whole GPU, but used again.
+    /// The devices of this process. They are reused and never closed, because closing waits for the whole GPU.
     static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 
     struct Opened {
@@ -58,18 +58,18 @@ mod with_cuda {
     }
 
     impl Opened {
-        /// Whether every tensor of it is gone.
+        /// Whether all of its tensors are dropped.
         fn is_free(&self) -> bool {
             owners(&self.device) == self.owners
         }
     }
 
-    /// The device and every tensor of it have the handle; what candle keeps for recordings, a few numbers for each thread, has not.
+    /// The device and each of its tensors own the handle. Candle's small state for recordings, per thread, does not.
     fn owners(device: &CudaDevice) -> usize {
         Arc::strong_count(&device.cublas_handle())
     }
 
-    /// The GPU of this number. All that is queued on the device, by any thread, is done in order.
+    /// Opens the GPU of this number. All work on the device, of any thread, runs in order.
     ///
     /// # Errors
     /// There is no such GPU or driver.
@@ -78,7 +78,7 @@ mod with_cuda {
         beside_recordings(|| {
             let is_usable = |it: &&Opened| it.number == number && it.is_free();
             if let Some(free) = opened.iter().find(is_usable) {
-                // What its last user left undone, and what went wrong there, is nobody's business any more.
+                // Waits for the last user's unfinished work, and ignores its errors.
                 let stream = free.device.cuda_stream();
                 let _ = stream.context().check_err();
                 stream.synchronize().w()?;
@@ -95,15 +95,15 @@ mod with_cuda {
         })
     }
 
-    /// Candle would record two events for each tensor, for streams that wait for each other, and the driver would give the memory
-    /// of tensors back whenever it has nothing to do, to ask for it again in the next step.
+    /// Disables two defaults: candle would record two events per tensor, to synchronize streams; and the driver would free unused
+    /// memory whenever it is idle, only to allocate it again in the next step.
     fn new(number: usize) -> Result<CudaDevice> {
         let device = CudaDevice::new_with_stream(number)?;
         let mut everything = u64::MAX;
         let pool = memory_pool(number)?;
         let keeps = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         #[expect(unsafe_code, reason = "calls of the driver")]
-        // SAFETY: tensors of this device are used on its one stream alone. The attribute is a number of 64 bits, which the driver
+        // SAFETY: tensors of this device are used only on its one stream. The attribute is a 64-bit number, which the driver
         // copies.
         unsafe {
             device.disable_event_tracking();
@@ -112,7 +112,7 @@ mod with_cuda {
         Ok(device)
     }
 
-    /// Gives back what no tensor has, so that the next engine finds it.
+    /// Releases unused memory, so that the next engine finds it free.
     fn give_back_memory(number: usize) -> Result<()> {
         let pool = memory_pool(number)?;
         #[expect(unsafe_code, reason = "a call of the driver")]
@@ -126,7 +126,7 @@ mod with_cuda {
         let ordinal = i32::try_from(number).map_err(Error::wrap)?;
         let device = result::device::get(ordinal).w()?;
         #[expect(unsafe_code, reason = "a call of the driver")]
-        // SAFETY: the device is one that the driver gave.
+        // SAFETY: the driver returned the device.
         unsafe {
             result::device::get_default_mem_pool(device).w()
         }

@@ -1,13 +1,13 @@
-//! [`Graphs`]: steps of decode rows as CUDA graphs. Such a step is hundreds of short kernels, and for a small model the processor
-//! takes longer to queue them one by one than the GPU to run them. A graph is recorded once and queued with one call.
+//! [`Graphs`]: steps of decode rows as CUDA graphs. Such a step is hundreds of short kernels. For a small model the CPU takes
+//! longer to queue them one by one than the GPU to run them. A graph is recorded once and queued with one call.
 //!
-//! What differs from step to step, tokens, positions, slots and KV blocks, is in one array of words at a fixed place, which is
-//! written before the graph runs. Everything else is the same for steps of the same [`Shape`]: the number of rows, rounded up
-//! with rows of a block that belongs to nobody, and the longest context, rounded up too.
+//! The parts that differ between steps (tokens, positions, slots and KV blocks) are in one array of words at a fixed address,
+//! which is written before the graph runs. The rest is the same for steps of one [`Shape`]: the number of rows, rounded up
+//! with rows of an unused block, and the longest context, also rounded up.
 //!
-//! The first step of a shape runs kernel by kernel, which loads what a recording cannot; the second is recorded. A mixture of experts
-//! comes back to the processor in the middle of a step and is never recorded, nor are quantized weights. Where something else comes
-//! between, as another engine that opens the GPU may, the step runs kernel by kernel, and a later one is recorded.
+//! The first step of a shape runs kernel by kernel, which loads what a recording cannot; the second is recorded. A mixture of
+//! experts returns to the CPU in the middle of a step and is never recorded; nor are quantized weights. If a recording is
+//! disturbed, for example by another engine that opens the GPU, the step runs kernel by kernel, and a later one is recorded.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,18 +28,18 @@ use super::gpu::{self, Recordings};
 use super::kernels::narrow;
 use super::kv_cache::KvCache;
 
-/// More rows than this keep the GPU busy for longer than queueing takes.
+/// With more rows, the GPU is busy for longer than queueing takes.
 const MOST_ROWS: usize = 256;
-/// Graphs that are kept; the one that was not used for longest makes room.
+/// The most graphs kept; the least recently used one is dropped.
 const MOST_GRAPHS: usize = 64;
-/// Contexts are rounded up to this or a power of two above it.
+/// Contexts are rounded up to this or to a larger power of two.
 const SHORTEST_CONTEXT: usize = 256;
-/// Recordings that may fail one after the other before no more are tried.
+/// Consecutive failures after which recording is given up.
 const MOST_FAILURES: u32 = 4;
-/// Words that there is room for at first.
+/// The initial room, in words.
 const FEWEST_WORDS: usize = 1 << 16;
 
-/// What is the same for all steps that a graph serves.
+/// The parameters that all steps of a graph share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
     rows: usize,
@@ -47,7 +47,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// `None` of a step that no graph serves: one with prompts, adapters, or rows whose logits nobody wants.
+    /// `None` for a step that no graph can serve: with prompts, adapters, or rows without wanted logits.
     fn of(batch: &StepBatch) -> Option<Self> {
         let rows = batch.tokens.len();
         let is_decode = batch.sequences.len() == rows
@@ -74,30 +74,30 @@ impl Shape {
 /// A recorded step.
 struct Recorded {
     graph: CudaGraph,
-    /// What it writes, `[rows, vocab_size]`.
+    /// Its output, `[rows, vocab_size]`.
     logits: Tensor,
-    /// The step that used it last.
+    /// The last step that used it.
     used: u64,
 }
 
 #[expect(unsafe_code, reason = "graphs are addresses to Rust")]
-// SAFETY: a graph may be used by any thread, if only by one at a time: whoever has the graph alone.
+// SAFETY: any thread may use a graph, but only one at a time: its owner.
 unsafe impl Send for Recorded {}
 
-/// Steps that were recorded, and those of which one was seen.
+/// Recorded steps, and the shapes seen once.
 #[derive(Default)]
 pub(crate) struct Graphs {
     is_off: bool,
-    /// Where tokens and plans are read from.
+    /// The source of tokens and plans.
     words: Option<Tensor>,
     recorded: HashMap<Shape, Option<Recorded>>,
     steps: u64,
-    /// Recordings that failed since the last that did not.
+    /// Failed recordings since the last successful one.
     failures: u32,
 }
 
 impl Graphs {
-    /// Nothing is recorded where `is_off`.
+    /// Records nothing if `is_off`.
     pub(crate) fn new(is_off: bool) -> Self {
         Self {
             is_off,
@@ -105,7 +105,7 @@ impl Graphs {
         }
     }
 
-    /// As [`Model::forward`], for steps that a graph serves; `None` of others. The logits are those of this step until the next
+    /// As [`Model::forward`], for steps that a graph can serve; `None` for others. The logits are valid until the next step
     /// begins.
     ///
     /// # Errors
@@ -127,8 +127,8 @@ impl Graphs {
             return Ok(None);
         };
         let words = self.write(&[filled.tokens.as_slice(), &plan].concat(), &device)?;
-        // What operations copy to the GPU while they are recorded would be read again from memory of this process: what is in this
-        // cache stays on the GPU.
+        // Data that operations copy to the GPU during a recording would be read again from this process's memory. This cache keeps
+        // it on the GPU.
         let _cache = device.enable_cuda_graph_htod_cache();
         let step = Step {
             model,
@@ -140,12 +140,12 @@ impl Graphs {
         Ok(Some(logits.narrow(0, 0, batch.tokens.len())?))
     }
 
-    /// Puts words at the place where recorded steps read them.
+    /// Writes words where recorded steps read them.
     fn write(&mut self, words: &[u32], device: &CudaDevice) -> Result<Tensor> {
         let place = match self.words.take() {
             Some(place) if place.elem_count() >= words.len() => place,
             _ => {
-                // What was recorded reads the old place.
+                // Recorded graphs read the old address.
                 self.recorded.clear();
                 let len = words.len().next_power_of_two().max(FEWEST_WORDS);
                 Tensor::zeros(len, DType::U32, &Device::Cuda(device.clone()))?
@@ -206,7 +206,7 @@ impl Graphs {
         }
     }
 
-    /// How many steps have been recorded.
+    /// The number of steps recorded so far.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         self.recorded.values().flatten().count()
@@ -224,8 +224,8 @@ impl Graphs {
     }
 }
 
-/// A step with as many rows as its shape has. Those that are added compute the first token of a sequence in the last KV block, which
-/// is the one that the scheduler does not know.
+/// Fills a step up to the rows of its shape. The added rows compute the first token of a sequence in the last KV block, which
+/// the scheduler does not have.
 fn filled(batch: &StepBatch, rows: usize, kv: &KvCache) -> Result<StepBatch> {
     let spec = kv.spec();
     let spare = spec.num_blocks - 1;
@@ -254,7 +254,7 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Queues its kernels, or has them recorded.
+    /// Queues its kernels, or records them.
     fn run(&self, kv: &mut KvCache) -> Result<Tensor> {
         let rows = self.batch.tokens.len();
         let tokens = self.words.narrow(0, 0, rows)?;
@@ -267,7 +267,7 @@ impl Step<'_> {
         let shape = (self.batch.tokens.len(), self.model.vocab_size());
         let logits = Tensor::zeros(shape, DType::F32, &Device::Cuda(device.clone()))?;
         let recording = Recording::begin(device.cuda_stream(), alone)?;
-        // What is allocated and freed on the way is so in the graph, each time it runs.
+        // Allocations during the step become part of the graph, and repeat with each run.
         logits.slice_set(&self.run(kv)?, 0, 0)?;
         Ok(Recorded {
             graph: recording.end()?,
@@ -277,16 +277,16 @@ impl Step<'_> {
     }
 }
 
-/// A stream whose kernels are recorded and not run; ended at the latest when it is dropped, as by an error or a panic.
+/// A stream whose kernels are recorded instead of run. Dropping it ends the recording, also after an error or a panic.
 struct Recording {
-    /// `None` when it has ended.
+    /// `None` once it has ended.
     stream: Option<Arc<CudaStream>>,
     _alone: Recordings,
 }
 
 impl Recording {
     fn begin(stream: Arc<CudaStream>, alone: Recordings) -> Result<Self> {
-        // What other threads do to other streams of the GPU meanwhile is theirs.
+        // The mode ignores what other threads do on other streams of the GPU.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         stream.begin_capture(mode).w()?;
         Ok(Self {
@@ -305,14 +305,14 @@ impl Recording {
 impl Drop for Recording {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.take() {
-            // Whoever gave up says why.
+            // The cause is reported by whoever gave up.
             let _ = end(stream);
         }
     }
 }
 
 fn end(stream: Arc<CudaStream>) -> Result<Option<CudaGraph>> {
-    // What went wrong while tensors were dropped is kept for the next call, which then does nothing else.
+    // An error while tensors were dropped is kept for the next call, which would then only return it.
     let dropped = stream.context().check_err();
     let graph = stream.end_capture(CUgraphInstantiate_flags(0));
     let ended = stream.context().check_err();
@@ -321,7 +321,7 @@ fn end(stream: Arc<CudaStream>) -> Result<Option<CudaGraph>> {
     graph.w()
 }
 
-/// Words for the beginning of a tensor.
+/// Words to write to the start of a tensor.
 struct Write<'a>(&'a [u32]);
 
 impl InplaceOp1 for Write<'_> {

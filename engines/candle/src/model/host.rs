@@ -1,4 +1,4 @@
-//! Tensors in main memory as slices, for kernels of our own.
+//! Tensors in main memory as slices, for our own kernels.
 
 use candle_core::{Result, Storage, Tensor};
 
@@ -7,7 +7,7 @@ use super::parallel::{SharedMut, for_each_range_if_large};
 /// Calls `f` with the numbers of a contiguous f32 tensor on the CPU.
 ///
 /// # Errors
-/// The tensor is elsewhere, of another type or not contiguous.
+/// The tensor is on another device, of another type, or not contiguous.
 pub(super) fn read<T>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> T) -> Result<T> {
     let (storage, layout) = tensor.storage_and_layout();
     let Some((start, end)) = layout.contiguous_offsets() else {
@@ -19,7 +19,7 @@ pub(super) fn read<T>(tensor: &Tensor, f: impl FnOnce(&[f32]) -> T) -> Result<T>
     }
 }
 
-/// What `f` makes of each row of a contiguous f32 matrix on the CPU, called with its number, on several threads.
+/// Maps each row of a contiguous f32 matrix on the CPU with `f`, which gets the row's index, on several threads.
 ///
 /// # Errors
 /// As [`read`], or the tensor does not have two dimensions.
@@ -34,7 +34,7 @@ pub(crate) fn map_rows<T: Send>(
         for_each_range_if_large(rows, rows * width / 16, |range| {
             for row in range {
                 #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
-                // SAFETY: each row is in one range only.
+                // SAFETY: each row is in only one range.
                 let result = unsafe { results.part(row..row + 1) };
                 result[0] = Some(f(row, &numbers[row * width..(row + 1) * width]));
             }

@@ -1,10 +1,10 @@
-//! Kernels of our own for GPUs, `kernels/genset.cu`, and how they are called.
+//! Our own GPU kernels, `kernels/genset.cu`, and their calls.
 //!
-//! A kernel takes one structure of addresses and numbers, the same in C++ and here. `cuda` launches it on a GPU;
-//! `emulated`, for tests alone, runs the same source on the host. Where neither is in the build, or the device or the type
-//! of numbers is another, [`are_for`] says so, and callers take candle's operations.
+//! A kernel takes one structure of addresses and numbers, the same in C++ and here. `cuda` launches it on a GPU; `emulated`,
+//! only for tests, runs the same source on the host. If the build has neither, or the device or type is not supported,
+//! [`are_for`] returns `false` and callers use candle's operations.
 //!
-//! Attention's kernels are called from `attention::by_kernels`; the others from here.
+//! `attention::by_kernels` calls the attention kernels; this module calls the others.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -18,21 +18,21 @@ use candle_core::{DType, Device, Result, Storage, Tensor};
 pub(super) use self::products::{can_multiply, gated_product, product};
 use super::config::Activation;
 
-/// Kernels that are compiled together; a process loads those that it needs.
+/// Kernels that are compiled together; a process loads only those that it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Module {
-    /// Of a model that computes in bf16.
+    /// For models that compute in bf16.
     Bf16,
-    /// Likewise in f16.
+    /// For models that compute in f16.
     F16,
-    /// Likewise in f32.
+    /// For models that compute in f32.
     F32,
-    /// What is done to logits, which are in f32 always.
+    /// Operations on logits, which are always f32.
     Logits,
 }
 
 impl Module {
-    /// For models that compute with such numbers.
+    /// The module for models that compute with such numbers.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         if dtype == DType::BF16 {
             Some(Self::Bf16)
@@ -45,7 +45,7 @@ impl Module {
         }
     }
 
-    /// What its kernels' names end with.
+    /// The suffix of its kernels' names.
     fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",
@@ -56,13 +56,13 @@ impl Module {
     }
 }
 
-/// Whether there are kernels for such numbers on this device. The first call for a device loads them, which can take
-/// seconds: the driver translates them for the GPU.
+/// Whether there are kernels for such numbers on this device. The first call for a device loads them, which can take seconds
+/// while the driver translates them.
 pub(super) fn are_for(device: &Device, dtype: DType) -> bool {
     Module::of(dtype).is_some_and(|module| is_there(device, module))
 }
 
-/// Whether [`best`] is there for logits on this device.
+/// Whether [`best`] supports logits on this device.
 pub(crate) fn can_choose(device: &Device) -> bool {
     is_there(device, Module::Logits)
 }
@@ -86,12 +86,12 @@ fn is_there(device: &Device, module: Module) -> bool {
 /// A kernel's call.
 #[derive(Debug)]
 pub(super) struct Launch<'a, A> {
-    /// Without the module's name at its end.
+    /// Its name without the module's suffix.
     pub(super) kernel: &'a str,
     pub(super) module: Module,
     /// Blocks.
     pub(super) grid: [usize; 3],
-    /// Threads of a block, as the kernel was compiled for.
+    /// Threads per block, as the kernel was compiled for.
     pub(super) threads: u32,
     /// One structure, which the kernel reads byte for byte.
     #[cfg_attr(
@@ -101,18 +101,18 @@ pub(super) struct Launch<'a, A> {
     pub(super) arguments: A,
 }
 
-/// The most blocks in the second and the third dimension of a grid, as CUDA has it.
+/// CUDA's limit for the second and third dimension of a grid.
 const MOST_BLOCKS: usize = 65_535;
 
 impl<A: NoUninit> Launch<'_, A> {
-    /// Queues the kernel on the device. A grid without blocks is no call.
+    /// Queues the kernel on the device. A grid without blocks queues nothing.
     ///
     /// # Safety
-    /// The kernel was written for this structure of arguments. The addresses in it are those of tensors of this device which live
-    /// until this returns, as large as the kernel takes them to be; nobody else reads what the kernel writes before it was queued.
+    /// The kernel was written for this structure of arguments. Its addresses are those of tensors of this device that live until
+    /// this call returns and have the sizes that the kernel expects; nobody else reads the kernel's output before it is queued.
     ///
     /// # Errors
-    /// There are no kernels for the device, it refuses, or no GPU takes such a grid.
+    /// There are no kernels for the device, it fails, or no GPU supports such a grid.
     #[expect(unsafe_code, reason = "kernels write through addresses")]
     pub(super) unsafe fn on(self, device: &Device) -> Result<()> {
         if self.grid.contains(&0) {
@@ -138,12 +138,12 @@ impl<A: NoUninit> Launch<'_, A> {
                 arguments,
                 ..
             } = self;
-            // SAFETY: what this function asks for.
+            // SAFETY: as required of this function's caller.
             return unsafe { cuda::launch(device, &name, module, grid, threads, arguments) };
         }
         #[cfg(all(test, kernels_are_emulated))]
         if device.is_cpu() {
-            // SAFETY: what this function asks for.
+            // SAFETY: as required of this function's caller.
             return unsafe { emulated::launch(&name, grid, &self.arguments) };
         }
         candle_core::bail!(
@@ -153,10 +153,10 @@ impl<A: NoUninit> Launch<'_, A> {
     }
 }
 
-/// Where a contiguous tensor's numbers are, for a kernel.
+/// The address of a contiguous tensor's numbers, for a kernel.
 ///
 /// # Errors
-/// The tensor is not contiguous, or where no kernels are.
+/// The tensor is not contiguous, or its device has no kernels.
 pub(super) fn address(tensor: &Tensor) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
     let Some((start, _)) = layout.contiguous_offsets() else {
@@ -178,19 +178,19 @@ fn first_address(storage: &Storage) -> Result<u64> {
     candle_core::bail!("no kernels for tensors on {:?}", storage.device())
 }
 
-/// A tensor for a kernel to write, whatever is in its memory.
+/// A tensor for a kernel to write, with uninitialized content.
 pub(super) fn to_write(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     #[expect(
         unsafe_code,
         reason = "what would be written here is written by the kernel"
     )]
-    // SAFETY: any bits are numbers of these types, and callers give the tensor to a kernel that writes all of it.
+    // SAFETY: any bits are valid numbers of these types, and callers pass the tensor to a kernel that writes all of it.
     unsafe {
         Tensor::empty(shape, dtype, device)
     }
 }
 
-/// Those for a tensor's numbers.
+/// The module for a tensor's numbers.
 pub(super) fn module_of(tensor: &Tensor) -> Result<Module> {
     match Module::of(tensor.dtype()) {
         Some(module) => Ok(module),
@@ -198,12 +198,12 @@ pub(super) fn module_of(tensor: &Tensor) -> Result<Module> {
     }
 }
 
-/// Counts and places as kernels take them.
+/// Converts counts and offsets to the kernels' type.
 pub(super) fn narrow(value: usize) -> Result<u32> {
     u32::try_from(value).map_err(candle_core::Error::wrap)
 }
 
-/// Threads of a block that works on a row; `ROW_THREADS` in `rows.cuh`.
+/// Threads of a block that handles one row; `ROW_THREADS` in `rows.cuh`.
 const ROW_THREADS: u32 = 256;
 
 /// As in `rows.cuh`.
@@ -228,7 +228,7 @@ pub(super) fn norm(x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor> {
     Ok(normed)
 }
 
-/// `x + delta`, and the same normalized.
+/// `x + delta`, and its norm.
 pub(super) fn add_norm(
     x: &Tensor,
     delta: &Tensor,
@@ -295,7 +295,7 @@ struct GateArguments {
 
 const _: () = assert!(size_of::<GateArguments>() == 32);
 
-/// What kernels know an activation by, and its limit.
+/// The kernels' number of an activation, and its limit.
 fn numbers_of(activation: Activation) -> (u32, f32) {
     match activation {
         Activation::Silu => (0, 0.0),
@@ -325,7 +325,7 @@ pub(super) fn gate(gate_up: &Tensor, activation: Activation) -> Result<Tensor> {
         },
     };
     #[expect(unsafe_code, reason = "kernels write through addresses")]
-    // SAFETY: `out` is new and as large as the grid writes; `gate_up` has twice its columns.
+    // SAFETY: `out` is new and has the size that the grid writes; `gate_up` has twice its columns.
     unsafe {
         launch.on(gate_up.device())?;
     }
@@ -344,11 +344,11 @@ struct BestArguments {
 
 const _: () = assert!(size_of::<BestArguments>() == 24);
 
-/// The place of each row's largest logit, the first among equals; `None` for a row with a logit that is not a number or is
-/// plus infinity, and for one of minus infinities. `logits: [rows, vocab_size]` in f32.
+/// The index of each row's largest logit, the first among equal ones; `None` for a row with a logit that is NaN or plus
+/// infinity, or whose logits are all minus infinity. `logits: [rows, vocab_size]` in f32.
 ///
 /// # Errors
-/// There are no kernels for the device, or it refuses.
+/// There are no kernels for the device, or it fails.
 pub(crate) fn best(logits: &Tensor) -> Result<Vec<Option<u32>>> {
     let (rows, width) = logits.dims2()?;
     if logits.dtype() != DType::F32 {
@@ -368,7 +368,7 @@ pub(crate) fn best(logits: &Tensor) -> Result<Vec<Option<u32>>> {
         },
     };
     #[expect(unsafe_code, reason = "kernels write through addresses")]
-    // SAFETY: `out` is new and has a place for each row.
+    // SAFETY: `out` is new and has one entry per row.
     unsafe {
         launch.on(logits.device())?;
     }
@@ -379,7 +379,7 @@ pub(crate) fn best(logits: &Tensor) -> Result<Vec<Option<u32>>> {
         .collect())
 }
 
-/// Where tests of kernels run: on the GPU that `GENSET_TEST_DEVICE` names, else emulated, from here on, for this thread.
+/// The device for tests of kernels: the GPU that `GENSET_TEST_DEVICE` names, else the CPU, emulated on this thread from now on.
 #[cfg(test)]
 #[cfg(any(feature = "cuda", kernels_are_emulated))]
 pub(crate) fn test_device() -> Device {

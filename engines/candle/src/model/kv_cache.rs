@@ -1,7 +1,6 @@
 //! Keys and values of every token in every layer, in KV blocks.
 //!
-//! Which sequence owns which block is the scheduler's business; here a block is a number, and a slot is
-//! `block * block_size + offset`.
+//! The scheduler tracks the owners of blocks. Here a block is a number, and a slot is `block * block_size + offset`.
 
 mod host;
 mod layout;
@@ -22,12 +21,12 @@ pub struct KvCacheSpec {
     pub num_blocks: usize,
     /// Tokens per KV block, > 0.
     pub block_size: usize,
-    /// What numbers are kept in: F32 or F16 on the CPU, the compute type on a GPU.
+    /// The type of the numbers: F32 or F16 on the CPU, the compute type on a GPU.
     pub dtype: DType,
 }
 
 impl KvCacheSpec {
-    /// Bytes of one KV block in all layers together.
+    /// Bytes of one KV block over all layers.
     #[must_use]
     pub fn block_bytes(&self, config: &ModelConfig) -> usize {
         2 * config.num_layers
@@ -38,7 +37,7 @@ impl KvCacheSpec {
     }
 }
 
-/// What is kept of a token.
+/// The shape of one token's keys and values.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KvShape {
     pub(super) num_layers: usize,
@@ -63,7 +62,7 @@ pub struct KvCache {
     spec: KvCacheSpec,
     layers: Layers,
     num_layers: usize,
-    /// Of a cache in main memory.
+    /// `Some` for a cache in main memory.
     layout: Option<KvLayout>,
 }
 
@@ -82,7 +81,7 @@ pub(super) enum LayerKv<'a> {
     HostF32(HostLayer<'a, f32>),
     /// In main memory, at half the size.
     HostF16(HostLayer<'a, f16>),
-    /// Where candle's tensors are.
+    /// In candle tensors.
     Device(&'a mut DeviceKv),
 }
 
@@ -92,7 +91,7 @@ pub(super) struct DeviceKv {
     pub(super) keys: Tensor,
     pub(super) values: Tensor,
     pub(super) block_size: usize,
-    /// Whether kernels of our own take them, and not candle's operations.
+    /// Whether our own kernels use them, instead of candle's operations.
     has_kernels: bool,
 }
 
@@ -100,14 +99,14 @@ impl KvCache {
     /// An empty cache for `config` on `device`.
     ///
     /// # Errors
-    /// The type is not one that the device computes with, or there is not enough memory.
+    /// The device does not support the type, or there is not enough memory.
     pub fn try_new(config: &ModelConfig, spec: KvCacheSpec, device: &Device) -> Result<Self> {
         let has_kernels = by_kernels::cover(device, spec.dtype, config.head_dim);
         Self::of_shape(config.into(), spec, device, has_kernels)
     }
 
-    /// One for attention that sees both sides, in one layer that all layers of a model use in turn. Our kernels for GPUs do
-    /// not know such attention.
+    /// Creates a cache for bidirectional attention, with one layer that all layers of a model share in turn. Our GPU kernels do
+    /// not support such attention.
     pub(super) fn for_both_sides(
         shape: KvShape,
         spec: KvCacheSpec,
@@ -143,7 +142,7 @@ impl KvCache {
         })
     }
 
-    /// As for a GPU, on any device: the path of plain candle operations, or that of the kernels.
+    /// Creates a cache as for a GPU, on any device: for plain candle operations, or for the kernels.
     #[cfg(test)]
     pub(super) fn try_new_as_on_gpu(
         config: &ModelConfig,
@@ -159,7 +158,7 @@ impl KvCache {
         })
     }
 
-    /// What the bytes of its blocks mean; `None` where they are not in main memory.
+    /// The layout of its blocks' bytes; `None` if they are not in main memory.
     #[must_use]
     pub fn layout(&self) -> Option<&KvLayout> {
         self.layout.as_ref()
@@ -175,7 +174,7 @@ impl KvCache {
         }
     }
 
-    /// The bytes of a block, in main memory, to be replaced.
+    /// The bytes of a block, in main memory, mutable.
     pub fn block_mut(&mut self, block: usize) -> Option<&mut [u8]> {
         match &mut self.layers {
             Layers::HostF32(kv) => kv.block_mut(block),
@@ -184,7 +183,7 @@ impl KvCache {
         }
     }
 
-    /// Where it is, if kernels of our own work on it.
+    /// Its device, if our own kernels work on it.
     pub(super) fn device_with_kernels(&self) -> Option<&Device> {
         let Layers::Device(layers) = &self.layers else {
             return None;
@@ -193,7 +192,7 @@ impl KvCache {
         Some(first.keys.device())
     }
 
-    /// Fills all slots, as if others had used them.
+    /// Fills all slots, as if they had been used before.
     #[cfg(test)]
     pub(super) fn fill(&mut self, value: f32) {
         match &mut self.layers {
@@ -274,7 +273,7 @@ mod tests {
             spec.num_blocks = size / spec.block_bytes(&config);
             let before = resident_bytes();
             let cache = KvCache::try_new(&config, spec, &Device::Cpu).unwrap();
-            // Other tests run in this process meanwhile.
+            // Other tests run in this process at the same time.
             let grown = resident_bytes().saturating_sub(before);
             assert!(grown < 3 << 30, "{dtype:?}: {grown} bytes");
             drop(cache);

@@ -1,8 +1,8 @@
-//! Products with weights: [`Matrix`], what a loader hands over, and `Linear`, one or more matrices that share an input.
+//! Products with weights: [`Matrix`], which a loader creates, and `Linear`, one or more matrices that share an input.
 //!
-//! On the CPU matrices are repacked into tiles (`packed`) whose kernels give each row the same bits however many rows
-//! there are, so that a sequence's answer does not depend on its neighbours in the batch. Types and processors that the
-//! kernels do not cover, and other devices, use candle's products.
+//! On the CPU matrices are repacked into tiles (`packed`). Their kernels compute the same bits of a row for any number of rows,
+//! so a sequence's answer does not depend on its neighbours in the batch. Other types, processors and devices use candle's
+//! products.
 
 mod activations;
 mod dense;
@@ -26,7 +26,7 @@ use super::kernels;
 use super::memory::WeightMemory;
 use super::simd::{QuantizedKernels, quantized_kernels};
 
-/// Weights of a product, `[out_features, in_features]`; also the table that rows of token embeddings come from.
+/// The weights of a product, `[out_features, in_features]`; also the table of token embeddings.
 #[derive(Debug, Clone)]
 pub struct Matrix {
     weight: Weight,
@@ -43,7 +43,7 @@ enum Weight {
 }
 
 impl Matrix {
-    /// Weights in f32 (on a GPU: in the type that activations have), `[out_features, in_features]`.
+    /// Weights in f32 (on a GPU: in the type of activations), `[out_features, in_features]`.
     ///
     /// # Errors
     /// The tensor does not have two dimensions.
@@ -80,10 +80,10 @@ impl Matrix {
         })
     }
 
-    /// Blocks of a type that candle does not know, `[out_features, in_features]`, on the CPU.
+    /// Blocks of a type that candle does not support, `[out_features, in_features]`, on the CPU.
     ///
     /// # Errors
-    /// There are more or fewer blocks than that.
+    /// The number of blocks is wrong.
     pub fn blocks(
         dtype: WeightType,
         blocks: &[u8],
@@ -104,22 +104,22 @@ impl Matrix {
         })
     }
 
-    /// Rows, and the width of a product.
+    /// The number of rows, which is the width of a product.
     #[must_use]
     pub fn out_features(&self) -> usize {
         self.out_features
     }
 
-    /// Columns, and the width of a product's input.
+    /// The number of columns, which is the width of a product's input.
     #[must_use]
     pub fn in_features(&self) -> usize {
         self.in_features
     }
 
-    /// Rows by their numbers, in f32 (on a GPU: in `to`), `[ids.len(), in_features]`.
+    /// Rows by their indices, in f32 (on a GPU: in `to`), `[ids.len(), in_features]`.
     ///
     /// # Errors
-    /// A number is out of range, or candle refuses.
+    /// An index is out of range, or candle fails.
     pub fn rows(&self, ids: &[u32], device: &Device, to: DType) -> Result<Tensor> {
         match &self.weight {
             Weight::Dense(_) | Weight::Quantized(_) => {
@@ -143,10 +143,10 @@ impl Matrix {
         }
     }
 
-    /// As [`Self::rows`], by numbers that are where the rows are to be.
+    /// As [`Self::rows`], with indices on the device of the result.
     ///
     /// # Errors
-    /// Candle refuses, as it does for a form that only the CPU has.
+    /// Candle fails, for example with a form that only the CPU has.
     pub(super) fn rows_of(&self, ids: &Tensor, to: DType) -> Result<Tensor> {
         match &self.weight {
             Weight::Dense(weight) => weight.index_select(ids, 0)?.to_dtype(to),
@@ -170,14 +170,14 @@ impl Matrix {
         }
     }
 
-    /// All numbers in f32 on the CPU, if they are blocks that candle does not know.
+    /// All numbers in f32 on the CPU, if they are blocks that candle does not support.
     fn numbers(&self) -> Result<Tensor> {
         let ids: Vec<u32> = (0..).take(self.out_features).collect();
         self.rows(&ids, &Device::Cpu, DType::F32)
     }
 
-    /// The type of its numbers, if products on the CPU are slow with it: f32, which are four times the bytes of `Q8_0`, and
-    /// blocks without kernels for this processor. Asked before [`Self::into_packed`].
+    /// The type of its numbers, if it makes products on the CPU slow: f32, with four times the bytes of `Q8_0`, or blocks without
+    /// kernels for this processor. Call it before [`Self::into_packed`].
     pub(super) fn slow_type(&self) -> Option<WeightType> {
         let has_kernels = quantized_kernels().is_some();
         match &self.weight {
@@ -191,7 +191,7 @@ impl Matrix {
         }
     }
 
-    /// Whether its numbers are in blocks of a quantized type, also where those are packed.
+    /// Whether its numbers are in quantized blocks, packed or not.
     #[cfg(any(feature = "cuda", test))]
     pub(super) fn is_quantized(&self) -> bool {
         match &self.weight {
@@ -201,10 +201,10 @@ impl Matrix {
         }
     }
 
-    /// The same matrix in the form that products are fastest with, where there is one; the form of the file is dropped.
+    /// Converts the matrix to the form with the fastest products, if there is one; drops the file's form.
     ///
     /// # Errors
-    /// Candle cannot give the data, or the system no memory.
+    /// Candle cannot read the data, or the system is out of memory.
     pub(super) fn into_packed(self, memory: &mut WeightMemory) -> Result<Self> {
         self.packed_for(quantized_kernels(), memory)
     }
@@ -250,8 +250,8 @@ fn dense_product(weight: &Tensor, x: &Tensor) -> Result<Tensor> {
     x.matmul(&weight.t()?)
 }
 
-/// Candle's quantized product, with one row doubled: with a single row its Q6_K kernel sums in another order than with
-/// several, which would make an answer depend on the batch.
+/// Candle's quantized product, with a single row doubled. For one row its Q6_K kernel sums in another order than for several,
+/// so an answer would depend on the batch.
 fn quantized_product(weight: &Arc<QTensor>, x: &Tensor) -> Result<Tensor> {
     if !x.device().is_cpu() {
         let product = x.to_dtype(DType::F32)?.apply_op1_no_bwd(weight.as_ref())?;
@@ -271,7 +271,7 @@ fn packed_product(parts: &[&Packed], bias: Option<&[f32]>, x: &Tensor) -> Result
     Tensor::from_vec(product, (rows, out_features), x.device())
 }
 
-/// Matrices that share an input, side by side: `[rows, in_features]` to `[rows, sum of out_features]`.
+/// Matrices that share an input, concatenated: `[rows, in_features]` to `[rows, sum of out_features]`.
 #[derive(Debug)]
 pub(super) struct Linear {
     parts: Vec<Matrix>,
@@ -323,7 +323,7 @@ impl Linear {
 }
 
 impl Linear {
-    /// `activation(first half) * second half` of the product, where one kernel of a GPU does both.
+    /// `activation(first half) * second half` of the product, if one GPU kernel computes both; else `None`.
     pub(super) fn gated(&self, x: &Tensor, activation: Activation) -> Result<Option<Tensor>> {
         let (None, [matrix]) = (&self.bias, self.parts.as_slice()) else {
             return Ok(None);
@@ -337,7 +337,7 @@ impl Linear {
     }
 }
 
-/// On a GPU dense matrices become one: one product in place of several, and no joining of what they give.
+/// On a GPU, concatenates dense matrices into one, so that one product replaces several and a concatenation.
 fn side_by_side(parts: Vec<Matrix>) -> Result<Vec<Matrix>> {
     let dense: Vec<&Tensor> = parts.iter().filter_map(Matrix::dense_on_gpu).collect();
     if parts.len() < 2 || dense.len() < parts.len() {

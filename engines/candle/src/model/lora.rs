@@ -1,11 +1,11 @@
-//! LoRA adapters: low-rank products beside those with the weights.
+//! LoRA adapters: low-rank products in addition to those with the weights.
 //!
-//! An adapter adds `(x A^T) B^T` to products of a layer: `A` is `[rank, in_features]`, and `B`, which has the adapter's scale
-//! in it already, `[out_features, rank]`. The weights stay as they are, quantized or not, so that rows of several adapters and
-//! of none are computed in one step. `decoder` asks for what is to be added, `load` makes [`AdapterWeights`], and a step's
-//! [`AdapterRows`] say which rows are whose.
+//! An adapter adds `(x A^T) B^T` to products of a layer: `A` is `[rank, in_features]`, and `B`, which includes the adapter's
+//! scale, is `[out_features, rank]`. The weights stay unchanged, quantized or not, so one step can compute rows of several
+//! adapters and of none. `decoder` applies the additions, `load` creates [`AdapterWeights`], and a step's [`AdapterRows`] assign
+//! rows to adapters.
 //!
-//! On the CPU a row's bits do not depend on the other rows here either: both products are those of `linear`.
+//! On the CPU, a row's bits do not depend on the other rows here either: both products are those of `linear`.
 //!
 //! # Source
 //! Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021; the names are those of the library `peft`.
@@ -24,31 +24,31 @@ use super::simd::LANES;
 /// Products of a layer that share an input, and that adapters may add to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Site {
-    /// Queries, keys and values, side by side.
+    /// Queries, keys and values, concatenated.
     Qkv,
-    /// What follows attention.
+    /// The output projection of attention.
     Output,
-    /// The two products that a feed-forward block begins with, side by side.
+    /// The first two products of a feed-forward block, concatenated.
     GateUp,
-    /// The product that it ends with.
+    /// The last product of a feed-forward block.
     Down,
 }
 
-/// Where a module of a layer has its columns.
+/// The columns of a module in a layer's product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AdapterTarget {
     /// The product.
     pub site: Site,
-    /// Where the module's columns begin in it.
+    /// The module's first column in it.
     pub first_column: usize,
-    /// The module's columns.
+    /// The number of the module's columns.
     pub out_features: usize,
     /// The width of its input.
     pub in_features: usize,
 }
 
 impl AdapterTarget {
-    /// Modules that an adapter may add to, without the experts' of a mixture.
+    /// Modules that an adapter may add to, without those of experts.
     pub const MODULES: [&str; 9] = [
         "q_proj",
         "k_proj",
@@ -61,8 +61,8 @@ impl AdapterTarget {
         "gate_up_proj",
     ];
 
-    /// The module that `transformers` calls so inside a layer, such as `self_attn.q_proj`; `None` for any other, and for those
-    /// of a mixture of experts. Phi's modules of several parts are among them.
+    /// The module with this name in `transformers`, inside a layer, such as `self_attn.q_proj`; `None` for others, including those
+    /// of a mixture of experts. Phi's fused modules are supported.
     #[must_use]
     pub fn of(config: &ModelConfig, module: &str) -> Option<Self> {
         let hidden = config.hidden_size;
@@ -91,7 +91,7 @@ impl AdapterTarget {
     }
 }
 
-/// What an adapter adds to some columns of a product.
+/// An adapter's addition to some columns of a product.
 #[derive(Debug)]
 struct Addition {
     site: Site,
@@ -112,7 +112,7 @@ pub struct AdapterWeights {
 }
 
 impl AdapterWeights {
-    /// An adapter of a model with so many layers that adds nothing yet.
+    /// Creates an adapter that adds nothing yet, for a model with `num_layers` layers.
     #[must_use]
     pub fn new(num_layers: usize) -> Self {
         Self {
@@ -122,11 +122,11 @@ impl AdapterWeights {
         }
     }
 
-    /// Adds to a module of layer `layer`: `a` is `[rank, in_features]` and `b`, which the scale has been multiplied into,
-    /// `[out_features, rank]`, both in the type and on the device of the model's activations.
+    /// Adds to a module of layer `layer`: `a` is `[rank, in_features]`, and `b`, which includes the scale, is
+    /// `[out_features, rank]`. Both have the type and the device of the model's activations.
     ///
     /// # Errors
-    /// There is no such layer, the shapes are others, or the system gives no memory.
+    /// There is no such layer, a shape is wrong, or the system is out of memory.
     pub fn add(&mut self, layer: usize, target: AdapterTarget, a: Tensor, b: Tensor) -> Result<()> {
         let (rank, in_features) = a.dims2()?;
         let (out_features, b_rank) = b.dims2()?;
@@ -153,7 +153,7 @@ impl AdapterWeights {
         Ok(())
     }
 
-    /// Bytes that a matrix of so many rows and columns takes: on the CPU whole tiles.
+    /// Bytes that a matrix of this size takes: on the CPU whole tiles.
     #[must_use]
     pub fn bytes_of((rows, columns): (usize, usize), dtype: DType, is_cpu: bool) -> u64 {
         let rows = if is_cpu {
@@ -171,14 +171,14 @@ impl AdapterWeights {
         self.bytes
     }
 
-    /// Whether it adds to nothing.
+    /// Whether it adds nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.layers.iter().all(Vec::is_empty)
     }
 }
 
-/// The rows of a step that one adapter adds to.
+/// The rows of a step that use one adapter.
 #[derive(Debug, Clone)]
 pub struct AdapterRows {
     /// The adapter.
@@ -187,7 +187,7 @@ pub struct AdapterRows {
     pub rows: Vec<u32>,
 }
 
-/// The same rows of the same adapter.
+/// Compares rows, and adapters by identity.
 impl PartialEq for AdapterRows {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.weights, &other.weights) && self.rows == other.rows
@@ -196,7 +196,7 @@ impl PartialEq for AdapterRows {
 
 impl Eq for AdapterRows {}
 
-/// What the adapters of a step add in one layer. It costs nothing in a step without any.
+/// The additions of a step's adapters in one layer. It costs nothing in a step without adapters.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Beside<'a> {
     adapters: &'a [AdapterRows],
@@ -204,13 +204,13 @@ pub(super) struct Beside<'a> {
 }
 
 impl<'a> Beside<'a> {
-    /// Nothing.
+    /// No additions.
     pub(super) const NOTHING: Beside<'static> = Beside {
         adapters: &[],
         layer: 0,
     };
 
-    /// What the batch's adapters add in layer `layer`.
+    /// The additions of the batch's adapters in layer `layer`.
     pub(super) fn layer(batch: &'a StepBatch, layer: usize) -> Self {
         Self {
             adapters: &batch.adapters,
@@ -223,7 +223,7 @@ impl<'a> Beside<'a> {
         self.adapters.iter().any(|rows| rows.adds(self.layer, site))
     }
 
-    /// `product`, `[rows, columns]`, that of `x`, `[rows, in_features]`, at `site`, with what the adapters add to it.
+    /// Adds the adapters' additions at `site` to `product`, `[rows, columns]`, which is the product of `x`, `[rows, in_features]`.
     pub(super) fn add(self, site: Site, x: &Tensor, product: Tensor) -> Result<Tensor> {
         if !self.adds(site) {
             return Ok(product);
@@ -275,7 +275,7 @@ impl<'a> Beside<'a> {
     }
 }
 
-/// `added` as columns from `first` on of a matrix of so many columns, whose others are zero.
+/// Pads `added` with zero columns to `columns` columns; it starts at column `first`.
 fn among(added: &Tensor, first: usize, columns: usize) -> Result<Tensor> {
     let (_, width) = added.dims2()?;
     let rest = columns.saturating_sub(first + width);
@@ -293,7 +293,7 @@ impl AdapterRows {
         self.additions(layer, site).next().is_some()
     }
 
-    /// Its rows of `x`; `None` if it adds nothing there.
+    /// The adapter's rows of `x`; `None` if it adds nothing there.
     fn select(&self, layer: usize, site: Site, x: &Tensor) -> Result<Option<Tensor>> {
         if !self.adds(layer, site) {
             return Ok(None);
@@ -310,10 +310,10 @@ impl AdapterRows {
     }
 }
 
-/// A matrix of an adapter in the type of the model's activations, multiplied by `scale` before it is rounded.
+/// A matrix of an adapter in the type of the model's activations, multiplied by `scale` before rounding.
 ///
 /// # Errors
-/// Candle refuses.
+/// Candle fails.
 pub(crate) fn scaled(
     numbers: Vec<f32>,
     shape: (usize, usize),
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(by_slices, numbers(by_tensors.unwrap()));
         let before = numbers(product.clone());
         for (row, (now, before)) in by_slices.iter().zip(&before).enumerate() {
-            // Row 2 is nobody's, and nothing is added to the last two columns.
+            // Row 2 has no adapter, and nothing is added to the last two columns.
             assert_eq!(now == before, row == 2);
             assert_eq!(now[10..], before[10..]);
         }

@@ -1,8 +1,8 @@
-//! Memory for weights and the KV cache, on huge pages where the system has them.
+//! Memory for weights and the KV cache, on huge pages if the system has them.
 //!
-//! Every step reads all weights from end to end. On pages of 4 KiB the processor looks up an address for each of them, on a
-//! virtual machine through two levels of tables, which halves the rate at which it reads. Most matrices are smaller than a
-//! huge page or end inside one, so they lie side by side in a few large maps.
+//! Every step reads all weights from end to end. With 4 KiB pages the processor translates an address for each page, in a
+//! virtual machine through two levels of tables, which halves the rate of reads. Most matrices are smaller than a huge page
+//! or end inside one, so they are placed side by side in a few large maps.
 
 #![expect(
     unsafe_code,
@@ -19,24 +19,24 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use memmap2::{MmapMut, MmapOptions, MmapRaw};
 
-/// Where huge pages begin, on the processors of our builds; also what `T` may be aligned to at most.
+/// The alignment of huge pages on the supported processors; also the largest alignment of `T`.
 const HUGE_PAGE: usize = 2 << 20;
 
-/// Bytes of a map of weights, if one matrix does not need more. What is not written takes no memory.
+/// Bytes of a map of weights, unless one matrix needs more. Unwritten memory takes no pages.
 const MAP_BYTES: usize = 64 << 20;
 
-/// Hands out memory for the weights of one model.
+/// Allocates memory for the weights of one model.
 #[derive(Debug, Default)]
 pub(super) struct WeightMemory {
-    /// What the next weights go to, and how much of it is taken.
+    /// The current map, and the bytes of it that are taken.
     open: Option<(Arc<MmapRaw>, usize)>,
 }
 
 impl WeightMemory {
-    /// Lets `fill` write `len` numbers, which are zero before.
+    /// Allocates `len` zeroed numbers and lets `fill` write them.
     ///
     /// # Errors
-    /// The system gives no memory.
+    /// The system is out of memory.
     pub(super) fn store<T: Zeroable + Copy>(
         &mut self,
         len: usize,
@@ -62,7 +62,7 @@ impl WeightMemory {
         })
     }
 
-    /// A map and where in it `bytes` are free whose address is a multiple of `align`; from now on they are taken.
+    /// Takes `bytes` in a map at an address that is a multiple of `align`; returns the map and the offset.
     fn take(&mut self, bytes: usize, align: usize) -> io::Result<(Arc<MmapRaw>, usize)> {
         if let Some((map, used)) = &mut self.open {
             let start = aligned(map, *used, align);
@@ -82,7 +82,7 @@ impl WeightMemory {
     }
 }
 
-/// The first place at or after `from` in `map` whose address is a multiple of `align`.
+/// The first offset at or after `from` in `map` whose address is a multiple of `align`.
 fn aligned(map: &MmapRaw, from: usize, align: usize) -> usize {
     next_aligned(map.as_ptr(), from, align)
 }
@@ -93,7 +93,7 @@ fn next_aligned(map: *const u8, from: usize, align: usize) -> usize {
     (address + from).next_multiple_of(align) - address
 }
 
-/// A map with room for `bytes` from its first huge page on.
+/// A map with room for `bytes` after its first huge-page boundary.
 fn map_of(bytes: usize) -> io::Result<MmapMut> {
     let len = bytes
         .checked_next_multiple_of(HUGE_PAGE)
@@ -102,13 +102,13 @@ fn map_of(bytes: usize) -> io::Result<MmapMut> {
     let map = MmapOptions::new().len(len).map_anon()?;
     #[cfg(target_os = "linux")]
     if let Err(error) = map.advise(memmap2::Advice::HugePage) {
-        // A kernel without huge pages: as correct, and slower.
+        // A kernel without huge pages is correct, but slower.
         tracing::debug!(%error, "no huge pages");
     }
     Ok(map)
 }
 
-/// Weights that do not change any more.
+/// Immutable weights.
 pub(super) struct Stored<T> {
     map: Arc<MmapRaw>,
     start: usize,
@@ -121,7 +121,7 @@ impl<T> Deref for Stored<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: `WeightMemory::store` made it of values of `T` at this place, which belongs to this one alone.
+        // SAFETY: `WeightMemory::store` wrote values of `T` at this place, which only this value owns.
         unsafe { slice::from_raw_parts(self.map.as_ptr().add(self.start).cast(), self.len) }
     }
 }
@@ -134,7 +134,7 @@ impl<T> fmt::Debug for Stored<T> {
     }
 }
 
-/// Numbers in a map of their own, zero at first. What is not written takes no memory.
+/// Numbers in their own map, initially zero. Unwritten memory takes no pages.
 pub(super) struct Numbers<T> {
     map: MmapMut,
     bytes: Range<usize>,
@@ -142,10 +142,10 @@ pub(super) struct Numbers<T> {
 }
 
 impl<T: Pod> Numbers<T> {
-    /// `len` numbers.
+    /// Allocates `len` numbers.
     ///
     /// # Errors
-    /// The system gives no memory.
+    /// The system is out of memory.
     pub(super) fn zeroed(len: usize) -> io::Result<Self> {
         const { assert!(align_of::<T>() <= HUGE_PAGE) };
         let bytes = len
@@ -193,7 +193,7 @@ mod tests {
     fn parts_are_zero_at_first_and_keep_what_they_are_given() {
         let mut memory = WeightMemory::default();
         let bytes = memory.store(5, |bytes: &mut [u8]| bytes.fill(7)).unwrap();
-        // The second of the large ones needs a map of its own.
+        // The second of the large ones needs its own map.
         let sizes = [1, 1000, MAP_BYTES / 16, MAP_BYTES / 16, 3];
         let words = sizes.map(|len| {
             memory

@@ -1,4 +1,4 @@
-//! Root-mean-square normalization, alone and together with the addition before it.
+//! Root-mean-square normalization, alone and fused with the preceding addition.
 
 #![expect(
     unsafe_code,
@@ -63,7 +63,7 @@ impl Norm {
         Tensor::from_vec(normed, x.shape(), x.device())
     }
 
-    /// `x + delta`, and the same normalized.
+    /// `x + delta`, and its norm.
     pub(super) fn add_forward(&self, x: &Tensor, delta: &Tensor) -> Result<(Tensor, Tensor)> {
         if !x.device().is_cpu() {
             if kernels::are_for(x.device(), x.dtype()) {
@@ -83,7 +83,7 @@ impl Norm {
         Ok((sum, normed))
     }
 
-    /// As `forward`; rows as wide as `weight`.
+    /// As `forward`, for rows as wide as `weight`.
     fn normed_rows(&self, x: &[f32], weight: &[f32]) -> Vec<f32> {
         let fill = |normed: &SharedMut<'_, MaybeUninit<f32>>| {
             for_each_range_of_rows(x.len(), weight.len(), x.len(), |range| {
@@ -96,7 +96,7 @@ impl Norm {
         unsafe { written(x.len(), fill) }
     }
 
-    /// As `add_forward`; rows as wide as `weight`.
+    /// As `add_forward`, for rows as wide as `weight`.
     fn add_rows(&self, x: &[f32], delta: &[f32], weight: &[f32]) -> (Vec<f32>, Vec<f32>) {
         assert_eq!(x.len(), delta.len(), "what is added is as large");
         let fill = |sum: &SharedMut<'_, MaybeUninit<f32>>,
@@ -113,7 +113,7 @@ impl Norm {
             });
         };
         let mut normed = Vec::new();
-        // SAFETY: every row is in a range, and is written in both.
+        // SAFETY: every row is in a range, and is written to both.
         let sum = unsafe {
             written(x.len(), |sum| {
                 normed = written(x.len(), |normed| fill(sum, normed))
@@ -122,7 +122,7 @@ impl Norm {
         (sum, normed)
     }
 
-    /// In plain candle operations, in f32 inside.
+    /// In plain candle operations, computed in f32.
     pub(super) fn forward_by_tensors(&self, x: &Tensor) -> Result<Tensor> {
         let wide = x.to_dtype(DType::F32)?;
         let scale = (wide.sqr()?.mean_keepdim(D::Minus1)? + f64::from(self.eps))?
@@ -138,7 +138,7 @@ impl Norm {
 /// Calls `work`, on several threads, with ranges of whole rows that together are `0..len`.
 ///
 /// # Panics
-/// The rows, `width` wide, are not whole.
+/// `len` is not a multiple of `width`.
 fn for_each_range_of_rows(
     len: usize,
     width: usize,

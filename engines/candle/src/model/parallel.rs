@@ -1,10 +1,10 @@
 //! One parallel loop on the CPU, and the threads that run it.
 //!
-//! Regions are short (tens of microseconds) and many, so threads spin between them, and sleep only when nothing has come
-//! for a while. A region waits for no thread that has not come to it: beside other programs that takes milliseconds, and a
-//! token has hundreds of regions. There are as many threads as rayon's global pool has when the first region runs, the
-//! caller's included, so that one setting bounds both. Where candle computes the products, its threads, which spin too, run
-//! our regions as well: two spinning sets would take the processors from each other.
+//! Regions are short (tens of microseconds) and many, so threads spin between them, and sleep only after some time without
+//! work. A region does not wait for threads that have not joined it: beside other programs that would take milliseconds, and a
+//! token has hundreds of regions. The number of threads, including the caller, is that of rayon's global pool when the first
+//! region runs, so one setting bounds both. If candle computes the products, its threads, which spin too, also run our regions:
+//! two spinning pools would compete for the processors.
 
 mod pool;
 
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use self::pool::Pool;
 use super::simd::quantized_kernels;
 
-/// Our threads; `None` where candle's are used.
+/// Our threads; `None` if candle's are used.
 fn pool() -> Option<&'static Pool> {
     static POOL: OnceLock<Option<Pool>> = OnceLock::new();
     let start = || Pool::new(rayon::current_num_threads().saturating_sub(1));
@@ -25,7 +25,7 @@ fn pool() -> Option<&'static Pool> {
         .as_ref()
 }
 
-/// Threads that [`for_each_range_if_large`] runs on, the caller's included.
+/// The number of threads of [`for_each_range_if_large`], including the caller.
 pub(super) fn num_threads() -> usize {
     pool().map_or_else(
         || candle_core::utils::barrier_pool().n_workers(),
@@ -33,16 +33,16 @@ pub(super) fn num_threads() -> usize {
     ) + 1
 }
 
-/// Calls `work` with ranges that together cover `0..items`: on all threads, or on this one alone when waking others
-/// would cost more than `operations` take.
+/// Calls `work` with ranges that together cover `0..items`: on all threads, or only on this one if waking others would cost
+/// more than the `operations`.
 pub(super) fn for_each_range_if_large(
     items: usize,
     operations: usize,
     work: impl Fn(Range<usize>) + Sync,
 ) {
-    /// Vector operations that take about as long as a region's start and end.
+    /// Vector operations that take about as long as starting and ending a region.
     const WORTH_SHARING: usize = 16 * 1024;
-    /// Ranges per thread, so that none waits long for the slowest.
+    /// Ranges per thread, so that no thread waits long for the slowest.
     const RANGES: usize = 8;
     if items == 0 {
         return;
@@ -66,11 +66,11 @@ pub(super) fn for_each_range_if_large(
     });
 }
 
-/// `len` numbers that `fill` writes. They are not zeroed first: with many rows that takes a good part of the time of a
-/// small operation.
+/// Allocates `len` numbers that `fill` writes. They are not zeroed first: with many rows, zeroing is a large part of the time of
+/// a small operation.
 ///
 /// # Safety
-/// `fill` writes every number.
+/// `fill` must write every number.
 #[expect(unsafe_code, reason = "numbers that are written once")]
 pub(super) unsafe fn written<T: Copy>(
     len: usize,
@@ -78,7 +78,7 @@ pub(super) unsafe fn written<T: Copy>(
 ) -> Vec<T> {
     let mut numbers = Vec::with_capacity(len);
     fill(&SharedMut::new(&mut numbers.spare_capacity_mut()[..len]));
-    // SAFETY: there is room for `len`, and the caller's promise.
+    // SAFETY: the capacity is `len`, and the caller promised that all are written.
     unsafe { numbers.set_len(len) };
     numbers
 }
@@ -112,7 +112,7 @@ mod shared {
         /// Part of the slice.
         ///
         /// # Safety
-        /// No two parts that are alive at the same time overlap.
+        /// No two parts that exist at the same time may overlap.
         ///
         /// # Panics
         /// `range` is outside the slice.

@@ -1,11 +1,11 @@
 //! Rotary position embedding with a position per row.
 //!
 //! # Source
-//! RoFormer (Su et al. 2021) in the layout of `transformers`: dimension `i` turns with `i + head_dim / 2`. Llama 3's
-//! scaling as in its reference code; YaRN (Peng et al. 2023) as in `transformers`.
+//! RoFormer (Su et al. 2021) in the layout of `transformers`: dimension `i` rotates with `i + head_dim / 2`. Llama 3's scaling
+//! as in its reference code; YaRN (Peng et al. 2023) as in `transformers`.
 //!
-//! Where only some dimensions turn, `load` orders a head's rows so that pairs still are half a head apart; those that do
-//! not turn have the frequency 0.
+//! If only some dimensions rotate, `load` orders a head's rows so that pairs are still half a head apart; the other dimensions
+//! have the frequency 0.
 
 use super::config::{Rope, RopeScaling};
 
@@ -13,23 +13,23 @@ use super::config::{Rope, RopeScaling};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Frequencies {
     per_pair: Vec<f32>,
-    /// What pairs that turn are multiplied by.
+    /// The factor of rotated pairs.
     amplitude: f32,
 }
 
 impl Frequencies {
-    /// Of layers that see everything.
+    /// For layers with full attention.
     pub(super) fn full(rope: &Rope, head_dim: usize) -> Self {
         let turning = scale(base(rope.theta, rope.rotary_dim), rope.theta, &rope.scaling);
         Self::new(turning, rope.amplitude, head_dim)
     }
 
-    /// Of layers that see everything or a window, without scaling.
+    /// For layers with full attention or a window, without scaling.
     pub(super) fn of_theta(theta: f32, head_dim: usize) -> Self {
         Self::new(base(theta, head_dim), 1.0, head_dim)
     }
 
-    /// Of layers with a sliding window.
+    /// For layers with a sliding window.
     pub(super) fn windowed(rope: &Rope, head_dim: usize) -> Self {
         match rope.window_theta {
             Some(theta) => Self::new(base(theta, rope.rotary_dim), 1.0, head_dim),
@@ -37,7 +37,7 @@ impl Frequencies {
         }
     }
 
-    /// Of layers that do not turn their heads, such as those of models whose positions are embeddings.
+    /// For layers without rotation, such as those of models with position embeddings.
     pub(super) fn still(head_dim: usize) -> Self {
         Self::new(Vec::new(), 1.0, head_dim)
     }
@@ -50,12 +50,12 @@ impl Frequencies {
         }
     }
 
-    /// What pairs that turn are multiplied by.
+    /// The factor of rotated pairs.
     pub(super) fn amplitude(&self) -> f32 {
         self.amplitude
     }
 
-    /// The angle of one position, for each pair of dimensions.
+    /// The angle per position, for each pair of dimensions.
     pub(super) fn per_pair(&self) -> &[f32] {
         &self.per_pair
     }
@@ -82,7 +82,7 @@ impl Frequencies {
         }
     }
 
-    /// Multiplies what is there of pairs that turn.
+    /// Multiplies the entries of rotated pairs by the amplitude.
     fn amplify(&self, rows: &mut [f32]) {
         for row in rows.chunks_exact_mut(self.per_pair.len()) {
             for (value, frequency) in row.iter_mut().zip(&self.per_pair) {
@@ -94,14 +94,14 @@ impl Frequencies {
     }
 }
 
-/// How far each pair of dimensions of each row turns.
+/// The rotation of each pair of dimensions in each row.
 #[derive(Debug, Clone)]
 pub(super) struct Turns {
     /// `[rows, width]`.
     pub(super) cos: Vec<f32>,
     /// `[rows, width]`.
     pub(super) sin: Vec<f32>,
-    /// Half of a head.
+    /// Half of a head's width.
     pub(super) width: usize,
 }
 
@@ -166,14 +166,14 @@ fn scale(mut frequencies: Vec<f32>, theta: f32, scaling: &RopeScaling) -> Vec<f3
     frequencies
 }
 
-/// Which pair turns so often in a context, as a number between pairs.
+/// The pair that rotates `turns` times in a context, as a fractional index.
 #[expect(clippy::cast_precision_loss, reason = "sizes of a model")]
 fn pair_that_turns(turns: f32, pairs: usize, theta: f32, context_length: usize) -> f32 {
     let wavelength = context_length as f32 / (turns * std::f32::consts::TAU);
     pairs as f32 * wavelength.ln() / theta.ln()
 }
 
-/// Divides frequencies from pair `last` on, keeps those up to `first`, and blends those between.
+/// Divides the frequencies from pair `last` on, keeps those up to `first`, and blends those between.
 #[expect(clippy::cast_precision_loss, reason = "the number of a pair")]
 fn blend(frequencies: &mut [f32], factor: f32, first: f32, last: f32) {
     let highest = (2 * frequencies.len()) as f32 - 1.0;
@@ -185,7 +185,7 @@ fn blend(frequencies: &mut [f32], factor: f32, first: f32, last: f32) {
     }
 }
 
-/// Turns one head in place.
+/// Rotates one head in place.
 #[inline(always)]
 pub(super) fn turn(head: &mut [f32], cos: &[f32], sin: &[f32]) {
     let (first, second) = head.split_at_mut(head.len() / 2);

@@ -1,5 +1,5 @@
-//! Vector code without a build for one processor: the widest instructions that this processor has are chosen at run
-//! time, and plain loops over fixed-size arrays become vector instructions in each version.
+//! Vector code without a build per processor: it chooses this processor's widest instructions at run time, and the compiler
+//! turns plain loops over fixed-size arrays into vector instructions for each version.
 //!
 //! A kernel is an `#[inline(always)]` function with a `const FMA: bool`; [`by_simd!`] compiles it once per level.
 
@@ -40,15 +40,15 @@ pub(super) enum Level {
 
 static LEVEL: OnceLock<Level> = OnceLock::new();
 
-/// The level that kernels are used of: this processor's, unless [`choose`] came before the first kernel.
+/// The level of the kernels: this processor's, unless [`choose`] was called before the first kernel.
 pub(super) fn level() -> Level {
     *LEVEL.get_or_init(detect)
 }
 
-/// Bounds the level that kernels are used of. `false` if they are used already, and of another level.
+/// Limits the level of the kernels. Returns `false` if another level is in use already.
 ///
 /// # Errors
-/// This processor has no such instructions.
+/// This processor lacks the instructions.
 pub(crate) fn choose(isa: IsaChoice) -> Result<bool, String> {
     let detected = detect();
     let chosen = match isa {
@@ -77,7 +77,7 @@ pub(crate) fn choose(isa: IsaChoice) -> Result<bool, String> {
     Ok(*LEVEL.get_or_init(|| chosen) == chosen)
 }
 
-/// What the kernels for quantized weights are compiled for. A value exists only of what this processor has.
+/// The instructions of the kernels for quantized weights. A value exists only for what this processor has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QuantizedKernels {
     /// As [`Level::Avx512Vnni`].
@@ -100,7 +100,7 @@ pub(crate) enum QuantizedKernels {
     Neon,
 }
 
-/// The kernels for quantized weights that are used; `None` if there are none for this processor.
+/// The kernels for quantized weights; `None` if there are none for this processor.
 pub(crate) fn quantized_kernels() -> Option<QuantizedKernels> {
     match level() {
         #[cfg(target_arch = "x86_64")]
@@ -170,7 +170,7 @@ fn detect() -> Level {
     Level::Baseline
 }
 
-/// Whether the baseline has a fused multiply-add (on x86 also F16C); without one `f32::mul_add` is a slow call.
+/// Whether the baseline has a fused multiply-add (on x86 also F16C); without it `f32::mul_add` is a slow call.
 pub(super) const BASELINE_FMA: bool = cfg!(any(
     target_arch = "aarch64",
     all(target_feature = "fma", target_feature = "f16c")
@@ -193,7 +193,7 @@ macro_rules! by_simd {
                 }
                 match $crate::model::simd::level() {
                     $crate::model::simd::Level::Avx512Vnni | $crate::model::simd::Level::Avx512 => {
-                        // SAFETY: `level` saw these features on this processor.
+                        // SAFETY: `level` detected these features on this processor.
                         #[expect(unsafe_code, reason = "run-time choice of instructions")]
                         return unsafe { avx512 $(::<$($generic),+ $(,$type)?>)? ($($arg),*) };
                     }
@@ -211,13 +211,13 @@ macro_rules! by_simd {
 }
 pub(super) use by_simd;
 
-/// `a * b + c`, fused where that is an instruction.
+/// `a * b + c`, fused if there is an instruction.
 #[inline(always)]
 pub(super) fn fma<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// Adds `factors[i] * lanes` to the `i`th total. Spelled out for x86, where the compiler does not find it.
+/// Adds `factors[i] * lanes` to the `i`th total. Written with intrinsics for x86, where the compiler does not find it.
 #[inline(always)]
 pub(super) fn multiply_add<const FMA: bool, const N: usize>(
     factors: &[f32; N],
@@ -233,7 +233,7 @@ pub(super) fn multiply_add<const FMA: bool, const N: usize>(
             for half in 0..LANES / 8 {
                 let total = totals[i][half * 8..].as_mut_ptr();
                 #[expect(unsafe_code, reason = "intrinsics of the processor")]
-                // SAFETY: `FMA` says that the processor has the instructions; eight numbers are read and written in
+                // SAFETY: `FMA` implies that the processor has the instructions; eight numbers are read and written in
                 // arrays of sixteen.
                 unsafe {
                     let lanes = _mm256_loadu_ps(lanes[half * 8..].as_ptr());
@@ -252,7 +252,7 @@ pub(super) fn multiply_add<const FMA: bool, const N: usize>(
     }
 }
 
-/// Sixteen half-precision numbers in f32. `FMA` also says that the processor has F16C.
+/// Converts sixteen half-precision numbers to f32. `FMA` also implies that the processor has F16C.
 #[inline(always)]
 pub(super) fn widen<const FMA: bool>(numbers: &[f16; LANES]) -> [f32; LANES] {
     let mut lanes = [0.0f32; LANES];
@@ -261,7 +261,7 @@ pub(super) fn widen<const FMA: bool>(numbers: &[f16; LANES]) -> [f32; LANES] {
         use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps, _mm256_storeu_ps};
         for half in 0..LANES / 8 {
             #[expect(unsafe_code, reason = "intrinsics of the processor")]
-            // SAFETY: `FMA` says that the processor has the instructions; eight numbers are read and written in arrays of
+            // SAFETY: `FMA` implies that the processor has the instructions; eight numbers are read and written in arrays of
             // sixteen.
             unsafe {
                 let wide = _mm256_cvtph_ps(_mm_loadu_si128(numbers[half * 8..].as_ptr().cast()));
@@ -309,7 +309,7 @@ pub(super) fn tanh<const FMA: bool>(x: f32) -> f32 {
     1.0 - 2.0 / (exp::<FMA>(2.0 * x) + 1.0)
 }
 
-/// The sum of `values`, in an order that depends on their number only.
+/// The sum of `term` over `values`, in an order that depends only on their number.
 #[inline(always)]
 pub(super) fn sum_of<const FMA: bool>(values: &[f32], term: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];

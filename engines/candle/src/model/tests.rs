@@ -1,6 +1,6 @@
-//! The decoder against `transformers`, and against itself: however rows are packed, chunked and placed, the bits stay.
+//! The decoder compared with `transformers`, and with itself: packing, chunking and placement of rows change no bits.
 //!
-//! The reference models and logits are made by `tests/reference/make.py`.
+//! `tests/reference/make.py` makes the reference models and logits.
 
 mod lora;
 mod on_gpu;
@@ -15,7 +15,7 @@ use super::*;
 use crate::load::{OpenModel, Quantization, WeightOptions};
 
 const BLOCK_SIZE: usize = 4;
-/// Reference models of plain weights. Of the last there are no GGUF files.
+/// Reference models of plain weights. GGUF files cannot hold the last one.
 pub(crate) const MODELS: [&str; 16] = [
     "llama",
     "llama3",
@@ -35,7 +35,7 @@ pub(crate) const MODELS: [&str; 16] = [
     "gpt-oss-bf16",
 ];
 
-/// How far logits may be from the reference, absolutely; they are of order 1 to 10.
+/// The absolute tolerance of logits against the reference; they are of order 1 to 10.
 const TOLERANCE: f32 = 1e-4;
 
 #[derive(Deserialize)]
@@ -46,7 +46,7 @@ struct Expected {
 #[derive(Deserialize)]
 struct Case {
     tokens: Vec<u32>,
-    /// Of the last rows.
+    /// The logits of the last rows.
     logits: Vec<Vec<f32>>,
 }
 
@@ -99,7 +99,7 @@ fn cache_of(dtype: DType, config: &ModelConfig) -> KvCache {
     KvCache::try_new(config, spec(dtype), &Device::Cpu).unwrap()
 }
 
-/// One sequence's share of a step: its tokens so far, how many were computed before, and its blocks.
+/// One sequence's part of a step: its tokens so far, the number computed before, and its blocks.
 struct Chunk<'a> {
     tokens: &'a [u32],
     done: usize,
@@ -134,7 +134,7 @@ fn rows(logits: &Tensor) -> Vec<Vec<f32>> {
     logits.to_vec2().unwrap()
 }
 
-/// Blocks that are neither in order nor neighbours.
+/// Blocks that are neither sorted nor adjacent.
 fn scattered_blocks(from: u32) -> Vec<u32> {
     (0..16).map(|i| from + (i * 7 + 3) % 16).collect()
 }
@@ -186,7 +186,7 @@ fn logits_equal_the_reference() {
     }
 }
 
-/// The models for which bits are compared: every architecture, in f32 and as it is served by default.
+/// The models whose bits are compared: every architecture, in f32 and as served by default.
 fn subjects() -> impl Iterator<Item = Subject> {
     MODELS.into_iter().flat_map(|name| {
         [
@@ -261,7 +261,7 @@ fn a_row_has_the_same_bits_beside_any_others() {
             .collect();
         let mut kv = subject.cache();
         let blocks: Vec<_> = (0..4).map(|i| scattered_blocks(i * 16)).collect();
-        // First one token less of each; then a whole prompt beside single rows and a chunk.
+        // First all but one token of each; then a whole prompt beside single rows and a chunk.
         let chunks = |done: [usize; 4], end: [usize; 4]| -> Vec<Chunk<'_>> {
             let parts = cases.iter().zip(&blocks).zip(done.into_iter().zip(end));
             let chunks = parts.map(|((case, blocks), (done, end))| Chunk {

@@ -1,14 +1,14 @@
-//! Where the decoder gets its weights: [`Weights`], which `load` implements for safetensors and GGUF files.
+//! The source of the decoder's weights: [`Weights`], which `load` implements for safetensors and GGUF files.
 
 use candle_core::{Device, Tensor};
 
 use crate::error::LoadError;
 use crate::model::linear::Matrix;
 
-/// Tensors by their names in `transformers`' checkpoints (`model.layers.0.self_attn.q_proj.weight`), whatever the file
-/// calls them. The decoder asks for each once, in order, so that loading can report progress.
+/// Tensors by their names in `transformers`' checkpoints (`model.layers.0.self_attn.q_proj.weight`), whatever the file's names
+/// are. The decoder requests each once, in order, so that loading can report progress.
 pub trait Weights {
-    /// Where tensors go.
+    /// The device of the tensors.
     fn device(&self) -> &Device;
 
     /// A vector or a small tensor (norm weights, biases), in f32 on the CPU, in the compute type on a GPU.
@@ -28,8 +28,7 @@ pub trait Weights {
         in_features: usize,
     ) -> Result<Matrix, LoadError>;
 
-    /// The token embedding, `[vocab_size, hidden_size]`, from which rows are looked up, and which is the output matrix
-    /// too in tied models.
+    /// The token embedding, `[vocab_size, hidden_size]`, as a lookup table; in tied models also the output matrix.
     ///
     /// # Errors
     /// As for `tensor`.

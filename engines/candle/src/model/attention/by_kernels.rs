@@ -1,8 +1,8 @@
-//! Attention by kernels of our own: `kernels/attention.cuh` and `kernels/prefill.cuh`.
+//! Attention by our own kernels: `kernels/attention.cuh` and `kernels/prefill.cuh`.
 //!
-//! One kernel makes queries ready and puts keys and values into their slots; then decode rows and prefill chunks, each with
-//! a kernel of their own, read the KV blocks where they lie. Long contexts of few decode rows are split, so that the whole
-//! GPU reads them, and a last kernel merges the splits.
+//! One kernel prepares queries and stores keys and values in their slots. Then decode rows and prefill chunks, each with their
+//! own kernel, read the KV blocks in place. Long contexts of few decode rows are split to use the whole GPU, and a last kernel
+//! merges the splits.
 
 use bytemuck::NoUninit;
 use candle_core::{DType, Device, Result, Tensor};
@@ -12,28 +12,27 @@ use super::plan::{MANY_QUERIES, Plan, Tiles};
 use crate::model::kernels::{self, Launch, address, module_of, narrow, to_write};
 use crate::model::norm::Norm;
 
-/// Threads of a block; as in `attention.cuh` and `prefill.cuh`.
+/// Threads per block; as in `attention.cuh` and `prefill.cuh`.
 const THREADS: u32 = 128;
-/// Warps of a block, each of which makes one head ready.
+/// Warps per block; each prepares one head.
 const WARPS: usize = 4;
 /// Dimensions that one lane reads at once.
 const DIMENSIONS_PER_LANE: usize = 8;
-/// Threads of a block that attends for one query; `ATTEND_THREADS` in `attention.cuh`.
+/// Threads per block for a single query; `ATTEND_THREADS` in `attention.cuh`.
 const THREADS_OF_ONE: u32 = 256;
-/// Blocks that keep a large GPU busy; contexts are split until there are about as many.
+/// Blocks that keep a large GPU busy; contexts are split to reach about this number.
 const BLOCKS_WANTED: usize = 512;
-/// Positions for each group of lanes up to which one block is faster than several and a merge.
+/// Positions per group of lanes up to which one block is faster than several and a merge.
 const POSITIONS_UNSPLIT: usize = 8;
 const MOST_SPLITS: usize = 64;
 
-/// Whether the kernels take heads of this size and numbers of this type on this device. What they do not take goes the way
-/// of `tensors`.
+/// Whether the kernels support this head size and type on this device. `tensors` computes the other cases.
 pub(in crate::model) fn cover(device: &Device, dtype: DType, head_dim: usize) -> bool {
     let is_size = head_dim.is_multiple_of(DIMENSIONS_PER_LANE) && (8..=256).contains(&head_dim);
     is_size && kernels::are_for(device, dtype)
 }
 
-/// Whether there is a kernel for many queries at once: tensor cores multiply halves alone.
+/// Whether there is a kernel for many queries at once: tensor cores multiply only 16-bit floats.
 pub(in crate::model) fn has_many(dtype: DType) -> bool {
     dtype != DType::F32
 }
@@ -130,13 +129,13 @@ fn make_heads(
         },
     };
     #[expect(unsafe_code, reason = "kernels write through addresses")]
-    // SAFETY: the batch was checked, so slots are in the cache; `queries` is new and has a row for each of `qkv`.
+    // SAFETY: the batch was checked, so slots are in the cache; `queries` is new and has one row per row of `qkv`.
     unsafe {
         launch.on(qkv.device())
     }
 }
 
-/// A norm's address, or none, and its epsilon.
+/// A norm's address, or zero without one, and its epsilon.
 fn norm(norm: Option<&Norm>, dtype: DType) -> Result<(u64, f32)> {
     match norm {
         None => Ok((0, 0.0)),
@@ -172,7 +171,7 @@ struct AttendArguments {
 
 const _: () = assert!(size_of::<AttendArguments>() == 104);
 
-/// One layer's attention, its queries made ready.
+/// One layer's attention with prepared queries.
 struct Call<'a> {
     attention: &'a Attention,
     plan: &'a Plan,
@@ -182,7 +181,7 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Decode rows, and all rows where there is no kernel for many queries.
+    /// Decode rows, and all rows if there is no kernel for many queries.
     fn few(&self) -> Result<()> {
         let tiles = self.plan.places.few;
         let Attention {
@@ -226,7 +225,7 @@ impl Call<'_> {
         self.launch(&format!("prefill_d{size}"), grid, THREADS, arguments)
     }
 
-    /// Parts that contexts are cut into, of blocks with so many groups of lanes.
+    /// The number of parts to split contexts into, for blocks with this many groups of lanes.
     fn splits(&self, tiles: Tiles, groups: usize) -> usize {
         let window = self.attention.window.unwrap_or(usize::MAX);
         let positions = tiles.longest_context.min(window);
@@ -236,7 +235,7 @@ impl Call<'_> {
         }
         let blocks = tiles.count * self.attention.num_kv_heads;
         let wanted = BLOCKS_WANTED.div_ceil(blocks);
-        // Who has to merge anyway cuts finer.
+        // If a merge is needed anyway, finer splits are better.
         let most = positions.div_ceil(unsplit / 2);
         wanted.min(most).clamp(1, MOST_SPLITS)
     }
@@ -287,8 +286,8 @@ impl Call<'_> {
             arguments,
         };
         #[expect(unsafe_code, reason = "kernels write through addresses")]
-        // SAFETY: the batch was checked, so blocks are in the cache; `queries`, `out` and `partials` have the sizes that the
-        // grid and the arguments say.
+        // SAFETY: the batch was checked, so blocks are in the cache; `queries`, `out` and `partials` match the sizes of the grid
+        // and the arguments.
         unsafe {
             launch.on(self.out.device())
         }

@@ -1,9 +1,9 @@
 //! The attention kernel for main memory.
 //!
-//! Work is cut into tiles (a few rows of a sequence, with the query heads that share one key and value head), and a
-//! tile's context into partitions of [`PARTITION`] tokens at fixed positions. Each partition gives a partial result;
-//! partials are merged in order. So a row's result depends on its own query and context only, bit for bit: not on the
-//! rows in its tile, the chunk it came in, the numbers of its KV blocks, or the threads that shared the work.
+//! Work is divided into tiles (a few rows of a sequence, with the query heads that share one key and value head), and a tile's
+//! context into partitions of [`PARTITION`] tokens at fixed positions. Each partition computes a partial result, and partials
+//! are merged in order. So a row's result depends only on its own query and context, bit for bit: not on the rows in its tile,
+//! its chunk, the numbers of its KV blocks, or the threads that share the work.
 //!
 //! # Source
 //! Partial softmax and merge as in FlashAttention and Flash-Decoding (Dao et al. 2022, 2023).
@@ -18,7 +18,7 @@ use crate::model::batch::{SequenceRows, StepBatch};
 use crate::model::kv_cache::{HostLayer, KvNumber};
 use crate::model::parallel::{SharedMut, for_each_range_if_large, num_threads};
 
-/// Query vectors of a tile, about: enough to use each key that is read several times, few enough for the cache.
+/// The approximate number of query vectors per tile: enough to reuse each key, few enough for the cache.
 const TILE_QUERIES: usize = 32;
 
 /// One unit of work.
@@ -31,11 +31,11 @@ struct Item {
     /// Key and value head.
     head: usize,
     partitions: Range<usize>,
-    /// Where partials go when other items have the tile's other partitions.
+    /// The range of its partials, if other items have other partitions of the tile.
     partials: Option<Range<usize>>,
 }
 
-/// Attends with `queries`, `[rows, num_heads * head_dim]`; gives the same shape.
+/// Attends with `queries`, `[rows, num_heads * head_dim]`; returns the same shape.
 pub(super) fn attend<T: KvNumber>(
     attention: &Attention,
     queries: &[f32],
@@ -60,14 +60,14 @@ pub(super) fn attend<T: KvNumber>(
                     }
                     tile.for_each_query(|query, range| {
                         #[expect(unsafe_code, reason = "threads write disjoint parts")]
-                        // SAFETY: rows and heads of tiles do not overlap.
+                        // SAFETY: the rows and heads of tiles do not overlap.
                         let out = unsafe { shared_out.part(range) };
                         scratch.finish(query, tile.sink(query), out);
                     });
                 }
                 Some(places) => {
                     #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
-                    // SAFETY: each item has places of its own.
+                    // SAFETY: each item has its own places.
                     let places = unsafe { shared_partials.part(places.clone()) };
                     for (place, index) in places.iter_mut().zip(item.partitions.clone()) {
                         scratch.run(&tile, kv, index);
@@ -88,7 +88,7 @@ pub(super) fn attend<T: KvNumber>(
     out
 }
 
-/// Merges the partials of tiles that several items shared.
+/// Merges the partials of tiles that are divided among items.
 fn merge_split_tiles(
     attention: &Attention,
     batch: &StepBatch,
@@ -129,9 +129,9 @@ fn merge_split_tiles(
 #[derive(Debug)]
 struct Plan {
     items: Vec<Item>,
-    /// Partials to keep.
+    /// The number of partials to keep.
     partials: usize,
-    /// About how many vector operations all items take.
+    /// The approximate number of vector operations of all items.
     operations: usize,
 }
 
@@ -167,7 +167,7 @@ impl Plan {
         .split(num_threads())
     }
 
-    /// Cuts long tiles when there are too few to keep all threads busy to the end.
+    /// Splits long tiles if there are too few tiles to keep all threads busy to the end.
     fn split(self, threads: usize) -> Self {
         const ITEMS_PER_THREAD: usize = 4;
         let wanted = threads * ITEMS_PER_THREAD;
@@ -201,7 +201,7 @@ impl Plan {
     }
 }
 
-/// The partitions that any of `rows` sees.
+/// The partitions that any of `rows` attends to.
 fn partitions(attention: &Attention, sequence: &SequenceRows, rows: &Range<usize>) -> Range<usize> {
     let position = |row: usize| sequence.context_len - (sequence.rows.end - row);
     let visible = |row: usize| attention.visible(position(row), sequence.context_len);
@@ -234,30 +234,30 @@ impl<'a> Tile<'a> {
         }
     }
 
-    /// Query vectors: those of the first row, then those of the next.
+    /// The number of query vectors: those of the first row, then those of the next.
     fn num_queries(&self) -> usize {
         self.rows.len() * self.attention.group()
     }
 
-    /// The positions that a query sees.
+    /// The positions that a query attends to.
     fn visible(&self, query: usize) -> Range<usize> {
         let position = self.first_position + query / self.attention.group();
         self.attention.visible(position, self.context_len)
     }
 
-    /// The positions that any of the queries sees.
+    /// The positions that any of the queries attends to.
     fn visible_to_any(&self) -> Range<usize> {
         self.visible(0).start..self.visible(self.num_queries() - 1).end
     }
 
-    /// The score beside those of the positions, if there is one.
+    /// The query's sink score, if there is one.
     fn sink(&self, query: usize) -> Option<f32> {
         let group = self.attention.group();
         let sinks = self.attention.sinks.as_ref()?;
         Some(sinks.host[self.head * group + query % group])
     }
 
-    /// Each query and where it is in `[rows, num_heads * head_dim]`.
+    /// Calls `f` with each query and its range in `[rows, num_heads * head_dim]`.
     fn for_each_query(&self, mut f: impl FnMut(usize, Range<usize>)) {
         let group = self.attention.group();
         let head_dim = self.attention.head_dim;

@@ -1,5 +1,5 @@
-//! [`Plan`]: which row of a step belongs where, as the kernels read it. One array of words, made on the host and copied to
-//! the device once for all layers.
+//! [`Plan`]: the layout of a step's rows, as the kernels read it. It is one array of words, made on the host and copied to the
+//! device once for all layers.
 
 use candle_core::{Device, Result, Tensor};
 
@@ -7,57 +7,57 @@ use crate::model::batch::StepBatch;
 use crate::model::kernels::narrow;
 use crate::model::rope::Frequencies;
 
-/// Queries that a block of the kernel for many queries works on; `PREFILL_QUERIES` in `prefill.cuh`.
+/// Queries per block of the kernel for many queries; `PREFILL_QUERIES` in `prefill.cuh`.
 pub(super) const MANY_QUERIES: usize = 64;
-/// The most queries that a block of the kernel for few queries works on.
+/// The most queries per block of the kernel for few queries.
 const MOST_FEW_QUERIES: usize = 8;
-/// Queries up to which each has a block of its own: reading keys and values once for several is no gain where the GPU has room for
-/// more blocks.
+/// Up to this number of queries, each gets its own block. Sharing the reads of keys and values gains nothing while the GPU has
+/// room for more blocks.
 const QUERIES_ALONE: usize = 64;
 /// `Sequence` in `attention.cuh`.
 const WORDS_PER_SEQUENCE: usize = 4;
 
-/// A step's plan, on the device. Queries are those of one key and value head: `group` of them a row.
+/// A step's plan, on the device. Queries are counted per key and value head: `group` of them per row.
 #[derive(Debug)]
 pub(in crate::model) struct Plan {
     pub(super) words: Tensor,
     pub(super) places: Places,
 }
 
-/// What is where in a plan's words. Of a step of decode rows it depends on their number alone, so that the same launches serve
-/// every step of as many.
+/// The offsets of the parts of a plan's words. For a step of decode rows they depend only on the number of rows, so the same
+/// launches serve every step of that size.
 #[derive(Debug, Clone)]
 pub(in crate::model) struct Places {
-    /// Of each row.
+    /// One per row.
     pub(super) positions: u32,
     pub(super) slots: u32,
-    /// Each of the frequencies: one for each pair, then the amplitude.
+    /// For each set of frequencies: one number per pair, then the amplitude.
     pub(super) frequencies: Vec<u32>,
     /// `Sequence` in `attention.cuh`.
     pub(super) sequences: u32,
-    /// Above all decode rows.
+    /// Mainly decode rows.
     pub(super) few: Tiles,
     /// Prefill chunks.
     pub(super) many: Tiles,
 }
 
-/// Blocks of a kernel: each takes some queries of one sequence.
+/// The blocks of a kernel: each handles some queries of one sequence.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Tiles {
-    /// Where in the words: for each tile the sequence and its first query.
+    /// The offset in the words: for each tile the sequence and its first query.
     pub(super) start: u32,
     pub(super) count: usize,
-    /// The most queries of a tile.
+    /// The most queries per tile.
     pub(super) queries: usize,
     /// The longest context of a sequence in the tiles.
     pub(super) longest_context: usize,
 }
 
-/// What a plan depends on beside the batch.
+/// The inputs of a plan beside the batch.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::model) struct PlanFor<'a> {
     pub(in crate::model) frequencies: &'a [Frequencies],
-    /// Query heads of a key and value head.
+    /// Query heads per key and value head.
     pub(in crate::model) group: usize,
     /// Whether there is a kernel for many queries.
     pub(in crate::model) has_many: bool,
@@ -75,7 +75,7 @@ impl Plan {
         Ok(Self { words, places })
     }
 
-    /// A plan whose words lie in a tensor already.
+    /// Creates a plan whose words are already in a tensor.
     #[cfg_attr(
         not(feature = "cuda"),
         expect(dead_code, reason = "graphs alone have them in a place of their own")
@@ -86,7 +86,7 @@ impl Plan {
 }
 
 impl Places {
-    /// The words, and what is where in them.
+    /// Creates the words, and the offsets of their parts.
     pub(in crate::model) fn try_new(
         batch: &StepBatch,
         of: PlanFor<'_>,
@@ -103,7 +103,7 @@ impl Places {
             |rows: usize| of.has_many && rows > 1 && rows * of.group > 2 * MOST_FEW_QUERIES;
         let few = words.tiles(batch, of.group, None, |rows| !is_many(rows))?;
         let many = words.tiles(batch, of.group, Some(MANY_QUERIES), is_many)?;
-        // Blocks are last: how many there are changes nobody else's place.
+        // Tiles come last: their number does not move the other parts.
         let sequences = narrow(words.0.len())?;
         let first_block = words.0.len() + WORDS_PER_SEQUENCE * batch.sequences.len();
         let mut blocks = Vec::new();
@@ -128,7 +128,7 @@ impl Places {
         Ok((words.0, places))
     }
 
-    /// Takes the contexts of decode rows for as long as this, so that what is split for one step is split for another.
+    /// Treats the contexts of decode rows as this long, so that all steps have the same splits.
     #[cfg_attr(
         not(feature = "cuda"),
         expect(dead_code, reason = "graphs alone serve several steps")
@@ -149,15 +149,15 @@ fn bits(frequencies: &Frequencies) -> Vec<u32> {
 struct Words(Vec<u32>);
 
 impl Words {
-    /// Returns where the words begin.
+    /// Appends words; returns their offset.
     fn add(&mut self, words: &[u32]) -> Result<u32> {
         let start = narrow(self.0.len())?;
         self.0.extend_from_slice(words);
         Ok(start)
     }
 
-    /// The tiles of those sequences whose number of rows is `wanted`; of `queries` each, or of as many as the kernel for few
-    /// queries best takes.
+    /// The tiles of the sequences whose number of rows satisfies `wanted`, with `queries` each, or with the best number for the
+    /// kernel for few queries.
     fn tiles(
         &mut self,
         batch: &StepBatch,

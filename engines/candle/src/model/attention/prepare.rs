@@ -1,4 +1,4 @@
-//! From a row's projections to what attention reads: heads normalized and turned, keys and values in their slots.
+//! Prepares a row's projections for attention: normalizes and rotates heads, and stores keys and values in their slots.
 
 use std::mem::MaybeUninit;
 
@@ -23,7 +23,7 @@ pub(super) fn queries(attention: &Attention, qkv: &[f32], turns: &Turns) -> Resu
                 for row in range {
                     let qkv = &qkv[row * attention.qkv_width()..][..width];
                     #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
-                    // SAFETY: each row is in one range only.
+                    // SAFETY: each row is in only one range.
                     let out = unsafe { out.part(row * width..(row + 1) * width) };
                     let out = out.write_copy_of_slice(qkv);
                     prepare_heads(out, attention.head_dim, norm, turns, row, attention.scale);
@@ -38,7 +38,7 @@ pub(super) fn queries(attention: &Attention, qkv: &[f32], turns: &Turns) -> Resu
     })
 }
 
-/// Puts keys and values of all rows into their slots.
+/// Stores the keys and values of all rows in their slots.
 pub(super) fn store_keys_and_values<T: KvNumber>(
     attention: &Attention,
     qkv: &[f32],
@@ -85,7 +85,7 @@ fn with_norm<R>(norm: Option<&Norm>, f: impl FnOnce(NormOf<'_>) -> R) -> Result<
 }
 
 by_simd! {
-    /// Normalizes, turns and scales the heads of one row in place.
+    /// Normalizes, rotates and scales the heads of one row in place.
     fn prepare_heads(heads: &mut [f32], head_dim: usize, norm: NormOf<'_>, turns: &Turns, row: usize, scale: f32)
         = prepare_heads_inner
 }

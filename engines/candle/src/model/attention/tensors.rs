@@ -1,4 +1,4 @@
-//! Attention in plain candle operations, for devices without a kernel of our own: sequence by sequence, keys and values
+//! Attention in plain candle operations, for devices without our own kernels: sequence by sequence, with keys and values
 //! gathered from their slots.
 
 use candle_core::{D, DType, Device, Result, Tensor};
@@ -45,7 +45,7 @@ pub(super) fn forward(
     Tensor::cat(&outputs, 0)
 }
 
-/// Puts each row into its slot.
+/// Stores each row in its slot.
 fn store(to: &Tensor, rows: &Tensor, batch: &StepBatch) -> Result<()> {
     let slots = Tensor::from_slice(&batch.slots, (batch.slots.len(), 1), rows.device())?;
     let slots = slots.expand(rows.shape())?.contiguous()?;
@@ -70,7 +70,7 @@ impl TurnTensors {
     }
 }
 
-/// Heads normalized and turned, `[rows, heads, head_dim]`.
+/// Normalizes and rotates heads, `[rows, heads, head_dim]`.
 fn prepare(
     x: &Tensor,
     head_dim: usize,
@@ -93,7 +93,7 @@ fn prepare(
     Tensor::cat(&[first, second], D::Minus1)
 }
 
-/// One sequence's rows, `[rows, num_heads * head_dim]`.
+/// Attention of one sequence's rows, `[rows, num_heads * head_dim]`.
 fn attend(
     attention: &Attention,
     q: &Tensor,
@@ -121,7 +121,7 @@ fn attend(
             .transpose(0, 1)?
             .to_dtype(q.dtype())
     };
-    // A head's queries in order of rows, then of heads in the group: [kv_heads, rows * group, head_dim].
+    // A head's queries, ordered by row and then by head in the group: [kv_heads, rows * group, head_dim].
     let q = q
         .narrow(0, sequence.rows.start, rows)?
         .reshape((rows, kv_heads, group, head_dim))?;
@@ -161,7 +161,7 @@ fn slot(sequence: &SequenceRows, position: usize, block_size: usize) -> Result<u
     u32::try_from(slot).map_err(candle_core::Error::wrap)
 }
 
-/// 0 where a query sees a position, else minus infinity: `[rows * group, positions]`.
+/// 0 if a query attends to a position, else minus infinity: `[rows * group, positions]`.
 fn mask(
     attention: &Attention,
     sequence: &SequenceRows,

@@ -1,4 +1,4 @@
-//! A decoder from its weights.
+//! Builds a decoder from its weights.
 
 use candle_core::Tensor;
 
@@ -16,17 +16,17 @@ use crate::model::weights::Weights;
 
 type Result<T> = std::result::Result<T, LoadError>;
 
-/// Asks for each weight once, in the order in which they are used.
+/// Requests each weight once, in the order of use.
 pub(super) struct Builder<'a> {
     config: &'a ModelConfig,
     weights: &'a mut dyn Weights,
     memory: WeightMemory,
     slow: Vec<SlowMatrix>,
-    /// Weights of all products.
+    /// The number of weights of all products.
     all_weights: f64,
-    /// In how many of a matrix's products a row takes part: less than 1 of experts.
+    /// The share of a matrix's products that a row takes part in: less than 1 for experts.
     use_of_weights: f64,
-    /// Those of the layers so far.
+    /// The frequencies of the layers so far.
     frequencies: Vec<Frequencies>,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The whole decoder.
+    /// Builds the whole decoder.
     pub(super) fn model(mut self) -> Result<Model> {
         let config = self.config;
         let (vocab_size, hidden) = (config.vocab_size, config.hidden_size);
@@ -82,7 +82,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Notes a matrix whose products are slow.
+    /// Records a matrix if its products are slow.
     fn look_at(&mut self, name: &str, matrix: &Matrix) {
         #[expect(clippy::cast_precision_loss, reason = "a share for people")]
         let weights = (matrix.out_features() * matrix.in_features()) as f64 * self.use_of_weights;
@@ -106,7 +106,7 @@ impl<'a> Builder<'a> {
         let q_width = config.num_heads * config.head_dim;
         let o_proj = (name("self_attn.o_proj"), hidden, q_width);
         let output = self.projections(&[o_proj], config.has_output_bias)?;
-        // Gemma 2 and 3 call the norm after attention what others call the norm before the feed-forward block.
+        // Gemma 2 and 3 use this name for the norm after attention; others for the norm before the feed-forward block.
         let after_attention = self.norm(&name("post_attention_layernorm.weight"), hidden)?;
         let (attention_post_norm, feed_forward_norm, feed_forward_post_norm) =
             if config.has_post_norms {
@@ -184,7 +184,7 @@ impl<'a> Builder<'a> {
         ))
     }
 
-    /// Which of the frequencies turn a layer's heads; new ones are added.
+    /// The index of a layer's frequencies; adds new ones.
     fn rotation(&mut self, index: usize, has_window: bool) -> usize {
         let (rope, head_dim) = (&self.config.rope, self.config.head_dim);
         let is_still = rope
@@ -215,7 +215,7 @@ impl<'a> Builder<'a> {
     fn mixture(&mut self, prefix: &str, config: Experts) -> Result<ExpertMixture> {
         let name = format!("{prefix}.gate.weight");
         let hidden = self.config.hidden_size;
-        // Not looked at: it is in f32 on purpose, and small.
+        // Not recorded as slow: it is small, and in f32 on purpose.
         let router = self.weights.matrix(&name, config.count, hidden)?;
         let bias = if config.has_router_bias {
             let name = format!("{prefix}.gate.bias");
@@ -254,7 +254,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Matrices of one input, each `(name, out_features, in_features)`, with their biases.
+    /// Matrices that share an input, each `(name, out_features, in_features)`, with their biases.
     fn projections(&mut self, parts: &[(String, usize, usize)], has_bias: bool) -> Result<Linear> {
         let mut matrices = Vec::with_capacity(parts.len());
         let mut biases = Vec::new();

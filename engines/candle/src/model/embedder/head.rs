@@ -1,4 +1,4 @@
-//! [`Head`]: from a sequence's vectors to its embedding, in f32 on the CPU.
+//! [`Head`]: computes a sequence's embedding from its vectors, in f32 on the CPU.
 
 use candle_core::{Device, Tensor};
 
@@ -9,16 +9,16 @@ use crate::model::encoder::feed_forward::activated;
 use crate::model::encoder::layer_norm::LayerNorm;
 use crate::model::weights::Weights;
 
-/// What is done with a sequence's vectors.
+/// The operations on a sequence's vectors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeadConfig {
-    /// How they become one; several are put side by side.
+    /// How they are pooled to one vector; several results are concatenated.
     pub pooling: Vec<Pooling>,
-    /// What is done with the one, in order.
+    /// The steps on the pooled vector, in order.
     pub steps: Vec<HeadStep>,
 }
 
-/// What is done with a pooled vector.
+/// An operation on a pooled vector.
 #[derive(Debug, Clone, PartialEq)]
 pub enum HeadStep {
     /// `activation(x times weights + bias)`.
@@ -46,15 +46,15 @@ pub enum HeadStep {
         width: usize,
         /// Whether there is a bias.
         has_bias: bool,
-        /// Added to the variance before the root.
+        /// Added to the variance before the square root.
         eps: f64,
     },
-    /// Length 1.
+    /// Scales the vector to length 1.
     Normalize,
 }
 
 impl HeadConfig {
-    /// How long what comes out is, for vectors of `hidden_size`.
+    /// The width of the result, for vectors of `hidden_size`.
     #[must_use]
     pub fn width(&self, hidden_size: usize) -> usize {
         let pooled = self.pooling.len() * hidden_size;
@@ -85,7 +85,7 @@ enum Step {
     Normalize,
 }
 
-/// Where the weights of a head's steps come from: those of a folder of the checkout, by its name.
+/// Opens the weights of a head's steps, by the name of their folder in the checkout.
 pub(crate) type HeadWeights<'a> = dyn FnMut(&str) -> Result<Box<dyn Weights + 'a>, LoadError> + 'a;
 
 impl Head {
@@ -102,7 +102,7 @@ impl Head {
         })
     }
 
-    /// What becomes of one sequence's `rows`, each `width` wide.
+    /// Applies the head to one sequence's `rows`, each `width` wide.
     pub(super) fn forward(&self, rows: &[f32], width: usize) -> candle_core::Result<Vec<f32>> {
         if width == 0 || rows.len() < width || !rows.len().is_multiple_of(width) {
             candle_core::bail!("{} numbers in rows of {width}", rows.len());

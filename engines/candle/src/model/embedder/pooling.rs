@@ -1,27 +1,27 @@
-//! [`Pooling`]: how a sequence's vectors become one.
+//! [`Pooling`]: combines a sequence's vectors into one.
 
-/// How a sequence's vectors become one.
+/// How a sequence's vectors are combined into one.
 ///
 /// # Source
 /// The modes of `sentence-transformers`' module `Pooling`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
-    /// The first token's.
+    /// The first token's vector.
     Cls,
-    /// The largest number in each place.
+    /// The maximum in each dimension.
     Max,
     /// The mean.
     Mean,
-    /// The sum, divided by the root of their number.
+    /// The sum, divided by the square root of their number.
     MeanSqrtLen,
     /// The mean weighted by the position, from 1.
     WeightedMean,
-    /// The last token's.
+    /// The last token's vector.
     LastToken,
 }
 
 impl Pooling {
-    /// Every mode, in the order in which several are put side by side.
+    /// Every mode, in the order in which several results are concatenated.
     pub const ALL: [Self; 6] = [
         Self::Cls,
         Self::Max,
@@ -31,7 +31,7 @@ impl Pooling {
         Self::LastToken,
     ];
 
-    /// Adds the one vector of `rows`, each `width` wide and at least one, to `pooled`.
+    /// Appends the pooled vector of `rows`, each `width` wide and at least one, to `pooled`.
     pub(super) fn pool(self, rows: &[f32], width: usize, pooled: &mut Vec<f32>) {
         let num_rows = rows.len() / width.max(1);
         let start = pooled.len();
@@ -43,7 +43,7 @@ impl Pooling {
                 pooled.extend(first(rows));
                 for row in rows.chunks_exact(width).skip(1) {
                     for (most, number) in pooled[start..].iter_mut().zip(row) {
-                        // `f32::max` would pass over what is no number, and nobody would hear of it.
+                        // `f32::max` would silently ignore a NaN.
                         if number.is_nan() || *number > *most {
                             *most = *number;
                         }

@@ -1,7 +1,7 @@
-//! Embedders against `transformers` and `sentence-transformers`, and against themselves: what stands beside a
-//! sequence in a step changes no bit of its vector.
+//! Embedders compared with `transformers` and `sentence-transformers`, and with themselves: the other sequences of a step
+//! change no bit of a vector.
 //!
-//! The reference models and what they compute are made by `tests/encoders/make.py`.
+//! `tests/encoders/make.py` makes the reference models and their results.
 
 mod scores;
 
@@ -15,7 +15,7 @@ use crate::load::{OpenEmbedder, Quantization, WeightOptions};
 
 const EMBEDDERS: [&str; 5] = ["bert", "bert-dense", "xlm-roberta", "modernbert", "qwen3"];
 
-/// How far numbers may be from the reference, relative to the largest of their vector.
+/// The tolerance against the reference, relative to the largest number of the vector.
 const TOLERANCE: f32 = 2e-5;
 
 const ROOM: StepRoom = StepRoom {

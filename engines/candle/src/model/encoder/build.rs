@@ -1,4 +1,4 @@
-//! An encoder from its weights.
+//! Builds an encoder from its weights.
 
 use candle_core::Tensor;
 
@@ -13,7 +13,7 @@ use crate::model::weights::Weights;
 
 type Result<T> = std::result::Result<T, LoadError>;
 
-/// Asks for each weight once.
+/// Requests each weight once.
 pub(super) struct Builder<'a> {
     config: &'a EncoderConfig,
     weights: &'a mut dyn Weights,
@@ -29,7 +29,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The whole encoder.
+    /// Builds the whole encoder.
     pub(super) fn encoder(mut self) -> Result<Encoder> {
         let config = self.config;
         let head_dim = config.head_dim();
@@ -197,7 +197,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Matrices of one input, each `(name, out_features, in_features)`, with their biases.
+    /// Matrices that share an input, each `(name, out_features, in_features)`, with their biases.
     fn linear(&mut self, parts: &[(String, usize, usize)], has_bias: bool) -> Result<Linear> {
         let mut matrices = Vec::with_capacity(parts.len());
         let mut biases = Vec::new();

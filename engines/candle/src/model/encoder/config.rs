@@ -1,11 +1,11 @@
-//! What an encoder is: its sizes and its variations.
+//! The configuration of an encoder: its sizes and its variations.
 
-/// Everything an encoder needs to know that is not a weight.
+/// Everything an encoder needs beside the weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderConfig {
-    /// Whose layers it has, and how its tensors are called.
+    /// The family, which decides its layers and the names of its tensors.
     pub family: EncoderFamily,
-    /// Entries of the vocabulary.
+    /// Size of the vocabulary.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
@@ -15,13 +15,13 @@ pub struct EncoderConfig {
     pub num_layers: usize,
     /// Attention heads; divides `hidden_size` into even parts.
     pub num_heads: usize,
-    /// Added to the variance before the root.
+    /// Added to the variance before the square root.
     pub norm_eps: f64,
     /// The feed-forward block's activation.
     pub activation: Nonlinearity,
-    /// How rows know where they stand.
+    /// How positions are encoded.
     pub positions: Positions,
-    /// Kinds of token that embeddings tell apart; 0 for none.
+    /// Token kinds with their own embeddings; 0 for none.
     pub num_token_types: usize,
     /// Whether norms have biases.
     pub has_norm_bias: bool,
@@ -31,7 +31,7 @@ pub struct EncoderConfig {
     pub has_mlp_bias: bool,
 }
 
-/// Whose layers an encoder has.
+/// The family of an encoder's layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EncoderFamily {
     /// BERT, RoBERTa, XLM-RoBERTa: a norm after each block, and a plain feed-forward block.
@@ -40,35 +40,35 @@ pub enum EncoderFamily {
     ModernBert,
 }
 
-/// How an encoder's rows know where they stand.
+/// How an encoder encodes positions.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Positions {
-    /// An embedding for each position is added.
+    /// Adds an embedding for each position.
     Absolute {
-        /// Positions that the table has.
+        /// The number of positions in the table.
         table_len: usize,
-        /// The first position's row: behind the padding's in RoBERTa.
+        /// The first position's row: after the padding's in RoBERTa.
         first: usize,
     },
-    /// Queries and keys are turned.
+    /// Rotates queries and keys.
     Rotary {
-        /// The base of the frequencies in layers that see everything.
+        /// The base of the frequencies in layers with full attention.
         theta: f32,
         /// The base in the other layers.
         window_theta: f32,
-        /// Layers that see only their neighbours, by their number.
+        /// For each layer, whether it attends only to neighbours.
         is_windowed: Vec<bool>,
-        /// Neighbours on each side that such a layer's rows see.
+        /// The number of neighbours on each side in such a layer.
         window_tokens: usize,
     },
 }
 
-/// An activation, of a feed-forward block or of a head.
+/// An activation of a feed-forward block or of a head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nonlinearity {
-    /// GELU by the error function.
+    /// GELU with the error function.
     Gelu,
-    /// GELU by its tanh approximation.
+    /// GELU in its tanh approximation.
     GeluTanh,
     /// `max(x, 0)`.
     Relu,
@@ -89,7 +89,7 @@ impl EncoderConfig {
         self.hidden_size.checked_div(self.num_heads).unwrap_or(0)
     }
 
-    /// How many tokens positions are there for; `None` where there is no end.
+    /// The number of positions; `None` if unlimited.
     #[must_use]
     pub fn positions_len(&self) -> Option<usize> {
         match self.positions {

@@ -10,7 +10,7 @@ use crate::model::linear::Linear;
 use crate::model::parallel::{SharedMut, for_each_range_if_large, written};
 use crate::model::simd::{by_simd, exp, fma, tanh};
 
-/// `down(activation(up(x)))`, or, where it is gated, `down(activation(first half of up(x)) * second half)`.
+/// `down(activation(up(x)))`, or if gated, `down(activation(first half of up(x)) * second half)`.
 #[derive(Debug)]
 pub(super) struct EncoderFeedForward {
     pub(super) up: Linear,
@@ -34,7 +34,7 @@ impl EncoderFeedForward {
     }
 }
 
-/// The activation of every number.
+/// Applies the activation to every number.
 pub(in crate::model) fn activated(x: &Tensor, activation: Nonlinearity) -> Result<Tensor> {
     if activation == Nonlinearity::Identity {
         return Ok(x.clone());
@@ -59,7 +59,7 @@ fn by_tensors(x: &Tensor, activation: Nonlinearity) -> Result<Tensor> {
 }
 
 fn activated_numbers(x: &[f32], activation: Nonlinearity) -> Vec<f32> {
-    /// Numbers that one thread takes at once.
+    /// Numbers per piece of a thread's work.
     const PIECE: usize = 4096;
     let fill = |out: &SharedMut<'_, MaybeUninit<f32>>| {
         for_each_range_if_large(x.len().div_ceil(PIECE), 2 * x.len(), |pieces| {

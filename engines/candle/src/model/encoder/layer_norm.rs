@@ -1,4 +1,4 @@
-//! Layer normalization, alone and together with the addition before it.
+//! Layer normalization, alone and fused with the preceding addition.
 
 #![expect(
     unsafe_code,
@@ -22,7 +22,7 @@ pub(in crate::model) struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Without a bias it is 0.
+    /// Without a bias tensor, the bias is 0.
     pub(in crate::model) fn try_new(
         weight: &Tensor,
         bias: Option<Tensor>,
@@ -44,7 +44,7 @@ impl LayerNorm {
         })
     }
 
-    /// What rows are in.
+    /// The type of rows.
     pub(super) fn dtype(&self) -> DType {
         self.weight.dtype()
     }
@@ -89,7 +89,7 @@ impl LayerNorm {
     }
 }
 
-/// Rows of `x`, and of `delta` if there is one, as wide as the weights.
+/// Normalizes rows of `x`, plus those of `delta` if there is one; as wide as the weights.
 fn normed_rows(
     x: &[f32],
     delta: Option<&[f32]>,

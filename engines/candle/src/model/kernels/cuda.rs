@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use super::Module;
 
-/// What `are_for` found out, for each GPU and module.
+/// The cached results of `are_for`, for each GPU and module.
 static FOUND: Mutex<Vec<(DeviceId, Module, bool)>> = Mutex::new(Vec::new());
 
-/// As the build script compiled it.
+/// The module's PTX from the build script.
 fn ptx(module: Module) -> &'static str {
     match module {
         Module::Bf16 => include_str!(concat!(env!("OUT_DIR"), "/genset_BF16.ptx")),
@@ -25,18 +25,18 @@ fn ptx(module: Module) -> &'static str {
     }
 }
 
-/// What candle keeps it under.
+/// The module's name in candle.
 fn key(module: Module) -> String {
     format!("genset_{}", module.name())
 }
 
-/// Whether the module can be loaded; loads it. A GPU or a driver that is too old refuses, which is logged.
+/// Loads the module; returns whether that worked. A GPU or driver that is too old fails, which is logged.
 pub(super) fn is_there(device: &CudaDevice, module: Module) -> bool {
     let known = |(id, of, _): &&(DeviceId, Module, bool)| *id == device.id() && *of == module;
     if let Some((.., is_there)) = FOUND.lock().iter().find(known) {
         return *is_there;
     }
-    // Nobody waits here for what the driver translates for another device.
+    // Does not wait while the driver translates for another device.
     let any = if module == Module::Logits {
         "best"
     } else {
@@ -51,13 +51,13 @@ pub(super) fn is_there(device: &CudaDevice, module: Module) -> bool {
     loaded.is_ok()
 }
 
-/// The structure is what the driver copies.
+/// The structure that the driver copies.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Copied<A>(A);
 
 #[expect(unsafe_code, reason = "how the driver is told that it may copy a type")]
-// SAFETY: all of its bytes are values, and `launch` says what the kernel expects.
+// SAFETY: all of its bytes are initialized, and `launch` requires the structure that the kernel expects.
 unsafe impl<A: NoUninit> DeviceRepr for Copied<A> {}
 
 /// Queues a kernel.
@@ -82,16 +82,16 @@ pub(super) unsafe fn launch<A: NoUninit>(
         block_dim: (threads, 1, 1),
         shared_mem_bytes: 0,
     };
-    // SAFETY: the caller's.
+    // SAFETY: the caller's promise.
     unsafe { call.launch(config) }.w()?;
     Ok(())
 }
 
-/// Where the numbers begin on the GPU.
+/// The address of the numbers on the GPU.
 pub(super) fn address(storage: &CudaStorage) -> Result<u64> {
     fn of<T: CudaDType>(storage: &CudaStorage) -> Result<u64> {
         let stream = storage.device.cuda_stream();
-        // One stream does everything, in order: there is nothing to wait for.
+        // One stream runs everything in order, so there is nothing to wait for.
         Ok(storage.as_cuda_slice::<T>()?.device_ptr(&stream).0)
     }
     let dtype = storage.dtype();

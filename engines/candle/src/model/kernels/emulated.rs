@@ -1,5 +1,5 @@
-//! The kernels' own source, compiled for the host: `kernels/emulation/`. For tests alone, and slow: a thread wants them or
-//! computes as the engine does.
+//! The kernels' own source, compiled for the host: `kernels/emulation/`. Only for tests, and slow. Each thread chooses between
+//! them and the engine's normal operations.
 
 use std::cell::Cell;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -18,12 +18,12 @@ thread_local! {
     static IS_WANTED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From here on, tensors in main memory are computed with by kernels, on this thread.
+/// From now on, kernels compute on tensors in main memory on this thread.
 pub(super) fn want() {
     IS_WANTED.set(true);
 }
 
-/// Whether this thread wants kernels.
+/// Whether this thread uses kernels.
 pub(super) fn is_wanted() -> bool {
     IS_WANTED.get()
 }
@@ -39,7 +39,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 pub(super) unsafe fn launch<A: NoUninit>(name: &str, grid: [u32; 3], arguments: &A) -> Result<()> {
     let name_in_c = CString::new(name).map_err(candle_core::Error::wrap)?;
     let _alone = ONE_AT_A_TIME.lock();
-    // SAFETY: the caller's for the arguments; the name ends with a zero, and the grid has three numbers.
+    // SAFETY: the caller's promise for the arguments; the name ends with a zero, and the grid has three numbers.
     let code = unsafe {
         genset_emulate(
             name_in_c.as_ptr(),
@@ -56,8 +56,7 @@ pub(super) unsafe fn launch<A: NoUninit>(name: &str, grid: [u32; 3], arguments: 
     }
 }
 
-/// Where the numbers begin. The address comes from the vectors themselves and from no slice of them, which would be for
-/// reading alone.
+/// The address of the numbers. It comes from the vectors themselves, not from a slice, whose pointer would be read-only.
 pub(super) fn address(storage: &CpuStorage) -> Result<u64> {
     let address = if let CpuStorage::BF16(numbers) = storage {
         numbers.as_ptr().expose_provenance()

@@ -1,4 +1,4 @@
-//! Products of one or two rows with a matrix of plain numbers.
+//! Products of one or two rows with a matrix of unquantized numbers.
 
 use bytemuck::NoUninit;
 use candle_core::{Result, Tensor};
@@ -6,11 +6,11 @@ use candle_core::{Result, Tensor};
 use super::super::config::Activation;
 use super::{Launch, address, are_for, module_of, narrow, numbers_of, to_write};
 
-/// Of more rows candle's product is faster: it multiplies on tensor cores.
+/// For more rows, candle's product is faster: it uses tensor cores.
 const MOST_ROWS: usize = 2;
-/// Threads of a block; `PRODUCT_THREADS` in `products.cuh`.
+/// Threads per block; `PRODUCT_THREADS` in `products.cuh`.
 const THREADS: u32 = 256;
-/// Warps of a block.
+/// Warps per block.
 const WARPS: usize = THREADS as usize / 32;
 /// Weights of a row that a warp reads at once.
 const READ_AT_ONCE: usize = 1024;
@@ -32,7 +32,7 @@ struct ProductArguments {
 
 const _: () = assert!(size_of::<ProductArguments>() == 48);
 
-/// Whether [`product`] and [`gated_product`] take these: one or two rows as wide as the weights, which is a multiple of eight.
+/// Whether [`product`] and [`gated_product`] support these: one or two rows as wide as the weights, a multiple of eight.
 pub(in crate::model) fn can_multiply(x: &Tensor, weight: &Tensor) -> bool {
     let (Ok((rows, width)), Ok((_, in_features))) = (x.dims2(), weight.dims2()) else {
         return false;
@@ -46,16 +46,16 @@ pub(in crate::model) fn can_multiply(x: &Tensor, weight: &Tensor) -> bool {
         && are_for(x.device(), x.dtype())
 }
 
-/// `x` times the transposed weights: `[rows, in_features]` and `[out_features, in_features]` to `[rows, out_features]`. A row's bits
-/// do not depend on the other rows.
+/// `x` times the transposed weights: `[rows, in_features]` and `[out_features, in_features]` to `[rows, out_features]`. A row's
+/// bits do not depend on the other rows.
 ///
 /// # Errors
-/// [`can_multiply`] says no, or the device refuses.
+/// [`can_multiply`] returns `false`, or the device fails.
 pub(in crate::model) fn product(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     launch("product", x, weight, weight.dim(0)?, None)
 }
 
-/// `activation(first half) * second half` of the product's columns, bit for bit as [`product`] and [`gate`](super::gate) give it.
+/// `activation(first half) * second half` of the product's columns, bit for bit equal to [`product`] and [`gate`](super::gate).
 ///
 /// # Errors
 /// As for [`product`].
@@ -81,7 +81,7 @@ fn launch(
     let (rows, in_features) = x.dims2()?;
     let out = to_write(&[rows, out_features], x.dtype(), x.device())?;
     let (activation, limit) = activation.map_or((0, 0.0), numbers_of);
-    // Of equally wide rows the parts are the same: so is the order of their sums.
+    // The parts depend only on the width of rows, so sums always have the same order.
     let parts = in_features.div_ceil(READ_AT_ONCE).next_power_of_two();
     let parts = parts.min(WARPS);
     let launch = Launch {
@@ -102,8 +102,8 @@ fn launch(
         },
     };
     #[expect(unsafe_code, reason = "kernels write through addresses")]
-    // SAFETY: shapes, types and layouts were looked at; `out` is new and has a place for each number; weights have as many rows as
-    // the kernel reads, or twice as many.
+    // SAFETY: shapes, types and layouts were checked; `out` is new and has a place for each number; the weights have as many rows
+    // as the kernel reads, or twice as many if gated.
     unsafe {
         launch.on(x.device())?;
     }

@@ -1,4 +1,4 @@
-//! The kernels, on a GPU or emulated on the host, against candle's operations.
+//! The kernels, on a GPU or emulated on the host, compared with candle's operations.
 
 #[cfg(kernels_are_emulated)]
 use half::{bf16, f16};
@@ -162,7 +162,7 @@ fn products_are_not_taken_of_more_rows_or_odd_widths() {
 fn the_best_logit_is_the_first_of_the_largest_and_what_is_no_logit_is_seen() {
     for width in [3, 1000, 9001, 9008] {
         let mut rows = vec![vec![-5.0f32; width]; 6];
-        // Equals, the lower in a later place of the kernel's walk.
+        // Equal ones, of which the kernel visits the lower index later.
         rows[0][width - 1] = 2.0;
         rows[0][1] = 2.0;
         rows[1][2] = f32::NAN;
@@ -175,7 +175,7 @@ fn the_best_logit_is_the_first_of_the_largest_and_what_is_no_logit_is_seen() {
     }
 }
 
-/// What the emulation has in place of the GPU's own conversions.
+/// The emulation's replacement of the GPU's conversions.
 #[cfg(kernels_are_emulated)]
 #[test]
 fn the_emulation_rounds_as_the_crate_half() {

@@ -11,12 +11,12 @@ use super::{KvCacheSpec, KvShape};
 use crate::model::memory::Numbers;
 use crate::model::simd::{LANES, widen};
 
-/// Numbers of a KV cache in main memory.
+/// A number type of a KV cache in main memory.
 pub(in crate::model) trait KvNumber: Pod + Send + Sync + std::fmt::Debug {
-    /// Rounds `from` to `to`, which is as long.
+    /// Rounds `from` to `to`, which has the same length.
     fn round(from: &[f32], to: &mut [Self]);
 
-    /// Sixteen numbers in f32.
+    /// Converts sixteen numbers to f32.
     fn lanes<const FMA: bool>(numbers: &[Self; LANES]) -> [f32; LANES];
 }
 
@@ -42,15 +42,15 @@ impl KvNumber for f16 {
     }
 }
 
-/// The keys and values of all layers, block after block: `[blocks, layers, kv_heads, 2, head_dim * block_size]`. So what is
-/// touched grows with the blocks in use.
+/// The keys and values of all layers, block after block: `[blocks, layers, kv_heads, 2, head_dim * block_size]`. So the touched
+/// memory grows with the blocks in use.
 #[derive(Debug)]
 pub(super) struct HostKv<T> {
     numbers: Numbers<T>,
     shape: Shape,
 }
 
-/// What places in the numbers are computed from.
+/// The sizes from which offsets are computed.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     num_layers: usize,
@@ -60,22 +60,22 @@ struct Shape {
 }
 
 impl Shape {
-    /// Numbers of a block's keys of one head, and of its values.
+    /// The length of a block's keys of one head; its values have the same length.
     fn head_len(self) -> usize {
         self.head_dim * self.block_size
     }
 
-    /// Numbers of a block in one layer.
+    /// The length of a block's keys and values in one layer.
     fn layer_len(self) -> usize {
         self.num_heads * 2 * self.head_len()
     }
 }
 
 impl<T: KvNumber> HostKv<T> {
-    /// An empty cache, which takes no memory before it is written.
+    /// Creates an empty cache, which takes no memory before it is written.
     ///
     /// # Errors
-    /// The system gives no memory.
+    /// The system is out of memory.
     pub(super) fn try_new(kept: KvShape, spec: &KvCacheSpec) -> io::Result<Self> {
         let shape = Shape {
             num_layers: kept.num_layers,
@@ -96,7 +96,7 @@ impl<T: KvNumber> HostKv<T> {
         Some(bytemuck::cast_slice(numbers))
     }
 
-    /// The bytes of a block. Any bytes are numbers.
+    /// The mutable bytes of a block. Any bytes are valid numbers.
     pub(super) fn block_mut(&mut self, block: usize) -> Option<&mut [u8]> {
         let places = self.places(block)?;
         let numbers = self.numbers.get_mut(places)?;
@@ -114,7 +114,7 @@ impl<T: KvNumber> HostKv<T> {
         self.numbers.fill(value);
     }
 
-    /// The part that one layer reads and writes.
+    /// The view of one layer, to read and write.
     pub(super) fn layer(&mut self, layer: usize) -> HostLayer<'_, T> {
         HostLayer {
             numbers: &mut self.numbers,
@@ -129,7 +129,7 @@ impl<T: KvNumber> HostKv<T> {
 #[derive(Debug)]
 pub(in crate::model) struct HostLayer<'a, T> {
     numbers: &'a mut [T],
-    /// Where the layer begins in a block.
+    /// The layer's offset in a block.
     first: usize,
     shape: Shape,
 }

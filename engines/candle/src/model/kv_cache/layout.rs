@@ -1,4 +1,4 @@
-//! [`KvLayout`]: what the bytes of a KV block mean.
+//! [`KvLayout`]: the layout of a KV block's bytes.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{KvCacheSpec, KvShape};
 
-/// What the bytes of a KV block in main memory mean. Blocks of equal layouts can be exchanged.
+/// The layout of a KV block's bytes in main memory. Instances with equal layouts can exchange blocks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvLayout {
-    /// The order of the numbers, and of the bytes in them.
+    /// The order of the numbers, and of the bytes in each number.
     pub arrangement: String,
     /// The type of the numbers.
     pub dtype: String,
@@ -18,11 +18,11 @@ pub struct KvLayout {
     pub num_layers: usize,
     /// Heads of keys and values in a layer.
     pub num_kv_heads: usize,
-    /// Numbers of a head.
+    /// Dimensions per head.
     pub head_dim: usize,
     /// Tokens per block, > 0.
     pub block_size: usize,
-    /// Bytes of a number.
+    /// Bytes per number.
     pub number_bytes: usize,
 }
 
@@ -46,7 +46,7 @@ impl KvLayout {
         }
     }
 
-    /// Bytes of a block in all layers.
+    /// Bytes of a block over all layers.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
         [

@@ -1,5 +1,5 @@
-//! A product's input as the kernels read it: rows in groups of up to [`GROUP_ROWS`], their numbers interleaved, so that
-//! one pointer walks through a whole group.
+//! A product's input as the kernels read it: rows in groups of up to [`GROUP_ROWS`], with their numbers interleaved, so that one
+//! pointer traverses a whole group.
 
 use std::sync::OnceLock;
 
@@ -7,12 +7,12 @@ use crate::args::ActivationBits;
 
 static BITS: OnceLock<ActivationBits> = OnceLock::new();
 
-/// The bits of the process's quantized products: 8 unless [`choose`] came before the first of them.
+/// The bits of the process's quantized products: 8, unless [`choose`] was called first.
 pub(super) fn bits() -> ActivationBits {
     *BITS.get_or_init(ActivationBits::default)
 }
 
-/// Chooses them; `false` if there are others already.
+/// Sets the bits; returns `false` if other bits are in use already.
 pub(crate) fn choose(bits: ActivationBits) -> bool {
     *BITS.get_or_init(|| bits) == bits
 }

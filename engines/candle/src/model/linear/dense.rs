@@ -7,13 +7,13 @@ use super::packed::Output;
 use crate::model::memory::{Stored, WeightMemory};
 use crate::model::simd::{LANES, by_simd, multiply_add};
 
-/// A weight of each of sixteen rows, in each column in turn.
+/// The weights of sixteen rows in one column.
 pub(super) type Column = [f32; LANES];
 
 /// Rows of a matrix, sixteen at a time; rows beyond the matrix are 0.
 ///
 /// # Errors
-/// The system gives no memory.
+/// The system is out of memory.
 pub(super) fn pack(
     weight: &[f32],
     out_features: usize,
@@ -31,7 +31,7 @@ pub(super) fn pack(
     })
 }
 
-/// One tile's columns of a product, the `index`th of the output, for all rows of `x`, which is interleaved.
+/// Computes one tile's columns of a product, the `index`th of the output, for all rows of `x`, which is interleaved.
 pub(super) fn multiply(tile: &[Column], x: &[f32], rows: usize, index: usize, output: &Output<'_>) {
     for (first, group_rows) in groups(rows) {
         let place = (index, first);
@@ -71,7 +71,7 @@ fn group_inner<const FMA: bool, const ROWS: usize>(
     x: &[f32],
     sums: &mut [[f32; LANES]; ROWS],
 ) {
-    // A copy that is not seen from outside can be registers.
+    // The compiler can keep a local copy in registers.
     let mut totals = *sums;
     for (column, x) in tile.iter().zip(x.as_chunks::<ROWS>().0) {
         multiply_add::<FMA, ROWS>(x, column, &mut totals);

@@ -1,5 +1,4 @@
-//! Matrices as tiles of sixteen rows, and the one parallel region in which several of them are multiplied with the same
-//! rows.
+//! Matrices as tiles of sixteen rows, and the parallel region that multiplies several of them with the same rows.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -16,7 +15,7 @@ use crate::model::memory::{Stored, WeightMemory};
 use crate::model::parallel::{SharedMut, for_each_range_if_large, written};
 use crate::model::simd::{LANES, QuantizedKernels};
 
-/// A matrix that the kernels of this module read.
+/// A matrix in the form of this module's kernels.
 #[derive(Debug)]
 pub(super) struct Packed {
     tiles: Tiles,
@@ -39,7 +38,7 @@ impl std::fmt::Debug for Tiles {
 }
 
 impl Packed {
-    /// From f32 on the CPU.
+    /// Packs f32 weights on the CPU.
     pub(super) fn dense(weight: &Tensor, memory: &mut WeightMemory) -> Result<Self> {
         let (out_features, in_features) = weight.dims2()?;
         let weight = weight.contiguous()?;
@@ -53,7 +52,7 @@ impl Packed {
         })
     }
 
-    /// From quantized blocks; `None` if there is no kernel for them.
+    /// Packs quantized blocks; `None` if there is no kernel for them.
     pub(super) fn quantized(
         kernels: QuantizedKernels,
         dtype: WeightType,
@@ -74,7 +73,7 @@ impl Packed {
         self.out_features
     }
 
-    /// Rows in f32, one after the other.
+    /// Rows in f32, concatenated.
     pub(super) fn rows(&self, ids: &[u32]) -> Result<Vec<f32>> {
         let mut out = vec![0.0f32; ids.len() * self.in_features];
         for (&id, out) in ids.iter().zip(out.chunks_exact_mut(self.in_features)) {
@@ -103,19 +102,19 @@ impl Packed {
     }
 }
 
-/// Where the columns of some tiles of a product go.
+/// The destination of some tiles' columns of a product.
 #[derive(Debug)]
 pub(super) struct Output<'a> {
     all: &'a SharedMut<'a, MaybeUninit<f32>>,
-    /// Columns of a row of the whole product.
+    /// The row width of the whole product.
     stride: usize,
-    /// These tiles'.
+    /// The columns of these tiles.
     columns: Range<usize>,
     bias: Option<&'a [f32]>,
 }
 
 impl Output<'_> {
-    /// Writes a tile's sums of rows from `first` on; those beyond the matrix are dropped.
+    /// Writes a tile's sums for rows from `first` on; columns beyond the matrix are dropped.
     #[inline(always)]
     pub(super) fn store_rows<const ROWS: usize>(
         &self,
@@ -134,7 +133,7 @@ impl Output<'_> {
     fn store(&self, row: usize, columns: Range<usize>, sums: &[f32; LANES]) {
         let start = row * self.stride + columns.start;
         #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
-        // SAFETY: a tile is in one thread's range only, and each has columns of its own.
+        // SAFETY: a tile is in only one thread's range, and each has its own columns.
         let out = unsafe { self.all.part(start..start + columns.len()) };
         let sums = match self.bias.map(|bias| &bias[columns]) {
             None => *sums,
@@ -146,7 +145,7 @@ impl Output<'_> {
                 sums
             }
         };
-        // A whole tile is one vector, and no loop.
+        // A whole tile is one vector store instead of a loop.
         match out.first_chunk_mut::<LANES>() {
             Some(out) => write_each(out, &sums),
             None => write_each(out, &sums),
@@ -154,7 +153,7 @@ impl Output<'_> {
     }
 }
 
-/// Writes the first of `sums`, as many as `out` has room for.
+/// Writes the first of `sums`, as many as `out` holds.
 #[inline(always)]
 fn write_each(out: &mut [MaybeUninit<f32>], sums: &[f32]) {
     for (out, sum) in out.iter_mut().zip(sums) {
@@ -162,7 +161,7 @@ fn write_each(out: &mut [MaybeUninit<f32>], sums: &[f32]) {
     }
 }
 
-/// What the kernels read of the input, made once for all parts.
+/// The input in the kernels' forms, made once for all parts.
 struct Input {
     int8: Option<Int8Rows>,
     f32: Option<Vec<f32>>,
@@ -185,12 +184,12 @@ impl Input {
     }
 }
 
-/// The products of each of `rows` rows of `x` with all parts, side by side, plus `bias`.
+/// The products of each of `rows` rows of `x` with all parts, concatenated, plus `bias`.
 pub(super) fn product(parts: &[&Packed], bias: Option<&[f32]>, x: &[f32], rows: usize) -> Vec<f32> {
     product_of(bits(), parts, bias, x, rows)
 }
 
-/// As [`product`], with inputs of so many bits.
+/// As [`product`], with inputs rounded to these bits.
 pub(super) fn product_of(
     bits: ActivationBits,
     parts: &[&Packed],
@@ -231,14 +230,14 @@ pub(super) fn product_of(
         for_each_range_if_large(tiles, rows * stride * columns / 8, work);
     };
     #[expect(unsafe_code, reason = "the kernels write each number once")]
-    // SAFETY: every tile is multiplied and stores its columns of every row; together they have all of them.
+    // SAFETY: every tile is multiplied and stores its columns of every row; together they cover all columns.
     unsafe {
         written(rows * stride, fill)
     }
 }
 
 impl Packed {
-    /// The products of some of its tiles.
+    /// Computes the products of some of its tiles.
     fn multiply(&self, tiles: Range<usize>, input: &Input, rows: usize, output: &Output<'_>) {
         match &self.tiles {
             Tiles::Dense(columns) => {

@@ -1,11 +1,10 @@
-//! Quantized blocks, sixteen rows to a tile, and their products with 8-bit rows by the processor's 8-bit dot product.
+//! Quantized blocks in tiles of sixteen rows, and their products with 8-bit rows by the processor's 8-bit dot product.
 //!
-//! A tile keeps what sixteen rows have in the same columns, four numbers of each row in turn, so that one instruction
-//! adds four products to each of a vector's sums. A row's sums are added up in the order of the columns whatever the other
-//! rows are.
+//! A tile stores sixteen rows of the same columns, four numbers of each row in turn, so that one instruction adds four products
+//! to each of a vector's sums. A row's sums are added in the order of the columns, independent of the other rows.
 //!
-//! `formats` says where blocks of a type have their values and scales, `tiles` and `heads` how they lie in memory,
-//! `instructions` what a processor can do; the products of `blocks` and the loops of `kernels` are the same for all.
+//! `formats` locates values and scales in the blocks of each type, `tiles` and `heads` define their memory layout, and
+//! `instructions` abstracts processors. The products of `blocks` and the loops of `kernels` are shared by all.
 
 mod blocks;
 mod formats;
@@ -40,8 +39,8 @@ pub(super) struct QuantizedTiles {
     per_row: usize,
 }
 
-/// Defines the types of tiles, those of candle's types and those of others, and [`with_tiles!`], which runs its body with
-/// the tiles, whatever their type.
+/// Defines the tile types, for candle's block types and for others, and [`with_tiles!`], which runs its body with the tiles of
+/// any type.
 macro_rules! kinds {
     ($($name:ident),*; $($own:ident),*) => {
         enum Kind {
@@ -81,7 +80,7 @@ macro_rules! kinds {
             }))
         }
 
-        /// The numbers of blocks of a type that candle does not know; none of others.
+        /// The numbers of blocks of a type that candle does not support; empty for other types.
         pub(super) fn numbers(dtype: WeightType, blocks: &[u8], out: &mut [f32]) {
             match dtype {
                 $(WeightType::$own => unpack::<$own>(blocks, out),)*
@@ -93,10 +92,10 @@ macro_rules! kinds {
 kinds!(Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0; Iq4Nl, Iq4Xs, Mxfp4);
 
 impl QuantizedTiles {
-    /// From the blocks of a matrix, `[out_features, in_features]`; `None` if there are none, or no kernel for them.
+    /// Packs the blocks of a matrix, `[out_features, in_features]`; `None` if there are none, or no kernel for them.
     ///
     /// # Errors
-    /// The system gives no memory.
+    /// The system is out of memory.
     pub(super) fn pack(
         kernels: QuantizedKernels,
         dtype: WeightType,
@@ -124,7 +123,7 @@ impl QuantizedTiles {
         with_tiles!(&self.tiles, tiles => unpack_row(&tiles[first..first + self.per_row], row % LANES, out));
     }
 
-    /// The columns of some tiles of a product, for all rows of `x`.
+    /// Computes the columns of some tiles of a product, for all rows of `x`.
     pub(super) fn multiply(
         &self,
         tiles: Range<usize>,
@@ -166,7 +165,7 @@ fn pack<F: Format>(
     )
 }
 
-/// Numbers of blocks, each by a tile of its own.
+/// Unpacks the numbers of blocks, each with its own tile.
 fn unpack<F: Format>(blocks: &[u8], out: &mut [f32]) {
     let blocks = blocks.chunks_exact(F::BLOCK_BYTES);
     for (block, out) in blocks.zip(out.chunks_exact_mut(F::BLOCK_COLUMNS)) {

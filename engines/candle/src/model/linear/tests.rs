@@ -1,4 +1,4 @@
-//! Packed products against candle's, and against themselves with other rows beside.
+//! Packed products compared with candle's, and with themselves beside other rows.
 
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{Device, Tensor};
@@ -22,12 +22,12 @@ const TYPES: [GgmlDType; 11] = [
     GgmlDType::Q6K,
 ];
 
-/// The kernels that this processor can run, each of them forced, the widest first.
+/// The kernels that this processor can run, each forced, the widest first.
 fn every_kernels() -> Vec<Option<QuantizedKernels>> {
     #[cfg(target_arch = "x86_64")]
     const ALL: &[QuantizedKernels] = &[
         QuantizedKernels::Avx512Vnni,
-        // Where there is AVX-512 VNNI in place of AVX-VNNI, with the former's instruction.
+        // With the AVX-512 VNNI instruction if AVX-VNNI is missing.
         QuantizedKernels::AvxVnni,
         QuantizedKernels::Avx2,
     ];
@@ -109,7 +109,7 @@ fn products_are_exact_on_whole_numbers() {
                         let x = whole_numbers(&mut rng, rows, in_features);
                         let want = x.matmul(&exact.t().unwrap()).unwrap();
                         let got = matrix.forward(&x).unwrap();
-                        // Products may cancel out, their sizes do not.
+                        // Products may cancel out, but not their absolute values.
                         let sizes = x.abs().unwrap().matmul(&exact.abs().unwrap().t().unwrap());
                         let error = largest(&(&got - &want).unwrap()) / largest(&sizes.unwrap());
                         assert!(
@@ -129,7 +129,7 @@ fn rounding_of_rows_costs_little() {
     for dtype in TYPES {
         let (quantized, exact) = weights(&mut rng, dtype, 64, 512);
         let matrix = Matrix::quantized(quantized).unwrap();
-        // A whole group of rows, and one of an odd number.
+        // A whole group of rows, and one with an odd number of rows.
         let x = random(&mut rng, 13, 512);
         let want = x.matmul(&exact.t().unwrap()).unwrap();
         let products = every_kernels().into_iter().map(|kernels| {
@@ -205,7 +205,7 @@ fn a_row_has_the_same_bits_beside_any_number_of_others() {
 #[test]
 fn many_rows_are_each_as_alone_with_many_tiles() {
     let mut rng = StdRng::seed_from_u64(12);
-    // A range of a thread has several tiles, and more than are unpacked together.
+    // A thread's range has several tiles, and more than are unpacked together.
     let (rows, in_features, out_features) = (43, 256, 1700);
     for dtype in TYPES {
         let (quantized, _) = weights(&mut rng, dtype, out_features, in_features);
@@ -289,7 +289,7 @@ fn not_a_number_stays_in_its_row() {
     }
 }
 
-/// Where blocks of a type have f16.
+/// The offsets of f16 numbers in blocks of a type.
 fn halves_of(dtype: GgmlDType) -> &'static [usize] {
     const HALVES: [(GgmlDType, &[usize]); 10] = [
         (GgmlDType::Q4_0, &[0]),
@@ -309,7 +309,7 @@ fn halves_of(dtype: GgmlDType) -> &'static [usize] {
 proptest::proptest! {
     #![proptest_config(proptest::test_runner::Config::with_cases(64))]
 
-    /// Blocks of any bytes, as a file may have them, give the numbers that candle makes of them one by one.
+    /// Blocks of arbitrary bytes, as a file may have them, multiply like the numbers that candle unpacks from them.
     #[test]
     fn any_blocks_are_multiplied_as_the_numbers_that_they_stand_for(
         dtype in proptest::sample::select(&TYPES[1..]),
@@ -324,7 +324,7 @@ proptest::proptest! {
         rng.fill(bytes.as_mut_slice());
         for block in bytes.chunks_exact_mut(dtype.type_size()) {
             for &at in halves_of(dtype) {
-                // Of any sign, and of sizes that sums do not drown in.
+                // Any sign, and sizes that do not vanish in sums.
                 block[at + 1] = (block[at + 1] & 0x83) | 0x2C;
             }
         }
@@ -346,7 +346,7 @@ proptest::proptest! {
     }
 }
 
-/// Bytes that look random, and how blocks begin.
+/// Pseudo-random bytes, and the start of blocks.
 fn lcg_block(bytes: usize, start: &[u8]) -> Vec<u8> {
     let mut state = 7u32;
     let mut block: Vec<u8> = (0..bytes)
@@ -359,8 +359,7 @@ fn lcg_block(bytes: usize, start: &[u8]) -> Vec<u8> {
     block
 }
 
-/// Sixteen numbers of a block, equally far from each other from the second on, and the sum of all sizes, as the package
-/// `gguf` 0.19 has them.
+/// Sixteen equidistant numbers of a block from the second on, and the sum of all absolute values, from the package `gguf` 0.19.
 #[test]
 fn blocks_that_candle_does_not_know_are_read_as_their_reference_does() {
     let tiny = 2f32.powi(-127);

@@ -1,31 +1,31 @@
-//! [`WeightType`]: what the numbers of a tensor are in its file.
+//! [`WeightType`]: the type of a tensor's numbers in its file.
 
 use std::fmt;
 
 use candle_core::quantized::GgmlDType;
 
-/// The type of a tensor's numbers: one of candle's, or one that only kernels of our own read.
+/// The type of a tensor's numbers: one of candle's, or one that only our own kernels read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightType {
     /// One of candle's.
     Candle(GgmlDType),
-    /// Sixteen numbers that four bits choose from, in blocks of 32.
+    /// Four-bit indices into a table of sixteen numbers, in blocks of 32.
     Iq4Nl,
-    /// The same in blocks of 256, with scales of six bits.
+    /// The same in blocks of 256, with six-bit scales.
     Iq4Xs,
-    /// Floats of four bits, in blocks of 32 whose scale is a power of two.
+    /// Four-bit floats, in blocks of 32 whose scale is a power of two.
     Mxfp4,
 }
 
 impl WeightType {
-    /// Numbers one by one, in 32 bits.
+    /// Unquantized 32-bit floats.
     pub const F32: Self = Self::Candle(GgmlDType::F32);
-    /// Numbers one by one, in 16 bits.
+    /// Unquantized 16-bit floats.
     pub const F16: Self = Self::Candle(GgmlDType::F16);
-    /// Numbers one by one, in 16 bits with the range of f32.
+    /// Unquantized 16-bit floats with the range of f32.
     pub const BF16: Self = Self::Candle(GgmlDType::BF16);
 
-    /// Numbers of a block.
+    /// Numbers per block.
     #[must_use]
     pub fn block_size(self) -> usize {
         match self {
@@ -35,7 +35,7 @@ impl WeightType {
         }
     }
 
-    /// Bytes of a block.
+    /// Bytes per block.
     #[must_use]
     pub fn type_size(self) -> usize {
         match self {
@@ -46,7 +46,7 @@ impl WeightType {
         }
     }
 
-    /// Whether numbers are stored one by one.
+    /// Whether numbers are unquantized.
     #[must_use]
     pub fn is_float(self) -> bool {
         [Self::F32, Self::F16, Self::BF16].contains(&self)

@@ -15,7 +15,7 @@ use std::thread::Thread;
 
 use parking_lot::Mutex;
 
-/// Turns of the waiting loop before a worker sleeps: some hundred microseconds, longer than the gaps within a step.
+/// Spins before a worker sleeps: some hundred microseconds, longer than the gaps within a step.
 const SPINS: u32 = 10_000;
 
 type Job<'a> = &'a (dyn Fn() + Sync);
@@ -24,7 +24,7 @@ type Job<'a> = &'a (dyn Fn() + Sync);
 #[derive(Debug)]
 pub(super) struct Pool {
     shared: Arc<Shared>,
-    /// Held by the caller whose job runs; others run theirs alone meanwhile.
+    /// Held by the caller whose job runs; other callers run their jobs alone meanwhile.
     caller: Mutex<()>,
 }
 
@@ -36,20 +36,20 @@ struct Shared {
     workers: OnceLock<Vec<Thread>>,
 }
 
-/// Lets workers into the present job for as long as there is something to do. The caller shuts it when its own part is done,
-/// and waits only for those inside: a worker that the system did not run in time is not missed, so a loaded machine costs a
-/// job the time of its own work and no more.
+/// Admits workers to the current job while there is work. The caller shuts it when its own part is done, and waits only for
+/// workers inside. It does not wait for a worker that the system did not schedule in time, so on a loaded machine a job takes
+/// only the time of its own work.
 #[derive(Debug)]
 struct Gate {
-    /// Jobs given so far, whether the last is open, and the workers that are inside.
+    /// The number of jobs so far, whether the last is open, and the number of workers inside.
     state: AtomicUsize,
 }
 
 /// One worker inside.
 const ONE_INSIDE: usize = 1;
-/// The bits of the number of workers inside: far fewer come than they hold.
+/// The bits of the number of workers inside, far more than needed.
 const INSIDE: usize = (1 << 15) - 1;
-/// The present job may be entered.
+/// The current job may be entered.
 const OPEN: usize = 1 << 15;
 /// One more job.
 const ONE_JOB: usize = 1 << 16;
@@ -66,13 +66,13 @@ impl Gate {
         self.state.load(Ordering::Acquire) / ONE_JOB
     }
 
-    /// Opens for the next job. Nobody is inside, and nobody else opens.
+    /// Opens for the next job. The gate must be empty, with a single caller.
     fn open(&self) {
         let next = self.state.load(Ordering::Relaxed).wrapping_add(ONE_JOB) | OPEN;
         self.state.store(next, Ordering::Release);
     }
 
-    /// Lets a worker into `job`, unless that is over.
+    /// Enters `job`; returns `false` if it is over.
     fn enter(&self, job: usize) -> bool {
         let enter = |state: usize| {
             let may_enter = state / ONE_JOB == job && state & OPEN != 0;
@@ -92,7 +92,7 @@ impl Gate {
         self.state.fetch_and(!OPEN, Ordering::Relaxed);
         let mut spins = 0;
         while self.state.load(Ordering::Acquire) & INSIDE > 0 {
-            // A worker that the system has not let run must get the processor, if there is only this one.
+            // On a single processor, a worker that was not scheduled must get the processor.
             spins += 1;
             if spins < SPINS {
                 spin_loop()
@@ -103,11 +103,11 @@ impl Gate {
     }
 }
 
-/// The job of this generation.
+/// The current job.
 struct JobCell(UnsafeCell<Job<'static>>);
 
-// SAFETY: the caller writes it while nobody is inside the gate, and opens it (release) afterwards; workers read it after they
-// entered (acquire), and before they leave (release), on which the caller waits (acquire).
+// SAFETY: the caller writes it while the gate is empty, and opens the gate afterwards (release). Workers read it after they
+// entered (acquire) and before they leave (release), and the caller waits for that (acquire).
 unsafe impl Sync for JobCell {}
 
 impl std::fmt::Debug for JobCell {
@@ -117,7 +117,7 @@ impl std::fmt::Debug for JobCell {
 }
 
 impl Pool {
-    /// Starts `workers` threads; fewer when the system gives no more.
+    /// Starts `workers` threads, or fewer if the system has no more.
     pub(super) fn new(workers: usize) -> Self {
         let shared = Arc::new(Shared {
             gate: Gate::new(),
@@ -144,22 +144,22 @@ impl Pool {
         self.shared.threads().len()
     }
 
-    /// Runs `job` on this thread and on those workers that come before it is done here, and returns when all of them are
-    /// done. So a job hands its work out in pieces, and is done when no piece is left. When the workers are busy with
-    /// another's job, or with the one that calls this, it runs on this thread alone.
+    /// Runs `job` on this thread and on the workers that join before this thread's part is done; returns when all of them are done.
+    /// So a job must hand out its work in pieces, and end when no piece is left. If the workers are busy with another job, or with
+    /// the one that makes this call, the job runs on this thread alone.
     ///
     /// # Panics
-    /// If `job` does, on any thread.
+    /// If `job` panics on any thread.
     pub(super) fn run(&self, job: Job<'_>) {
         let Some(_caller) = self.caller.try_lock() else {
             return job();
         };
-        // One that came while the caller of then was unwinding itself.
+        // A panic left over from a caller that was unwinding itself.
         *self.shared.panic.lock() = None;
-        // SAFETY: only the lifetime changes; `Shut` below does not let this function end, not even by a panic, before
-        // every worker inside has finished the job, and no other may enter.
+        // SAFETY: only the lifetime changes. `Shut` below keeps this function from ending, also by a panic, before every worker
+        // inside has finished the job, and no other may enter.
         let job: Job<'static> = unsafe { std::mem::transmute::<Job<'_>, Job<'static>>(job) };
-        // SAFETY: the lock is held and the gate is shut with nobody inside, so nobody else reads or writes.
+        // SAFETY: the lock is held, and the gate is shut and empty, so nobody else reads or writes.
         unsafe { *self.shared.job.0.get() = job };
         self.shared.gate.open();
         let shut = Shut(&self.shared.gate);
@@ -186,7 +186,7 @@ impl Shared {
         self.workers.get().map_or(&[], Vec::as_slice)
     }
 
-    /// A worker's life.
+    /// The loop of a worker.
     fn work(&self) {
         let mut seen = 0;
         loop {
@@ -203,7 +203,7 @@ impl Shared {
         }
     }
 
-    /// Waits until there is another job than `seen`.
+    /// Waits for another job than `seen`.
     fn next_job(&self, seen: usize) -> usize {
         let mut spins = 0;
         loop {
@@ -225,7 +225,7 @@ impl Shared {
 mod tests {
     use super::*;
 
-    /// Waits, within a job, until `count` threads have come into it.
+    /// Waits inside a job until `count` threads have joined it.
     fn meet(calls: &AtomicUsize, count: usize) {
         calls.fetch_add(1, Ordering::Relaxed);
         while calls.load(Ordering::Relaxed) < count {
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn a_worker_that_comes_late_is_not_let_in() {
         let pool = Pool::new(0);
-        // As a loaded machine keeps it: it comes when the caller is done.
+        // As on a loaded machine: the worker comes when the caller is done.
         let gate = &pool.shared.gate;
         gate.open();
         let late = gate.job();

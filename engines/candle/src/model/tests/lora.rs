@@ -1,4 +1,4 @@
-//! Adapters beside the weights against checkouts whose weights they were added to, and rows of several adapters in one step.
+//! Adapters compared with checkouts that they were merged into, and rows of several adapters in one step.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::load::tests::{USUAL_MODULES, make_adapter};
 
 const RANK: usize = 3;
 
-/// What adapters with random weights are multiplied by.
+/// The scale of random adapters.
 const SCALE: f64 = 0.5;
 
-/// Of checkouts whose projections of one input are one matrix.
+/// Modules of checkouts with fused projections.
 const FUSED_MODULES: [&str; 4] = [
     "self_attn.qkv_proj",
     "self_attn.o_proj",
@@ -65,7 +65,7 @@ fn tensors(file: &Path) -> BTreeMap<String, Tensor> {
         .collect()
 }
 
-/// Writes the reference model `name` once more, with the adapter in `adapter` added to its weights.
+/// Writes a copy of the reference model `name`, with the adapter in `adapter` merged into its weights.
 fn merge(name: &str, adapter: &Path, to: &Path) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/reference")
@@ -103,7 +103,7 @@ fn merge(name: &str, adapter: &Path, to: &Path) {
     std::fs::copy(folder.join("config.json"), to.join("config.json")).unwrap();
 }
 
-/// The step with all of its rows under the adapter.
+/// The step with all of its rows using the adapter.
 fn under(mut batch: StepBatch, weights: &Arc<AdapterWeights>) -> StepBatch {
     batch.adapters = vec![AdapterRows {
         weights: Arc::clone(weights),

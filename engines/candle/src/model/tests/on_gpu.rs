@@ -1,4 +1,4 @@
-//! The decoder as it computes on a GPU: by tensor operations, by kernels, and in steps that are recorded.
+//! The decoder as on a GPU: by tensor operations, by kernels, and in recorded steps.
 
 use super::*;
 
@@ -7,12 +7,12 @@ fn logits_by_tensor_operations_equal_the_reference() {
     compare_with_reference_as_on_gpu(&Device::Cpu, DType::F32, TOLERANCE, false);
 }
 
-/// On a GPU in each type that it computes with; emulated in f32, which is what activations are on the host.
+/// On a GPU in each supported type; emulated in f32, the host's type of activations.
 #[cfg(any(feature = "cuda", kernels_are_emulated))]
 #[test]
 fn logits_by_kernels_for_gpus_equal_the_reference() {
     let device = kernels::test_device();
-    // Halves round every activation: by 2^-11 in f16, by 2^-8 in bf16.
+    // 16-bit floats round every activation: by 2^-11 in f16, by 2^-8 in bf16.
     let all = [(DType::F32, 1e-3), (DType::F16, 3e-2), (DType::BF16, 3e-1)];
     let dtypes = if device.is_cpu() { &all[..1] } else { &all[..] };
     for (dtype, tolerance) in dtypes {
@@ -66,7 +66,7 @@ fn compare_with_reference_as_on_gpu(
     }
 }
 
-/// A context that is split, beside a prompt in chunks, through every layer.
+/// A split context beside a prompt in chunks, through every layer.
 #[cfg(any(feature = "cuda", kernels_are_emulated))]
 #[test]
 fn kernels_for_gpus_mix_chunks_and_decode_rows() {
@@ -83,7 +83,7 @@ fn kernels_for_gpus_mix_chunks_and_decode_rows() {
         let tokens: Vec<u32> = (0..600).map(|i| 3 + i * 37 % 93).collect();
         let blocks: Vec<u32> = (0..200).map(|i| (i * 7 + 3) % 200).collect();
         let (long, short) = blocks.split_at(150);
-        // The long one's prompt, then its decode row beside the chunks of the short one.
+        // The long sequence's prompt, then its decode row beside the chunks of the short one.
         for (long_done, long_end, short_done, short_end) in
             [(0, 599, 0, 0), (599, 600, 0, 21), (600, 600, 21, 50)]
         {
@@ -111,8 +111,8 @@ fn kernels_for_gpus_mix_chunks_and_decode_rows() {
     }
 }
 
-/// Decode steps that are recorded and replayed, beside those whose kernels are queued one by one: of three sequences, which end one
-/// after the other, over the end of KV blocks and over a context that is rounded up.
+/// Compares decode steps that are recorded and replayed with steps queued kernel by kernel: three sequences that end one after
+/// the other, across the ends of KV blocks and of a rounded-up context.
 #[cfg(feature = "cuda")]
 #[test]
 fn recorded_steps_equal_those_that_are_not() {
@@ -162,7 +162,7 @@ fn recorded_steps_equal_those_that_are_not() {
                 &format!("{name}, step {done}"),
             );
         }
-        // A mixture of experts comes back to the processor in the middle of a step.
+        // A mixture of experts returns to the CPU in the middle of a step.
         let expected = if config.experts.is_some() { 0 } else { 4 };
         assert_eq!(graphs.count(), expected, "{name}");
     }

@@ -1,4 +1,4 @@
-//! Models of packed weights against the numbers that their weights stand for, and steps of such that a GPU may record.
+//! Models of packed weights compared with the numbers that these stand for, and recorded steps of such models.
 
 use candle_core::quantized::{GgmlDType, QTensor};
 
@@ -22,7 +22,7 @@ const PACKED: [&str; 12] = [
     "gpt-oss",
 ];
 
-/// Weights whose matrices are those of a loader in f32, so that blocks are multiplied without rounding activations.
+/// Weights whose matrices are a loader's in f32, so that products with blocks do not round activations.
 struct Exact<'a>(ModelWeights<'a>);
 
 impl Exact<'_> {
@@ -61,7 +61,7 @@ fn load_exact(name: &str) -> (Model, ModelConfig) {
     (model, open.config)
 }
 
-/// As [`Exact`], but the matrices with `part` in their names are quantized.
+/// As [`Exact`], but matrices with `part` in their names are quantized.
 struct QuantizedPart<'a> {
     exact: Exact<'a>,
     part: &'a str,
@@ -110,7 +110,7 @@ fn a_step_with_any_quantized_matrix_is_not_recorded() {
         let model = Model::try_new(&open.config, &mut weights).unwrap();
         model.can_be_recorded()
     };
-    // Its rows are whole blocks, and its output matrix is no embedding.
+    // Its rows are whole blocks, and its output matrix is not tied.
     let model = "gptq";
     assert!(can_be_recorded(model, "none"));
     for part in [
@@ -141,8 +141,8 @@ fn packed_weights_are_the_numbers_that_they_stand_for() {
     }
 }
 
-/// As they are served: with activations in eight bits, and what is no block of a type in the usual one. Of random
-/// experts, which are nothing alike, a rounded row may go to others.
+/// As served: with activations in eight bits, and weights that fit no block type in the default one. Random experts are all
+/// different, so a rounded row may choose other experts.
 #[test]
 fn packed_weights_as_they_are_served_are_near_the_reference() {
     for name in PACKED {

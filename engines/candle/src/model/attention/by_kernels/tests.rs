@@ -1,4 +1,4 @@
-//! The kernels, on a GPU or emulated on the host, against the attention for main memory.
+//! The kernels, on a GPU or emulated on the host, compared with the attention for main memory.
 
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, SliceRandom};
@@ -11,7 +11,7 @@ use crate::model::config::{Activation, ModelConfig, Rope, RopeScaling};
 use crate::model::kv_cache::{KvCache, KvCacheSpec, LayerKv};
 use crate::model::rope::Frequencies;
 
-/// What is drawn at random, beside the batch.
+/// The random settings, beside the batch.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     dtype: DType,
@@ -98,8 +98,8 @@ impl Shape {
         }
     }
 
-    /// How far outputs, which are of order 1, may be from those in f32. The sum over positions loses least: one position
-    /// left out of a hundred is seen in all but bf16, whose kernels are those of f16.
+    /// The tolerance against f32 for outputs, which are of order 1. The sum over positions adds the least error: one position
+    /// missing out of a hundred is detected in all types except bf16, whose kernels are those of f16.
     fn tolerance(&self) -> f32 {
         if self.dtype == DType::F32 {
             2e-5
@@ -141,7 +141,7 @@ struct Sequence {
     blocks: Vec<u32>,
 }
 
-/// Blocks that are drawn from all without order.
+/// Sequences with blocks drawn at random from all blocks.
 fn sequences(
     lens: &[(usize, usize)],
     block_size: usize,
@@ -192,7 +192,7 @@ fn batch(sequences: &[Sequence], block_size: usize, is_first: bool) -> StepBatch
     batch
 }
 
-/// Runs both steps both ways, and compares all that comes out.
+/// Runs both steps both ways, and compares all results.
 fn compare(shape: Shape, lens: &[(usize, usize)], random: &mut StdRng) {
     let attention = shape.attention(random);
     let on_host = Attention {
@@ -215,7 +215,7 @@ fn compare(shape: Shape, lens: &[(usize, usize)], random: &mut StdRng) {
         true,
     )
     .unwrap();
-    // What no step has written must not be seen.
+    // Slots that no step has written must not be read.
     let LayerKv::Device(kv) = device.layer(0) else {
         panic!("not as on a GPU");
     };
@@ -277,7 +277,7 @@ fn decode_rows_and_chunks_of_any_shape_are_those_of_main_memory() {
             let count = random.random_range(1..4);
             let lens: Vec<_> = (0..count)
                 .map(|_| match random.random_range(0..4) {
-                    // A prompt at once, a chunk after another, and decode rows.
+                    // A whole prompt, a later chunk, and decode rows.
                     0 => (0, random.random_range(1..60)),
                     1 => (random.random_range(1..30), random.random_range(2..50)),
                     _ => (random.random_range(1..70), 1),
@@ -302,7 +302,7 @@ fn long_contexts_are_split_and_merged() {
                 has_norms: false,
                 ..Shape::draw(dtype, 32, &mut random)
             };
-            // The second is shorter than a split: most of its splits are empty.
+            // The second one is shorter than a split, so most of its splits are empty.
             compare(shape, &[(1100, 1), (5, 1)], &mut random);
         }
     }
@@ -320,7 +320,7 @@ fn queries_of_many_sequences_share_what_their_blocks_read() {
                 window: None,
                 ..Shape::draw(dtype, 64, &mut random)
             };
-            // More queries than are taken one by one; the first sequence is split.
+            // Too many queries for one block each; the first sequence is split.
             let lens: Vec<_> = (0..=64 / group)
                 .map(|index| {
                     if index == 0 {
@@ -339,7 +339,7 @@ fn queries_of_many_sequences_share_what_their_blocks_read() {
 fn a_query_that_is_no_number_leaves_no_number_beside_a_sink() {
     let mut random = StdRng::seed_from_u64(0);
     for dtype in [DType::F32, DType::F16, DType::BF16] {
-        // A chunk, a decode row, and one whose context is split.
+        // A chunk, a decode row, and a decode row whose context is split.
         for len in [(0, 20), (5, 1), (600, 1)] {
             let shape = Shape {
                 dtype,

@@ -1,4 +1,4 @@
-//! One tile against one partition of its context: scores, softmax, and the weighted sum of values.
+//! One tile with one partition of its context: scores, softmax, and the weighted sum of values.
 
 use std::ops::Range;
 
@@ -13,10 +13,10 @@ pub(super) const PARTITION: usize = 128;
 /// Queries that are computed together.
 const GROUP: usize = 8;
 
-/// A partition's result for each query of a tile, not yet divided by the sum of weights.
+/// A partition's result for each query of a tile, before the division by the sum of weights.
 #[derive(Debug, Clone)]
 pub(super) struct Partial {
-    /// The largest score, minus infinity if the query sees none of the partition.
+    /// The largest score; minus infinity if the query attends to none of the partition.
     max: Vec<f32>,
     /// The sum of `exp(score - max)`.
     sum: Vec<f32>,
@@ -137,7 +137,7 @@ impl Scratch {
         }
     }
 
-    /// The KV blocks of the partition from `start` on, as far as any query sees them.
+    /// Finds the KV blocks of the partition that starts at `start`, up to the last position that any query attends to.
     fn find_segments(&mut self, tile: &Tile<'_>, start: usize) {
         let visible = tile.visible_to_any();
         let mut position = visible.start.max(start);
@@ -155,22 +155,22 @@ impl Scratch {
         }
     }
 
-    /// Adds the partition just computed to the result.
+    /// Merges the partition just computed into the result.
     pub(super) fn merge(&mut self) {
         merge(&self.current, self.head_dim, &mut self.merged);
     }
 
-    /// Adds a partition computed elsewhere to the result.
+    /// Merges a partition computed by another item into the result.
     pub(super) fn merge_partial(&mut self, partial: &Partial) {
         merge(partial, self.head_dim, &mut self.merged);
     }
 
-    /// The partition just computed.
+    /// The result of the partition just computed.
     pub(super) fn partial(&self) -> Partial {
         self.current.clone()
     }
 
-    /// Writes a query's result; `sink` is a score whose weight goes nowhere.
+    /// Writes a query's result; `sink` is a score without a value.
     pub(super) fn finish(&self, query: usize, sink: Option<f32>, out: &mut [f32]) {
         let (max, sum) = (self.merged.max[query], self.merged.sum[query]);
         let inverse = match sink {
@@ -188,7 +188,7 @@ impl Scratch {
     }
 }
 
-/// Scores of a group's queries, `[head_dim, queries]`, with a segment's tokens.
+/// The scores of a group's queries, `[head_dim, queries]`, with a segment's tokens.
 fn score<T: KvNumber>(
     queries: &[f32],
     keys: &[T],
@@ -251,7 +251,7 @@ fn score_lanes_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
 }
 
 by_simd! {
-    /// From scores to weights, 0 outside `visible`, with their largest score and sum.
+    /// Turns scores into weights, 0 outside `visible`; also computes their largest score and sum.
     fn weigh(scores: &mut [f32; PARTITION], visible: Range<usize>, softcap: Option<f32>, max: &mut f32, sum: &mut f32)
         = weigh_inner
 }
@@ -295,13 +295,13 @@ fn weigh_inner<const FMA: bool>(
         };
     }
     *sum = sum_of::<FMA>(scores, |weight| weight);
-    // A NaN among the scores may be lost on the way to the largest, but never to the sum.
+    // A NaN score may be missed by the maximum, but never by the sum.
     if sum.is_nan() {
         *max = f32::NAN;
     }
 }
 
-/// The sums of the segments' values by a group's weights, `[queries, head_dim]`.
+/// The sums of the segments' values, weighted by a group's weights, `[queries, head_dim]`.
 fn sum_values<T: KvNumber>(
     weights: &[[f32; PARTITION]],
     segments: &[Segment],
@@ -341,7 +341,7 @@ fn sum_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
     let head_dim = out.len() / QUERIES;
     for start in (0..head_dim).step_by(LANES) {
         let len = (head_dim - start).min(LANES);
-        // Sixteen columns of all tokens before the next sixteen, so that their sums stay in registers.
+        // All tokens for sixteen columns before the next sixteen, so that the sums stay in registers.
         let mut totals = [[0.0f32; LANES]; QUERIES];
         for segment in segments {
             let offsets = &segment.offsets;
@@ -367,7 +367,7 @@ fn sum_values_inner<const FMA: bool, const QUERIES: usize, T: KvNumber>(
     }
 }
 
-/// The first of `lanes`, as many as `out` has room for. Sixteen are no call of `memcpy`.
+/// Writes the first of `lanes`, as many as `out` holds. The case of sixteen avoids a call of `memcpy`.
 #[inline(always)]
 fn put_lanes(lanes: &[f32; LANES], out: &mut [f32]) {
     match out.first_chunk_mut() {
@@ -376,7 +376,7 @@ fn put_lanes(lanes: &[f32; LANES], out: &mut [f32]) {
     }
 }
 
-/// Adds a partition's result to those before it.
+/// Merges a partition's result into that of the earlier ones.
 fn merge(partial: &Partial, head_dim: usize, merged: &mut Partial) {
     for query in 0..partial.max.len() {
         if partial.max[query] == f32::NEG_INFINITY {

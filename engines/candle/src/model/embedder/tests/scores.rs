@@ -1,6 +1,6 @@
-//! Cross-encoders against `transformers`, and against themselves.
+//! Cross-encoders compared with `transformers`, and with themselves.
 //!
-//! The reference models and what they compute are made by `tests/encoders/make_cross_encoders.py`.
+//! `tests/encoders/make_cross_encoders.py` makes the reference models and their results.
 
 use super::*;
 use crate::load::Purpose;
@@ -12,7 +12,7 @@ const CROSS_ENCODERS: [&str; 4] = [
     "modernbert-mean-scores",
 ];
 
-/// How far scores may be from the reference. The largest is of order 2.
+/// The tolerance of scores against the reference. The largest is of order 2.
 const TOLERANCE: f32 = 2e-5;
 
 #[derive(Deserialize)]
@@ -76,7 +76,7 @@ fn a_score_does_not_depend_on_its_batch_in_one_bit() {
     }
 }
 
-/// BERT is told which text a token is of; the others are not.
+/// BERT knows which text a token is of; the others do not.
 #[test]
 fn kinds_of_token_count_where_the_model_knows_them() {
     for (name, counts) in [("bert-scores", true), ("xlm-roberta-scores", false)] {

@@ -1,4 +1,4 @@
-//! A block of 32 columns of sixteen rows of weights, unpacked, and its products with the same block of a group of 8-bit rows.
+//! A block of 32 columns of sixteen rows of weights, unpacked, and its products with the same block of 8-bit rows.
 
 #![expect(
     unsafe_code,
@@ -13,10 +13,10 @@ use super::tiles::{Quad, Quads, Tile, quads};
 use crate::model::linear::activations::GROUP_ROWS;
 use crate::model::simd::LANES;
 
-/// Where the numbers of a group of `ROWS` rows are.
+/// Pointers to the numbers of a group of `ROWS` rows.
 #[derive(Clone, Copy)]
 pub(super) struct Group<const ROWS: usize> {
-    /// Four numbers each, not aligned; two of each row in turn.
+    /// Words of four numbers, not aligned; two words of each row in turn.
     values: *const i32,
     scales: *const f32,
     scaled_sums: *const f32,
@@ -24,7 +24,7 @@ pub(super) struct Group<const ROWS: usize> {
 }
 
 impl Group<1> {
-    /// A row that is one block.
+    /// A row of one block.
     fn of(block: &Int8Block) -> Self {
         Self {
             values: block.values.as_ptr().cast(),
@@ -37,7 +37,7 @@ impl Group<1> {
 
 impl<const ROWS: usize> Group<ROWS> {
     /// # Panics
-    /// The group is smaller than so many columns.
+    /// The group has fewer than `columns` columns.
     pub(super) fn new(group: &Int8Group<'_>, columns: usize) -> Self {
         group.check(ROWS, columns);
         Self {
@@ -48,10 +48,10 @@ impl<const ROWS: usize> Group<ROWS> {
         }
     }
 
-    /// A row's first of some words of four numbers, `word` of which, an even number, are before it.
+    /// A pointer to a row's word `word`, an even number.
     #[inline(always)]
     unsafe fn words(self, word: usize, row: usize) -> *const i32 {
-        // SAFETY: inside the group, which `Int8Group::check` saw to be as wide as the tiles.
+        // SAFETY: inside the group, whose width `Int8Group::check` compared with the tiles.
         unsafe { self.values.add(word * ROWS + 2 * row) }
     }
 
@@ -74,7 +74,7 @@ impl<const ROWS: usize> Group<ROWS> {
         }
     }
 
-    /// As `sum`, times the scale.
+    /// As `sum`, multiplied by the scale.
     #[inline(always)]
     unsafe fn scaled_sum<const N: usize>(self, at: usize, row: usize) -> f32 {
         // SAFETY: as in `words`.
@@ -90,14 +90,14 @@ impl<const ROWS: usize> Group<ROWS> {
     }
 }
 
-/// Words of four numbers of a block, and of half of one.
+/// Words of four numbers per block, and per half block.
 const WORDS: usize = BLOCK / 4;
 const HALF_WORDS: usize = WORDS / 2;
 
-/// The weights of 32 columns, four to a vector, and what scales each half of them.
+/// The weights of 32 columns, four to a vector, and the scales of each half.
 pub(super) struct BlockWeights<I: Instructions> {
     words: [I::Integers; WORDS],
-    /// Scales and minima; the same twice where all columns share them.
+    /// Scales and minima; equal if all columns share them.
     scales: [(I::Floats, I::Floats); 2],
 }
 
@@ -111,7 +111,7 @@ impl<I: Instructions> Clone for BlockWeights<I> {
 impl<I: Instructions> Copy for BlockWeights<I> {}
 
 impl<I: Instructions> BlockWeights<I> {
-    /// The `unit`th 32 columns of a tile, the rows from `lane` on.
+    /// The `unit`th 32 columns of a tile, for the rows from `lane` on.
     #[inline(always)]
     pub(super) unsafe fn new<F: Format>(
         tile: &Tile<F>,
@@ -155,7 +155,7 @@ impl<I: Instructions> BlockWeights<I> {
         }
     }
 
-    /// Adds their products with what rounding left of a row's block to the row's sums of the lanes from `lane` on.
+    /// Adds their products with the residual of a row's block to the row's sums, for the lanes from `lane` on.
     #[inline(always)]
     pub(super) unsafe fn add_residual<F: Format>(
         &self,
@@ -219,8 +219,8 @@ unsafe fn add<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
             }
             return;
         }
-        // Not a loop: one that the compiler does not unroll keeps the totals in memory. Of one row it must be a loop: written out, it
-        // had half the rate.
+        // Not a loop, because the compiler might not unroll it and would keep the totals in memory. For one row it must be a loop:
+        // unrolled by hand, it ran at half the speed.
         macro_rules! add_each_row {
             ($($row:literal)*) => {
                 $(if $row >= alone {
@@ -233,7 +233,7 @@ unsafe fn add<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
     }
 }
 
-/// What a row's sum of the `at`th `N` words begins with, so that weights above zero stand for less.
+/// The initial value of a row's sum of the `at`th `N` words, which subtracts the zero point of the weights.
 #[inline(always)]
 unsafe fn start<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
     group: Group<ROWS>,
@@ -269,12 +269,12 @@ unsafe fn scale<I: Instructions, F: Format, const ROWS: usize, const N: usize>(
     }
 }
 
-/// Whether weights are signed when they are multiplied, and nothing is to be subtracted.
+/// Whether weights are multiplied as signed numbers, with no zero point to subtract.
 const fn is_signed<I: Instructions, F: Format>() -> bool {
     I::HAS_SIGNED_DOT && F::ZERO == 128
 }
 
-/// How many products of pairs fit into 16 bits together.
+/// The number of products of pairs whose sum fits into 16 bits.
 const fn step<F: Format>() -> usize {
     match F::BITS {
         2..=4 if F::TABLE.is_none() => 8,
@@ -332,7 +332,7 @@ unsafe fn weights<I: Instructions, F: Format>(
     }
 }
 
-/// The quads of 32 columns, from some lane on. Numbers of quads are inside.
+/// The quads of 32 columns, from some lane on. Quad indices are in bounds.
 #[derive(Clone, Copy)]
 struct Values {
     start: *const u8,
@@ -345,7 +345,7 @@ impl Values {
         unsafe { I::load(self.start.add(quad * size_of::<Quad>())) }
     }
 
-    /// Words of four bits, two to a quad.
+    /// Words of four-bit values, two to a quad.
     #[inline(always)]
     unsafe fn nibbles<I: Instructions>(self, quads: [usize; 4]) -> [I::Integers; WORDS] {
         // SAFETY: the caller's promise.
@@ -360,7 +360,7 @@ impl Values {
         }
     }
 
-    /// Words of two bits, four to a quad.
+    /// Words of two-bit values, four to a quad.
     #[inline(always)]
     unsafe fn pairs<I: Instructions>(self, quads: [usize; 2]) -> [I::Integers; WORDS] {
         // SAFETY: the caller's promise.
@@ -380,7 +380,7 @@ impl Values {
         }
     }
 
-    /// Adds to each word the bits of `mask` of its quad, moved to the left, or to the right where that is negative.
+    /// Adds to each word the bits of `mask` of its quad, shifted left, or right if the shift is negative.
     #[inline(always)]
     unsafe fn add_bits<I: Instructions>(
         self,

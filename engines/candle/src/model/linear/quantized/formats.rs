@@ -1,13 +1,13 @@
-//! The formats of GGUF's blocks: where their bytes have scales and values.
+//! The formats of GGUF's blocks: the positions of scales and values in their bytes.
 //!
 //! # Source
-//! The structures of blocks and the functions that make numbers of them in ggml's `ggml-common.h` and `ggml-quants.c`.
+//! The block structures and dequantization functions in ggml's `ggml-common.h` and `ggml-quants.c`.
 
 use super::heads::{Halves, Head, Nibbles, Signed, SixBits};
 use super::tiles::{Quads, Values};
 use crate::model::simd::LANES;
 
-/// How blocks of one type become tiles.
+/// How blocks of one type are converted to tiles.
 pub(super) trait Format: Copy + Send + Sync + 'static {
     /// Scales of a tile.
     type Head: Head;
@@ -21,14 +21,14 @@ pub(super) trait Format: Copy + Send + Sync + 'static {
     const COLUMNS: usize = 256;
     /// Bits of a value.
     const BITS: usize;
-    /// What is subtracted from a value.
+    /// The zero point, which is subtracted from a value.
     const ZERO: i16 = 0;
-    /// What values stand for, plus `ZERO`.
+    /// The numbers that values stand for, plus `ZERO`.
     const TABLE: Option<[u8; 16]> = None;
 
     /// The values of a block, in the order of the columns.
     fn codes(block: &[u8], codes: &mut [u8]);
-    /// Takes over a block's scales.
+    /// Stores a block's scales in the head.
     fn set_head(head: &mut Self::Head, lane: usize, index: usize, block: &[u8]);
 }
 
@@ -36,7 +36,7 @@ fn half_bits(bytes: &[u8]) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-/// Of each byte the low half, and sixteen columns further the high half.
+/// The low half of each byte, and sixteen columns later the high half.
 fn nibbles(bytes: &[u8], codes: &mut [u8]) {
     for (bytes, codes) in bytes.chunks_exact(16).zip(codes.chunks_exact_mut(32)) {
         for (k, &byte) in bytes.iter().enumerate() {
@@ -46,7 +46,7 @@ fn nibbles(bytes: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// As [`nibbles`] with a fifth bit of each column in the first four bytes.
+/// As [`nibbles`], with the fifth bit of each column in the first four bytes.
 fn five_bits(bytes: &[u8], codes: &mut [u8]) {
     nibbles(&bytes[4..], codes);
     for (k, code) in codes.iter_mut().enumerate() {
@@ -54,7 +54,7 @@ fn five_bits(bytes: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// As Q4_K and Q5_K have them: of each 32 bytes first the low halves.
+/// The order of Q4_K and Q5_K: per 32 bytes, first the low halves.
 fn k_nibbles(bytes: &[u8], codes: &mut [u8]) {
     for (bytes, codes) in bytes.chunks_exact(32).zip(codes.chunks_exact_mut(64)) {
         for (k, &byte) in bytes.iter().enumerate() {
@@ -64,7 +64,7 @@ fn k_nibbles(bytes: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// As Q2_K and Q3_K have them: of each 32 bytes first the lowest two bits.
+/// The order of Q2_K and Q3_K: per 32 bytes, first the lowest two bits.
 fn k_pairs(bytes: &[u8], codes: &mut [u8]) {
     for (bytes, codes) in bytes.chunks_exact(32).zip(codes.chunks_exact_mut(128)) {
         for (k, code) in codes.iter_mut().enumerate() {
@@ -73,7 +73,7 @@ fn k_pairs(bytes: &[u8], codes: &mut [u8]) {
     }
 }
 
-/// Formats of blocks of 32 whose scale, and what is added if there is something, are f16 in the beginning.
+/// Formats with blocks of 32 that begin with an f16 scale, and with an f16 minimum if they have one.
 macro_rules! simple_format {
     ($(#[$meta:meta])* $name:ident, $numbers:literal numbers, $bytes:literal bytes, $quads:literal quads, zero $zero:expr, table $table:expr, $codes:expr) => {
         $(#[$meta])*
@@ -98,7 +98,7 @@ macro_rules! simple_format {
             fn set_head(head: &mut Self::Head, lane: usize, index: usize, block: &[u8]) {
                 head.numbers[index][lane] = half_bits(block);
                 if let Some(mins) = head.numbers.get_mut(2 + index) {
-                    // It is added, and a minimum is subtracted.
+                    // The file's minimum is added, ours is subtracted.
                     mins[lane] = half_bits(&block[2..]) ^ 0x8000;
                 }
             }
@@ -140,7 +140,7 @@ const IQ4_TABLE: [u8; 16] = [
     1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241,
 ];
 
-/// `scale * table[value]` with a power of two as scale: numbers of 4 bits, one of them for the sign.
+/// `scale * table[value]` with a power of two as scale: four-bit floats, with one sign bit.
 #[derive(Clone, Copy)]
 pub(super) struct Mxfp4;
 
@@ -161,8 +161,8 @@ impl Format for Mxfp4 {
     }
 
     fn set_head(head: &mut Self::Head, lane: usize, index: usize, block: &[u8]) {
-        // The byte is an f32's exponent; half of that, for the table has the numbers twice as large. The halves of the two
-        // smallest have no exponent.
+        // The byte is the exponent of an f32. It is halved, because the table has doubled numbers. The halves of the two smallest
+        // are subnormal.
         head.numbers[index][lane] = match block[0] {
             0 => 0x20,
             1 => 0x40,

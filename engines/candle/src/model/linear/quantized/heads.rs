@@ -1,4 +1,4 @@
-//! The heads of tiles: scales, and minima where a format has them.
+//! The heads of tiles: scales, and minima if a format has them.
 
 #![expect(
     unsafe_code,
@@ -12,23 +12,23 @@ use super::instructions::Instructions;
 use super::tiles::Quad;
 use crate::model::simd::LANES;
 
-/// The scales of a tile, and minima where its format has them.
+/// The scales of a tile, and the minima if its format has them.
 pub(super) trait Head: Copy + Zeroable + Send + Sync {
     /// Columns that share a scale: 32 or 16.
     const WIDTH: usize;
-    /// Whether something is subtracted from each number.
+    /// Whether a minimum is subtracted from each number.
     const HAS_MIN: bool;
-    /// What kernels read in place of it.
+    /// The unpacked form that kernels read.
     type Unpacked;
 
-    /// A column's scale, and what is subtracted.
+    /// A column's scale and minimum.
     fn get(&self, lane: usize, column: usize) -> (f32, f32);
     fn unpack(&self) -> Self::Unpacked;
-    /// The scales of the `at`th `WIDTH` columns, of the rows from `lane` on, and what is subtracted (any number without
-    /// `HAS_MIN`).
+    /// The scales and minima of the `at`th `WIDTH` columns, for the rows from `lane` on. Without `HAS_MIN` the minima are
+    /// arbitrary.
     ///
     /// # Safety
-    /// The processor has the instructions; the tile has these columns, and the rows are those of a vector.
+    /// The processor has the instructions; the tile has these columns, and the rows match a vector.
     unsafe fn vectors<I: Instructions>(
         &self,
         unpacked: &Self::Unpacked,
@@ -37,10 +37,10 @@ pub(super) trait Head: Copy + Zeroable + Send + Sync {
     ) -> (I::Floats, I::Floats);
 }
 
-/// The numbers of the rows from `lane` on, of f16 or of the upper halves of f32.
+/// The numbers of the rows from `lane` on, from f16 or from the upper halves of f32.
 ///
 /// # Safety
-/// The processor has the instructions, and the rows are those of a vector.
+/// The processor has the instructions, and the rows match a vector.
 #[inline(always)]
 unsafe fn half_floats<I: Instructions, const UPPER: bool>(
     numbers: &[u16; LANES],
@@ -57,7 +57,7 @@ unsafe fn half_floats<I: Instructions, const UPPER: bool>(
     }
 }
 
-/// One scale in 16 bits for each 32 of 64 columns, and where there are four what is subtracted.
+/// One 16-bit scale for each 32 of 64 columns; if there are four numbers, the others are minima.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Halves<const SCALES: usize, const UPPER: bool = false> {
@@ -65,7 +65,7 @@ pub(super) struct Halves<const SCALES: usize, const UPPER: bool = false> {
     pub(super) numbers: [[u16; LANES]; SCALES],
 }
 
-// SAFETY: integers may be zero.
+// SAFETY: zero is a valid integer.
 unsafe impl<const SCALES: usize, const UPPER: bool> Zeroable for Halves<SCALES, UPPER> {}
 
 impl<const SCALES: usize, const UPPER: bool> Head for Halves<SCALES, UPPER> {
@@ -107,20 +107,19 @@ impl<const SCALES: usize, const UPPER: bool> Head for Halves<SCALES, UPPER> {
     }
 }
 
-/// Scales and minima of eight blocks of 32, as Q4_K and Q5_K have them: six bits each, `scale * scales[i]` and
-/// `min * mins[i]`.
+/// Scales and minima of eight blocks of 32, as in Q4_K and Q5_K: six bits each, `scale * scales[i]` and `min * mins[i]`.
 #[derive(Clone, Copy, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct SixBits {
-    /// The file's twelve bytes, four to a quad, each of sixteen rows: with a scale and, above it, the two high bits of the
-    /// scale four further; the same of the minima; with the low bits of the last four scales and, above them, of the last
-    /// four minima.
+    /// The file's twelve bytes, four to a quad, for sixteen rows. The first four hold a scale each, and above it the two high bits
+    /// of the scale four places later. The next four hold the same of the minima. The last four hold the low bits of the last four
+    /// scales, and above them those of the last four minima.
     pub(super) packed: [Quad; 3],
     pub(super) scale: [u16; LANES],
     pub(super) min: [u16; LANES],
 }
 
-/// The scales and minima of eight blocks, a byte each.
+/// The scales and minima of eight blocks, one byte each.
 #[repr(C, align(64))]
 pub(super) struct Bytes {
     pub(super) scales: [Quad; 2],
@@ -183,7 +182,7 @@ impl Head for SixBits {
     }
 }
 
-/// `scale * scales[i]`, signed bytes for each of `N` parts of 256 columns.
+/// `scale * scales[i]`, one signed byte for each of `N` parts of 256 columns.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Signed<const N: usize> {
@@ -191,7 +190,7 @@ pub(super) struct Signed<const N: usize> {
     pub(super) scale: [u16; LANES],
 }
 
-// SAFETY: integers may be zero.
+// SAFETY: zero is a valid integer.
 unsafe impl<const N: usize> Zeroable for Signed<N> {}
 
 impl<const N: usize> Head for Signed<N> {
@@ -223,7 +222,7 @@ impl<const N: usize> Head for Signed<N> {
     }
 }
 
-/// Scales and minima of sixteen parts of 16 columns, as Q2_K has them: four bits each in a byte, the scale's below.
+/// Scales and minima of sixteen parts of 16 columns, as in Q2_K: four bits each in a byte, the scale in the low ones.
 #[derive(Clone, Copy, Zeroable)]
 #[repr(C, align(64))]
 pub(super) struct Nibbles {
@@ -232,7 +231,7 @@ pub(super) struct Nibbles {
     pub(super) min: [u16; LANES],
 }
 
-/// The scales and minima of sixteen parts, a byte each.
+/// The scales and minima of sixteen parts, one byte each.
 pub(super) struct Sixteen {
     pub(super) scales: [[u8; LANES]; 16],
     pub(super) mins: [[u8; LANES]; 16],

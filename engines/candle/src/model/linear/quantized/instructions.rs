@@ -1,7 +1,7 @@
-//! [`Instructions`]: what a kernel asks of a processor, so that it is written once for all.
+//! [`Instructions`]: the processor operations of a kernel, so that one source serves all processors.
 //!
-//! Every function is `#[inline(always)]` and becomes instructions of the function that it is inlined into, which is the one
-//! that names the processor's features.
+//! Every function is `#[inline(always)]`, so its instructions belong to the function it is inlined into, which enables the
+//! processor's features.
 
 #![expect(unsafe_code, reason = "intrinsics of the processor")]
 
@@ -19,7 +19,7 @@ pub(super) use self::avx512::Avx512Vnni;
 #[cfg(target_arch = "aarch64")]
 pub(super) use self::neon::{DotProduct, MatrixProduct, Neon, Pairs};
 
-/// Where a row has one of its words: they come in twos, `stride` apart.
+/// The offset of one of a row's words: they come in pairs, `stride` apart.
 #[inline(always)]
 const fn word_at(index: usize, stride: usize) -> usize {
     index / 2 * stride + index % 2
@@ -28,19 +28,19 @@ const fn word_at(index: usize, stride: usize) -> usize {
 /// Vectors of 32-bit lanes, each of which is one row of a tile.
 ///
 /// # Safety
-/// Of every function: the processor has the instructions, and pointers are good for a vector's lanes.
+/// For every function: the processor has the instructions, and pointers are valid for a vector's lanes.
 pub(super) trait Instructions {
-    /// Rows that a vector holds; a divisor of those of a tile.
+    /// Rows per vector; a divisor of those of a tile.
     const ROWS: usize;
-    /// Whether weights of eight bits are signed numbers; otherwise they are stored plus 128.
+    /// Whether 8-bit weights are signed; otherwise they are stored plus 128.
     const HAS_SIGNED_DOT: bool;
-    /// Whether `dot_two` may be there.
+    /// Whether `dot_two` may return a result.
     const MAY_DOT_TWO: bool = false;
-    /// Whether there are registers for the totals of a group of rows beside the weights of a block.
+    /// Whether the registers hold the totals of a group of rows beside the weights of a block.
     const HOLDS_TOTALS: bool = true;
-    /// Four bytes or one integer of each row.
+    /// Four bytes or one integer per row.
     type Integers: Copy;
-    /// A number of each row.
+    /// One number per row.
     type Floats: Copy;
 
     unsafe fn load(bytes: *const u8) -> Self::Integers;
@@ -49,14 +49,14 @@ pub(super) trait Instructions {
     unsafe fn and(a: Self::Integers, b: Self::Integers) -> Self::Integers;
     unsafe fn or(a: Self::Integers, b: Self::Integers) -> Self::Integers;
     unsafe fn xor(a: Self::Integers, b: Self::Integers) -> Self::Integers;
-    /// Shifts pairs of bytes: what crosses from one into the other has to be masked.
+    /// Shifts pairs of bytes: the caller must mask the bits that cross between them.
     unsafe fn shift_left(a: Self::Integers, bits: i32) -> Self::Integers;
     unsafe fn shift_right(a: Self::Integers, bits: i32) -> Self::Integers;
-    /// The entries of a table by bytes below 16.
+    /// Looks up bytes below 16 in a table.
     unsafe fn look_up(table: &[u8; 16], bytes: Self::Integers) -> Self::Integers;
-    /// `sum` plus, in each row, the products of its bytes in all `weights` with the four bytes that every row shares of
-    /// `words[0]`, `words[1]`, `words[stride]`, `words[stride + 1]` and so on. `step` of the products of pairs fit into 16 bits
-    /// when they are added up.
+    /// `sum` plus, for each row, the products of its bytes in all `weights` with four bytes that all rows share: those of
+    /// `words[0]`, `words[1]`, `words[stride]`, `words[stride + 1]` and so on. The sum of `step` products of pairs fits into 16
+    /// bits.
     unsafe fn dot<const N: usize>(
         sum: Self::Integers,
         weights: &[Self::Integers; N],
@@ -64,7 +64,7 @@ pub(super) trait Instructions {
         stride: usize,
         step: usize,
     ) -> Self::Integers;
-    /// As `dot` with signed weights, where `HAS_SIGNED_DOT` says that there are such.
+    /// As `dot` with signed weights, if `HAS_SIGNED_DOT`.
     #[inline(always)]
     unsafe fn signed_dot<const N: usize>(
         sum: Self::Integers,
@@ -72,11 +72,11 @@ pub(super) trait Instructions {
         words: *const i32,
         stride: usize,
     ) -> Self::Integers {
-        // SAFETY: what the caller promises.
+        // SAFETY: the caller's promise.
         unsafe { Self::dot(sum, weights, words, stride, 1) }
     }
-    /// As `dot` or, of signed weights, `signed_dot`, for two rows in fewer instructions than one after the other takes; `None`
-    /// where there is no such thing. Each two words of the second row follow those of the first.
+    /// As `dot`, or as `signed_dot` for signed weights, for two rows with fewer instructions than two calls; `None` if the
+    /// processor has no such instruction. Each two words of the second row follow those of the first.
     #[inline(always)]
     unsafe fn dot_two<const N: usize>(
         _sums: [i32; 2],
@@ -96,7 +96,7 @@ pub(super) trait Instructions {
     unsafe fn to_floats(integers: Self::Integers) -> Self::Floats;
     unsafe fn load_floats(numbers: *const f32) -> Self::Floats;
     unsafe fn load_halves(halves: *const u16) -> Self::Floats;
-    /// Upper halves of f32.
+    /// Loads numbers stored as the upper halves of f32.
     unsafe fn load_upper_halves(halves: *const u16) -> Self::Floats;
     unsafe fn load_bytes(bytes: *const u8) -> Self::Floats;
     unsafe fn load_signed_bytes(bytes: *const i8) -> Self::Floats;

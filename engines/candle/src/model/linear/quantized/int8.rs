@@ -1,4 +1,4 @@
-//! Rows in 8-bit integers, as the kernels read them.
+//! Rows of 8-bit integers, in the kernels' form.
 
 use std::mem::MaybeUninit;
 
@@ -10,13 +10,13 @@ use crate::model::simd::by_simd;
 /// Numbers that share a scale.
 pub(super) const BLOCK: usize = 32;
 
-/// Vector operations that rounding a number takes, about, with the waiting for one after the other.
+/// The approximate number of vector operations to round a number, including latencies.
 const OPERATIONS: usize = 2;
 
-/// A block has a residual if its scale is more than so many times the median of its row's: eight bits alone are too coarse for it.
+/// A block has a residual if its scale exceeds the row's median by this factor: eight bits alone are too coarse for it.
 const FAR: f32 = 1.6;
 
-/// Rows in 8-bit integers with a scale for each [`BLOCK`] numbers, and what rounding left of some blocks in the same form.
+/// Rows of 8-bit integers with a scale for each [`BLOCK`] numbers, and the residuals of some blocks in the same form.
 ///
 /// In a group of `m` rows that starts at row `r`, `values` holds eight numbers of each row in turn, from `r * width` on;
 /// the others hold one entry of each row in turn, from `r * width / 32` (`sums`: `/ 16`) on.
@@ -30,16 +30,16 @@ pub(in crate::model::linear) struct Int8Rows {
     scaled_sums: Box<[f32]>,
     /// Sums of each half block's integers.
     sums: Box<[i32]>,
-    /// Of each group of rows, in the order of the columns.
+    /// For each group of rows, in the order of the columns.
     residuals: Box<[Vec<Residual>]>,
 }
 
-/// What rounding left of a block of a row.
+/// The rounding error of a row's block.
 #[derive(Debug, PartialEq)]
 pub(super) struct Residual {
-    /// Blocks before it in the row.
+    /// The block's index in the row.
     pub(super) place: usize,
-    /// Its row in the group.
+    /// The row's index in the group.
     pub(super) row: usize,
     pub(super) block: Int8Block,
 }
@@ -72,7 +72,7 @@ impl Int8Rows {
                 {
                     let part = |unit: usize| first * width / unit..(first + rows) * width / unit;
                     #[expect(unsafe_code, reason = "threads write disjoint parts of one buffer")]
-                    // SAFETY: a group is in one range only, and groups do not overlap.
+                    // SAFETY: a group is in only one range, and groups do not overlap.
                     let (mut group, found) = unsafe {
                         let group = Int8GroupMut {
                             rows,
@@ -92,7 +92,7 @@ impl Int8Rows {
             });
         }
         #[expect(unsafe_code, reason = "numbers that are written once")]
-        // SAFETY: every group is in a range, and every row of it was rounded, all its blocks.
+        // SAFETY: every group is in a range, and all blocks of each of its rows were rounded.
         unsafe {
             Self {
                 width,
@@ -129,10 +129,10 @@ pub(super) struct Int8Group<'a> {
 }
 
 impl Int8Group<'_> {
-    /// Sees to it that kernels without bounds checks stay inside.
+    /// Checks the sizes, so that kernels without bounds checks stay inside.
     ///
     /// # Panics
-    /// The group is smaller than `rows` rows of `columns` columns.
+    /// The group has fewer than `rows` rows of `columns` columns.
     pub(super) fn check(&self, rows: usize, columns: usize) {
         let blocks = rows * columns / BLOCK;
         assert!(
@@ -147,7 +147,7 @@ impl Int8Group<'_> {
     }
 }
 
-/// One group while it is made.
+/// One group under construction.
 pub(super) struct Int8GroupMut<'a> {
     rows: usize,
     values: &'a mut [MaybeUninit<i8>],
@@ -157,7 +157,7 @@ pub(super) struct Int8GroupMut<'a> {
 }
 
 by_simd! {
-    /// Rounds a row of a group, with zeros from its end up to a width, and once more what that leaves where it is too much.
+    /// Rounds a row of a group, padded with zeros to a width, and then the rounding errors that are too large.
     fn round(
         bits: ActivationBits,
         x: &[f32],
@@ -185,7 +185,7 @@ fn round_inner<const FMA: bool>(
         ActivationBits::Sixteen => 0.0,
     };
     for place in 0..blocks {
-        // No scale is above one that is no number, and such are in the first part already.
+        // Comparisons with NaN are false. The first part has the NaN already, so it needs no residual.
         if group.scales[place * group.rows + row] > far {
             let mut x = *block_of(x, place, &mut [0.0; BLOCK]);
             let whole = round_block(&x);
@@ -198,7 +198,7 @@ fn round_inner<const FMA: bool>(
     }
 }
 
-/// A block of a row, or, with zeros from the row's end on, in `padded`.
+/// A block of a row. If the row ends inside it, it is copied to `padded` with zeros.
 #[inline(always)]
 fn block_of<'a>(x: &'a [f32], place: usize, padded: &'a mut [f32; BLOCK]) -> &'a [f32; BLOCK] {
     let x = x.get(place * BLOCK..).unwrap_or_default();
@@ -211,14 +211,14 @@ fn block_of<'a>(x: &'a [f32], place: usize, padded: &'a mut [f32; BLOCK]) -> &'a
 impl Int8GroupMut<'_> {
     /// The median of a row's scales.
     fn median_scale(&self, row: usize) -> f32 {
-        // None is below zero, so that their bits are in their order, and integers are compared faster.
+        // Scales are not negative, so their bits have the same order, and integers are compared faster.
         let scales = self.scales[row..].iter().step_by(self.rows);
         let mut bits: Vec<u32> = scales.map(|scale| scale.to_bits()).collect();
         let middle = bits.len() / 2;
         f32::from_bits(*bits.select_nth_unstable(middle).1)
     }
 
-    /// Puts a block of a row.
+    /// Stores a block of a row.
     #[inline(always)]
     fn put(&mut self, place: usize, row: usize, block: &Int8Block) {
         let (to, _) = self.values.as_chunks_mut::<8>();
@@ -236,32 +236,32 @@ impl Int8GroupMut<'_> {
     }
 }
 
-/// A block in integers.
+/// A block of integers.
 #[derive(Debug, PartialEq)]
 pub(super) struct Int8Block {
-    /// NaN if a number of the block is not finite: integers would hide it.
+    /// NaN if a number of the block is not finite, which the integers would hide.
     pub(super) scale: f32,
     /// In -127..=127.
     pub(super) values: [i8; BLOCK],
-    /// Of each half.
+    /// The sum of each half.
     pub(super) sums: [i32; 2],
-    /// Of all, scaled.
+    /// The sum of all, scaled.
     pub(super) scaled_sum: f32,
 }
 
-/// The scale that the largest number of a block asks for, and the block in its steps.
+/// Rounds a block with the scale that its largest number needs.
 #[inline(always)]
 fn round_block(x: &[f32; BLOCK]) -> Int8Block {
     /// Adding it rounds to an integer, which is then in the low bits.
     const ROUND: f32 = 12_582_912.0;
     const INFINITE: u32 = 0x7F80_0000;
-    // Sizes are in the order of their bits, and what is not finite is above all others.
+    // Absolute values have the order of their bits, and non-finite ones are the largest.
     let largest = x.iter().fold(0, |largest: u32, x| {
         largest.max(x.to_bits() & (u32::MAX >> 1))
     });
     let (is_finite, largest) = (largest < INFINITE, f32::from_bits(largest));
     let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    // Not `map`, which is a call here.
+    // Not `map`, which would be a function call here.
     let mut values = [0; BLOCK];
     for (value, x) in values.iter_mut().zip(x) {
         let [low, ..] = (x * inverse + ROUND).to_bits().to_le_bytes();
@@ -360,7 +360,7 @@ mod tests {
         let mut x: Vec<f32> = (0..rows * columns)
             .map(|_| rng.random_range(-1.0f32..1.0))
             .collect();
-        // The second block of row 9, the second in a group.
+        // The second block of row 9, which is the second row of its group.
         x[9 * columns + 40] = -50.0;
         let places = |bits| {
             let rounded = Int8Rows::new(bits, &x, rows, columns);

@@ -1,4 +1,4 @@
-//! The products of tiles with 8-bit rows: which weights are unpacked when, and for how many rows.
+//! The products of tiles with 8-bit rows: when weights are unpacked, and for how many rows.
 
 #![expect(unsafe_code, reason = "functions that are compiled for a processor")]
 
@@ -16,7 +16,7 @@ use crate::model::linear::activations::{GROUP_ROWS, groups};
 use crate::model::linear::packed::Output;
 use crate::model::simd::{LANES, QuantizedKernels};
 
-/// The products of `tiles`, of which `per_row` side by side are sixteen rows of a matrix, with each of the `rows` rows of `x`.
+/// The products of `tiles` with each of the `rows` rows of `x`; `per_row` adjacent tiles are sixteen rows of a matrix.
 pub(super) fn multiply<F: Format>(
     kernels: QuantizedKernels,
     tiles: &[Tile<F>],
@@ -62,20 +62,20 @@ pub(super) fn multiply<F: Format>(
     }
 }
 
-/// What is compiled for each kind of processor.
+/// Work that is compiled for each kind of processor.
 trait Work {
     type Done;
 
-    /// Does it.
+    /// Runs it.
     ///
     /// # Safety
     /// The processor has the instructions.
     unsafe fn by<I: Instructions>(self) -> Self::Done;
 }
 
-/// Does `work` with the instructions of this processor.
+/// Runs `work` with the instructions of this processor.
 fn run<W: Work>(kernels: QuantizedKernels, work: W) -> W::Done {
-    // SAFETY: `QuantizedKernels` is only what this processor has.
+    // SAFETY: a `QuantizedKernels` exists only for instructions that this processor has.
     unsafe {
         match kernels {
             #[cfg(target_arch = "x86_64")]
@@ -121,7 +121,7 @@ unsafe fn by_avx_vnni<W: Work>(work: W) -> W::Done {
     unsafe { work.by::<Avx2<DotProduct<false>>>() }
 }
 
-/// As `by_avx_vnni`, so that it is tested where the same instruction is one of AVX-512 alone.
+/// As `by_avx_vnni`, to test it on processors that have the instruction only in AVX-512.
 #[cfg(test)]
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c,avx512vl,avx512vnni")]
@@ -153,7 +153,7 @@ fn products<F: Format, const ROWS: usize>(
     sums
 }
 
-/// The products but for those of residuals.
+/// The products without residuals.
 struct OneGroup<'a, F: Format, const ROWS: usize> {
     tiles: &'a [Tile<F>],
     group: Group<ROWS>,
@@ -195,10 +195,10 @@ impl<F: Format> Work for Residuals<'_, F> {
     }
 }
 
-/// Rows from which on weights are unpacked once for all of them.
+/// The number of rows from which weights are unpacked once for all rows.
 const MANY_ROWS: usize = 4 * GROUP_ROWS;
 
-/// The products with many whole groups: weights are unpacked once, and stay near for all of them.
+/// The products with many whole groups: weights are unpacked once and stay cached for all of them.
 struct WholeGroups<'a, F: Format> {
     tiles: &'a [Tile<F>],
     per_row: usize,
@@ -212,9 +212,9 @@ impl<F: Format> Work for WholeGroups<'_, F> {
 
     #[inline(always)]
     unsafe fn by<I: Instructions>(self) {
-        /// Rows of tiles that are unpacked together, so that longer parts of each row of the output are written at once.
+        /// Rows of tiles that are unpacked together, so that each row of the output is written in longer pieces.
         const STRIP: usize = 4;
-        /// Bytes of unpacked weights, about, which stay in the second cache beside a group.
+        /// The approximate bytes of unpacked weights that stay in the L2 cache beside a group.
         const NEAR: usize = 256 * 1024;
         let blocks = self.per_row * (F::COLUMNS / BLOCK);
         let parts = LANES / I::ROWS;
@@ -225,7 +225,7 @@ impl<F: Format> Work for WholeGroups<'_, F> {
             weights.clear();
             for tiles in tiles.chunks_exact(self.per_row) {
                 for lane in (0..LANES).step_by(I::ROWS) {
-                    // SAFETY: the caller's promise, and the rows are those of a vector.
+                    // SAFETY: the caller's promise, and the rows match a vector.
                     unsafe { unpack::<I, F>(tiles, lane, &mut weights) };
                 }
             }
@@ -246,7 +246,7 @@ impl<F: Format> Work for WholeGroups<'_, F> {
     }
 }
 
-/// Puts the products of a group with unpacked weights of the lanes from `lane` on.
+/// Stores the products of a group with unpacked weights, for the lanes from `lane` on.
 #[inline(always)]
 unsafe fn put_products<I: Instructions, F: Format>(
     weights: &[BlockWeights<I>],
@@ -293,7 +293,7 @@ unsafe fn totals<I: Instructions, F: Format, const ROWS: usize>(
     }
 }
 
-/// The weights of the lanes from `lane` on, of all columns, behind those that are there.
+/// Appends the weights of all columns, for the lanes from `lane` on.
 #[inline(always)]
 unsafe fn unpack<I: Instructions, F: Format>(
     tiles: &[Tile<F>],
@@ -309,7 +309,7 @@ unsafe fn unpack<I: Instructions, F: Format>(
     }
 }
 
-/// Adds the products with what rounding left of some blocks, one after the other: few rows have a residual in the same block.
+/// Adds the products with residuals one by one: few rows have a residual in the same block.
 #[inline(always)]
 unsafe fn add_residuals<I: Instructions, F: Format>(
     tiles: &[Tile<F>],
@@ -336,7 +336,7 @@ unsafe fn add_residuals<I: Instructions, F: Format>(
     }
 }
 
-/// Puts the totals of the lanes from `lane` on.
+/// Stores the totals of the lanes from `lane` on.
 #[inline(always)]
 unsafe fn store<I: Instructions, const ROWS: usize>(
     sums: &mut [[f32; LANES]; ROWS],

@@ -1,7 +1,7 @@
-//! The tiles: how sixteen rows' blocks lie in memory, and back to numbers.
+//! The tiles: the memory layout of sixteen rows' blocks, and the conversion back to numbers.
 //!
-//! A tile's bytes are in the order in which its kernel reads them, scales first. Memory that is read strictly forward comes
-//! half as fast again as with one jump back in each tile.
+//! A tile's bytes are in the order in which its kernel reads them, scales first. Strictly sequential reads are 1.5 times as
+//! fast as reads with one jump back per tile.
 
 use bytemuck::Zeroable;
 
@@ -52,20 +52,20 @@ impl<const N: usize> Quads for Values<N> {
 }
 
 impl<F: Format> Tile<F> {
-    /// Whether it has the quads that its columns take, which kernels rely on, blocks are whole units of 32, and it is about as large as the blocks that it
-    /// holds: what is read for a token is what it costs.
+    /// Checks that a tile has the quads of its columns, which kernels rely on; that blocks are whole units of 32; and that a
+    /// tile is about as large as its blocks, because the bytes read per token determine its cost.
     pub(super) const IS_SOUND: bool = size_of::<F::Values>()
         == F::COLUMNS / BLOCK * quads(F::BITS) * size_of::<Quad>()
         && F::BLOCK_COLUMNS % BLOCK == 0
         && size_of::<Self>() * 16 <= 17 * LANES * (F::COLUMNS / F::BLOCK_COLUMNS) * F::BLOCK_BYTES;
 
-    /// Takes over the `index`th block of a row.
+    /// Stores the `index`th block of a row.
     pub(super) fn set(&mut self, lane: usize, index: usize, block: &[u8]) {
         let mut codes = [0; 256];
         let codes = &mut codes[..F::BLOCK_COLUMNS];
         F::codes(block, codes);
         F::set_head(&mut self.head, lane, index, block);
-        // Four columns share their places, so that they are moved as one word.
+        // Four columns have the same places, so they are moved as one word.
         let first = index * F::BLOCK_COLUMNS / BLOCK;
         for (unit, codes) in codes.chunks_exact(BLOCK).enumerate() {
             let quads = &mut self.values.quads_mut()[(first + unit) * quads(F::BITS)..];
@@ -100,12 +100,12 @@ impl<F: Format> Tile<F> {
     }
 }
 
-/// Quads that 32 columns of values of so many bits take.
+/// The number of quads for 32 columns of values with `bits` bits.
 pub(super) const fn quads(bits: usize) -> usize {
     bits
 }
 
-/// Where some bits of a value are in the quads of its 32 columns.
+/// The position of some bits of a value in the quads of its 32 columns.
 #[derive(Clone, Copy)]
 struct Place {
     quad: usize,
@@ -118,9 +118,9 @@ fn mask(bits: usize) -> u8 {
     u8::MAX >> (8 - bits)
 }
 
-/// Where the bits of a column's value are, of the words of four columns that share bytes:
-/// two bits of four words; four bits of two; a third or fifth bit of all eight words in a quad before them; the fifth and
-/// sixth of four words before theirs, so that sixteen columns are together.
+/// The positions of the bits of a column's value. A word is four columns that share bytes. A quad holds two bits of four words,
+/// or four bits of two. A third or fifth bit of all eight words is in a quad before them. The fifth and sixth bits of four words
+/// are in a quad before theirs, so that sixteen columns are together.
 fn places(bits: usize, column: usize) -> impl Iterator<Item = Place> {
     let word = column / 4;
     let place = |quad, at_bit, from_bit, bits| Place {

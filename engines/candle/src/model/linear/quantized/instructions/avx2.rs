@@ -1,4 +1,4 @@
-//! AVX2, with the products of bytes that there are.
+//! AVX2, with the available byte products.
 
 #![expect(
     unsafe_code,
@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 
 use super::{Instructions, word_at};
 
-/// How products of bytes are added up.
+/// How byte products are accumulated.
 pub(in super::super) trait Products {
     /// As of [`Instructions`].
     const HAS_SIGNED_DOT: bool;
@@ -38,7 +38,7 @@ pub(in super::super) trait Products {
     }
 }
 
-/// In pairs, in 16 bits with saturation, so weights must be small or signed.
+/// Sums pairs in 16 bits with saturation, so weights must be small or signed.
 pub(in super::super) struct Pairs;
 
 impl Products for Pairs {
@@ -86,7 +86,7 @@ impl Products for Pairs {
     }
 }
 
-/// The 8-bit dot product: that of AVX-VNNI, or the same as AVX-512 has it.
+/// The 8-bit dot product: of AVX-VNNI, or the equivalent of AVX-512.
 pub(in super::super) struct DotProduct<const OF_AVX512: bool>;
 
 impl<const OF_AVX512: bool> Products for DotProduct<OF_AVX512> {
@@ -112,7 +112,7 @@ impl<const OF_AVX512: bool> Products for DotProduct<OF_AVX512> {
     }
 }
 
-/// AVX2, FMA and F16C. `P` says how products are added up.
+/// AVX2, FMA and F16C. `P` selects how products are accumulated.
 pub(in super::super) struct Avx2<P>(P);
 
 impl<P: Products> Instructions for Avx2<P> {

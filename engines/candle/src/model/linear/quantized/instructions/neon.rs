@@ -1,4 +1,4 @@
-//! ARM's NEON, with the products of bytes that there are.
+//! ARM's NEON, with the available byte products.
 
 #![expect(
     unsafe_code,
@@ -11,14 +11,14 @@ use std::arch::asm;
 
 use super::{Instructions, word_at};
 
-/// How four products of bytes are added to an integer. Weights are signed, or below 128.
+/// How four byte products are added to an integer. Weights are signed, or below 128.
 pub(in super::super) trait FourProducts {
     /// # Safety
     /// The processor has the instructions.
     unsafe fn add(sum: int32x4_t, weights: int8x16_t, word: int8x16_t) -> int32x4_t;
 
-    /// Adds, of two rows of eight bytes on either side, the products of each with each, in the order of the left ones; `None`
-    /// where there is no instruction for it.
+    /// With two rows of eight bytes on either side, adds the dot product of each left row with each right row, ordered by the left
+    /// one; `None` if there is no such instruction.
     ///
     /// # Safety
     /// As of `add`.
@@ -51,7 +51,7 @@ impl FourProducts for DotProduct {
     }
 }
 
-/// The product of small matrices that ARMv8.6 and later have (i8mm), `smmla`, and the dot product for single rows.
+/// The 8-bit matrix product of ARMv8.6 and later (i8mm), `smmla`, with the dot product for single rows.
 pub(in super::super) struct MatrixProduct;
 
 impl FourProducts for MatrixProduct {
@@ -79,7 +79,7 @@ impl FourProducts for MatrixProduct {
     }
 }
 
-/// What every 64-bit ARM has.
+/// The baseline of 64-bit ARM.
 pub(in super::super) struct Pairs;
 
 impl FourProducts for Pairs {
@@ -91,7 +91,7 @@ impl FourProducts for Pairs {
     }
 }
 
-/// NEON. `P` says how products are added up.
+/// NEON. `P` selects how products are accumulated.
 pub(in super::super) struct Neon<P>(P);
 
 impl<P: FourProducts> Instructions for Neon<P> {
@@ -157,7 +157,7 @@ impl<P: FourProducts> Instructions for Neon<P> {
         stride: usize,
         _step: usize,
     ) -> int32x4_t {
-        // Weights that are not signed have at most seven bits.
+        // Unsigned weights have at most seven bits.
         Self::signed_dot(sum, weights, words, stride)
     }
 
@@ -188,7 +188,7 @@ impl<P: FourProducts> Instructions for Neon<P> {
     ) -> Option<[int32x4_t; 2]> {
         let start = vset_lane_s32::<1>(second, vdup_n_s32(first));
         let start = vcombine_s32(start, start);
-        // Of the weights' rows the first two, and the last two.
+        // The first two rows of the weights, and the last two.
         let (mut low, mut high) = (start, start);
         for (index, &[left, right]) in weights.as_chunks::<2>().0.iter().enumerate() {
             let both = vreinterpretq_s8_s32(vld1q_s32(words.add(index * stride)));
@@ -232,7 +232,7 @@ impl<P: FourProducts> Instructions for Neon<P> {
     unsafe fn load_halves(halves: *const u16) -> float32x4_t {
         let halves = vld1_u16(halves);
         let wide: float32x4_t;
-        // Every 64-bit ARM has it, but the intrinsic wants more.
+        // Every 64-bit ARM has the instruction, but the intrinsic requires more features.
         asm!(
             "fcvtl {wide:v}.4s, {halves:v}.4h",
             wide = lateout(vreg) wide,
