@@ -1,4 +1,4 @@
-"""How fast llama.cpp computes a GGUF file: the figures of `genset bench engine`, measured in the same way.
+"""Measures the speed of llama.cpp with a GGUF file: the figures of `genset bench engine`, measured in the same way.
 
 llamacpp.py MODEL.gguf THREADS SEQUENCES CONTEXT_TOKENS NEW_TOKENS PREFILL_TOKENS
 
@@ -15,11 +15,11 @@ import llama_cpp
 
 @llama_cpp.llama_log_callback
 def say_nothing(level, text, user_data):
-    """What goes wrong ends the program with a message of its own."""
+    """An error that ends the program with its message."""
 
 
 class Context:
-    """A context for a number of sequences, each with a KV cache of its own, which is what llama.cpp is fastest with."""
+    """A context for a number of sequences, each with its own KV cache, the fastest setting of llama.cpp."""
 
     def __init__(self, model, threads, sequences, tokens_each):
         params = llama_cpp.llama_context_default_params()
@@ -36,7 +36,7 @@ class Context:
         self.batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
 
     def compute(self, rows):
-        """Rows of (token, position, sequence, whether its logits are wanted)."""
+        """Computes rows of (token, position, sequence, whether its logits are wanted)."""
         batch = self.batch
         batch.n_tokens = len(rows)
         for row, (token, position, sequence, is_wanted) in enumerate(rows):

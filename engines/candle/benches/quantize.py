@@ -1,4 +1,4 @@
-"""Has llama.cpp quantize a GGUF file: quantize.py FROM.gguf TO.gguf TYPE, where TYPE is such as q4_k_m."""
+"""Quantizes a GGUF file with llama.cpp: quantize.py FROM.gguf TO.gguf TYPE, with a TYPE such as q4_k_m."""
 
 import ctypes
 import sys
@@ -8,7 +8,7 @@ import llama_cpp
 
 @llama_cpp.llama_log_callback
 def say_nothing(level, text, user_data):
-    """What goes wrong ends the program with a message of its own."""
+    """An error that ends the program with its message."""
 
 
 def main():

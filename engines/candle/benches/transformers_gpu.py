@@ -1,6 +1,6 @@
-"""Tokens a second of `transformers` on a GPU, as JSON; called by `cargo xtask gpu-test`.
+"""Prints the tokens per second of `transformers` on a GPU, as JSON; called by `cargo xtask gpu-test`.
 
-Decode is what the later tokens of a longer answer take, so that prefill and start-up are left out.
+The decode time is that of the later tokens of a longer answer, without prefill and start-up.
 """
 
 import json

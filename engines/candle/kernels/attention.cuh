@@ -1,8 +1,8 @@
-// Attention over KV blocks: what a step's rows bring to the cache, and what they read from it.
+// Attention over KV blocks: stores a step's keys and values in the cache, and reads the cache.
 //
 // Keys and values are [slots, num_kv_heads, head_dim]; a slot is block * block_size + offset. A step's rows belong to many
-// sequences, prefill chunks and decode rows mixed, without padding. The plan, one array of words made on the host, says
-// which row belongs where. Online softmax and the merge of splits are those of FlashAttention and Flash-Decoding.
+// sequences, with prefill chunks and decode rows mixed, without padding. The plan, one array of words made on the host, maps
+// rows to sequences. Online softmax and the merge of splits are those of FlashAttention and Flash-Decoding.
 #pragma once
 
 #include "numbers.cuh"
@@ -25,7 +25,7 @@ template <typename T> struct HeadArguments {
 };
 static_assert(sizeof(HeadArguments<float>) == 88, "as `HeadArguments` in Rust");
 
-// One head, normalized if there is a norm, and turned to its position. A warp does it.
+// Normalizes one head, if there is a norm, and rotates it to its position. A warp handles one head.
 template <typename T>
 __device__ void turn_head(const HeadArguments<T> &a, const T *from, T *to, const T *norm, float eps) {
   const unsigned lane = threadIdx.x % WARP, half = a.head_dim / 2;
@@ -44,7 +44,7 @@ __device__ void turn_head(const HeadArguments<T> &a, const T *from, T *to, const
       y *= scale * to_float(norm[i + half]);
     }
     const float frequency = __uint_as_float(a.plan[a.frequencies + i]), angle = frequency * position;
-    // What does not turn keeps its size.
+    // Dimensions that do not rotate keep their scale.
     const float size = frequency == 0.0f ? 1.0f : amplitude;
     const float cosine = size * cosf(angle), sine = size * sinf(angle);
     put(&to[i], x * cosine - y * sine);
@@ -52,8 +52,8 @@ __device__ void turn_head(const HeadArguments<T> &a, const T *from, T *to, const
   }
 }
 
-// From the projections of all rows to what attention reads: queries made ready, keys and values in their slots. The grid
-// is [rows, heads of all three kinds / warps of a block].
+// Prepares the projections of all rows for attention: queries are transformed, and keys and values stored in their slots. The
+// grid is [rows, heads of all three kinds / warps of a block].
 template <typename T> __device__ void heads(const HeadArguments<T> &a) {
   unsigned head = blockIdx.y * (HEAD_THREADS / WARP) + threadIdx.x / WARP;
   const unsigned all_heads = a.num_heads + 2 * a.num_kv_heads;
@@ -103,12 +103,12 @@ struct Sequence {
   unsigned first_position; // of its first row
 };
 
-// 2^(score - largest), where both may be minus infinity. A NaN stays, though it is never the largest.
+// 2^(score - largest), where both may be minus infinity. A NaN score stays NaN, though it is never the largest.
 __device__ inline float weight(float score, float largest) {
   return score == -INFINITY ? 0.0f : exp2f(score - largest);
 }
 
-// What a block works on: some queries of one sequence and one key and value head.
+// The work of a block: some queries of one sequence and one key and value head.
 template <typename T> struct Tile {
   const AttendArguments<T> &a;
   Sequence sequence;
@@ -123,7 +123,7 @@ template <typename T> struct Tile {
     queries = min(most, sequence.rows * group - first_query);
   }
 
-  // The positions that a query of the tile sees: from `first_seen` to before `end_seen`.
+  // The positions that a query of the tile attends to: from `first_seen` to before `end_seen`.
   __device__ unsigned end_seen(unsigned query) const {
     return query < queries ? sequence.first_position + (first_query + query) / group + 1 : 0;
   }
@@ -132,26 +132,26 @@ template <typename T> struct Tile {
     return end > a.window ? end - a.window : 0;
   }
 
-  // Where a query is in [rows, num_heads, head_dim].
+  // The offset of a query in [rows, num_heads, head_dim].
   __device__ size_t place(unsigned query) const {
     const unsigned number = first_query + query;
     const size_t row = sequence.first_row + number / group;
     return (row * a.num_heads + kv_head * group + number % group) * a.head_dim;
   }
 
-  // Where a position's key and value are.
+  // The offset of a position's key and value.
   __device__ size_t slot(unsigned position) const {
     const size_t block = a.plan[sequence.blocks + position / a.block_size];
     return ((block * a.block_size + position % a.block_size) * a.num_kv_heads + kv_head) * a.head_dim;
   }
 
-  // A scaled product of query and key as softmax with base 2 takes it.
+  // The scaled product of query and key, for a softmax with base 2.
   __device__ float score(float product) const {
     if (a.softcap != 0) product = a.softcap * tanhf(product / a.softcap);
     return product * LOG2_E;
   }
 
-  // A query's result, from the sum over all positions with their weights, and the sum of the weights; they were made with
+  // A query's result, from the weighted sum over all positions and the sum of the weights; both were computed with
   // `largest`.
   __device__ float result(unsigned query, float sum, float largest, float total) const {
     if (a.sinks == nullptr) return sum / total;
@@ -160,7 +160,7 @@ template <typename T> struct Tile {
     return sum * share / (total * share + weight(sink, most));
   }
 
-  // A block's share of the positions that any of its queries sees.
+  // A block's share of the positions that any of its queries attends to.
   __device__ void share(unsigned split, unsigned &begin, unsigned &end) const {
     const unsigned first = first_seen(0), all_end = end_seen(queries - 1);
     const unsigned length = (all_end - first + a.splits - 1) / a.splits;
@@ -169,14 +169,14 @@ template <typename T> struct Tile {
   }
 };
 
-// Threads of a block that attends for so many queries. One query alone is taken where there are few: its block has more threads, and
-// each of them less to do one thing after the other.
+// Threads of a block with this number of queries. Single queries are used when there are few: the block then has more
+// threads, and each thread fewer sequential steps.
 template <unsigned QUERIES> constexpr unsigned ATTEND_THREADS = QUERIES == 1 ? 256 : 128;
 
-// Attention for few queries at a time, above all for decode rows: the time is that of reading keys and values once.
+// Attention for few queries at a time, mainly for decode rows: the time is that of reading keys and values once.
 //
-// LANES lanes share a position, eight dimensions each; a block looks at two positions for each group of lanes at once, and each
-// group keeps a softmax of its own, merged at the end. head_dim is at most 8 * LANES and a multiple of 8. The grid is
+// LANES lanes share a position, eight dimensions each. A block computes two positions per group of lanes at once. Each group
+// keeps its own softmax, and they are merged at the end. head_dim is at most 8 * LANES and a multiple of 8. The grid is
 // [tiles, num_kv_heads, splits].
 template <typename T, unsigned LANES, unsigned QUERIES> __device__ void attend(const AttendArguments<T> &a) {
   constexpr unsigned THREADS = ATTEND_THREADS<QUERIES>, GROUPS = THREADS / LANES, WARPS = THREADS / WARP, UNROLL = 2;
@@ -250,7 +250,7 @@ template <typename T, unsigned LANES, unsigned QUERIES> __device__ void attend(c
     }
   }
 
-  // The groups of a warp become one, then the warps.
+  // Merges the groups of a warp, then the warps.
 #pragma unroll
   for (unsigned offset = LANES; offset < WARP; offset *= 2)
 #pragma unroll
@@ -296,7 +296,7 @@ template <typename T, unsigned LANES, unsigned QUERIES> __device__ void attend(c
   }
 }
 
-// Makes one of a query's splits. The grid is [tiles, num_kv_heads, queries of a tile].
+// Merges a query's splits. The grid is [tiles, num_kv_heads, queries of a tile].
 template <typename T> __device__ void merge(const AttendArguments<T> &a) {
   const Tile<T> tile(a, blockIdx.x, blockIdx.y, a.queries_per_tile);
   const unsigned q = blockIdx.z;

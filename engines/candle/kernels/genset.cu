@@ -1,7 +1,7 @@
-// The kernels by their names: those for the numbers that the macros GENSET_BF16, GENSET_F16 and GENSET_F32 ask for, and
-// those for logits, GENSET_LOGITS.
+// The kernels by name: for the number types that the macros GENSET_BF16, GENSET_F16 and GENSET_F32 select, and for logits,
+// GENSET_LOGITS.
 //
-// `nvcc` makes a module of each; `emulation/` compiles the same for the host.
+// `nvcc` compiles a module of each; `emulation/` compiles the same for the host.
 #include "attention.cuh"
 #include "prefill.cuh"
 #include "products.cuh"
@@ -34,7 +34,7 @@
   KERNEL(gate_##NAME, ROW_THREADS, GateArguments<T>, gate<T>)                                                                \
   PRODUCT(T, 1, NAME) PRODUCT(T, 2, NAME)
 
-// Tensor cores know no f32.
+// Tensor cores do not support f32.
 #define PREFILL_KERNELS(T, NAME)                                                                                             \
   KERNEL(prefill_d32_##NAME, PREFILL_THREADS, AttendArguments<T>, prefill<T, 32>)                                            \
   KERNEL(prefill_d64_##NAME, PREFILL_THREADS, AttendArguments<T>, prefill<T, 64>)                                            \

@@ -1,4 +1,4 @@
-// The number types that tensors have, read and written eight at a time; arithmetic is in float everywhere.
+// The number types of tensors, read and written eight at a time; all arithmetic is in float.
 #pragma once
 
 #ifdef __CUDACC__
@@ -27,8 +27,8 @@ template <typename Vector> __device__ inline const Vector &vector_at(const void 
   return *static_cast<const Vector *>(from);
 }
 
-// Eight neighbours as they lie in memory. Loading them and turning them into floats are two steps, so that many loads can
-// be under way before the first one is used.
+// Eight adjacent numbers as in memory. Loading and conversion to float are separate steps, so that many loads can be in
+// flight before the first is used.
 template <typename T> struct Eight {
   uint4 words;
 
@@ -71,7 +71,7 @@ template <> struct Eight<float> {
   }
 };
 
-// Writes eight neighbours, and leaves in `numbers` what they became. `to` is a multiple of 16 bytes.
+// Writes eight adjacent numbers, and stores their rounded values in `numbers`. `to` is a multiple of 16 bytes.
 template <typename T> __device__ inline void put_eight(T *to, float (&numbers)[8]) {
   __align__(16) T rounded[8];
 #pragma unroll
@@ -84,14 +84,14 @@ template <typename T> __device__ inline void put_eight(T *to, float (&numbers)[8
     reinterpret_cast<uint4 *>(to)[i] = reinterpret_cast<const uint4 *>(rounded)[i];
 }
 
-// The sum over lanes that differ in the bits below `LANES`; each of them gets it.
+// The sum over lanes that differ in the bits below `LANES`; each of these lanes gets it.
 template <unsigned LANES> __device__ inline float sum_over(float value) {
 #pragma unroll
   for (unsigned offset = LANES / 2; offset > 0; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
   return value;
 }
 
-// The sum over a block of `THREADS`; each thread gets it. `shared` has room for one float a warp.
+// The sum over a block of `THREADS`; each thread gets it. `shared` has room for one float per warp.
 template <unsigned THREADS> __device__ inline float sum_over_block(float value, float *shared) {
   value = sum_over<WARP>(value);
   if (threadIdx.x % WARP == 0) shared[threadIdx.x / WARP] = value;

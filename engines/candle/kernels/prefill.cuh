@@ -1,7 +1,7 @@
 // Attention for many queries of a sequence at a time, on tensor cores: prefill chunks.
 //
-// A block holds 64 queries, 16 for each warp, and walks over the positions that they see, 32 at a time. Scores stay in
-// registers: the layout in which one product leaves them is the one in which the next takes its left side.
+// A block handles 64 queries, 16 per warp, and iterates over the positions that they attend to, 32 at a time. Scores stay in
+// registers: the output layout of one product is the left input layout of the next.
 #pragma once
 
 #include "attention.cuh"
@@ -10,8 +10,8 @@ constexpr unsigned PREFILL_THREADS = 128;
 constexpr unsigned PREFILL_QUERIES = 64; // of a block
 constexpr unsigned PREFILL_POSITIONS = 32; // at a time
 
-// c += a * b, with a [16, 16] in rows, b [16, 8] in columns and c [16, 8], spread over the lanes of a warp. With
-// g = lane / 4 and t = lane % 4 a lane has, two numbers in a word, the lower place in the lower half:
+// c += a * b, with a [16, 16] by rows, b [16, 8] by columns and c [16, 8], distributed over the lanes of a warp. With
+// g = lane / 4 and t = lane % 4, a lane has two numbers per word, the earlier one in the lower half:
 // a: rows g, g + 8, g, g + 8 of columns 2t, 2t, 2t + 8, 2t + 8; b: rows 2t and 2t + 8 of column g;
 // c: rows g, g, g + 8, g + 8 of columns 2t, 2t + 1, 2t, 2t + 1.
 template <typename T>
@@ -47,7 +47,7 @@ inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, uns
 __device__ inline unsigned bits_of(__half value) { return __half_as_ushort(value); }
 __device__ inline unsigned bits_of(__nv_bfloat16 value) { return __bfloat16_as_ushort(value); }
 
-// Two numbers in a word.
+// Packs two numbers into a word.
 template <typename T> __device__ inline unsigned pack(float low, float high) {
   T rounded[2];
   put(&rounded[0], low);
@@ -102,7 +102,7 @@ template <typename T, unsigned DIMENSIONS> __device__ void prefill(const AttendA
         values[(dimension + d) * VALUE_STRIDE + position] = static_cast<unsigned short>(words[d / 2] >> (d % 2 * 16));
     }
     __syncthreads();
-    // A warp whose queries all end before these positions only helps to load.
+    // A warp whose queries all end before these positions only helps with loading.
     if (first_query >= tile.queries || tile.end_seen(min(first_query + 15, tile.queries - 1)) <= base) continue;
 
     float scores[COLUMNS][4];

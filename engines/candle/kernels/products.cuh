@@ -1,5 +1,5 @@
-// Products of one or two rows with a matrix, as decode steps of so many sequences need them. What they cost is reading the matrix once, so
-// it is cut into many small reads that are under way together: a column of the result is the work of one to eight warps.
+// Products of one or two rows with a matrix, for decode steps of that size. Their cost is reading the matrix once, so the read
+// is divided into many small ones in flight at once: one to eight warps compute a column of the result.
 #pragma once
 
 #include "rows.cuh"
@@ -7,7 +7,7 @@
 constexpr unsigned PRODUCT_THREADS = 256;
 constexpr unsigned PRODUCT_WARPS = PRODUCT_THREADS / WARP;
 
-// Groups of eight weights of a row that a lane asks for before it uses the first.
+// Groups of eight weights of a row that a lane loads before it uses the first.
 constexpr unsigned PRODUCT_EIGHTS = 4;
 
 template <typename T> struct ProductArguments {
@@ -65,8 +65,8 @@ __device__ void multiply(const ProductArguments<T> &a, unsigned part, const T *c
     for (unsigned column = 0; column < COLUMNS; column++) sums[row][column] = sum_over<WARP>(sums[row][column]);
 }
 
-// The products of a block's columns; with two COLUMNS, of the same columns of the matrix's second half too. `finish` gets a row, a
-// column and its sums. The order of a sum depends on in_features alone.
+// The products of a block's columns. With two COLUMNS, also those of the same columns in the matrix's second half. `finish` gets
+// a row, a column and its sums. The order of a sum depends only on in_features.
 template <typename T, unsigned ROWS, unsigned COLUMNS, typename Finish>
 __device__ void multiply_columns(const ProductArguments<T> &a, Finish finish) {
   __shared__ float shared[PRODUCT_WARPS][ROWS][COLUMNS];
@@ -105,7 +105,7 @@ template <typename T, unsigned ROWS> __device__ void product(const ProductArgume
   });
 }
 
-// activation(first half) * second half of that product: bit for bit what `product` and `gate` give one after the other.
+// activation(first half) * second half of that product, bit for bit equal to `product` followed by `gate`.
 template <typename T, unsigned ROWS> __device__ void gated_product(const ProductArguments<T> &a) {
   multiply_columns<T, ROWS, 2>(a, [&](unsigned row, unsigned column, const float (&sum)[2]) {
     T gate, up;

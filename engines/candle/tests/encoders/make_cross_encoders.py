@@ -1,11 +1,11 @@
-"""Makes the reference cross-encoders and what `transformers` computes with them.
+"""Makes the reference cross-encoders and their results from `transformers`.
 
     python -m venv venv && venv/bin/pip install torch transformers safetensors
     venv/bin/python make_cross_encoders.py
 
 Writes a checkout for each model beside this file: config.json, model.safetensors (random weights, bf16), a small
 tokenizer, and expected.json: pairs as token ids and as texts with their scores, computed in f32 on the CPU. A score is
-what the function that the checkout names makes of the model's one number; the sigmoid where it names none.
+the model's single output after the activation that the checkout names, by default the sigmoid.
 """
 
 import json
@@ -21,14 +21,14 @@ IDENTITY = "torch.nn.modules.linear.Identity"
 SIGMOID = "torch.nn.modules.activation.Sigmoid"
 MEAN = dict(MODERN, classifier_pooling="mean", classifier_bias=True, norm_bias=True)
 
-# name: kind, specials, changes, further keys of config.json, whether the model is told kinds of token
+# name: kind, specials, changes, further keys of config.json, whether the model gets token kinds
 CROSS_ENCODERS = {
     "bert-scores": ("bert", BERT_SPECIALS, dict(), dict(sbert_ce_default_activation_function=IDENTITY), True),
     "xlm-roberta-scores": ("xlm-roberta", ROBERTA_SPECIALS, ROBERTA, dict(), False),
     "modernbert-scores": ("modernbert", BERT_SPECIALS, MODERN, dict(sentence_transformers=dict(activation_fn=SIGMOID)), False),
     "modernbert-mean-scores": ("modernbert", BERT_SPECIALS, MEAN, dict(), False),
 }
-# Tokens of the first and of the second kind, around the window, a KV block and a partition of the attention.
+# Numbers of tokens of the first and the second kind, around the window, a KV block and a partition of the attention.
 LENGTHS = [(1, 1), (4, 3), (3, 16), (20, 120), (6, 0)]
 TEXTS = [
     ("what is a cat?", "the cat sat on the mat"),

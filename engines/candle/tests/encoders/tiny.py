@@ -1,4 +1,4 @@
-"""What the reference encoders share: sizes, small tokenizers, random weights, and how their files are written."""
+"""The common part of the reference encoders: sizes, small tokenizers, random weights, and writing their files."""
 
 import json
 import pathlib
@@ -49,7 +49,7 @@ def tokenizer_of(specials):
     tokenizer.post_processor = processors.TemplateProcessing(
         single=single, pair=pair, special_tokens=[(token, vocabulary[token]) for token in used]
     )
-    # Settings of training, which servers have to leave out.
+    # Training settings, which servers must ignore.
     tokenizer.enable_truncation(max_length=16)
     tokenizer.enable_padding(pad_id=vocabulary[specials[0]], pad_token=specials[0], length=16)
     return tokenizer

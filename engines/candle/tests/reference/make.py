@@ -1,9 +1,9 @@
-"""Makes the reference models and what `transformers` computes with them.
+"""Makes the reference models and their results from `transformers`.
 
     python -m venv venv && venv/bin/pip install torch transformers safetensors
     venv/bin/python make.py [NAME...]
 
-Writes a folder for each model, or each that is named, beside this file: config.json, model.safetensors (random weights, bf16) and
+Writes a folder beside this file for each model, or each named one: config.json, model.safetensors (random weights, bf16) and
 expected.json: prompts, and the logits of every position in f32, computed on the CPU.
 """
 
@@ -124,11 +124,11 @@ def make(name, kind, changes):
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-    # Loaded again, so that nothing computed from the configuration has been through bf16.
+    # Loaded again, so that values computed from the configuration were not rounded to bf16.
     config = AutoConfig.from_pretrained(folder)
     rope = config.rope_parameters
     if rope.get("rope_type") == "longrope":
-        # Where keys are cached the factors are chosen once, by the model's context, which is long.
+        # With cached keys, the factors are chosen once, by the model's context, which is long.
         rope["short_factor"] = rope["long_factor"]
     model = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32, attn_implementation="eager"

@@ -1,10 +1,10 @@
-"""Makes reference models whose weights are packed, and what `transformers` computes with the numbers that they stand for.
+"""Makes reference models with packed weights, and the results of `transformers` with the unpacked weights.
 
     python -m venv venv && venv/bin/pip install torch transformers safetensors
     venv/bin/python packed.py [NAME...]
 
-Writes a folder for each model, or each that is named, as make.py does. No library for a packing is needed: weights are packed
-here, and the reference is computed with what each packing's published formula makes of them, in f32:
+Writes a folder for each model, or each named one, as make.py does. It needs no packing library: it packs the weights itself,
+and computes the reference with each format's published formula, in f32:
 
 - GPTQ (AutoGPTQ's and GPTQModel's linear layers), AWQ (AutoAWQ's `packing_utils.py`, version gemm), compressed-tensors
   (`pack_quantized`): scale * (value - zero), for each group of columns of a row;
@@ -28,14 +28,14 @@ FP4 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
 def words(nibbles):
-    """`[..., 8 * n]` numbers of four bits to `[..., n]` words, the first lowest."""
+    """Packs `[..., 8 * n]` four-bit numbers into `[..., n]` words, the first in the lowest bits."""
     shifted = nibbles.long().unflatten(-1, (-1, 8)) << (4 * torch.arange(8))
     total = shifted.sum(-1)
     return torch.where(total >= 2**31, total - 2**32, total).to(torch.int32).contiguous()
 
 
 def groups(weight, size, symmetric, scale_dtype, order=None):
-    """Values and zeros of four bits, scales, and the numbers that they stand for; `order` is which group a column is of."""
+    """Four-bit values and zero points, scales, and the numbers that they encode; `order` is the group of each column."""
     rows, columns = weight.shape
     size = columns if size == -1 else size
     of = torch.arange(columns) // size if order is None else order
@@ -76,7 +76,7 @@ def awq(weight, group_size):
 
 
 def compressed(weight, group_size, symmetric):
-    # Numbers from -8 on, stored from 0 on; zeros likewise.
+    # Numbers from -8 on, stored from 0 on; zero points likewise.
     values, zeros, scales, numbers = groups(weight, group_size, symmetric, torch.bfloat16)
     parts = {
         "weight_packed": words(values),
@@ -89,7 +89,7 @@ def compressed(weight, group_size, symmetric):
 
 
 def fp8(weight, scale_name, block=None, scale_dtype=torch.float32):
-    """`block` is rows and columns of a scale; None for one scale, (1, -1) for one each row."""
+    """`block` is the rows and columns per scale; None for a single scale, (1, -1) for one per row."""
     rows, columns = weight.shape
     high, wide = (rows, columns) if block is None else block
     wide = columns if wide == -1 else wide
@@ -114,7 +114,7 @@ def compressed_config(form, weights, activations=None):
 
 GPTQ = dict(quant_method="gptq", bits=4, group_size=32, sym=True, desc_act=False, checkpoint_format="gptq")
 DYNAMIC = dict(num_bits=8, type="float", strategy="token", dynamic=True, symmetric=True)
-# For each: the kind of model, what differs in its configuration, its quantization_config, and what packs a matrix.
+# For each: the kind of model, the changes to its configuration, its quantization_config, and the function that packs a matrix.
 MODELS = {
     "gptq": ("llama", {}, GPTQ, lambda w: gptq(w, 32)),
     "gptq-zeros": (
@@ -135,7 +135,7 @@ MODELS = {
         dict(GPTQ, checkpoint_format="gptq_v2", sym=False),
         lambda w: gptq(w, 32, symmetric=False, offset=0),
     ),
-    # Groups that are no whole blocks.
+    # Groups that are not whole blocks.
     "gptq-small-groups": ("llama", {}, dict(GPTQ, group_size=16), lambda w: gptq(w, 16)),
     "awq": (
         "llama",
@@ -203,7 +203,7 @@ def make(name, kind, changes, quantization, pack):
 
 
 def mxfp4(shape):
-    """Blocks and scales drawn at random, `[..., rows, columns / 32, 16]`, and the numbers that they stand for."""
+    """Random blocks and scales, `[..., rows, columns / 32, 16]`, and the numbers that they encode."""
     *outer, columns = shape
     blocks = torch.randint(0, 256, (*outer, columns // 32, 16), dtype=torch.uint8)
     scales = torch.randint(122, 126, (*outer, columns // 32), dtype=torch.uint8)
@@ -222,7 +222,7 @@ def make_gpt_oss(name, is_packed):
             num_local_experts=3,
             num_experts_per_tok=2,
             sliding_window=8,
-            # Low enough that numbers are beyond it.
+            # Low enough that some numbers exceed it.
             swiglu_limit=1.0,
             rope_parameters=dict(
                 rope_type="yarn",
