@@ -31,8 +31,8 @@ use crate::simulate::{self, SimulateArgs};
 use crate::tune::TuneArgs;
 
 pub(crate) use self::http::HttpArgs;
-use engine::{EngineArgs, check_candle_flags, check_engine, check_files, check_words};
-pub(crate) use engine::{is_gguf, required_command, required_model, required_script};
+pub(crate) use engine::{EngineArgs, is_gguf, required_command, required_model, required_script};
+use engine::{check_candle_flags, check_engine, check_files, check_words};
 use help::{CompletionsArgs, ManArgs};
 use network::network_flags;
 pub(crate) use words::{EngineKind, InputKind, OutputKind};
@@ -544,11 +544,10 @@ fn check(
     check_engine(&output, &engine_args, &worker)?;
     check_candle_flags(&output, settings)?;
     // Last, for it may take an hour.
-    let is_of_hub = hub::is_asked(&worker, engine_args.model_config.as_deref());
-    if is_of_hub && models == HubModels::Fetch {
-        hub::bring(&output, &mut worker, &mut engine_args.model_config)?;
+    if models == HubModels::Fetch {
+        hub::bring(&output, &mut worker, &mut engine_args)?;
     }
-    if !is_of_hub || models == HubModels::Fetch {
+    if !hub::is_asked(&worker, engine_args.model_config.as_deref()) {
         check_files(&output, &engine_args, &worker)?;
     }
     Ok(RunConfig {

@@ -111,7 +111,8 @@ pub(crate) struct SubjectArgs {
     /// Requests that the server answers at once, where they are few: no more are asked at once whose answers are held back
     #[arg(long, value_name = "COUNT", requires = "url")]
     max_num_seqs: Option<NonZeroU32>,
-    /// File or folder of the model's tokenizer.json, so that what a grammar leaves is read as text; without it those checks are skipped
+    /// File or folder of the model's tokenizer.json, or a model of the Hugging Face Hub, so that what a grammar leaves is read as
+    /// text; without it those checks are skipped
     #[arg(long, value_name = "PATH", conflicts_with_all = ["engine", "url"])]
     tokenizer: Option<PathBuf>,
     /// Key that the server wants

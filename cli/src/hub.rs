@@ -7,11 +7,12 @@ mod shown;
 use std::path::{Path, PathBuf};
 
 use genset_backend_common::{EngineError, ErrorKind};
+use genset_engine_candle::CandleArgs;
 use genset_engine_launcher::ServerKind;
 use genset_hub::{Fetched, Hub, HubError, HubSettings, ModelRef, Needs};
 use genset_runtime::WorkerArgs;
 
-use crate::args::{EngineKind, OutputKind};
+use crate::args::{EngineArgs, EngineKind, OutputKind};
 use crate::engine::apart::Apart;
 use crate::input::note;
 
@@ -48,7 +49,7 @@ pub(crate) fn named(path: &Path) -> Option<ModelRef> {
     is_named.then(|| text.parse().ok())?
 }
 
-/// Whether the flags name a model of the hub.
+/// Whether the flags name a model of the hub, for which there are no files yet that could be checked.
 pub(crate) fn is_asked(worker: &WorkerArgs, model_config: Option<&Path>) -> bool {
     let paths = [worker.model_path.as_deref(), model_config];
     paths
@@ -64,7 +65,7 @@ pub(crate) fn is_asked(worker: &WorkerArgs, model_config: Option<&Path>) -> bool
 pub(crate) fn bring(
     output: &OutputKind,
     worker: &mut WorkerArgs,
-    model_config: &mut Option<PathBuf>,
+    engine: &mut EngineArgs,
 ) -> Result<(), EngineError> {
     let Some(needs) = needs(output) else {
         return Ok(());
@@ -78,8 +79,22 @@ pub(crate) fn bring(
             .model_name
             .get_or_insert_with(|| model.repo.to_string());
     }
-    if let Some(model) = model_config.as_deref().and_then(named) {
-        *model_config = Some(fetch("--model-config", &model, Needs::Config)?.path);
+    if let Some(model) = engine.model_config.as_deref().and_then(named) {
+        engine.model_config = Some(fetch("--model-config", &model, Needs::Config)?.path);
+    }
+    if output.is(EngineKind::Candle) {
+        bring_draft(&mut engine.candle)?;
+    }
+    Ok(())
+}
+
+/// Puts the path of what was fetched in place of a draft model's name on the hub.
+///
+/// # Errors
+/// As [`bring`].
+pub(crate) fn bring_draft(candle: &mut CandleArgs) -> Result<(), EngineError> {
+    if let Some(path) = &mut candle.speculation.draft_model {
+        *path = local("--draft-model", path, Needs::WeightsOrGguf)?;
     }
     Ok(())
 }
@@ -89,8 +104,20 @@ pub(crate) fn bring(
 /// # Errors
 /// As [`bring`].
 pub(crate) fn of_candle(path: &Path) -> Result<PathBuf, EngineError> {
+    local("MODEL", path, Needs::WeightsOrGguf)
+}
+
+/// Where a tokenizer lies that the setting `at` names: at `path`, or fetched where that is a name of the hub.
+///
+/// # Errors
+/// As [`bring`].
+pub(crate) fn tokenizer(at: &'static str, path: &Path) -> Result<PathBuf, EngineError> {
+    local(at, path, Needs::Config)
+}
+
+fn local(at: &'static str, path: &Path, needs: Needs) -> Result<PathBuf, EngineError> {
     match named(path) {
-        Some(model) => Ok(fetch("MODEL", &model, Needs::WeightsOrGguf)?.path),
+        Some(model) => Ok(fetch(at, &model, needs)?.path),
         None => Ok(path.to_owned()),
     }
 }

@@ -15,12 +15,13 @@ use genset_engine_candle::{CandleArgs, CandleEngine};
 use serde::{Deserialize, Serialize};
 
 use super::progress::Progress;
+use crate::hub;
 use crate::input::print;
 use load::Load;
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(crate) struct EngineBenchArgs {
-    /// Checkout folder or GGUF file
+    /// Checkout folder, GGUF file, or a model of the Hugging Face Hub
     #[arg(value_name = "MODEL")]
     model: PathBuf,
     /// Sequences that decode at once, each list entry a measurement
@@ -82,15 +83,18 @@ pub(crate) struct Decode {
 /// Measures and prints.
 ///
 /// # Errors
-/// The model cannot be loaded, or refuses the lengths that were asked for.
+/// The model cannot be fetched or loaded, or refuses the lengths that were asked for.
 pub(super) fn perform(args: &EngineBenchArgs) -> Result<(), EngineError> {
+    let mut args = args.clone();
+    args.model = hub::of_candle(&args.model)?;
+    hub::bring_draft(&mut args.candle)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| {
             EngineError::internal("the async runtime cannot be started").with_source(error)
         })?;
-    let measured = runtime.block_on(measure(args))?;
+    let measured = runtime.block_on(measure(&args))?;
     if args.json {
         let text = serde_json::to_string_pretty(&measured).map_err(|error| {
             EngineError::internal("figures that are no JSON").with_source(error)

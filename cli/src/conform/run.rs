@@ -25,6 +25,7 @@ use super::{RunArgs, SequencesArgs, SubjectArgs, url};
 use crate::args::{EngineKind, required_script};
 use crate::engine::candle::BuiltInFiles;
 use crate::engine::{self, scripted::Parts};
+use crate::hub;
 use crate::input::{escaped, print};
 use crate::results;
 
@@ -42,7 +43,8 @@ fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
     let Some(path) = &subject.tokenizer else {
         return engines(subject);
     };
-    let text = detokenize(tokenizer_at(path)?);
+    let path = hub::tokenizer("--tokenizer", path)?;
+    let text = detokenize(tokenizer_at(&path)?);
     let engines = engines(subject)?;
     Ok(Box::new(move |scenario| {
         engines(scenario).with_text(Arc::clone(&text))

@@ -32,7 +32,7 @@ pub(crate) struct ListArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct RmArgs {
-    /// Models, each as ORG/NAME
+    /// Models, each as ORG/NAME or hf://ORG/NAME
     #[arg(required = true, value_name = "MODEL")]
     models: Vec<String>,
 }
@@ -138,13 +138,14 @@ fn ago(since: Duration) -> String {
 /// Deletes models. One that is not there ends nothing: the others are deleted, and the exit code says so.
 ///
 /// # Errors
-/// When one cannot be deleted.
+/// When a word names no whole model, before any is deleted; when one cannot be deleted.
 pub(crate) fn rm(args: &RmArgs) -> Result<u8, EngineError> {
     let hub = super::hub().map_err(bad)?;
+    let repos = args.models.iter().map(|name| whole(name));
+    let repos: Vec<RepoId> = repos.collect::<Result<_, _>>()?;
     let mut code = 0;
-    for name in &args.models {
-        let repo: RepoId = name.parse().map_err(bad)?;
-        match hub.cache().remove(&repo).map_err(bad)? {
+    for repo in &repos {
+        match hub.cache().remove(repo).map_err(bad)? {
             Some(bytes) => print(&format!("deleted {repo}, {}\n", HumanBytes(bytes))),
             None => {
                 let known = hub.cache().list().map_err(bad)?;
@@ -158,6 +159,18 @@ pub(crate) fn rm(args: &RmArgs) -> Result<u8, EngineError> {
         }
     }
     Ok(code)
+}
+
+/// The repository that `name` names as a whole: what is deleted.
+fn whole(name: &str) -> Result<RepoId, EngineError> {
+    let model: ModelRef = name.parse().map_err(bad)?;
+    if model.revision.is_none() && !model.names_gguf() {
+        return Ok(model.repo);
+    }
+    let repo = model.repo;
+    let problem =
+        format!("{name:?} is a part of {repo}; `genset rm {repo}` deletes all that is there of it");
+    Err(EngineError::invalid_argument("MODEL", problem))
 }
 
 fn some(names: &[String]) -> String {
@@ -189,6 +202,18 @@ mod tests {
         let text = table(&[model]);
         assert!(text.contains("`genset pull` as it was written"), "{text}");
         assert!(text.contains("`genset rm org/m-GGUF`"), "{text}");
+    }
+
+    #[test]
+    fn a_model_is_deleted_by_every_name_of_the_whole() {
+        for name in ["org/m", "hf://org/m"] {
+            assert_eq!(whole(name).unwrap().to_string(), "org/m");
+        }
+        for name in ["org/m:Q8_0", "org/m@main", "hf://org/m/m.gguf"] {
+            let error = whole(name).unwrap_err();
+            assert!(error.message().contains("`genset rm org/m`"), "{error}");
+        }
+        assert!(whole("m").is_err());
     }
 
     #[test]

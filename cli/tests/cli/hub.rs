@@ -113,6 +113,49 @@ async fn what_is_not_there_is_told_with_the_next_step() {
     );
 }
 
+/// Each of them is a name of the hub: what is in the cache is taken, and of what is not the setting is told.
+#[tokio::test]
+async fn draft_models_benches_and_tokenizers_are_named_as_models_are() {
+    let cache = cache();
+    let drafted = ["in=stdin", "org/tiny", "--draft-model=org/tiny"];
+    let drafted = ended(&drafted, &cache).await;
+    assert_eq!(drafted.code, Some(0), "{drafted:?}");
+    let short = [
+        "--sequences=1",
+        "--context-tokens=8",
+        "--new-tokens=8",
+        "--prefill-tokens=8",
+        "--prefix-tokens=32",
+        "--repeats=1",
+        "--draft-model=org/tiny",
+    ];
+    let measured = [&["bench", "engine", "org/tiny"][..], &short].concat();
+    let measured = ended(&measured, &cache).await;
+    assert_eq!(measured.code, Some(0), "{measured:?}");
+    let endpoint = "--endpoint=dyn://a.b.c";
+    let cases: [(&[&str], &str); 4] = [
+        (
+            &["in=stdin", "org/tiny", "--draft-model=org/other"],
+            "--draft-model: ",
+        ),
+        (&["bench", "engine", "org/other"], "MODEL: "),
+        (
+            &["bench", "engine", "org/tiny", "--draft-model=org/other"],
+            "--draft-model: ",
+        ),
+        (
+            &["conform", "run", endpoint, "--tokenizer=org/other"],
+            "--tokenizer: ",
+        ),
+    ];
+    for (words, setting) in cases {
+        let missing = ended(words, &cache).await;
+        assert_eq!(missing.code, Some(2), "{words:?}: {missing:?}");
+        let expected = format!("error: {setting}org/other is not in the cache");
+        assert!(missing.stderr.contains(&expected), "{words:?}: {missing:?}");
+    }
+}
+
 /// The hub would be asked for `org/other`, which is not in the cache.
 #[tokio::test]
 async fn flags_that_do_not_go_together_are_refused_before_a_model_is_fetched() {
@@ -164,7 +207,9 @@ async fn models_are_listed_and_deleted() {
         path.ends_with(COMMIT) && path.join("config.json").exists(),
         "{pulled:?}"
     );
-    let removed = ended(&["rm", "org/none", "org/tiny"], &cache).await;
+    let part = ended(&["rm", "org/tiny", "org/tiny:Q8_0"], &cache).await;
+    assert_eq!((part.code, part.stdout.as_str()), (Some(2), ""), "{part:?}");
+    let removed = ended(&["rm", "org/none", "hf://org/tiny"], &cache).await;
     assert_eq!(removed.code, Some(1), "one was not there: {removed:?}");
     assert!(
         removed.stdout.starts_with("deleted org/tiny, "),

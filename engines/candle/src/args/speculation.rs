@@ -18,7 +18,8 @@ pub struct SpeculationArgs {
     /// off [default: draft-model with --draft-model, else off]
     #[cfg_attr(feature = "cli", arg(long, value_name = "METHOD"))]
     pub speculate: Option<SpeculateChoice>,
-    /// Checkout folder or GGUF file of a smaller model with the same vocabulary, which guesses tokens
+    /// Checkout folder or GGUF file of a smaller model with the same vocabulary, which guesses tokens; for the command genset also
+    /// a model of the Hugging Face Hub
     #[cfg_attr(feature = "cli", arg(long, value_name = "MODEL"))]
     pub draft_model: Option<PathBuf>,
     /// Tokens that are guessed for a sequence and step at most, up to 32 [default: 4]
