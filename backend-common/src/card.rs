@@ -16,6 +16,7 @@ use crate::controls::{Adapter, MAX_ADAPTERS};
 use crate::engine::Role;
 use crate::error::{At, EngineError};
 use crate::request::GenerateRequest;
+use crate::spelling::none_of;
 
 /// Default number of tokens per KV block, if neither engine nor operator sets one.
 pub const DEFAULT_KV_BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(16).unwrap();
@@ -56,10 +57,8 @@ impl FromStr for EndpointType {
             .into_iter()
             .find(|kind| kind.name() == text)
             .ok_or_else(|| {
-                EngineError::invalid_argument(
-                    "endpoint_types",
-                    format!("{text:?} is none of chat, completions, embeddings, scores"),
-                )
+                let problem = none_of(text, Self::ALL.map(Self::name));
+                EngineError::invalid_argument("endpoint_types", problem)
             })
     }
 }

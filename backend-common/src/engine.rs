@@ -10,6 +10,7 @@ use crate::handles::{HealthReporter, LoadPublisher, MetricsRegistry, ProgressRep
 use crate::kv::KvEventPublisher;
 use crate::output::OutputStream;
 use crate::request::GenerateRequest;
+use crate::spelling::none_of;
 use crate::transfer::KvTransfers;
 
 use std::str::FromStr;
@@ -112,7 +113,7 @@ impl FromStr for Role {
     fn from_str(text: &str) -> Result<Self, String> {
         let named = Self::ALL.into_iter().find(|role| role.name() == text);
         let role = named.or((text == "agg").then_some(Self::Aggregated));
-        role.ok_or_else(|| format!("{text:?} is none of aggregated (or agg), prefill, decode"))
+        role.ok_or_else(|| none_of(text, Self::ALL.map(Self::name).into_iter().chain(["agg"])))
     }
 }
 

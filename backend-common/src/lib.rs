@@ -27,6 +27,7 @@ pub mod random;
 pub mod recent;
 pub mod request;
 pub mod series;
+pub mod spelling;
 mod state;
 pub mod terminal;
 pub mod transfer;

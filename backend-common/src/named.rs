@@ -42,10 +42,7 @@ macro_rules! named {
 
             fn from_str(text: &str) -> ::std::result::Result<Self, ::std::string::String> {
                 let found = Self::ALL.into_iter().find(|value| value.name() == text);
-                found.ok_or_else(|| {
-                    let names = Self::ALL.map(Self::name).join(", ");
-                    ::std::format!("{text:?} is none of {names}")
-                })
+                found.ok_or_else(|| $crate::spelling::none_of(text, Self::ALL.map(Self::name)))
             }
         }
     };

@@ -17,7 +17,7 @@ use std::time::Duration;
 use clap::builder::{NonEmptyStringValueParser, Resettable};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, error::At};
 use genset_frontend::{FrontendConfig, ParserNames};
 use genset_runtime::layers::{self, LayerArgs, flag, matches_of, without_environment};
 use genset_runtime::{EndpointName, WorkerArgs, positive_seconds, tokio_console_support};
@@ -571,13 +571,13 @@ fn parser_names(worker: &WorkerArgs) -> Result<ParserNames, EngineError> {
         tool: worker.tool_parser.clone(),
         reasoning: worker.reasoning_parser.clone(),
     };
-    match names.check() {
-        Ok(()) => Ok(names),
-        Err(error) => Err(EngineError::invalid_argument(
-            "--tool-parser, --reasoning-parser",
-            error,
-        )),
-    }
+    names.check().map_err(|error| {
+        // The flag is called as the field is.
+        let field = error.at().map_or("parser", At::name);
+        let flag = format!("--{}", field.replace('_', "-"));
+        error.with_at(flag)
+    })?;
+    Ok(names)
 }
 
 #[cfg(test)]

@@ -273,7 +273,8 @@ fn list(is_json: bool) -> String {
 fn explain(id: &str) -> Result<String, EngineError> {
     let check = find(id).ok_or_else(|| {
         EngineError::not_found(format!(
-            "no check is called {id:?}; `genset conform list` lists them"
+            "no check is called {id:?}; {}`genset conform list` lists them",
+            of_its_group(id)
         ))
     })?;
     Ok(format!(
@@ -296,6 +297,17 @@ fn explain(id: &str) -> Result<String, EngineError> {
         },
         check.id,
     ))
+}
+
+/// The checks of the group that a word begins with, such as CN, where it begins with one.
+fn of_its_group(word: &str) -> String {
+    let group: String = word.chars().take(2).collect();
+    let is_of_it = |id: &&str| id[..2].eq_ignore_ascii_case(&group);
+    let ids: Vec<&str> = catalogue().map(|check| check.id).filter(is_of_it).collect();
+    match &ids[..] {
+        [] => String::new(),
+        [first, ..] => format!("those of {} are {}; ", &first[..2], ids.join(", ")),
+    }
 }
 
 /// What the contract says, and where.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use genset_backend_common::{EngineError, GuidedDecoding, ModelCard, TokenId, config::GuidedKind};
+use genset_backend_common::{
+    EngineError, GuidedDecoding, ModelCard, TokenId, config::GuidedKind, spelling::none_of,
+};
 use serde_json::Value;
 
 use crate::error::ApiError;
@@ -82,9 +84,7 @@ fn unknown<'a>(
     name: &str,
     names: impl Iterator<Item = &'a str>,
 ) -> EngineError {
-    let names: Vec<&str> = names.chain([NONE]).collect();
-    let problem = format!("{name:?} is none of {}", names.join(", "));
-    EngineError::invalid_argument(field, problem)
+    EngineError::invalid_argument(field, none_of(name, names.chain([NONE])))
 }
 
 /// How the answers to one request are split.

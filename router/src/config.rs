@@ -5,7 +5,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::str::FromStr;
 use std::time::Duration;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, spelling::none_of};
 use genset_runtime::SelectionMode;
 #[cfg(feature = "cli")]
 use genset_runtime::{in_seconds, positive_seconds};
@@ -20,19 +20,6 @@ pub enum RouterMode {
     Plain(SelectionMode),
     /// By cached prefix and load.
     Kv,
-}
-
-impl RouterMode {
-    /// Returns the flags' values, as one string.
-    #[must_use]
-    pub fn names() -> String {
-        SelectionMode::ALL
-            .map(SelectionMode::name)
-            .into_iter()
-            .chain([KV])
-            .collect::<Vec<_>>()
-            .join(", ")
-    }
 }
 
 const KV: &str = "kv";
@@ -59,9 +46,10 @@ impl FromStr for RouterMode {
         if text == KV {
             return Ok(Self::Kv);
         }
+        let names = SelectionMode::ALL.map(SelectionMode::name);
         text.parse()
             .map(Self::Plain)
-            .map_err(|_| format!("{text:?} is none of {}", Self::names()))
+            .map_err(|_| none_of(text, names.into_iter().chain([KV])))
     }
 }
 

@@ -10,6 +10,7 @@ use genset_backend_common::{
     EngineError, ErrorKind, RequestContext,
     controls::{ControlReply, ControlRequest},
     error::At,
+    spelling::nearest,
 };
 use serde_json::Value;
 
@@ -17,7 +18,6 @@ use crate::client::Client;
 use crate::component::Runtime;
 use crate::names::{EndpointName, InstanceId};
 use crate::registrar::endpoints;
-use crate::spelling::nearest;
 
 /// An operation, as listed.
 #[derive(Debug, Clone, Copy)]

@@ -9,11 +9,10 @@ use std::path::{Path, PathBuf};
 use clap::builder::Resettable;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, Id, ValueEnum};
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, spelling::did_you_mean};
 use serde_json::{Map, Number, Value, json};
 
 pub use self::matches::{matches_of, without_environment};
-use crate::spelling::did_you_mean;
 
 /// The flags about settings in layers.
 #[derive(Debug, Clone, Args)]

@@ -32,7 +32,6 @@ pub mod plane;
 mod registrar;
 mod remote;
 pub mod selection;
-mod spelling;
 mod status;
 mod strangers;
 mod telemetry;
@@ -61,7 +60,6 @@ pub use peers::peer_of;
 pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};
 pub use remote::{RemoteConfig, RemoteEngine};
 pub use selection::SelectionMode;
-pub use spelling::did_you_mean;
 #[cfg(feature = "cli")]
 pub use status::StatusArgs;
 pub use status::{

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use genset_backend_common::spelling::{did_you_mean, none_of};
 use genset_backend_common::{EngineError, Role};
 use genset_engine_launcher::ServerKind;
-use genset_runtime::{EndpointName, did_you_mean};
+use genset_runtime::EndpointName;
 
 use crate::engine::apart::Apart;
 
@@ -127,7 +128,10 @@ impl FromStr for OutputKind {
         if command_in(text).is_some() {
             return Ok(Self::Engine(EngineKind::Cmd));
         }
-        text.parse().map(Self::Engine)
+        EngineKind::named(text).map(Self::Engine).ok_or_else(|| {
+            let known = EngineKind::all().map(EngineKind::name).chain(["dyn"]);
+            EngineError::invalid_argument("out", none_of(text, known))
+        })
     }
 }
 
@@ -156,6 +160,27 @@ pub(crate) enum EngineKind {
 }
 
 impl EngineKind {
+    fn all() -> impl Iterator<Item = Self> {
+        let own = [
+            Self::Candle,
+            Self::EchoCore,
+            Self::EchoFull,
+            Self::Sample,
+            Self::Scripted,
+            Self::Mocker,
+            Self::Apart(Apart::MistralRs),
+            Self::Apart(Apart::LibLlama),
+            Self::Cmd,
+        ];
+        own.into_iter().chain(ServerKind::ALL.map(Self::Server))
+    }
+
+    /// The engine that a word names.
+    fn named(word: &str) -> Option<Self> {
+        let word = meant(word);
+        Self::all().find(|kind| kind.name() == word)
+    }
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Candle => "candle",
@@ -190,32 +215,10 @@ pub(super) fn stand_in(output: &mut OutputKind) -> Option<&'static str> {
 }
 
 impl FromStr for EngineKind {
-    type Err = EngineError;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, EngineError> {
-        let own = [
-            Self::Candle,
-            Self::EchoCore,
-            Self::EchoFull,
-            Self::Sample,
-            Self::Scripted,
-            Self::Mocker,
-            Self::Apart(Apart::MistralRs),
-            Self::Apart(Apart::LibLlama),
-            Self::Cmd,
-        ];
-        let servers = ServerKind::ALL.map(Self::Server);
-        let known = own.into_iter().chain(servers);
-        let names: Vec<&str> = known.clone().map(Self::name).collect();
-        let near = did_you_mean(text, names.iter().copied().chain(["dyn"]));
-        let names = names.join(", ");
-        let text = meant(text);
-        match { known }.find(|kind| kind.name() == text) {
-            Some(kind) => Ok(kind),
-            None => Err(EngineError::invalid_argument(
-                "out",
-                format!("{text:?} is none of {names}, dyn{near}"),
-            )),
-        }
+    /// The flag that takes it is named by whoever reads the command line.
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::named(text).ok_or_else(|| none_of(text, Self::all().map(Self::name)))
     }
 }

@@ -317,6 +317,12 @@ async fn a_server_of_the_api_is_tested_by_its_url() {
 async fn what_cannot_be_run_is_refused_by_name() {
     for (words, expected) in [
         (&["explain", "XX99"][..], "genset conform list"),
+        (&["explain", "CN3"], "those of CN are CN01, CN02, CN03"),
+        (&["explain", "é"], "genset conform list"),
+        (
+            &["run", "--engine", "sampel"],
+            "'--engine <ENGINE>': \"sampel\" is none of candle, ",
+        ),
         (&["run"], "--engine"),
         (&["run", "--engine", "sample", "--only", "XX"], "--only"),
         (&["run", "--engine", "cmd"], "--engine-cmd"),

@@ -92,6 +92,23 @@ async fn a_word_that_is_none_is_answered_with_the_nearest() {
         (&["in=htpp"][..], "did you mean \"http\"?"),
         (&["out=vlm", "."], "did you mean \"vllm\"?"),
         (&["run", "--http-prot=1"], "--http-port"),
+        (&["run", "--router-mode=kvv"], "did you mean \"kv\"?"),
+        (&["run", "--role=prefil"], "did you mean \"prefill\"?"),
+        (&["run", "--endpoint-types=chatt"], "did you mean \"chat\"?"),
+        (&["run", "--quantize=q4k"], "did you mean \"q4_k\"?"),
+        (
+            &["run", "--discovery-backend=fil"],
+            "did you mean \"file\"?",
+        ),
+        (
+            &["run", "--tool-parser=herms"],
+            "error: --tool-parser: \"herms\" is none of ",
+        ),
+        (&["run", "--tool-parser=herms"], "did you mean \"hermes\"?"),
+        (
+            &["conform", "run", "--engine=sampel"],
+            "did you mean \"sample\"?",
+        ),
         (&["doktor"], "doctor"),
     ] {
         let ended = run(words).await;

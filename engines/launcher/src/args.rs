@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use genset_backend_common::request::MediaKind;
+use genset_backend_common::spelling::none_of;
 use serde_json::Value;
 
 /// What a model takes in chats beside text, as `--media` says it: `image,audio`, or `none`.
@@ -23,7 +24,7 @@ impl FromStr for MediaKinds {
         let kinds = text.split(',').map(|name| {
             let mut kinds = MediaKind::ALL.into_iter();
             let known = kinds.find(|kind| kind.name() == name.trim());
-            known.ok_or_else(|| format!("{name:?} is none of image, audio"))
+            known.ok_or_else(|| none_of(name, MediaKind::ALL.map(MediaKind::name)))
         });
         kinds.collect::<Result<_, _>>().map(Self)
     }

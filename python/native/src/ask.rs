@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use genset_backend_common::spelling::none_of;
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext};
 use genset_runtime::plane::{Encoded, ResponseStream};
 use genset_runtime::selection::Selector;
@@ -60,8 +61,8 @@ impl Selectors {
         found
             .map(|(_, selector)| Arc::clone(selector))
             .ok_or_else(|| {
-                let known: Vec<_> = self.0.iter().map(|(name, _)| *name).collect();
-                PyValueError::new_err(format!("{name:?} is none of {}", known.join(", ")))
+                let known = self.0.iter().map(|(name, _)| *name);
+                PyValueError::new_err(none_of(name, known))
             })
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use genset_backend_common::EngineError;
+use genset_backend_common::{EngineError, spelling::none_of};
 
 use super::NetworkArgs;
 
@@ -155,13 +155,11 @@ fn is_local(server: &str) -> bool {
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// Parses one of several names; the error lists them.
+/// Parses one of several names; the error lists them and names the nearest.
 pub(super) fn one_of<T: Copy>(text: &str, known: &[(&str, T)]) -> Result<T, String> {
     let found = known.iter().find(|(name, _)| *name == text);
-    found.map(|(_, value)| *value).ok_or_else(|| {
-        let names: Vec<_> = known.iter().map(|(name, _)| *name).collect();
-        format!("{text:?} is none of {}", names.join(", "))
-    })
+    let found = found.map(|(_, value)| *value);
+    found.ok_or_else(|| none_of(text, known.iter().map(|(name, _)| *name)))
 }
 
 impl FromStr for DiscoveryBackend {

@@ -1,13 +1,12 @@
-//! The nearest known spelling of an unknown word. Used by controls, settings, and the command line.
+//! The nearest spelling of an unknown word, and the error text for such a word. Used for words that people give: names of values,
+//! controls, settings, and the command line.
 
 /// The minimum similarity, of 1, for a word to be a suggestion.
 const NEAR: f64 = 0.8;
 
 /// The known word that the user probably meant.
-pub(crate) fn nearest<'a>(
-    given: &str,
-    known: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
+#[must_use]
+pub fn nearest<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let rated = known
         .into_iter()
         .map(|word| (strsim::jaro_winkler(given, word), word));
@@ -20,6 +19,14 @@ pub(crate) fn nearest<'a>(
 #[must_use]
 pub fn did_you_mean<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     nearest(given, known).map_or(String::new(), |word| format!("; did you mean {word:?}?"))
+}
+
+/// What is said of a word that is none of those that are known: they are listed, and the nearest is named.
+#[must_use]
+pub fn none_of<'a>(given: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let known: Vec<&str> = known.into_iter().collect();
+    let near = did_you_mean(given, known.iter().copied());
+    format!("{given:?} is none of {}{near}", known.join(", "))
 }
 
 #[cfg(test)]
@@ -36,5 +43,10 @@ mod tests {
             did_you_mean("vlm", ["vllm", "sglang"]),
             "; did you mean \"vllm\"?"
         );
+        assert_eq!(
+            none_of("vlm", ["vllm", "sglang"]),
+            "\"vlm\" is none of vllm, sglang; did you mean \"vllm\"?"
+        );
+        assert_eq!(none_of("x", ["a", "b"]), "\"x\" is none of a, b");
     }
 }
