@@ -77,9 +77,9 @@ impl EndpointName {
     /// [`NameError::BadPart`].
     pub fn try_new(namespace: &str, component: &str, endpoint: &str) -> Result<Self, NameError> {
         Ok(Self {
-            namespace: checked(namespace)?,
-            component: checked(component)?,
-            endpoint: checked(endpoint)?,
+            namespace: checked_part(namespace)?,
+            component: checked_part(component)?,
+            endpoint: checked_part(endpoint)?,
         })
     }
 
@@ -98,7 +98,7 @@ impl EndpointName {
     /// [`NameError::BadPart`].
     pub fn sibling(&self, endpoint: &str) -> Result<Self, NameError> {
         Ok(Self {
-            endpoint: checked(endpoint)?,
+            endpoint: checked_part(endpoint)?,
             ..self.clone()
         })
     }
@@ -115,7 +115,8 @@ impl Default for EndpointName {
     }
 }
 
-fn checked(part: &str) -> Result<String, NameError> {
+/// A part of a name that is one.
+pub(crate) fn checked_part(part: &str) -> Result<String, NameError> {
     let is_good = (1..=MAX_PART_BYTES).contains(&part.len())
         && part
             .bytes()

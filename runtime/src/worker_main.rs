@@ -27,7 +27,7 @@ use crate::component::Runtime;
 use crate::layers::{self, LayerArgs};
 use crate::logging::init_logging;
 use crate::model_folder::ModelFolder;
-use crate::names::{EndpointName, InstanceId};
+use crate::names::{EndpointName, InstanceId, checked_part};
 use crate::network_args::{NetworkArgs, Reach, in_seconds, positive_seconds, seconds};
 use crate::registrar::RuntimeRegistrar;
 use crate::status::{ControlDoor, HealthSource, StatusArgs, StatusServer};
@@ -164,8 +164,13 @@ impl WorkerArgs {
     pub fn endpoint_name(&self) -> Result<EndpointName, EngineError> {
         let component = self.component.as_deref();
         let component = component.unwrap_or_else(|| EndpointName::component_of(self.role));
-        EndpointName::try_new(&self.namespace, component, &self.endpoint).map_err(|error| {
-            EngineError::invalid_argument("--namespace, --component, --endpoint", error)
+        let part = |flag: &'static str, text: &str| {
+            checked_part(text).map_err(|error| EngineError::invalid_argument(flag, error))
+        };
+        Ok(EndpointName {
+            namespace: part("--namespace", &self.namespace)?,
+            component: part("--component", component)?,
+            endpoint: part("--endpoint", &self.endpoint)?,
         })
     }
 
@@ -501,6 +506,15 @@ mod tests {
             config.cleanup_timeout,
         ];
         assert_eq!(limits, [1.0, 2.0, 3.0, 4.5].map(Duration::from_secs_f64));
+    }
+
+    #[test]
+    fn the_part_of_a_name_that_is_none_is_told_by_its_flag() {
+        for flag in ["--namespace", "--component", "--endpoint"] {
+            let error = worker(&[flag, "a b"]).endpoint_name().unwrap_err();
+            assert_eq!(error.at(), Some(&At::from(flag)));
+            assert!(error.message().contains("\"a b\""), "{error}");
+        }
     }
 
     #[test]

@@ -112,6 +112,7 @@ async fn bind(node: &Node) -> Result<FrontendServer, EngineError> {
             let problem = format!("{error}; choose another with --http-host and --http-port");
             EngineError::invalid_argument("--http-port", problem)
         }
+        BindError::Keys(error) => EngineError::invalid_argument("--api-keys", error),
         BindError::Config(error) => EngineError::new(ErrorKind::InvalidArgument, error.to_string()),
     })
 }

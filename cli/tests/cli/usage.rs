@@ -145,7 +145,7 @@ async fn what_a_server_cannot_use_is_no_fault_of_its_port() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let path = file.path().to_str().unwrap();
     for (flag, expected) in [
-        ("--api-keys", "the file of API keys"),
+        ("--api-keys", "--api-keys: the file of API keys"),
         ("--batch-folder", "the folder of batches"),
     ] {
         let words = ["run", "in=http", "out=sample", "--http-port=0", flag, path];

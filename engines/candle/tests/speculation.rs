@@ -189,7 +189,8 @@ async fn a_draft_model_with_another_vocabulary_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_draft_model_that_is_none_and_roles_without_one_are_refused() {
-    let (_, message) = refusal(draft_model("/nowhere".into(), 4), Role::Aggregated).await;
+    let (at, message) = refusal(draft_model("/nowhere".into(), 4), Role::Aggregated).await;
+    assert_eq!(at, "--draft-model");
     assert!(message.contains("/nowhere"), "{message}");
     let same = PathBuf::from(TINY_CHAT);
     for role in [Role::Prefill, Role::Decode] {

@@ -19,7 +19,7 @@ use super::tls::Tls;
 use crate::batch::run::{Batches, Stops};
 use crate::batch::store::BatchStore;
 use crate::config::{AllowedHost, FrontendConfig};
-use crate::keys::ApiKeys;
+use crate::keys::{ApiKeys, KeyFileError};
 use crate::model::Models;
 
 /// How long a shutdown waits for aborted tasks. A task that blocks its thread cannot be aborted.
@@ -36,6 +36,9 @@ pub enum BindError {
         /// The cause.
         source: io::Error,
     },
+    /// The file of API keys cannot be used.
+    #[error(transparent)]
+    Keys(#[from] KeyFileError),
     /// Something else that the config names cannot be used; the error says what.
     #[error(transparent)]
     Config(#[from] io::Error),
@@ -45,6 +48,7 @@ impl From<BindError> for io::Error {
     fn from(error: BindError) -> Self {
         let kind = match &error {
             BindError::Address { source, .. } | BindError::Config(source) => source.kind(),
+            BindError::Keys(_) => io::ErrorKind::Other,
         };
         Self::new(kind, error)
     }
@@ -91,7 +95,7 @@ impl FrontendServer {
         let tls = config.tls.as_ref().map(Tls::try_new).transpose()?;
         let keys = config.api_keys.clone();
         let keys = keys.map(|path| ApiKeys::load(path, runtime.metrics()));
-        let keys = keys.transpose().map_err(io::Error::other)?;
+        let keys = keys.transpose()?;
         let batches = config.batches.clone();
         let store = match batches.folder.clone() {
             Some(folder) => {

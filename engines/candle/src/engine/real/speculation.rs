@@ -45,7 +45,7 @@ impl OpenSpeculation {
                 return Err(EngineError::invalid_argument(DRAFT_MODEL, problem));
             }
             Some(path) => {
-                let draft = OpenModel::open(&path)?;
+                let draft = OpenModel::open(&path).map_err(of_draft)?;
                 check_vocabulary(&draft, target, model_config)
                     .map_err(|problem| EngineError::invalid_argument(DRAFT_MODEL, problem))?;
                 Some(draft)
@@ -91,7 +91,7 @@ impl OpenSpeculation {
         let method = match self.draft_model {
             None => Method::Ngram,
             Some(draft) => {
-                let model = load_model(&draft, options, start, was_given_up)?;
+                let model = load_model(&draft, options, start, was_given_up).map_err(of_draft)?;
                 let cache = allocate(&draft.config, spec, &device)?;
                 let forward = Box::new(RealForward::new(model, cache, enforce_eager));
                 tracing::info!(draft_model = draft.name, "the draft model is loaded");
@@ -108,6 +108,11 @@ impl OpenSpeculation {
             method,
         })
     }
+}
+
+/// Attributes a fault of the draft model to the flag that names the model.
+fn of_draft(error: impl Into<EngineError>) -> EngineError {
+    error.into().with_at(DRAFT_MODEL)
 }
 
 /// Rejects a draft model whose tokens have other meanings. If both have a tokenizer, the sizes of the models' vocabularies may
