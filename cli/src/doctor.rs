@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use clap::Args;
 use genset_backend_common::EngineError;
-use genset_runtime::NetworkArgs;
+use genset_runtime::{NetworkArgs, StatusArgs};
 
 use crate::args::HttpArgs;
 use crate::input::print;
@@ -33,6 +33,8 @@ pub(crate) struct DoctorArgs {
     json: bool,
     #[command(flatten)]
     http: HttpArgs,
+    #[command(flatten)]
+    status: StatusArgs,
     #[command(flatten, next_help_heading = "Network")]
     network: NetworkArgs,
 }

@@ -2,13 +2,15 @@
 
 use super::finding::Finding;
 use super::said;
+use crate::engine::apart::Apart;
 
 const AREA: &str = "Engines";
 
-/// A server of another project: the word after `out=`, how its version is asked for, and how it is installed.
+/// A server of another project: the word after `out=`, the programs of which the first that is there says its version, and how it is
+/// installed.
 struct Server {
     word: &'static str,
-    ask: &'static [&'static str],
+    asked: &'static [&'static [&'static str]],
     install: &'static str,
 }
 
@@ -16,43 +18,51 @@ struct Server {
 const SERVERS: [Server; 5] = [
     Server {
         word: "vllm",
-        ask: &[
+        asked: &[&[
             "python3",
             "-c",
             "import importlib.metadata as m; print(m.version('vllm'))",
-        ],
+        ]],
         install: "pip install vllm",
     },
     Server {
         word: "sglang",
-        ask: &[
+        asked: &[&[
             "python3",
             "-c",
             "import importlib.metadata as m; print(m.version('sglang'))",
-        ],
+        ]],
         install: "pip install 'sglang[all]'",
     },
     Server {
         word: "trtllm",
-        ask: &[
+        asked: &[&[
             "python3",
             "-c",
             "import importlib.metadata as m; print(m.version('tensorrt_llm'))",
-        ],
+        ]],
         install: "pip install tensorrt_llm",
     },
     Server {
         word: "llamacpp",
-        ask: &["llama-server", "--version"],
-        install: "put llama-server of llama.cpp on the PATH",
+        // As the launcher takes them: the modules are those that it looks for.
+        asked: &[
+            &["llama-server", "--version"],
+            &[
+                "python3",
+                "-c",
+                "import importlib.metadata as m; v = m.version; v('uvicorn'), v('sse_starlette'); print('llama_cpp.server', v('llama_cpp_python'))",
+            ],
+        ],
+        install: "put llama-server of llama.cpp on the PATH, or pip install 'llama-cpp-python[server]'",
     },
     Server {
         word: "cmd:python3 ...",
-        ask: &[
+        asked: &[&[
             "python3",
             "-c",
             "import importlib.metadata as m; print(m.version('genset'))",
-        ],
+        ]],
         install: "pip install ./python (of this repository), for engines in Python",
     },
 ];
@@ -63,10 +73,8 @@ const MAX_VERSION: usize = 80;
 pub(super) async fn look() -> Vec<Finding> {
     let built_in = "built in: candle, mocker, echo_core, echo_full, scripted, sample";
     let mut findings = vec![Finding::ok(AREA, built_in)];
-    let asked = SERVERS
-        .iter()
-        .map(|server| async move { said(server.ask[0], &server.ask[1..]).await });
-    let versions = futures_util::future::join_all(asked).await;
+    findings.extend(Apart::ALL.map(apart));
+    let versions = futures_util::future::join_all(SERVERS.iter().map(version)).await;
     findings.extend(SERVERS.iter().zip(versions).map(|(server, version)| {
         let word = server.word;
         match version {
@@ -87,4 +95,28 @@ pub(super) async fn look() -> Vec<Finding> {
         }
     }));
     findings
+}
+
+/// What the first of its programs says that is there.
+async fn version(server: &Server) -> Option<String> {
+    for words in server.asked {
+        let said = said(words[0], &words[1..]).await;
+        if said.is_some() {
+            return said;
+        }
+    }
+    None
+}
+
+/// An engine of Genset's whose program is built apart.
+fn apart(engine: Apart) -> Finding {
+    let word = engine.word();
+    let what = match engine.program() {
+        Some(program) => format!("out={word}: {}", program.display()),
+        None => format!(
+            "out={word}: not installed ({}, in a checkout of Genset)",
+            engine.build_line()
+        ),
+    };
+    Finding::ok(AREA, what)
 }

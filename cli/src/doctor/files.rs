@@ -38,6 +38,11 @@ pub(super) async fn look(args: &DoctorArgs) -> Vec<Finding> {
             Given("the private key of the server's certificate"),
             &http.http_tls_key,
         ),
+        (
+            "--wire-tls-key",
+            Given("the private key of --wire-tls-cert"),
+            &network.wire_tls.wire_tls_key,
+        ),
         ("--wire-secret-file", Random, &network.wire_secret_file),
         (
             "--control-secret-file",

@@ -19,9 +19,14 @@ pub(super) fn look(args: &DoctorArgs) -> Vec<Finding> {
         (http, "HTTP", "--http-port"),
         (wire, "the wire", "--wire-port"),
     ];
+    let status = args.status.status_port.map(|port| {
+        let address = SocketAddr::new(args.status.status_host, port);
+        (address, "the status server", "--status-port")
+    });
     // Any free one is always free.
     let ports = ports
         .into_iter()
+        .chain(status)
         .filter(|(address, ..)| address.port() != 0);
     ports
         .map(|(address, name, flag)| port(address, name, flag))

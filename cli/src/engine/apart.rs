@@ -25,6 +25,8 @@ pub(crate) enum Apart {
 }
 
 impl Apart {
+    pub(crate) const ALL: [Self; 2] = [Self::MistralRs, Self::LibLlama];
+
     /// The word after `out=`.
     pub(crate) const fn word(self) -> &'static str {
         match self {
@@ -38,6 +40,14 @@ impl Apart {
         match self {
             Self::MistralRs => "genset-mistralrs",
             Self::LibLlama => "genset-llamacpp",
+        }
+    }
+
+    /// How the program is built, in a checkout of Genset.
+    pub(crate) const fn build_line(self) -> &'static str {
+        match self {
+            Self::MistralRs => "cargo build --release --manifest-path engines/mistralrs/Cargo.toml",
+            Self::LibLlama => "cargo build --release --manifest-path engines/llamacpp/Cargo.toml",
         }
     }
 

@@ -67,10 +67,55 @@ async fn what_is_well_and_what_is_not_is_told_with_what_mends_it() {
         ("discovery in ", "ok"),
         ("0 models from the hub", "ok"),
         ("out=vllm: not installed", "ok"),
+        ("out=mistralrs: ", "ok"),
+        ("out=libllama: ", "ok"),
     ] {
         assert_eq!(finding(&report, says)["level"], level, "{says}");
     }
     assert!(!ended.stdout.contains("s3cret"));
+}
+
+#[tokio::test]
+async fn the_status_port_and_the_key_of_the_wire_are_looked_at() {
+    let folder = tempfile::tempdir().unwrap();
+    let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let key = folder.path().join("key.pem");
+    fs::write(&key, "no key").unwrap();
+    fs::set_permissions(&key, Permissions::from_mode(0o644)).unwrap();
+    let key = key.to_str().unwrap();
+    let words = [
+        "--json",
+        "--http-port=0",
+        "--status-port",
+        &port,
+        "--wire-tls-ca",
+        key,
+        "--wire-tls-cert",
+        key,
+        "--wire-tls-key",
+        key,
+    ];
+    let ended = run_with(doctor(&words, &folder), b"").await;
+    let report = report(&ended);
+    let port = finding(&report, "for the status server is taken by cli");
+    assert_eq!(port["level"], "problem");
+    let key = finding(&report, "--wire-tls-key: others can read");
+    assert_eq!(key["level"], "warning");
+}
+
+#[tokio::test]
+async fn the_server_of_llama_cpp_in_python_counts_as_llama_cpp() {
+    let folder = tempfile::tempdir().unwrap();
+    let programs = folder.path().join("programs");
+    fs::create_dir(&programs).unwrap();
+    // It says what it is asked.
+    std::os::unix::fs::symlink("/bin/echo", programs.join("python3")).unwrap();
+    let mut command = doctor(&["--json", "--http-port=0"], &folder);
+    command.env("PATH", &programs);
+    let ended = run_with(command, b"").await;
+    let report = report(&ended);
+    finding(&report, "out=llamacpp: -c import importlib.metadata");
 }
 
 #[tokio::test]
