@@ -152,7 +152,7 @@ enum CliCommand {
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         name: String,
     },
-    /// Make models for benchmarks, and measure engines and servers
+    /// Measure engines and servers
     #[command(after_help = bench::HELP)]
     Bench {
         #[command(subcommand)]

@@ -66,7 +66,7 @@ enum Operation {
     LoadAdapter {
         /// The name that requests use
         name: String,
-        /// Where the engine finds it: a folder, or a repository of the hub
+        /// Where the engine finds it: for out=candle a folder on the worker's machine
         source: String,
     },
     /// Make an adapter unavailable
