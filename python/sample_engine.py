@@ -28,7 +28,7 @@ class SampleEngine(LLMEngine):
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[SampleEngine, WorkerConfig]:
         parser = argparse.ArgumentParser(prog="sample_engine.py", description="Answers with rotating token ids")
-        parser.add_argument("--model-path", help="folder with the tokenizer")
+        parser.add_argument("--model-path", help="folder with the tokenizer, GGUF file, or name of the Hub; needed unless `genset run MODEL` starts this")
         parser.add_argument("--model-name", default="sample", help="what clients call the model")
         parser.add_argument("--namespace", default="genset")
         parser.add_argument("--vocab-size", type=int, default=2048, help="token ids are below this")

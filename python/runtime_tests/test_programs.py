@@ -177,7 +177,7 @@ def test_an_engine_of_text_runs_with_a_name_alone_and_one_of_tokens_says_what_it
             worker.process.kill()
     refused = Program(sys.executable, NAME_ENGINE, "tokens")
     assert refused.exit_code() == 1
-    assert any("only-a-name is neither a folder, a GGUF file nor a name like" in line for line in refused.lines), refused.lines
+    assert any("only-a-name is only a name, and the engine needs a tokenizer" in line for line in refused.lines), refused.lines
 
 
 def test_frontend_and_sample_run_as_modules() -> None:

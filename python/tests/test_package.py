@@ -203,6 +203,19 @@ def test_a_module_of_dynamo_s_that_is_not_here_says_what_to_use(tmp_path: Path) 
         assert ran.stdout == expected, ran.stderr
 
 
+def test_the_sample_takes_the_tokenizer_of_a_name_that_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BINARY_VARIABLE, "/bin/sh")
+
+    def model_path(*arguments: str) -> str | None:
+        words = sample_main.command(list(arguments))
+        return words[words.index("--model-path") + 1] if "--model-path" in words else None
+
+    assert model_path("--model-name", "sample") is None
+    for name in ("Qwen/Qwen3-0.6B", str(tmp_path)):
+        assert model_path("--model-name", name) == name
+    assert model_path("--model-name", "Qwen/Qwen3-0.6B", "--model-path", "other") == "other"
+
+
 def test_dynamo_run_is_the_binary_by_that_name() -> None:
     # A shell says by which name it was started.
     words = [sys.executable, "-m", "genset.dynamo.run", "-c", "echo $0"]

@@ -118,7 +118,8 @@ def test_a_worker_of_another_version_is_refused_in_words() -> None:
 
 
 def test_an_engine_that_has_only_a_name_needs_files_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for has_files, kind, problem in [(False, "text", None), (True, "tokens", None), (False, "tokens", "only-a-name is neither a folder")]:
+    wanted = "only-a-name is only a name, and the engine needs a tokenizer: give WorkerConfig a model_path"
+    for has_files, kind, problem in [(False, "text", None), (True, "tokens", None), (False, "tokens", wanted)]:
         if has_files:
             monkeypatch.delenv(NAME_ONLY_VARIABLE, raising=False)
         else:

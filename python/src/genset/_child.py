@@ -9,7 +9,6 @@ import socket
 from collections.abc import Coroutine
 from typing import Any
 
-from genset import _model_files
 from genset._channel import Channel, kill_group
 from genset._convert import Answer, request_from_wire
 from genset._declared import completed, needs_files
@@ -30,7 +29,7 @@ from genset._stepper import Stepper
 from genset._stream import Stream, Turns, as_engine_error, awaited_cancelled
 from genset.batch import BatchEngine
 from genset.engine import STEP, Context, Event, LLMEngine, WorkerHandle, control_reply
-from genset.exceptions import EngineError, NotFound
+from genset.exceptions import EngineError, InvalidArgument, NotFound
 
 logger = logging.getLogger(__name__)
 
@@ -291,7 +290,11 @@ class Child:
             config = completed(await started(self._engine, body["worker_id"]), self._model_path, self._migration_limit)
             wire = config.to_wire()
             if not self._has_files and needs_files(config):
-                _model_files.find(self._model_path)
+                raise InvalidArgument(
+                    f"{self._model_path} is only a name, and the engine needs a tokenizer: give WorkerConfig a model_path, which is a folder with a "
+                    "tokenizer, a GGUF file, or a name like Qwen/Qwen3-0.6B",
+                    field="model_path",
+                )
         except GeneratorExit:
             # The event loop is gone.
             raise

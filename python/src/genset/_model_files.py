@@ -115,6 +115,11 @@ def name_of(model_path: str) -> str:
     return name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
 
 
+def is_only_a_name(text: str) -> bool:
+    """Whether it is a word that is no path here and no name of the Hub."""
+    return "/" not in text and not os.path.exists(text)
+
+
 def is_gguf(model_path: str) -> bool:
     """Whether it is a GGUF file, here or of the Hub."""
     if os.path.exists(model_path):

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from genset._model_files import is_only_a_name
 from genset.backend import find_binary
 
 
@@ -13,12 +14,18 @@ def command(arguments: list[str]) -> list[str]:
     """The command that it becomes."""
     parser = argparse.ArgumentParser(prog="python -m genset.sample_main", description=__doc__)
     parser.add_argument("--model-name", default="sample", help="what clients call the model")
-    parser.add_argument("--model-path", help="folder with a tokenizer; without it the built-in one")
+    parser.add_argument(
+        "--model-path",
+        help="folder with a tokenizer, GGUF file, or name of the Hugging Face Hub; without it --model-name, where that is one, or else the built-in tokenizer",
+    )
     parser.add_argument("--namespace", default="genset")
     known, rest = parser.parse_known_args(arguments)
-    if known.model_path is None:
+    path = known.model_path
+    if path is None and not is_only_a_name(known.model_name):
+        path = known.model_name
+    if path is None:
         print(f"{known.model_name}: no --model-path, so the tokenizer is the built-in model's", file=sys.stderr)
-    where = [] if known.model_path is None else ["--model-path", known.model_path]
+    where = [] if path is None else ["--model-path", path]
     return [find_binary(), "run", f"in=dyn://{known.namespace}", "out=sample", "--model-name", known.model_name, *where, *rest]
 
 

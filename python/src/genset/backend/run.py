@@ -18,6 +18,7 @@ from genset import _logging
 from genset._channel import ORPHAN_GRACE_S
 from genset._checks import LIMITS
 from genset._child import Child
+from genset._model_files import is_only_a_name
 from genset._slips import made
 from genset.engine import LLMEngine, WorkerConfig
 
@@ -122,8 +123,7 @@ def _model(config: WorkerConfig) -> str | None:
     """Where the model's files are said to be. A `model_name` that is a word, and no path here, is only a name."""
     if config.model_path:
         return config.model_path
-    name = config.model_name
-    return name if "/" in name or os.path.exists(name) else None
+    return None if is_only_a_name(config.model_name) else config.model_name
 
 
 def find_binary() -> str:
