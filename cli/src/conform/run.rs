@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use genset_backend_common::{EngineError, LLMEngine, StartContext};
+use genset_backend_common::{ByteSize, EngineError, LLMEngine, StartContext};
 use genset_conformance::{
     Detokenize, Options, Report, Scenario, SequenceFailure, SequenceOptions, SequenceReport,
     Subject, Verdict, Waivers, replay_sequence_with, run_conformance_while, run_conformance_with,
     run_sequences,
 };
-use genset_engine_candle::{ByteSize, CandleArgs};
+use genset_engine_candle::CandleArgs;
 use genset_engine_echo::{EchoArgs, EchoCore, EchoFull};
 use genset_engine_mocker::{MockerArgs, MockerEngine, MockerModel, TimeModel};
 use genset_engine_sample::{SampleArgs, SampleEngine};

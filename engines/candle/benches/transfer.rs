@@ -25,11 +25,11 @@ use futures_util::StreamExt;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::{CanaryConfig, Worker, WorkerConfig, WorkerHandle};
 use genset_backend_common::{
-    GenerateRequest, LLMEngine, MetricsRegistry, Output, RequestContext, Role,
+    ByteSize, GenerateRequest, LLMEngine, MetricsRegistry, Output, RequestContext, Role,
     transfer::{KvCarrier, TransferParams},
 };
 use genset_devtools::synthetic::{SyntheticSize, make_model};
-use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};
+use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};
 use genset_router::{Layers, RouterConfig, connect};
 use genset_runtime::discovery::{FileDiscovery, FileDiscoveryConfig};
 use genset_runtime::plane::{TcpConfig, WireConfig, WirePlane};

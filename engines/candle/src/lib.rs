@@ -40,7 +40,7 @@ pub mod load;
 pub mod model;
 
 pub use args::{
-    ActivationBits, ByteSize, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice, SpeculateChoice,
+    ActivationBits, CandleArgs, DeviceChoice, DtypeChoice, IsaChoice, SpeculateChoice,
     SpeculationArgs,
 };
 pub use cores::default_threads;

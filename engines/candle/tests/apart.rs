@@ -9,12 +9,12 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use genset_backend_common::output::{Finished, TokenLogprob};
 use genset_backend_common::{
-    CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, GuidedDecoding, LLMEngine,
-    Output, RequestContext, Role, StartContext, TokenId, async_trait,
+    ByteSize, CancelReason, DrainContext, EngineError, ErrorKind, GenerateRequest, GuidedDecoding,
+    LLMEngine, Output, RequestContext, Role, StartContext, TokenId, async_trait,
     handles::{Load, LoadPublisher},
     transfer::{KvBytes, KvCarrier, KvTransfers, LocalKvCarrier, TransferParams},
 };
-use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};
+use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, DtypeChoice};
 use tokio::sync::Notify;
 
 const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");

@@ -5,14 +5,13 @@
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
+use genset_backend_common::ByteSize;
 use genset_backend_common::controls::Adapter;
 use genset_conformance::{Detokenize, Scenario, Subject, Verdict, find, run_check, suite};
 use genset_devtools::synthetic::make_adapter;
 use genset_engine_candle::load::OpenModel;
 use genset_engine_candle::model::AdapterTarget;
-use genset_engine_candle::{
-    ByteSize, CandleArgs, CandleEngine, DeviceChoice, DtypeChoice, SpeculationArgs,
-};
+use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, DtypeChoice, SpeculationArgs};
 use tempfile::TempDir;
 use tokenizers::Tokenizer;
 

@@ -15,9 +15,9 @@ use futures_util::future::join_all;
 use genset_backend_common::ports::Generate;
 use genset_backend_common::worker::{Worker, WorkerConfig};
 use genset_backend_common::{
-    EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output, RequestContext,
+    ByteSize, EngineError, ErrorKind, GenerateRequest, MetricsRegistry, Output, RequestContext,
 };
-use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine};
+use genset_engine_candle::{CandleArgs, CandleEngine};
 
 const TINY_CHAT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-chat");
 const MOST: u32 = u32::MAX;

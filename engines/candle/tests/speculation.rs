@@ -12,10 +12,10 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use genset_backend_common::output::{Output, PredictionTokens, TokenChunk};
 use genset_backend_common::{
-    GenerateRequest, LLMEngine, RequestContext, Role, StartContext, TokenId,
+    ByteSize, GenerateRequest, LLMEngine, RequestContext, Role, StartContext, TokenId,
 };
 use genset_devtools::synthetic::{SyntheticSize, make_model};
-use genset_engine_candle::{ByteSize, CandleArgs, CandleEngine, DeviceChoice, SpeculationArgs};
+use genset_engine_candle::{CandleArgs, CandleEngine, DeviceChoice, SpeculationArgs};
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
