@@ -32,9 +32,9 @@ impl FromStr for ByteSize {
             .ok()
             .and_then(|number| number.checked_mul(unit));
         let problem = || {
-            format!("{text:?} is no size; write a whole number and a unit, such as 512MiB or 8GiB")
+            format!("{text:?} is no size; write a whole number, or one with a unit such as 512MiB")
         };
-        size.filter(|size| *size > 0).map(Self).ok_or_else(problem)
+        size.map(Self).ok_or_else(problem)
     }
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let unit = UNITS[..3]
             .iter()
-            .find(|(_, bytes)| self.0.is_multiple_of(*bytes));
+            .find(|(_, bytes)| self.0 > 0 && self.0.is_multiple_of(*bytes));
         match unit {
             Some((name, bytes)) => write!(f, "{}{name}", self.0 / bytes),
             None => write!(f, "{}", self.0),
@@ -58,17 +58,18 @@ mod tests {
     fn sizes_are_read_with_and_without_units() {
         let read = |text: &str| text.parse::<ByteSize>().map(|size| size.0);
         assert_eq!(read("1000"), Ok(1000));
+        assert_eq!(read("0"), Ok(0));
         assert_eq!(read("8GiB"), Ok(8 << 30));
         assert_eq!(read(" 512 MiB"), Ok(512 << 20));
         assert_eq!(read("2GB"), Ok(2_000_000_000));
-        for bad in ["", "GiB", "0", "-1", "1.5GiB", "8Gib", "99999999999GiB"] {
+        for bad in ["", "GiB", "-1", "1.5GiB", "8Gib", "99999999999GiB"] {
             assert!(read(bad).is_err(), "{bad:?}");
         }
     }
 
     #[test]
     fn a_size_is_shown_as_it_is_read() {
-        for text in ["3KiB", "512MiB", "1001"] {
+        for text in ["0", "3KiB", "512MiB", "1001"] {
             assert_eq!(text.parse::<ByteSize>().unwrap().to_string(), text);
         }
     }

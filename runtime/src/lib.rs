@@ -53,8 +53,8 @@ pub use models::{LeftOutWorker, LiveModel, ModelDirectory, Pool};
 pub use names::{EndpointName, InstanceId, NameError};
 #[cfg(feature = "cli")]
 pub use network_args::{
-    DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind, WireTlsArgs, in_seconds,
-    positive_seconds,
+    DiscoveryBackend, NetworkArgs, Reach, RequestPlaneKind, WireTlsArgs, byte_count, in_bytes,
+    in_seconds, positive_seconds,
 };
 pub use peers::peer_of;
 pub use registrar::{ArtifactRequest, KvItem, RuntimeRegistrar, endpoints};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use genset_backend_common::{EngineError, MetricsRegistry};
+use genset_backend_common::{ByteSize, EngineError, MetricsRegistry};
 
 pub use kinds::{DiscoveryBackend, Reach, RequestPlaneKind};
 pub use wire_tls::WireTlsArgs;
@@ -169,6 +169,21 @@ fn duration(text: &str, problem: &str) -> Result<Duration, String> {
 #[must_use]
 pub fn in_seconds(time: Duration) -> String {
     time.as_secs_f64().to_string()
+}
+
+/// The value of a flag in bytes: a number, or one with a unit, such as `512MiB`.
+///
+/// # Errors
+/// The text is no such number, or `N` cannot hold it; the message says what is wanted.
+pub fn byte_count<N: TryFrom<u64>>(text: &str) -> Result<N, String> {
+    let size: ByteSize = text.parse()?;
+    N::try_from(size.0).map_err(|_| format!("{text:?} is too large"))
+}
+
+/// A number of bytes as a flag's value, with the largest unit that it is a multiple of.
+#[must_use]
+pub fn in_bytes<N: TryInto<u64>>(bytes: N) -> String {
+    ByteSize(bytes.try_into().unwrap_or(u64::MAX)).to_string()
 }
 
 impl NetworkArgs {
@@ -460,6 +475,18 @@ mod tests {
         assert_eq!(seconds("0"), Ok(Duration::ZERO));
         for bad in ["0", "-1", "1e-12", "1.1e9", "inf", "nan", "1s", ""] {
             assert!(positive_seconds(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_read_as_they_are_shown() {
+        for (text, bytes) in [("0", 0_u32), ("1001", 1001), ("64KiB", 64 << 10)] {
+            assert_eq!(byte_count(text), Ok(bytes));
+            assert_eq!(in_bytes(bytes), text);
+        }
+        assert_eq!(byte_count("65536"), Ok(64_u32 << 10));
+        for bad in ["4GiB", "-1", "1.5KiB", "64kb", ""] {
+            assert!(byte_count::<u32>(bad).is_err(), "{bad}");
         }
     }
 
