@@ -14,7 +14,7 @@ use clap::ArgAction;
 use genset_router::RouterConfig;
 use genset_runtime::EndpointName;
 #[cfg(feature = "cli")]
-use genset_runtime::{in_seconds, positive_seconds};
+use genset_runtime::{byte_count, in_bytes, in_seconds, positive_seconds};
 use http::HeaderName;
 
 pub use allowed::{AllowedHost, Origin};
@@ -86,16 +86,18 @@ pub struct FrontendConfig {
     /// Largest head of a request, in bytes, at least 8192
     ///
     /// About so many: its headers and its path together.
-    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_HEADER_BYTES", default_value_t = Self::default().max_header_bytes))]
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_HEADER_BYTES", default_value = in_bytes(Self::default().max_header_bytes),
+        value_parser = byte_count::<usize>))]
     pub max_header_bytes: usize,
     /// Largest request body, in bytes
-    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_BODY_BYTES", default_value_t = Self::default().max_body_bytes))]
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_BODY_BYTES", default_value = in_bytes(Self::default().max_body_bytes),
+        value_parser = byte_count::<usize>))]
     pub max_body_bytes: usize,
     /// Most memory that all requests may take together, in bytes; by default a quarter of the machine's or the control group's
     ///
     /// That of stored responses counts in it.
     #[cfg_attr(feature = "cli", arg(long = "memory-budget", env = "GENSET_MEMORY_BUDGET", value_name = "MEMORY_BUDGET",
-        default_value_t = Self::default().memory_budget_bytes))]
+        default_value = in_bytes(Self::default().memory_budget_bytes), value_parser = byte_count::<usize>))]
     pub memory_budget_bytes: usize,
     /// Largest n of a request
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_CHOICES", default_value_t = Self::default().max_choices))]
@@ -107,7 +109,8 @@ pub struct FrontendConfig {
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STOP_STRINGS", default_value_t = Self::default().max_stop_strings))]
     pub max_stop_strings: usize,
     /// Longest stop string, in bytes
-    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STOP_BYTES", default_value_t = Self::default().max_stop_bytes))]
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STOP_BYTES", default_value = in_bytes(Self::default().max_stop_bytes),
+        value_parser = byte_count::<usize>))]
     pub max_stop_bytes: usize,
     /// Most different token ids that end an answer
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STOP_TOKEN_IDS", default_value_t = Self::default().max_stop_token_ids))]
@@ -116,7 +119,8 @@ pub struct FrontendConfig {
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_LOGIT_BIAS", default_value_t = Self::default().max_logit_bias))]
     pub max_logit_bias: usize,
     /// Most bytes of a request's annotations, as JSON
-    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_ANNOTATION_BYTES", default_value_t = Self::default().max_annotation_bytes))]
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_ANNOTATION_BYTES", default_value = in_bytes(Self::default().max_annotation_bytes),
+        value_parser = byte_count::<usize>))]
     pub max_annotation_bytes: usize,
     /// Most tools of a chat request
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_TOOLS", default_value_t = Self::default().max_tools))]
@@ -137,13 +141,15 @@ pub struct FrontendConfig {
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STORED_RESPONSES", default_value_t = Self::default().max_stored_responses))]
     pub max_stored_responses: usize,
     /// Most memory of kept responses, in bytes, and no more than a quarter of the memory budget
-    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STORED_BYTES", default_value_t = Self::default().max_stored_bytes))]
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_STORED_BYTES", default_value = in_bytes(Self::default().max_stored_bytes),
+        value_parser = byte_count::<usize>))]
     pub max_stored_bytes: usize,
     /// What is kept of `/v1/files` and `/v1/batches`.
     #[cfg_attr(feature = "cli", command(flatten))]
     pub batches: BatchConfig,
     /// Most memory of a model's known prompts and words and their tokens, in bytes; 0 keeps none
-    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_TOKENIZER_CACHE_BYTES", default_value_t = Self::default().tokenizer_cache_bytes))]
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_TOKENIZER_CACHE_BYTES", default_value = in_bytes(Self::default().tokenizer_cache_bytes),
+        value_parser = byte_count::<usize>))]
     pub tokenizer_cache_bytes: usize,
     /// Long bodies, templates and prompts that are worked on at once; more wait. By default as many as there are cores
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_WORK_THREADS", default_value_t = Self::default().work_threads))]
@@ -267,7 +273,7 @@ pub struct MediaConfig {
     ///
     /// They travel as base64 in one frame of at most 16 MiB.
     #[cfg_attr(feature = "cli", arg(long = "media-max-bytes", env = "GENSET_MEDIA_MAX_BYTES", value_name = "BYTES",
-        default_value_t = Self::default().max_bytes))]
+        default_value = in_bytes(Self::default().max_bytes), value_parser = byte_count::<usize>))]
     pub max_bytes: usize,
     /// Hosts that images are fetched from which chats name by URL, separated by commas: example.org, *.example.org, example.org:8443
     #[cfg_attr(
@@ -313,14 +319,15 @@ pub struct BatchConfig {
     )]
     pub folder: Option<PathBuf>,
     /// Largest file that may be uploaded, in bytes
-    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_FILE_BYTES", value_name = "BYTES", default_value_t = Self::default().max_file_bytes))]
+    #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_FILE_BYTES", value_name = "BYTES", default_value = in_bytes(Self::default().max_file_bytes),
+        value_parser = byte_count::<u64>))]
     pub max_file_bytes: u64,
     /// Most files of each API key, with those that batches have written
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_FILES", value_name = "FILES", default_value_t = Self::default().max_files))]
     pub max_files: usize,
     /// Most bytes of all files of each API key; beyond, uploads are refused
     #[cfg_attr(feature = "cli", arg(long = "max-files-bytes", env = "GENSET_MAX_FILES_BYTES", value_name = "BYTES",
-        default_value_t = Self::default().max_total_bytes))]
+        default_value = in_bytes(Self::default().max_total_bytes), value_parser = byte_count::<u64>))]
     pub max_total_bytes: u64,
     /// Most batches of each API key that have not ended
     #[cfg_attr(feature = "cli", arg(long, env = "GENSET_MAX_BATCHES", value_name = "BATCHES", default_value_t = Self::default().max_batches))]

@@ -26,7 +26,7 @@ use genset_backend_common::{
     EngineError, GenerateRequest, MetricsRegistry, ModelCard, OutputStream, RequestContext,
 };
 #[cfg(feature = "cli")]
-use genset_runtime::{in_seconds, positive_seconds};
+use genset_runtime::{byte_count, in_bytes, in_seconds, positive_seconds};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -50,7 +50,7 @@ pub struct MigrationConfig {
     ///
     /// Requests beyond it do not move.
     #[cfg_attr(feature = "cli", arg(long = "migration-memory", env = "GENSET_MIGRATION_MEMORY", value_name = "MIGRATION_MEMORY",
-        default_value_t = Self::default().max_kept_bytes))]
+        default_value = in_bytes(Self::default().max_kept_bytes), value_parser = byte_count::<usize>))]
     pub max_kept_bytes: usize,
 }
 

@@ -117,13 +117,15 @@ pub struct NetworkArgs {
     #[arg(long, env = "GENSET_CONTROL_SECRET_FILE", value_name = "FILE")]
     pub control_secret_file: Option<PathBuf>,
     /// Bytes that requests and unread answers of other processes may take in memory
-    #[arg(long, env = "GENSET_WIRE_MEMORY_BUDGET", value_name = "BYTES", default_value_t = WireConfig::default().max_memory_bytes)]
+    #[arg(long, env = "GENSET_WIRE_MEMORY_BUDGET", value_name = "BYTES", value_parser = byte_count::<usize>,
+        default_value = in_bytes(WireConfig::default().max_memory_bytes))]
     pub wire_memory_budget: usize,
     /// Bytes of that for one connection [default: half]
     #[arg(
         long,
         env = "GENSET_WIRE_CONNECTION_MEMORY_BUDGET",
-        value_name = "BYTES"
+        value_name = "BYTES",
+        value_parser = byte_count::<usize>
     )]
     pub wire_connection_memory_budget: Option<usize>,
     /// TLS on the tcp request plane.
@@ -488,6 +490,21 @@ mod tests {
         for bad in ["4GiB", "-1", "1.5KiB", "64kb", ""] {
             assert!(byte_count::<u32>(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn budgets_take_units_and_plain_numbers() {
+        let budgets = |words: &[&str]| {
+            let args = args(words);
+            (args.wire_memory_budget, args.wire_connection_memory_budget)
+        };
+        let default = WireConfig::default().max_memory_bytes;
+        assert_eq!(budgets(&[]), (default, None));
+        let words = [
+            "--wire-memory-budget=64MiB",
+            "--wire-connection-memory-budget=65536",
+        ];
+        assert_eq!(budgets(&words), (64 << 20, Some(64 << 10)));
     }
 
     #[tokio::test]

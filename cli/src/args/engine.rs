@@ -9,7 +9,7 @@ use genset_engine_candle::CandleArgs;
 use genset_engine_echo::EchoArgs;
 use genset_engine_launcher::{LauncherArgs, ServerKind};
 use genset_engine_subprocess::{InheritedEnv, LogLimit};
-use genset_runtime::WorkerArgs;
+use genset_runtime::{WorkerArgs, byte_count, in_bytes};
 
 use super::words::{EngineKind, InputKind, OutputKind};
 use crate::engine::apart::Apart;
@@ -60,7 +60,8 @@ pub(crate) struct EngineArgs {
         long,
         env = "GENSET_ENGINE_LOG_BYTES",
         value_name = "BYTES",
-        default_value_t = LogLimit::default().bytes_per_second
+        default_value = in_bytes(LogLimit::default().bytes_per_second.get()),
+        value_parser = some_bytes
     )]
     pub(crate) engine_log_bytes: NonZeroU32,
     /// Jinja file with a chat template, in place of the model's own
@@ -83,6 +84,11 @@ impl EngineArgs {
             bytes_per_second: self.engine_log_bytes,
         }
     }
+}
+
+/// The value of a flag in bytes, more than 0.
+fn some_bytes(text: &str) -> Result<NonZeroU32, String> {
+    NonZeroU32::new(byte_count(text)?).ok_or_else(|| "must be more than 0".into())
 }
 
 /// Refuses words that make no sense together.

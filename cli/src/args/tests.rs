@@ -47,6 +47,22 @@ fn weights_become_in_genset_tune_what_they_do_in_genset_run() {
     assert_eq!(default_of("tune"), default_of("run"));
 }
 
+#[test]
+fn every_flag_in_bytes_takes_a_unit() {
+    let run = command().find_subcommand("run").unwrap().clone();
+    let names = run.get_arguments().filter_map(clap::Arg::get_long);
+    let in_bytes = names.filter(|name| {
+        let last = name.rsplit('-').next();
+        matches!(last, Some("bytes" | "memory" | "budget"))
+    });
+    let in_bytes: Vec<String> = in_bytes.map(|name| format!("--{name}=64KiB")).collect();
+    assert!(in_bytes.len() >= 16, "{in_bytes:?}");
+    for flag in &in_bytes {
+        let read = run.clone().try_get_matches_from(["run", flag.as_str()]);
+        assert!(read.is_ok(), "{flag}: {read:?}");
+    }
+}
+
 /// The defaults of the flags are those of the configuration.
 #[test]
 fn no_flags_make_the_default_configuration() {

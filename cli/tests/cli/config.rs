@@ -224,6 +224,20 @@ async fn a_value_that_the_environment_shadows_is_not_checked() {
     assert_setting(&shown, "http-port", 9, "environment");
 }
 
+#[tokio::test]
+async fn sizes_have_units_in_every_layer() {
+    let file = file("max-body-bytes = \"32MiB\"\nmax-stored-bytes = 0\n");
+    let path = file.path().to_str().unwrap();
+    let environment = [("GENSET_MEMORY_BUDGET", "4GiB")];
+    let words = ["in=http", "--config", path, "--max-file-bytes=1GB"];
+    let shown = settings(&words, &environment).await;
+    assert_setting(&shown, "max-body-bytes", "32MiB", "file");
+    assert_setting(&shown, "max-stored-bytes", 0, "file");
+    assert_setting(&shown, "memory-budget", "4GiB", "environment");
+    assert_setting(&shown, "max-file-bytes", "1GB", "flag");
+    assert_setting(&shown, "wire-memory-budget", "1GiB", "default");
+}
+
 /// The fields of a server's config that are no settings by themselves, and the settings that they are made of.
 const MADE_OF: [(&str, &[&str]); 5] = [
     ("address", &["http-host", "http-port"]),
@@ -259,7 +273,7 @@ async fn limits_of_a_model_are_settings() {
     assert_setting(&shown, "max-model-running-requests", 5, "environment");
     assert_setting(&shown, "max-model-waiting-requests", 0, "flag");
     assert_setting(&shown, "model-timeout", 1.5, "flag");
-    assert_setting(&shown, "max-stop-bytes", 1024, "default");
+    assert_setting(&shown, "max-stop-bytes", "1KiB", "default");
     let none = with_environment(&["--max-model-running-requests=0"], &[]).await;
     assert_eq!(none.code, Some(2));
     assert!(

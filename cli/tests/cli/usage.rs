@@ -48,6 +48,8 @@ async fn bad_flags_are_named() {
         ("--grace", "-1"),
         ("--request-timeout", "soon"),
         ("--header-timeout", "0"),
+        ("--max-body-bytes", "16Mb"),
+        ("--engine-log-bytes", "0"),
         ("--token-delay-ms", "x"),
         ("--context-length", "many"),
         ("--endpoint-types", "images"),
