@@ -1,4 +1,4 @@
-//! [`End`]: how a process ended that nobody had asked to.
+//! [`End`]: how a process ended without being asked to.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
@@ -15,21 +15,21 @@ pub enum End {
         /// The exit code.
         code: i32,
     },
-    /// By a signal that a fault raises: a segmentation fault, an abort.
+    /// By a signal that a fault raises, such as a segmentation fault or an abort.
     Crashed {
         /// The signal's number.
         signal: i32,
         /// The signal's name.
         name: &'static str,
     },
-    /// By SIGKILL, and nobody says whose.
+    /// By SIGKILL from an unknown sender.
     Killed,
-    /// By SIGKILL, and its control group counts a kill for want of memory.
+    /// By SIGKILL, and its control group counted an out-of-memory kill.
     OutOfMemory,
 }
 
 impl End {
-    /// What a status says, with what is known of the kernel's kills.
+    /// Interprets an exit status together with the kernel's count of out-of-memory kills.
     pub(crate) fn of(status: ExitStatus, oom_kills: Option<&OomKills>) -> Self {
         match (status.code(), status.signal()) {
             (Some(code), _) => Self::Exited { code },

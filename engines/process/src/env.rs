@@ -1,16 +1,16 @@
-//! [`InheritedEnv`]: what a child gets of this process's environment.
+//! [`InheritedEnv`]: which environment variables a child inherits.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::process::Command;
 use std::str::FromStr;
 
-/// What stands for the names in [`MINIMAL`].
+/// The word for the names in [`MINIMAL`].
 const MINIMAL_WORD: &str = "minimal";
-/// What stands for every name.
+/// The word for all names.
 const INHERIT_WORD: &str = "inherit";
 
-/// What a program needs to start, to find its libraries and the machine's GPUs: nothing that says who may do what.
+/// Variables that a program needs to start and to find its libraries and the GPUs. None of them holds credentials.
 const MINIMAL: [&str; 17] = [
     "PATH",
     "HOME",
@@ -31,7 +31,7 @@ const MINIMAL: [&str; 17] = [
     "OMP_*",
 ];
 
-/// What a child gets of this process's environment.
+/// Which variables of this process's environment a child inherits.
 ///
 /// # Examples
 /// ```
@@ -43,14 +43,14 @@ const MINIMAL: [&str; 17] = [
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum InheritedEnv {
-    /// Everything, as children usually do. Servers read dozens of variables, and what they miss they miss without a word.
+    /// All variables, the usual default. Servers read dozens of variables and do not report a missing one.
     #[default]
     All,
-    /// The variables of these names; one that ends with `*` stands for all that begin so.
+    /// The variables with these names. A name that ends with `*` matches all names with that prefix.
     Named(Vec<String>),
 }
 
-/// Why a text names no variables.
+/// Why a text is not a list of variable names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InvalidEnv(String);
 
@@ -65,7 +65,7 @@ impl std::error::Error for InvalidEnv {}
 impl FromStr for InheritedEnv {
     type Err = InvalidEnv;
 
-    /// `inherit`, or names with commas between them; the word `minimal` among them stands for what a program needs to start.
+    /// Parses `inherit`, or names separated by commas. The word `minimal` adds the variables that a program needs to start.
     fn from_str(text: &str) -> Result<Self, InvalidEnv> {
         if text == INHERIT_WORD {
             return Ok(Self::All);
@@ -87,7 +87,7 @@ impl FromStr for InheritedEnv {
     }
 }
 
-/// Whether it is a variable's name, or the beginning of names with a `*` behind it.
+/// Whether the word is a variable name, or a prefix followed by `*`.
 fn is_name(word: &str) -> bool {
     let name = word.strip_suffix('*').unwrap_or(word);
     let is_letter = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -95,7 +95,7 @@ fn is_name(word: &str) -> bool {
 }
 
 impl InheritedEnv {
-    /// Whether a child gets the variable of this name.
+    /// Whether a child inherits the variable with this name.
     #[must_use]
     pub fn has(&self, name: impl AsRef<OsStr>) -> bool {
         let Self::Named(names) = self else {
@@ -108,7 +108,7 @@ impl InheritedEnv {
         })
     }
 
-    /// Takes from `command` what its process is not to inherit. To be called before variables are set for it.
+    /// Removes from `command` the variables that the child must not inherit. Call this before setting variables on it.
     pub fn apply(&self, command: &mut Command) {
         for name in self.withheld(std::env::vars_os().map(|(name, _)| name)) {
             command.env_remove(name);
@@ -170,7 +170,7 @@ mod tests {
             names.sort();
             names
         };
-        // Cargo sets it for tests.
+        // Cargo sets this variable for tests.
         let mine = "CARGO_MANIFEST_DIR";
         let all = printed(InheritedEnv::All);
         assert!(all.contains(&mine.to_owned()) && all.len() > 2, "{all:?}");

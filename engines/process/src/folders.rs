@@ -1,40 +1,40 @@
-//! Folders for temporary files that a killed process leaves: who makes one holds a lock of it, and the next process removes those that
-//! nobody holds.
+//! Temporary folders that killed processes leave behind. The process that creates a folder locks it; a later process removes the
+//! folders that are not locked.
 
 use std::fs::{self, DirEntry, File};
 use std::path::Path;
 use std::time::Duration;
 
-/// How old a folder without a lock is that nobody is about to lock.
+/// The minimum age of an unlocked folder to remove: a younger one may be about to be locked.
 const LEFT_AFTER: Duration = Duration::from_secs(60);
 
-/// A lock that says that somebody uses the folder, and ends with the process, however that ends. Where there are no locks, nobody
-/// removes the folder for want of one.
+/// Locks a folder that is in use. The lock ends with the process, however that ends. Returns `None` if the folder cannot be
+/// locked; on a file system without locks, no process removes the folder.
 #[must_use]
 pub fn lock_folder(folder: &Path) -> Option<File> {
     let lock = File::open(folder).ok();
     lock.filter(|lock| lock.try_lock().is_ok())
 }
 
-/// Removes what in the folder for temporary files has a name that begins with `prefix`, where it is a folder that no process has
-/// [locked](lock_folder) any more.
+/// Removes all folders in the system's temporary folder whose name begins with `prefix` and which no process has
+/// [locked](lock_folder).
 pub fn remove_left_folders(prefix: &str) {
     remove_left(&std::env::temp_dir(), prefix, LEFT_AFTER);
 }
 
-/// Removes the folders of `temporary` that nobody uses any more, where they are as old as `age`.
+/// Removes the unlocked folders in `temporary` that are at least as old as `age`.
 fn remove_left(temporary: &Path, prefix: &str, age: Duration) {
     for entry in fs::read_dir(temporary).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let is_ours = name.as_encoded_bytes().starts_with(prefix.as_bytes());
         if is_ours && is_left(&entry, age) {
-            // What cannot be removed is another user's.
+            // A folder that cannot be removed belongs to another user.
             fs::remove_dir_all(entry.path()).unwrap_or_default();
         }
     }
 }
 
-/// Whether it is a folder of that age that no process has locked.
+/// Whether the entry is a folder at least as old as `age` that no process has locked.
 fn is_left(entry: &DirEntry, age: Duration) -> bool {
     let is_old = entry.metadata().is_ok_and(|found| {
         let modified = found

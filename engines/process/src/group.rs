@@ -1,4 +1,4 @@
-//! [`GuardedGroup`]: a child and all that it started, which die with this process.
+//! [`GuardedGroup`]: a child and its descendants, which die with this process.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,25 +8,25 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::process::{Child, ChildStdin, Command};
 
-/// What both shells run first: signals that a terminal sends to everybody, or a member of the group to all of it, are not for them.
+/// Both shells run this first: they ignore signals that a terminal or a group member sends to the whole group.
 const DEAF: &str = "trap '' HUP INT QUIT TERM USR1 USR2 PIPE ALRM TSTP";
 
-/// What the guard runs, with the seconds that the group has when our end of the pipe is gone.
+/// The guard's script. `$0` is the number of seconds that the group has after our end of the pipe closes.
 const GUARD: &str = "read -r line; sleep \"$0\"; echo over; kill -KILL 0";
 
-/// What the sweeper runs, with what it removes: it reads what the guard prints. The end of that is the group's, which nothing keeps
-/// waiting: a folder may be on a file system that hangs. Without a line it is an end that we made.
+/// The sweeper's script; it removes its arguments. It waits until the pipe from the guard closes: then the group is dead, and a
+/// file system that hangs delays only the sweeper. If the guard prints no line, we ended the group ourselves.
 const SWEEPER: &str = "read -r line || exit 0; read -r line; rm -rf -- \"$@\"";
 
-/// A process group. Killed when dropped; to be dropped before its leader is reaped, or be told that it was.
+/// A process group, killed on drop. Drop it before its leader is reaped, or clear the id once it is.
 #[derive(Debug)]
 struct Group(Option<Pid>);
 
 impl Group {
-    /// Kills whoever is left of the group.
+    /// Kills the remaining members of the group.
     fn kill(&self) {
         if let Some(pid) = self.0 {
-            // Nobody is left: the usual case at an orderly end.
+            // Fails if the group is empty, the usual case after an orderly exit.
             kill_process_group(pid, Signal::KILL).unwrap_or_default();
         }
     }
@@ -40,26 +40,26 @@ impl Drop for Group {
 
 /// A group led by a guard: a shell that does nothing but read from a pipe of ours.
 ///
-/// When this process ends, however it ends, the pipe closes and the guard kills the group. And as long as the guard is not
-/// reaped, the group's id is nobody else's, so that a kill never meets a stranger.
+/// When this process ends, however it ends, the pipe closes and the guard kills the group. The group's id cannot be reused
+/// until the guard is reaped, so a kill never hits another process.
 #[derive(Debug)]
 pub(crate) struct GuardedGroup {
-    /// Dropped first: the group is killed while its leader is still ours.
+    /// Dropped first: the group is killed before its leader can be reaped.
     group: Group,
     id: i32,
     guard: Child,
     /// Our end of the pipe; the guard waits for it to close.
     _pipe: Option<ChildStdin>,
-    /// Where there is something to remove. It is in a group of its own, for it outlives this one.
+    /// Set if there are files to remove. It has a group of its own because it outlives this one.
     sweeper: Option<Child>,
 }
 
 impl GuardedGroup {
-    /// A group of a guard alone. `grace`, in whole seconds: what its members may take to end by themselves when this process
-    /// is gone. `leftovers`: files and folders of ours that are removed once they are dead.
+    /// Starts a group that contains only the guard. `grace`, in whole seconds: how long members may take to exit after this
+    /// process is gone. `leftovers`: our files and folders to remove after the members are dead.
     ///
     /// # Errors
-    /// When there is no shell, or the system starts no more processes.
+    /// Fails if there is no shell or the system cannot start another process.
     pub(crate) fn start(grace: Duration, leftovers: &[PathBuf]) -> io::Result<Self> {
         let no_shell = |error: io::Error| {
             io::Error::other(format!("no shell (sh) guards the process: {error}"))
@@ -92,20 +92,20 @@ impl GuardedGroup {
         })
     }
 
-    /// The group's id, for processes that are to join it.
+    /// The group's id, for processes that join it.
     pub(crate) fn id(&self) -> i32 {
         self.id
     }
 
-    /// Kills whoever is left of the group, the guard included.
+    /// Kills the remaining members of the group, including the guard.
     pub(crate) fn kill(&self) {
         self.group.kill();
     }
 
-    /// Kills whoever is left and reaps the guard, and what was to sweep behind it.
+    /// Kills the remaining members, reaps the guard, and ends the sweeper.
     pub(crate) async fn end(mut self) {
         self.group.kill();
-        // Killed, so this ends; a process that the kernel cannot end is the kernel's to report.
+        // The guard was killed, so this returns unless the kernel cannot end the process.
         drop(self.guard.wait().await);
         self.group.0 = None;
         if let Some(mut sweeper) = self.sweeper.take() {
@@ -157,7 +157,7 @@ mod tests {
         assert!(!member.wait().await.unwrap().success());
     }
 
-    /// Whether the shell has come to its `trap`.
+    /// Whether the shell has run its `trap`.
     fn ignores_term(pid: i32) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -171,7 +171,7 @@ mod tests {
         while !ignores_term(group.id()) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // Sent to all, the guard included.
+        // Sent to the whole group, including the guard.
         let to_all = "for s in HUP INT QUIT TERM USR1; do kill -s $s 0; done; exec sleep 1000";
         let script = format!("trap '' HUP INT QUIT TERM USR1; {to_all}");
         let mut command = Command::new("sh");
@@ -196,9 +196,9 @@ mod tests {
             kill_process(pid.and_then(Pid::from_raw).unwrap(), signal).unwrap();
         };
         let left = || std::fs::read_dir(folder.path()).unwrap().count();
-        // As one that a file system keeps waiting.
+        // Simulates a sweeper that hangs on its file system.
         signal(Signal::STOP);
-        // As when this process ends.
+        // Simulates the end of this process.
         drop(group._pipe.take());
         assert!(!member.wait().await.unwrap().success());
         assert_eq!(left(), 2);

@@ -1,14 +1,14 @@
-//! Child processes, for the crates of engines that run in one: what a process is given of the environment, what it prints, how
-//! it ended, when it is started again, and that nothing of it is left behind.
+//! Child processes, for engine crates that run one: its environment, its output, how it ended, when it is restarted, and how all
+//! of it is removed.
 //!
-//! - [`Process`]: a program that runs, in a group that dies with this process, however that ends.
-//! - [`Supervision`]: keeps an engine's [`Program`] running: starts it, waits for its end, and starts it again.
-//! - [`InheritedEnv`]: what a child gets of this process's environment.
-//! - [`End`]: how a process ended, and whether it was memory that ran out.
-//! - [`RestartPolicy`]: whether and when one that ended is started again.
-//! - [`Tail`], [`LineLimits`], [`LogLimit`]: what is kept of its output, and how much of it the log takes; [`log`] and
+//! - [`Process`]: a running program in a process group that dies with this process, however that ends.
+//! - [`Supervision`]: keeps an engine's [`Program`] running: starts it, waits for its end, and restarts it.
+//! - [`InheritedEnv`]: which environment variables a child inherits.
+//! - [`End`]: how a process ended, including whether it ran out of memory.
+//! - [`RestartPolicy`]: whether and when a process is restarted.
+//! - [`Tail`], [`LineLimits`], [`LogLimit`]: which of its output is kept, and how much of it is logged; [`log`] and
 //!   [`level_named`] log a line.
-//! - [`lock_folder`] and [`remove_left_folders`]: what a process that is killed leaves in the folder for temporary files.
+//! - [`lock_folder`] and [`remove_left_folders`]: remove the temporary folders of killed processes.
 
 mod end;
 mod env;

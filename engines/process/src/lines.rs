@@ -1,4 +1,4 @@
-//! What a process prints, line by line: [`follow`]; the last of it: [`Tail`]; and its way to the log: [`log`].
+//! The output of a process, line by line: [`follow`] reads it, [`Tail`] keeps the last lines, [`log`] logs them.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::Level;
 
-/// Bytes after which a line without an end is cut: progress bars end none of theirs, and binary data has none.
+/// The maximum length of a line in bytes; a longer one is cut. Progress bars and binary data have no line ends.
 pub(crate) const MAX_LINE_BYTES: u64 = 16 << 10;
-/// How long the last lines may take after the process group is gone. Only one that left the group can hold them up.
+/// How long to wait for the last lines after the process group is gone. Only a process that left the group can delay them.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
 /// The last lines that a process printed.
@@ -22,7 +22,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Keeps `capacity` lines; of none, still the very last one for [`Self::last`].
+    /// Keeps `capacity` lines. With a capacity of 0, still keeps the last line for [`Self::last`].
     pub(crate) fn new(capacity: usize) -> Self {
         Self {
             lines: Mutex::default(),
@@ -30,7 +30,7 @@ impl Tail {
         }
     }
 
-    /// One more line.
+    /// Adds a line.
     pub(crate) fn keep(&self, line: &str) {
         let mut lines = self.lines.lock();
         if lines.len() >= self.capacity.max(1) {
@@ -46,14 +46,14 @@ impl Tail {
         lines.iter().take(self.capacity).cloned().collect()
     }
 
-    /// The very last line.
+    /// The last line.
     #[must_use]
     pub fn last(&self) -> Option<String> {
         self.lines.lock().back().cloned()
     }
 }
 
-/// The level that a word names, as most loggers write it.
+/// The level for a word, as most loggers write it.
 #[must_use]
 pub fn level_named(word: &str) -> Option<Level> {
     match word {
@@ -66,7 +66,7 @@ pub fn level_named(word: &str) -> Option<Level> {
     }
 }
 
-/// Logs a line that a process printed, with what it is known by.
+/// Logs a line that a process printed, with the process's id and server name.
 pub fn log(level: Level, pid: Option<u32>, server: Option<&str>, text: &str) {
     match level {
         Level::ERROR => tracing::error!(target: "genset::engine", pid, server, "{text}"),
@@ -77,8 +77,8 @@ pub fn log(level: Level, pid: Option<u32>, server: Option<&str>, text: &str) {
     }
 }
 
-/// Gives every line of `output` to `take` until it ends, but for empty ones. Of what a progress bar drew on one line, its last
-/// state counts.
+/// Passes each non-empty line of `output` to `take` until the output ends. If a progress bar redraws a line, only its last
+/// state is passed.
 pub(crate) async fn follow(output: impl AsyncRead + Unpin, take: impl Fn(&str)) {
     let mut reader = BufReader::new(output);
     let mut line = Vec::new();
@@ -92,7 +92,7 @@ pub(crate) async fn follow(output: impl AsyncRead + Unpin, take: impl Fn(&str)) 
     }
 }
 
-/// Reads a line, or as much of one as is allowed; `false` at the end.
+/// Reads a line, up to the allowed length; `false` at the end.
 async fn next_line(
     reader: &mut (impl AsyncBufRead + Unpin),
     line: &mut Vec<u8>,
@@ -102,7 +102,7 @@ async fn next_line(
     Ok(limited.read_until(b'\n', line).await? > 0)
 }
 
-/// Waits for those who follow a process that is gone, so that its last lines are there; not for long.
+/// Waits a short time for the tasks that read a dead process's output, so that its last lines are kept.
 pub(crate) async fn last_lines(followers: Vec<AbortOnDropHandle<()>>) {
     for follower in followers {
         drop(timeout(LAST_LINES, follower).await);

@@ -1,10 +1,10 @@
-//! [`OomKills`]: whether the kernel killed for want of memory in the process's control group. SIGKILL alone does not say who
-//! sent it; the group's counter does. Linux with control groups of version 2; elsewhere nothing is known.
+//! [`OomKills`]: whether the kernel killed for lack of memory in the process's control group. SIGKILL alone does not name its
+//! sender; the group's counter does. This needs Linux with control groups v2; elsewhere nothing is known.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The counter of a control group's out-of-memory kills, as it stood when the process was started.
+/// The out-of-memory kill counter of a control group, with its value when the process was started.
 #[derive(Debug)]
 pub(crate) struct OomKills {
     file: PathBuf,
@@ -12,7 +12,7 @@ pub(crate) struct OomKills {
 }
 
 impl OomKills {
-    /// The counter of the group that process `pid` is in; `None` where there is none.
+    /// Reads the counter of the group that process `pid` is in; `None` if there is none.
     pub(crate) fn of(pid: u32) -> Option<Self> {
         Self::read(
             &PathBuf::from(format!("/proc/{pid}/cgroup")),
@@ -22,7 +22,7 @@ impl OomKills {
 
     fn read(membership: &Path, root: &Path) -> Option<Self> {
         let membership = fs::read_to_string(membership).ok()?;
-        // The line of version 2; those of version 1 have a number or names here.
+        // The line of version 2; lines of version 1 have a number or names here.
         let group = membership
             .lines()
             .find_map(|line| line.strip_prefix("0::/"))?;
@@ -31,7 +31,7 @@ impl OomKills {
         Some(Self { file, at_start })
     }
 
-    /// Whether there were kills since.
+    /// Whether the counter has increased since the start.
     pub(crate) fn have_grown(&self) -> bool {
         count(&self.file).is_some_and(|now| now > self.at_start)
     }
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     impl OomKills {
-        /// A counter below `root` that stands at `kills`.
+        /// A counter below `root` with the value `kills`.
         pub(crate) fn in_test(root: &Path, kills: u64) -> Self {
             Self::count_in_test(root, kills);
             let membership = root.join("cgroup");

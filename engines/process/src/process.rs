@@ -1,4 +1,4 @@
-//! [`Process`]: a program that runs, with its group and what it prints.
+//! [`Process`]: a running program, with its group and its output.
 
 use std::any::Any;
 use std::io;
@@ -19,37 +19,37 @@ use crate::lines::{Tail, follow, last_lines};
 use crate::oom::OomKills;
 use crate::throttle::{LogLimit, Throttle};
 
-/// A program that runs, and all that it started. Dropped, they are killed.
+/// A running program and its descendants. Dropping it kills them.
 #[derive(Debug)]
 pub struct Process {
-    /// Dropped first: the group is killed while its leader is still ours.
+    /// Dropped first: the group is killed before its leader can be reaped.
     group: GuardedGroup,
     child: Child,
     pid: u32,
     oom_kills: Option<OomKills>,
     tail: Arc<Tail>,
     readers: Vec<AbortOnDropHandle<()>>,
-    /// What lasts as long as the process, such as a file that it reads.
+    /// Values that live as long as the process, such as a file that it reads.
     _kept: Box<dyn Any + Send + Sync>,
 }
 
-/// What of a process's lines is kept for errors, and what of them reaches the log.
+/// Which lines of a process are kept for errors, and how many are logged.
 #[derive(Debug, Clone, Copy)]
 pub struct LineLimits {
-    /// How many of the last lines an error carries.
+    /// The maximum number of last lines in an error.
     pub kept: usize,
-    /// Whether lines of standard output are among them; those of standard error are.
+    /// Whether lines of standard output are kept too; those of standard error always are.
     pub keeps_stdout: bool,
-    /// How much reaches the log.
+    /// How much is logged.
     pub log: LogLimit,
 }
 
 impl Process {
-    /// Starts the program in a group of its own, with nothing to read and its outputs piped to us. `orphan_grace`: what it may
-    /// take to end by itself when this process is gone. `leftovers`: what is removed then. `kept` is dropped after the process.
+    /// Starts the program in its own group, with no input and with both outputs piped to us. `orphan_grace`: how long it may
+    /// take to exit after this process is gone. `leftovers`: files to remove then. `kept` is dropped after the process.
     ///
     /// # Errors
-    /// As the system says; `NotFound` when there is no such program.
+    /// The system's error; `NotFound` if there is no such program.
     pub fn spawn(
         mut command: Command,
         orphan_grace: Duration,
@@ -61,7 +61,7 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A signal for the terminal's foreground group is the worker's: it drains first.
+            // The worker handles signals to the terminal's foreground group: it drains first.
             .process_group(group.id())
             .kill_on_drop(true);
         let child = command.spawn()?;
@@ -79,8 +79,8 @@ impl Process {
         })
     }
 
-    /// Follows what the process prints; to be called once. `log` gets the lines that the log takes, with the level of those
-    /// that name none: of standard error `WARN`, else `INFO`.
+    /// Reads the process's output. Call it once. `log` receives the lines within the log limit, each with a default level:
+    /// `WARN` for standard error, else `INFO`.
     pub fn follow(
         &mut self,
         tasks: &TaskTracker,
@@ -120,10 +120,10 @@ impl Process {
         Arc::clone(&self.tail)
     }
 
-    /// Waits until it ends by itself.
+    /// Waits until the process ends by itself.
     ///
     /// # Cancel safety
-    /// Nothing is lost when the future is dropped.
+    /// Cancel safe: dropping the future loses nothing.
     pub async fn ended(&mut self) -> End {
         match self.child.wait().await {
             Ok(status) => End::of(status, self.oom_kills.as_ref()),
@@ -134,17 +134,17 @@ impl Process {
         }
     }
 
-    /// Asks the process itself to go; what it started is its own to end.
+    /// Asks the process itself to exit. It must end its own children.
     pub fn terminate(&self) {
-        // Without an id it is reaped already: then there is nothing to ask.
+        // A process without an id is reaped already.
         let pid = self.child.id().and_then(|id| i32::try_from(id).ok());
         if let Some(pid) = pid.and_then(Pid::from_raw) {
             kill_process(pid, Signal::TERM).unwrap_or_default();
         }
     }
 
-    /// Waits until a process that was told to go has exited, for `limit` at most; says so in the log when it did not, and
-    /// leaves it as it is.
+    /// Waits up to `limit` for a process that was asked to exit. If it has not exited by then, logs that and leaves the process
+    /// running.
     pub async fn leave(&mut self, limit: Duration, name: &str) {
         if timeout(limit, self.child.wait()).await.is_err() {
             tracing::warn!(
@@ -153,13 +153,13 @@ impl Process {
         }
     }
 
-    /// Kills whoever is left of it, reaps them, and waits for the last lines; not for long. How the process ended, where that
-    /// is known: by this, unless it was faster.
+    /// Kills and reaps all remaining processes, and waits a short time for the last lines. Returns how the process ended, if
+    /// known: by this kill, unless it ended earlier.
     pub async fn end(mut self) -> Option<End> {
-        // By itself too: it may have left the group. It is gone already: the usual case.
+        // Also kill the process directly: it may have left the group. Usually it has exited already.
         self.child.start_kill().unwrap_or_default();
         self.group.kill();
-        // Killed, so this ends; a process that the kernel cannot end is the kernel's to report.
+        // It was killed, so this returns unless the kernel cannot end the process.
         let status = self.child.wait().await.ok();
         self.group.end().await;
         last_lines(self.readers).await;

@@ -1,27 +1,28 @@
-//! [`RestartPolicy`]: whether and when a process that ended is started again. Pure; an engine's supervisor acts on it.
+//! [`RestartPolicy`]: whether and when a process is restarted after its end. Pure; an engine's supervisor applies it.
 
 use std::time::Duration;
 
 use genset_backend_common::EngineError;
 
-/// When a process that ended by itself is started again.
+/// When a process that ended by itself is restarted.
 ///
-/// The pause before each attempt doubles from the first to the longest; half of it is left to chance, so that the processes of
-/// a fleet do not load all at once. Attempts count until the engine has served long enough without an end.
+/// The pause before each attempt doubles, up to the longest pause. Half of each pause is random, so that the processes of a fleet
+/// do not load at the same time. The attempt count is reset after the engine has served long enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RestartPolicy {
-    /// The most attempts in a row, at least 1; then the engine counts as dead.
+    /// The maximum number of attempts in a row, at least 1. After them the engine is dead.
     pub max_restarts: u32,
     /// The pause before the first attempt, more than 0.
     pub first_pause: Duration,
-    /// No pause is longer; at least the first.
+    /// The upper limit of a pause; at least `first_pause`.
     pub longest_pause: Duration,
-    /// How long the engine must have served until the count begins anew.
+    /// How long the engine must serve before the attempt count is reset.
     pub settled_after: Duration,
 }
 
 impl RestartPolicy {
-    /// So many attempts in a row: after a second, two, four, up to a minute; forgotten after ten minutes of service.
+    /// Allows this number of attempts in a row, with pauses of 1 s, 2 s, 4 s, up to a minute. Resets after ten minutes of
+    /// service.
     #[must_use]
     pub fn new(max_restarts: u32) -> Self {
         Self {
@@ -32,7 +33,7 @@ impl RestartPolicy {
         }
     }
 
-    /// As [`Self::new`]; `None` for no attempt at all.
+    /// As [`Self::new`]; `None` for 0 attempts.
     #[must_use]
     pub fn of(max_restarts: u32) -> Option<Self> {
         (max_restarts > 0).then(|| Self::new(max_restarts))
@@ -56,7 +57,7 @@ impl RestartPolicy {
     }
 }
 
-/// How many attempts were used.
+/// The number of attempts used.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     policy: RestartPolicy,
@@ -68,14 +69,14 @@ impl Backoff {
         Self { policy, used: 0 }
     }
 
-    /// The engine served for so long before it ended.
+    /// Records how long the engine served before it ended.
     pub(crate) fn served(&mut self, how_long: Duration) {
         if how_long >= self.policy.settled_after {
             self.used = 0;
         }
     }
 
-    /// The pause before the next attempt; `None` when there is none left. `chance` is in `0.0..=1.0`.
+    /// The pause before the next attempt; `None` if no attempt is left. `chance` is in `0.0..=1.0`.
     pub(crate) fn next_pause(&mut self, chance: f64) -> Option<Duration> {
         if self.used >= self.policy.max_restarts {
             return None;

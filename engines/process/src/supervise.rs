@@ -1,7 +1,7 @@
-//! [`Supervision`]: one task owns an engine's process from its first start to its last end. It waits for the process to end,
-//! makes sure of it, says what it was, and starts another where that was asked for.
+//! [`Supervision`]: one task owns an engine's process from its first start to its last end. The task waits until the process
+//! ends, cleans up after it, reports how it ended, and restarts it if configured.
 //!
-//! What the process is and how it is spoken with is its engine's: a [`Program`].
+//! A [`Program`] defines what the process is and how requests use it.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use crate::end::End;
 use crate::process::Process;
 use crate::restart::{Backoff, RestartPolicy};
 
-/// What differs from engine to engine: how its process is started, watched and spoken with.
+/// The parts that differ between engines: how a process is started, watched and used.
 pub trait Program: Sized + Send + Sync + 'static {
-    /// How requests speak with a process.
+    /// The connection that requests use.
     type Session: Send + Sync + 'static;
-    /// What a process says of itself once it serves.
+    /// What a process declares once it serves.
     type Declared: Clone + Send + Sync + 'static;
     /// How a process fails.
     type Failure: Send + Sync + 'static;
@@ -31,43 +31,43 @@ pub trait Program: Sized + Send + Sync + 'static {
     /// Starts a process.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Why no process was started.
     fn spawn(&self) -> Result<Started<Self::Session, Self::Declared>, EngineError>;
 
-    /// Waits until the process has ended by itself, or has to. It is killed and reaped then: an engine whose requests are not
-    /// to wait for that ends them here.
+    /// Waits until the process has ended or must be ended. The caller then kills and reaps it; to end requests before that, end
+    /// them here.
     ///
     /// # Cancel safety
-    /// Another call waits for the same end.
+    /// Cancel safe: another call waits for the same end.
     fn ended(
         &self,
         process: &mut Process,
         session: &Self::Session,
     ) -> impl Future<Output = Self::Failure> + Send;
 
-    /// Watches a process that serves; returns once it has to end.
+    /// Watches a serving process; returns when the process must be ended.
     fn watch(&self, session: &Self::Session) -> impl Future<Output = Self::Failure> + Send;
 
-    /// It did not serve in time.
+    /// The failure of a process that did not serve in time.
     fn too_late(&self) -> Self::Failure;
 
     /// Asks the process to exit.
     fn dismiss(&self, _process: &Process) {}
 
-    /// The error that a failure is, now that the process is gone. `end`: how that ended, by our kill if by nothing else;
-    /// `lines`: the last that it printed.
+    /// Makes the error for a failure after the process is gone. `end`: how the process ended, possibly by our kill. `lines`: the
+    /// last lines that it printed.
     fn error(&self, failure: Self::Failure, end: Option<End>, lines: &[String]) -> EngineError;
 
-    /// Ends every request under way with `error`, unless another ended them before.
+    /// Ends every active request with `error`, except those that have ended already.
     fn close(&self, session: &Self::Session, error: EngineError);
 
-    /// What processes published counts no more: one is gone, and another takes its place.
+    /// Discards everything that the last process published. A new process will replace it.
     fn forget(&self) {}
 
-    /// Takes a process that came back and declares `again`.
+    /// Accepts a restarted process that declares `again`.
     ///
     /// # Errors
-    /// Why it may not serve; then no other is started.
+    /// Why it must not serve; then no further restart is attempted.
     fn readmit(
         &self,
         _session: &Arc<Self::Session>,
@@ -78,36 +78,36 @@ pub trait Program: Sized + Send + Sync + 'static {
     }
 }
 
-/// A process that was started, how requests will speak with it, and what waits until it serves. An error of that is the
-/// process's own, such as a model that it does not find.
+/// A started process, its session, and a future that completes when it serves. An error of the future is the process's own, such
+/// as a model that it does not find.
 pub type Started<S, D> = (
     Process,
     Arc<S>,
     Pin<Box<dyn Future<Output = Result<D, EngineError>> + Send>>,
 );
 
-/// A program's name in messages, its time limits, and whether it is started again.
+/// A program's name in messages, its time limits, and its restart policy.
 #[derive(Debug, Clone)]
 pub struct Terms {
-    /// The process in messages: "the engine's process".
+    /// The name of the process in messages: "the engine's process".
     pub name: String,
-    /// What requests end with when the process was let go.
+    /// The error of requests after the process was stopped.
     pub stopped: EngineError,
-    /// How long it may take until it serves.
+    /// How long the process may take to serve.
     pub start_timeout: Duration,
-    /// How long it may take to exit once it is told to go.
+    /// How long the process may take to exit after it was asked to.
     pub exit_timeout: Duration,
-    /// Whether another is started in the place of one that ended.
+    /// Whether and when a process that ended is restarted.
     pub restart: Option<RestartPolicy>,
 }
 
-/// An engine's hold on its process, from before there is one. Clones share.
+/// An engine's handle for its process; it exists before the process does. Clones share one state.
 #[derive(Debug, Clone)]
 pub struct Supervision {
     tasks: TaskTracker,
-    /// The process ends now.
+    /// The process must end now.
     kill: CancellationToken,
-    /// It is told to go, and may take its time.
+    /// The process must exit, and has time to do so.
     leave: CancellationToken,
 }
 
@@ -129,18 +129,18 @@ impl Supervision {
         &self.tasks
     }
 
-    /// Waits until the process is to end.
+    /// Waits until the process must end.
     ///
     /// # Cancel safety
-    /// Nothing is lost when the future is dropped.
+    /// Cancel safe: dropping the future loses nothing.
     pub async fn ending(&self) {
         self.leave.cancelled().await;
     }
 
-    /// Runs what starts the engine, unless the process is to end meanwhile.
+    /// Runs `start`, unless the process must end first.
     ///
     /// # Errors
-    /// What `start` ends with, or `stopped`.
+    /// The error of `start`, or `stopped`.
     pub async fn unless_ending<T>(
         &self,
         start: impl Future<Output = Result<T, EngineError>>,
@@ -153,7 +153,7 @@ impl Supervision {
     /// Starts the process and waits until it serves.
     ///
     /// # Errors
-    /// How it failed, or why it does not serve; it is gone, or about to go.
+    /// How it failed, or why it does not serve. The process is gone or about to exit.
     ///
     /// # Cancel safety
     /// Dropping the future ends the process.
@@ -199,7 +199,7 @@ impl Supervision {
         self.kill.cancel();
     }
 
-    /// Tells the process to go, if there is one, and returns when it is gone with all that it started.
+    /// Asks the process to exit, if there is one, and returns when it and all its descendants are gone.
     pub async fn end(&self) {
         self.leave.cancel();
         self.tasks.close();
@@ -207,7 +207,7 @@ impl Supervision {
     }
 }
 
-/// A process that serves; once it has ended, another may take its place. Dropping this kills it.
+/// A serving process, which may be replaced after its end. Dropping this kills the process.
 #[derive(Debug)]
 pub struct Supervised<S> {
     current: Arc<Current<S>>,
@@ -215,15 +215,15 @@ pub struct Supervised<S> {
 }
 
 impl<S> Supervised<S> {
-    /// How to speak with the process that serves now.
+    /// The session of the process that serves now.
     ///
     /// # Errors
-    /// `Unavailable` while it is started again; how it failed when that was given up; what [`Self::close`] said.
+    /// `Unavailable` during a restart; the last failure if no restart follows; after [`Self::close`], the error given there.
     pub fn session(&self) -> Result<Arc<S>, EngineError> {
         self.current.0.lock().now.clone()
     }
 
-    /// From now on requests end with `error`. Gives the process that served, to take leave of.
+    /// Makes requests end with `error` from now on. Returns the session of the last process, for its shutdown.
     pub fn close(&self, error: EngineError) -> Option<Arc<S>> {
         let mut place = self.current.0.lock();
         place.is_closed = true;
@@ -238,7 +238,7 @@ struct Current<S>(Mutex<Place<S>>);
 #[derive(Debug)]
 struct Place<S> {
     now: Result<Arc<S>, EngineError>,
-    /// Nothing is to serve here any more.
+    /// Set by [`Supervised::close`]: no process may serve any more.
     is_closed: bool,
 }
 
@@ -258,13 +258,13 @@ impl<S> Current<S> {
     }
 }
 
-/// One life of the process.
+/// One run of the process.
 struct Life<P: Program> {
     process: Process,
     session: Arc<P::Session>,
 }
 
-/// The task.
+/// The supervising task.
 struct Supervisor<P: Program> {
     program: P,
     terms: Terms,
@@ -275,14 +275,14 @@ struct Supervisor<P: Program> {
 }
 
 impl<P: Program> Supervisor<P> {
-    /// Returns when the last process and its group are gone, it was reaped, and every request has its error.
+    /// Returns when the last process and its group are gone and reaped, and every request has received its error.
     async fn run(self, told: oneshot::Sender<Result<P::Declared, EngineError>>) {
         let (mut life, declared) = match self.launch().await {
             Ok(launched) => launched,
             Err(error) => return drop(told.send(Err(error))),
         };
         self.current.set(Ok(Arc::clone(&life.session)));
-        // Where nobody waits for it any more, the process is killed.
+        // If the receiver is gone, the process is killed: its drop guard went with it.
         drop(told.send(Ok(declared.clone())));
         let mut backoff = self.terms.restart.map(Backoff::new);
         loop {
@@ -312,7 +312,7 @@ impl<P: Program> Supervisor<P> {
         let failure = tokio::select! {
             biased;
             () = self.of.ending() => None,
-            // What it says of itself counts, also where it ends right after.
+            // Before `ended`, so that a declaration counts even if the process ends right after it.
             begun = begin => {
                 let life = Life { process, session };
                 return match begun {
@@ -328,7 +328,7 @@ impl<P: Program> Supervisor<P> {
         Err(error)
     }
 
-    /// Waits until a process that serves has failed, or was let go.
+    /// Waits until a serving process has failed or was stopped.
     async fn serve(&self, life: &mut Life<P>) -> Option<P::Failure> {
         let (process, session) = (&mut life.process, &*life.session);
         tokio::select! {
@@ -345,7 +345,7 @@ impl<P: Program> Supervisor<P> {
         }
     }
 
-    /// Makes sure that nothing is left of a process; the error that its end is.
+    /// Removes all that is left of a process. Returns the error for its end.
     async fn bury(&self, process: Process, failure: Option<P::Failure>) -> EngineError {
         let tail = process.tail();
         let end = process.end().await;
@@ -356,14 +356,14 @@ impl<P: Program> Supervisor<P> {
         }
     }
 
-    /// Ends a process that is not to serve.
+    /// Ends a process that must not serve.
     async fn dispose(&self, life: Life<P>, error: EngineError) -> EngineError {
         life.process.end().await;
         self.program.close(&life.session, error.clone());
         error
     }
 
-    /// A process that serves in the place of one that is gone, after as many attempts as it took.
+    /// Replaces a process that is gone, with as many attempts as the policy allows.
     async fn revive(
         &self,
         gone: &P::Session,
@@ -392,14 +392,14 @@ impl<P: Program> Supervisor<P> {
         };
         let attempts = policy.max_restarts;
         let message = format!("{attempts} restarts did not help; the last end: {error}");
-        // Requests may go elsewhere, whatever the last attempt failed of.
+        // This kind lets requests migrate, whatever caused the last failure.
         Err(EngineError::new(ErrorKind::Disconnected, message).with_source(error))
     }
 
-    /// The process is gone, and another is started after a pause.
+    /// Announces that the process is gone and will be restarted after a pause.
     fn is_away(&self, gone: &P::Session, pause: Duration, error: &EngineError) {
         let name = &self.terms.name;
-        // Before anybody can see it in an answer, so that nobody takes it for the end.
+        // Before requests receive the error, so that nobody takes it for a final failure.
         self.health.report_down(error.to_string());
         self.program.close(gone, error.clone());
         self.program.forget();
@@ -412,7 +412,7 @@ impl<P: Program> Supervisor<P> {
         tracing::warn!(pause_s, %error, "{name} is started again");
     }
 
-    /// The process is gone for good.
+    /// Announces that the process is gone and will not be restarted.
     fn give_up(&self, gone: &P::Session, error: EngineError) {
         self.program.close(gone, error.clone());
         if self.of.leave.is_cancelled() {

@@ -1,5 +1,5 @@
-//! [`Throttle`]: as much of what a process prints as the log takes. A process that prints without pause must fill no disk, and
-//! must not be held up either: what is too much is read and dropped.
+//! [`Throttle`]: limits how much of a process's output is logged. A process that prints without pause must neither fill the disk
+//! nor block: output above the limit is read and dropped.
 
 use std::num::NonZeroU32;
 
@@ -8,20 +8,20 @@ use tokio::time::Instant;
 
 use crate::lines::MAX_LINE_BYTES;
 
-/// Seconds of silence that a process may make up for at once: starts and tracebacks come in bursts.
+/// The burst allowance, in seconds of the limit: starts and tracebacks come in bursts.
 const BURST_S: f64 = 10.0;
 
-/// How much of what a process prints reaches the log, in the long run. Ten seconds' worth may come at once.
+/// How much of a process's output is logged, on average. Up to ten seconds' worth may come at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogLimit {
-    /// Lines a second.
+    /// Lines per second.
     pub lines_per_second: NonZeroU32,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_second: NonZeroU32,
 }
 
 impl Default for LogLimit {
-    /// 200 lines and 64 KiB a second: more than a server prints while it loads, and 5.5 GB a day at the worst.
+    /// 200 lines and 64 KiB per second: more than a server prints while it loads, and at most 5.5 GB per day.
     fn default() -> Self {
         let lines_per_second = NonZeroU32::MIN.saturating_add(200 - 1);
         let bytes_per_second = NonZeroU32::MIN.saturating_add((64 << 10) - 1);
@@ -32,8 +32,8 @@ impl Default for LogLimit {
     }
 }
 
-/// Lets the lines of one process, from both of its outputs, through to the log as its limit says. What was dropped is counted,
-/// and told with the next line that passes, or when the process has nothing more to say.
+/// Passes the lines of one process, from both of its outputs, to the log up to the limit. It counts the dropped lines and reports
+/// the count with the next line that passes, or at the end of the output.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     limit: LogLimit,
@@ -48,14 +48,14 @@ struct State {
     dropped: Dropped,
 }
 
-/// Lines that were not logged.
+/// The lines that were not logged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Dropped {
     lines: u64,
     bytes: u64,
 }
 
-/// What may still pass: grows with time, up to `most`.
+/// The remaining allowance; grows with time up to `most`.
 #[derive(Debug)]
 struct Allowance {
     left: f64,
@@ -80,8 +80,9 @@ impl Allowance {
 }
 
 impl State {
-    /// Whether a line of so many bytes passes, and if it does, what was dropped before it. After a line was dropped, more are
-    /// until a second's worth may pass: whole passages say more than every other line, and the count is told once for them.
+    /// Whether a line of this length passes; if so, returns what was dropped before it. After a dropped line, all lines are
+    /// dropped until a second's worth may pass: contiguous passages are more useful than every other line, and need only one
+    /// count.
     fn admit(&mut self, bytes: usize, now: Instant) -> Option<Dropped> {
         let elapsed = now.saturating_duration_since(self.at).as_secs_f64();
         self.lines.grow(elapsed);
@@ -94,7 +95,7 @@ impl State {
             false => 0.0,
         };
         let lines = pause(&self.lines).max(1.0);
-        // What is longer than ever passes was cut before it came here.
+        // A line above the maximum was cut already.
         let length = length.min(self.bytes.most);
         if self.lines.left < lines || self.bytes.left < pause(&self.bytes).max(length) {
             self.dropped.lines += 1;
@@ -111,7 +112,7 @@ impl State {
 }
 
 impl Throttle {
-    /// Nothing has passed yet.
+    /// A throttle with its full allowance.
     pub(crate) fn new(limit: LogLimit) -> Self {
         #[expect(
             clippy::cast_precision_loss,
@@ -130,7 +131,7 @@ impl Throttle {
         }
     }
 
-    /// Gives `line` to `log`, unless it is too much.
+    /// Passes `line` to `log`, unless it exceeds the limit.
     pub(crate) fn pass(&self, line: &str, log: impl FnOnce(&str)) {
         let admitted = self.state.lock().admit(line.len(), Instant::now());
         if let Some(dropped) = admitted {
@@ -179,7 +180,7 @@ mod tests {
         })
     }
 
-    /// How many of `count` lines pass at once.
+    /// The number of lines out of `count` that pass at once.
     fn passed(throttle: &Throttle, count: usize, line: &str) -> usize {
         let passed = std::cell::Cell::new(0);
         for _ in 0..count {
