@@ -1,4 +1,4 @@
-//! [`Conversation`]: what of a request the script sees, whether it came as text, chat messages or tokens.
+//! [`Conversation`]: the parts of a request that the script sees, whether it is text, chat messages or tokens.
 
 use genset_backend_common::{
     EngineError, GenerateRequest, Input, RequestField, request::ChatInput,
@@ -8,16 +8,16 @@ use serde_json::Value;
 use crate::script::PromptMarks;
 use crate::vocabulary::Vocabulary;
 
-/// What replies are matched on, and what their texts may name.
+/// What replies are matched on, and the values that their texts can name.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Conversation {
-    /// The text of the last message with the role `user`; empty when there is none.
+    /// The text of the last message with the role `user`; empty if there is none.
     pub(crate) last_user: String,
-    /// The role of the last message, where messages are known.
+    /// The role of the last message, if messages are known.
     pub(crate) last_role: Option<String>,
-    /// Messages, where they are known; a plain prompt is one.
+    /// The number of messages, if known; a plain prompt counts as one.
     pub(crate) message_count: usize,
-    /// Words of all messages, which count as the prompt's tokens where there are no token ids.
+    /// The number of words in all messages. It serves as the prompt's token count if there are no token ids.
     pub(crate) words: u32,
 }
 
@@ -37,10 +37,10 @@ impl Conversation {
         }
     }
 
-    /// Reads a prompt of tokens: the last user message between its marks, or all of a prompt that has no such mark.
+    /// Reads a prompt of tokens: the last user message between its marks, or the whole prompt if it has no such mark.
     ///
     /// # Errors
-    /// `Unsupported` for another kind of input; what the vocabulary refuses.
+    /// `Unsupported` for another kind of input; the vocabulary's error if decoding fails.
     pub(crate) fn of_tokens(
         request: &GenerateRequest,
         vocabulary: &dyn Vocabulary,
@@ -80,7 +80,7 @@ impl Conversation {
     }
 }
 
-/// The text of a message: a string, or the text parts of a list.
+/// The text of a message, which is a string or the text parts of a list.
 fn text_of(message: &Value) -> String {
     match &message["content"] {
         Value::String(text) => text.clone(),

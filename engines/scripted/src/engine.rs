@@ -16,15 +16,15 @@ use crate::replies::Replies;
 use crate::script::{Fault, Pace, Script, Values};
 use crate::vocabulary::Vocabulary;
 
-/// The name of the engine, and of its model unless the Worker is told another.
+/// The default name of the engine and of its model.
 const NAME: &str = "scripted";
 
-/// The annotation of the Worker's probe, which no reply is for and which uses none up.
+/// Marks the Worker's probe. It matches no reply and uses none up.
 const PROBE: &str = "genset-scripted-probe";
 
 /// An engine that plays a script. The [crate's documentation](crate) has an example.
 ///
-/// A request that no reply matches is refused with `InvalidArgument`; the error names the field, not its text.
+/// A request that matches no reply fails with `InvalidArgument`. The error names the field, but does not show its text.
 #[derive(Debug)]
 pub struct ScriptedEngine {
     source: Source,
@@ -39,13 +39,13 @@ enum Source {
 }
 
 impl ScriptedEngine {
-    /// An engine that is not started yet; `start` reads the script.
+    /// Creates an engine; `start` reads the script.
     #[must_use]
     pub fn from_args(args: &ScriptedArgs) -> Self {
         Self::new(Source::File(args.script.clone()))
     }
 
-    /// An engine for a script at hand, not started yet.
+    /// Creates an engine for a parsed script.
     #[must_use]
     pub fn from_script(script: impl Into<Arc<Script>>) -> Self {
         Self::new(Source::Script(script.into()))
@@ -59,8 +59,7 @@ impl ScriptedEngine {
         }
     }
 
-    /// Makes it take and give token ids in place of text. `context_length_tokens` is the most of prompt and answer
-    /// together.
+    /// Makes the engine take and return token ids instead of text. `context_length_tokens` limits prompt and answer together.
     #[must_use]
     pub fn with_vocabulary(
         mut self,
@@ -85,7 +84,7 @@ impl ScriptedEngine {
 
     fn config(&self, script: &Script) -> EngineConfig {
         let mut can = self.mode.capabilities();
-        // The script's author says which grammars its replies follow; nothing is enforced here.
+        // The script's author declares which grammars the replies follow; nothing is enforced here.
         can.guided.clone_from(&script.guided);
         let mut config = EngineConfig::new(NAME, self.mode.context_length_tokens())
             .with_vocab_size(self.mode.vocab_size())
@@ -94,7 +93,7 @@ impl ScriptedEngine {
         config
     }
 
-    /// The answer to the Worker's probe: alive is what the engine is, whatever the script says.
+    /// Answers the Worker's probe: the engine is alive, whatever the script says.
     fn answer_probe(&self, request: GenerateRequest) -> Result<Performance, EngineError> {
         Ok(Performance {
             pieces: self.mode.pieces(vec!["ok".into()])?,
@@ -107,7 +106,7 @@ impl ScriptedEngine {
         })
     }
 
-    /// What is played for a request, and its context with the prompt counted.
+    /// Returns what is played for a request, and its context with the prompt's token count.
     fn answer(
         &self,
         replies: &Replies,
@@ -137,12 +136,12 @@ impl ScriptedEngine {
             ratings: self.mode.ratings(reply, request.output.logprobs)?,
             stop: request.stop,
         };
-        // So that the usage is right also when the request is cancelled: of text, nobody else counts the prompt.
+        // Keeps the usage right if the request is cancelled: nobody else counts a text prompt.
         Ok((performance, ctx.clone().with_prompt_tokens(prompt_tokens)))
     }
 }
 
-/// What the Worker sends to see whether the engine answers.
+/// The request that the Worker sends to check that the engine answers.
 fn probe(config: &EngineConfig) -> GenerateRequest {
     let mut request = if config.capabilities.inputs.contains(&InputKind::Tokens) {
         GenerateRequest::from_tokens(config.model.clone(), vec![0])

@@ -1,9 +1,9 @@
-//! A mock engine: it answers what a script says, as slowly as the script says, and fails where the script says. For
-//! tests of everything around an engine, and for applications that want a server whose answers they know.
+//! A mock engine that plays a script: it answers with the script's texts, at the script's pace, and fails where the script
+//! says. It serves tests of everything around an engine, and applications that need a server with known answers.
 //!
-//! It takes text and chat messages and gives text. With a [`Vocabulary`] it takes and gives token ids instead, so that
-//! templates, detokenizing, stop strings and log probabilities are on the road too. It is no model: it does not read
-//! sampling options, since there is one possible answer, and enforces no grammar.
+//! It takes text and chat messages and returns text. With a [`Vocabulary`] it takes and returns token ids instead, so that
+//! templates, detokenization, stop strings and log probabilities are exercised too. It is no model: it ignores sampling
+//! options, since there is one possible answer, and enforces no grammar.
 //!
 //! # Examples
 //! ```

@@ -1,4 +1,4 @@
-//! [`Mode`]: text in and text out, or tokens in and tokens out. Everything that differs between the two is here.
+//! [`Mode`]: text in and text out, or tokens in and tokens out. All differences between the two are here.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::ratings::{MAX_LOGPROBS, Ratings};
 use crate::script::{Body, Reply, ReplyError, Script, Split, Values};
 use crate::vocabulary::Vocabulary;
 
-/// The most words of prompt and chunks of answer together, where there are no tokens to count.
+/// The context length in text mode: words of the prompt plus chunks of the answer.
 pub const TEXT_CONTEXT_LENGTH: u32 = 1 << 20;
 
-/// What the engine takes and gives.
+/// What the engine takes and returns.
 #[derive(Clone)]
 pub(crate) enum Mode {
     /// Text and chat messages in, text out; a chunk counts as a token.
@@ -37,7 +37,7 @@ impl Mode {
                 ..Capabilities::tokens()
             },
         };
-        // Whatever the temperature, there is one possible answer.
+        // There is one possible answer, whatever the temperature.
         can.with_point_mass_sampling().with_virtual_time()
     }
 
@@ -51,7 +51,7 @@ impl Mode {
         }
     }
 
-    /// 0 where there are no tokens.
+    /// The vocabulary size; 0 in text mode.
     pub(crate) fn vocab_size(&self) -> u32 {
         match self {
             Self::Text => 0,
@@ -59,7 +59,7 @@ impl Mode {
         }
     }
 
-    /// Refuses what a script asks for and the mode cannot do.
+    /// Refuses a script that asks for something the mode cannot do.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the reply and its key.
@@ -79,10 +79,10 @@ impl Mode {
         Ok(())
     }
 
-    /// What of a request the script sees.
+    /// Reads the parts of a request that the script sees.
     ///
     /// # Errors
-    /// `Unsupported` for what the mode does not take; what the vocabulary refuses.
+    /// `Unsupported` for input that the mode does not take; the vocabulary's error if decoding fails.
     pub(crate) fn read(
         &self,
         request: &GenerateRequest,
@@ -122,7 +122,7 @@ impl Mode {
     /// The pieces of a reply.
     ///
     /// # Errors
-    /// What the vocabulary refuses.
+    /// The vocabulary's error if encoding fails.
     pub(crate) fn pieces_of(
         &self,
         body: &Body,
@@ -142,10 +142,10 @@ impl Mode {
         }
     }
 
-    /// A piece for each chunk that is not empty.
+    /// One piece for each chunk that is not empty.
     ///
     /// # Errors
-    /// What the vocabulary refuses.
+    /// The vocabulary's error if encoding fails.
     pub(crate) fn pieces(&self, chunks: Vec<String>) -> Result<Vec<Piece>, EngineError> {
         let Self::Tokens { vocabulary, .. } = self else {
             return Ok(chunks.into_iter().map(Piece::Text).collect());
@@ -160,10 +160,10 @@ impl Mode {
         Ok(pieces)
     }
 
-    /// The log probabilities of a reply, where `asked` for.
+    /// The log probabilities of a reply, if the request asked for them.
     ///
     /// # Errors
-    /// What the vocabulary refuses.
+    /// The vocabulary's error if encoding fails.
     pub(crate) fn ratings(
         &self,
         reply: &Reply,
@@ -183,7 +183,7 @@ impl Mode {
     }
 }
 
-/// A prompt of tokens tells neither roles nor the number of messages.
+/// Refuses conditions on messages: a prompt of tokens shows neither roles nor the number of messages.
 fn refuse_messages(reply: &Reply) -> Result<(), ReplyError> {
     let why = "a prompt of tokens does not tell; leave the model folder out";
     if reply.matcher.needs_messages() {

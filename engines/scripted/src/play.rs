@@ -1,4 +1,4 @@
-//! [`Performance`]: one reply on its way out, with its pauses, its limits and its fault.
+//! [`Performance`]: plays one reply, with its pauses, its limits and its fault.
 
 use std::future::ready;
 
@@ -11,7 +11,7 @@ use genset_backend_common::{
 use crate::ratings::Ratings;
 use crate::script::{Break, How, Pace};
 
-/// What leaves in one item.
+/// The content of one item.
 #[derive(Debug)]
 pub(crate) enum Piece {
     /// Text that counts as one token.
@@ -20,22 +20,22 @@ pub(crate) enum Piece {
     Tokens(Vec<TokenId>),
 }
 
-/// All that one answer needs; nothing is decided any more but when it ends.
+/// Everything that one answer needs. Only its end is still open.
 #[derive(Debug)]
 pub(crate) struct Performance {
     pub(crate) pieces: Vec<Piece>,
     pub(crate) pace: Pace,
     pub(crate) fault: Option<Break>,
-    /// Why it ends if nothing else ends it.
+    /// The finish reason if no limit or fault ends the answer first.
     pub(crate) finish_reason: FinishReason,
     /// At least 1.
     pub(crate) max_tokens: u32,
     pub(crate) stop: StopConditions,
-    /// Where log probabilities were asked for.
+    /// Set if log probabilities were requested.
     pub(crate) ratings: Option<Ratings>,
 }
 
-/// How far an answer is.
+/// The progress of an answer.
 #[derive(Debug, Default, Clone, Copy)]
 struct Progress {
     chunks: u32,
@@ -43,7 +43,7 @@ struct Progress {
 }
 
 impl Performance {
-    /// Plays it. What cancels the request ends it wherever it is, also where it hangs.
+    /// Plays the reply. Cancelling the request ends it at any point, also while it hangs.
     pub(crate) fn stream(self, ctx: RequestContext) -> OutputStream {
         let vanishes = matches!(&self.fault, Some(fault) if fault.how == How::Vanish);
         let performed = ctx.clone();
@@ -83,7 +83,7 @@ impl Performance {
             so_far.chunks = so_far.chunks.saturating_add(1);
             so_far.tokens = so_far.tokens.saturating_add(tokens);
         }
-        // A reply with fewer chunks than its fault waits for is a slip of the script's, and no success.
+        // If a reply has fewer chunks than its fault waits for, the script is wrong, so the fault replaces the success.
         match &self.fault {
             Some(fault) => Err(strike(&fault.how, ctx).await),
             None => Ok(Finish {
@@ -93,8 +93,8 @@ impl Performance {
         }
     }
 
-    /// The piece that comes next, or `None` where the reply ends. As a model that may not end yet goes on, so a reply
-    /// begins again under `ignore_eos` and before `min_tokens`.
+    /// The next piece, or `None` at the reply's end. Under `ignore_eos` and before `min_tokens` the reply starts again, as a
+    /// model that must not end yet would continue.
     fn next_piece(&self, so_far: Progress) -> Option<&Piece> {
         let chunks = usize::try_from(so_far.chunks).unwrap_or(usize::MAX);
         let index = chunks.checked_rem(self.pieces.len())?;
@@ -106,7 +106,7 @@ impl Performance {
         self.pieces.get(index)
     }
 
-    /// Sends as much of a piece as the limits allow: how many tokens that was, and the end if it came.
+    /// Sends as much of a piece as the limits allow. Returns the number of tokens sent, and the finish at a stop token.
     async fn send(
         &self,
         piece: &Piece,
@@ -140,13 +140,13 @@ impl Performance {
     }
 }
 
-/// Breaks an answer off.
+/// Breaks off an answer.
 async fn strike(how: &How, ctx: &RequestContext) -> EngineError {
     match how {
         How::Error(error) => error.to_error(ctx),
         How::Hang => std::future::pending().await,
         How::Panic => fall(),
-        // The stream around this one drops it and just ends.
+        // The outer stream drops this error and just ends.
         How::Vanish => EngineError::new(ErrorKind::StreamIncomplete, "the script ends the stream"),
     }
 }

@@ -1,7 +1,7 @@
 //! [`Ratings`]: the log probabilities of a reply's tokens.
 //!
-//! A token that the script says nothing about is certain: its own log probability is 0, and every other token has
-//! [`IMPOSSIBLE`]. So the numbers of a plain reply are those of a model with one possible answer.
+//! Tokens that the script does not mention are certain: their log probability is 0, and every other token has [`IMPOSSIBLE`].
+//! So a plain reply has the log probabilities of a model with one possible answer.
 
 use genset_backend_common::TokenId;
 use genset_backend_common::output::{TokenLogprob, TopLogprob};
@@ -9,18 +9,18 @@ use genset_backend_common::output::{TokenLogprob, TopLogprob};
 use crate::script::{Reply, ReplyError};
 use crate::vocabulary::Vocabulary;
 
-/// The most candidates that log probabilities are given for, as in OpenAI's API.
+/// The maximum number of candidates with log probabilities, as in OpenAI's API.
 pub(crate) const MAX_LOGPROBS: u32 = 20;
 
-/// The log probability of a token that does not come: JSON has no minus infinity, and OpenAI's API writes this.
+/// The log probability of an impossible token. JSON has no minus infinity; OpenAI's API uses this value.
 const IMPOSSIBLE: f32 = -9999.0;
 
-/// What a reply's tokens are rated, for one request.
+/// The log probabilities of a reply's tokens, for one request.
 #[derive(Debug)]
 pub(crate) struct Ratings {
-    /// One entry a token; tokens past the end are certain.
+    /// One entry per token; tokens past the end are certain.
     scripted: Vec<Rated>,
-    /// Candidates asked for.
+    /// The number of candidates requested.
     top: usize,
     vocab_size: u32,
 }
@@ -35,7 +35,7 @@ impl Ratings {
     /// Looks up the alternatives of a reply.
     ///
     /// # Errors
-    /// An alternative that is not one token.
+    /// Fails if an alternative is not exactly one token.
     pub(crate) fn try_new(
         reply: &Reply,
         top: u32,
@@ -62,7 +62,7 @@ impl Ratings {
         })
     }
 
-    /// The log probabilities of `token`, which is number `place` of the answer, counted from 0.
+    /// The log probabilities of `token` at index `place` of the answer, from 0.
     pub(crate) fn rate(&self, token: TokenId, place: u32) -> TokenLogprob {
         let place = usize::try_from(place).unwrap_or(usize::MAX);
         let rated = self.scripted.get(place);
@@ -75,13 +75,13 @@ impl Ratings {
         let others = alternatives.iter().filter(|other| other.token_id != token);
         let mut top: Vec<TopLogprob> = std::iter::once(&chosen).chain(others).copied().collect();
         self.fill(&mut top);
-        // A stable sort: of two equals the chosen one comes first.
+        // The sort is stable: between equal candidates the chosen one comes first.
         top.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
         top.truncate(self.top);
         TokenLogprob { logprob, top }
     }
 
-    /// Adds impossible tokens until there are as many candidates as were asked for.
+    /// Adds impossible tokens until there are as many candidates as requested.
     fn fill(&self, top: &mut Vec<TopLogprob>) {
         for token_id in 0..self.vocab_size {
             if top.len() >= self.top {

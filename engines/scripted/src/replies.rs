@@ -1,4 +1,4 @@
-//! [`Replies`]: which reply a request gets, and how often each was used.
+//! [`Replies`]: chooses the reply for a request and counts how often each was used.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,11 +8,11 @@ use genset_backend_common::{EngineError, RequestField};
 use crate::conversation::Conversation;
 use crate::script::{Reply, Script};
 
-/// A script being played. Counts begin anew with every start.
+/// A script in play. Each start resets the counts.
 #[derive(Debug)]
 pub(crate) struct Replies {
     script: Arc<Script>,
-    /// Uses of each reply, up to its `times`.
+    /// How often each reply was used, up to its `times`.
     uses: Vec<AtomicU32>,
 }
 
@@ -26,10 +26,10 @@ impl Replies {
         &self.script
     }
 
-    /// The first reply that matches and is not used up, and one use of it.
+    /// Returns the first matching reply that is not used up, and uses it once.
     ///
     /// # Errors
-    /// `InvalidArgument` when there is none. It does not show the message: errors hold no prompt text.
+    /// `InvalidArgument` if no reply matches. The error does not show the message: errors contain no prompt text.
     pub(crate) fn choose(&self, conversation: &Conversation) -> Result<&Reply, EngineError> {
         let mut matching = self
             .script
@@ -48,7 +48,7 @@ impl Replies {
     }
 }
 
-/// Takes one of `times` uses, if one is left.
+/// Takes one of `times` uses, if any is left.
 fn take(uses: &AtomicU32, times: Option<u32>) -> bool {
     let Some(times) = times else { return true };
     let one_more = |used: u32| (used < times).then_some(used.saturating_add(1));

@@ -1,7 +1,7 @@
-//! [`Script`]: the replies, read from TOML and checked whole before anything is answered.
+//! [`Script`]: the replies, read from TOML and fully checked before the first request.
 //!
-//! The format is documented in `docs/guide/scripted-engine.md`. [`raw`] is how the file spells it, [`check`] makes the
-//! types here of that, so that the engine never meets a value it must refuse in the middle of an answer.
+//! The format is documented in `docs/guide/scripted-engine.md`. [`raw`] has the types of the file, and [`check`] converts them
+//! to the types here, so that the engine never meets an invalid value in the middle of an answer.
 
 mod check;
 mod error;
@@ -47,7 +47,7 @@ impl Script {
     /// Reads a script from a file.
     ///
     /// # Errors
-    /// [`ScriptError`], which names the file and, where it can, line and key.
+    /// [`ScriptError`], which names the file and, if known, the line and the key.
     pub fn load(path: &Path) -> Result<Self, ScriptError> {
         let text = std::fs::read_to_string(path).map_err(|source| ScriptError::Read {
             path: path.to_owned(),
@@ -71,37 +71,37 @@ impl FromStr for Script {
 /// One reply.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    /// Where it stands, for errors.
+    /// The reply's position, for errors.
     pub(crate) place: Place,
     pub(crate) matcher: Matcher,
-    /// How often it may be used, at least 1; `None` for any number of times.
+    /// How often it may be used, at least 1; `None` for no limit.
     pub(crate) times: Option<u32>,
     pub(crate) body: Body,
     pub(crate) pace: Pace,
     pub(crate) finish_reason: FinishReason,
-    /// One entry a token; tokens past the end are certain.
+    /// One entry per token; tokens past the end are certain.
     pub(crate) logprobs: Vec<ScriptedLogprob>,
     pub(crate) fault: Option<Fault>,
 }
 
-/// Where a reply stands in its script, both counted from 1.
+/// A reply's position in its script; both fields count from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) line: usize,
     pub(crate) number: usize,
 }
 
-/// What a reply says.
+/// The content of a reply.
 #[derive(Debug)]
 pub(crate) enum Body {
-    /// A text, cut into chunks once its values are filled in.
+    /// A text, split into chunks after its values are filled in.
     Text(Template, Split),
-    /// Chunks as the script has them.
+    /// Chunks as written in the script.
     Chunks(Vec<Template>),
 }
 
 impl Body {
-    /// The reply's chunks; none is empty.
+    /// The reply's chunks, without empty ones.
     pub(crate) fn chunks(&self, values: &Values<'_>) -> Vec<String> {
         let mut chunks = match self {
             Self::Text(text, split) => split.split(&text.fill(values)),
@@ -129,7 +129,7 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Waits before chunk number `chunk`, counted from 0. A pause of 0 does not wait: a timer that is due costs too.
+    /// Waits before the chunk at index `chunk`, from 0. A pause of 0 does not wait: even a timer that is due has a cost.
     pub(crate) async fn wait(self, chunk: u32) {
         let pause = if chunk == 0 { self.first } else { self.each };
         if !pause.is_zero() {
@@ -141,9 +141,9 @@ impl Pace {
 /// The log probabilities of one token.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ScriptedLogprob {
-    /// The token's own, at most 0.
+    /// The token's own log probability, at most 0.
     pub(crate) logprob: f32,
-    /// Other candidates by their texts, at most 0 each.
+    /// Other candidates: their texts and log probabilities, at most 0.
     pub(crate) alternatives: Vec<(String, f32)>,
 }
 

@@ -1,11 +1,11 @@
-//! [`Vocabulary`]: the port through which the engine reaches a tokenizer, so that it depends on none.
+//! [`Vocabulary`]: the engine's interface to a tokenizer, so that it depends on none.
 
 use genset_backend_common::{EngineError, TokenId};
 
-/// Text to token ids and back, for an engine that takes and gives tokens. Whoever builds the engine implements it with
-/// the tokenizer that the frontend uses for the model, or the two will not agree.
+/// Converts text to token ids and back, for an engine that takes and returns tokens. Implement it with the tokenizer that the
+/// frontend uses for the model; with another one the two will not agree.
 ///
-/// The calls are made on async threads, so they must not block; tokenizing a few kilobytes is no blocking.
+/// The calls run on async threads and must not block; tokenizing a few kilobytes is fine.
 ///
 /// # Examples
 /// ```
@@ -34,18 +34,18 @@ use genset_backend_common::{EngineError, TokenId};
 /// # Ok::<(), EngineError>(())
 /// ```
 pub trait Vocabulary: Send + Sync + 'static {
-    /// Token ids are below this; at least 1.
+    /// The vocabulary size, at least 1. Token ids are below it.
     fn size(&self) -> u32;
 
-    /// The tokens of a reply's text. Nothing is added around it; names of special tokens in it become those tokens.
+    /// Encodes a reply's text. Adds no tokens around it; names of special tokens in the text become those tokens.
     ///
     /// # Errors
-    /// What the tokenizer refuses; it becomes the request's error.
+    /// The tokenizer's error; it becomes the request's error.
     fn encode(&self, text: &str) -> Result<Vec<TokenId>, EngineError>;
 
-    /// The text of a prompt, special tokens included: the script's `[prompt]` finds messages by them.
+    /// Decodes a prompt, including special tokens: the script's `[prompt]` uses them to find messages.
     ///
     /// # Errors
-    /// What the tokenizer refuses; it becomes the request's error.
+    /// The tokenizer's error; it becomes the request's error.
     fn decode(&self, tokens: &[TokenId]) -> Result<String, EngineError>;
 }

@@ -1,4 +1,4 @@
-//! The scripted engine keeps the contract in both modes: all of the conformance kit, one test a check.
+//! The scripted engine meets the contract in both modes: the whole conformance kit, one test per check.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,7 +8,7 @@
 
 mod common;
 
-/// With a vocabulary it takes the kit's tokens as they are.
+/// With a vocabulary, the engine takes the kit's tokens directly.
 mod tokens {
     use std::sync::Arc;
 
@@ -27,7 +27,7 @@ mod tokens {
 
     suite!(|_: &Scenario| engine());
 
-    /// A check that does not apply passes too, so a declaration that is lost would go unseen.
+    /// A check that does not apply passes too, so a lost declaration would go unnoticed.
     #[test]
     fn log_probabilities_are_declared_and_checked() {
         let report = run_check(find("DT07").unwrap(), |_: &Scenario| engine());
@@ -35,7 +35,7 @@ mod tokens {
     }
 }
 
-/// As it takes tokens with several to a chunk.
+/// The engine takes tokens and sends several in a chunk.
 mod chunks_of_tokens {
     use std::sync::Arc;
 
@@ -55,7 +55,7 @@ mod chunks_of_tokens {
     suite!(|_: &Scenario| engine());
 }
 
-/// Without one it takes text, and so the kit speaks in text.
+/// Without a vocabulary, the engine takes text, and so the kit sends text.
 mod text {
     use genset_conformance::{Scenario, SkipReason, Verdict, run_conformance, suite};
     use genset_engine_scripted::ScriptedEngine;

@@ -1,4 +1,4 @@
-//! What goes wrong when the script says so.
+//! Faults that the script asks for.
 
 #![allow(
     clippy::unwrap_used,
@@ -72,7 +72,7 @@ async fn an_error_may_come_before_any_text() {
     assert_eq!(failed.end.unwrap_err().kind(), ErrorKind::Unavailable);
 }
 
-/// A fault that waits for more chunks than there are must not turn into a success.
+/// A fault that waits for more chunks than the reply has must not become a success.
 #[tokio::test]
 async fn a_fault_past_the_last_chunk_takes_the_place_of_the_end() {
     let replies = "[[reply]]\ntext = 'a b'\nfault = { action = 'error', kind = 'internal', after_chunks = 9 }";

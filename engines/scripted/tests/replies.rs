@@ -1,4 +1,4 @@
-//! Which reply a request gets, and what it says, in text mode.
+//! Which reply a request receives, and its content, in text mode.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! The engine behind a Worker: its probe, and what becomes of its faults on the way to a client.
+//! The engine behind a Worker: its probe, and how its faults reach a client.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ use genset_backend_common::{
 };
 use genset_engine_scripted::ScriptedEngine;
 
-/// A Worker that serves a script, and the door to it.
+/// A Worker that serves a script, and the port to it.
 struct Site {
     generate: Arc<dyn Generate>,
     worker: WorkerHandle,
@@ -61,7 +61,7 @@ impl Site {
         read(self.generate(text).await.unwrap()).await
     }
 
-    /// How often each rule of the contract was broken, without those that were kept.
+    /// How often each rule of the contract was broken; rules without a violation are left out.
     fn violations(&self) -> Vec<String> {
         let text = self.metrics.encode();
         let lines = text.lines().filter(|line| {
@@ -93,7 +93,7 @@ const FAULTS: &str = r#"
     text = "a b"
 "#;
 
-/// No reply takes the Worker's own "ping".
+/// No reply matches the Worker's "ping" prompt.
 #[tokio::test]
 async fn a_worker_serves_a_script_without_a_default() {
     let site = Site::start(FAULTS).await;

@@ -1,4 +1,4 @@
-//! From the script as written to the script as played: every rule that types alone do not hold.
+//! Converts the script as written to the script as played, and checks every rule that types alone do not enforce.
 
 use std::time::Duration;
 
@@ -145,7 +145,7 @@ fn logprobs(raw: Vec<RawLogprob>) -> Result<Vec<ScriptedLogprob>, ReplyError> {
         .collect()
 }
 
-/// A reply for every request, as often as they come, leaves nothing for those after it.
+/// Refuses replies after one that matches every request without a limit: they would never be used.
 fn refuse_unreachable(replies: &[Reply]) -> Result<(), ScriptError> {
     let takes_all = |reply: &Reply| reply.matcher.is_any() && reply.times.is_none();
     let first = replies.iter().position(takes_all);

@@ -1,4 +1,4 @@
-//! What can be wrong with a script.
+//! The errors of a script.
 
 use std::path::PathBuf;
 
@@ -15,35 +15,35 @@ pub enum ScriptError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The file can be read, but is no good script.
+    /// The file can be read, but is not a valid script.
     #[error("{}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong in it.
+        /// The problem.
         #[source]
         source: Box<ScriptError>,
     },
-    /// It is no TOML, or has a key or a type that the format does not have. The message has line and column.
+    /// The text is not TOML, or has an unknown key or a wrong type. The message contains line and column.
     #[error("{source}")]
     Toml {
-        /// What the parser says.
+        /// The parser's error.
         #[source]
         source: Box<toml::de::Error>,
     },
-    /// There is no reply.
+    /// The script has no reply.
     #[error("a script needs at least one [[reply]]")]
     NoReply,
     /// A value outside the replies is wrong.
     #[error("{key}: {problem}")]
     Key {
-        /// The key, with its table.
+        /// The key, including its table.
         key: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// A reply is wrong.
@@ -53,9 +53,9 @@ pub enum ScriptError {
         line: usize,
         /// The reply's number, from 1.
         number: usize,
-        /// The key, below the reply.
+        /// The key, relative to the reply.
         key: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 }
@@ -66,7 +66,7 @@ impl From<ScriptError> for EngineError {
     }
 }
 
-/// What is wrong with a reply, by key.
+/// The problem in a reply, by key.
 #[derive(Debug)]
 pub(crate) struct ReplyError {
     key: String,
@@ -81,7 +81,7 @@ impl ReplyError {
         }
     }
 
-    /// The same, with the place of the reply.
+    /// Adds the position of the reply.
     pub(crate) fn at(self, place: Place) -> ScriptError {
         ScriptError::Reply {
             line: place.line,

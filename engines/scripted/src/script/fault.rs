@@ -1,4 +1,4 @@
-//! What goes wrong in a reply.
+//! The faults of a reply.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use genset_backend_common::{EngineError, ErrorKind, RequestContext};
 use super::ReplyError;
 use super::raw::{RawAction, RawFault};
 
-/// What goes wrong, and when.
+/// A fault and its time.
 #[derive(Debug, Clone)]
 pub(crate) enum Fault {
     /// The request is not accepted.
@@ -19,17 +19,17 @@ pub(crate) enum Fault {
 /// A break in the middle of an answer.
 #[derive(Debug, Clone)]
 pub(crate) struct Break {
-    /// It comes before the next chunk once so many are out, or in place of the end if the reply has fewer.
+    /// The number of chunks before the break. If the reply has fewer, the break replaces its end.
     pub(crate) after_chunks: u32,
     pub(crate) how: How,
 }
 
-/// How an answer breaks off.
+/// The kind of break.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum How {
     /// With an error.
     Error(ScriptedError),
-    /// Nothing more comes until the request is cancelled.
+    /// Nothing more is sent until the request is cancelled.
     Hang,
     /// With a panic in the stream.
     Panic,
@@ -37,7 +37,7 @@ pub(crate) enum How {
     Vanish,
 }
 
-/// An error as the script has it.
+/// An error as written in the script.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ScriptedError {
     kind: ErrorKind,
@@ -56,7 +56,7 @@ impl ScriptedError {
 }
 
 impl Fault {
-    /// Whether the reply may go without a text.
+    /// Whether the reply needs no text.
     pub(crate) fn needs_no_text(&self) -> bool {
         match self {
             Self::Refuse(_) => true,
@@ -105,7 +105,7 @@ fn error(raw: RawFault) -> Result<ScriptedError, ReplyError> {
     })
 }
 
-/// A break that is no error, and so has nothing of one.
+/// A break without an error. It must not have an error's keys.
 fn broken(raw: &RawFault, after_chunks: u32, how: How) -> Result<Fault, ReplyError> {
     let given = [
         ("fault.kind", raw.kind.is_some()),

@@ -1,4 +1,4 @@
-//! Which requests a reply is for.
+//! Matches requests to a reply.
 
 use regex::Regex;
 
@@ -6,7 +6,7 @@ use super::ReplyError;
 use super::raw::RawMatch;
 use crate::conversation::Conversation;
 
-/// The conditions of a reply. All that are given must hold; one without any is for every request.
+/// The conditions of a reply. All conditions must hold; a reply without conditions matches every request.
 #[derive(Debug, Default)]
 pub(crate) struct Matcher {
     exact: Option<String>,
@@ -16,7 +16,7 @@ pub(crate) struct Matcher {
 }
 
 impl Matcher {
-    /// Whether every request matches.
+    /// Whether it matches every request.
     pub(crate) fn is_any(&self) -> bool {
         self.exact.is_none()
             && self.contains.is_none()
@@ -24,7 +24,7 @@ impl Matcher {
             && self.last_role.is_none()
     }
 
-    /// Whether it asks for something that only chat messages tell.
+    /// Whether it has a condition that only chat messages can meet.
     pub(crate) fn needs_messages(&self) -> bool {
         self.last_role.is_some()
     }

@@ -1,4 +1,4 @@
-//! Where the last user message stands in a prompt that comes as tokens.
+//! Finds the last user message in a prompt of tokens.
 
 use super::ScriptError;
 use super::raw::RawPrompt;
@@ -11,7 +11,7 @@ pub(crate) struct PromptMarks {
 }
 
 impl PromptMarks {
-    /// The last user message of a prompt, or `None` when the prompt has none that begins with the mark.
+    /// The last user message of a prompt; `None` if the prompt does not contain the opening mark.
     pub(crate) fn last_user<'a>(&self, prompt: &'a str) -> Option<&'a str> {
         let (_, after) = prompt.rsplit_once(&self.user_start)?;
         Some(

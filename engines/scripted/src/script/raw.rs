@@ -1,4 +1,4 @@
-//! The script as the file spells it. What serde can refuse (unknown keys, wrong types, negative times) is refused here.
+//! The types of the script file. Serde refuses unknown keys, wrong types and negative times here.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,7 +60,7 @@ pub(super) struct RawMatch {
     pub(super) last_role: Option<String>,
 }
 
-/// The reasons an engine may give; `cancelled` is none of them.
+/// The finish reasons that a script may use; `cancelled` is not one of them.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RawFinishReason {

@@ -1,16 +1,16 @@
-//! How a text is cut into chunks.
+//! Splits a text into chunks.
 
-/// How a text is cut.
+/// How a text is split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Split {
-    /// Into words, each with the white space before it; in token mode, into tokens.
+    /// Into words, each with its leading white space; in token mode, into tokens.
     Natural,
-    /// Into pieces of so many characters, at least 1.
+    /// Into pieces of this number of characters, at least 1.
     Chars(usize),
 }
 
 impl Split {
-    /// The pieces of a text in order; together they are the text.
+    /// The pieces of a text in order; concatenated, they are the text.
     pub(crate) fn split(self, text: &str) -> Vec<String> {
         match self {
             Self::Natural => words(text),
@@ -25,7 +25,7 @@ impl Split {
     }
 }
 
-/// Words with the white space before them; white space at the end is a word of its own.
+/// Words with their leading white space; trailing white space is a word of its own.
 fn words(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = String::new();

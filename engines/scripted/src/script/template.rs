@@ -1,6 +1,6 @@
-//! Texts that name values of the request: `{{last_user}}`, `{{request_id}}`, `{{n_messages}}`.
+//! Texts with placeholders for values of the request: `{{last_user}}`, `{{request_id}}`, `{{n_messages}}`.
 
-/// A text with places for values.
+/// A text with placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Template(Vec<Part>);
 
@@ -10,7 +10,7 @@ enum Part {
     Value(Name),
 }
 
-/// A value that a text may name.
+/// A value that a text can name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Name {
     LastUser,
@@ -38,15 +38,15 @@ pub(crate) struct Values<'a> {
 }
 
 impl Template {
-    /// A text without places.
+    /// A text without placeholders.
     pub(crate) fn literal(text: String) -> Self {
         Self(vec![Part::Literal(text)])
     }
 
-    /// Finds the places in a text. Braces that hold no name, such as those of JSON, are text.
+    /// Finds the placeholders in a text. Braces without a name, such as those of JSON, are text.
     ///
     /// # Errors
-    /// What is wrong with a name that stands for no value.
+    /// The problem, if a placeholder names no known value.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let mut parts = Vec::new();
         let mut literal = String::new();
@@ -64,7 +64,7 @@ impl Template {
                     rest = after;
                 }
                 None => {
-                    // One brace, so that `{{{last_user}}` is a brace and a value.
+                    // Takes one brace, so that `{{{last_user}}` is a brace and a value.
                     literal.push('{');
                     rest = rest.get(before.len() + 1..).unwrap_or_default();
                 }
@@ -75,7 +75,7 @@ impl Template {
         Ok(Self(parts))
     }
 
-    /// Whether it names the number of messages, which a prompt of tokens does not tell.
+    /// Whether it names the number of messages, which a prompt of tokens does not show.
     pub(crate) fn names_message_count(&self) -> bool {
         self.0.contains(&Part::Value(Name::MessageCount))
     }

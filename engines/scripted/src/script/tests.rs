@@ -1,6 +1,6 @@
 use super::*;
 
-/// The whole example of the guide, which therefore parses.
+/// The example of the guide parses.
 #[test]
 fn the_guides_example_is_a_script() {
     let page = include_str!("../../../../docs/guide/scripted-engine.md");
@@ -89,7 +89,7 @@ fn what_is_wrong_is_named_with_its_line_and_key() {
     }
 }
 
-/// What serde refuses has line, column and the key in the message.
+/// Serde's errors name line, column and key.
 #[test]
 fn unknown_keys_and_wrong_types_are_named() {
     let cases = [

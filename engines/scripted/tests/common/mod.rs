@@ -1,4 +1,4 @@
-//! What the tests share: scripts, a vocabulary, and a reading of streams.
+//! Shared by the tests: scripts, a vocabulary, and a reader of streams.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -13,14 +13,14 @@ pub(crate) fn script(text: &str) -> Script {
     text.parse().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// An engine that takes text, started.
+/// A started engine that takes text.
 pub(crate) async fn text_engine(replies: &str) -> ScriptedEngine {
     let engine = ScriptedEngine::from_script(script(replies));
     engine.start(StartContext::detached(1)).await.unwrap();
     engine
 }
 
-/// One token a byte.
+/// One token per byte.
 pub(crate) struct Bytes;
 
 impl Vocabulary for Bytes {
@@ -41,10 +41,10 @@ impl Vocabulary for Bytes {
     }
 }
 
-/// What a stream gave.
+/// What a stream returned.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    /// The text of each item; of tokens, their bytes.
+    /// The text of each item; for tokens, their bytes.
     pub(crate) chunks: Vec<String>,
     pub(crate) end: Result<Finished, EngineError>,
 }
