@@ -1,4 +1,4 @@
-"""As stepping.py, with steps that the package asks for: a token, or a chunk of several, for each running request."""
+"""Like stepping.py, with steps that the package calls: one token, or a chunk of several, for each running request."""
 
 import sys
 

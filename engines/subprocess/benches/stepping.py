@@ -1,4 +1,4 @@
-"""An engine that makes a token for every running request in each step, as batching engines do, at no cost of its own."""
+"""An engine that makes a token for every running request in each step, like batching engines, at no cost of its own."""
 
 import asyncio
 

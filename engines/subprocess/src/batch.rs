@@ -1,5 +1,5 @@
-//! A batch: an `Item` frame on stream 0, whose payload is a list of `[stream, item]` pairs. One frame so carries what one
-//! step of the engine made for every request. `nil` in an item's place ends the stream.
+//! A batch: an `Item` frame on stream 0 whose payload is a list of `[stream, item]` pairs. So one frame carries what one step
+//! of the engine produced for all requests. `nil` in place of an item ends the stream.
 
 use bytes::{Buf, Bytes};
 use serde::Deserialize as _;
@@ -7,19 +7,19 @@ use serde::de::IgnoredAny;
 
 use genset_wire::decode_payload;
 
-/// One pair: the stream, and its item undecoded; `None` ends the stream.
+/// One pair: the stream and its undecoded item; `None` ends the stream.
 pub(crate) type Pair = (u32, Option<Bytes>);
 
 const NIL: u8 = 0xc0;
 const PAIR: u8 = 0x92;
 
-/// The pairs of a batch, in order. A malformed rest is one `Err`, and the end.
+/// The pairs of a batch, in order. A malformed rest yields one `Err` and ends the iterator.
 pub(crate) struct Batch {
     rest: Bytes,
     left: u32,
 }
 
-/// The bytes are no batch.
+/// The bytes are not a batch.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
@@ -50,7 +50,7 @@ impl Batch {
         Ok((stream, Some(self.value()?)))
     }
 
-    /// Cuts one MessagePack value off, undecoded.
+    /// Splits off one MessagePack value, undecoded.
     fn value(&mut self) -> Result<Bytes, Malformed> {
         let mut rest = &self.rest[..];
         skip_value(&mut rest)?;

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::link::{CallInbox, Link};
 
-/// A question to the process. Dropped before its end, it is cancelled.
+/// A call to the process. Dropping it before its end cancels it.
 pub(crate) struct Call {
     link: Arc<Link>,
     id: u32,
@@ -46,7 +46,7 @@ impl Call {
             Taken::Item {
                 item, has_ended, ..
             } => {
-                // The process knows no stream that it has ended.
+                // Once the process has ended a stream, it no longer knows it.
                 if !has_ended {
                     self.grant();
                 }
@@ -62,7 +62,7 @@ impl Call {
     /// The next item, undecoded; `None` at the end.
     ///
     /// # Cancel safety
-    /// If another branch wins, nothing was read.
+    /// Cancel safe: if another branch wins, nothing was read.
     pub(crate) async fn undecoded(&mut self) -> Result<Option<Bytes>, EngineError> {
         std::future::poll_fn(|cx| self.poll_item(cx)).await
     }
@@ -70,7 +70,7 @@ impl Call {
     /// The next item; `None` at the end.
     ///
     /// # Cancel safety
-    /// If another branch wins, nothing was read.
+    /// Cancel safe: if another branch wins, nothing was read.
     pub(crate) async fn item<T: DeserializeOwned>(&mut self) -> Result<Option<T>, EngineError> {
         let bytes = self.undecoded().await?;
         let item = bytes.map(|bytes| decode_payload(&bytes)).transpose();
@@ -80,7 +80,7 @@ impl Call {
         })
     }
 
-    /// The one item of an answer that has at most one.
+    /// The item of an answer that has at most one.
     pub(crate) async fn only<T: DeserializeOwned>(mut self) -> Result<Option<T>, EngineError> {
         let first = self.item().await?;
         if first.is_some() && self.item::<T>().await?.is_some() {
@@ -91,18 +91,18 @@ impl Call {
         Ok(first)
     }
 
-    /// Ends the call for the reader; the process is told why.
+    /// Ends the call for the reader and sends the reason to the process.
     pub(crate) fn cancel(mut self, reason: CancelReason) {
         self.is_over = true;
         self.link.cancel(self.id, reason);
     }
 
-    /// Lets go of a call that was never made.
+    /// Drops a call that was never sent.
     pub(crate) fn forget(mut self) {
         self.is_over = true;
     }
 
-    /// Gives back the credit of what was read, half a window at a time.
+    /// Returns credit for the items read, half a window at a time.
     fn grant(&mut self) {
         self.read += 1;
         if self.read >= (self.window / 2).max(1) {

@@ -1,4 +1,4 @@
-//! [`SubprocessConfig`]: the program to run, and how long it may take for what.
+//! [`SubprocessConfig`]: the program to run, its environment and its time limits.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use genset_process::{InheritedEnv, LogLimit, RestartPolicy};
 /// The least a `Hello` may announce as its largest payload.
 pub(crate) const MIN_FRAME_BYTES: u32 = 64 << 10;
 
-/// What a [`SubprocessEngine`](crate::SubprocessEngine) is built from.
+/// The configuration of a [`SubprocessEngine`](crate::SubprocessEngine).
 ///
 /// # Examples
 /// ```
@@ -21,38 +21,37 @@ pub(crate) const MIN_FRAME_BYTES: u32 = 64 << 10;
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubprocessConfig {
-    /// The program: a path, or a name to be found in `PATH`.
+    /// The program: a path, or a name to look up in `PATH`.
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<String>,
-    /// What it gets of this process's environment.
+    /// Which of this process's environment variables it inherits.
     pub inherited_env: InheritedEnv,
-    /// Variables added to that.
+    /// Variables to set in addition.
     pub env: BTreeMap<String, String>,
     /// The directory it runs in; `None` for this process's.
     pub cwd: Option<PathBuf>,
-    /// How long the process may take until it has greeted. Imports count.
+    /// How long the process may take to send its Hello, imports included.
     pub hello_timeout: Duration,
-    /// How long `start` may take in all, loading the model included.
+    /// How long `start` may take in total, including loading the model.
     pub start_timeout: Duration,
-    /// How often the process is asked whether it is there.
+    /// The interval between heartbeats.
     pub heartbeat_interval: Duration,
-    /// Silence after which the process counts as hung, once it has started. A step that blocks the process's event loop
-    /// must be shorter.
+    /// The silence after which a started process counts as hung. A step that blocks the process's event loop must be shorter.
     pub heartbeat_timeout: Duration,
     /// How long the process may take to answer `cleanup`.
     pub cleanup_timeout: Duration,
-    /// How long it may take to exit after that, before it is killed.
+    /// How long it may take to exit after that before it is killed.
     pub exit_timeout: Duration,
-    /// Items of one response that may be on their way or unread, at least 2: what the process may run ahead of a reader.
+    /// The maximum number of items of one response in flight or unread, at least 2: the process's lead over the reader.
     pub window: u32,
     /// The largest payload of a frame in either direction, in bytes; at least 64 KiB.
     pub max_frame_bytes: u32,
-    /// How many of the last lines on standard error an error carries.
+    /// The maximum number of last lines of standard error in an error.
     pub stderr_lines: usize,
-    /// How much of what it prints reaches the log.
+    /// How much of its output is logged.
     pub log_limit: LogLimit,
-    /// Whether a process that ended by itself is started again; `None` for never: then the engine is dead.
+    /// Whether and when a process that ended by itself is restarted; with `None`, never: the engine is dead then.
     pub restart: Option<RestartPolicy>,
 }
 
@@ -80,10 +79,10 @@ impl SubprocessConfig {
         }
     }
 
-    /// A command line as a shell's words: white space separates; quotes and backslashes keep it. Nothing is expanded.
+    /// Parses a command line as a shell does: white space separates words, quotes and backslashes keep it. Nothing is expanded.
     ///
     /// # Errors
-    /// `InvalidArgument` for the field `program`: no word, or a quote that is not closed.
+    /// `InvalidArgument` for the field `program` if there is no word or a quote is not closed.
     ///
     /// # Examples
     /// ```
@@ -122,7 +121,7 @@ impl SubprocessConfig {
         self
     }
 
-    /// Has a process that ended started again, as [`RestartPolicy::new`] says; 0 for never.
+    /// Restarts a process that ended, as [`RestartPolicy::new`] says; 0 for never.
     #[must_use]
     pub fn with_restarts(mut self, max_restarts: u32) -> Self {
         self.restart = RestartPolicy::of(max_restarts);
@@ -137,7 +136,7 @@ impl SubprocessConfig {
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// Checks what a type cannot hold.
+    /// Checks what the types do not enforce.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the field at fault.
@@ -162,7 +161,7 @@ impl SubprocessConfig {
     }
 }
 
-/// The words of a command line by the rules of a POSIX shell, without expansions; `None` where a quote is left open.
+/// The words of a command line by the rules of a POSIX shell, without expansions; `None` if a quote is not closed.
 fn words(line: &str) -> Option<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -184,7 +183,7 @@ fn words(line: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// Reads up to the closing quote. Within double quotes a backslash keeps its character only before a quote or another.
+/// Reads up to the closing quote. Within double quotes, a backslash escapes only a quote or another backslash.
 fn read_quoted(rest: &mut std::str::Chars<'_>, quote: char, word: &mut String) -> Option<()> {
     loop {
         match rest.next()? {
@@ -213,7 +212,7 @@ mod tests {
                 Some(&["python3", "-m", "my.engine"]),
             ),
             ("'a b' \"c d\" e\\ f ''", Some(&["a b", "c d", "e f", ""])),
-            // What Python's shlex.join makes of `it's`.
+            // The output of Python's shlex.join for `it's`.
             (r#"'it'"'"'s'"#, Some(&["it's"])),
             (r#""a\"b\n""#, Some(&[r#"a"b\n"#])),
             ("a'b'c", Some(&["abc"])),

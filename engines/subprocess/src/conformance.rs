@@ -1,5 +1,5 @@
-//! A process as the subject of the conformance kit: [`SupervisedProcess`], with the supervisor that workers have. For tests of
-//! engines in processes of their own, and for `genset conform`.
+//! [`SupervisedProcess`]: runs the conformance kit on a process under the same supervisor that workers use. For tests of
+//! engines in separate processes, and for `genset conform`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +23,14 @@ impl SupervisedProcess {
         Self { config }
     }
 
-    /// The engine in a process, and how its process is run.
+    /// The engine in a process, and the way the kit runs its process.
     #[must_use]
     pub fn subject(&self) -> Subject {
         Subject::new(SubprocessEngine::new(self.config.clone()))
             .with_process(Arc::new(self.clone()))
     }
 
-    /// The settings for another command, whose process has `patience` to greet, and as long to start.
+    /// The settings for another command, whose process may take `patience` to send its Hello, and as long to start.
     #[must_use]
     pub fn config_for(&self, command: ChildCommand, patience: Duration) -> SubprocessConfig {
         SubprocessConfig {

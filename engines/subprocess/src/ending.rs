@@ -1,4 +1,4 @@
-//! How a process ended: what was seen of its socket and of itself, and which of both says more.
+//! Determines how a process ended, from its socket and its exit status: which of the two says more.
 
 use genset_process::{End, Process};
 use tokio::time::{Duration, timeout};
@@ -6,23 +6,23 @@ use tokio::time::{Duration, timeout};
 use crate::failure::ChildFailure;
 use crate::link::Link;
 
-/// How long a process that closed its socket may take to exit, and one that exited leaves for its last frames to be read.
+/// How long a process may take to exit after it closed its socket, and how long its last frames are read after it exited.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Waits until the process has ended by itself or has to.
+/// Waits until the process has ended by itself or must be ended.
 pub(crate) async fn ended(process: &mut Process, link: &Link) -> ChildFailure {
     tokio::select! {
         biased;
         trouble = link.trouble() => after_trouble(process, trouble).await,
         end = process.ended() => {
-            // What it sent before it went is read first, and may say more.
+            // Frames that it sent before its exit are read first; they may say more.
             let trouble = timeout(SETTLE, link.trouble()).await;
             conclude(trouble.ok(), Some(end))
         }
     }
 }
 
-/// A closed socket is mostly the first sign of an exit.
+/// Handles trouble on the socket. A closed socket is usually the first sign of an exit.
 async fn after_trouble(process: &mut Process, trouble: ChildFailure) -> ChildFailure {
     if !matches!(
         trouble,
@@ -34,8 +34,8 @@ async fn after_trouble(process: &mut Process, trouble: ChildFailure) -> ChildFai
     conclude(Some(trouble), end.ok())
 }
 
-/// What happened, now that the process is reaped. One that closed its socket may have been slower to end than it was given:
-/// how it ended says more, unless that was our kill.
+/// Determines the failure after the process was reaped. A process that closed its socket may have exited after the time limit;
+/// then its exit status says more, unless it was our kill.
 pub(crate) fn settle(failure: ChildFailure, end: Option<End>) -> ChildFailure {
     let is_slow = failure == ChildFailure::ClosedSocket;
     match end {
@@ -49,12 +49,12 @@ pub(crate) fn settle(failure: ChildFailure, end: Option<End>) -> ChildFailure {
     }
 }
 
-/// What happened, given what was seen on the socket and how the process ended, where it did.
+/// Determines the failure from what was seen on the socket and, if the process has ended, how.
 fn conclude(trouble: Option<ChildFailure>, end: Option<End>) -> ChildFailure {
     let end = end.map(ChildFailure::from);
     match (trouble, end) {
         (None | Some(ChildFailure::ClosedSocket), Some(end)) => end,
-        // It was cut off by what ended it.
+        // The exit cut the frame off.
         (
             Some(ChildFailure::HalfFrame),
             Some(

@@ -21,11 +21,11 @@ use crate::launch::{Launch, SMALL_WINDOW, head, terms};
 use crate::link::Link;
 use crate::outputs::Outputs;
 
-/// An engine that runs in a process of its own and speaks `docs/subprocess-protocol.md` over a socket.
+/// An engine that runs in its own process and speaks `docs/subprocess-protocol.md` over a socket.
 ///
-/// The process starts in [`start`](LLMEngine::start) and is gone, with everything it started, when
-/// [`cleanup`](LLMEngine::cleanup) returns. However it ends before that, every request under way ends with an error that
-/// says how, and may go on elsewhere; then the engine is dead, unless [`SubprocessConfig::restart`] has it started again.
+/// [`start`](LLMEngine::start) starts the process. When [`cleanup`](LLMEngine::cleanup) returns, the process and all its
+/// descendants are gone. If the process ends before that, every active request ends with an error that says how, and may
+/// migrate. Then the engine is dead, unless [`SubprocessConfig::restart`] restarts it.
 ///
 /// # Examples
 /// ```no_run
@@ -46,12 +46,12 @@ pub struct SubprocessEngine {
     supervision: Supervision,
 }
 
-/// What `start` builds.
+/// The state that `start` builds.
 #[derive(Debug)]
 struct Running {
     /// Ends the process if this is dropped before `cleanup`.
     process: Supervised<Link>,
-    /// That of every process: one with another does not serve.
+    /// The vocabulary size of every process: one with a different size must not serve.
     vocab_size: Option<NonZeroU32>,
 }
 
@@ -89,7 +89,7 @@ impl SubprocessEngine {
         self.running.get()?.process.session()
     }
 
-    /// Asks the process to free everything and to go.
+    /// Asks the process to free everything and exit.
     async fn take_leave(&self, link: &Arc<Link>) -> Result<(), EngineError> {
         let limit = self.config.cleanup_timeout;
         let call = link.call(head("cleanup"), &(), SMALL_WINDOW);
@@ -136,7 +136,7 @@ impl LLMEngine for SubprocessEngine {
         ))
     }
 
-    // `abort` has nothing to add: a request that is cancelled or dropped sends Cancel by itself, and the process aborts it.
+    // `abort` is not needed: a request that is cancelled or dropped sends Cancel by itself, and the process aborts it.
 
     async fn drain(&self, ctx: DrainContext) -> Result<(), EngineError> {
         let link = self.link()?;
@@ -147,7 +147,7 @@ impl LLMEngine for SubprocessEngine {
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {
-        // Kept to the end: dropping it kills the process, which may still be on its way out.
+        // Kept until the end: dropping it kills the process, which may still be exiting.
         let running = self.running.take();
         let stopped = ChildFailure::Stopped.to_error(&[]);
         let served = running
@@ -158,7 +158,7 @@ impl LLMEngine for SubprocessEngine {
             link.end_calls(stopped);
             result = self.take_leave(&link).await;
         }
-        // A start that is under way ends, the first or a later one, and its process with it.
+        // Also ends a start or restart in progress, and its process.
         self.supervision.end().await;
         result
     }

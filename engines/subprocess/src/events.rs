@@ -1,4 +1,4 @@
-//! What the process publishes beside its answers: metrics, KV events, load, that its engine steps, and that it can go on no more.
+//! What the process publishes besides its answers: metrics, KV events, load, engine steps, and the death of its engine.
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -31,16 +31,16 @@ enum Event {
     Dead { reason: String },
 }
 
-/// Where events go, of one process after the other.
+/// Where events are published, for all processes of the engine in turn.
 #[derive(Debug, Clone)]
 pub(crate) struct Sinks {
     kv_events: KvEventPublisher,
     load: LoadPublisher,
     health: HealthReporter,
     metrics: PublishedMetrics,
-    /// Whether it was said that events of a rank are dropped.
+    /// Whether the dropped events of an undeclared rank were logged.
     has_odd_rank: Arc<AtomicBool>,
-    /// Whether another process takes the place of one that is dead.
+    /// Whether a dead process is restarted.
     is_mended: bool,
 }
 
@@ -56,7 +56,7 @@ impl Sinks {
         }
     }
 
-    /// A process declares its ranks: those that it tells apart are there from now on.
+    /// Announces the ranks that a process declares with `kv_ranks`.
     pub(crate) fn know_ranks(&self, declared: &EngineConfig) {
         if declared.capabilities.kv_ranks {
             for rank in 0..declared.data_parallel_size {
@@ -65,14 +65,14 @@ impl Sinks {
         }
     }
 
-    /// The process is gone, and what it published with it.
+    /// Discards everything that the process published; the process is gone.
     pub(crate) fn forget(&self) {
         self.kv_events.publish(KvEventData::Cleared);
         self.load.publish(Load::default());
         self.metrics.clear();
     }
 
-    /// Publishes what the call answers until it ends.
+    /// Publishes the call's items until it ends.
     pub(crate) async fn follow(self, mut events: Call, link: Arc<Link>) {
         let mut is_warned = false;
         let ended = loop {
@@ -81,7 +81,8 @@ impl Sinks {
                     Ok(Event::Dead { reason }) if self.is_mended => {
                         link.report(ChildFailure::ReportedDead { reason });
                     }
-                    // What is gone may be forgotten already, and its last words are of nothing that is there. Why it ended, they may say.
+                    // `forget` may have run already, and these events describe a process that is gone. The reason of its death
+                    // still counts.
                     Ok(
                         Event::Metrics(_)
                         | Event::Kv(_)
@@ -100,13 +101,13 @@ impl Sinks {
             }
         };
         let is_early = ended.as_ref().is_none_or(log_end);
-        // While the process lives, nobody else does it, and its last values would stay.
+        // The process is still alive, so nobody else calls `forget`, and its last values would stay.
         if is_early && !link.is_dead() {
             self.forget();
         }
     }
 
-    /// Of an event that cannot be read: blocks that it may have told the end of must not stay, and a death must not be missed.
+    /// Handles an event that cannot be decoded: blocks that it may have removed must not stay, and a death must not be missed.
     fn make_good(&self, item: &[u8], link: &Link) {
         let Ok(named) = decode_payload::<BTreeMap<String, IgnoredAny>>(item) else {
             return;
@@ -148,7 +149,7 @@ impl Sinks {
     }
 }
 
-/// Logs how the stream ended, and returns whether that was too early: the process has such an endpoint, and nobody stopped it.
+/// Logs how the stream ended. Returns whether that was too early: the process has the endpoint, and nobody stopped it.
 fn log_end(error: &EngineError) -> bool {
     use ErrorKind::{Cancelled, Disconnected, EngineShutdown, NotFound, Unsupported};
     if matches!(error.kind(), Unsupported | NotFound) {
@@ -279,7 +280,7 @@ mod tests {
         assert_eq!(load.borrow().running_requests, 3);
         let blocks = || ctx.kv_events.subscribe().snapshot.blocks.len();
         assert_eq!(blocks(), 1);
-        // It may have told that the block is gone.
+        // The event may have removed the block.
         send(
             FrameKind::Item,
             json!({"kv": {"removed": {"blocks": ["seven"]}}}),
@@ -289,7 +290,7 @@ mod tests {
         send(FrameKind::Item, json!({"dead": {"reason": 7}}));
         assert!(follow.as_mut().now_or_never().is_none());
         assert!(ctx.health.dead_reason().is_some());
-        // The process lives on, and says no more how it is.
+        // The process is alive, but publishes nothing more.
         send(FrameKind::End, json!(null));
         assert!(follow.now_or_never().is_some());
         assert_eq!(*load.borrow(), Load::default());

@@ -1,21 +1,21 @@
-//! [`ChildFailure`]: how a process can fail, told apart by what was seen.
+//! [`ChildFailure`]: how a process can fail, by the evidence seen.
 
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind};
 use genset_process::End;
 
-/// Why the engine's process is of no more use.
+/// Why the engine's process can no longer be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChildFailure {
-    /// It ended by itself with a code, 0 included: nobody had asked it to.
+    /// It exited with a code, 0 included, without being asked to.
     #[error("the engine's process exited with code {code} while it was needed")]
     Exited {
         /// The exit code.
         code: i32,
     },
-    /// A signal that a fault raises ended it: a segmentation fault, an abort.
+    /// It was ended by a signal that a fault raises, such as a segmentation fault or an abort.
     #[error("the engine's process crashed: signal {signal} ({name})")]
     Crashed {
         /// The signal's number.
@@ -23,43 +23,43 @@ pub enum ChildFailure {
         /// The signal's name.
         name: &'static str,
     },
-    /// The kernel killed in its control group because memory ran out, and the process ended by SIGKILL.
+    /// It was ended by SIGKILL after the kernel counted an out-of-memory kill in its control group.
     #[error(
         "the engine's process was killed because memory ran out: its control group counts an out-of-memory kill; raise the \
          memory limit, or have the engine use less"
     )]
     OutOfMemory,
-    /// SIGKILL ended it; it was not ours, and nobody says whose.
+    /// It was ended by SIGKILL from an unknown sender, not by this worker.
     #[error(
         "the engine's process was killed (SIGKILL), and not by this worker: most often the kernel does that when memory \
          runs out; look for oom-kill in the kernel's log"
     )]
     Killed,
-    /// It answered no heartbeat.
+    /// It did not answer heartbeats.
     #[error(
         "the engine's process hung: it answered nothing for {} s, and was killed",
         silent_for.as_secs_f64()
     )]
     Hung {
-        /// How long nothing was heard.
+        /// How long nothing was received.
         silent_for: Duration,
     },
-    /// It closed its socket and went on.
+    /// It closed its socket and continued to run.
     #[error("the engine's process closed its socket and did not exit; it was killed")]
     ClosedSocket,
     /// It ended in the middle of a frame.
     #[error("the engine's process broke off in the middle of a frame")]
     HalfFrame,
-    /// It broke the protocol.
+    /// It violated the protocol.
     #[error("the engine's process broke the protocol and was killed: {what}")]
     Protocol {
-        /// The rule that was broken.
+        /// The rule that it violated.
         what: String,
     },
-    /// It said that its engine can go on no more.
+    /// It reported that its engine is dead.
     #[error("the engine's process reported its engine dead, and was killed: {reason}")]
     ReportedDead {
-        /// What it said.
+        /// The reason that it gave.
         reason: String,
     },
     /// It speaks another version of the protocol.
@@ -68,12 +68,12 @@ pub enum ChildFailure {
         /// Both versions.
         what: String,
     },
-    /// It did not do in time what it was asked.
+    /// It exceeded a time limit.
     #[error("the engine's process did not {what} within {} s, and was killed", limit.as_secs_f64())]
     TooLate {
-        /// What was waited for.
+        /// What the worker waited for.
         what: &'static str,
-        /// The time it had.
+        /// The limit.
         limit: Duration,
     },
     /// The worker stopped it.
@@ -86,7 +86,7 @@ impl ChildFailure {
         Self::Protocol { what: what.into() }
     }
 
-    /// What the failure means to a request, and to whoever called `start`.
+    /// The error kind for requests and for the caller of `start`.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -105,7 +105,7 @@ impl ChildFailure {
         }
     }
 
-    /// The error with the last lines that the process wrote to standard error, if any.
+    /// The error, with the last lines that the process wrote to standard error, if any.
     pub(crate) fn to_error(&self, stderr: &[String]) -> EngineError {
         let mut message = self.to_string();
         if !stderr.is_empty() {

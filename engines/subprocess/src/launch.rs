@@ -1,4 +1,4 @@
-//! [`Launch`]: the engine's process as a program that is supervised: started, greeted, and asked to start its engine.
+//! [`Launch`]: the engine's process as a supervised program: spawn it, exchange Hellos, and start its engine.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ use crate::link::Link;
 use crate::process::spawn;
 use crate::tasks;
 
-/// Items of the small endpoints that may be on their way.
+/// The maximum number of items in flight on the small endpoints.
 pub(crate) const SMALL_WINDOW: u32 = 16;
-/// Events that may be on their way.
+/// The maximum number of events in flight.
 const EVENT_WINDOW: u32 = 1024;
 
-/// What it takes to start the process, as often as that is done.
+/// Everything needed to start the process, any number of times.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
     config: Arc<SubprocessConfig>,
@@ -52,7 +52,7 @@ enum StartItem {
     Config(Box<EngineConfig>),
 }
 
-/// The process in messages, and how long it may take for what.
+/// The process's name in messages, and its time limits.
 pub(crate) fn terms(config: &SubprocessConfig) -> Terms {
     Terms {
         name: "the engine's process".to_owned(),
@@ -81,14 +81,14 @@ impl Launch {
         }
     }
 
-    /// Greets the process, has it start, and passes on what it publishes.
+    /// Exchanges Hellos with the process, starts its engine, and follows its events.
     async fn begin(self, socket: UnixStream, link: Arc<Link>) -> Result<EngineConfig, EngineError> {
         let limit = self.config.hello_timeout;
         let what = "greet over GENSET_ENGINE_FD (does the program serve an engine?)";
         let greeted = timeout(limit, self.greet(socket, &link)).await;
         if let Err(failure) = greeted.unwrap_or(Err(ChildFailure::TooLate { what, limit })) {
             link.report(failure);
-            // How the process ends says what it was.
+            // How the process ends determines the error.
             return std::future::pending().await;
         }
         let call = link.call(head("start"), &self.asked, SMALL_WINDOW).await?;
@@ -100,7 +100,7 @@ impl Launch {
         Ok(declared)
     }
 
-    /// Greets the process; from then on its frames are read, and ours are written.
+    /// Exchanges Hellos with the process, then starts the tasks that read and write frames.
     async fn greet(&self, mut socket: UnixStream, link: &Arc<Link>) -> Result<(), ChildFailure> {
         let greeted = tasks::greet(&mut socket, self.config.max_frame_bytes).await;
         let (max_frame_bytes, decoder) = greeted?;
@@ -177,7 +177,7 @@ pub(crate) fn head(endpoint: &str) -> RequestHead {
     }
 }
 
-/// Follows a start to its end; the last item says what the engine can do.
+/// Follows a start to its end; the last item is the config.
 async fn started(mut call: Call, progress: &ProgressReporter) -> Result<EngineConfig, EngineError> {
     let mut declared = None;
     while let Some(item) = call.item().await? {
@@ -191,13 +191,13 @@ async fn started(mut call: Call, progress: &ProgressReporter) -> Result<EngineCo
             "the engine's process ended `start` without a config",
         ));
     };
-    // A socket does not follow a paused clock.
+    // A socket does not follow tokio's paused clock.
     declared.capabilities.virtual_time = false;
     declared.validate()?;
     Ok(*declared)
 }
 
-/// Whether requests made for the one fit the other. How much it runs at once may differ: many engines measure it anew.
+/// Whether requests made for one fit the other. Concurrency limits may differ: many engines measure them at each start.
 fn is_same(first: &EngineConfig, second: &EngineConfig) -> bool {
     let second = EngineConfig {
         kv_total_blocks: first.kv_total_blocks,

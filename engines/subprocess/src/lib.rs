@@ -1,11 +1,11 @@
-//! An engine in a process of its own, in any language: [`SubprocessEngine`] starts the process, speaks frames with it over a
-//! socket, and makes it an `LLMEngine`. `docs/subprocess-protocol.md` says what the process has to do; the Python package
-//! `genset` does it for engines in Python.
+//! An engine in a separate process, in any language. [`SubprocessEngine`] starts the process, exchanges frames with it over a
+//! socket, and implements `LLMEngine`. `docs/subprocess-protocol.md` specifies the process's side; the Python package `genset`
+//! implements it for engines in Python.
 //!
-//! - [`SubprocessConfig`]: the program, and how long it may take for what.
-//! - [`InheritedEnv`], [`LogLimit`]: what it is given of our environment, and how much of what it prints is logged.
-//! - [`RestartPolicy`]: whether a process that ended is started again.
-//! - [`ChildFailure`]: how a process can fail; the source of the errors that its requests end with.
+//! - [`SubprocessConfig`]: the program, its environment and its time limits.
+//! - [`InheritedEnv`], [`LogLimit`]: which environment variables it inherits, and how much of its output is logged.
+//! - [`RestartPolicy`]: whether and when a process that ended is restarted.
+//! - [`ChildFailure`]: how a process can fail; the source of its requests' errors.
 //! - [`worker_socket`], [`serve`]: the process's own side, for engines in Rust. With the feature `cli`, `run_program`: the `main`
 //!   around it.
 //! - With the feature `conformance`, `SupervisedProcess`: a process as the subject of the conformance kit.

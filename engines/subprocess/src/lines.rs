@@ -1,9 +1,9 @@
-//! What the process prints goes to the log, each line at the level it names.
+//! Logs the output of the process, each line at the level it names.
 
 use genset_process::level_named;
 use tracing::Level;
 
-/// Logs a line at the level it names first, or else at `otherwise`.
+/// Logs a line at the level it begins with, or else at `otherwise`.
 pub(crate) fn log(text: &str, otherwise: Level, pid: u32) {
     let (level, text) = split_level(text).unwrap_or((otherwise, text));
     genset_process::log(level, Some(pid), None, text);

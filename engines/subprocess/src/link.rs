@@ -1,4 +1,4 @@
-//! [`Link`]: the connection with the process: who is asked what, and what is answered.
+//! [`Link`]: the connection to the process: its calls and their answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ use crate::call::Call;
 use crate::config::MIN_FRAME_BYTES;
 use crate::failure::ChildFailure;
 
-/// Bytes above which new requests wait. Frames about requests that are open go in regardless: they are few and small.
+/// Queued bytes above which new requests wait. Frames of open requests are queued regardless: they are few and small.
 const ROOM_BYTES: usize = 1 << 20;
 
-/// Where the items of a call wait for its reader, and behind them how it ended.
+/// Holds the items of a call until they are read, and then how the call ended.
 pub(crate) type CallInbox = Inbox<Bytes, Result<(), EngineError>>;
 
-/// The connection, shared by the calls and the tasks that keep it.
+/// The connection, shared by the calls and the tasks that serve it.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) outbox: Outbox,
     streams: Mutex<Streams>,
-    /// Whether anything was heard since somebody looked.
+    /// Whether anything was received since the last check.
     heard: AtomicBool,
     trouble: Mutex<Option<ChildFailure>>,
     troubled: CancellationToken,
@@ -43,15 +43,15 @@ pub(crate) struct Link {
 #[derive(Debug, Default)]
 struct Streams {
     last_id: u32,
-    /// Every stream that the process has not ended. Without an inbox, nobody reads it any more.
+    /// Every stream that the process has not ended. A stream without an inbox has no reader any more.
     open: HashMap<u32, Option<Arc<CallInbox>>>,
-    /// Why there are no more streams.
+    /// The error of new calls after the end.
     dead: Option<EngineError>,
 }
 
 impl Link {
     pub(crate) fn new() -> Self {
-        // What is asked of a process of our own is bounded where requests are admitted.
+        // The number of requests is limited where they are admitted, so memory is not limited here.
         let memory = Memory::of_process(usize::MAX, Gauge::default());
         Self {
             outbox: Outbox::new(ROOM_BYTES, MIN_FRAME_BYTES as usize, &memory),
@@ -63,14 +63,14 @@ impl Link {
         }
     }
 
-    /// Opens a stream. `window`: items that may be unread.
+    /// Opens a stream. `window`: the maximum number of unread items.
     ///
     /// # Errors
-    /// `InvalidArgument` when the request is larger than a frame may be, or its head than a head may be; how the process
-    /// ended, if it has.
+    /// `InvalidArgument` if the request exceeds the frame size or its head exceeds the head size; the process's failure if it
+    /// has ended.
     ///
     /// # Cancel safety
-    /// Dropped before it returned, nothing was asked.
+    /// If the future is dropped before it returns, no request was sent.
     pub(crate) async fn call<T: Serialize>(
         self: &Arc<Self>,
         head: RequestHead,
@@ -91,7 +91,7 @@ impl Link {
             return Err(EngineError::invalid_argument(At::other("headers"), problem));
         }
         self.outbox.room().await;
-        // One more than there is credit for: then its reader is behind.
+        // One more than the credit: an inbox that is full holds an item without credit.
         let inbox = Arc::new(CallInbox::new(window as usize + 1));
         let id = self.streams.lock().open(&inbox)?;
         let call = Call::new(Arc::clone(self), id, inbox, window);
@@ -106,7 +106,7 @@ impl Link {
         Ok(call)
     }
 
-    /// Says that nobody reads the stream any more. It stays known until the process has ended it.
+    /// Cancels a stream that has no reader any more. It stays registered until the process has ended it.
     pub(crate) fn cancel(&self, id: u32, reason: CancelReason) {
         let is_open = match self.streams.lock().open.get_mut(&id) {
             Some(inbox) => inbox.take().is_some(),
@@ -118,7 +118,7 @@ impl Link {
         }
     }
 
-    /// Ends every call under way with `error`; the connection stays.
+    /// Ends every active call with `error`; the connection stays open.
     pub(crate) fn end_calls(&self, error: EngineError) {
         let ids: Vec<u32> = {
             let streams = self.streams.lock();
@@ -132,7 +132,7 @@ impl Link {
         }
     }
 
-    /// Ends every call under way, and all that are to come, with `error`.
+    /// Ends all active and future calls with `error`.
     pub(crate) fn fail(&self, error: EngineError) {
         let mut streams = self.streams.lock();
         let error = streams.dead.get_or_insert(error).clone();
@@ -141,7 +141,7 @@ impl Link {
         }
         drop(streams);
         self.closed.cancel();
-        // Nobody writes any more. Who waits for room finds the error above.
+        // Nobody writes any more. Calls that wait for room receive the error above.
         self.outbox.close();
     }
 
@@ -149,7 +149,7 @@ impl Link {
         self.streams.lock().dead.is_some()
     }
 
-    /// Sends a small frame that must fit.
+    /// Sends a frame that is small enough to fit.
     pub(crate) fn send<T: Serialize>(&self, kind: FrameKind, stream: u32, payload: &T) {
         if let Ok(payload) = encode_payload(payload)
             && let Err(error) = self.outbox.push(kind, stream, &payload)
@@ -163,14 +163,14 @@ impl Link {
         self.send(FrameKind::GoAway, 0, &GoAway { code, reason });
     }
 
-    /// Asks whether the process is there. One that has much to read is asked by that.
+    /// Sends a heartbeat, unless the outbox is full: the frames in it serve as one.
     pub(crate) fn ping(&self) {
         if self.outbox.has_room() && self.outbox.push(FrameKind::Ping, 0, b"").is_err() {
             tracing::error!("an empty frame is over the process's limit");
         }
     }
 
-    /// Whether anything was heard since this was asked last.
+    /// Whether anything was received since the last call.
     pub(crate) fn was_heard(&self) -> bool {
         self.heard.swap(false, Ordering::Relaxed)
     }
@@ -179,16 +179,16 @@ impl Link {
         self.heard.store(true, Ordering::Relaxed);
     }
 
-    /// Notes what is wrong with the process; the first counts.
+    /// Records a failure of the process; the first one counts.
     pub(crate) fn report(&self, failure: ChildFailure) {
         self.trouble.lock().get_or_insert(failure);
         self.troubled.cancel();
     }
 
-    /// Waits until something is wrong with the process.
+    /// Waits until a failure is recorded.
     ///
     /// # Cancel safety
-    /// Nothing is lost when the future is dropped.
+    /// Cancel safe: dropping the future loses nothing.
     pub(crate) async fn trouble(&self) -> ChildFailure {
         self.troubled.cancelled().await;
         self.trouble
@@ -197,10 +197,10 @@ impl Link {
             .unwrap_or(ChildFailure::ClosedSocket)
     }
 
-    /// Takes a frame from the process.
+    /// Handles a frame from the process.
     ///
     /// # Errors
-    /// The rule it breaks.
+    /// The rule that the frame violates.
     pub(crate) fn arrived(&self, frame: Frame) -> Result<(), ChildFailure> {
         let Frame {
             kind,
@@ -216,7 +216,7 @@ impl Link {
                     .map_err(|error| ChildFailure::protocol(format!("Error frame: {error}")))?;
                 self.streams.lock().end(stream, Err(error.into()))
             }
-            // Without room, the process has enough to read already that says that we are here.
+            // If the outbox is full, the frames in it already show the process that we are alive.
             FrameKind::Ping if !self.outbox.has_room() => Ok(()),
             FrameKind::Ping => self
                 .outbox
@@ -259,7 +259,7 @@ impl Streams {
         if let Some(error) = &self.dead {
             return Err(error.clone());
         }
-        // Ids come round after 2^32 requests; those still open are passed over.
+        // Ids wrap around after 2^32 requests; skip those still open.
         loop {
             self.last_id = self.last_id.wrapping_add(1).max(1);
             if !self.open.contains_key(&self.last_id) {
@@ -273,7 +273,7 @@ impl Streams {
         let Some(inbox) = self.open.get(&stream) else {
             return self.not_open(stream);
         };
-        // Without one, nobody reads it any more: the reader's Cancel is on its way.
+        // A stream without an inbox has no reader any more: its Cancel is on the way.
         let Some(inbox) = inbox else { return Ok(()) };
         if inbox.push_and_wake(item) {
             let what = format!("an item without credit on stream {stream}");
@@ -313,7 +313,7 @@ mod tests {
         link.call(RequestHead::default(), &(), 2).await.unwrap()
     }
 
-    /// Bytes that waited for the socket.
+    /// The number of bytes that waited for the socket.
     async fn written(link: &Link) -> usize {
         let mut bytes = Vec::new();
         let mut batch = link.outbox.take(BytesMut::new()).await;
@@ -384,7 +384,7 @@ mod tests {
         }
         let waiting = written(&link).await;
         assert!((1 << 20..2 << 20).contains(&waiting), "{waiting}");
-        // Who reads on is answered again.
+        // A process that reads again is answered again.
         link.arrived(ping).unwrap();
         assert!(written(&link).await > 60_000);
     }
@@ -403,7 +403,7 @@ mod tests {
         let message = ended.as_ref().map(EngineError::message);
         assert_eq!(message, Some(ChildFailure::Killed.to_string().as_str()));
         assert!(link.streams.lock().open.is_empty());
-        // Those that come later wait for nothing either.
+        // Later calls do not wait either.
         let later = link.call(RequestHead::default(), &(), 2);
         assert!(later.now_or_never().unwrap().is_err());
     }

@@ -1,4 +1,4 @@
-//! [`Outputs`]: what the process answers to a request, kept to the contract of an engine.
+//! [`Outputs`]: the process's answer to a request, checked against an engine's contract.
 
 use std::num::NonZeroU32;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use crate::call::Call;
 
 type Answer = Option<Result<Output, EngineError>>;
 
-/// The outputs of one request. A cancelled one ends at once; the process is told, and what it still sends is dropped.
+/// The outputs of one request. A cancelled request ends at once: the process receives a Cancel; its later items are dropped.
 pub(crate) struct Outputs {
     /// `None` after the terminal.
     call: Option<Call>,
@@ -54,7 +54,7 @@ impl Outputs {
         Some(Ok(Output::Finished(Box::new(finished))))
     }
 
-    /// Ends the request because of what the process sent; the process is told to stop.
+    /// Ends the request because the process sent something invalid, and cancels it there.
     fn refuse(&mut self, problem: impl std::fmt::Display) -> Answer {
         self.call = None;
         let message = format!("the engine's process broke the contract: {problem}");
@@ -63,7 +63,7 @@ impl Outputs {
         ))
     }
 
-    /// The answer that an item makes; `None` for a terminal, which waits for the end.
+    /// Converts an item to an answer; `None` for a terminal, which is held until the stream ends.
     fn take(&mut self, item: &Bytes) -> Option<Answer> {
         let output = match decode_payload(item) {
             Ok(output) => output,
@@ -87,7 +87,7 @@ impl Outputs {
         }
     }
 
-    /// What is wrong with an output on its own.
+    /// Checks an output by itself.
     fn problem(&self, output: &Output) -> Option<String> {
         let chunk = match output {
             Output::Tokens(chunk) if chunk.is_empty() => {
@@ -113,7 +113,7 @@ impl Outputs {
         self.call = None;
         match (result, self.finished.take()) {
             (Ok(()), finished) => finished.map(|finished| Ok(Output::Finished(finished))),
-            // How it ended was said; that its process ended since is no matter of the request's.
+            // The terminal arrived; the request does not depend on how the process ended after it.
             (Err(_), Some(finished)) => Some(Ok(Output::Finished(finished))),
             (Err(error), None) => Some(Err(error)),
         }

@@ -1,5 +1,4 @@
-//! The process itself: started with one end of a socket pair, in a process group that dies with
-//! this process, and ended with all of it.
+//! The process itself: started with one end of a socket pair, in a process group that dies with this process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,23 +14,23 @@ use tokio_util::task::TaskTracker;
 use crate::config::SubprocessConfig;
 use crate::lines::log;
 
-/// Names the descriptor of the socket to the process.
+/// Passes the socket's descriptor to the process.
 pub(crate) const FD_VARIABLE: &str = "GENSET_ENGINE_FD";
-/// Names the log level to the process: one of error, warning, info, debug.
+/// Passes the log level to the process: error, warning, info or debug.
 pub(crate) const LOG_VARIABLE: &str = "GENSET_ENGINE_LOG";
-/// Names the descriptor of the leash to the process.
+/// Passes the leash's descriptor to the process.
 const LEASH_VARIABLE: &str = "GENSET_ENGINE_LEASH_FD";
 /// The socket's descriptor in the process: the first after the standard ones.
 const CHILD_FD: i32 = 3;
-/// The leash's.
+/// The leash's descriptor in the process.
 const LEASH_FD: i32 = 4;
-/// How long a process may take to end by itself when this one is gone: the package gives its engine two seconds.
+/// How long a process may take to exit when this one is gone: the package gives its engine two seconds.
 const ORPHAN_GRACE: Duration = Duration::from_secs(3);
 
-/// Starts the program; what it prints goes to the log. Gives our end of its socket, too.
+/// Starts the program and logs its output. Returns our end of its socket, too.
 ///
 /// # Errors
-/// `NotFound` or `InvalidArgument` when there is no such program or directory, else `Internal`.
+/// `NotFound` or `InvalidArgument` if there is no such program or directory, else `Internal`.
 pub(crate) fn spawn(
     config: &SubprocessConfig,
     tasks: &TaskTracker,
@@ -51,7 +50,7 @@ fn try_spawn(config: &SubprocessConfig) -> io::Result<(Process, UnixStream)> {
     let (ours, theirs) = StdUnixStream::pair()?;
     ours.set_nonblocking(true)?;
     let socket = UnixStream::from_std(ours)?;
-    // Nobody writes to it: it ends for the process when this process does, however that ends.
+    // Nobody writes to it: the process reads its end when this process ends, however that happens.
     let (leash, their_leash) = StdUnixStream::pair()?;
     let mut command = command(config);
     let mapping = |parent_fd: StdUnixStream, child_fd| FdMapping {
@@ -81,7 +80,7 @@ fn command(config: &SubprocessConfig) -> std::process::Command {
     command
 }
 
-/// The most detailed level that this process logs at, as the process is told it.
+/// The most detailed level that this process logs at, in the words of [`LOG_VARIABLE`].
 fn log_level() -> &'static str {
     use tracing::level_filters::LevelFilter;
     match LevelFilter::current() {

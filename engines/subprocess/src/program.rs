@@ -1,6 +1,6 @@
-//! The `main` of an engine's own program, in Rust: [`run_program`]. A worker starts the program and talks with it over a socket; a
-//! person who starts it gets something else, such as a worker of its own. It sets up the log of the process, so nothing but a
-//! `main` calls it; those of `engines/mistralrs` and `engines/llamacpp` do.
+//! [`run_program`]: the `main` of an engine's own program, in Rust. A worker starts the program and talks to it over a socket;
+//! a user who starts it gets something else, such as a worker. It initializes the process's log, so only a `main` may call it;
+//! those of `engines/mistralrs` and `engines/llamacpp` do.
 
 use std::env;
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -24,11 +24,11 @@ struct Served<A: Args> {
     engine: A,
 }
 
-/// A program's whole `main`. In a process that a worker started it reads the engine's flags, makes the engine and
-/// [serves](serve) it until the worker lets it go; in any other it does what `otherwise` does.
+/// The whole `main` of a program. In a process that a worker started, it parses the engine's flags, creates the engine and
+/// [serves](serve) it until the worker sends GoAway. In any other process it runs `otherwise`.
 ///
-/// The log goes to standard error, at the level of the worker's; what the targets in `talkative` log as information stays
-/// out of it, for libraries that tell much.
+/// It logs to standard error at the worker's level. Information messages of the targets in `talkative` are left out, for
+/// verbose libraries.
 ///
 /// # Examples
 /// ```no_run
@@ -73,12 +73,12 @@ pub fn run_program<A: Args, E: LLMEngine>(
 fn serve_to_end(engine: Arc<dyn LLMEngine>, socket: StdUnixStream) -> Result<(), String> {
     let runtime = tokio::runtime::Runtime::new().map_err(|error| error.to_string())?;
     let served = runtime.block_on(serve(engine, socket));
-    // A load under way must not keep the process.
+    // A load in progress must not keep the process alive.
     runtime.shutdown_background();
     served.map_err(|error| error.to_string())
 }
 
-/// Each line begins with its level, by which the worker logs it.
+/// Begins each line with its level; the worker logs it at that level.
 fn init_log(level: Level, talkative: &[&str]) {
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
@@ -97,7 +97,7 @@ fn targets(level: Level, talkative: &[&str]) -> Targets {
     targets.with_targets(talkative.iter().map(|target| (*target, of_talkative)))
 }
 
-/// How much the worker logs, by its word for it.
+/// The level for the worker's word.
 fn level(asked: &str) -> Level {
     match asked {
         "error" => Level::ERROR,

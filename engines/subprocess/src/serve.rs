@@ -1,8 +1,9 @@
-//! The process's own side, for engines in Rust: [`worker_socket`] takes the descriptor that the worker gave, [`serve`] answers on it
-//! with an engine. For an engine that cannot be linked into the worker, because it wants other versions of the same crates, say.
+//! The process's side of the protocol, for engines in Rust. [`worker_socket`] takes the descriptor that the worker passed;
+//! [`serve`] serves an engine on it. Use it for an engine that cannot be linked into the worker, for example because it needs
+//! other versions of the same crates.
 //!
-//! What is carried is what answers need: start with its progress, requests, load, health with the engine's steps, drain and cleanup. Controls, KV events, metrics
-//! and KV transfers are not; what an engine declares of them is left out.
+//! It carries start with progress, requests, load, health with the engine's steps, drain and cleanup. It does not carry
+//! controls, KV events, metrics and KV transfers; an engine's declarations of these are removed.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -41,38 +42,38 @@ use tokio_util::task::TaskTracker;
 
 use crate::process::FD_VARIABLE;
 
-/// Bytes that wait for the socket, above which answers wait.
+/// The number of queued bytes above which answers wait.
 const ROOM_BYTES: usize = 1 << 20;
-/// Bytes read from the socket at once, at least.
+/// The minimum number of bytes that one read has room for.
 const READ_BYTES: usize = 64 << 10;
 
-/// How often the worker is told that the engine steps, at most.
+/// The minimum interval between the events that report the engine's steps.
 const STEP_INTERVAL: Duration = Duration::from_millis(250);
-/// The most letters of the reason that an engine gives for its end.
+/// The maximum length of an engine's reason for its death, in characters.
 const MAX_REASON_LETTERS: usize = 4096;
-/// What cleanup may take once the worker is gone: a second later its guard kills the process.
+/// The time limit of cleanup once the worker is gone. A second later, the worker's guard kills the process.
 const ORPHAN_CLEANUP: Duration = Duration::from_secs(2);
 
-/// Why a process stops serving without having been let go.
+/// Why a process stopped serving without a GoAway.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The socket that the worker gave cannot be used.
+    /// The socket from the worker cannot be used.
     #[error("the worker's socket cannot be used: {0}")]
     Socket(#[source] io::Error),
-    /// The worker did not greet.
+    /// The worker sent no Hello.
     #[error(transparent)]
     Greeting(#[from] GreetingError),
-    /// The worker speaks other versions.
+    /// The worker speaks other protocol versions.
     #[error("{0}")]
     Version(#[source] EngineError),
-    /// The worker sent what it may not.
+    /// The worker violated the protocol.
     #[error("the worker broke the protocol: {what}")]
     Protocol {
         /// The rule.
         what: String,
     },
-    /// The worker ended, and did not say that it would.
+    /// The worker ended without a GoAway.
     #[error("the worker is gone")]
     WorkerGone,
 }
@@ -95,10 +96,10 @@ impl ServeError {
     }
 }
 
-/// The socket that a worker gave this process; `None` in a process that no worker started, and from the second call on.
+/// Takes the socket that a worker passed to this process. Returns `None` if no worker started the process, or on a later call.
 ///
 /// # Errors
-/// [`ServeError::Protocol`] for a variable that holds no descriptor.
+/// [`ServeError::Protocol`] if the variable holds no descriptor.
 pub fn worker_socket() -> Result<Option<StdUnixStream>, ServeError> {
     static IS_TAKEN: AtomicBool = AtomicBool::new(false);
     let Some(given) = env::var_os(FD_VARIABLE) else {
@@ -119,14 +120,14 @@ pub fn worker_socket() -> Result<Option<StdUnixStream>, ServeError> {
     reason = "the worker says by a number which descriptor is ours"
 )]
 fn adopt(number: RawFd) -> StdUnixStream {
-    // SAFETY: who set the variable opened the descriptor for this process alone, and it is taken once.
+    // SAFETY: the parent that set the variable opened the descriptor for this process alone, and it is taken once.
     unsafe { StdUnixStream::from_raw_fd(number) }
 }
 
-/// Serves `engine` to the worker at the other end of `socket`, until it lets the engine go.
+/// Serves `engine` to the worker at the other end of `socket`, until the worker sends GoAway and closes its end.
 ///
 /// # Errors
-/// The worker is gone, or does not keep to the protocol. The engine was cleaned up then, and the process should end.
+/// Fails if the worker is gone or violates the protocol. The engine was cleaned up by then, and the process should exit.
 ///
 /// # Examples
 /// ```no_run
@@ -163,7 +164,7 @@ pub async fn serve(engine: Arc<dyn LLMEngine>, socket: StdUnixStream) -> Result<
     writing
 }
 
-/// Says Hello and waits for the worker's. Returns its limit on a payload, and the decoder with what came behind.
+/// Exchanges Hellos with the worker. Returns its payload limit, and the decoder with any bytes that followed.
 async fn greet(socket: &mut UnixStream) -> Result<(usize, FrameDecoder), ServeError> {
     let ours = Hello::new(u32::try_from(MAX_FRAME_BYTES).unwrap_or(u32::MAX));
     let mut greeting = Greeting::new(socket);
@@ -186,7 +187,7 @@ struct Child {
     engine: Arc<dyn LLMEngine>,
     outbox: Outbox,
     streams: Mutex<HashMap<u32, Open>>,
-    /// The handles of the engine that was asked to start.
+    /// The context of the engine's start, once the worker has asked for it.
     started: Mutex<Option<StartContext>>,
     tasks: TaskTracker,
 }
@@ -229,7 +230,7 @@ enum Event {
 }
 
 impl Child {
-    /// Returns `Ok` once the worker has let go and closed its end.
+    /// Reads frames. Returns `Ok` once the worker has sent GoAway and closed its end.
     async fn read(
         self: &Arc<Self>,
         mut socket: OwnedReadHalf,
@@ -250,13 +251,13 @@ impl Child {
         }
     }
 
-    /// Writes until the worker reads no more.
+    /// Writes until the worker stops reading.
     async fn write(&self, mut socket: OwnedWriteHalf) {
         let mut spent = BytesMut::new();
         loop {
             let mut batch = self.outbox.take(std::mem::take(&mut spent)).await;
             if batch.write_to(&mut socket, || ()).await.is_err() {
-                // The reader sees the same end, and whether it was meant.
+                // The reader sees the same end, and knows whether it was expected.
                 return std::future::pending().await;
             }
             spent = batch.into_buffer();
@@ -361,7 +362,7 @@ fn not_free(id: u32) -> ServeError {
     ServeError::protocol(format!("a request on stream {id}, which is not free"))
 }
 
-/// One stream on its way to its end, which it has also where the engine panics.
+/// A stream that is being answered. It sends its end even if the engine panics.
 struct Reply {
     child: Arc<Child>,
     id: u32,
@@ -374,7 +375,7 @@ impl Reply {
         let ctx = self.open.ctx.clone();
         let result = tokio::select! {
             biased;
-            // Whoever cancels reads nothing more, and what is dropped frees what it holds.
+            // A caller that cancels reads nothing more; dropping the answer frees its resources.
             () = ctx.cancelled() => Ok(()),
             result = self.answer(&endpoint, &body) => result,
         };
@@ -385,7 +386,7 @@ impl Reply {
         if std::mem::replace(&mut self.is_ended, true) {
             return;
         }
-        // Before the frame: the worker may use the id again.
+        // Before the frame is sent: the worker may reuse the id after it.
         self.child.streams.lock().remove(&self.id);
         match result {
             Ok(()) => self.child.send(FrameKind::End, self.id, b""),
@@ -415,7 +416,7 @@ impl Reply {
         }
     }
 
-    /// Waits for credit, and for room in the outbox.
+    /// Sends an item; waits for credit, and for room in the outbox.
     async fn item(&self, value: &impl Serialize) -> Result<(), EngineError> {
         if let Ok(credit) = self.open.credit.acquire().await {
             credit.forget();
@@ -439,7 +440,7 @@ impl Reply {
                 started = &mut starting => break started?,
                 Ok(()) = progress.changed() => {
                     let now = progress.borrow_and_update().clone();
-                    // One place is kept for the config. A stage that nobody has room for is no loss.
+                    // Keeps one credit for the config. A stage without credit is dropped.
                     if self.open.credit.available_permits() > 1 {
                         let stage = StartItem::Progress { stage: now.stage, fraction: now.fraction };
                         self.item(&stage).await?;
@@ -465,7 +466,7 @@ impl Reply {
         loop {
             tokio::select! {
                 reason = ctx.health.died() => {
-                    // One that does not fit is no reason to keep the death.
+                    // Truncated, since a reason that is too long must not hide the death.
                     let reason = reason.chars().take(MAX_REASON_LETTERS).collect();
                     self.item(&Event::Dead { reason }).await?;
                     return std::future::pending().await;
@@ -488,7 +489,7 @@ impl Reply {
         let ctx = self.open.ctx.clone();
         let ctx = ctx.with_prompt_tokens(request.prompt_tokens().unwrap_or(0));
         let mut outputs = self.child.engine.generate(request, ctx).await?;
-        // Ending without a terminal is the worker's to report.
+        // The worker reports a stream that ends without a terminal.
         while let Some(output) =
             std::future::poll_fn(|cx| Pin::new(&mut outputs).poll_next(cx)).await
         {

@@ -1,4 +1,4 @@
-//! The tasks that keep a [`Link`]: the greeting, the reader, the writer and the heartbeat.
+//! The tasks of a [`Link`]: the greeting, the reader, the writer and the heartbeat.
 
 use bytes::BytesMut;
 use genset_process::Supervision;
@@ -12,13 +12,13 @@ use crate::config::{MIN_FRAME_BYTES, SubprocessConfig};
 use crate::failure::ChildFailure;
 use crate::link::Link;
 
-/// Bytes read from the socket at once, at least.
+/// The minimum number of bytes that one read has room for.
 const READ_BYTES: usize = 64 << 10;
 
-/// Says Hello and waits for the process's. Returns its limit on a payload, and the decoder with what came behind.
+/// Exchanges Hellos with the process. Returns its payload limit, and the decoder with any bytes that followed.
 ///
 /// # Errors
-/// How the process failed: it closed its socket, sent something else, or speaks another version.
+/// The process's failure: it closed its socket, sent something else, or speaks another version.
 pub(crate) async fn greet(
     socket: &mut UnixStream,
     max_frame_bytes: u32,
@@ -42,7 +42,7 @@ pub(crate) async fn greet(
     Ok((theirs.max_frame_bytes, decoder))
 }
 
-/// Why there is no Hello from the process.
+/// Why the process sent no Hello.
 fn ungreeted(error: GreetingError, is_cut: bool) -> ChildFailure {
     match error {
         GreetingError::Closed | GreetingError::Io(_) if is_cut => ChildFailure::HalfFrame,
@@ -86,8 +86,7 @@ fn take_frames(link: &Link, decoder: &mut FrameDecoder) -> Result<(), ChildFailu
     }
 }
 
-/// Writes what the outbox holds until the connection is closed; where the process is to end, closes our direction behind what is
-/// written.
+/// Writes the outbox until the connection is closed. If the process must end, closes our direction after the queued frames.
 pub(crate) async fn write(link: &Link, mut socket: OwnedWriteHalf, supervision: &Supervision) {
     let mut spent = BytesMut::new();
     loop {
@@ -102,7 +101,7 @@ pub(crate) async fn write(link: &Link, mut socket: OwnedWriteHalf, supervision: 
             () = link.closed.cancelled() => return,
             written = batch.write_to(&mut socket, || ()) => written,
         };
-        // The reader sees the same end, and says so.
+        // The reader sees the same end and reports it.
         if written.is_err() {
             return;
         }
@@ -111,15 +110,15 @@ pub(crate) async fn write(link: &Link, mut socket: OwnedWriteHalf, supervision: 
     drop(socket.shutdown().await);
 }
 
-/// Asks now and then whether the process is there; returns when nothing at all was heard for too long.
+/// Sends heartbeats; returns when nothing was received for too long.
 ///
-/// Time is counted in ticks, and a tick that comes late does not count: neither does the time in which this process was suspended or
-/// got no processor. Silence from before stays counted until something is heard.
+/// Silence is counted in ticks. A late tick does not count, and so neither does time in which this process was suspended or got
+/// no CPU. Earlier silence stays counted until something is received.
 pub(crate) async fn watch(link: &Link, config: &SubprocessConfig) -> ChildFailure {
     let interval = config.heartbeat_interval;
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // At once, and no time has passed.
+    // The first tick comes at once, before any time has passed.
     ticks.tick().await;
     let mut silent_for = Duration::ZERO;
     loop {
@@ -150,7 +149,7 @@ mod tests {
         let (link, config) = (Link::new(), SubprocessConfig::new("engine"));
         let mut watch = pin!(watch(&link, &config));
         assert!(watch.as_mut().now_or_never().is_none());
-        // As between SIGSTOP and SIGCONT.
+        // Simulates the time between SIGSTOP and SIGCONT.
         tokio::time::advance(Duration::from_secs(3600)).await;
         assert!(watch.as_mut().now_or_never().is_none());
         let goes_on = Instant::now();

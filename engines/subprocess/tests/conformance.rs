@@ -1,4 +1,4 @@
-//! The Python sample engine, in a process of its own, keeps the contract: all of the conformance kit, one test a check.
+//! The Python sample engine, in a separate process, meets the contract: the whole conformance kit, one test per check.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,6 +14,6 @@ use genset_engine_subprocess::SupervisedProcess;
 
 suite!(|_: &Scenario| {
     let sample = support::program(&support::package().join("sample_engine.py"));
-    // A token takes a while, so that an answer can be cancelled on the way.
+    // Tokens take time, so that an answer can be cancelled before its end.
     SupervisedProcess::new(sample.with_args(["--token-delay-ms", "1"])).subject()
 });

@@ -1,4 +1,4 @@
-//! Every way in which a process can go wrong has its typed error, and leaves nothing behind.
+//! Every way in which a process can fail has its typed error and leaves nothing behind.
 
 #![allow(
     clippy::unwrap_used,
@@ -34,7 +34,7 @@ async fn start(engine: &SubprocessEngine) -> Result<EngineConfig, EngineError> {
     engine.start(StartContext::detached(1)).await
 }
 
-/// How starting a process with the fault ends.
+/// The error of a start with the fault.
 async fn start_error(config: SubprocessConfig) -> EngineError {
     let engine = SubprocessEngine::new(config);
     let error = start(&engine).await.unwrap_err();
@@ -46,7 +46,7 @@ fn request() -> GenerateRequest {
     GenerateRequest::from_tokens("bad", vec![1])
 }
 
-/// What a request is answered, up to its terminal.
+/// The outputs of a request up to its terminal, and its error.
 async fn answer(engine: &SubprocessEngine) -> (Vec<Output>, Option<EngineError>) {
     let outputs = engine.generate(request(), RequestContext::new("r")).await;
     let mut outputs = match outputs {
@@ -63,7 +63,7 @@ async fn answer(engine: &SubprocessEngine) -> (Vec<Output>, Option<EngineError>)
     (items, None)
 }
 
-/// How a request ends that a process with the fault is given.
+/// The error of a request to a process with the fault.
 async fn request_error(config: SubprocessConfig) -> EngineError {
     let engine = SubprocessEngine::new(config);
     start(&engine).await.unwrap();
@@ -81,7 +81,7 @@ fn failure(error: &EngineError) -> ChildFailure {
         .clone()
 }
 
-/// How the process fails that a request is given to; the request may go on elsewhere.
+/// The process failure that a request with the fault ends with; the request may migrate.
 async fn request_failure(fault: &str) -> ChildFailure {
     let error = request_error(config(fault)).await;
     assert!(error.policy().is_migratable, "{error:?}");
@@ -307,7 +307,7 @@ async fn a_flood_of_output_harms_nothing() {
     engine.cleanup().await.unwrap();
 }
 
-/// Whether a process exists that is no zombie.
+/// Whether a process exists and is not a zombie.
 fn is_alive(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
     stat.is_ok_and(|stat| {

@@ -1,5 +1,5 @@
-//! The proof that the checks of SP bite: a good process under a good supervisor passes them, each process and each supervisor
-//! with one fault is caught by exactly the checks listed for it, and every check of SP catches one.
+//! Proves that the checks of SP detect faults. A good process under a good supervisor passes them. Exactly the listed checks
+//! catch each process and each supervisor with one fault, and every check of SP catches at least one.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,7 +27,7 @@ use genset_conformance::{
 };
 use genset_engine_subprocess::{SubprocessConfig, SubprocessEngine, SupervisedProcess};
 
-/// Faults of a process: its name in `faulty.py`, what it stands for, and exactly the checks that catch it.
+/// Faults of a process: the name in `faulty.py`, the meaning, and exactly the checks that catch it.
 const PROCESSES: &[(&str, &str, &[&str])] = &[
     (
         "prints_at_the_end",
@@ -156,7 +156,7 @@ const PROCESSES: &[(&str, &str, &[&str])] = &[
     ),
 ];
 
-/// Faults of a supervisor, likewise.
+/// Faults of a supervisor, in the same form.
 const SUPERVISORS: &[(&str, Fault, &[&str])] = &[
     (
         "a process that is gone looks like the end of its answers",
@@ -203,7 +203,7 @@ enum Fault {
 fn process(fault: &str) -> SubprocessConfig {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/children/faulty.py");
     let mut config = support::program(&script).with_args([fault]);
-    // Less than the checks wait for `cleanup`, however they are scaled: one that stays is killed in time for them.
+    // Less than the checks wait for `cleanup` at any scale: a process that does not exit is killed in time for them.
     config.exit_timeout = Duration::from_secs(1);
     config
 }
@@ -216,7 +216,7 @@ fn caught(subject: impl Fn(&Scenario) -> Subject + Send + Sync + 'static) -> BTr
         ..Options::default()
     };
     let report = run_conformance_with(subject, &options);
-    // The rules of every stream are kept apart: a matrix of their own shows what they catch.
+    // The rules of streams are left out: their own matrix shows what they catch.
     let of_group = report
         .failures()
         .filter(|check| check.profile == Profile::Subprocess);
@@ -259,7 +259,7 @@ fn a_good_process_of_one_seat_passes() {
     .assert_conformant();
 }
 
-/// Most of the time is waited, so some run side by side.
+/// Runs several at once, since most of the time is spent waiting.
 fn all_wrong<T: Sync>(faults: &[T], wrong: impl Fn(&T) -> Option<String> + Sync) -> Vec<String> {
     let places = std::sync::atomic::AtomicUsize::new(0);
     let run = || {
@@ -317,7 +317,7 @@ fn faulty_supervisor(fault: Fault) -> Subject {
     supervised.subject().with_process(Arc::new(faulty))
 }
 
-/// The good supervisor with a fault.
+/// The good supervisor with one fault.
 struct FaultySupervisor(SupervisedProcess, Fault);
 
 impl Supervise for FaultySupervisor {

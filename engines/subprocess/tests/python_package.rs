@@ -1,4 +1,4 @@
-//! What an engine on the Python package can do, seen from the worker's side.
+//! What an engine on the Python package can do, from the worker's side.
 
 #![allow(
     clippy::unwrap_used,
@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Items that may be unread.
+/// The maximum number of unread items.
 const WINDOW: u32 = 64;
 
 async fn started(ctx: StartContext) -> SubprocessEngine {
@@ -64,7 +64,7 @@ async fn error(engine: &SubprocessEngine, what: &str) -> EngineError {
     errors.pop().unwrap()
 }
 
-/// Waits until `is_so` of the condition, and fails when it never is.
+/// Waits until `check` returns a value; fails if it never does.
 async fn soon<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -76,7 +76,7 @@ async fn soon<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> T {
     }
 }
 
-/// What the engine has noted of aborts and ends.
+/// The aborts and ends that the engine has recorded.
 async fn notes(engine: &SubprocessEngine) -> Vec<String> {
     let adapters = engine.controls().unwrap().adapters().await.unwrap();
     adapters.into_iter().map(|adapter| adapter.name).collect()
@@ -296,7 +296,7 @@ async fn a_reader_that_stops_makes_the_engine_wait() {
         let count: u64 = location.rsplit(' ').next().unwrap().parse().unwrap();
         count
     };
-    // The window, and the one item that waits for credit.
+    // The window, and one item that waits for credit.
     let at_rest = soon("the window is full", async || {
         let count = produced().await;
         (count > u64::from(WINDOW)).then_some(count)

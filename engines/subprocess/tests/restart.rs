@@ -1,4 +1,4 @@
-//! A process that ended is started again when that was asked for: with pauses, so often and no more, and as the same engine.
+//! A process that ended is restarted if configured: with pauses, up to the limit, and as the same engine.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,10 +20,10 @@ use genset_engine_subprocess::{RestartPolicy, SubprocessConfig, SubprocessEngine
 use tempfile::TempDir;
 use tokio::time::timeout;
 
-/// Only against a hang.
+/// Only to fail instead of hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Pauses of almost nothing.
+/// Almost no pauses.
 fn at_once(max_restarts: u32) -> RestartPolicy {
     RestartPolicy {
         first_pause: Duration::from_millis(1),
@@ -32,7 +32,7 @@ fn at_once(max_restarts: u32) -> RestartPolicy {
     }
 }
 
-/// An engine of which each process notes that it was started, and does what its number in a row and `fault` say.
+/// An engine whose processes each record their start. What they do depends on their number and on `fault`.
 struct Lives {
     engine: SubprocessEngine,
     ctx: StartContext,
@@ -54,7 +54,7 @@ impl Lives {
         }
     }
 
-    /// Processes that were started.
+    /// The number of processes started.
     fn count(&self) -> usize {
         let notes: PathBuf = self.folder.path().join("lives");
         std::fs::read_to_string(notes).unwrap().lines().count()
@@ -115,7 +115,7 @@ async fn while_it_is_down_requests_may_go_elsewhere_and_what_it_published_is_gon
     timeout(PATIENCE, gone).await.unwrap().unwrap();
     let refused = loop {
         let error = lives.answer().await.unwrap_err();
-        // For a moment the process is gone and nobody has said for how long.
+        // For a moment the process is gone, and the length of the pause is not yet known.
         if error.kind() != ErrorKind::Disconnected {
             break error;
         }
@@ -124,7 +124,7 @@ async fn while_it_is_down_requests_may_go_elsewhere_and_what_it_published_is_gon
     assert_eq!(refused.kind(), ErrorKind::Unavailable);
     assert!(refused.policy().is_migratable && refused.details().retry_after.is_some());
     assert!(lives.ctx.kv_events.subscribe().snapshot.blocks.is_empty());
-    // The pause of an hour is not waited for.
+    // Does not wait for the pause of an hour.
     timeout(PATIENCE, lives.engine.cleanup())
         .await
         .unwrap()

@@ -1,5 +1,5 @@
-//! An engine in Rust in a process of its own, by `run_program`: the conformance kit, one test a check. The process is this test program
-//! once more, which then runs the test `child` alone.
+//! An engine in Rust in a separate process, by `run_program`: the conformance kit, one test per check. The process is this test
+//! program again, which then runs only the test `child`.
 
 #![allow(
     clippy::unwrap_used,
@@ -14,7 +14,7 @@ use genset_conformance::{Scenario, Subject, suite};
 use genset_engine_sample::{SampleArgs, SampleEngine};
 use genset_engine_subprocess::{SubprocessConfig, SupervisedProcess, run_program};
 
-/// What this test program is called with as a child, read a second time by the engine's program.
+/// The arguments that make this test program a child. The engine's program parses them again.
 const ONLY_CHILD: [&str; 4] = ["child", "--exact", "--ignored", "--nocapture"];
 
 /// The arguments of [`ONLY_CHILD`].

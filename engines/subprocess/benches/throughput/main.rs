@@ -1,10 +1,10 @@
-//! What the boundary costs: tokens a second at 64 streams and this side's CPU time for each, the delay of a first token, and this
-//! side's memory. With an engine on the Python package that answers each request by itself, with one whose steps answer all of
-//! them, and with one in Rust.
+//! Measures the cost of the process boundary: tokens per second at 64 streams and the CPU time of this process per token, the
+//! time to first token, and the memory of this process. The engines are one on the Python package that answers each request
+//! separately, one whose steps answer all requests, and one in Rust.
 //!
 //! `cargo bench -p genset-engine-subprocess --bench throughput`. The engines make a chunk for every stream in each step and do
-//! nothing else, so what is measured is the package and the crate. Medians of five. Linux only: CPU time and memory are read from
-//! /proc.
+//! nothing else, so this measures the package and the crate. Prints medians of five. Linux only: CPU time and memory are read
+//! from /proc.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,7 +31,7 @@ const STREAMS: u32 = 64;
 const TOKENS_A_STREAM: u32 = 8192;
 const REPEATS: usize = 5;
 const FIRST_TOKENS: usize = 400;
-/// Of /proc: a hundredth of a second, on every Linux there is.
+/// The clock tick of /proc: a hundredth of a second on Linux.
 const TICK_S: f64 = 0.01;
 
 fn main() {
@@ -56,7 +56,7 @@ fn main() {
     );
 }
 
-/// The engine in the process.
+/// The engine that the process runs.
 #[derive(Debug, Clone, Copy)]
 enum Child {
     PythonEach,
@@ -114,7 +114,7 @@ fn request(max_tokens: u32) -> GenerateRequest {
     request
 }
 
-/// Reads the answers to one request on each stream; the number of tokens.
+/// Reads the answers to one request on each stream; returns the number of tokens.
 async fn read_all(engine: &SubprocessEngine, max_tokens: u32) -> u32 {
     let answers = (0..STREAMS).map(async |stream| {
         let ctx = RequestContext::new(stream.to_string());
@@ -125,7 +125,7 @@ async fn read_all(engine: &SubprocessEngine, max_tokens: u32) -> u32 {
     join_all(answers).await.into_iter().sum()
 }
 
-/// The time from a request to its first token, when nothing else is under way. The engine's own part is next to nothing.
+/// The time from a request to its first token while nothing else runs. The engine's own share is negligible.
 async fn first_token_us(engine: &SubprocessEngine) -> f64 {
     let began = Instant::now();
     let ctx = RequestContext::new("one");

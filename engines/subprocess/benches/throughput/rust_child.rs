@@ -1,5 +1,5 @@
-//! The process of an engine in Rust, as little as the protocol asks for: in each step a chunk for every stream that has credit, all of
-//! them in one frame. The benchmark starts itself as this process.
+//! A minimal engine process in Rust: in each step it sends a chunk for every stream that has credit, all in one frame. The
+//! benchmark starts itself as this process.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -17,7 +17,7 @@ use serde::Serialize;
 
 const MAX_FRAME_BYTES: u32 = 16 << 20;
 
-/// A request under way.
+/// An active request.
 struct Stream {
     credit: u32,
     made: u32,
@@ -32,7 +32,7 @@ struct Child {
     tokens_a_chunk: u32,
 }
 
-/// Serves until the worker lets go.
+/// Serves until the worker sends GoAway.
 pub fn serve(fd: i32, tokens_a_chunk: u32) {
     #[expect(
         unsafe_code,
@@ -66,7 +66,7 @@ impl Child {
         encode_frame(kind, stream, &payload, &mut self.out).unwrap();
     }
 
-    /// Takes what has come, and waits for it when there is nothing else to do; `false` at the end.
+    /// Reads the frames that have arrived; blocks if there is nothing else to do. Returns `false` at the end.
     fn read(&mut self) -> bool {
         let is_busy = self.streams.values().any(|stream| stream.credit > 0);
         self.socket.set_nonblocking(is_busy).unwrap();
@@ -122,7 +122,7 @@ impl Child {
                 };
                 self.streams.insert(stream, asked);
             }
-            // There are none, and so the stream stays open.
+            // There are no events, so the stream stays open.
             "events" => {}
             _ => self.end(stream),
         }

@@ -5,7 +5,7 @@ use genset_wire::{MAX_HEAD_BYTES, RequestHead, encode_request};
 
 use super::*;
 
-/// A process whose worker takes payloads of so many bytes.
+/// A process whose worker accepts payloads of up to `limit` bytes.
 fn child(limit: usize) -> Arc<Child> {
     let args = SampleArgs {
         vocab_size: 1000,
@@ -67,7 +67,7 @@ async fn a_request_with_too_long_a_head_is_refused_alone() {
     assert_eq!((frame.kind, frame.stream), (FrameKind::Error, 7));
     let error: WireError = decode_payload(&frame.payload).unwrap();
     assert_eq!(error.kind, ErrorKind::InvalidArgument);
-    // On a stream that is not free it is against the protocol, as any other.
+    // On a stream that is not free it violates the protocol, like any other request.
     assert!(child.asked(0, &payload).is_err());
 }
 

@@ -1,4 +1,4 @@
-"""An engine that keeps the protocol but for the one fault named by its first argument."""
+"""An engine that follows the protocol, except for the fault named by its first argument."""
 
 import os
 import signal

@@ -1,7 +1,7 @@
-"""An engine that keeps the protocol, in one thread, but for the one fault named by its first argument, if any.
+"""A single-threaded engine that follows the protocol, except for the fault named by its first argument, if any.
 
 Each fault is one that an author could make. `tests/process_kill_matrix.rs` says which checks of the conformance kit catch it.
-`one_seat` is none: answers are computed one after the other.
+`one_seat` is not a fault: it computes one answer at a time.
 """
 
 import os
@@ -26,10 +26,10 @@ SEATS = 1 if FAULT == "one_seat" else None
 if SEATS is not None:
     CONFIG["max_num_seqs"] = SEATS
 STEP_S = 0.001
-# The kit gives some answers less credit than this, to see what they do without. A supervisor gives more, and whether its reader
-# falls behind is chance: faults that show without credit are those of answers that began with little.
+# The kit gives some answers less credit than this, to see what they do without credit. A supervisor gives more, and its reader
+# falls behind only by chance. So the faults without credit apply only to answers that began with little.
 LITTLE_CREDIT = 100
-# More than a supervisor's reader is ever behind.
+# More items than a supervisor's reader is ever behind.
 MANY_ITEMS = 1000
 KNOWN = ("start", "events", "generate", "drain", "cleanup")
 HEAD_FIELDS = {"endpoint", "instance", "id", "deadline_ms", "age_ms", "traceparent", "tracestate", "headers", "credit"}
@@ -42,7 +42,7 @@ cancelled = 0
 
 
 class Answer:
-    """A request that is generated."""
+    """An active generation request."""
 
     def __init__(self, request, credit):
         self.prompt = request["input"]["tokens"]
@@ -94,7 +94,7 @@ def step(stream, answer):
     answer.token = (answer.token + 1) % VOCAB_SIZE
     answer.left -= 1
     answer.sent += 1
-    # At the last token: an answer that is broken off never comes to it, however fast this process is.
+    # At the last token: a cancelled answer never reaches it, however fast this process is.
     is_last = answer.left == 0 and answer.sent >= 5
     if FAULT == "token_out_of_range" and is_last:
         chunk(stream, [VOCAB_SIZE])
@@ -113,7 +113,7 @@ def step_all():
 
 
 def compute_at_once(stream):
-    """Nobody else is heard meanwhile, and of a long answer to nobody's limit."""
+    """Blocks other requests meanwhile; a long answer blocks them past every time limit."""
     while stream in answers and answers[stream].credit > 0:
         step(stream, answers[stream])
         time.sleep(STEP_S if stream not in answers or answers[stream].sent < MANY_ITEMS else 1)
@@ -197,7 +197,7 @@ def on_frame(kind, stream, payload):
 
 
 def leave():
-    """The socket has ended."""
+    """The socket was closed."""
     if FAULT == "outlives_its_worker" and not is_told_to_go:
         time.sleep(1000)
     if FAULT == "stays":

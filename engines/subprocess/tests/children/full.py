@@ -1,4 +1,4 @@
-"""An engine on the Python package that has every ability a test asks for; the model's name in the request says which."""
+"""An engine on the Python package with every ability that a test needs; the model name in the request selects it."""
 
 import asyncio
 import logging

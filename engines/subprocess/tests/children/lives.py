@@ -1,5 +1,5 @@
-"""An engine of which each process does what the fault, its first argument, says for its number in a row. The second argument
-names the file that counts them."""
+"""An engine whose processes behave by their number in a row and the fault, its first argument. The second argument names the
+file that counts them."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ class Lives(LLMEngine):
             self.worker.publish_kv_stored([1, 2])
         if FAULT == "first_reports_dead" and self.life == 1:
             self.worker.report_dead("the device is lost")
-        # How much fits may differ from life to life.
+        # The capacity may differ between runs.
         vocab_size = 200 if FAULT == "another_engine" and self.life > 1 else 100
         return EngineConfig(model="lives", context_length=1000, vocab_size=vocab_size, total_kv_blocks=self.life)
 

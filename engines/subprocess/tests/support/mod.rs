@@ -1,4 +1,4 @@
-//! Python for the tests: the interpreter with `msgpack`, and the package of this repository.
+//! Python for the tests: an interpreter with `msgpack`, and the package of this repository.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use genset_engine_subprocess::SubprocessConfig;
 
-/// Names another interpreter than the one of `target/venv-engine`.
+/// Selects an interpreter other than the one of `target/venv-engine`.
 const PYTHON_VARIABLE: &str = "GENSET_TEST_PYTHON";
 
 /// The folder of the Python package.
@@ -19,7 +19,7 @@ pub fn package() -> PathBuf {
 /// An interpreter that has `msgpack`.
 ///
 /// # Panics
-/// When there is none, with how to get one.
+/// Panics if there is none; the message says how to install it.
 pub fn python() -> &'static Path {
     static PYTHON: OnceLock<PathBuf> = OnceLock::new();
     PYTHON.get_or_init(|| {
@@ -49,7 +49,7 @@ fn has_msgpack(python: &Path) -> bool {
     silent.status().is_ok_and(|status| status.success())
 }
 
-/// For `-X`: where Python keeps what it compiled, which is not beside its sources.
+/// A value for `-X`: keeps Python's compiled files away from its sources.
 const PYTHON_CACHE: &str = concat!("pycache_prefix=", env!("CARGO_TARGET_TMPDIR"), "/pycache");
 
 /// The Python program at `path`, with the package in its path.
@@ -57,7 +57,7 @@ pub fn program(path: &Path) -> SubprocessConfig {
     SubprocessConfig::new(python())
         .with_args(["-X", PYTHON_CACHE])
         .with_args([path.display().to_string()])
-        // One that keeps nothing would compile even the standard library at every start.
+        // Otherwise Python would compile even the standard library at every start.
         .with_env("PYTHONDONTWRITEBYTECODE", "")
         .with_env("PYTHONPATH", package().join("src").display().to_string())
 }
