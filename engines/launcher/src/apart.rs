@@ -1,10 +1,10 @@
-//! [`Apart`]: prefill and decode apart, where the server moves the KV blocks by a connector of its own. What its answer to the
-//! prefill says about them goes to the decode instance unchanged, and into the request that its server gets.
+//! [`Apart`]: disaggregated prefill and decode, where the server's own connector moves the KV blocks. The transfer parameters
+//! in the server's answer to the prefill go unchanged to the decode instance, which puts them into the request to its server.
 //!
-//! The server holds the blocks, and frees them by itself. Beside it goes a claim on them between the two workers, without a
-//! byte in it: a decode instance asks for it before its server does anything, and keeps it until its first token. So it learns
-//! at once, and not from the time limit of a connector, that the prefill instance is gone; no blocks are fetched twice, or when
-//! their time is over and others may have their place; and a prefill instance that drains knows what it waits for.
+//! The server holds the blocks and frees them by itself. In addition, the decode instance holds an empty claim on the blocks
+//! from the prefill instance: it takes the claim before it calls its server, and keeps it until its first token. So it learns
+//! at once, and not from a connector's time limit, that the prefill instance is gone. Blocks are not fetched twice, nor after
+//! their lease, when they may be reused. And a draining prefill instance knows what it waits for.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,19 +23,19 @@ use tokio::time::timeout;
 
 use crate::server::Server;
 
-/// The longest of what a server says about its blocks, in bytes. vLLM names each block by a number: these are a prompt of more
-/// than a million tokens.
+/// The maximum length of a server's transfer parameters, in bytes. vLLM lists each block by number; this is enough for a prompt
+/// of more than a million tokens.
 const MAX_PARAMS_BYTES: usize = 1 << 20;
 
 /// How long a prefill instance may take to grant a claim.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What goes from a prefill instance to a decode instance.
+/// The transfer parameters that a prefill instance passes to a decode instance.
 #[derive(Debug, Serialize, Deserialize)]
 struct Blocks {
     /// The hold's name, in hex digits.
     hold: String,
-    /// What the server said of its blocks.
+    /// The server's own transfer parameters.
     kv_transfer_params: Value,
 }
 
@@ -49,7 +49,7 @@ impl Blocks {
     }
 }
 
-/// Refuses what no connector can be told.
+/// Refuses parameters that no connector could use.
 fn check(params: &Value) -> Result<(), String> {
     if params.as_object().is_none_or(serde_json::Map::is_empty) {
         return Err("kv_transfer_params must be an object that says something".into());
@@ -67,34 +67,34 @@ fn bad(problem: impl std::fmt::Display) -> EngineError {
     EngineError::invalid_argument(RequestField::Transfer, problem)
 }
 
-/// The part of an instance in a request.
+/// The part of a request that an instance computes.
 #[derive(Debug)]
 pub(crate) enum Leg {
-    /// All of it.
+    /// The whole request.
     Whole,
     /// The prompt and one token.
     Prefill,
-    /// All of it, with the blocks of a prefill instance.
+    /// The whole request, with the KV blocks of a prefill instance.
     Decode(Fetch),
 }
 
-/// Blocks that a server is to fetch.
+/// Blocks for a server to fetch.
 #[derive(Debug)]
 pub(crate) struct Fetch {
-    /// What the server is told.
+    /// The server's transfer parameters.
     pub(crate) params: Value,
     transfer: TransferParams,
     door: KvTransfers,
 }
 
 impl Fetch {
-    /// Claims the blocks: they are this instance's for as long as the claim is kept.
+    /// Claims the blocks for this instance, for as long as the claim is kept.
     ///
     /// # Errors
-    /// `StreamIncomplete` where they cannot be had.
+    /// `StreamIncomplete` if they are not available.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the claim back.
+    /// Dropping the future releases the claim.
     pub(crate) async fn claim(&self, ctx: &RequestContext) -> Result<KvBytes, EngineError> {
         let claim = self.door.fetch(&self.transfer, ctx.clone());
         let answered = timeout(CLAIM_TIMEOUT, claim).await;
@@ -102,7 +102,7 @@ impl Fetch {
     }
 }
 
-/// The part an instance plays. Clones share.
+/// The role of an instance in disaggregated serving. Clones share their state.
 #[derive(Debug, Clone)]
 pub(crate) struct Apart {
     role: Role,
@@ -111,7 +111,7 @@ pub(crate) struct Apart {
 }
 
 impl Apart {
-    /// A prefill instance grants claims from now on, each for at most `lease` from the end of its prefill.
+    /// Makes a prefill instance grant claims from now on, each for at most `lease` after its prefill.
     pub(crate) fn new(role: Role, door: KvTransfers, lease: Duration) -> Self {
         let holds = KvHolds::new(lease);
         if role == Role::Prefill {
@@ -120,10 +120,10 @@ impl Apart {
         Self { role, door, holds }
     }
 
-    /// The instance's part in a request.
+    /// The part of a request that this instance computes.
     ///
     /// # Errors
-    /// `InvalidArgument` where a decode instance is not told where blocks are, or in another engine's words.
+    /// `InvalidArgument` if a decode instance receives no transfer parameters, or those of another engine.
     pub(crate) fn leg(
         &self,
         request: &GenerateRequest,
@@ -131,7 +131,7 @@ impl Apart {
     ) -> Result<Leg, EngineError> {
         match self.role {
             Role::Aggregated => Ok(Leg::Whole),
-            // What ends with its first token needs no blocks.
+            // A request that ends with its first token transfers no blocks.
             Role::Prefill if max_tokens.is_some_and(|max_tokens| max_tokens <= 1) => Ok(Leg::Whole),
             Role::Prefill => Ok(Leg::Prefill),
             Role::Decode => match request.blocks_to_fetch(self.role)? {
@@ -145,10 +145,10 @@ impl Apart {
         }
     }
 
-    /// The parameters of a prefill that has ended, out of what its server said of the blocks that it holds.
+    /// Makes the transfer parameters of a finished prefill from those of its server.
     ///
     /// # Errors
-    /// Why no connector could fetch them.
+    /// Why no connector could use the server's parameters.
     pub(crate) fn held(
         &self,
         request_id: &str,
@@ -165,22 +165,22 @@ impl Apart {
         Ok(self.door.params(data))
     }
 
-    /// Ends claims whose time is over. Ends never.
+    /// Ends expired claims. Never returns.
     pub(crate) async fn expire(&self) {
         self.holds.expire().await;
     }
 
-    /// Forgets what is held for a request.
+    /// Releases what is held for a request.
     pub(crate) fn abort(&self, request_id: &str) {
         self.holds.abort(request_id);
     }
 
-    /// Waits until others have fetched what is held, or its time is over.
+    /// Waits until everything held was fetched or has expired.
     pub(crate) async fn drained(&self) {
         self.holds.drained().await;
     }
 
-    /// Grants nothing any more.
+    /// Stops granting claims.
     pub(crate) fn close(&self) {
         self.door.close();
         self.holds.clear();
@@ -205,7 +205,7 @@ impl KvSource for Claims {
         }))
     }
 
-    /// The server itself frees the blocks when their time is over; nobody can tell it to do so earlier.
+    /// Nothing to do: the server frees the blocks when their lease expires, and has no way to free them earlier.
     fn release(&self, data: &Value) {
         if let Ok((_, hold)) = Blocks::read(data) {
             self.0.release(hold);
@@ -213,7 +213,7 @@ impl KvSource for Claims {
     }
 }
 
-/// A claim that was granted: one item that says so, and then nothing until it is dropped.
+/// A granted claim: one item that confirms it, and then nothing until it is dropped.
 struct Granted {
     _held: Held<Arc<Server>>,
     is_told: bool,

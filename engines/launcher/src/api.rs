@@ -1,4 +1,4 @@
-//! What requests and answers look like on a server's HTTP API: one module an API, the same trait for all.
+//! The requests and answers of the servers' HTTP APIs: one module per API, one trait for all.
 
 mod chat;
 mod completions;
@@ -31,7 +31,7 @@ use crate::config::{LauncherConfig, ServerInput};
 use crate::dialect::Dialect;
 use crate::http::{Client, HttpError};
 
-/// Why an API is never asked for a leg: the instance was refused at its start.
+/// Reaching this is a bug: an instance with such a role fails at its start.
 const NO_LEGS: &str = "this server does not know prefill and decode apart";
 
 /// A request as it is sent.
@@ -52,31 +52,31 @@ impl Call {
     }
 }
 
-/// What one event says.
+/// The content of one event.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Step {
     pub(crate) tokens: TokenChunk,
-    /// The text of tokens of which only the last are named; `tokens` is empty then.
+    /// Text that stands for more tokens than the event names; `tokens` is empty then.
     pub(crate) withheld: Option<Withheld>,
     pub(crate) text: String,
     pub(crate) end: Option<End>,
     pub(crate) prompt_tokens: Option<u32>,
     pub(crate) cached_tokens: Option<u32>,
-    /// Tokens generated so far, by a server whose answer is text.
+    /// The number of tokens generated so far, from a server that answers with text.
     pub(crate) completion_tokens: Option<u32>,
 }
 
-/// How the server says that a sequence ended.
+/// How a sequence ended, according to the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum End {
-    /// At a token, where it is named.
+    /// At a token, if the server names it.
     Stop(Option<TokenId>),
     Length,
     /// The server gave up on the request.
     Aborted(String),
 }
 
-/// What a server says about itself.
+/// What a server reports about itself.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(crate) context_length_tokens: Option<u32>,
@@ -86,39 +86,39 @@ pub(crate) struct Facts {
     pub(crate) kv_total_blocks: Option<u64>,
     /// Data-parallel ranks.
     pub(crate) ranks: Option<u32>,
-    /// Why its KV events cannot be followed, if they cannot.
+    /// Why its KV events cannot be used, if they cannot.
     pub(crate) no_kv_events: Option<&'static str>,
 }
 
 /// Reads the events of one answer.
 pub(crate) trait Reader: Send {
     /// # Errors
-    /// What the server says went wrong, or `Disconnected` for what cannot be read.
+    /// The server's error, or `Disconnected` if the event cannot be decoded.
     fn read(&mut self, event: &[u8]) -> Result<Step, EngineError>;
 }
 
 /// A server's API.
 #[async_trait]
 pub(crate) trait Api: Send + Sync + std::fmt::Debug {
-    /// What the API carries.
+    /// The capabilities that the API can carry.
     fn capabilities(&self) -> Capabilities;
 
-    /// The request on the wire; `max_tokens` is what it may generate, where that is known.
+    /// Builds the HTTP request; `max_tokens` limits the answer, if known.
     ///
     /// # Errors
-    /// `Unsupported` or `InvalidArgument` for what the API cannot carry.
+    /// `Unsupported` or `InvalidArgument` if the API cannot carry the request.
     fn call(&self, request: &GenerateRequest, max_tokens: Option<u32>)
     -> Result<Call, EngineError>;
 
-    /// A prefill on the wire: one token, answered whole, and the server keeps the KV blocks for another to fetch.
+    /// Builds the request for a prefill: one token, not streamed. The server keeps the KV blocks for another server to fetch.
     ///
     /// # Errors
-    /// As [`call`](Self::call); `Unsupported` where the API does not know prefills.
+    /// As [`call`](Self::call); `Unsupported` if the API has no separate prefill.
     fn prefill_call(&self, _request: &GenerateRequest) -> Result<Call, EngineError> {
         Err(EngineError::unsupported("role", NO_LEGS))
     }
 
-    /// The request on the wire, for a server that is to fetch the KV blocks of its prompt as `params` say.
+    /// Builds the request for a server that must fetch the KV blocks of its prompt with `params`.
     ///
     /// # Errors
     /// As [`prefill_call`](Self::prefill_call).
@@ -131,42 +131,42 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
         Err(EngineError::unsupported("role", NO_LEGS))
     }
 
-    /// What the answer to a prefill says about the KV blocks that are kept; `None` where it says nothing.
+    /// The transfer parameters in the answer to a prefill; `None` if there are none.
     ///
     /// # Errors
-    /// `Disconnected` for what cannot be read.
+    /// `Disconnected` if the answer cannot be decoded.
     fn kept_blocks(&self, _answer: &[u8]) -> Result<Option<Value>, EngineError> {
         Ok(None)
     }
 
-    /// What the server is probed with, where it cannot carry the usual probe.
+    /// The probe for a server that cannot carry the usual one.
     fn canary(&self, _model: &str) -> Option<GenerateRequest> {
         None
     }
 
-    /// A reader for the answer to `request`.
+    /// Returns a reader for the answer to `request`.
     fn reader(&self, request: &GenerateRequest) -> Box<dyn Reader>;
 
-    /// Whether an answer that the server ended at the model's end of a sequence can go on: with a call whose prompt has the answer
+    /// Whether we can continue an answer after the server's own end of sequence, with a call whose prompt includes the answer
     /// so far.
     fn goes_on(&self) -> bool {
         false
     }
 
-    /// Whether the usage of the answer to `request` comes in an event of its own, after the last token.
+    /// Whether the usage of the answer to `request` arrives in a separate event after the last token.
     fn tells_usage_later(&self, _request: &GenerateRequest) -> bool {
         false
     }
 
-    /// What a server is asked that withholds tokens; `None` where it names and rates them all.
+    /// The calls for a server that withholds tokens; `None` if it names and rates all tokens.
     fn withholds(&self) -> Option<&dyn Withholds> {
         None
     }
 
-    /// Asks a healthy server about itself.
+    /// Queries a healthy server about itself.
     async fn facts(&self, client: &Client) -> Result<Facts, HttpError>;
 
-    /// The prompt's length, asked of a server that does not tell it with the answer.
+    /// Queries the prompt's length, for a server that does not report it with the answer.
     async fn prompt_tokens(
         &self,
         _client: &Client,
@@ -176,10 +176,10 @@ pub(crate) trait Api: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// The API of a program, as the config uses it.
+/// The API of a program, for this config.
 ///
 /// # Errors
-/// `Unsupported` for tokens to `llama_cpp.server`, which takes text only.
+/// `Unsupported` for token input to `llama_cpp.server`, which takes only text.
 pub(crate) fn of(config: &LauncherConfig, dialect: Dialect) -> Result<Arc<dyn Api>, EngineError> {
     let model = config.model.display().to_string();
     let is_text = config.input == ServerInput::Text;
@@ -205,7 +205,7 @@ pub(crate) fn of(config: &LauncherConfig, dialect: Dialect) -> Result<Arc<dyn Ap
     })
 }
 
-/// Declares chats for the media that may be in them: those without any come as tokens.
+/// Declares chat input if the model takes media; chats without media arrive as tokens.
 fn with_media(mut can: Capabilities, media: &BTreeSet<MediaKind>) -> Capabilities {
     if !media.is_empty() {
         can.inputs.insert(InputKind::Chat);
@@ -214,13 +214,13 @@ fn with_media(mut can: Capabilities, media: &BTreeSet<MediaKind>) -> Capabilitie
     can
 }
 
-/// An answer that is none.
+/// The error for an answer that cannot be decoded.
 pub(crate) fn unreadable(problem: impl std::fmt::Display) -> EngineError {
     let message = format!("the server's answer is not what its documentation says: {problem}");
     EngineError::new(ErrorKind::Disconnected, message)
 }
 
-/// The first model of `/v1/models`, whose context vLLM and SGLang tell.
+/// The first model of `/v1/models`, which for vLLM and SGLang includes the context length.
 async fn first_model(client: &Client) -> Result<Facts, HttpError> {
     let models: wire::Models = client.get("/v1/models").await?;
     let context = models

@@ -10,7 +10,7 @@ use genset_backend_common::request::MediaKind;
 use genset_backend_common::spelling::none_of;
 use serde_json::Value;
 
-/// What a model takes in chats beside text, as `--media` says it: `image,audio`, or `none`.
+/// What a model takes in chats besides text, in the form of `--media`: `image,audio`, or `none`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MediaKinds(pub BTreeSet<MediaKind>);
 
@@ -31,8 +31,8 @@ impl FromStr for MediaKinds {
 }
 
 impl MediaKinds {
-    /// What the `config.json` of a checkout says: a model has a `vision_config` where it sees and an `audio_config` where it hears,
-    /// one that also speaks has them in its `thinker_config`.
+    /// Reads the `config.json` of a checkout: a model that sees has a `vision_config`, one that hears an `audio_config`. A
+    /// model that also speaks has them in its `thinker_config`.
     #[must_use]
     pub fn of_config(config_json: &[u8]) -> Self {
         let config: Value = serde_json::from_slice(config_json).unwrap_or_default();
@@ -90,12 +90,12 @@ pub struct LauncherArgs {
     pub engine_start_timeout: Option<u32>,
 }
 
-/// The leader's address in the usage line of the command that ours stands in for.
+/// The leader's address in the usage line of the command that ours replaces.
 const USUAL_LEADER: &str = "127.0.0.1:9876";
 
 impl LauncherArgs {
-    /// Forgets the values that choose nothing: one GPU, the first GPU, one node and its leader. Scripts often write them out,
-    /// also for engines that know no GPUs and no nodes.
+    /// Discards values that select nothing: one GPU, the first GPU, one node and its leader. Scripts often pass them
+    /// explicitly, even for engines that have no GPUs or nodes.
     pub fn forget_defaults(&mut self) {
         let is_one_node = self.num_nodes.is_none_or(|nodes| nodes == 1);
         self.tensor_parallel_size.take_if(|gpus| *gpus == 1);
@@ -106,7 +106,7 @@ impl LauncherArgs {
             .take_if(|address| is_one_node && *address == USUAL_LEADER);
     }
 
-    /// The first flag that was given, for engines that are no servers.
+    /// The first flag that was given, for engines that are not servers.
     #[must_use]
     pub fn first_given(&self) -> Option<&'static str> {
         let given = [

@@ -1,20 +1,20 @@
-//! [`bounded`]: a request as every server can take it. The servers hold most numbers in 32 bits with a sign; one that is
-//! larger is wrapped by some and ends others.
+//! [`bounded`]: limits a request's numbers to what every server accepts. The servers use signed 32-bit integers for most
+//! numbers; a larger number wraps in some and crashes others.
 
 use std::num::NonZeroU32;
 
 use genset_backend_common::{EngineError, GenerateRequest, Input, TokenId};
 
-/// The largest number that is sent, but for seeds.
+/// The largest number that is sent, except seeds.
 const MAX: u32 = u32::MAX >> 1;
 
-/// The request with the same meaning and no number above [`MAX`].
+/// Returns an equivalent request without numbers above [`MAX`].
 ///
-/// A grammar lets the end of the sequence come only where it may end, so `ignore_eos` has nothing to say beside one; some
-/// servers go on past a finished grammar if it does.
+/// A grammar allows the end of the sequence only where the grammar may end, so `ignore_eos` is dropped; with it, some servers
+/// continue past a finished grammar.
 ///
 /// # Errors
-/// `InvalidArgument` for a token id above it, which no vocabulary has.
+/// `InvalidArgument` for a token id above it, which no vocabulary contains.
 pub(crate) fn bounded(
     mut request: GenerateRequest,
     vocab_size: Option<NonZeroU32>,
@@ -24,7 +24,7 @@ pub(crate) fn bounded(
     }
     check("stop_token_ids", &request.stop.stop_token_ids)?;
     check("logit_bias", request.sampling.logit_bias.keys())?;
-    // More candidates than there are tokens are all of them.
+    // More candidates than tokens means all tokens.
     let candidates = vocab_size.map_or(MAX, |size| size.get().min(MAX));
     let top_k = request.sampling.top_k;
     request.sampling.top_k = top_k.map(|top_k| top_k.min(candidates));

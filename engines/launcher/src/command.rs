@@ -1,5 +1,5 @@
-//! [`Plan`]: the program and the arguments that start a server, from our settings and its table of flags. What the server has
-//! no flag for is refused by our flag's name; what is said twice is named.
+//! [`Plan`]: the program and arguments that start a server, from our settings and its table of flags. A setting without a
+//! server flag is refused by our flag's name; a setting given twice is named.
 
 mod devices;
 
@@ -15,18 +15,18 @@ use crate::dialect::{Dialect, ExtraStyle, Flag, Flags, LeaderFlag};
 use crate::extra::{ExtraArgs, joined, spelled};
 use crate::ranks::vllm_size;
 
-/// Context of a `llama_cpp.server` that is told none, in tokens: its own default.
+/// The default context of `llama_cpp.server`, in tokens.
 const LLAMA_CPP_PYTHON_CONTEXT: u32 = 2048;
 
-/// vLLM's flag for its connector.
+/// vLLM's flag that configures its connector.
 const KV_TRANSFER_CONFIG: &str = "kv-transfer-config";
 
-/// How a server is started, but for its port.
+/// How a server is started, without its port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) dialect: Dialect,
     pub(crate) program: PathBuf,
-    /// What its environment says beside what it inherits.
+    /// Environment variables to set besides the inherited ones.
     pub(crate) env: Vec<(&'static str, String)>,
     /// Where the connectors of other servers ask for KV blocks, if they do.
     pub(crate) side_channel: Option<SideChannel>,
@@ -37,11 +37,11 @@ pub(crate) struct Plan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SideChannel {
     pub(crate) host: IpAddr,
-    /// Ports, one after the other: each data-parallel rank listens at one of its own.
+    /// The number of consecutive ports: one for each data-parallel rank.
     pub(crate) ports: u16,
 }
 
-/// A setting of ours that may have a flag of the server's.
+/// A setting of ours that may correspond to a server flag.
 struct Setting {
     ours: &'static str,
     flag: Flag,
@@ -50,7 +50,7 @@ struct Setting {
 
 impl Plan {
     /// # Errors
-    /// `Unsupported` for what the server has no flag for, `InvalidArgument` for what is said twice; both name our flag.
+    /// `Unsupported` for a setting without a server flag, `InvalidArgument` for one given twice; both name our flag.
     pub(crate) fn new(config: &LauncherConfig, dialect: Dialect) -> Result<Self, EngineError> {
         let (program, mut args) = start_of(config, dialect);
         let flags = dialect.flags();
@@ -88,13 +88,13 @@ impl Plan {
         })
     }
 
-    /// The same server, with more arguments.
+    /// Adds arguments.
     pub(crate) fn with_args(mut self, args: impl IntoIterator<Item = String>) -> Self {
         self.args.extend(args);
         self
     }
 
-    /// The same server with LoRA adapters that requests name as models. `Unsupported` for a server that is not asked so.
+    /// Adds LoRA adapters, which requests name as models. `Unsupported` for a server that does not support this.
     pub(crate) fn with_adapters(
         mut self,
         adapters: &[Adapter],
@@ -122,8 +122,8 @@ impl Plan {
             self.args.push(flag("enable-lora"));
         }
         if !is_said("max-loras") {
-            // Otherwise requests of one adapter alone share a batch. The last place stays empty: beside requests with adapters, vLLM 0.32
-            // on a CPU computes those without one by what is there.
+            // Otherwise a batch has requests of only one adapter. The last place stays empty: in a batch with adapters, vLLM
+            // 0.32 on a CPU computes requests without one with what is loaded there.
             let count = adapters.len().min(MAX_VLLM_ADAPTERS) + 1;
             self.args.extend([flag("max-loras"), count.to_string()]);
         }
@@ -132,7 +132,7 @@ impl Plan {
         Ok(self)
     }
 
-    /// The same server in a role: its connector takes KV blocks to others, or gets them from there.
+    /// Configures the role: the server's connector sends KV blocks to others or fetches them.
     pub(crate) fn in_role(mut self, config: &LauncherConfig, role: Role) -> Self {
         let kv_role = match role {
             Role::Aggregated => return self,
@@ -173,16 +173,16 @@ impl Plan {
     }
 }
 
-/// Without it SGLang divides the logits by the temperature before it tells log probabilities of them.
+/// Without it SGLang divides the logits by the temperature before it computes log probabilities.
 const RAW_LOGPROBS: &str = "SGLANG_RETURN_ORIGINAL_LOGPROB";
 
-/// The most adapters of one batch that vLLM is asked for by itself: it keeps memory for each.
+/// The maximum number of adapters per batch that we configure in vLLM: it reserves memory for each.
 const MAX_VLLM_ADAPTERS: usize = 8;
 
-/// An adapter as vLLM reads it: `NAME=DIR`, or JSON where that would be taken apart elsewhere.
+/// An adapter in vLLM's notation: `NAME=DIR`, or JSON if that would be split at another place.
 fn lora_module(adapter: &Adapter) -> String {
     let Adapter { name, source } = adapter;
-    // The server's folder is ours, but its own launchers may change it.
+    // The server starts in our folder, but its own launchers may change it.
     let source = match std::path::absolute(source) {
         Ok(path) => path.display().to_string(),
         Err(_) => source.clone(),
@@ -196,13 +196,13 @@ fn lora_module(adapter: &Adapter) -> String {
     format!("{name}={source}")
 }
 
-/// How long the server itself holds blocks, in seconds. A claim is granted until `lease` is over, and the server must hold them
-/// until the one who has it is heard.
+/// How long the server itself holds blocks, in seconds. Claims are granted until `lease` expires, and the server must then
+/// still hold the blocks until the claim's owner has reached it.
 fn server_lease_s(lease: Duration) -> u64 {
     (lease + lease / 2).as_secs().max(1)
 }
 
-/// The context that the server is told, in tokens.
+/// The context length to request from the server, in tokens.
 pub(crate) fn asked_context(config: &LauncherConfig, dialect: Dialect) -> Option<u32> {
     let default = (dialect == Dialect::LlamaCppPython).then_some(LLAMA_CPP_PYTHON_CONTEXT);
     config.context_length_tokens.or(default)
@@ -274,7 +274,7 @@ fn settings(config: &LauncherConfig, dialect: Dialect) -> Result<Vec<Setting>, E
     Ok(settings)
 }
 
-/// What `--base-gpu-id` makes of `CUDA_VISIBLE_DEVICES`.
+/// The `CUDA_VISIBLE_DEVICES` for `--base-gpu-id`.
 fn visible_devices(config: &LauncherConfig) -> Result<Option<String>, EngineError> {
     let Some(first) = config.base_gpu_id else {
         return Ok(None);
@@ -315,7 +315,7 @@ fn leader(flag: LeaderFlag, address: Option<&str>) -> Vec<Setting> {
     }
 }
 
-/// Refuses what the file says and we say too, what would break what we read, and what would be of no effect.
+/// Refuses settings in the file that we set too, that would break our parsing, or that would have no effect.
 fn refuse_conflicts(
     extra: &ExtraArgs,
     flags: &Flags,
@@ -359,10 +359,10 @@ fn defaults(flags: &Flags, extra: Option<&ExtraArgs>) -> Vec<String> {
     args
 }
 
-/// The entries of the file as the program takes them.
+/// The entries of the file as the program's arguments.
 pub(crate) fn extra_args(extra: &ExtraArgs, style: ExtraStyle) -> Result<Vec<String>, EngineError> {
     if let ExtraStyle::File(name) = style {
-        // The server's directory is ours, but its own launchers may change it.
+        // The server starts in our directory, but its own launchers may change it.
         let path = std::path::absolute(extra.path()).unwrap_or_else(|_| extra.path().to_owned());
         return Ok(vec![flag(name), path.display().to_string()]);
     }
@@ -391,7 +391,7 @@ pub(crate) fn extra_args(extra: &ExtraArgs, style: ExtraStyle) -> Result<Vec<Str
     Ok(args)
 }
 
-/// A value as one argument: text as it is, everything else as JSON.
+/// A value as one argument: text unchanged, everything else as JSON.
 pub(crate) fn word(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

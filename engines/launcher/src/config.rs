@@ -1,4 +1,4 @@
-//! [`LauncherConfig`]: the model, how the server is started, and how long it may take for what.
+//! [`LauncherConfig`]: the model, how the server is started, and its time limits.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -18,27 +18,27 @@ use crate::kind::ServerKind;
 /// What requests carry to the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerInput {
-    /// Prompt token ids, and token ids come back.
+    /// Prompts are token ids, and so are answers.
     Tokens {
-        /// Ids are below this, where it is known.
+        /// The vocabulary size, if known. Token ids are below it.
         vocab_size: Option<NonZeroU32>,
     },
-    /// Text and chat messages; the server templates and tokenizes. llama.cpp only.
+    /// Text and chat messages; the server applies the template and tokenizes. llama.cpp only.
     Text,
 }
 
-/// The nodes that run one model together. The server started here is the leader, rank 0; the others are started by hand.
+/// The nodes that run one model together. The server started here is the leader, rank 0. The others are started by hand.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Nodes {
-    /// How many there are.
+    /// The number of nodes.
     pub num_nodes: Option<u32>,
-    /// This one's rank, which must be 0.
+    /// This node's rank, which must be 0.
     pub node_rank: Option<u32>,
     /// The leader's `HOST:PORT`, as the others reach it.
     pub leader_addr: Option<String>,
 }
 
-/// What a [`LauncherEngine`](crate::LauncherEngine) is built from.
+/// The configuration of a [`LauncherEngine`](crate::LauncherEngine).
 ///
 /// # Examples
 /// ```
@@ -53,25 +53,25 @@ pub struct Nodes {
 pub struct LauncherConfig {
     /// Which server.
     pub kind: ServerKind,
-    /// The model as the server is told it: a folder, or a GGUF file.
+    /// The model to pass to the server: a folder, or a GGUF file.
     pub model: PathBuf,
-    /// The model's name as the engine gives it.
+    /// The model's name in the engine's config.
     pub name: String,
-    /// What requests carry.
+    /// What requests carry to the server.
     pub input: ServerInput,
-    /// What the model takes in chats beside text. vLLM and SGLang only.
+    /// What the model takes in chats besides text. vLLM and SGLang only.
     pub media: BTreeSet<MediaKind>,
-    /// The program and its first arguments, in place of the usual ones: `["/opt/vllm/bin/vllm", "serve"]`.
+    /// The program and its first arguments, instead of the default: `["/opt/vllm/bin/vllm", "serve"]`.
     pub command: Option<Vec<String>>,
-    /// The interpreter of servers that are Python modules: a path, or a name to be found in `PATH`.
+    /// The interpreter for servers that are Python modules: a path, or a name to look up in `PATH`.
     pub python: PathBuf,
-    /// What it gets of this process's environment.
+    /// Which of this process's environment variables the server inherits.
     pub inherited_env: InheritedEnv,
-    /// Variables added to that.
+    /// Variables to set in addition.
     pub env: BTreeMap<String, String>,
-    /// The context length to ask the server for, in tokens.
+    /// The context length to request from the server, in tokens.
     pub context_length_tokens: Option<u32>,
-    /// The context length that the model's files name, in tokens, for servers that tell none.
+    /// The context length from the model's files, in tokens, for servers that report none.
     pub model_context_length_tokens: Option<u32>,
     /// GPUs that share each layer.
     pub tensor_parallel_size: Option<u32>,
@@ -81,25 +81,25 @@ pub struct LauncherConfig {
     pub nodes: Nodes,
     /// Tokens per KV block.
     pub kv_block_size: Option<NonZeroU32>,
-    /// The address at which servers of other workers reach this one's KV blocks: one of this machine's.
+    /// The address of this machine at which other workers' servers reach this server's KV blocks.
     pub kv_transfer_host: IpAddr,
-    /// How long a prefill instance holds KV blocks that nobody fetches.
+    /// How long a prefill instance holds KV blocks that are not fetched.
     pub kv_lease: Duration,
-    /// Settings of the server's own.
+    /// The server's own settings.
     pub extra: Option<ExtraArgs>,
-    /// How long the server may take until it is healthy, loading the model included.
+    /// How long the server may take to be healthy, including loading the model.
     pub start_timeout: Duration,
-    /// How often a serving server is asked whether it is healthy.
+    /// The interval between health checks of a serving server.
     pub health_interval: Duration,
-    /// For how long it may fail to say so before it counts as hung.
+    /// How long health checks may fail before the server counts as hung.
     pub health_timeout: Duration,
-    /// How long the server may take to exit when it is told to, before it is killed.
+    /// How long the server may take to exit before it is killed.
     pub exit_timeout: Duration,
-    /// Whether a server that died is started again; `None` for never: then the engine is dead.
+    /// Whether and when a server that died is restarted; with `None`, never: the engine is dead then.
     pub restart: Option<RestartPolicy>,
-    /// How many of the server's last lines an error carries.
+    /// The maximum number of the server's last lines in an error.
     pub log_lines: usize,
-    /// How much of what it prints reaches the log.
+    /// How much of its output is logged.
     pub log_limit: LogLimit,
 }
 
@@ -146,10 +146,10 @@ impl LauncherConfig {
         }
     }
 
-    /// Checks that the server can play the role.
+    /// Checks that the server supports the role.
     ///
     /// # Errors
-    /// `Unsupported`, which says why not and what to do instead.
+    /// `Unsupported`, with the reason and the alternative.
     pub fn validate_role(&self, role: Role) -> Result<(), EngineError> {
         if role == Role::Aggregated {
             return Ok(());
@@ -170,10 +170,10 @@ impl LauncherConfig {
         Err(EngineError::unsupported("--role", problem))
     }
 
-    /// Checks that the server keeps the KV blocks of requests with different API keys apart.
+    /// Checks that the server isolates the KV blocks of requests with different API keys.
     ///
     /// # Errors
-    /// `Unsupported`, with the setting that makes it so.
+    /// `Unsupported`, with the setting that would do so.
     pub fn validate_api_keys(&self) -> Result<(), EngineError> {
         if self.kind == ServerKind::Trtllm && trtllm_reuses_blocks(self.extra.as_ref()) {
             return Err(EngineError::unsupported("--api-keys", TRTLLM_NO_SALTS));
@@ -181,7 +181,7 @@ impl LauncherConfig {
         Ok(())
     }
 
-    /// Checks what a type cannot hold, and that the server has a flag for what is asked.
+    /// Checks what the types do not enforce, and that the server has a flag for each setting.
     ///
     /// # Errors
     /// `InvalidArgument` or `Unsupported`, naming the flag or the field at fault.
@@ -215,7 +215,7 @@ impl LauncherConfig {
         } else {
             self.nodes.validate()?;
             self.restart.map_or(Ok(()), |policy| policy.validate())?;
-            // The programs of one kind lack the same settings.
+            // All programs of one kind lack the same settings.
             return Plan::new(self, Dialect::first_of(self.kind)).map(drop);
         };
         Err(EngineError::invalid_argument(problem.0, problem.1))
@@ -254,7 +254,7 @@ impl Nodes {
     }
 }
 
-/// Host and port of `HOST:PORT`; brackets around an IPv6 address are taken off.
+/// Splits `HOST:PORT` and removes the brackets of an IPv6 address.
 pub(crate) fn split_address(address: &str) -> Option<(&str, u16)> {
     let (host, port) = address.rsplit_once(':')?;
     let host = host.trim_start_matches('[').trim_end_matches(']');

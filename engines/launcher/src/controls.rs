@@ -1,8 +1,9 @@
-//! [`Controls`]: what an operator may ask of a server beside generation, when it may be done, and what is missing where it may not.
-//! How a server is asked is [`api::controls`](crate::api::controls); the engine hands its own controls on to this.
+//! [`Controls`]: the operations that an operator can request from a server: when they are possible, and what is missing if they
+//! are not. [`api::controls`](crate::api::controls) makes the calls; the engine passes its own controls to this.
 //!
-//! A server that sleeps takes requests and answers none of them, or ends at the first. So the [`Gate`](crate::gate::Gate) is closed
-//! before it sleeps and until it is awake. One that writes a profile answers nothing, either, and takes no requests meanwhile.
+//! A sleeping server accepts requests but does not answer them, or crashes at the first. So the [`Gate`](crate::gate::Gate) is
+//! closed before the server sleeps, until it is awake. A server that writes a profile does not answer either, and receives no
+//! requests meanwhile.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -19,51 +20,51 @@ use crate::kv::Clears;
 use crate::ranks::said;
 use crate::server::Server;
 
-/// How long requests under way may go on before the server sleeps, or its weights are exchanged, and wait while it writes a profile.
+/// How long active requests may continue before the server sleeps or its weights are replaced, and while it writes a profile.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// The pause between two questions whether a server answers again.
+/// The pause between two checks whether a server answers again.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// What requests are told meanwhile.
+/// The error of requests meanwhile.
 const ASLEEP: &str = "the engine sleeps; send the request elsewhere, or have an operator wake it";
 const EXCHANGED: &str = "the engine's weights are being exchanged; send the request again";
 const WRITES: &str = "the engine writes a profile; send the request again";
 
-/// What vLLM's routes for developers need. Genset does not set it: they are there for everybody on the machine, with or without the
-/// server's key, and `/collective_rpc` among them calls what it is told to.
+/// Required for vLLM's development routes. Genset does not set it: the routes are open to everybody on the machine, with or
+/// without the server's key, and one of them, `/collective_rpc`, calls any method.
 const DEV_MODE: &str = "VLLM_SERVER_DEV_MODE=1 in the worker's environment";
 
-/// How older versions of vLLM are told where profiles go.
+/// The variable for the profile folder in older versions of vLLM.
 const VLLM_PROFILES: &str = "VLLM_TORCH_PROFILER_DIR";
-/// How SGLang is told.
+/// The variable for SGLang's profile folder.
 const SGLANG_PROFILES: &str = "SGLANG_TORCH_PROFILER_DIR";
 
-/// What can be asked of the servers of one engine.
+/// The operations available on the servers of one engine.
 #[derive(Debug)]
 pub(crate) struct Controls {
     dialect: Dialect,
     role: Role,
-    /// Whether a vLLM was started with what it needs to free memory.
+    /// Whether a vLLM was started with sleep mode, which it needs to free memory.
     has_sleep_mode: bool,
-    /// Where profiles are written; `None` where there are none.
+    /// Where profiles are written; `None` if it has no profiles.
     profiles: Option<String>,
-    /// How long it may take what moves weights or writes a profile.
+    /// The time limit of operations that move weights or write a profile.
     slow: Duration,
-    /// Whom to tell that the prefix cache is gone.
+    /// Announces a cleared prefix cache.
     clears: Option<Arc<Clears>>,
 }
 
-/// What was asked of one server. It ends with the server: the next one is awake.
+/// The state of operations on one server. It ends with the server; a new server is awake.
 #[derive(Debug, Default)]
 pub(crate) struct Operated {
-    /// How deep it sleeps, or may sleep: where nobody knows, it is to be woken.
+    /// The level at which it sleeps or may sleep. If that is unknown, it must be woken.
     sleeps: Option<SleepLevel>,
     is_profiling: bool,
 }
 
 impl Controls {
-    /// Those of a server that is started by this config.
+    /// The operations on a server that is started with this config.
     pub(crate) fn new(config: &LauncherConfig, dialect: Dialect, role: Role) -> Self {
         Self {
             dialect,
@@ -81,13 +82,14 @@ impl Controls {
         }
     }
 
-    /// Tells those who know the cache when it is cleared; nobody does where no events are published.
+    /// Announces cleared caches; with `None`, no events are published.
     pub(crate) fn with_clears(mut self, clears: Option<Arc<Clears>>) -> Self {
         self.clears = clears;
         self
     }
 
-    /// Frees the memory of the server. Requests under way have some time to end, and then end with an error that may move.
+    /// Frees the server's memory. Active requests have some time to end; after it they end with an error that lets them
+    /// migrate.
     pub(crate) async fn sleep(
         &self,
         server: &Server,
@@ -106,7 +108,7 @@ impl Controls {
                 self.stop(server, ASLEEP).await?;
             }
         }
-        // Whatever comes of it, waking is now more than nothing.
+        // Set first: whatever the result is, the server may now need to be woken.
         operated.sleeps = Some(level);
         let _busy = server.busy.lock().await;
         let slept = match known {
@@ -130,7 +132,7 @@ impl Controls {
         Err(refused.into())
     }
 
-    /// Whether a server that refused to sleep serves as before. A vLLM may have done a part of it.
+    /// Whether a server that refused to sleep still serves. A vLLM may have slept partially, so it is woken.
     async fn is_still_awake(&self, server: &Server, known: Known) -> bool {
         match known {
             Known::Vllm => vllm::wake(server, self.slow).await.is_ok(),
@@ -138,7 +140,7 @@ impl Controls {
         }
     }
 
-    /// Takes back what sleep freed, and lets requests in.
+    /// Restores what sleep freed, and admits requests again.
     pub(crate) async fn wake(&self, server: &Server) -> Result<(), EngineError> {
         let mut operated = server.operated.lock().await;
         let asleep = operated.sleeps;
@@ -155,12 +157,12 @@ impl Controls {
         Ok(())
     }
 
-    /// Drops every KV block that can be reused.
+    /// Drops every reusable KV block.
     pub(crate) async fn clear_prefix_cache(&self, server: &Server) -> Result<(), EngineError> {
         let op = "clear_prefix_cache";
         let operated = server.operated.lock().await;
         let known = self.known(op)?;
-        // The cache of one that sleeps is gone.
+        // A sleeping server has no cache left.
         if operated.sleeps.is_none() {
             match known {
                 Known::Sglang => sglang::clear(server).await?,
@@ -176,8 +178,8 @@ impl Controls {
         Ok(())
     }
 
-    /// Exchanges the weights for those that `source` names: a folder, or what SGLang takes. Where nobody knows whether it was done,
-    /// requests are let in again once the server answers.
+    /// Replaces the weights by those that `source` names: a folder, or the fields of SGLang's request. If the result is
+    /// unknown, requests are admitted again once the server answers.
     pub(crate) async fn update_weights(
         &self,
         server: &Server,
@@ -211,13 +213,13 @@ impl Controls {
             return Err(EngineError::new(ErrorKind::Unavailable, message));
         }
         self.stop(server, EXCHANGED).await?;
-        // The server has cleared it, whatever comes of the rest.
+        // The server clears its cache in any case.
         self.cleared();
         let _busy = server.busy.lock().await;
         let begun = Instant::now();
         let updated = sglang::update_weights(server, &source, self.slow).await;
         if matches!(updated, Err(Failed::Lost(_))) {
-            // It may still be at it. One that answers nothing in time is for those who watch it.
+            // It may still be busy with it. If it does not answer in time, the health watch handles it.
             while sglang::idle(server).await.is_err()
                 && !server.is_over()
                 && begun.elapsed() < self.slow
@@ -229,7 +231,7 @@ impl Controls {
         Ok(updated?)
     }
 
-    /// Begins to record a profile.
+    /// Starts to record a profile.
     pub(crate) async fn start_profile(&self, server: &Server) -> Result<(), EngineError> {
         let mut operated = server.operated.lock().await;
         let (known, folder) = self.check_profile("start_profile")?;
@@ -251,8 +253,8 @@ impl Controls {
         }
     }
 
-    /// Ends the profile, and says where it is. New requests are refused meanwhile. Those under way go on after it, or end with an error
-    /// that may move where that takes too long.
+    /// Ends the profile and returns its folder. New requests are refused meanwhile. Active requests continue after it, or end
+    /// with an error that lets them migrate if it takes too long.
     pub(crate) async fn stop_profile(&self, server: &Server) -> Result<String, EngineError> {
         let mut operated = server.operated.lock().await;
         let (_, folder) = self.check_profile("stop_profile")?;
@@ -261,7 +263,7 @@ impl Controls {
             return Err(EngineError::invalid_argument(At::other("op"), problem));
         }
         let _busy = server.busy.lock().await;
-        // The gate of one that sleeps stays closed.
+        // The gate of a sleeping server stays closed.
         let is_awake = operated.sleeps.is_none();
         let mut stopping = pin!(stop_profile(server, self.slow));
         let stopped = if is_awake {
@@ -279,10 +281,10 @@ impl Controls {
         Ok(folder.to_owned())
     }
 
-    /// Lets no request in, and waits until the server has none. The gate is closed when this is `Ok`, and open otherwise.
+    /// Closes the gate and waits until the server is idle. On `Ok` the gate is closed, else it is open.
     async fn stop(&self, server: &Server, why: &'static str) -> Result<(), EngineError> {
         server.gate.close(why, GRACE).await;
-        // vLLM ends by itself what is left.
+        // vLLM ends the remaining requests itself.
         if self.dialect == Dialect::Sglang
             && let Err(error) = sglang::idle(server).await
         {
@@ -310,7 +312,7 @@ impl Controls {
     }
 
     /// # Errors
-    /// `Unsupported`, which says what the server is to be started with.
+    /// `Unsupported`, with the options that the server must be started with.
     async fn check_sleep(&self, server: &Server, level: SleepLevel) -> Result<Known, EngineError> {
         let known = self.known("sleep")?;
         if self.role != Role::Aggregated {
@@ -360,14 +362,14 @@ impl Controls {
     }
 }
 
-/// A server that has controls.
+/// A server that has these operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Known {
     Vllm,
     Sglang,
 }
 
-/// Whether a server that can sleep, and is awake, can sleep so deep and no deeper.
+/// Checks that an awake server with sleep mode supports exactly this level.
 async fn check_level(server: &Server, known: Known, level: SleepLevel) -> Result<(), EngineError> {
     if known == Known::Vllm && level == SleepLevel::KvCache && !vllm::frees_kv_cache(server).await?
     {
@@ -382,7 +384,7 @@ fn unsupported(problem: impl std::fmt::Display) -> EngineError {
     EngineError::unsupported(At::other("op"), problem)
 }
 
-/// A variable of the server's environment.
+/// A variable in the server's environment.
 fn variable(config: &LauncherConfig, name: &str) -> Option<String> {
     let own = config.env.get(name).cloned();
     own.or_else(|| {
@@ -392,7 +394,7 @@ fn variable(config: &LauncherConfig, name: &str) -> Option<String> {
     .filter(|value| !value.is_empty())
 }
 
-/// Where a vLLM writes profiles, if it has routes for them: in an object, or in settings whose names have a dot.
+/// Where a vLLM writes profiles, if it has the routes for them. The setting is an object, or has dots in its names.
 fn vllm_profiles(config: &LauncherConfig) -> Option<String> {
     let whole = said(config, &["--profiler-config"]);
     let whole = whole.and_then(|(_, text)| serde_json::from_str::<Value>(&text).ok());

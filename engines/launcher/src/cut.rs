@@ -1,9 +1,9 @@
-//! [`Cut`]: where an answer ends by the request's own rules, whatever the server makes of them. Pure.
+//! [`Cut`]: ends an answer by the request's own rules, whatever the server does. Pure.
 
 use genset_backend_common::output::{Finish, TokenChunk};
 use genset_backend_common::{GenerateRequest, StopConditions};
 
-/// Follows the tokens of one answer.
+/// Checks the tokens of one answer.
 #[derive(Debug)]
 pub(crate) struct Cut {
     stop: StopConditions,
@@ -20,7 +20,7 @@ impl Cut {
         }
     }
 
-    /// Takes off what is not part of the answer; how it ends, if it does.
+    /// Removes tokens that are not part of the answer. Returns the finish, if the answer ends here.
     pub(crate) fn take(&mut self, chunk: &mut TokenChunk) -> Option<Finish> {
         for (place, token) in chunk.token_ids.iter().copied().enumerate() {
             let end = if self.generated >= self.max_tokens {
@@ -38,19 +38,19 @@ impl Cut {
         None
     }
 
-    /// Whether the answer goes on where the server ended it at an end-of-sequence token of its own, which was taken as a token like
-    /// any other. Where the request names none, the server's ends it.
+    /// Whether the answer continues after the server ended it at its own end-of-sequence token, which counted as an ordinary
+    /// token. If the request names no such tokens, the server's end is final.
     pub(crate) fn goes_on(&self) -> bool {
         let has_own = !self.stop.ignore_eos && self.stop.eos_token_ids.is_empty();
         !has_own || self.generated <= self.stop.min_tokens
     }
 
-    /// What may still be generated; `None` for as much as the server has room for.
+    /// The number of tokens that may still be generated; `None` if only the server limits it.
     pub(crate) fn remaining(&self) -> Option<u32> {
         (self.max_tokens < u32::MAX).then(|| self.max_tokens.saturating_sub(self.generated))
     }
 
-    /// Whether no further token is wanted.
+    /// Whether the answer has reached its limit.
     pub(crate) fn is_full(&self) -> bool {
         self.generated >= self.max_tokens
     }
@@ -107,7 +107,7 @@ mod tests {
             assert_eq!(cut.remaining(), Some(6));
             cut.goes_on()
         };
-        // 2 is an end to the server alone.
+        // Token 2 is an end only for the server.
         assert!(goes_on(|_| {}));
         assert!(goes_on(|stop| stop.ignore_eos = true));
         assert!(!goes_on(|stop| stop.eos_token_ids = [].into()));

@@ -1,12 +1,13 @@
-//! [`Dialect`]: a program that can be started, and the table of its flags. llama.cpp has two programs; the others one each.
+//! [`Dialect`]: a program that can be started, and the table of its flags. llama.cpp has two programs; the others have one
+//! each.
 //!
 //! # Source
-//! The servers' own documentation: vLLM 0.18 (`vllm serve --help`), SGLang 0.5.9 (Server Arguments), TensorRT-LLM 1.1
+//! The servers' documentation: vLLM 0.18 (`vllm serve --help`), SGLang 0.5.9 (Server Arguments), TensorRT-LLM 1.1
 //! (`trtllm-serve`), llama.cpp's `tools/server/README.md` of spring 2026, llama-cpp-python 0.3.16 (`llama_cpp.server`).
 
 use crate::kind::ServerKind;
 
-/// The program that is driven.
+/// The server program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
     Vllm,
@@ -16,58 +17,58 @@ pub(crate) enum Dialect {
     LlamaCppPython,
 }
 
-/// How a setting of ours is said to a program.
+/// How a setting of ours is passed to a program.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Flag {
-    /// By the first of these names; the others mean the same.
+    /// By the first of these flags; the others are synonyms.
     Named(&'static [&'static str]),
-    /// By the variable `CUDA_VISIBLE_DEVICES`: the program uses the GPUs that it sees.
+    /// By the variable `CUDA_VISIBLE_DEVICES`: the program uses all GPUs that it sees.
     VisibleDevices,
-    /// Not at all; this is what to do instead.
+    /// Not supported; this is the alternative.
     Refused(&'static str),
 }
 
-/// How the leader's address is said.
+/// How the leader's address is passed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum LeaderFlag {
-    /// `HOST:PORT` in one.
+    /// As `HOST:PORT` in one flag.
     Whole(&'static [&'static str]),
-    /// Host and port each by themselves.
+    /// As separate flags for host and port.
     Parts(&'static [&'static str], &'static [&'static str]),
-    /// Not at all; this is what to do instead.
+    /// Not supported; this is the alternative.
     Refused(&'static str),
 }
 
-/// How a program is told the key that requests must carry.
+/// How a program receives the key that requests must carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyPlace {
-    /// In this variable of its environment.
+    /// In this environment variable.
     Variable(&'static str),
-    /// In a file of settings, named by this flag.
+    /// In a config file, named by this flag.
     File(&'static str),
-    /// Not at all: it takes none.
+    /// Not at all: it supports no key.
     Nowhere,
 }
 
-/// How a program takes the entries of a file of extra arguments.
+/// How a program receives the entries of a file of extra arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExtraStyle {
-    /// As `--some-name value`; true is `--some-name`, false is `--no-some-name`.
+    /// As `--some-name value`; true becomes `--some-name`, false becomes `--no-some-name`.
     Dashes,
-    /// As `--some-name value`; true is `--some-name`, false is nothing.
+    /// As `--some-name value`; true becomes `--some-name`, false is omitted.
     DashesNoFalse,
-    /// As `--some_name value`, true and false included.
+    /// As `--some_name value`, including true and false.
     Underscores,
-    /// As the whole file, by this flag.
+    /// As the whole file, with this flag.
     File(&'static str),
 }
 
 /// The flags of a program.
 #[derive(Debug)]
 pub(crate) struct Flags {
-    /// What comes before everything else.
+    /// The first arguments.
     pub(crate) words: &'static [&'static str],
-    /// The flag of the model; `None` where it is a word of its own.
+    /// The flag for the model; `None` if it is a positional argument.
     pub(crate) model: Option<&'static str>,
     pub(crate) context: &'static [&'static str],
     pub(crate) tensor_parallel: Flag,
@@ -77,11 +78,11 @@ pub(crate) struct Flags {
     pub(crate) leader: LeaderFlag,
     pub(crate) kv_block_size: Flag,
     pub(crate) key: KeyPlace,
-    /// The program's names of what we set ourselves beside host, port and model.
+    /// The program's names of settings that we set ourselves, besides host, port and model.
     pub(crate) reserved: &'static [&'static str],
-    /// The program's names of what would break what we read of its answers, or would be of no effect, each with what to do instead.
+    /// The program's names of settings that would break our parsing or have no effect, each with the alternative.
     pub(crate) refused: &'static [(&'static str, &'static str)],
-    /// What is said unless the extra arguments say otherwise.
+    /// Defaults, unless the extra arguments override them.
     pub(crate) defaults: &'static [(&'static str, Option<&'static str>)],
     pub(crate) extra: ExtraStyle,
 }
@@ -127,7 +128,7 @@ const SGLANG: Flags = Flags {
     node_rank: Flag::Named(&["node-rank"]),
     leader: LeaderFlag::Whole(&["dist-init-addr"]),
     kv_block_size: Flag::Named(&["page-size"]),
-    // It reads its key from no variable.
+    // No variable sets its key.
     key: KeyPlace::File("config"),
     reserved: &["api-key", "config"],
     refused: &[
@@ -179,7 +180,7 @@ const LLAMA_SERVER: Flags = Flags {
     key: KeyPlace::Variable("LLAMA_API_KEY"),
     reserved: &["api-key", "api-key-file"],
     refused: &[("sleep-idle-seconds", NEVER_IDLE)],
-    // Thoughts stay in the text, where our own parsers look for them.
+    // Keeps reasoning in the text, where our own parsers look for it.
     defaults: &[("reasoning-format", Some("none")), ("metrics", None)],
     extra: ExtraStyle::Dashes,
 };
@@ -188,7 +189,7 @@ const LLAMA_CPP_PYTHON: Flags = Flags {
     context: &["n_ctx"],
     // Otherwise a second request cuts the first one short.
     defaults: &[("interrupt_requests", Some("false"))],
-    // Its settings are fields of pydantic's `BaseSettings`, which reads those that no argument gives from the environment.
+    // Its settings are fields of pydantic's `BaseSettings`, which reads fields without an argument from the environment.
     key: KeyPlace::Variable("API_KEY"),
     refused: &[],
     extra: ExtraStyle::Underscores,
@@ -196,7 +197,7 @@ const LLAMA_CPP_PYTHON: Flags = Flags {
 };
 
 impl Dialect {
-    /// The program of `kind` that is looked for first.
+    /// The program of `kind` to look for first.
     pub(crate) fn first_of(kind: ServerKind) -> Self {
         match kind {
             ServerKind::Vllm => Self::Vllm,
@@ -225,7 +226,7 @@ impl Dialect {
         }
     }
 
-    /// The program's name, for those that are programs.
+    /// The program's name, unless it is a Python module.
     pub(crate) fn program(self) -> Option<&'static str> {
         match self {
             Self::Vllm => Some("vllm"),
@@ -235,7 +236,7 @@ impl Dialect {
         }
     }
 
-    /// The Python module that is run, for those that are modules.
+    /// The Python module to run, if it is one.
     pub(crate) fn module(self) -> Option<&'static str> {
         match self {
             Self::Sglang => Some("sglang.launch_server"),
@@ -244,8 +245,8 @@ impl Dialect {
         }
     }
 
-    /// What answers 200 once the model is loaded. `llama_cpp.server` has nothing made for it, and its other paths wait for
-    /// the model while that is busy.
+    /// A path that returns 200 once the model is loaded. `llama_cpp.server` has no health path, and its other paths wait while
+    /// the model is busy.
     pub(crate) fn health_path(self) -> &'static str {
         match self {
             Self::Vllm | Self::Sglang | Self::Trtllm | Self::LlamaServer => "/health",
@@ -253,8 +254,8 @@ impl Dialect {
         }
     }
 
-    /// What answers 200 of a server that lives, and has nothing generated: SGLang's own health is the answer to a request. What is asked
-    /// here of SGLang its scheduler answers, which says nothing while it moves weights.
+    /// A path that returns 200 if the server is alive, without generating anything: SGLang's own health check generates a
+    /// token. For SGLang, the scheduler answers this path; it does not answer while it moves weights.
     pub(crate) fn resting_health_path(self) -> &'static str {
         match self {
             Self::Sglang => "/server_info",

@@ -1,4 +1,4 @@
-//! One request to the server, and its answer as a stream; or the first token of one, where another server goes on.
+//! Sends one request to the server and streams its answer. For a prefill, that is the first token; another server continues.
 
 mod withheld;
 
@@ -24,13 +24,13 @@ use crate::room::Room;
 use crate::server::Server;
 use crate::sse::{Event, EventError, Events};
 
-/// How long a connection that broke waits for the news that its server died.
+/// How long a request with a broken connection waits to learn whether the server died.
 const SETTLE: Duration = Duration::from_secs(1);
-/// How long the usage may take after the end.
+/// How long to wait for the usage after the end.
 const USAGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long to wait until a request is sent again, of which a full server has answered nothing: it frees what ended, or lost its
-/// client, a moment later. Where requests have room of their own it is full for no longer.
+/// The pauses before a request is sent again to a full server that has answered nothing. The server frees the slots of ended
+/// and disconnected requests a moment later. As requests reserve room, it is not full for longer.
 const FULL_PAUSES: [Duration; 5] = [
     Duration::from_millis(20),
     Duration::from_millis(40),
@@ -39,27 +39,27 @@ const FULL_PAUSES: [Duration; 5] = [
     Duration::from_millis(320),
 ];
 
-/// The longest answer to a prefill, in bytes. It repeats the prompt.
+/// The maximum length of an answer to a prefill, in bytes. The answer repeats the prompt.
 const MAX_PREFILL_BYTES: usize = 16 << 20;
 
-/// What is wrong with an answer to a prefill that says nothing of KV blocks.
+/// The error for an answer to a prefill without transfer parameters.
 const NO_BLOCKS: &str = "the answer to a prefill has no kv_transfer_params; its connector must be one that tells them with the \
                          answer, as NixlConnector does";
 
-/// How far an exchange is.
+/// The progress of an exchange.
 #[derive(Default)]
 struct Progress {
-    /// The blocks of a prefill instance, until the server has them.
+    /// The claim on a prefill instance's blocks, until the server has fetched them.
     claim: Option<KvBytes>,
-    /// Whether a part of the answer was given out.
+    /// Whether a part of the answer was sent.
     is_begun: bool,
 }
 
-/// A request on its way.
+/// A request to a server.
 pub(crate) struct Drive {
     pub(crate) api: Arc<dyn Api>,
     pub(crate) server: Arc<Server>,
-    /// That it may be on its way.
+    /// The gate's permission for this request.
     pub(crate) pass: Pass,
     pub(crate) request: GenerateRequest,
     pub(crate) call: Call,
@@ -68,16 +68,16 @@ pub(crate) struct Drive {
     pub(crate) ctx: RequestContext,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) vocab_size: Option<NonZeroU32>,
-    /// Headers to send along.
+    /// Headers to send.
     pub(crate) headers: Vec<(&'static str, String)>,
-    /// Where it waits for others.
+    /// Where it waits for room, if the server shares room between requests.
     pub(crate) room: Option<Room>,
-    /// Has it counted for as long as it is here.
+    /// Counts the request in the load until it is dropped.
     pub(crate) counted: Counted,
 }
 
 impl Drive {
-    /// Sends the request and streams the answer; ends at once when the server does.
+    /// Sends the request and streams the answer. Ends at once if the server dies.
     pub(crate) async fn run(self, out: OutputWriter) -> Result<Finish, EngineError> {
         let server = Arc::clone(&self.server);
         let mut progress = Progress::default();
@@ -92,7 +92,7 @@ impl Drive {
             Err(error) => server.judged(error).await,
         };
         if progress.claim.is_some() && error.kind() == ErrorKind::Internal {
-            // The prefill instance's server answered the same request: what is at fault is the fetch.
+            // The prefill instance's server answered the same request, so the fetch failed.
             return Err(KvTransfers::lost(&error).with_source(error));
         }
         Err(error)
@@ -114,7 +114,7 @@ impl Drive {
         let prompt = self.request.prompt_tokens().or(counted).unwrap_or_default();
         let _place = match &self.room {
             Some(room) => {
-                // What is rated apart is computed beside the answer.
+                // Log probabilities of withheld tokens are computed in a second slot.
                 let slots = 1 + u32::from(self.request.output.logprobs.is_some());
                 let _waits = self.counted.held_back();
                 room.enter(prompt, self.max_tokens, slots).await
@@ -132,7 +132,7 @@ impl Drive {
         self.exchange(counted, out, progress).await
     }
 
-    /// `counted` is the length of a prompt that only the server knows.
+    /// `counted` is the prompt's length if only the server knows it.
     async fn exchange(
         &self,
         counted: Option<u32>,
@@ -190,7 +190,7 @@ impl Drive {
         }
     }
 
-    /// The request for what comes behind the answer so far. A seed draws anew there, always the same.
+    /// The request that continues the answer so far. A seed is shifted deterministically, so that draws do not repeat.
     fn longer(&self, reading: &Reading) -> Result<GenerateRequest, EngineError> {
         let mut request = self.request.clone();
         let tokens = request.tokens()?.iter().chain(&reading.given);
@@ -201,7 +201,7 @@ impl Drive {
         Ok(request)
     }
 
-    /// The first token, and where its KV blocks are.
+    /// Handles the answer to a prefill: the first token and the transfer parameters.
     async fn prefilled(&self, answer: Answer) -> Result<Finish, EngineError> {
         let body = match answer.body.read_up_to(MAX_PREFILL_BYTES).await {
             Ok(body) => body,
@@ -231,7 +231,7 @@ impl Drive {
         })
     }
 
-    /// Reads an answer; `None` where the server ended it and it goes on.
+    /// Reads an answer; `None` if the server ended it but the request continues.
     async fn read(
         &self,
         reading: &mut Reading,
@@ -250,7 +250,7 @@ impl Drive {
                 step.tokens = match self.found(&withheld).await {
                     Err(problem) if may_go_on => {
                         is_drawn_again = true;
-                        // What the server goes on to stream is of no use, and holds a slot.
+                        // The rest of the server's stream is useless, and would hold a slot.
                         reading.events = None;
                         let behind = self.longer(reading)?;
                         let drawn = self.drawn_again(&behind, withheld.count).await?;
@@ -262,7 +262,7 @@ impl Drive {
                     found => found?,
                 };
             }
-            // A server that answers has the blocks.
+            // A server that answers has fetched the blocks.
             progress.claim = None;
             if !std::mem::replace(&mut progress.is_begun, true) {
                 self.counted.begun();
@@ -299,12 +299,12 @@ impl Drive {
                 (None, Some(End::Stop(None))) if goes_on => return Ok(None),
                 (None, Some(end)) => finish_of(end)?,
                 (None, None) if is_whole => Finish::length(),
-                // What was streamed behind them is of another answer.
+                // The rest of the stream belonged to the discarded answer.
                 (None, None) if is_drawn_again => return Ok(None),
                 (None, None) => continue,
             };
             if is_whole && self.api.tells_usage_later(&self.request) {
-                // A usage that does not come is not waited for; the answer is there.
+                // The answer is complete, so a missing usage is no error.
                 drop(timeout(USAGE_TIMEOUT, self.read_usage(reading)).await);
             }
             if let Some(count) = reading.uncounted().filter(|count| *count > 0) {
@@ -323,7 +323,7 @@ impl Drive {
         Ok(())
     }
 
-    /// What the next event says; `None` at the end.
+    /// The next event; `None` at the end.
     async fn step(&self, reading: &mut Reading) -> Result<Option<Step>, EngineError> {
         let Some(events) = &mut reading.events else {
             return Ok(None);
@@ -345,12 +345,12 @@ impl Drive {
         if let (None, Some(tokens)) = (reading.prompt_tokens, step.prompt_tokens)
             && self.request.prompt_tokens().is_none()
         {
-            // So that the usage is right also when the request is cancelled.
+            // Keeps the usage right if the request is cancelled.
             self.ctx.tell_prompt_tokens(tokens);
         }
         reading.prompt_tokens = step.prompt_tokens.or(reading.prompt_tokens);
         if reading.given_before == 0 {
-            // What a longer call finds of the answer is not of the prompt.
+            // Cached tokens of later calls include the answer, so only the first call counts.
             reading.cached_tokens = step.cached_tokens.or(reading.cached_tokens);
         }
         reading.completion_tokens = step.completion_tokens.or(reading.completion_tokens);
@@ -378,7 +378,7 @@ impl Drive {
         }
     }
 
-    /// What a lost connection means: mostly that the server died, of which the news is on its way.
+    /// The error for a lost connection. Usually the server died, and that becomes known a moment later.
     async fn lost(&self, error: HttpError) -> EngineError {
         match error {
             HttpError::Status(status) => error_of(
@@ -411,30 +411,30 @@ impl Drive {
 }
 
 struct Reading {
-    /// `None` once they are of no use.
+    /// `None` once the remaining events are useless.
     events: Option<Events>,
     reader: Box<dyn crate::api::Reader>,
     cut: Cut,
     prompt_tokens: Option<u32>,
     cached_tokens: Option<u32>,
-    /// Tokens of text generated so far, where the server counts them.
+    /// The number of tokens in the text so far, if the server counts them.
     completion_tokens: Option<u32>,
-    /// Tokens of text that were told.
+    /// The number of tokens in the text that was sent.
     counted: u32,
-    /// The answer so far, of a server whose answers can go on.
+    /// The answer so far, from a server whose answers can be continued.
     given: Vec<TokenId>,
-    /// How many of them were given before the last call.
+    /// The length of `given` before the last call.
     given_before: usize,
 }
 
 impl Reading {
-    /// Tokens of text that were not told yet, where the server counts them.
+    /// The number of tokens in unsent text, if the server counts them.
     fn uncounted(&self) -> Option<u32> {
         let total = self.completion_tokens?;
         Some(total.saturating_sub(self.counted))
     }
 
-    /// The prompt's length where only the server knows it.
+    /// The prompt's length, if only the server knows it.
     fn own_prompt_tokens(&self, request: &GenerateRequest) -> Option<u32> {
         match request.prompt_tokens() {
             Some(_) => None,
@@ -455,7 +455,7 @@ fn finish_of(end: End) -> Result<Finish, EngineError> {
     }
 }
 
-/// What the server says against the request.
+/// The server's error for a refused request.
 async fn refusal(answer: Answer) -> EngineError {
     let (status, retry_after) = (answer.status.as_u16(), answer.retry_after());
     let body = answer.body.read_all().await.unwrap_or_default();

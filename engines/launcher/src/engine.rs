@@ -30,14 +30,14 @@ use crate::ranks::Ranks;
 use crate::room::{Room, shared_tokens};
 use crate::server::Server;
 
-/// The context of a model that nothing tells of, in tokens.
+/// The context length if neither the server nor the model's files report one, in tokens.
 const DEFAULT_CONTEXT: u32 = 2048;
 
-/// An engine whose work is done by the server of another project, in a process of its own.
+/// An engine that runs the server of another project as a child process.
 ///
-/// The server starts in [`start`](LLMEngine::start) and is gone, with everything it started, when
-/// [`cleanup`](LLMEngine::cleanup) returns; also when this process is killed. When it dies, every request under way ends at
-/// once with an error that may move elsewhere; then it is started again, as often as the config says.
+/// [`start`](LLMEngine::start) starts the server. When [`cleanup`](LLMEngine::cleanup) returns, the server and all its
+/// descendants are gone; likewise when this process is killed. If the server dies, every active request ends at once with an
+/// error that lets it migrate. Then the server is restarted, up to the configured number of times.
 ///
 /// # Examples
 /// ```no_run
@@ -59,7 +59,7 @@ pub struct LauncherEngine {
     supervision: Supervision,
 }
 
-/// What `start` builds.
+/// The state that `start` builds.
 #[derive(Debug)]
 struct Running {
     /// Ends the server if this is dropped before `cleanup`.
@@ -68,7 +68,7 @@ struct Running {
     context_length_tokens: u32,
     vocab_size: Option<NonZeroU32>,
     ranks: Ranks,
-    /// Those that the server was started with.
+    /// The adapters that the server was started with.
     adapters: Vec<Adapter>,
     room: Option<Room>,
     apart: Apart,
@@ -92,7 +92,7 @@ impl LauncherEngine {
         config.validate()?;
         config.validate_role(ctx.role)?;
         if let Err(error) = config.validate_api_keys() {
-            // Whether there are keys, the frontends know.
+            // Only the frontends know whether there are API keys.
             tracing::info!("requests with an API key are refused: {}", error.message());
         }
         let dialect = probe::dialect(config).await?;
@@ -130,7 +130,7 @@ impl LauncherEngine {
         };
         for follower in &kv_followers {
             declared.capabilities.kv_events = true;
-            // Of one rank, too: workers of a model may differ in their ranks, and in nothing else that they declare.
+            // Also with one rank: workers of a model may differ in their ranks, but in nothing else that they declare.
             declared.capabilities.kv_ranks = true;
             let following = follower.clone().run(Arc::clone(&server));
             self.supervision.tasks().spawn(following);
@@ -181,7 +181,7 @@ impl LauncherEngine {
         })
     }
 
-    /// What the server says, or what it was told, or what its model's files say.
+    /// The context length from the server, the configuration, or the model's files, in this order.
     fn context(&self, asked: Option<u32>, facts: Facts) -> u32 {
         let known = facts.context_length_tokens.filter(|context| *context > 0);
         known
@@ -190,7 +190,7 @@ impl LauncherEngine {
             .unwrap_or(DEFAULT_CONTEXT)
     }
 
-    /// Where requests wait for each other.
+    /// The room that requests share, if the server needs it.
     fn room(&self, dialect: Dialect, facts: Facts) -> Option<Room> {
         match dialect {
             Dialect::LlamaCppPython => Some(Room::one_at_a_time()),
@@ -223,7 +223,7 @@ impl LauncherEngine {
 }
 
 impl Running {
-    /// Refuses an adapter that the server was not started with. Asked for it, a server might answer by its model.
+    /// Refuses an adapter that the server was not started with. Otherwise a server might answer with its base model.
     fn check_adapter(&self, name: Option<&str>) -> Result<(), EngineError> {
         let is_known = |name: &str| self.adapters.iter().any(|adapter| adapter.name == name);
         match name {
@@ -235,7 +235,7 @@ impl Running {
         }
     }
 
-    /// What an answer may hold: what was asked for, and what the context leaves.
+    /// The maximum answer length: the request's limit and the rest of the context.
     fn max_tokens(&self, request: &GenerateRequest) -> Option<u32> {
         let room = request
             .prompt_tokens()
@@ -257,7 +257,7 @@ fn kv_source(
     })
 }
 
-/// Who follow the KV events of a server that publishes them, one a rank; nobody where those of a rank are missing.
+/// The followers of the server's KV events, one per rank; none if the sockets of a rank are missing.
 fn kv_followers(
     source: &Arc<KvSource>,
     ctx: &StartContext,
@@ -315,7 +315,7 @@ impl LauncherEngine {
     }
 }
 
-/// What is asked of the server beside generation: its adapters are those that it was started with, before and after a restart.
+/// Operations besides generation. The adapters are those that the server was started with, also after a restart.
 #[async_trait]
 impl EngineControls for LauncherEngine {
     async fn sleep(&self, level: SleepLevel) -> Result<(), EngineError> {
@@ -410,7 +410,7 @@ impl LLMEngine for LauncherEngine {
         ))
     }
 
-    // The server needs none: a request that is cancelled or dropped closes its connection, and the server sees that.
+    // Not needed: a request that is cancelled or dropped closes its connection, and the server notices that.
     async fn abort(&self, ctx: &RequestContext) {
         if let Ok(running) = self.running.get() {
             running.apart.abort(ctx.id());
@@ -429,7 +429,7 @@ impl LLMEngine for LauncherEngine {
     }
 
     async fn cleanup(&self) -> Result<(), EngineError> {
-        // Kept to the end: dropping it kills the server, which may still be on its way out.
+        // Kept until the end: dropping it kills the server, which may still be exiting.
         let running = self.running.take();
         if let Some(running) = &running {
             let error = ServerFailure::Stopped.to_error(self.config.kind.title(), &[]);
@@ -438,7 +438,7 @@ impl LLMEngine for LauncherEngine {
             }
             running.apart.close();
         }
-        // A start that is under way ends, and its server with it.
+        // Also ends a start in progress, and its server.
         self.supervision.end().await;
         Ok(())
     }

@@ -1,13 +1,13 @@
-//! [`Sample`]: a line of the text in which servers tell their metrics. Pure; nothing that a server says is trusted.
+//! [`Sample`]: a line of a server's metrics text. Pure; nothing that a server sends is trusted.
 //!
 //! # Source
 //! <https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format>
 
 use genset_backend_common::series::{is_label_name, is_metric_name};
 
-/// Labels that a sample may have.
+/// The maximum number of labels of a sample.
 const MAX_LABELS: usize = 256;
-/// Above this whole numbers are not told apart.
+/// Above this, an `f64` cannot distinguish whole numbers.
 const MAX_COUNT: f64 = 9_007_199_254_740_991.0;
 
 /// One value of one series.
@@ -19,7 +19,7 @@ pub(crate) struct Sample<'a> {
 }
 
 impl<'a> Sample<'a> {
-    /// Reads a line; `None` for what is no sample. A time behind the value is passed over.
+    /// Parses a line; `None` if it is not a sample. A timestamp after the value is ignored.
     pub(crate) fn read(line: &'a str) -> Option<Self> {
         let end = line.find(|c: char| c == '{' || c.is_ascii_whitespace())?;
         let (name, rest) = line.split_at(end);
@@ -43,7 +43,7 @@ impl<'a> Sample<'a> {
     }
 }
 
-/// The samples of one name.
+/// The samples with one name.
 pub(crate) fn samples<'a>(metrics: &'a str, name: &'a str) -> impl Iterator<Item = Sample<'a>> {
     metrics
         .lines()
@@ -52,13 +52,13 @@ pub(crate) fn samples<'a>(metrics: &'a str, name: &'a str) -> impl Iterator<Item
         .filter(move |sample| sample.name == name)
 }
 
-/// The whole number that is nearest; `None` for what counts nothing.
+/// Rounds to a whole number; `None` if the value is not a count.
 pub(crate) fn count(value: f64) -> Option<u64> {
     let is_count = (0.0..=MAX_COUNT).contains(&value);
     is_count.then(|| format!("{value:.0}"))?.parse().ok()
 }
 
-/// Labels up to the closing brace, and what is behind that.
+/// Parses labels up to the closing brace; returns them and the rest.
 fn read_labels(mut rest: &str) -> Option<(Vec<(&str, String)>, &str)> {
     let mut labels = Vec::new();
     loop {
@@ -77,7 +77,7 @@ fn read_labels(mut rest: &str) -> Option<(Vec<(&str, String)>, &str)> {
     }
 }
 
-/// A text up to its closing quotation mark, and what is behind that.
+/// Parses a text up to its closing quotation mark; returns it and the rest.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut is_escaped = false;
     let end = text.find(|c| {
@@ -89,7 +89,7 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     Some((unescaped(value), behind.strip_prefix('"')?))
 }
 
-/// A text without the backslashes that escape line breaks, quotation marks and backslashes.
+/// Removes the backslashes that escape line breaks, quotation marks and backslashes.
 pub(crate) fn unescaped(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut letters = text.chars();

@@ -1,4 +1,4 @@
-//! [`ExtraArgs`]: settings of the server's own, from a JSON or YAML file.
+//! [`ExtraArgs`]: the server's own settings, from a JSON or YAML file.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +11,10 @@ use crate::dialect::ExtraStyle;
 /// The flag that names the file.
 const FLAG: &str = "--extra-engine-args";
 
-/// The largest file that is read, in bytes.
+/// The maximum file size, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Settings that are passed through to the server unchanged: as its flags, or, to TensorRT-LLM, as the file itself.
+/// Settings that are passed to the server unchanged: as flags, or for TensorRT-LLM as the file itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExtraArgs {
     path: PathBuf,
@@ -22,7 +22,7 @@ pub struct ExtraArgs {
 }
 
 impl ExtraArgs {
-    /// Reads a file that holds one JSON object, or one YAML mapping.
+    /// Reads a file that contains one JSON object or one YAML mapping.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the flag and the file.
@@ -39,7 +39,7 @@ impl ExtraArgs {
             )));
         }
         let text = std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))?;
-        // Every JSON file that a person writes is a YAML file too, but its errors are better told by a reader of JSON.
+        // A JSON file is usually valid YAML too, but the JSON parser reports its errors better.
         let is_json = path
             .extension()
             .is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
@@ -69,10 +69,10 @@ impl ExtraArgs {
         &self.path
     }
 
-    /// The settings as flags, for a program that reads those as most do: `--some-name value`, and true as `--some-name`.
+    /// The settings as flags in the common form: `--some-name value`, and true as `--some-name`.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the file, for a name that is none.
+    /// `InvalidArgument`, naming the file, if a name is not valid.
     pub fn flags(&self) -> Result<Vec<String>, EngineError> {
         extra_args(self, ExtraStyle::Dashes)
     }
@@ -82,7 +82,7 @@ impl ExtraArgs {
         &self.entries
     }
 
-    /// A setting, however its words are joined.
+    /// A setting, with its words joined by dashes or underscores.
     pub(crate) fn get(&self, name: &str) -> Option<&Value> {
         let name = joined(name);
         self.entries
@@ -101,7 +101,7 @@ pub(crate) fn joined(name: &str) -> String {
     name.trim_start_matches('-').replace('_', "-")
 }
 
-/// A name as the flag that it is: one with a single dash keeps it.
+/// A name as a flag; a name with a single dash keeps it.
 pub(crate) fn spelled(name: &str) -> String {
     let dashes = if name.starts_with('-') && !name.starts_with("--") {
         "-"

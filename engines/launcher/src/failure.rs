@@ -1,33 +1,33 @@
-//! [`ServerFailure`]: how a server can fail, told apart by what was seen.
+//! [`ServerFailure`]: how a server can fail, by the evidence seen.
 
 use std::time::Duration;
 
 use genset_backend_common::{EngineError, ErrorKind};
 use genset_process::End;
 
-/// Why a server is of no more use.
+/// Why a server can no longer be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerFailure {
-    /// It ended by itself with a code, 0 included: nobody had asked it to.
+    /// It exited with a code, 0 included, without being asked to.
     #[error("exited with code {code} while it was needed")]
     Exited {
         /// The exit code.
         code: i32,
     },
-    /// A signal that a fault raises ended it.
+    /// It was ended by a signal that a fault raises.
     #[error("crashed: signal {signal}")]
     Crashed {
         /// The signal's number.
         signal: i32,
     },
-    /// The kernel killed in its control group because memory ran out, and it ended by SIGKILL.
+    /// It was ended by SIGKILL after the kernel counted an out-of-memory kill in its control group.
     #[error(
         "was killed because memory ran out: its control group counts an out-of-memory kill; raise the memory limit, or have \
          the server use less"
     )]
     OutOfMemory,
-    /// SIGKILL ended it; it was not ours, and nobody says whose.
+    /// It was ended by SIGKILL from an unknown sender, not by this worker.
     #[error("was killed (SIGKILL), and not by this worker")]
     Killed,
     /// It was not healthy in time.
@@ -36,13 +36,13 @@ pub enum ServerFailure {
         limit.as_secs_f64()
     )]
     TooLate {
-        /// The time it had.
+        /// The time limit.
         limit: Duration,
     },
-    /// It served, and then no longer said that it is healthy.
+    /// It served, and then stopped being healthy.
     #[error("hung: it did not say that it is healthy for {} s, and was killed", silent_for.as_secs_f64())]
     Hung {
-        /// How long it did not.
+        /// For how long it was not healthy.
         silent_for: Duration,
     },
     /// The worker stopped it.
@@ -51,7 +51,7 @@ pub enum ServerFailure {
 }
 
 impl ServerFailure {
-    /// What the failure means to a request, and to whoever called `start`.
+    /// The error kind for requests and for the caller of `start`.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -65,7 +65,7 @@ impl ServerFailure {
         }
     }
 
-    /// The error with the last lines that the server wrote, if any.
+    /// The error, with the last lines that the server printed, if any.
     pub(crate) fn to_error(&self, title: &str, lines: &[String]) -> EngineError {
         let mut message = format!("the {title} server {self}");
         if !lines.is_empty() {
@@ -73,7 +73,7 @@ impl ServerFailure {
             message.push_str(&lines.join("\n"));
         }
         if *self == Self::Killed {
-            // Some servers kill themselves with all that they started, and say before why.
+            // Some servers kill themselves and all their processes, and print the reason before.
             let hint = "if its last lines name no cause: the kernel kills so when memory runs out, and says oom-kill in its log";
             message.push('\n');
             message.push_str(hint);

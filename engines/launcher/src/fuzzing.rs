@@ -1,4 +1,4 @@
-//! What the fuzz targets reach that is nobody else's: the decoder of server-sent events, and a server's metrics.
+//! Functions for the fuzz targets only: the decoder of server-sent events, and the parser of a server's metrics.
 
 use genset_backend_common::MetricsRegistry;
 
@@ -10,7 +10,7 @@ use crate::sse::{Decoder, Event};
 /// An event's data, and whether it is an error.
 pub type FoundEvent = (bool, Vec<u8>);
 
-/// The events of a body in pieces, and whether it ended in the middle of one; `None` where it is refused.
+/// Decodes the pieces of a body. Returns the events and whether the body ended inside one; `None` if it is refused.
 #[must_use]
 pub fn events(pieces: &[&[u8]]) -> Option<(Vec<FoundEvent>, bool)> {
     let mut decoder = Decoder::default();
@@ -27,7 +27,7 @@ pub fn events(pieces: &[&[u8]]) -> Option<(Vec<FoundEvent>, bool)> {
     Some((events, decoder.is_half()))
 }
 
-/// What a worker shows of metrics that a vLLM told; its load is read as well. `None` of a server that has none.
+/// The metrics that a worker shows for those of a vLLM; parses the load too. `None` for a server without metrics.
 #[must_use]
 pub fn repeated_metrics(metrics: &str) -> Option<String> {
     let _ = Figures::of_vllm(metrics);

@@ -1,5 +1,5 @@
-//! [`Gate`]: whether requests may go to a server, and how many are on their way there. It closes while the server sleeps or its
-//! weights are exchanged, or it writes a profile, and is open otherwise. Who closes it is [`Controls`](crate::controls::Controls).
+//! [`Gate`]: whether requests may be sent to a server, and how many are active there. It is closed while the server sleeps, has
+//! its weights replaced or writes a profile. [`Controls`](crate::controls::Controls) closes and opens it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,27 +10,27 @@ use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// How long requests that are told to leave may take. One whose client reads nothing does not hear of it.
+/// How long requests may take to end when the gate ends them. A request whose client reads nothing does not notice.
 const LEAVING: Duration = Duration::from_secs(5);
 
-/// What requests pass on their way to a server.
+/// The gate that requests pass on their way to a server.
 #[derive(Debug)]
 pub(crate) struct Gate {
     inside: watch::Sender<Inside>,
-    /// Ends the requests that have passed and were not ended yet.
+    /// Ends the active requests.
     leave: Mutex<CancellationToken>,
-    /// Held to be read by who asks for the server's health.
+    /// Read-locked during a health check of the server.
     asking: RwLock<()>,
 }
 
 #[derive(Debug, Default)]
 struct Inside {
-    /// Why nobody may pass.
+    /// Why the gate is closed.
     closed: Option<&'static str>,
     requests: usize,
 }
 
-/// A request that has passed, until this is dropped.
+/// An admitted request, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Pass {
     gate: Arc<Gate>,
@@ -46,11 +46,11 @@ impl Gate {
         }
     }
 
-    /// Lets a request pass.
+    /// Admits a request.
     ///
     /// # Errors
-    /// `Overloaded` while the gate is closed: the request may go elsewhere or come again, and to the Worker, which probes with
-    /// requests, the engine is alive.
+    /// `Overloaded` while the gate is closed. The request may migrate or be retried, and the Worker, which probes with
+    /// requests, takes the engine for alive.
     pub(crate) fn enter(self: &Arc<Self>) -> Result<Pass, EngineError> {
         let mut closed = None;
         self.inside.send_modify(|inside| {
@@ -66,18 +66,18 @@ impl Gate {
         }
     }
 
-    /// Lets nobody pass. Those that have passed may go on.
+    /// Stops admitting requests. Active requests may continue.
     fn refuse(&self, why: &'static str) {
         self.inside.send_modify(|inside| inside.closed = Some(why));
     }
 
-    /// Lets nobody pass, and waits until the requests that have passed are done. Those that are not within `grace` are ended.
+    /// Stops admitting requests and waits until the active ones have ended. Ends those that remain after `grace`.
     ///
     /// # Cancel safety
-    /// The gate stays closed.
+    /// If the future is dropped, the gate stays closed.
     pub(crate) async fn close(&self, why: &'static str, grace: Duration) {
         self.refuse(why);
-        // A question about the server's health that is under way may be a request, too.
+        // A health check in progress may generate something, too.
         drop(self.asking.write().await);
         if timeout(grace, self.emptied()).await.is_err() {
             self.leave.lock().cancel();
@@ -99,17 +99,17 @@ impl Gate {
         self.inside.borrow().closed.is_some()
     }
 
-    /// Waits until it is closed, or until it is open.
+    /// Waits until the gate is closed, or until it is open.
     ///
     /// # Cancel safety
-    /// Nothing is lost when the future is dropped.
+    /// Cancel safe: dropping the future loses nothing.
     pub(crate) async fn becomes(&self, is_closed: bool) {
         let mut inside = self.inside.subscribe();
         let is_so = inside.wait_for(|inside| inside.closed.is_some() == is_closed);
         drop(is_so.await);
     }
 
-    /// To be held while the server is asked for its health: the gate is not closed in the middle of it.
+    /// Returns a guard to hold during a health check: `close` waits for it.
     pub(crate) async fn asking(&self) -> RwLockReadGuard<'_, ()> {
         self.asking.read().await
     }
@@ -121,10 +121,10 @@ impl Gate {
 }
 
 impl Pass {
-    /// Waits until the request has to leave; returns why.
+    /// Waits until the request must end; returns the error.
     ///
     /// # Cancel safety
-    /// Nothing is lost when the future is dropped.
+    /// Cancel safe: dropping the future loses nothing.
     pub(crate) async fn ended(&self) -> EngineError {
         self.leave.cancelled().await;
         let message = "the operator had the server stop before the answer was whole";

@@ -1,4 +1,4 @@
-//! Whether a server is healthy: awaited at its start, and watched while it serves.
+//! The server's health: awaited at its start, and watched while it serves.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use crate::failure::ServerFailure;
 use crate::http::Client;
 use crate::server::Server;
 
-/// How often a server that starts is asked.
+/// The interval between health checks during the start.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How long one question may take.
+/// The time limit of one health check.
 const ASK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Letters of a line that are shown as progress.
+/// The maximum length of a line shown as progress, in characters.
 const STAGE_CHARS: usize = 160;
 
-/// Whether the server says that it is healthy, at this path.
+/// Whether the server reports that it is healthy, at this path.
 pub(crate) async fn is_healthy(client: &Client, path: &str) -> bool {
     let asked = timeout(ASK_TIMEOUT, client.status(path)).await;
     matches!(asked, Ok(Ok(status)) if status.is_success())
 }
 
-/// Waits until the server is healthy, and tells its last line on the way.
+/// Waits until the server is healthy; reports its last line as progress.
 pub(crate) async fn awaited(
     client: &Client,
     dialect: Dialect,
@@ -48,7 +48,7 @@ pub(crate) async fn awaited(
     }
 }
 
-/// Watches a server that serves; returns once it has not been healthy for `limit`. Time in which it is busy does not count.
+/// Watches a serving server; returns once it has been unhealthy for `limit`. Time in which it is busy does not count.
 pub(crate) async fn watched(server: &Server, interval: Duration, limit: Duration) -> ServerFailure {
     let mut last = Instant::now();
     loop {
@@ -73,7 +73,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_is_busy_may_be_silent() {
-        // It is not there.
+        // No server listens there.
         let server = Server::new(Dialect::Sglang, 1, &ApiKey::random(), TaskTracker::new());
         let busy = server.busy.lock().await;
         let limit = Duration::from_secs(60);

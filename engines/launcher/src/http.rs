@@ -1,5 +1,5 @@
-//! [`Client`]: requests to the server on the loopback interface, a connection each, and never through a proxy. Dropping an
-//! answer closes its connection, which is how these servers learn that a request was cancelled.
+//! [`Client`]: HTTP requests to the server on the loopback interface, one connection each, never through a proxy. Dropping an
+//! answer closes its connection; that is how these servers learn of a cancelled request.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use crate::key::ApiKey;
 
-/// The largest answer that is read whole, in bytes, where nothing else is said.
+/// The default limit for a body that is read whole, in bytes.
 const MAX_BODY_BYTES: usize = 4 << 20;
 
 /// Why there is no answer.
@@ -38,18 +38,18 @@ pub(crate) enum HttpError {
     Status(StatusCode),
 }
 
-/// The server's address, and whose tasks its connections are.
+/// The server's address, and the tracker for its connection tasks.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     address: SocketAddr,
-    /// What every request carries, to a server that wants it.
+    /// The header of every request, if the server requires a key.
     authorization: Option<HeaderValue>,
     tasks: TaskTracker,
-    /// Connections end with the server, whoever still holds their answers.
+    /// Ends all connections with the server, even if their answers are still held.
     over: CancellationToken,
 }
 
-/// The head of an answer, and its body to be read.
+/// The head of an answer, and its unread body.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -79,7 +79,7 @@ impl Client {
         }
     }
 
-    /// Asks, and reads nothing but the status.
+    /// Sends a GET and reads only the status.
     pub(crate) async fn status(&self, path: &str) -> Result<StatusCode, HttpError> {
         Ok(self
             .send(self.request(Method::GET, path)?.body(Full::default())?)
@@ -87,13 +87,13 @@ impl Client {
             .status)
     }
 
-    /// Asks for JSON.
+    /// Sends a GET and reads the JSON answer.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, HttpError> {
         let request = self.request(Method::GET, path)?.body(Full::default())?;
         self.send(request).await?.json().await
     }
 
-    /// Asks for text.
+    /// Sends a GET and reads the text answer.
     pub(crate) async fn text(&self, path: &str) -> Result<String, HttpError> {
         let request = self.request(Method::GET, path)?.body(Full::default())?;
         let answer = self.send(request).await?;
@@ -104,7 +104,7 @@ impl Client {
         Ok(String::from_utf8_lossy(&body).into_owned())
     }
 
-    /// Sends JSON.
+    /// Posts JSON.
     ///
     /// # Cancel safety
     /// Dropping the future closes the connection.
@@ -149,7 +149,7 @@ impl Client {
             tokio::select! {
                 biased;
                 () = over.cancelled() => {}
-                // Whoever reads the answer is told of what goes wrong here.
+                // The reader of the answer receives any error of the connection.
                 _ = connection => {}
             }
         });
@@ -168,7 +168,7 @@ impl Client {
 }
 
 impl Answer {
-    /// Reads the answer as JSON, if it is one.
+    /// Reads the answer as JSON, if the status is a success.
     pub(crate) async fn json<T: DeserializeOwned>(self) -> Result<T, HttpError> {
         if !self.status.is_success() {
             return Err(HttpError::Status(self.status));
@@ -176,7 +176,7 @@ impl Answer {
         Ok(serde_json::from_slice(&self.body.read_all().await?)?)
     }
 
-    /// How long the server wants to be left alone.
+    /// The value of `retry-after`.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         let seconds = self
             .headers
@@ -194,7 +194,7 @@ impl Body {
     /// The next piece; `None` at the end.
     ///
     /// # Cancel safety
-    /// If another branch wins, nothing was lost.
+    /// Cancel safe: if another branch wins, nothing is lost.
     pub(crate) async fn piece(&mut self) -> Result<Option<Bytes>, HttpError> {
         while let Some(frame) = self.incoming.frame().await {
             if let Ok(piece) = frame?.into_data() {
@@ -208,7 +208,7 @@ impl Body {
         self.read_up_to(MAX_BODY_BYTES).await
     }
 
-    /// Reads all of it, if that is no more than `limit` bytes.
+    /// Reads the whole body, up to `limit` bytes.
     pub(crate) async fn read_up_to(mut self, limit: usize) -> Result<Vec<u8>, HttpError> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece().await? {

@@ -1,5 +1,6 @@
-//! [`ApiKey`]: what a server demands of every request, so that nobody else on this machine uses it past the keys of our own
-//! port. Each start has a new one, known to the server and to us; it is never an argument, which everybody could read.
+//! [`ApiKey`]: a key that the server requires with every request, so that other users of this machine cannot bypass the API
+//! keys of our own port. Each start has a new key, known only to the server and to us. It is never an argument, since anyone
+//! can read those.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
@@ -26,10 +27,10 @@ impl ApiKey {
         Self(key)
     }
 
-    /// Gives the key to the server that `command` starts. The file, if there is one, must stay until the server has started.
+    /// Passes the key to the server that `command` starts. The file, if there is one, must exist until the server has started.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// Fails if the file cannot be written.
     pub(crate) fn give(
         &self,
         place: KeyPlace,
@@ -42,7 +43,7 @@ impl ApiKey {
                 Ok(None)
             }
             KeyPlace::File(flag) => {
-                // Nobody else may read it: that is how these files are made.
+                // `tempfile` creates files that only this user can read.
                 let mut file = tempfile::Builder::new()
                     .prefix("genset-server-")
                     .suffix(".yaml")

@@ -30,7 +30,7 @@ impl ServerKind {
         }
     }
 
-    /// The name that the project gives itself.
+    /// The project's name for itself.
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
@@ -41,7 +41,7 @@ impl ServerKind {
         }
     }
 
-    /// How the server is installed, as a command.
+    /// The command that installs the server.
     #[must_use]
     pub const fn install_line(self) -> &'static str {
         match self {

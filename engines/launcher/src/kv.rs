@@ -1,13 +1,13 @@
-//! KV events of a launched vLLM or SGLang: its publisher is switched on, its events are read, and the worker publishes them as any
-//! engine does. [`KvSource`] is where the server publishes, [`KvFollower`] who reads it,
-//! [`Clears`] what an operator clears meanwhile.
+//! KV events of a launched vLLM or SGLang. The launcher enables the server's publisher and reads its events, and the worker
+//! publishes them like any engine's. [`KvSource`] is where the server publishes, [`KvFollower`] reads the events, [`Clears`]
+//! handles caches that an operator clears.
 //!
-//! The events tell the prompts, so they go over sockets in a folder that only this user can read, and never over a port.
+//! The events reveal the prompts. So they use sockets in a folder that only this user can read, never a port.
 //!
 //! # Source
-//! vLLM 0.32.0, `vllm/distributed/kv_events.py`: a PUB socket for the batches, a ROUTER socket that gives the last ones again.
-//! SGLang 0.5.23, `sglang/srt/disaggregation/kv_events.py`: the same, in the same encoding; its format `dynamo` has hashes that differ
-//! with salts and adapters.
+//! vLLM 0.32.0, `vllm/distributed/kv_events.py`: a PUB socket for the batches, a ROUTER socket that replays the last ones.
+//! SGLang 0.5.23, `sglang/srt/disaggregation/kv_events.py`: the same, in the same encoding; its format `dynamo` has hashes that
+//! differ by salt and adapter.
 
 mod batch;
 mod follow;
@@ -31,8 +31,8 @@ use crate::dialect::Dialect;
 use crate::extra::ExtraArgs;
 use crate::ranks::said;
 
-/// Settings of the server's own with which its events are not followed: its own publisher, no prefix cache; SGLang's speculation may
-/// tell pairs of tokens.
+/// Server settings with which we do not follow its events: its own publisher, no prefix cache, and SGLang's speculation, whose
+/// events may contain pairs of tokens.
 const OWN_SETTINGS: [&str; 4] = [
     "kv-events-config",
     "no-enable-prefix-caching",
@@ -40,32 +40,32 @@ const OWN_SETTINGS: [&str; 4] = [
     "speculative-algorithm",
 ];
 
-/// The sockets of rank 0. The servers add `_dp` and the number for each other rank, to names with `inproc` in them; of other names
-/// that are no ports they refuse to make several.
+/// The socket names of rank 0. For each other rank the servers append `_dp` and the number, but only to names that contain
+/// `inproc`. They refuse to derive several sockets from other names without a port.
 const EVENTS: &str = "inproc-events";
 const REPLAY: &str = "inproc-replay";
 
-/// The longest path of a socket, in bytes: the kernel has room for 108.
+/// The maximum length of a socket path, in bytes: the kernel allows 108.
 const MAX_PATH_BYTES: usize = 100;
 
-/// What the folders begin with.
+/// The prefix of the folders.
 const FOLDER_PREFIX: &str = "genset-kv-";
 
-/// Where a server publishes its KV events: two sockets for each rank, in a folder of ours, which is removed with this.
+/// Where a server publishes its KV events: two sockets per rank, in a folder of ours. Dropping this removes the folder.
 #[derive(Debug)]
 pub(crate) struct KvSource {
     folder: TempDir,
-    /// For as long as the folder is used: a server's guard removes it only while that server runs.
+    /// Locks the folder while it is in use: a server's guard removes it only while that server runs.
     _lock: Option<File>,
     dialect: Dialect,
 }
 
 impl KvSource {
-    /// The source for a server to be started; `None` for one that publishes nothing, or not to us. Folders of processes that were
-    /// killed are removed.
+    /// Creates the source for a server; `None` if the server publishes no events, or not to us. Also removes the folders of
+    /// killed processes.
     ///
     /// # Errors
-    /// When the folder cannot be made.
+    /// Fails if the folder cannot be created.
     pub(crate) fn for_server(
         config: &LauncherConfig,
         dialect: Dialect,
@@ -85,7 +85,7 @@ impl KvSource {
             return Ok(None);
         }
         remove_left_folders(FOLDER_PREFIX);
-        // Nobody else may look into it.
+        // Only this user can read the folder.
         let folder = tempfile::Builder::new()
             .prefix(FOLDER_PREFIX)
             .permissions(Permissions::from_mode(0o700))
@@ -150,7 +150,7 @@ impl KvSource {
     }
 }
 
-/// Whether SGLang was given blocks of several tokens. Its own are of one, and an event for each token of a prompt helps no router.
+/// Whether SGLang has blocks of several tokens. Its default is one token, and an event per token would not help a router.
 fn has_blocks(config: &LauncherConfig) -> bool {
     let said = said(config, &["--page-size"]).and_then(|(_, size)| size.parse().ok());
     let size = config.kv_block_size.map(u32::from).or(said);

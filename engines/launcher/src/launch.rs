@@ -1,5 +1,5 @@
-//! [`Launch`]: the server as a program that is supervised: from a plan to a server that is healthy, or the error that says why
-//! there is none.
+//! [`Launch`]: the server as a supervised program: from a plan to a healthy server, or to the error that explains why there is
+//! none.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ use crate::ports::Ports;
 use crate::probe;
 use crate::server::Server;
 
-/// What it takes to start the server, as often as that is done.
+/// Everything needed to start the server, any number of times.
 #[derive(Debug)]
 pub(crate) struct Launch {
     pub(crate) config: LauncherConfig,
@@ -34,13 +34,13 @@ pub(crate) struct Launch {
     pub(crate) progress: ProgressReporter,
     /// Follows the load of each server.
     pub(crate) load: Arc<ServerLoad>,
-    /// Where it publishes KV events, if it does.
+    /// Where the server publishes KV events, if it does.
     pub(crate) kv_source: Option<Arc<KvSource>>,
-    /// Who follow the KV events of each server, one a rank; known once the first has told of itself.
+    /// The followers of each server's KV events, one per rank; set once the first server has reported its ranks.
     pub(crate) kv_followers: Arc<OnceLock<Vec<KvFollower>>>,
 }
 
-/// The server in messages, and how long it may take for what.
+/// The server's name in messages, and its time limits.
 pub(crate) fn terms(config: &LauncherConfig) -> Terms {
     Terms {
         name: format!("the {} server", config.kind.title()),
@@ -52,18 +52,18 @@ pub(crate) fn terms(config: &LauncherConfig) -> Terms {
 }
 
 impl Launch {
-    /// Starts the program, listening on its ports for who has the key. What it prints goes to the log.
+    /// Starts the program with its ports and its key, and logs its output.
     fn run(&self, ports: Ports, key: &ApiKey) -> io::Result<Process> {
         let mut command = Command::new(&self.plan.program);
         self.config.inherited_env.apply(command.as_std_mut());
         command
             .args(self.plan.args(ports.http))
-            // Without it, Python holds its lines back while it has a pipe to write to.
+            // Without it, Python buffers its output when that is a pipe.
             .env("PYTHONUNBUFFERED", "1")
             .envs(&self.config.env)
             .envs(self.plan.env.iter().map(|(name, value)| (name, value)))
             .envs(ports.side_channel.iter().flat_map(side_channel));
-        // The server reads its key there.
+        // The server reads its key from this file.
         let settings = key.give(self.plan.dialect.flags().key, &mut command)?;
         let settings_path = settings.iter().map(|file| file.path().to_owned());
         let kv_folder = self
@@ -83,7 +83,7 @@ impl Launch {
         Ok(process)
     }
 
-    /// Ends the requests of a server that has failed: to kill and reap it may take a while.
+    /// Ends the requests of a failed server now: to kill and reap it may take a while.
     fn at_once(&self, server: &Server, failure: ServerFailure) -> ServerFailure {
         server.fail(failure.to_error(self.config.kind.title(), &[]));
         failure
@@ -156,7 +156,7 @@ impl Program for Launch {
     }
 }
 
-/// What vLLM is told about where the connectors of others ask it for KV blocks.
+/// The variables that tell vLLM where other servers' connectors ask it for KV blocks.
 fn side_channel(address: &SocketAddr) -> [(&'static str, String); 2] {
     [
         ("VLLM_NIXL_SIDE_CHANNEL_HOST", address.ip().to_string()),

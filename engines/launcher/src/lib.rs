@@ -1,13 +1,13 @@
-//! Servers of other projects as engines: [`LauncherEngine`] starts one as a child process, waits until it is healthy, and
-//! drives it over its HTTP API on the loopback interface: vLLM, SGLang, TensorRT-LLM and llama.cpp.
+//! Servers of other projects as engines: vLLM, SGLang, TensorRT-LLM and llama.cpp. [`LauncherEngine`] starts one as a child
+//! process, waits until it is healthy, and drives it over its HTTP API on the loopback interface.
 //!
 //! - [`ServerKind`]: which server.
-//! - [`LauncherConfig`]: the model, how the server is started, and how long it may take for what.
-//! - [`RestartPolicy`]: whether a server that died is started again.
-//! - [`ExtraArgs`]: settings of the server's own, from a JSON or YAML file.
-//! - [`ServerFailure`]: how a server can fail; the source of the errors that its requests end with.
+//! - [`LauncherConfig`]: the model, how the server is started, and its time limits.
+//! - [`RestartPolicy`]: whether and when a server that died is restarted.
+//! - [`ExtraArgs`]: the server's own settings, from a JSON or YAML file.
+//! - [`ServerFailure`]: how a server can fail; the source of its requests' errors.
 //!
-//! What an answer looks like is one module a server, under `api`; everything else is the same for all of them.
+//! The format of requests and answers is one module per server API, under `api`; everything else is shared.
 
 mod apart;
 mod api;

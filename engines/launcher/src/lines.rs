@@ -1,17 +1,17 @@
-//! What the server prints goes to the log with the server's name, each line at the level it names.
+//! Logs the server's output with the server's name, each line at the level it names.
 
 use genset_process::level_named;
 use tracing::Level;
 
-/// Logs a line of the server's.
+/// Logs a line of the server.
 pub(crate) fn log(server: &str, text: &str) {
     genset_process::log(level(text), None, Some(server), text);
 }
 
-/// The level that is among a line's first words, as these servers write it; they print everything to standard error, so
-/// that says nothing.
+/// The level among a line's first words, in the form that these servers use. They print everything to standard error, so the
+/// stream does not tell the level.
 fn level(line: &str) -> Level {
-    // vLLM names each of its 35 routes at every start.
+    // vLLM logs each of its 35 routes at every start.
     if line.contains("] Route: ") {
         return Level::DEBUG;
     }

@@ -1,7 +1,7 @@
-//! [`ServerLoad`]: how busy a launched server is, as the worker publishes it. The requests that were sent to it are counted here, at
-//! once; how many of them wait inside, and how full its KV cache is, the server says by itself and is asked every second. That
-//! never holds a request up and ends nothing: what a server has not said for a while is not known any more. The metrics that it
-//! tells on the way are [`Repeated`], and where they say that it has computed something since, that is a step.
+//! [`ServerLoad`]: the load of a launched server, as the worker publishes it. Requests sent to the server are counted here. The
+//! server reports how many of them wait inside it and how full its KV cache is; it is asked every second. Asking never delays
+//! or ends a request, and a report that is too old is discarded. The server's metrics are shown by [`Repeated`]; if they show
+//! that the server has computed something since the last time, that is reported as a step.
 
 pub(crate) mod figures;
 
@@ -22,22 +22,22 @@ use crate::http::{Client, HttpError};
 use crate::repeated::{Repeated, Source};
 use figures::{Figures, KvBlocks, RankLoads, computed};
 
-/// How often a server is asked, and for how long it is believed.
+/// How often a server is asked, and how long its answers are valid.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
-    /// How long it is left alone after an answer.
+    /// The pause after an answer.
     pause: Duration,
-    /// How much longer, where nothing happens. Together that is how old what it says may become.
+    /// The additional pause if nothing happens. Both together are the age that an answer reaches before the next question.
     quiet: Duration,
-    /// How long an answer may take.
+    /// The time limit of an answer.
     answer: Duration,
-    /// How long what it said counts.
+    /// How long an answer is valid.
     stale: Duration,
-    /// How long its metrics are shown.
+    /// How long the server's metrics are shown.
     shown: Duration,
 }
 
-/// Often enough for those who route by it. To put its metrics together costs a Python server milliseconds.
+/// Frequent enough for routing. To produce its metrics takes a Python server milliseconds.
 const PACE: Pace = Pace {
     pause: Duration::from_millis(500),
     quiet: Duration::from_millis(500),
@@ -46,10 +46,11 @@ const PACE: Pace = Pace {
     shown: Duration::from_secs(20),
 };
 
-/// SGLang tells its load apart from its metrics, and puts these together out of files. It is asked for them each time of so many.
+/// SGLang reports its load separately from its metrics, which it assembles from files. So it is asked for metrics only in one
+/// of this number of rounds.
 const SGLANG_METRICS_EVERY: u32 = 5;
 
-/// The load of the servers of one engine, one after the other.
+/// The load of one engine's servers, one server after another.
 #[derive(Debug)]
 pub(crate) struct ServerLoad {
     dialect: Dialect,
@@ -57,30 +58,30 @@ pub(crate) struct ServerLoad {
     health: HealthReporter,
     pace: Pace,
     known: Mutex<Known>,
-    /// `None` of a server that has no metrics.
+    /// `None` for a server without metrics.
     repeated: Option<Repeated>,
-    /// The server is to be asked without waiting for its time: it was idle and is busy, or the other way around.
+    /// Asks the server early: it has changed from idle to busy or back.
     due: Notify,
 }
 
-/// What a load is put together from.
+/// The values from which the load is computed.
 #[derive(Debug, Default)]
 struct Known {
-    /// Requests from the call of the engine to the end of their stream.
+    /// The number of requests from the engine's call to the end of their stream.
     inside: u32,
-    /// Those of them that wait here for room in the server.
+    /// How many of them wait here for room in the server.
     held_back: u32,
-    /// Whether all of them came to a server that was idle, and none has been answered yet.
+    /// Whether the server was idle when they arrived, and none has been answered yet.
     is_waking: bool,
-    /// How many the server computes at once, where it tells.
+    /// The server's maximum number of concurrent requests, if known.
     most: Option<u32>,
-    /// As the engine declared them.
+    /// The number of KV blocks that the engine declared.
     total_blocks: Option<u64>,
-    /// What the server said last, and when.
+    /// The server's last answer and its time.
     figures: Option<(Instant, Figures)>,
-    /// How much it had [`computed`] then.
+    /// The value of [`computed`] then.
     computed: Option<f64>,
-    /// Whether the server takes no requests. Otherwise one that sleeps would look like the emptiest of all.
+    /// Whether the server accepts no requests. Otherwise a sleeping server would look idle.
     is_closed: bool,
 }
 
@@ -122,7 +123,7 @@ impl ServerLoad {
         }
     }
 
-    /// Takes what the engine declared of a server that has not been asked anything yet: nothing of its KV cache is in use.
+    /// Sets the declared capacities of a new server. Its KV cache counts as empty until it is asked.
     pub(crate) fn started(&self, declared: &EngineConfig) {
         let blocks = declared.kv_total_blocks;
         let unused = blocks.map(|total| KvBlocks { used: 0, total });
@@ -138,7 +139,7 @@ impl ServerLoad {
         });
     }
 
-    /// Counts a request until what this gives is dropped.
+    /// Counts a request until the returned guard is dropped.
     pub(crate) fn count(self: &Arc<Self>) -> Counted {
         self.change(|known| {
             known.is_waking |= known.inside == 0;
@@ -147,10 +148,10 @@ impl ServerLoad {
         Counted(Arc::clone(self))
     }
 
-    /// Asks a server that serves, again and again. When this is dropped, the server is gone, and with it what it said.
+    /// Asks a serving server repeatedly. Dropping the future means that the server is gone, and discards its answers.
     ///
     /// # Cancel safety
-    /// An answer under way is lost.
+    /// An answer in progress is lost.
     pub(crate) async fn follow(&self, client: &Client) -> Infallible {
         let _forgets = Forgets(self);
         let mut rounds = (0..SGLANG_METRICS_EVERY).cycle();
@@ -167,10 +168,10 @@ impl ServerLoad {
         }
     }
 
-    /// Follows whether a server takes requests. One that takes none is full.
+    /// Tracks whether the gate admits requests. A server with a closed gate is reported as full.
     ///
     /// # Cancel safety
-    /// What was seen last counts until [`follow`](Self::follow) is dropped.
+    /// The last state counts until [`follow`](Self::follow) is dropped.
     pub(crate) async fn follow_gate(&self, gate: &Gate) -> Infallible {
         loop {
             for is_closed in [true, false] {
@@ -189,12 +190,12 @@ impl ServerLoad {
                 let loads = self.in_time(loads).await?;
                 loads.figures(self.known.lock().total_blocks)
             }
-            // They tell nothing, or not unless they were told to.
+            // These report no load, or only if configured to.
             Dialect::Trtllm | Dialect::LlamaCppPython => pending().await,
         }
     }
 
-    /// Asks for its metrics, which are repeated from now on.
+    /// Asks for the server's metrics, and shows them from now on.
     async fn metrics(&self, client: &Client) -> Option<String> {
         let metrics = self.in_time(client.text("/metrics")).await?;
         self.told(&metrics);
@@ -213,7 +214,7 @@ impl ServerLoad {
         }
     }
 
-    /// What is answered in time; what else is, is no fault of the server's: its health is asked elsewhere.
+    /// The answer, if it arrives in time. A missing one does not count against the server: health is checked elsewhere.
     async fn in_time<T>(&self, asked: impl Future<Output = Result<T, HttpError>>) -> Option<T> {
         match timeout(self.pace.answer, asked).await {
             Ok(Ok(answer)) => Some(answer),
@@ -228,7 +229,7 @@ impl ServerLoad {
         }
     }
 
-    /// Forgets what was said too long ago.
+    /// Discards answers that are too old.
     fn expire(&self) {
         self.change(|known| {
             let figures = &mut known.figures;
@@ -239,7 +240,7 @@ impl ServerLoad {
         }
     }
 
-    /// Publishes a change before another is made.
+    /// Makes a change and publishes it before the next one.
     fn change(&self, change: impl FnOnce(&mut Known)) {
         let mut known = self.known.lock();
         change(&mut known);
@@ -247,7 +248,7 @@ impl ServerLoad {
     }
 }
 
-/// Forgets what a server said, once it is gone.
+/// Discards a server's answers once it is gone.
 struct Forgets<'a>(&'a ServerLoad);
 
 impl Drop for Forgets<'_> {
@@ -263,19 +264,19 @@ impl Drop for Forgets<'_> {
     }
 }
 
-/// A request that is counted until this is dropped.
+/// Counts a request until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Counted(Arc<ServerLoad>);
 
 impl Counted {
-    /// The server has answered something. Where it was idle, what it says of itself is of before.
+    /// Notes that the server has begun to answer. If it was idle before, its last report is outdated.
     pub(crate) fn begun(&self) {
         if std::mem::take(&mut self.0.known.lock().is_waking) {
             self.0.due.notify_one();
         }
     }
 
-    /// The request waits here until what this gives is dropped.
+    /// Counts the request as waiting here until the returned guard is dropped.
     pub(crate) fn held_back(&self) -> HeldBack<'_> {
         self.0
             .change(|known| known.held_back = known.held_back.saturating_add(1));

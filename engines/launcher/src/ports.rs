@@ -1,4 +1,4 @@
-//! [`Ports`]: where a server listens that is about to be started.
+//! [`Ports`]: the ports for a server to be started.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -9,38 +9,38 @@ use genset_backend_common::EngineError;
 
 use crate::command::{Plan, SideChannel};
 
-/// Where ports of servers are: below those that systems give to whoever asks for any, so that what connects and listens on this
-/// machine while a server starts takes none of them.
+/// The range of server ports. It is below the ports that systems assign dynamically, so that other programs on this machine do
+/// not take one by chance while a server starts.
 const PORTS: RangeInclusive<u16> = 20_000..=32_000;
 
-/// How many of [`PORTS`] are tried before the system is asked for any.
+/// How many of [`PORTS`] are tried before a port is requested from the system.
 const MOST_TRIES: usize = 64;
 
-/// The ports of a server. It listens seconds after they were found, and until this is dropped no other launcher on the machine
-/// takes them; should somebody else be faster, the server says so and ends.
+/// The ports of a server, which listens on them only seconds later. Until this is dropped, no other launcher on the machine
+/// takes them. If another program does, the server reports that and exits.
 #[derive(Debug)]
 pub(crate) struct Ports {
-    /// Of its HTTP API.
+    /// The port of its HTTP API.
     pub(crate) http: u16,
-    /// Where the connectors of other servers ask for KV blocks, if they do; those of further ranks at the ports after it.
+    /// Where the connectors of other servers ask for KV blocks, if they do. Further ranks use the ports after it.
     pub(crate) side_channel: Option<SocketAddr>,
     _reserved: Vec<Reserved>,
 }
 
-/// Ports that are found.
+/// Consecutive free ports.
 struct Found {
-    /// The first one.
+    /// The first port's address.
     address: SocketAddr,
-    /// Nobody else listens there while these do.
+    /// Keep others from listening there.
     _listeners: Vec<TcpListener>,
     reserved: Vec<Reserved>,
 }
 
-/// A port that launchers leave alone.
+/// A reservation of a port among launchers.
 type Reserved = Option<UnixListener>;
 
-/// Keeps other launchers from a port: on Linux a name that one process has at a time, and loses when it ends. Elsewhere nothing
-/// does.
+/// Reserves a port among launchers. On Linux this is a name that only one process can hold, and that is released with the
+/// process. Elsewhere it does nothing.
 fn reserve(port: u16) -> io::Result<Reserved> {
     #[cfg(target_os = "linux")]
     {
@@ -57,12 +57,12 @@ fn reserve(port: u16) -> io::Result<Reserved> {
 }
 
 impl Ports {
-    /// Ports that nobody listens on now.
+    /// Finds ports that nobody listens on now.
     ///
     /// # Errors
-    /// `InvalidArgument` for an address that is none of this machine's.
+    /// `InvalidArgument` if the address does not belong to this machine.
     pub(crate) fn free(plan: &Plan) -> Result<Self, EngineError> {
-        // Both at once: they are not to be the same.
+        // Holds both at once, so that they differ.
         let http = listen(Ipv4Addr::LOCALHOST.into(), 1).map_err(|error| {
             EngineError::internal(format!("no free port for the server: {error}"))
                 .with_source(error)
@@ -88,7 +88,7 @@ impl Ports {
     }
 }
 
-/// So many ports, one after the other.
+/// Finds this number of consecutive ports.
 fn listen(host: IpAddr, ports: u16) -> io::Result<Found> {
     (0..MOST_TRIES)
         .find_map(|_| listen_from(host, rand::random_range(PORTS), ports).ok())
@@ -125,7 +125,7 @@ mod tests {
         let ports: Vec<u16> = found._listeners.iter().map(port).collect();
         let first = found.address.port();
         assert_eq!(ports, (first..).take(3).collect::<Vec<u16>>());
-        // One of them is taken: none of them is given.
+        // One of them is in use, so neither is returned.
         assert!(listen_from(host, first - 1, 2).is_err());
     }
 

@@ -1,4 +1,4 @@
-//! Which program there is to start, and what to install where there is none.
+//! Finds the program to start, and says what to install if there is none.
 
 use std::fmt;
 use std::io;
@@ -12,14 +12,14 @@ use crate::config::LauncherConfig;
 use crate::dialect::Dialect;
 use crate::kind::ServerKind;
 
-/// Ends with 0 if the module named last can be found, and every module that it needs and its package does not bring.
+/// Exits with 0 if the last module is found, and all modules that it needs and its package does not install.
 const FIND_MODULES: &str = "import importlib.util as u, sys\n\
     sys.exit(any(u.find_spec(name) is None for name in sys.argv[1:]))";
 
 /// The program to start.
 ///
 /// # Errors
-/// `NotFound` with the line that installs what is missing.
+/// `NotFound` with the command that installs what is missing.
 pub(crate) async fn dialect(config: &LauncherConfig) -> Result<Dialect, EngineError> {
     if let Some(command) = &config.command {
         let is_module = command.iter().any(|word| word == "llama_cpp.server");
@@ -30,13 +30,13 @@ pub(crate) async fn dialect(config: &LauncherConfig) -> Result<Dialect, EngineEr
         });
     }
     match config.kind {
-        // Whether the program is there is seen when it is started.
+        // The spawn shows whether the program exists.
         ServerKind::Vllm | ServerKind::Trtllm => Ok(Dialect::first_of(config.kind)),
         ServerKind::Sglang if has_modules(config, &["sglang"]).await? => Ok(Dialect::Sglang),
         ServerKind::Sglang => Err(no_module(config, "sglang")),
         ServerKind::LlamaCpp if runs(config, "llama-server").await? => Ok(Dialect::LlamaServer),
         ServerKind::LlamaCpp => {
-            // The server's own needs come with the extra `server` of the package.
+            // The server's own dependencies come with the extra `server` of the package.
             let python = config.python.display();
             match has_modules(config, &["llama_cpp", "uvicorn", "sse_starlette"]).await {
                 Ok(true) => Ok(Dialect::LlamaCppPython),
@@ -52,7 +52,7 @@ pub(crate) async fn dialect(config: &LauncherConfig) -> Result<Dialect, EngineEr
     }
 }
 
-/// What a program that cannot be started means.
+/// Converts the error of a failed spawn.
 pub(crate) fn spawn_error(
     config: &LauncherConfig,
     program: &Path,
@@ -75,7 +75,7 @@ pub(crate) fn spawn_error(
     EngineError::internal(message).with_source(error)
 }
 
-/// Whether the program can be started at all.
+/// Whether the program can be started.
 async fn runs(config: &LauncherConfig, program: &str) -> Result<bool, EngineError> {
     let mut command = Command::new(program);
     command.arg("--version");
@@ -108,7 +108,7 @@ async fn has_modules(config: &LauncherConfig, modules: &[&str]) -> Result<bool, 
     }
 }
 
-/// Runs a command that says nothing; whether it ended well.
+/// Runs a command without output; returns whether it succeeded.
 async fn silent(config: &LauncherConfig, mut command: Command) -> io::Result<bool> {
     config.inherited_env.apply(command.as_std_mut());
     let command = command

@@ -1,12 +1,13 @@
-//! [`Ranks`]: the data-parallel ranks inside a server, and whether a request may name one.
+//! [`Ranks`]: the data-parallel ranks of a server, and whether a request may select one.
 //!
-//! A server that tells of its ranks is believed. Of the others, what starts them says how many there are, or that it cannot be
-//! known; then a request that names a rank is refused, rank 0 too, for nobody can say which one serves it.
+//! If a server reports its ranks, that counts. Otherwise its start options give the number of ranks, or it is unknown. If it is
+//! unknown, a request that selects a rank is refused, even rank 0, since it is unknown which rank would serve it.
 //!
 //! # Source
 //! vLLM 0.32.0: `vllm/engine/arg_utils.py` (the flags), `v1/metrics/loggers.py` (a label for each rank),
 //! `entrypoints/generate/base/serving.py` (`X-data-parallel-rank`). SGLang 0.5.23: `runtime_context.py` (`num_dp_ranks_of`),
-//! `managers/io_struct.py` (`routed_dp_rank`). TensorRT-LLM has ranks with attention data parallelism, and its API names none.
+//! `managers/io_struct.py` (`routed_dp_rank`). TensorRT-LLM has ranks with attention data parallelism, but its API cannot
+//! select one.
 
 use genset_backend_common::{EngineError, RequestField};
 use serde_json::Value;
@@ -16,10 +17,10 @@ use crate::config::LauncherConfig;
 use crate::dialect::Dialect;
 use crate::extra::{ExtraArgs, spelled};
 
-/// vLLM's flags for how many ranks there are.
+/// vLLM's flags for the number of ranks.
 const VLLM_SIZE: [&str; 2] = ["--data-parallel-size", "-dp"];
 
-/// vLLM's flags with which the ranks of a server are not those that requests name, from 0 on.
+/// vLLM's flags with which the server's ranks are not numbered from 0, so that requests cannot select them.
 const VLLM_PARTS: [&str; 10] = [
     "--data-parallel-rank",
     "-dpn",
@@ -41,7 +42,7 @@ const SGLANG_SIZE: [&str; 4] = [
     "--attn-dp-size",
 ];
 
-/// TensorRT-LLM's setting for ranks, and the files in which a command may hold it.
+/// TensorRT-LLM's setting for ranks, and the config file flags that may contain it.
 const TRTLLM_SIZE: [&str; 3] = [
     "--enable-attention-dp",
     "--extra-llm-api-options",
@@ -51,14 +52,14 @@ const TRTLLM_SIZE: [&str; 3] = [
 /// The ranks of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Ranks {
-    /// So many, from 0 on; a request may name one.
+    /// This number of ranks, from 0; a request may select one.
     Known(u32),
-    /// A request may not name one, for this reason.
+    /// A request may not select one, for this reason.
     Unknown(String),
 }
 
 impl Ranks {
-    /// The ranks of a server that was started so, and that tells of `told`.
+    /// The ranks of a server with this config that reports `told`.
     pub(crate) fn of(config: &LauncherConfig, dialect: Dialect, told: Option<u32>) -> Self {
         let unknown = |name: &str, why: &str| Self::Unknown(format!("{why} ({name})"));
         let unless = |flags: &[&str], why: &str| match said(config, flags) {
@@ -89,7 +90,7 @@ impl Ranks {
         }
     }
 
-    /// How many ranks a request may name.
+    /// The number of ranks that a request may select from.
     pub(crate) fn count(&self) -> u32 {
         match self {
             Self::Known(ranks) => *ranks,
@@ -98,7 +99,7 @@ impl Ranks {
     }
 
     /// # Errors
-    /// `Unsupported` or `InvalidArgument` for a rank that a request cannot have.
+    /// `Unsupported` or `InvalidArgument` for a rank that a request cannot select.
     pub(crate) fn check(&self, rank: Option<u32>) -> Result<(), EngineError> {
         let Some(rank) = rank else { return Ok(()) };
         let field = RequestField::DataParallelRank;
@@ -116,12 +117,12 @@ impl Ranks {
     }
 }
 
-/// What vLLM's arguments say, where they say it.
+/// The number in vLLM's arguments, if given.
 pub(crate) fn vllm_size(config: &LauncherConfig) -> Option<u32> {
     said(config, &VLLM_SIZE)?.1.parse().ok()
 }
 
-/// The first of these flags that the server is given, and its value. Extra arguments come behind the command, so they win.
+/// The first of these flags that the server receives, and its value. Extra arguments follow the command, so they win.
 pub(crate) fn said(config: &LauncherConfig, flags: &[&str]) -> Option<(String, String)> {
     let extra = config.extra.iter().flat_map(ExtraArgs::entries);
     let extra = extra
@@ -184,7 +185,7 @@ mod tests {
             let found = ranks(Dialect::Vllm, "vllm serve -dp 2", extra, None);
             assert_eq!(found, Ranks::Known(4), "{extra}");
         }
-        // `--dp` is short for another setting of vLLM's.
+        // vLLM expands `--dp` to another setting.
         for (command, extra) in [("vllm serve", "{\"dp\": 4}"), ("vllm serve --dp 4", "{}")] {
             assert_eq!(ranks(Dialect::Vllm, command, extra, None), Ranks::Known(1));
         }

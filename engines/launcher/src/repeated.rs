@@ -1,10 +1,10 @@
-//! [`Repeated`]: a server's own metrics, as the worker's `/metrics` repeats them. They are read out of the text that the server told
-//! last, whenever somebody looks; nobody waits for the server then. Nothing that it says is trusted: what is shown is made anew out of what was
-//! understood.
+//! [`Repeated`]: a server's own metrics, repeated in the worker's `/metrics`. They are parsed from the last text whenever
+//! `/metrics` is read, so no reader waits for the server. Nothing in the text is trusted: the output is rebuilt from what was
+//! parsed.
 //!
 //! # Source
-//! <https://prometheus.io/docs/specs/om/open_metrics_spec/>, which is what `/metrics` is. The servers tell the older text format, in which a
-//! counter's family has `_total` in its name, and times of creation are gauges.
+//! <https://prometheus.io/docs/specs/om/open_metrics_spec/>, the format of `/metrics`. The servers use the older text format,
+//! in which a counter family's name includes `_total`, and creation times are gauges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,13 +21,13 @@ use tokio::time::Instant;
 use crate::dialect::Dialect;
 use crate::exposition::{Sample, count, unescaped};
 
-/// Samples that are read; what comes behind them is left out.
+/// The maximum number of samples; further ones are left out.
 const MAX_SAMPLES: usize = 20_000;
-/// Labels that a series may have beside those that are added here.
+/// The maximum number of a series' own labels.
 const MAX_LABELS: usize = 128;
-/// What our own metrics begin with, and nobody else's.
+/// The prefix of our own metrics; a server must not use it.
 const OURS: &str = "genset_";
-/// What llama-server averages since it was last asked, which is each second: nearly always 0.
+/// llama-server's averages since the last question, which is asked every second: nearly always 0.
 const SINCE_ASKED: [&str; 2] = [
     "llamacpp:prompt_tokens_seconds",
     "llamacpp:predicted_tokens_seconds",
@@ -35,7 +35,7 @@ const SINCE_ASKED: [&str; 2] = [
 /// The label of metrics that are not named after the server, such as those of its process.
 const SERVER: &str = "server";
 
-/// What a server told last. Clones share.
+/// The last metrics of a server. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Repeated {
     source: Source,
@@ -48,16 +48,16 @@ struct Told {
     metrics: Arc<str>,
 }
 
-/// Whose metrics they are.
+/// The server that the metrics come from.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source {
     server: &'static str,
-    /// What the names of metrics begin with that are the server's alone.
+    /// The name prefix of metrics that only this server has.
     prefix: &'static str,
 }
 
 impl Source {
-    /// `None` for a server that has no metrics in the text format.
+    /// `None` for a server without metrics in the text format.
     pub(crate) fn of(dialect: Dialect) -> Option<Self> {
         let prefix = match dialect {
             Dialect::Vllm => "vllm:",
@@ -71,7 +71,7 @@ impl Source {
 }
 
 impl Repeated {
-    /// Nothing yet, of such a server, shown in `registry` where operators look.
+    /// Registers an empty set of metrics of such a server in `registry`.
     pub(crate) fn registered(source: Source, registry: &MetricsRegistry) -> Self {
         let repeated = Self {
             source,
@@ -81,7 +81,7 @@ impl Repeated {
         repeated
     }
 
-    /// Takes what the server tells now.
+    /// Sets the server's current metrics.
     pub(crate) fn tell(&self, metrics: &str) {
         *self.told.lock() = Some(Told {
             at: Instant::now(),
@@ -89,13 +89,13 @@ impl Repeated {
         });
     }
 
-    /// Forgets what was told longer ago.
+    /// Discards metrics that are older than `after`.
     pub(crate) fn expire(&self, after: Duration) {
         let mut told = self.told.lock();
         told.take_if(|told| told.at.elapsed() >= after);
     }
 
-    /// Forgets a server that is gone.
+    /// Discards the metrics of a server that is gone.
     pub(crate) fn forget(&self) {
         *self.told.lock() = None;
     }
@@ -115,14 +115,14 @@ impl Collector for Repeated {
     }
 }
 
-/// By name, in order.
+/// Sorted by name.
 type Labels = Vec<(String, String)>;
 
-/// What was understood, by the names of the samples.
+/// The parsed families, by name.
 #[derive(Debug, Default)]
 struct Families {
     by_name: BTreeMap<String, Family>,
-    /// The names of all samples that these families may have.
+    /// All sample names that these families may have.
     taken: BTreeSet<String>,
 }
 
@@ -142,12 +142,12 @@ enum Series {
 
 #[derive(Debug, Default)]
 struct Histogram {
-    /// Upper bounds, and the observations up to each.
+    /// Upper bounds, with the number of observations up to each.
     buckets: Vec<(f64, f64)>,
     sum: f64,
 }
 
-/// What a sample is in its family.
+/// The part of a sample in its family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Counter,
@@ -157,7 +157,7 @@ enum Part {
     Count,
 }
 
-/// What the lines that begin with `#` say, by name.
+/// The comment lines (`#`), by name.
 #[derive(Debug, Default)]
 struct About<'a> {
     kinds: BTreeMap<&'a str, &'a str>,
@@ -187,8 +187,8 @@ impl<'a> About<'a> {
         kind.is_some_and(|kind| kinds.contains(&kind))
     }
 
-    /// The family that a sample is of, by the name that it has here, and what it is there. Summaries and what else Prometheus' older
-    /// format has become gauges of the same names; times of creation are left out.
+    /// The family and the part that a sample name belongs to. Summaries and other types of the older format become gauges with
+    /// the same names; creation times are left out.
     fn place<'n>(&self, name: &'n str) -> Option<(&'n str, Part)> {
         let parts = [
             ("_bucket", Part::Bucket),
@@ -217,7 +217,7 @@ impl<'a> About<'a> {
         (!self.is(name, &["histogram"])).then_some((name, Part::Gauge))
     }
 
-    /// On one line, whatever is in it.
+    /// The help text, made one line.
     fn help(&self, name: &str) -> String {
         let of = ["", "_total", "_sum", "_count"];
         let mut told = of
@@ -240,7 +240,7 @@ impl Families {
         families
     }
 
-    /// Adds a sample that makes sense beside those before it; others are left out.
+    /// Adds a sample that is consistent with the previous ones; ignores others.
     fn add(&mut self, sample: &Sample<'_>, about: &About<'_>, source: Source) -> Option<()> {
         let (name, part) = about.place(sample.name)?;
         let labels = labels(sample, part, source)?;
@@ -262,13 +262,13 @@ impl Families {
             (Series::Histograms(all), Part::Sum) => {
                 all.entry(labels).or_default().sum = sample.value;
             }
-            // The observations of a histogram are counted in its buckets.
+            // A histogram's buckets already count its observations.
             (Series::Counters(_) | Series::Gauges(_) | Series::Histograms(_), _) => {}
         }
         Some(())
     }
 
-    /// A family that is there or can be: no name is of two.
+    /// Finds or creates a family; a name cannot belong to two.
     fn family(&mut self, name: &str, part: Part, about: &About<'_>) -> Option<&mut Family> {
         if !self.by_name.contains_key(name) {
             if name.starts_with(OURS) || SINCE_ASKED.contains(&name) {
@@ -337,7 +337,7 @@ impl Families {
 }
 
 impl Histogram {
-    /// Upper bounds with the observations above the bound before, and all observations; `None` for what is no histogram.
+    /// Upper bounds with the observations in each bucket, and the total; `None` if it is not a valid histogram.
     fn counts(&self) -> Option<(Vec<(f64, u64)>, u64)> {
         let mut buckets = self.buckets.clone();
         buckets.sort_by(|(one, _), (other, _)| one.total_cmp(other));
@@ -356,7 +356,7 @@ impl Histogram {
     }
 }
 
-/// The labels of a series, without the bound of a bucket; `None` for what Prometheus would not take.
+/// The labels of a series, without a bucket's bound; `None` if Prometheus would refuse them.
 fn labels(sample: &Sample<'_>, part: Part, source: Source) -> Option<Labels> {
     let is_of_histogram = matches!(part, Part::Bucket | Part::Sum | Part::Count);
     let is_bound = |name: &str| is_of_histogram && name == "le";
@@ -383,7 +383,7 @@ fn labels(sample: &Sample<'_>, part: Part, source: Source) -> Option<Labels> {
     is_once.then_some(labels)
 }
 
-/// The names of all samples that a family may have, and its own.
+/// All sample names that a family may have, including its own.
 fn names(name: &str, part: Part) -> Vec<String> {
     let (family, suffixes): (_, &[&str]) = match part {
         Part::Gauge => (name, &[""]),

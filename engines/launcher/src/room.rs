@@ -1,9 +1,9 @@
-//! [`Room`] holds requests back until a server has room for them. These servers end every running request when they have too many.
+//! [`Room`] delays requests until a server has room for them. If these servers have too many, they end every running request.
 //!
-//! `llama_cpp.server` ends an answer when the next request comes. The slots of llama-server have one KV cache together, as large as
-//! the context of each: when the tokens of all of them are more, it fails every request that runs, with "Context size has been
-//! exceeded." (b11434). So a request waits until its prompt and a part of its answer have room beside the others. Answers that
-//! become longer than that may still fill the cache; then the requests end, as they end at any server that is full.
+//! `llama_cpp.server` ends an answer when the next request arrives. The slots of llama-server share one KV cache, as large as
+//! the context of each. When the tokens of all slots exceed it, every running request fails with "Context size has been
+//! exceeded." (b11434). So a request waits until its prompt and a part of its answer fit beside the others. Longer answers may
+//! still fill the cache; then the requests end, as they do at any full server.
 
 use std::sync::Arc;
 
@@ -13,24 +13,24 @@ use crate::config::LauncherConfig;
 use crate::extra::ExtraArgs;
 use crate::ranks::said;
 
-/// What the requests of a server have together.
+/// The room that a server's requests share.
 #[derive(Debug, Clone)]
 pub(crate) struct Room {
     free: Arc<Semaphore>,
     total: u32,
-    /// The part of a slot, in tokens.
+    /// The share of a slot, in tokens.
     share: u32,
-    /// How much more than it was asked for the server may generate, in tokens.
+    /// How many tokens the server may generate past the limit.
     past_limit: u32,
 }
 
 impl Room {
-    /// For one request.
+    /// Admits one request at a time.
     pub(crate) fn one_at_a_time() -> Self {
         Self::new(1, 0, 0)
     }
 
-    /// For `total` tokens of a server that may generate `past_limit` more than it was asked for.
+    /// Admits `total` tokens; the server may generate `past_limit` tokens past the limit.
     pub(crate) fn of_tokens(total: u32, slots: u32, past_limit: u32) -> Self {
         Self::new(total, total / slots.max(1), past_limit)
     }
@@ -45,11 +45,11 @@ impl Room {
         }
     }
 
-    /// Waits for the room of a request with a prompt of so many tokens and an answer of at most so many, which the server computes in
-    /// so many slots; one that has no room in them has all. Those that came before have theirs first.
+    /// Waits for the room of a request with a prompt of `prompt` tokens and an answer of at most `max_tokens`, computed in
+    /// `slots` slots. A request larger than the room takes all of it. First come, first served.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the place in the queue up.
+    /// Dropping the future gives up the place in the queue.
     pub(crate) async fn enter(
         &self,
         prompt: u32,
@@ -58,12 +58,12 @@ impl Room {
     ) -> Option<OwnedSemaphorePermit> {
         let tokens = self.tokens(prompt, max_tokens.unwrap_or(u32::MAX));
         let tokens = tokens.saturating_mul(slots).min(self.total);
-        // It is never closed; were it, there would be nothing to wait for.
+        // The semaphore is never closed; if it were, no wait would be needed.
         let free = Arc::clone(&self.free);
         free.acquire_many_owned(tokens).await.ok()
     }
 
-    /// All that it may need, or no more than its share; behind a long prompt half a share.
+    /// The tokens to reserve: all that the request may need, up to its share; after a long prompt, half a share for the answer.
     fn tokens(&self, prompt: u32, max_tokens: u32) -> u32 {
         let behind_prompt = |answer: u32| {
             let tokens = prompt.saturating_add(answer);
@@ -75,11 +75,11 @@ impl Room {
     }
 }
 
-/// Tokens of the KV cache that the slots of a llama-server share, each with a context of `slot_tokens`; `None` where each has a
-/// cache of its own.
+/// The tokens of the KV cache that a llama-server's slots share, each with a context of `slot_tokens`; `None` if each slot has
+/// its own cache.
 ///
 /// # Source
-/// llama.cpp, `tools/server/README.md` (`--kv-unified`, on where the number of slots is not said). The server does not tell.
+/// llama.cpp, `tools/server/README.md` (`--kv-unified`, on unless the number of slots is set). The server does not report it.
 pub(crate) fn shared_tokens(config: &LauncherConfig, slot_tokens: u32) -> Option<u32> {
     let extra = |name: &str| {
         config
@@ -144,11 +144,11 @@ mod tests {
         assert!(enter(500, None).is_none());
         let short = enter(100, Some(30));
         assert!(short.is_some());
-        // One that is larger than all waits for all, not for ever.
+        // A request larger than the room waits for all of it, not forever.
         assert!(enter(4000, None).is_none());
         drop((first, short));
         drop(enter(4000, None).unwrap());
-        // As many as there are slots run at once where their prompts are short.
+        // With short prompts, one request per slot runs at once.
         let all: Vec<_> = (0..4).map(|_| enter(200, None)).collect();
         assert!(all.iter().all(Option::is_some));
     }

@@ -1,4 +1,4 @@
-//! [`Server`]: a server that serves, as its requests see it.
+//! [`Server`]: a serving server, from the requests' side.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,18 +16,18 @@ use crate::health::is_healthy;
 use crate::http::Client;
 use crate::key::ApiKey;
 
-/// How long a server with a fault may take to say that it is healthy.
+/// The time limit of a health check after a server fault.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A running server: how to reach it, and why it is over once it is.
+/// A running server: its client, and the reason for its end once it has ended.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) client: Client,
-    /// What requests pass.
+    /// Admits requests.
     pub(crate) gate: Arc<Gate>,
-    /// What operators asked of it; held while it is asked for more.
+    /// The operators' state; locked during an operation.
     pub(crate) operated: Mutex<Operated>,
-    /// Held while it does what may take minutes, in which it may say nothing.
+    /// Locked during an operation that may take minutes, in which the server may not answer.
     pub(crate) busy: Mutex<()>,
     dialect: Dialect,
     over: CancellationToken,
@@ -48,7 +48,7 @@ impl Server {
         }
     }
 
-    /// Ends every request under way with `error`; the first one stays.
+    /// Ends every active request with `error`; the first error stays.
     pub(crate) fn fail(&self, error: EngineError) {
         self.failure.get_or_init(|| error);
         self.over.cancel();
@@ -59,12 +59,12 @@ impl Server {
         self.over.is_cancelled()
     }
 
-    /// Whether it may say nothing for now.
+    /// Whether it may be unable to answer now.
     pub(crate) fn is_busy(&self) -> bool {
         self.busy.try_lock().is_err()
     }
 
-    /// Whether it says that it is healthy. One that may sleep is asked where that makes it generate nothing.
+    /// Whether it reports that it is healthy. A server that can sleep is asked at a path that generates nothing.
     pub(crate) async fn is_healthy(&self) -> bool {
         let _asking = self.gate.asking().await;
         let path = if self.gate.is_closed() {
@@ -75,8 +75,8 @@ impl Server {
         is_healthy(&self.client, path).await
     }
 
-    /// What a fault of the server's is to the request that met it: its own, or, where the server is no longer healthy, the end
-    /// of the server. One whose inside died says so before it ends.
+    /// Judges a server error that a request received: it is the request's own, or if the server is no longer healthy, the
+    /// server's end. A server whose inner process died reports that before it exits.
     pub(crate) async fn judged(&self, error: EngineError) -> EngineError {
         if error.kind() != ErrorKind::Internal {
             return error;
@@ -95,10 +95,10 @@ impl Server {
         }
     }
 
-    /// Waits for the end; returns why it came.
+    /// Waits for the end; returns the reason.
     ///
     /// # Cancel safety
-    /// Nothing is lost when the future is dropped.
+    /// Cancel safe: dropping the future loses nothing.
     pub(crate) async fn ended(&self) -> EngineError {
         self.over.cancelled().await;
         let failure = self.failure.get().cloned();

@@ -1,12 +1,12 @@
-//! [`Events`]: server-sent events out of pieces of a body, in whatever way they are cut.
+//! [`Events`]: decodes server-sent events from the pieces of a body, however it is split.
 //!
 //! # Source
-//! The WHATWG HTML standard, "Server-sent events". llama.cpp also writes `error:` lines, which the standard has readers
-//! ignore; they are told apart here.
+//! The WHATWG HTML standard, "Server-sent events". llama.cpp also writes `error:` lines, which the standard tells readers to
+//! ignore; here they are events of their own.
 
 use crate::http::{Body, HttpError};
 
-/// The longest event, in bytes: SGLang repeats all tokens so far in each of its events.
+/// The maximum length of an event, in bytes: SGLang repeats all tokens so far in each of its events.
 const MAX_EVENT_BYTES: usize = 16 << 20;
 
 /// Why there is no next event.
@@ -28,13 +28,13 @@ pub(crate) enum Event {
     Error(Vec<u8>),
 }
 
-/// Takes pieces, gives events.
+/// Decodes pieces to events.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     buffer: Vec<u8>,
-    /// Bytes of the buffer that were used up.
+    /// The number of buffer bytes already consumed.
     used: usize,
-    /// Bytes of the buffer that hold no line end.
+    /// The number of buffer bytes searched without finding a line end.
     searched: usize,
     data: Vec<u8>,
     has_data: bool,
@@ -53,7 +53,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// The next whole event, if there is one.
+    /// The next complete event, if there is one.
     pub(crate) fn next(&mut self) -> Option<Event> {
         while let Some(length) = self
             .buffer
@@ -89,7 +89,7 @@ impl Decoder {
         None
     }
 
-    /// Whether something was begun and not ended.
+    /// Whether an event has begun and not ended.
     pub(crate) fn is_half(&self) -> bool {
         self.has_data
             || self
@@ -99,7 +99,7 @@ impl Decoder {
     }
 }
 
-/// The value of a line that is data or an error; other fields and comments are nothing to us.
+/// The value of a data or error line; other fields and comments are ignored.
 fn field(line: &[u8]) -> Option<(&[u8], bool)> {
     let (value, is_error) = match line.strip_prefix(b"data:") {
         Some(value) => (value, false),
@@ -126,7 +126,7 @@ impl Events {
     /// The next event; `None` at the end.
     ///
     /// # Cancel safety
-    /// If another branch wins, nothing was lost.
+    /// Cancel safe: if another branch wins, nothing is lost.
     pub(crate) async fn next(&mut self) -> Result<Option<Event>, EventError> {
         loop {
             if let Some(event) = self.decoder.next() {

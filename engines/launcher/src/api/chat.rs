@@ -1,5 +1,6 @@
-//! Chats with images and audio: OpenAI's `/v1/chat/completions` of vLLM and SGLang, whose own processors know where in the prompt
-//! a medium goes and how many tokens it takes. The messages go there as they came, with the media as base64 inside.
+//! Chats with images and audio, through OpenAI's `/v1/chat/completions` of vLLM and SGLang. The servers' own processors know
+//! where in the prompt a medium belongs and how many tokens it takes. Messages are forwarded unchanged, with the media as
+//! base64.
 //!
 //! # Source
 //! vLLM 0.32 (`return_token_ids` with `stream`, `continuous_usage_stats`) and SGLang 0.5.23 (the same usage; it refuses
@@ -14,7 +15,7 @@ use super::{Call, unreadable};
 
 pub(super) const PATH: &str = "/v1/chat/completions";
 
-/// The chat of a request that comes as one.
+/// The chat of a request that is one.
 pub(super) fn chat_of(request: &GenerateRequest) -> Option<&ChatInput> {
     match &request.input {
         Input::Chat(chat) => Some(chat),
@@ -22,11 +23,11 @@ pub(super) fn chat_of(request: &GenerateRequest) -> Option<&ChatInput> {
     }
 }
 
-/// What every chat says beside its options. `tool_choice`: the word by which the server shows its model the tools and leaves calls
-/// in the text, where whoever asks us finds them.
+/// The fields of every chat besides its options. `tool_choice`: the value that makes the server show the tools to its model and
+/// leave the calls in the text, for our caller to parse.
 pub(super) fn begin(body: &mut Map<String, Value>, chat: &ChatInput, tool_choice: &'static str) {
     body.insert("stream".into(), true.into());
-    // The prompt's tokens are known from the first event on.
+    // Every event reports the number of prompt tokens.
     let usage = json!({"include_usage": true, "continuous_usage_stats": true});
     body.insert("stream_options".into(), usage);
     if !chat.tools.is_empty() {
@@ -34,7 +35,7 @@ pub(super) fn begin(body: &mut Map<String, Value>, chat: &ChatInput, tool_choice
     }
 }
 
-/// The call with the messages, which are written once and copied nowhere.
+/// Builds the call. Messages are serialized once, without copies.
 pub(super) fn call(body: &Map<String, Value>, chat: &ChatInput) -> Result<Call, EngineError> {
     #[derive(Serialize)]
     struct Body<'a> {
@@ -56,7 +57,7 @@ pub(super) fn call(body: &Map<String, Value>, chat: &ChatInput) -> Result<Call, 
     })
 }
 
-/// Why a chat is computed in one place.
+/// Refuses chats in disaggregated serving.
 pub(super) fn refuse_legs(request: &GenerateRequest) -> Result<(), EngineError> {
     match chat_of(request) {
         None => Ok(()),

@@ -23,25 +23,25 @@ use crate::exposition::samples;
 use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
 
-/// The most candidates that vLLM gives unless `max-logprobs` says otherwise.
+/// The maximum number of candidates of vLLM, unless `max-logprobs` changes it.
 const VLLM_MAX_LOGPROBS: u32 = 20;
 
-/// What a token's text begins with when it is the token's id.
+/// The prefix of a token's text that contains the token's id.
 const ID_PREFIX: &str = "token_id:";
 
-/// vLLM's field for what its connectors tell each other, in requests and in answers.
+/// vLLM's field for the transfer parameters of its connectors, in requests and answers.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
-/// Why TensorRT-LLM cannot keep requests apart, and what does.
+/// Why TensorRT-LLM cannot isolate requests by cache salt, and the alternative.
 pub(crate) const TRTLLM_NO_SALTS: &str = "TensorRT-LLM's completions know no cache salts, which every request with an API key has; set \
                         kv_cache_config: {enable_block_reuse: false} in --extra-engine-args, so that no request reuses the KV \
                         blocks of another";
 
-/// vLLM shows its model the tools all the same, and looks for no calls. `auto` it refuses without a parser of its own.
+/// vLLM shows its model the tools anyway, and parses no calls. It refuses `auto` without a tool parser.
 const TOOL_CHOICE: &str = "none";
 
-/// vLLM 0.32 bans the end of the answer until then. Where its grammar allows nothing else, all tokens are banned: it takes one of them and
-/// gives the request up, or goes on with text that the grammar does not allow.
+/// Until `min_tokens`, vLLM 0.32 bans the end of the answer. If the grammar allows nothing else, all tokens are banned: vLLM
+/// then picks one of them and aborts the request, or continues with text that violates the grammar.
 const VLLM_NO_MIN_TOKENS: &str = "vLLM fails an answer whose grammar ends before; leave min_tokens out where a grammar binds the answer";
 
 /// vLLM's header for the data-parallel rank that serves a request.
@@ -59,7 +59,7 @@ pub(super) struct Completions {
     flavor: Flavor,
     model: String,
     capabilities: Capabilities,
-    /// Whether requests reuse the KV blocks of others.
+    /// Whether requests reuse other requests' KV blocks.
     reuses_blocks: bool,
 }
 
@@ -89,10 +89,10 @@ impl Completions {
         }
     }
 
-    /// Grammars need a backend for them, which the extra arguments choose.
+    /// Grammars need a backend, which the extra arguments select.
     pub(super) fn trtllm(model: String, extra: Option<&ExtraArgs>) -> Self {
         let mut capabilities = sampling();
-        // Candidates come by their text, which names no token; the chosen one is known.
+        // Candidates are reported by text, which identifies no token; only the chosen token is known.
         capabilities.max_logprobs = Some(0);
         if extra.is_some_and(|extra| {
             extra
@@ -118,7 +118,7 @@ impl Completions {
             refuse_min_tokens(request, VLLM_NO_MIN_TOKENS)?;
         }
         let mut body = Map::new();
-        // An adapter is a model of the server's.
+        // The server lists adapters as models.
         let model = request.adapter.as_ref().unwrap_or(&self.model);
         body.insert("model".into(), model.clone().into());
         if let Some(chat) = chat_of(request) {
@@ -131,14 +131,14 @@ impl Completions {
         }
         body.insert("ignore_eos".into(), ignores_own_eos(request).into());
         let stop = &request.stop;
-        // With `min_tokens` vLLM keeps the model's own end-of-sequence tokens away, too, though they end nothing here.
+        // Until `min_tokens` vLLM also bans the model's own end-of-sequence tokens, even if they end nothing here.
         let min_tokens = match self.flavor {
             Flavor::Vllm if stop.ignore_eos => 0,
             Flavor::Vllm | Flavor::Trtllm => stop.min_tokens,
         };
-        // The stop tokens that it does not hear of we find in the answer.
+        // We find the stop tokens that are not sent to it in the answer.
         let stops = match (self.flavor, &request.guided) {
-            // To vLLM every stop token is an end of the grammar: it gives the request up where one comes inside it.
+            // vLLM takes every stop token as an end of the grammar, and aborts the request if one comes inside it.
             (Flavor::Vllm, Some(_)) => stop.eos_token_ids.to_vec(),
             (Flavor::Vllm, None) if min_tokens < stop.min_tokens => Vec::new(),
             (Flavor::Vllm | Flavor::Trtllm, _) => stop_ids(request),
@@ -160,7 +160,7 @@ impl Completions {
         Ok(body)
     }
 
-    /// What keeps the request's KV blocks apart from those of requests with another salt.
+    /// Isolates the request's KV blocks from those of requests with another salt.
     fn add_salt(&self, body: &mut Map<String, Value>, salt: &str) -> Result<(), EngineError> {
         match self.flavor {
             Flavor::Vllm => {
@@ -213,7 +213,7 @@ impl Completions {
             "repetition_penalty",
             sampling.repetition_penalty.map(Value::from),
         );
-        // Both take 64 bits with a sign.
+        // Both take signed 64-bit integers.
         set(
             "seed",
             sampling.seed.map(|seed| Value::from(seed.cast_signed())),
@@ -246,7 +246,7 @@ impl Completions {
                     body.insert("structured_outputs".into(), vllm_guided(guided));
                 }
                 if request.priority != 0 {
-                    // There the smaller number comes first.
+                    // In vLLM a smaller number has priority.
                     body.insert(
                         "priority".into(),
                         i64::from(request.priority).saturating_neg().into(),
@@ -269,15 +269,15 @@ impl Completions {
 /// Whether a TensorRT-LLM with these settings reuses the KV blocks of other requests.
 ///
 /// # Source
-/// TensorRT-LLM, "KV Cache System" (`enable_block_reuse`, on unless it is said). The `CompletionRequest` of its main branch of 2026 has no
-/// `cache_salt`.
+/// TensorRT-LLM, "KV Cache System" (`enable_block_reuse`, on by default). The `CompletionRequest` of its main branch of 2026
+/// has no `cache_salt`.
 pub(crate) fn trtllm_reuses_blocks(extra: Option<&ExtraArgs>) -> bool {
     let kv_cache = extra.and_then(|extra| extra.get("kv-cache-config"));
     let reuse = kv_cache.and_then(|config| config.get("enable_block_reuse"));
     reuse != Some(&Value::Bool(false))
 }
 
-/// Both servers are told a prompt, and not which of its tokens were generated.
+/// Both servers receive one prompt, without a mark where generated tokens begin.
 fn sampling() -> Capabilities {
     Capabilities::tokens()
         .with_sampling(SamplingOption::ALL)
@@ -318,8 +318,8 @@ fn trtllm_guided(guided: &GuidedDecoding) -> Value {
     }
 }
 
-/// Whether the server is told to go on past its model's own end-of-sequence tokens. With our list of them it stops at ours,
-/// and names the one it stopped at.
+/// Whether the server must continue past its model's own end-of-sequence tokens. With a list of ours, it stops at those instead
+/// and names the token.
 fn ignores_own_eos(request: &GenerateRequest) -> bool {
     request.stop.ignore_eos || !request.stop.eos_token_ids.is_empty()
 }
@@ -348,11 +348,11 @@ impl Api for Completions {
     fn prefill_call(&self, request: &GenerateRequest) -> Result<Call, EngineError> {
         refuse_legs(request)?;
         let mut body = self.body(request, Some(1))?;
-        // A streamed answer does not say where the blocks are.
+        // A streamed answer does not contain the transfer parameters.
         body.insert("stream".into(), false.into());
         body.remove("stream_options");
         if let Some(min_tokens) = body.get_mut("min_tokens") {
-            // No more than `max_tokens` are taken.
+            // Must not exceed `max_tokens`.
             *min_tokens = 1.into();
         }
         let kept = json!({"do_remote_decode": true, "do_remote_prefill": false});
@@ -409,18 +409,18 @@ impl Api for Completions {
     }
 }
 
-/// What the labels of vLLM's `vllm:cache_config_info` say.
+/// The labels of vLLM's `vllm:cache_config_info`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct CacheConfig {
     pub(super) block_size: Option<NonZeroU32>,
-    /// Of all ranks together.
+    /// The total of all ranks.
     pub(super) num_gpu_blocks: Option<u64>,
-    /// How many ranks tell of themselves; `None` where they are not numbered from 0 on.
+    /// The number of ranks in the metrics; `None` if they are not numbered from 0.
     pub(super) ranks: Option<u32>,
 }
 
 impl CacheConfig {
-    /// Out of all metrics, in the text format of Prometheus. Of several ranks the first is read: they are alike.
+    /// Parses all metrics, in Prometheus' text format. Reads the first of several ranks; they are alike.
     pub(super) fn read(metrics: &str) -> Self {
         let lines: Vec<_> = samples(metrics, "vllm:cache_config_info").collect();
         let first = |name: &str| lines.first()?.label(name);
@@ -439,7 +439,7 @@ impl CacheConfig {
 
 struct CompletionsReader {
     logprobs: Option<u32>,
-    /// Whether the last token before a stop without a name is the model's own end of sequence.
+    /// Whether the last token before an unnamed stop is the model's own end of sequence.
     has_own_eos: bool,
 }
 
@@ -465,7 +465,7 @@ impl Reader for CompletionsReader {
             ..
         } = choice;
         let Some(token_ids) = token_ids else {
-            // The last event may have nothing but the end, and the first of a chat the role.
+            // The last event may contain only the end, and the first event of a chat only the role.
             return match step.end {
                 Some(_) => Ok(step),
                 None if is_role_alone => Ok(step),
@@ -533,7 +533,7 @@ fn read_logprobs(
     Ok(read.collect())
 }
 
-/// Those of a chat.
+/// The log probabilities of a chat.
 fn of_chat(
     chunk: &TokenChunk,
     content: Vec<ChatLogprob>,

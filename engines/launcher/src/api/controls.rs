@@ -1,11 +1,12 @@
-//! What an operator asks of a vLLM or an SGLang, as their HTTP APIs have it: one call each, bounded in time and in the bytes of its
-//! answer. When to ask, and whether, is for [`Controls`](crate::controls::Controls).
+//! The operations of vLLM's and SGLang's HTTP APIs: one call each, with limits on time and answer size.
+//! [`Controls`](crate::controls::Controls) decides when and whether to make them.
 //!
 //! # Source
-//! vLLM 0.32.0: `vllm/entrypoints/serve/dev/{sleep,cache}/api_router.py`, `serve/profile/api_router.py`, `v1/engine/core.py`. The
-//! routes of `dev` are there with `VLLM_SERVER_DEV_MODE=1`, and its key guards none of them (`serve/middleware/authenticate.py`).
-//! SGLang 0.5.23: `sglang/srt/entrypoints/http_server.py`, `managers/scheduler_components/weight_updater.py`. What its scheduler
-//! asserts ends it: it must be idle when memory is released, and what is resumed must be released.
+//! vLLM 0.32.0: `vllm/entrypoints/serve/dev/{sleep,cache}/api_router.py`, `serve/profile/api_router.py`, `v1/engine/core.py`.
+//! The routes of `dev` need `VLLM_SERVER_DEV_MODE=1`; the server's key protects none of them
+//! (`serve/middleware/authenticate.py`). SGLang 0.5.23: `sglang/srt/entrypoints/http_server.py`,
+//! `managers/scheduler_components/weight_updater.py`. A failed assertion ends its scheduler: it must be idle when memory is
+//! released, and may resume only what was released.
 
 use std::time::Duration;
 
@@ -18,18 +19,18 @@ use super::error_of;
 use crate::http::HttpError;
 use crate::server::Server;
 
-/// How long a call may take that moves nothing large.
+/// The time limit of calls that move no large data.
 const QUICK: Duration = Duration::from_secs(60);
 
 /// The largest answer that is read, in bytes.
 const MAX_ANSWER_BYTES: usize = 64 << 10;
 
-/// Why something was not done.
+/// How an operation failed.
 #[derive(Debug)]
 pub(crate) enum Failed {
-    /// The server refused it, and nothing has changed.
+    /// The server refused it; nothing has changed.
     Refused(EngineError),
-    /// Nobody knows whether it was done.
+    /// It is unknown whether it was done.
     Lost(EngineError),
 }
 
@@ -48,7 +49,7 @@ impl Failed {
     }
 }
 
-/// Sends an operator's request, and reads the answer.
+/// Sends an operation and reads the answer.
 async fn ask(
     server: &Server,
     path: &str,
@@ -102,13 +103,13 @@ pub(crate) mod vllm {
     use super::{Failed, QUICK, ask};
     use crate::server::Server;
 
-    /// Frees the KV cache of a server that is paused, which level 0 of sleep does. Newer versions have it.
+    /// Frees the KV cache of a paused server; level 0 of sleep pauses it. Only newer versions have this route.
     const RELEASE_KV_CACHE: &str = "/release_kv_cache_memory";
 
-    /// Whether it has the routes for sleep.
+    /// Whether the server has the routes for sleep.
     ///
     /// # Errors
-    /// `Unavailable` when it does not answer.
+    /// `Unavailable` if it does not answer.
     pub(crate) async fn has_sleep(server: &Server) -> Result<bool, EngineError> {
         match timeout(QUICK, server.client.status("/is_sleeping")).await {
             Ok(Ok(status)) => Ok(status.is_success()),
@@ -116,13 +117,13 @@ pub(crate) mod vllm {
         }
     }
 
-    /// Whether it can free its KV cache alone. One that cannot must not be asked for level 0: in versions before that was a pause, it
-    /// lost the weights.
+    /// Whether the server can free only its KV cache. Otherwise it must not sleep at level 0: in versions in which that is not
+    /// a pause, the weights are lost.
     ///
     /// # Errors
     /// As [`has_sleep`].
     pub(crate) async fn frees_kv_cache(server: &Server) -> Result<bool, EngineError> {
-        // Nothing is done by a route that wants another method.
+        // The route needs another method, so this call does nothing.
         match timeout(QUICK, server.client.status(RELEASE_KV_CACHE)).await {
             Ok(Ok(StatusCode::METHOD_NOT_ALLOWED)) => Ok(true),
             Ok(Ok(StatusCode::NOT_FOUND)) => Ok(false),
@@ -135,8 +136,8 @@ pub(crate) mod vllm {
         EngineError::new(ErrorKind::Unavailable, message)
     }
 
-    /// Sleeps. Its level 1 keeps the weights in the host's memory, and wakes with them; behind its level 2 somebody else would have to
-    /// load them.
+    /// Makes the server sleep. Its level 1 keeps the weights in host memory and restores them on wake-up. Its level 2 is not
+    /// used: the weights would have to be loaded again.
     pub(crate) async fn sleep(
         server: &Server,
         level: SleepLevel,
@@ -158,10 +159,10 @@ pub(crate) mod vllm {
         status: Option<String>,
     }
 
-    /// Wakes, or goes on after a sleep that came to nothing.
+    /// Wakes the server, or resumes it after a failed sleep.
     pub(crate) async fn wake(server: &Server, limit: Duration) -> Result<(), Failed> {
         let answer = ask(server, "/wake_up", Bytes::new(), limit).await?;
-        // Older versions say nothing.
+        // Older versions return nothing.
         let woken: Woken = serde_json::from_slice(&answer).unwrap_or_default();
         match woken.status.as_deref() {
             Some("sleeping") => {
@@ -179,8 +180,8 @@ pub(crate) mod vllm {
         success: Option<bool>,
     }
 
-    /// Clears the prefix cache. While requests run the first call clears nothing and says so, or in older versions says nothing either
-    /// way; the second has those requests computed again.
+    /// Clears the prefix cache. If requests run, the first call clears nothing and says so (older versions do not report
+    /// success at all). The second call makes the server recompute those requests.
     pub(crate) async fn clear(server: &Server) -> Result<(), Failed> {
         if reset(server, "/reset_prefix_cache").await? == Some(true) {
             return Ok(());
@@ -191,7 +192,7 @@ pub(crate) mod vllm {
         match reset(server, again).await {
             Ok(Some(false)) => Err(Failed::Refused(held)),
             Ok(Some(true) | None) => Ok(()),
-            // Blocks that are being transferred stay, which it takes for a fault.
+            // Blocks in transfer cannot be cleared; the server reports that as an internal error.
             Err(Failed::Refused(error)) if error.kind() == ErrorKind::Internal => {
                 Err(Failed::Refused(held.with_source(error)))
             }
@@ -199,7 +200,7 @@ pub(crate) mod vllm {
         }
     }
 
-    /// Whether the prefix cache was cleared, where it says so.
+    /// Tries to clear the prefix cache; returns whether it was cleared, if the server says so.
     async fn reset(server: &Server, path: &str) -> Result<Option<bool>, Failed> {
         let answer = ask(server, path, Bytes::new(), QUICK).await?;
         let reset: Reset = serde_json::from_slice(&answer).unwrap_or_default();
@@ -226,12 +227,12 @@ pub(crate) mod sglang {
     use super::{Failed, QUICK, ask};
     use crate::server::Server;
 
-    /// How long a server without requests may take to be idle: it may still have some that were cancelled.
+    /// How long a server without requests may take to become idle: cancelled requests may still run.
     const IDLE: Duration = Duration::from_secs(30);
-    /// The pause between two questions whether it is.
+    /// The pause between two checks.
     const IDLE_PAUSE: Duration = Duration::from_millis(100);
 
-    /// What it was started with.
+    /// The options that the server was started with.
     #[derive(Debug, Clone, Copy, Default, Deserialize)]
     #[serde(default)]
     pub(crate) struct Started {
@@ -239,10 +240,10 @@ pub(crate) mod sglang {
         pub(crate) enable_weights_cpu_backup: bool,
     }
 
-    /// What it says of its start.
+    /// Queries the start options.
     ///
     /// # Errors
-    /// `Unavailable` when it does not answer.
+    /// `Unavailable` if it does not answer.
     pub(crate) async fn started(server: &Server) -> Result<Started, EngineError> {
         match timeout(QUICK, server.client.get("/server_info")).await {
             Ok(Ok(started)) => Ok(started),
@@ -253,7 +254,7 @@ pub(crate) mod sglang {
         }
     }
 
-    /// Waits until it computes nothing, and clears its prefix cache. Newer versions wait by themselves.
+    /// Waits until the server is idle, and clears its prefix cache. Newer versions do the waiting.
     pub(crate) async fn idle(server: &Server) -> Result<(), EngineError> {
         let deadline = Instant::now() + IDLE;
         loop {
@@ -269,7 +270,7 @@ pub(crate) mod sglang {
         }
     }
 
-    /// Clears its prefix cache, if it is idle within seconds.
+    /// Clears the prefix cache, if the server becomes idle within seconds.
     pub(crate) async fn clear(server: &Server) -> Result<(), EngineError> {
         match ask(server, "/flush_cache?timeout=5", Bytes::new(), QUICK).await {
             Ok(_) => Ok(()),
@@ -286,7 +287,7 @@ pub(crate) mod sglang {
         EngineError::new(ErrorKind::Unavailable, message)
     }
 
-    /// What is released for a level, behind another.
+    /// The tags to release for a level, if the server already sleeps at the level `behind`.
     fn tags(level: SleepLevel, behind: Option<SleepLevel>) -> &'static [&'static str] {
         match (level, behind) {
             (SleepLevel::KvCache, _) => &["kv_cache"],
@@ -295,7 +296,7 @@ pub(crate) mod sglang {
         }
     }
 
-    /// Releases the memory of an idle server; of one that sleeps, what it still has.
+    /// Releases the memory of an idle server; if it already sleeps, the rest of it.
     pub(crate) async fn sleep(
         server: &Server,
         level: SleepLevel,
@@ -308,7 +309,7 @@ pub(crate) mod sglang {
             .map(drop)
     }
 
-    /// Resumes what was released for a level.
+    /// Restores what a level released.
     pub(crate) async fn wake(
         server: &Server,
         level: SleepLevel,
@@ -320,7 +321,7 @@ pub(crate) mod sglang {
             .map(drop)
     }
 
-    /// Exchanges the weights of an idle server.
+    /// Replaces the weights of an idle server.
     pub(crate) async fn update_weights(
         server: &Server,
         source: &Value,
@@ -336,7 +337,7 @@ pub(crate) mod sglang {
     }
 }
 
-/// Ends a profile of either; writing it takes a while.
+/// Ends a profile of either server. Writing the profile takes a while.
 pub(crate) async fn stop_profile(server: &Server, limit: Duration) -> Result<(), Failed> {
     ask(server, "/stop_profile", Bytes::new(), limit)
         .await

@@ -1,8 +1,8 @@
-//! Grammars in the notations that servers take.
+//! Grammars in the servers' notations.
 
 use std::fmt::Write as _;
 
-/// A regular expression for one of several texts.
+/// A regular expression that matches one of several texts.
 pub(super) fn choice_regex(choices: &[String]) -> String {
     let escaped: Vec<String> = choices.iter().map(|choice| escape_regex(choice)).collect();
     format!("({})", escaped.join("|"))
@@ -19,7 +19,7 @@ fn escape_regex(text: &str) -> String {
     escaped
 }
 
-/// A grammar of llama.cpp's (GBNF) for one of several texts.
+/// A llama.cpp grammar (GBNF) that matches one of several texts.
 pub(super) fn choice_gbnf(choices: &[String]) -> String {
     let quoted: Vec<String> = choices.iter().map(|choice| quote_gbnf(choice)).collect();
     format!("root ::= {}", quoted.join(" | "))

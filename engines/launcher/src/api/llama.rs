@@ -1,14 +1,14 @@
-//! llama-server's own `/completion`, with token ids both ways.
+//! llama-server's own `/completion`, with token ids in both directions.
 //!
 //! # Source
-//! llama.cpp, `tools/server/README.md` of spring 2026 (`return_tokens`, `n_probs`, `stop_type`). It knows no stop tokens but
-//! the model's own; ours are found in its answer, which then ends. It knows no `min_tokens`, and its `ignore_eos` bans the model's
-//! ends. So it is let end, and where that is no end to the request, it is asked to go on behind it.
+//! llama.cpp, `tools/server/README.md` of spring 2026 (`return_tokens`, `n_probs`, `stop_type`). It has no stop tokens besides
+//! the model's own, so we find ours in its answer and end it there. It has no `min_tokens`, and its `ignore_eos` bans the
+//! model's end-of-sequence tokens. So we let it end, and if the request must not end there, we call it again to continue.
 //!
-//! While the text ends inside a character it sends nothing; then it sends the whole character with its last token alone
-//! (b11434, `process_token` and `send_partial_response`). Its count of tokens shows the gap, and its own tokenizer fills it. Where the
-//! text does not tell the tokens, because its bytes are no character or the model spelled it in another way, they are drawn again in an
-//! answer that is not streamed, which names them; nobody has seen the first ones.
+//! It sends nothing while the text ends inside a character; then it sends the whole character with only its last token (b11434,
+//! `process_token` and `send_partial_response`). Its token count shows the gap, and its tokenizer fills it. If the text does
+//! not determine the tokens, because its bytes are not a character or the model used another tokenization, the tokens are drawn
+//! again in a call that is not streamed and names them. The first tokens were never sent to the client.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -27,8 +27,8 @@ use crate::http::{Client, HttpError};
 
 const MAX_LOGPROBS: u32 = 20;
 
-/// Tokens that it may generate past the limit beside a grammar, in which it ends the character that the limit is in. We stop at the
-/// limit.
+/// Tokens that llama-server may generate past the limit of a request with a grammar, to complete the character at the limit. We
+/// cut the answer at the limit.
 pub(crate) const PAST_LIMIT: u32 = 8;
 
 /// The API of llama-server.
@@ -38,13 +38,13 @@ pub(super) struct Llama {
 }
 
 impl Llama {
-    /// What every call says.
+    /// The fields of every call.
     fn body(&self, request: &GenerateRequest) -> Result<Map<String, Value>, EngineError> {
         let mut body = sampling(request);
         body.insert("prompt".into(), request.tokens()?.into());
         body.insert("stream".into(), true.into());
         body.insert("return_tokens".into(), true.into());
-        // Each event tells the usage, so none is waited for.
+        // Each event has the usage, so there is no separate event to wait for.
         body.insert("timings_per_token".into(), true.into());
         body.insert(
             "cache_prompt".into(),
@@ -82,8 +82,8 @@ impl Api for Llama {
         }
         let mut body = self.body(request)?;
         if let Some(max_tokens) = max_tokens {
-            // Without a grammar the tokens of a character that the limit is in are drawn again. A server that goes on keeps its slot
-            // until it sees that we are gone: the next request finds another slot, which has not its prompt.
+            // Without a grammar, the tokens of a character at the limit are drawn again. A server that continues would keep its
+            // slot until it notices our disconnect; the next request would get another slot, without its prompt.
             let past = request.guided.as_ref().map_or(0, |_| PAST_LIMIT);
             body.insert("n_predict".into(), max_tokens.saturating_add(past).into());
         }
@@ -105,7 +105,7 @@ impl Api for Llama {
         true
     }
 
-    /// The end of its context is left to end a character in.
+    /// Reserves the end of the context for completing a character.
     async fn facts(&self, client: &Client) -> Result<Facts, HttpError> {
         let mut facts = props(client).await?;
         let context = facts.context_length_tokens;
@@ -139,8 +139,8 @@ impl Withholds for Llama {
         Ok(chunk.tokens)
     }
 
-    /// It gives no probabilities with a token that ends inside a character. Those of all tokens come with one that is a character,
-    /// which the grammar asks for; they are the model's own, whatever the grammar leaves.
+    /// The server returns no probabilities with a token that ends inside a character. So the grammar asks for a token that is a
+    /// character: its answer has the probabilities of all tokens, and the grammar does not change them.
     fn rating_call(&self, request: &GenerateRequest, count: u32) -> Result<Call, EngineError> {
         let body = json!({
             "prompt": request.tokens()?, "n_predict": 1, "stream": false, "temperature": 0.0, "n_probs": count,
@@ -156,8 +156,8 @@ impl Withholds for Llama {
     }
 }
 
-/// What is llama.cpp's own way (b11434): its sums depend on the size of a batch, and its penalties look at the last 64 tokens, those
-/// of the prompt among them.
+/// llama.cpp's deviations (b11434): results depend on the batch size, and penalties cover the last 64 tokens, including those
+/// of the prompt.
 pub(super) fn deviations() -> [Deviation; 2] {
     [Deviation::BatchVariant, Deviation::PenaltiesCountPrompt]
 }
@@ -171,15 +171,15 @@ pub(super) fn grammars() -> [GuidedKind; 4] {
     ]
 }
 
-/// What the server's slots have of prompts. They know no salts. A prompt with one is computed anew, but its slot keeps it, and whoever
-/// may read from slots finds it there: so nobody may any more.
+/// Tracks whether the server's slots may be reused: they do not know cache salts. A prompt with a salt is computed anew, but
+/// its slot keeps it for any later request to read. So after such a prompt no request may read from the slots.
 #[derive(Debug, Default)]
 pub(super) struct PromptCache {
     has_salted: AtomicBool,
 }
 
 impl PromptCache {
-    /// Whether the request may read from it. To be asked before the request is sent.
+    /// Whether the request may read from the cache. Call this before sending the request.
     fn may_be_read_by(&self, request: &GenerateRequest) -> bool {
         if request.cache_salt.is_some() {
             self.has_salted.store(true, Ordering::Relaxed);
@@ -187,8 +187,8 @@ impl PromptCache {
         !self.has_salted.load(Ordering::Relaxed)
     }
 
-    /// As [`Self::may_be_read_by`], for an answer. The prompt of one that a seed makes repeatable is computed anew: read from the cache
-    /// its sums are others, and a draw among all tokens shows it.
+    /// As [`Self::may_be_read_by`], for an answer. With a seed, the prompt is computed anew: cached prompts give slightly
+    /// different results, which a draw among all tokens reveals.
     pub(super) fn may_be_read_to_answer(&self, request: &GenerateRequest) -> bool {
         let sampling = &request.sampling;
         let is_drawn = sampling.temperature != Some(0.0);
@@ -203,7 +203,7 @@ pub(super) fn refuse_min_tokens(request: &GenerateRequest, why: &str) -> Result<
     }
 }
 
-/// The options that `/completion` and the OpenAI paths of llama-server share.
+/// The options shared by `/completion` and the OpenAI paths of llama-server.
 pub(super) fn sampling(request: &GenerateRequest) -> Map<String, Value> {
     let sampling = &request.sampling;
     let biases: Vec<Value> = sampling
@@ -243,7 +243,7 @@ pub(super) fn sampling(request: &GenerateRequest) -> Map<String, Value> {
         .collect()
 }
 
-/// A seed of 31 bits out of one of 64; of 32 bits, the largest asks for a random one.
+/// Maps a 64-bit seed to 31 bits; of 32-bit seeds, the largest means a random one.
 pub(super) fn seed_of(seed: u64) -> u32 {
     let folded = (seed ^ (seed >> 32)) & u64::from(u32::MAX >> 1);
     u32::try_from(folded).unwrap_or_default()
@@ -257,7 +257,7 @@ fn guided(guided: &GuidedDecoding) -> Option<(&'static str, Value)> {
             Some(("grammar", super::guided::choice_gbnf(choices).into()))
         }
         GuidedDecoding::Grammar(grammar) => Some(("grammar", grammar.clone().into())),
-        // Not declared, so it does not come here.
+        // Not declared, so it cannot arrive here.
         GuidedDecoding::Regex(_) => None,
     }
 }
@@ -275,7 +275,7 @@ struct GenerationSettings {
     n_ctx: Option<u32>,
 }
 
-/// What `/props` tells.
+/// The facts in `/props`.
 pub(super) async fn props(client: &Client) -> Result<Facts, HttpError> {
     let props: Props = client.get("/props").await?;
     Ok(Facts {
@@ -290,7 +290,7 @@ pub(super) async fn props(client: &Client) -> Result<Facts, HttpError> {
 struct Chunk {
     content: String,
     tokens: Vec<TokenId>,
-    /// Tokens generated so far, those included that were withheld.
+    /// The number of tokens generated so far, including withheld ones.
     tokens_predicted: Option<u64>,
     stop: bool,
     stop_type: String,
@@ -326,7 +326,7 @@ struct TopProbability {
 
 struct LlamaReader {
     logprobs: Option<u32>,
-    /// Tokens read so far.
+    /// The number of tokens read so far.
     seen: u64,
 }
 
@@ -353,7 +353,7 @@ impl Reader for LlamaReader {
             return Ok(step);
         }
         if chunk.stop {
-            // The last event's tokens are those that came before, where it has any.
+            // If the last event has tokens, they repeat earlier ones.
             return Ok(step);
         }
         let count = chunk.tokens.len();
@@ -375,7 +375,7 @@ impl Reader for LlamaReader {
 }
 
 impl LlamaReader {
-    /// How many tokens were generated since the last event that this one does not name. A server that counts none has none.
+    /// The number of tokens generated since the last event that this event does not name; 0 if the server reports no count.
     fn gap(&mut self, chunk: &Chunk) -> Result<u64, EngineError> {
         let given = if chunk.stop { 0 } else { chunk.tokens.len() };
         let named = self

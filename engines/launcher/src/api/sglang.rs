@@ -1,9 +1,9 @@
-//! SGLang's own `/generate`, with token ids both ways.
+//! SGLang's own `/generate`, with token ids in both directions.
 //!
 //! # Source
 //! SGLang 0.5.9, "SGLang Native APIs" and "Sampling Parameters". Its events repeat all tokens so far, unless the server was
-//! started with `incremental-streaming-output` (formerly `stream-output`); both are read. Of 0.5.23 the sources were read: where
-//! it takes seeds (`SamplingBatchInfo`), and how long a prompt may be (`validate_input_length`, `/server_info`).
+//! started with `incremental-streaming-output` (formerly `stream-output`); both are supported. From the sources of 0.5.23:
+//! where it takes seeds (`SamplingBatchInfo`), and the maximum prompt length (`validate_input_length`, `/server_info`).
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -26,32 +26,32 @@ use super::{Api, Call, End, Facts, Reader, Step, first_model, unreadable, with_m
 use crate::extra::ExtraArgs;
 use crate::http::{Client, HttpError};
 
-/// The largest `repetition_penalty` that it takes.
+/// The largest `repetition_penalty` that it accepts.
 const MAX_REPETITION_PENALTY: f32 = 2.0;
 
-/// Candidates are cheap there; no client of ours asks for more.
+/// Candidates are cheap in SGLang; our clients ask for no more than this.
 const MAX_LOGPROBS: u32 = 20;
 
-/// With `none` SGLang keeps the tools out of the prompt. It looks for calls only with a parser of its own, which is refused.
+/// With `none` SGLang leaves the tools out of the prompt. It parses calls only with a tool parser, which we refuse.
 const TOOL_CHOICE: &str = "auto";
 
-/// Tokens of the context that no prompt may have, where the server does not say how long one may be.
+/// Tokens of the context that a prompt cannot use, if the server does not report its maximum prompt length.
 const NOT_FOR_PROMPTS: u32 = 6;
 
-/// The status of a request that it aborts since it has too many, where as that of an answer it says that there is no server.
+/// The status in the abort of a request when the queue is full. As an HTTP status, it means that no server is there.
 const QUEUE_IS_FULL: u16 = 503;
 
-/// The first version that is known to name the salt of blocks in its KV events.
+/// The first version known to include the salt of blocks in KV events.
 const TELLS_SALTS: [u32; 3] = [0, 5, 23];
 
-/// Why an older one is not followed.
+/// Why KV events of older versions are not used.
 const NO_SALTS_TOLD: &str =
     "an SGLang before 0.5.23 does not say which blocks belong to requests with a salt";
 
 /// The API of SGLang.
 #[derive(Debug)]
 pub(super) struct Sglang {
-    /// Whether it was started with deterministic inference; seeds are honoured only then.
+    /// Whether it was started with deterministic inference; only then does it honor seeds.
     takes_seeds: bool,
     media: BTreeSet<MediaKind>,
 }
@@ -74,7 +74,7 @@ impl Api for Sglang {
         if !self.takes_seeds {
             capabilities.sampling.remove(&SamplingOption::Seed);
         }
-        // It is told a prompt, and not which of its tokens were generated; its penalties count those of the answer alone.
+        // It receives one prompt, without a mark where generated tokens begin; its penalties count only those of the answer.
         capabilities.resume_as_prompt = true;
         capabilities.max_logprobs = Some(MAX_LOGPROBS);
         capabilities.deviations = [Deviation::LogprobsAfterBias].into();
@@ -144,17 +144,17 @@ impl Api for Sglang {
 fn add_salt_and_rank(body: &mut Map<String, Value>, request: &GenerateRequest) {
     if let Some(salt) = &request.cache_salt {
         body.insert("extra_key".into(), salt.as_str().into());
-        // What older versions do not know they pass over; newer ones name it in KV events.
+        // Older versions ignore the unknown field; newer ones include the salt in KV events.
         body.insert("cache_salt".into(), salt.as_str().into());
     }
     if let Some(rank) = request.data_parallel_rank {
-        // The older name and the newer one: what it does not know it passes over in silence.
+        // The older and the newer name; it silently ignores unknown fields.
         body.insert("data_parallel_rank".into(), rank.into());
         body.insert("routed_dp_rank".into(), rank.into());
     }
 }
 
-/// A chat with media, whose answer comes as text: streamed chats name no tokens.
+/// A chat with media. Its answer is text: streamed chats contain no token ids.
 fn chat_call(
     request: &GenerateRequest,
     chat: &ChatInput,
@@ -187,7 +187,7 @@ fn chat_call(
         body.insert("response_format".into(), format);
     }
     chat::begin(&mut body, chat, TOOL_CHOICE);
-    // Markup is taken apart by whoever asks us.
+    // Our caller parses the markup.
     body.insert("skip_special_tokens".into(), false.into());
     body.insert("separate_reasoning".into(), false.into());
     add_salt_and_rank(&mut body, request);
@@ -219,10 +219,10 @@ fn sampling_params(request: &GenerateRequest, max_tokens: Option<u32>) -> Map<St
         ("max_new_tokens", max_tokens.map(Value::from)),
         (
             "min_new_tokens",
-            // It keeps the model's own end-of-sequence tokens away as long, ignored or not.
+            // Until `min_tokens` it also bans the model's own end-of-sequence tokens, ignored or not.
             (stop.min_tokens > 0 && !stop.ignore_eos).then(|| stop.min_tokens.into()),
         ),
-        // It ignores stop_token_ids as well, then; we stop at those by ourselves.
+        // With it, SGLang ignores stop_token_ids too; we stop at those ourselves.
         ("ignore_eos", Some(stop.ignore_eos.into())),
         ("stop_token_ids", (!stops.is_empty()).then(|| stops.into())),
         ("temperature", sampling.temperature.map(Value::from)),
@@ -269,25 +269,25 @@ fn guided(guided: &GuidedDecoding) -> (&'static str, Value) {
     }
 }
 
-/// What `/server_info` tells, among much else.
+/// The fields of `/server_info` that we use.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ServerInfo {
     /// A prompt must be shorter than this.
     max_req_input_len: Option<u32>,
-    /// Tokens that the KV cache of a rank holds.
+    /// The number of tokens in the KV cache of a rank.
     max_total_num_tokens: Option<u64>,
     /// Tokens per KV block.
     page_size: Option<NonZeroU32>,
-    /// Ranks, or the replicas among them.
+    /// The number of ranks, or of replicas.
     dp_size: Option<u32>,
-    /// Ranks of each replica; missing in older versions.
+    /// The number of ranks per replica; missing in older versions.
     attn_dp_size: Option<u32>,
     version: String,
 }
 
 impl ServerInfo {
-    /// A context in which every prompt that fits is one that the server takes.
+    /// Limits the context so that the server accepts every prompt that fits.
     fn facts(&self, context_length_tokens: Option<u32>) -> Facts {
         let context = context_length_tokens.map(|context| {
             let left = context.saturating_sub(NOT_FOR_PROMPTS);
@@ -312,7 +312,7 @@ impl ServerInfo {
     }
 }
 
-/// Whether a version, such as `0.5.23.post1`, is one that does.
+/// Whether a version, such as `0.5.23.post1`, includes salts in KV events.
 fn tells_salts(version: &str) -> bool {
     let mut numbers = version.split('.').map(|number| {
         let end = number.find(|c: char| !c.is_ascii_digit());
@@ -330,7 +330,7 @@ struct Chunk {
     error: Option<Value>,
 }
 
-/// Log probability, token id, and the token's text if that was asked for.
+/// Log probability, token id, and the token's text if requested.
 type Candidate = (Option<f32>, TokenId, Value);
 
 #[derive(Debug, Default, Deserialize)]
@@ -357,7 +357,7 @@ struct FinishReason {
 
 struct SglangReader {
     logprobs: Option<u32>,
-    /// Tokens read so far.
+    /// The number of tokens read so far.
     seen: usize,
 }
 
@@ -403,7 +403,7 @@ impl Reader for SglangReader {
 }
 
 impl SglangReader {
-    /// The tokens that were not seen before. An event has all tokens or the new ones; the count of all tells which.
+    /// The tokens not seen before. An event contains all tokens or only the new ones; the total count shows which.
     fn new_ids(
         &mut self,
         mut ids: Vec<TokenId>,
@@ -441,7 +441,7 @@ fn end_of(reason: &FinishReason) -> Result<End, EngineError> {
             match reason.status_code {
                 Some(status) => {
                     let error = error_of(Some(status), &json!({"message": message}));
-                    // Its queue is full: it lives, and says so of this request alone.
+                    // The queue is full: the server is alive, and the error concerns only this request.
                     Err(if status == QUEUE_IS_FULL {
                         EngineError::new(ErrorKind::Overloaded, error.message())
                     } else {
@@ -454,7 +454,7 @@ fn end_of(reason: &FinishReason) -> Result<End, EngineError> {
     }
 }
 
-/// The last `count` of values that are those of all tokens or of the new ones.
+/// The last `count` values of a list that covers all tokens or only the new ones.
 fn last<T>(mut values: Vec<T>, count: usize) -> Result<Vec<T>, EngineError> {
     match values.len().checked_sub(count) {
         Some(before) => Ok(values.split_off(before)),

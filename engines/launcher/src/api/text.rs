@@ -1,11 +1,11 @@
-//! Text and chat in, text out: the OpenAI paths of llama-server and `llama_cpp.server`, for a GGUF file whose tokenizer and
-//! template are inside it.
+//! Text and chat in, text out: the OpenAI paths of llama-server and `llama_cpp.server`, for a GGUF file that contains its
+//! tokenizer and chat template.
 //!
-//! A prompt's tokens are counted by the server before it is sent, so that requests have room of their own.
+//! The server counts the prompt's tokens before the request is sent, so that the request can reserve room.
 //!
 //! # Source
-//! llama.cpp, `tools/server/README.md` of spring 2026; llama-cpp-python 0.3.36, `llama_cpp.server`. The latter tells no usage
-//! in a stream; its prompts are counted by `/extras/tokenize/count`.
+//! llama.cpp, `tools/server/README.md` of spring 2026; llama-cpp-python 0.3.36, `llama_cpp.server`. The latter reports no usage
+//! in a stream; `/extras/tokenize/count` counts its prompts.
 
 use genset_backend_common::{
     Capabilities, EngineError, GenerateRequest, Input, RequestField, async_trait,
@@ -31,7 +31,7 @@ enum Flavor {
 #[derive(Debug)]
 pub(super) struct Text {
     flavor: Flavor,
-    /// Of llama-server.
+    /// Used by llama-server only.
     cache: PromptCache,
 }
 
@@ -62,7 +62,7 @@ impl Text {
                 RequestField::IgnoreEos,
                 "llama_cpp.server has no such setting",
             )),
-            // `min_tokens` is declared not to be kept by llama-server, so it does not come here.
+            // llama-server is declared not to honor `min_tokens`, so it does not arrive here.
             Flavor::LlamaServer | Flavor::LlamaCppPython => Ok(()),
         }
     }
@@ -76,7 +76,7 @@ impl Text {
         match self.flavor {
             Flavor::LlamaServer => {
                 body.insert("stream_options".into(), json!({"include_usage": true}));
-                // A piece of text may be several tokens; each event says how many came.
+                // A piece of text may be several tokens; each event reports the count.
                 body.insert("timings_per_token".into(), true.into());
                 body.insert("ignore_eos".into(), request.stop.ignore_eos.into());
                 if !self.cache.may_be_read_to_answer(request) {
@@ -88,13 +88,13 @@ impl Text {
             }
             Flavor::LlamaCppPython => {}
         }
-        // Without it, `llama_cpp.server` completes 16 tokens.
+        // Without it, `llama_cpp.server` generates 16 tokens.
         body.insert("max_tokens".into(), request.stop.max_tokens.into());
         body
     }
 }
 
-/// The options of `llama_cpp.server`, which wants every number and no null.
+/// The options of `llama_cpp.server`, which requires every number and accepts no null.
 fn python_sampling(request: &GenerateRequest) -> Map<String, Value> {
     let mut body = sampling(request);
     let biases: Map<String, Value> = request
@@ -155,7 +155,7 @@ impl Api for Text {
         Ok(Call::new(path, &Value::Object(body)))
     }
 
-    /// The usual probe ignores the end of the sequence.
+    /// The usual probe sets `ignore_eos`.
     fn canary(&self, model: &str) -> Option<GenerateRequest> {
         let mut canary = GenerateRequest::from_text(model, "Hello");
         canary.stop.max_tokens = Some(1);
@@ -173,7 +173,7 @@ impl Api for Text {
     async fn facts(&self, client: &Client) -> Result<Facts, HttpError> {
         match self.flavor {
             Flavor::LlamaServer => props(client).await,
-            // One model, one sequence: requests wait for each other there anyway.
+            // One model, one sequence: requests wait for each other anyway.
             Flavor::LlamaCppPython => Ok(Facts {
                 context_length_tokens: None,
                 max_num_seqs: Some(1),
@@ -191,8 +191,8 @@ impl Api for Text {
             (_, Input::Tokens(_) | Input::Embed(_) | Input::Score(_)) => return Ok(None),
             (Flavor::LlamaServer, input) => {
                 return match llama_tokens(client, input).await {
-                    // What is wrong with it the server says when it is to answer it, and so it does of one with so many tokens
-                    // that their list is too long to be read.
+                    // The server reports the fault when the request is sent; likewise for a prompt whose token list is too long
+                    // to read.
                     Err(HttpError::Status(_) | HttpError::TooLarge { .. }) => Ok(None),
                     counted => counted.map(Some),
                 };
@@ -217,7 +217,7 @@ struct Count {
     count: u32,
 }
 
-/// A chat as llama-server's template makes it.
+/// A chat rendered by llama-server's template.
 #[derive(Deserialize)]
 struct Templated {
     prompt: String,
@@ -228,7 +228,7 @@ struct Tokenized {
     tokens: Vec<u32>,
 }
 
-/// How many tokens llama-server makes of a prompt.
+/// The number of tokens of a prompt, counted by llama-server.
 async fn llama_tokens(client: &Client, input: &Input) -> Result<u32, HttpError> {
     let text = match input {
         Input::Text(text) => text.to_string(),
@@ -261,7 +261,7 @@ fn refuse_tools(chat: &ChatInput) -> Result<(), EngineError> {
     Err(EngineError::unsupported(RequestField::Tools, problem))
 }
 
-/// The texts of a chat: what is counted as its prompt, without what the server's template adds.
+/// The texts of a chat. They are counted as its prompt, without what the server's template adds.
 fn text_of(chat: &ChatInput) -> String {
     let texts = chat
         .messages

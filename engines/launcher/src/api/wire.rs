@@ -1,18 +1,18 @@
-//! The JSON that more than one API has: OpenAI's completions with the servers' additions, errors, models. Whatever is not
-//! read here may be there or not.
+//! JSON types that several APIs share: OpenAI's completions with the servers' additions, errors, models. Fields that are not
+//! read here are ignored.
 
 use genset_backend_common::output::{TokenLogprob, TopLogprob};
 use genset_backend_common::{EngineError, ErrorKind, TokenId};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// What llama-server counts, so far.
+/// llama-server's counts so far.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Timings {
-    /// Tokens of the prompt that were in its cache.
+    /// The number of prompt tokens found in its cache.
     pub(super) cache_n: Option<u32>,
-    /// Tokens generated.
+    /// The number of tokens generated.
     pub(super) predicted_n: Option<u32>,
 }
 
@@ -22,12 +22,12 @@ pub(super) struct Timings {
 pub(super) struct Chunk {
     pub(super) choices: Vec<Choice>,
     pub(super) usage: Option<UsageInfo>,
-    /// llama-server's, in each event where they are asked for.
+    /// llama-server's, in each event if requested.
     pub(super) timings: Timings,
     pub(super) error: Option<Value>,
 }
 
-/// What the answer to a prefill has beside its token.
+/// The fields in the answer to a prefill besides its token.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Prefilled {
@@ -47,7 +47,7 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Whether it says no more than who answers, as the first event of a chat.
+    /// Whether it contains only the role, like the first event of a chat.
     pub(super) fn is_role_alone(&self) -> bool {
         let content = self.delta.as_ref().map(|delta| delta.content.as_deref());
         content.is_some_and(|content| content.unwrap_or_default().is_empty())
@@ -65,11 +65,11 @@ pub(super) struct Delta {
 pub(super) struct Logprobs {
     pub(super) token_logprobs: Vec<Option<f32>>,
     pub(super) top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
-    /// A chat's.
+    /// The log probabilities of a chat.
     pub(super) content: Option<Vec<ChatLogprob>>,
 }
 
-/// What a chat says of a token.
+/// The log probabilities of a token in a chat.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ChatLogprob {
@@ -110,28 +110,28 @@ pub(super) struct Model {
     pub(super) max_model_len: Option<u32>,
 }
 
-/// One position's log probabilities, its candidates sorted and as many as asked for.
+/// One position's log probabilities, with the candidates sorted and cut to the number requested.
 pub(crate) fn token_logprob(logprob: f32, mut top: Vec<TopLogprob>, asked: u32) -> TokenLogprob {
     top.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
     top.truncate(usize::try_from(asked).unwrap_or(usize::MAX));
     for candidate in &mut top {
         candidate.logprob = candidate.logprob.min(0.0);
     }
-    // Some servers round a certain token's a little above 0.
+    // Some servers round the log probability of a certain token to slightly above 0.
     TokenLogprob {
         logprob: logprob.min(0.0),
         top,
     }
 }
 
-/// How llama-server (b11434) says that the requests that run have more tokens together than its KV cache holds: with the status of
-/// any fault, so that only the sentence tells.
+/// llama-server's (b11434) message when the running requests have more tokens than its shared KV cache holds. The status is
+/// that of any fault, so only the message identifies it.
 const LLAMA_IS_FULL: &str = "Context size has been exceeded.";
 
-/// Letters of a server's message that are passed on.
+/// The maximum length of a server's message that is passed on, in characters.
 const MESSAGE_CHARS: usize = 300;
 
-/// The error that a server's JSON means: OpenAI's `{"error": {...}}`, its inside, or FastAPI's `{"detail": ...}`.
+/// Converts a server's JSON error: OpenAI's `{"error": {...}}`, its content, or FastAPI's `{"detail": ...}`.
 pub(crate) fn error_of(status: Option<u16>, body: &Value) -> EngineError {
     let inside = body
         .get("error")
@@ -171,7 +171,7 @@ pub(crate) fn error_of(status: Option<u16>, body: &Value) -> EngineError {
     )
 }
 
-/// What a status means.
+/// The error kind of a status.
 fn kind_of(status: u16) -> ErrorKind {
     match status {
         400 | 413 | 422 => ErrorKind::InvalidArgument,

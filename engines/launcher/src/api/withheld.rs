@@ -1,4 +1,4 @@
-//! [`Withheld`]: tokens that a server counts but does not name, found again by their text; [`Withholds`]: what such a server is asked.
+//! [`Withheld`]: tokens that a server counts but does not name, recovered from their text. [`Withholds`]: the calls for that.
 
 use genset_backend_common::output::TopLogprob;
 use genset_backend_common::{EngineError, GenerateRequest, TokenId, async_trait};
@@ -7,25 +7,25 @@ use serde::Deserialize;
 use super::{Call, unreadable};
 use crate::http::{Client, HttpError};
 
-/// The API of a server that withholds tokens from a streamed answer, or does not rate each.
+/// The API of a server that withholds tokens from a streamed answer, or does not rate every token.
 #[async_trait]
 pub(crate) trait Withholds: Send + Sync {
-    /// The tokens of a text, with what each stands for.
+    /// Tokenizes a text; returns its tokens, each with its bytes.
     async fn pieces(&self, client: &Client, text: &str) -> Result<Vec<Piece>, HttpError>;
 
-    /// The call for the next `count` tokens in one answer, which names them all.
+    /// Builds the call for the next `count` tokens in one answer that names them all.
     ///
     /// # Errors
     /// As [`Api::call`](super::Api::call).
     fn whole_call(&self, request: &GenerateRequest, count: u32) -> Result<Call, EngineError>;
 
-    /// The tokens of the answer to it.
+    /// The tokens of that answer.
     ///
     /// # Errors
-    /// `Disconnected` for what cannot be read.
+    /// `Disconnected` if the answer cannot be decoded.
     fn whole_tokens(&self, answer: &[u8]) -> Result<Vec<TokenId>, EngineError>;
 
-    /// The call for what may come next, the `count` likeliest tokens.
+    /// Builds the call for the `count` likeliest next tokens.
     ///
     /// # Errors
     /// As [`Api::call`](super::Api::call).
@@ -34,29 +34,29 @@ pub(crate) trait Withholds: Send + Sync {
     /// The candidates in the answer to it.
     ///
     /// # Errors
-    /// `Disconnected` for what cannot be read.
+    /// `Disconnected` if the answer cannot be decoded.
     fn candidates(&self, answer: &[u8]) -> Result<Vec<TopLogprob>, EngineError>;
 }
 
-/// Text that stands for more tokens than were given with it.
+/// Text that stands for more tokens than the event named.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Withheld {
-    /// The text of all of them.
+    /// The text of all these tokens.
     pub(crate) text: String,
-    /// How many tokens it is, by the server's own count; those that were given are its last.
+    /// The number of tokens, by the server's own count; the named tokens are the last of them.
     pub(crate) count: usize,
-    /// The tokens that were given.
+    /// The named tokens.
     pub(crate) given: Vec<TokenId>,
 }
 
-/// A token and the bytes that it stands for.
+/// A token and its bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct Piece {
     id: TokenId,
     piece: PieceText,
 }
 
-/// Text, or bytes where they are none by themselves.
+/// Text, or bytes that are not text by themselves.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 enum PieceText {
@@ -74,11 +74,11 @@ impl Piece {
 }
 
 impl Withheld {
-    /// The ids of all the tokens, out of the text's own. A tokenizer may put a space before them, which is left out.
+    /// Recovers all token ids from the tokens of the text. Leaves out a space that the tokenizer may put first.
     ///
     /// # Errors
-    /// `Disconnected`, when the text's tokens are not as many, or do not end as those that were given: what the model
-    /// generated cannot be known then.
+    /// `Disconnected` if the number of the text's tokens or the last of them differ from what the server reported. Then the
+    /// generated tokens cannot be known.
     pub(crate) fn fill(&self, pieces: &[Piece]) -> Result<Vec<TokenId>, EngineError> {
         let last = pieces
             .len()
@@ -121,7 +121,7 @@ mod tests {
         let own = r#"[{"id":162,"piece":[227]},{"id":227,"piece":[130]},{"id":244,"piece":[147]}]"#;
         let found = withheld(3, &[244]).fill(&pieces(own)).unwrap();
         assert_eq!(found, [162, 227, 244]);
-        // As a sentencepiece model tokenizes it.
+        // As a sentencepiece tokenizer does it.
         let spaced = own.replace("[{\"id\":162", "[{\"id\":9,\"piece\":\" \"},{\"id\":162");
         assert_eq!(withheld(3, &[244]).fill(&pieces(&spaced)).unwrap(), found);
     }

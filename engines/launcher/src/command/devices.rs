@@ -1,12 +1,12 @@
-//! The GPUs that a program sees, where it has no flag for the first one.
+//! The visible GPUs of a program that has no flag for the first one.
 
-/// The variable that lists them.
+/// The variable that lists the visible GPUs.
 pub(super) const VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// The `count` GPUs from number `first` on: of those in `seen`, where that says which there are, as CUDA numbers them.
+/// The `count` GPUs from index `first` on, in CUDA's numbering; if `seen` lists GPUs, out of those.
 ///
 /// # Errors
-/// When `seen` has fewer.
+/// Fails if `seen` has fewer.
 pub(super) fn from(first: u32, count: u32, seen: Option<&str>) -> Result<String, String> {
     let end = first.saturating_add(count);
     let Some(seen) = seen else {

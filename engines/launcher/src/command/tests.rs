@@ -130,7 +130,7 @@ fn the_first_gpu_is_a_flag_or_what_the_program_sees() {
     let mut sglang = config(ServerKind::Sglang);
     sglang.base_gpu_id = Some(2);
     let plan = Plan::new(&sglang, Dialect::Sglang).unwrap();
-    // Not the GPUs, but what log probabilities are.
+    // Leaves the GPUs alone, but sets the kind of log probabilities.
     assert_eq!(
         plan.env,
         [("SGLANG_RETURN_ORIGINAL_LOGPROB", "1".to_owned())]
@@ -259,7 +259,7 @@ fn the_key_is_ours_to_set() {
     }
 }
 
-/// With it SGLang takes calls out of the text of chats with media.
+/// With it SGLang would take calls out of the text of chats with media.
 #[test]
 fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
     for key in ["tool-call-parser", "tool_call_parser"] {
@@ -272,13 +272,13 @@ fn a_parser_of_calls_is_refused_where_the_server_would_use_it() {
             assert!(error.message().contains(part), "{error}");
         }
     }
-    // vLLM is asked to look for no calls, whatever it has.
+    // Requests tell vLLM to parse no calls, whatever it was started with.
     let mut vllm = config(ServerKind::Vllm);
     let _folder = with_extra(&mut vllm, "extra.yaml", "tool-call-parser: hermes");
     assert!(line(&vllm, Dialect::Vllm).contains("--tool-call-parser hermes"));
 }
 
-/// vLLM would answer to that name alone.
+/// vLLM would answer only to that name.
 #[test]
 fn a_name_that_no_request_has_is_refused() {
     for kind in [ServerKind::Vllm, ServerKind::Sglang] {
@@ -291,7 +291,7 @@ fn a_name_that_no_request_has_is_refused() {
     }
 }
 
-/// Its load is asked each second.
+/// The server is asked for its load every second, so it would never be idle.
 #[test]
 fn a_sleep_that_would_never_come_is_refused() {
     let mut config = config(ServerKind::LlamaCpp);

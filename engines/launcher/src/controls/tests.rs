@@ -1,4 +1,4 @@
-//! What is refused before a server is asked anything, and where profiles go.
+//! What is refused without calling the server, and the profile folders.
 
 use genset_backend_common::ErrorKind;
 use tokio_util::task::TaskTracker;
@@ -14,12 +14,12 @@ fn config(kind: ServerKind, command: &[&str]) -> LauncherConfig {
     config
 }
 
-/// A server that is not there.
+/// A server that does not exist.
 fn server(dialect: Dialect) -> Server {
     Server::new(dialect, 1, &ApiKey::random(), TaskTracker::new())
 }
 
-/// What each operation is refused with.
+/// The error of each operation.
 async fn refusals(config: &LauncherConfig, dialect: Dialect, role: Role) -> Vec<String> {
     let controls = Controls::new(config, dialect, role);
     let server = server(dialect);
@@ -100,7 +100,7 @@ async fn a_source_of_weights_is_a_folder_or_names_one() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_long_for_a_profile_may_move() {
-    // It takes the question, and answers nothing.
+    // Accepts the connection, and never answers.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let server = Server::new(Dialect::Sglang, port, &ApiKey::random(), TaskTracker::new());

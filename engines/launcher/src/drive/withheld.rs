@@ -1,4 +1,4 @@
-//! What a server withheld from its answer, asked for by calls of their own.
+//! Recovers what a server withheld from its answer, with additional calls.
 
 use std::num::NonZeroU32;
 
@@ -8,10 +8,10 @@ use genset_backend_common::{EngineError, GenerateRequest, Input};
 use super::Drive;
 use crate::api::{Withheld, Withholds, token_logprob, unreadable};
 
-/// The longest answer of a few tokens that is not streamed, in bytes. It repeats the prompt.
+/// The maximum length of an unstreamed answer of a few tokens, in bytes. The answer repeats the prompt.
 const MAX_WHOLE_BYTES: usize = 16 << 20;
 
-/// The longest answer that rates a whole vocabulary, in bytes: 100 a token.
+/// The maximum length of an answer that rates a whole vocabulary, in bytes: 100 per token.
 const MAX_RATING_BYTES: usize = 64 << 20;
 
 impl Drive {
@@ -20,7 +20,7 @@ impl Drive {
         server.ok_or_else(|| unreadable("it withheld tokens"))
     }
 
-    /// The tokens that the server's own tokenizer makes of a text of which it did not name them all.
+    /// Recovers the tokens of a text with the server's own tokenizer.
     pub(super) async fn found(&self, withheld: &Withheld) -> Result<TokenChunk, EngineError> {
         let asked = self
             .withholds()?
@@ -32,7 +32,7 @@ impl Drive {
         }
     }
 
-    /// Draws tokens again that were withheld `behind` a prompt, so that they are named.
+    /// Draws the tokens after `behind` again in a call that names them.
     pub(super) async fn drawn_again(
         &self,
         behind: &GenerateRequest,
@@ -48,7 +48,7 @@ impl Drive {
         }
     }
 
-    /// The log probabilities of tokens that were withheld `behind` a prompt: at each place the server is asked what may come.
+    /// The log probabilities of tokens after `behind`: asks the server for the candidates at each position.
     pub(super) async fn rated(
         &self,
         mut behind: GenerateRequest,

@@ -1,4 +1,4 @@
-//! [`Batch`]: what a server publishes at once, in both of its encodings: maps since 2026, arrays before. Pure.
+//! [`Batch`]: the events that a server publishes together, in both of its encodings: maps since 2026, arrays before. Pure.
 
 use std::fmt;
 
@@ -29,37 +29,37 @@ pub(super) enum Event {
     Stored(Stored),
     Removed(Removed),
     Cleared,
-    /// One of another kind, by its name.
+    /// An event of another kind, with its name.
     Other(String),
 }
 
-/// A block as the server names it: a number of either sign, or a whole digest.
+/// A server's block hash: a signed or unsigned number, or a digest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum ServerHash {
     Number(u64),
     Digest(Box<[u8]>),
 }
 
-/// Blocks became reusable; the fields are in the order in which arrays have them.
+/// Blocks became reusable. The fields are in the order of the array encoding.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub(super) struct Stored {
     pub(super) block_hashes: Vec<ServerHash>,
     pub(super) parent_block_hash: Option<ServerHash>,
-    /// Of all blocks, one after the other.
+    /// The tokens of all blocks, concatenated.
     pub(super) token_ids: Vec<TokenId>,
     pub(super) block_size: u32,
     pub(super) lora_id: Option<i64>,
-    /// `GPU` for the engine's own memory, whatever that is.
+    /// `GPU` for the engine's own memory, whatever its kind.
     pub(super) medium: Option<String>,
     pub(super) lora_name: Option<String>,
-    /// What beside its tokens each block depends on.
+    /// What each block depends on besides its tokens.
     pub(super) extra_keys: Option<Vec<Option<Vec<ExtraKey>>>>,
     pub(super) group_idx: Option<u32>,
     pub(super) kv_cache_spec_kind: Option<String>,
     pub(super) kv_cache_spec_sliding_window: Option<u32>,
     pub(super) locality: Option<String>,
-    /// SGLang's: the salt of every block. Maps alone have it.
+    /// The salt of every block. Only SGLang has it, in the map encoding.
     #[serde(skip)]
     pub(super) cache_salt: Option<String>,
 }
@@ -79,11 +79,11 @@ pub(super) struct Removed {
 pub(super) enum ExtraKey {
     /// A salt, or the name of an adapter.
     Text(String),
-    /// A part of an image, or what else there is.
+    /// A part of an image, or something else.
     Other(IgnoredAny),
 }
 
-/// An event's fields as a map has them: those of every kind.
+/// The fields of all event kinds, in the map encoding.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Fields {

@@ -1,8 +1,8 @@
-//! [`KvFollower`]: reads a server's KV events for as long as it serves, and publishes them.
+//! [`KvFollower`]: reads a server's KV events while it serves, and publishes them.
 //!
-//! Batches are numbered from 0. Where a number is missing, the server is asked for those after the last one that was read; so
-//! it is at the beginning, and whenever nothing came for a while, since the last batch may be the one that was lost. What it no
-//! longer has is lost, and then nothing is known of its cache: that is told as a cleared one.
+//! Batches are numbered from 0. If a number is missing, the follower asks the server to replay the batches after the last one
+//! read. It does so at the beginning, too, and after a silence, since the last batch may be the lost one. Batches that the
+//! server no longer has are lost. Then nothing is known of its cache, and the follower publishes that it was cleared.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -21,34 +21,33 @@ use super::translate::Translator;
 use crate::dialect::Dialect;
 use crate::server::Server;
 
-/// How long nothing may come until the server is asked.
+/// The silence after which the server is asked for a replay.
 const QUIET: Duration = Duration::from_secs(5);
-/// How long it may take to give batches again, the pause between two of them included.
+/// The time limit of a replay, including the pause between two batches.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(10);
-/// The pause before a connection that broke is made again.
+/// The pause before reconnecting.
 const RETRY: Duration = Duration::from_secs(1);
-/// The blocks that are kept of a server that does not say how many it has.
+/// The maximum number of blocks to track for a server that does not report how many it has.
 const MAX_BLOCKS: usize = 1 << 22;
-/// The number that ends what is given again.
+/// The number that ends a replay.
 const END: u64 = u64::MAX;
 
-/// The clears of a cache that were asked for by others than the server, for all of its ranks. vLLM itself tells a clear only with its
-/// next request.
+/// Cache clears that an operator requested, for all ranks of a server. vLLM publishes such a clear only with its next request.
 #[derive(Debug)]
 pub(crate) struct Clears {
     publisher: KvEventPublisher,
-    /// Locked while anything is published, so that a clear is before a batch or behind it.
+    /// Locked while anything is published, so that a clear comes before or after a batch.
     count: Mutex<u64>,
 }
 
 impl Clears {
-    /// Those of a cache whose events `publisher` publishes.
+    /// For the cache whose events `publisher` publishes.
     pub(crate) fn new(publisher: KvEventPublisher) -> Arc<Self> {
         let count = Mutex::new(0);
         Arc::new(Self { publisher, count })
     }
 
-    /// Tells that the cache is empty. Batches of before, which are still to be read, then build on nothing.
+    /// Publishes that the cache is empty. Unread batches from before then have no known parent.
     pub(crate) fn clear(&self) {
         let mut count = self.count.lock();
         *count += 1;
@@ -56,7 +55,7 @@ impl Clears {
     }
 }
 
-/// Follows a rank of the servers of one engine, one after the other.
+/// Follows one rank of an engine's servers, one server after another.
 #[derive(Debug, Clone)]
 pub(crate) struct KvFollower {
     pub(crate) source: Arc<KvSource>,
@@ -66,11 +65,11 @@ pub(crate) struct KvFollower {
     pub(crate) clears: Arc<Clears>,
     /// Tokens per KV block.
     pub(crate) block_size: NonZeroU32,
-    /// KV blocks in all.
+    /// The total number of KV blocks.
     pub(crate) total_blocks: Option<u64>,
 }
 
-/// Why a server cannot be followed now.
+/// Why a server's events cannot be read at the moment.
 #[derive(Debug, thiserror::Error)]
 enum FollowError {
     #[error(transparent)]
@@ -80,7 +79,7 @@ enum FollowError {
 }
 
 impl KvFollower {
-    /// Follows until the server is over, and tells then that its cache is gone.
+    /// Follows until the server has ended, then publishes that its cache is gone.
     pub(crate) async fn run(self, server: Arc<Server>) {
         tokio::select! {
             biased;
@@ -100,7 +99,7 @@ impl KvFollower {
         }
     }
 
-    /// Reads events until something breaks.
+    /// Reads events until an error occurs.
     async fn session(&self) -> Result<(), FollowError> {
         let mut events = SubSocket::new();
         events.connect(&self.source.events(self.rank)).await?;
@@ -123,14 +122,14 @@ impl KvFollower {
         }
     }
 
-    /// What the server is asked through for batches that were missed.
+    /// The socket for replay requests.
     async fn replay_socket(&self) -> Result<DealerSocket, FollowError> {
         let mut replay = DealerSocket::new();
         replay.connect(&self.source.replay(self.rank)).await?;
         Ok(replay)
     }
 
-    /// Reads what was missed, as far as the server still has it.
+    /// Reads missed batches, as far as the server still has them.
     async fn catch_up(
         &self,
         replay: &mut DealerSocket,
@@ -142,7 +141,7 @@ impl KvFollower {
         loop {
             let Ok(message) = timeout(REPLAY_TIMEOUT, replay.recv()).await else {
                 tracing::debug!("the server gave no KV events again in time");
-                // What it gives later would be taken for the answer to the next question, and so on for ever.
+                // Otherwise a late answer would be taken for the answer to the next question, and so on.
                 *replay = self.replay_socket().await?;
                 return Ok(());
             };
@@ -163,7 +162,7 @@ impl KvFollower {
     }
 }
 
-/// The number and the payload of a message: behind its topic, and behind `before` more parts.
+/// The number and the payload of a message: after its topic and `before` more parts.
 fn parts(message: ZmqMessage, before: usize) -> Result<(u64, Bytes), FollowError> {
     let count = message.len();
     let mut parts = message.into_vec().into_iter().skip(before + 1);
@@ -176,12 +175,12 @@ fn parts(message: ZmqMessage, before: usize) -> Result<(u64, Bytes), FollowError
     }
 }
 
-/// Batches in order become changes. Pure.
+/// Converts batches in order to changes. Pure.
 #[derive(Debug)]
 pub(super) struct Reader {
     /// The number of the batch that is read next.
     pub(super) next: u64,
-    /// The clears by others that are known.
+    /// The number of operator clears seen.
     clears: u64,
     rank: u32,
     translator: Translator,
@@ -203,7 +202,7 @@ impl Reader {
         }
     }
 
-    /// Forgets what is gone if others have told the cache to be empty since, which they have `clears` times.
+    /// Clears the map if an operator has cleared the cache since; `clears` is the number of those clears so far.
     pub(super) fn forget(&mut self, clears: u64) {
         if clears != self.clears {
             self.clears = clears;
@@ -211,8 +210,8 @@ impl Reader {
         }
     }
 
-    /// What a batch changes. One that was read is passed over; one before which others are missing, or that cannot be read,
-    /// leaves nothing known.
+    /// Returns the changes of a batch. Skips a batch that was read before. After a gap, or if the batch cannot be decoded, the
+    /// changes include a clear.
     pub(super) fn take(&mut self, number: u64, payload: &[u8]) -> Vec<KvEventData> {
         if number < self.next {
             return Vec::new();

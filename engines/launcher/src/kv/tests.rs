@@ -22,7 +22,7 @@ use crate::key::ApiKey;
 use crate::kind::ServerKind;
 use crate::server::Server;
 
-/// Catches a hang; nothing is measured by it.
+/// Only to fail instead of hanging.
 const LONG: Duration = Duration::from_secs(120);
 const SIZE: NonZeroU32 = NonZeroU32::new(32).unwrap();
 
@@ -83,7 +83,7 @@ fn what_vllm_was_recorded_to_send_is_told_in_our_hashes() {
     let hashes = ours(None, &whole);
     let changes = all(&[
         batch(&[stored(&[FIRST, SECOND], None, &prompt)]),
-        // A block that was filled by what was generated.
+        // A block that was completed by generated tokens.
         batch(&[stored(&[THIRD], Some(SECOND), &tokens(700, 32))]),
         batch(&[
             removed(THIRD),
@@ -112,7 +112,7 @@ fn what_vllm_was_recorded_to_send_is_told_in_our_hashes() {
     assert_eq!(changes, expected);
 }
 
-/// Bytes as MessagePack has them.
+/// Bytes as encoded in MessagePack.
 struct Digest(&'static [u8]);
 
 impl Serialize for Digest {
@@ -153,7 +153,7 @@ fn arrays_and_digests_are_read_as_maps_and_numbers_are() {
     let removed = ("BlockRemoved", (digest(),), "GPU");
     let payload = rmp_serde::to_vec(&(1.5, (stored, removed, ("AllBlocksCleared",)))).unwrap();
     assert_eq!(all(&[payload]).len(), 3);
-    // Numbers of SGLang have a sign.
+    // SGLang's numbers are signed.
     let signed = batch(&[json!(["BlockRemoved", [-1]]), json!({"type": "Renamed"})]);
     assert_eq!(
         Batch::read(&signed).unwrap().events.pop(),
@@ -190,7 +190,7 @@ fn blocks_that_cannot_be_hashed_as_ours_are_left_out_and_so_is_what_follows_them
         all(&[batch(&[salted])]),
         [stored_event(None, &ours(Some("tenant"), &prompt))]
     );
-    // What was offloaded is still there.
+    // The offloaded copy still exists.
     let mut offloaded = removed(FIRST);
     offloaded["medium"] = json!("CPU");
     assert_eq!(all(&[batch(&[plain, offloaded])]).len(), 1);
@@ -202,11 +202,11 @@ fn a_block_that_vllm_has_twice_is_there_until_both_are_gone() {
     let hashes = ours(None, &prompt);
     let changes = all(&[
         batch(&[stored(&[FIRST], None, &prompt[..32])]),
-        // Of a request that was computed at the same time.
+        // From a request that was computed at the same time.
         batch(&[stored(&[FIRST], None, &prompt[..32]), removed(FIRST)]),
         batch(&[stored(&[SECOND], Some(FIRST), &prompt[32..])]),
         batch(&[removed(FIRST), removed(FIRST)]),
-        // Cleared are both.
+        // Both are cleared.
         batch(&[
             stored(&[FIRST], None, &prompt[..32]),
             stored(&[FIRST], None, &prompt[..32]),
@@ -299,7 +299,7 @@ fn only_a_server_that_can_publish_to_us_alone_is_told_to() {
     let mode = std::fs::metadata(folder).unwrap().permissions();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o077, 0);
     assert!(!vllm.is_bound(0));
-    // So nobody else removes it.
+    // The lock keeps others from removing it.
     assert!(lock_folder(folder).is_none());
     assert!(source(&config(Some("{\"dtype\": \"half\"}")), Dialect::Vllm).is_some());
     assert!(source(&config(None), Dialect::Trtllm).is_none());
@@ -312,7 +312,7 @@ fn only_a_server_that_can_publish_to_us_alone_is_told_to() {
     }
 }
 
-/// A publisher that does as vLLM's: it sends some batches, and gives all of them again when it is asked.
+/// A publisher like vLLM's: it sends some batches, and replays all of them on request.
 struct Publisher {
     events: PubSocket,
     replay: RouterSocket,
@@ -332,7 +332,7 @@ impl Publisher {
         }
     }
 
-    /// Keeps a batch, and sends it unless it is to be lost.
+    /// Stores a batch, and sends it unless it must be lost.
     async fn publish(&mut self, payload: Vec<u8>, is_lost: bool) {
         let number = u64::try_from(self.batches.len()).unwrap();
         self.batches.push(payload.clone());
@@ -342,7 +342,7 @@ impl Publisher {
         }
     }
 
-    /// Answers one who missed something.
+    /// Answers a replay request.
     async fn answer(&mut self) {
         let asked = self.replay.recv().await.unwrap().into_vec();
         let start = u64::from_be_bytes(asked[2].as_ref().try_into().unwrap());
@@ -421,10 +421,10 @@ async fn what_was_missed_is_asked_for_and_the_end_of_the_server_clears_its_cache
         .await;
     let (mut changes, server, tasks) = followed(source);
 
-    // What came before anybody listened.
+    // The batches from before the follower connected.
     timeout(LONG, publisher.answer()).await.unwrap();
     assert_eq!(next(&mut changes).await, stored_event(None, &hashes[..1]));
-    // A batch that was lost shows when the next one comes.
+    // A lost batch is noticed when the next one arrives.
     publisher
         .publish(
             batch(&[stored(&[SECOND], Some(FIRST), &tokens(332, 32))]),
@@ -446,7 +446,7 @@ async fn what_was_missed_is_asked_for_and_the_end_of_the_server_clears_its_cache
         next(&mut changes).await,
         stored_event(Some(hashes[1]), &hashes[2..])
     );
-    // The last one is lost too, and nothing shows it: it is asked for after a while.
+    // The last batch is lost, and no later one shows it: the follower asks after a silence.
     publisher.publish(batch(&[removed(THIRD)]), true).await;
     let removed = KvEventData::Removed {
         blocks: vec![hashes[2]],
@@ -465,7 +465,7 @@ async fn each_rank_is_followed_at_sockets_of_its_own() {
     let source = KvSource::for_server(&config(None), Dialect::Vllm)
         .unwrap()
         .unwrap();
-    // As vLLM names them.
+    // Named as vLLM does.
     let (events, replay) = (source.events(0), source.replay(0));
     assert!(events.ends_with("/inproc-events") && replay.ends_with("/inproc-replay"));
     assert_eq!(source.events(1), format!("{events}_dp1"));

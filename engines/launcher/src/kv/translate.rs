@@ -1,7 +1,7 @@
-//! [`Translator`]: a server's events in our hashes. Pure.
+//! [`Translator`]: converts a server's events to our hashes. Pure.
 //!
-//! A server hashes blocks in a way of its own, which cannot be computed again here; but it tells their tokens, out of which
-//! ours are computed. A map from its hashes to ours says what follows what, and what is removed.
+//! A server hashes blocks in its own way, which we cannot reproduce. But its events contain the tokens, from which our hashes
+//! are computed. A map from its hashes to ours finds the parent of a block, and the blocks that are removed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::num::NonZeroU32;
@@ -13,34 +13,34 @@ use genset_backend_common::kv::{
 use super::batch::{Event, ExtraKey, Removed, ServerHash, Stored};
 use crate::dialect::Dialect;
 
-/// The medium of blocks in the engine's own memory, also where that is no GPU's.
+/// The medium of blocks in the engine's own memory, even if that is not a GPU.
 const OWN_MEDIUM: &str = "GPU";
 
-/// Kinds of attention whose blocks hold every token of the prefix.
+/// Attention kinds whose blocks contain every token of the prefix.
 const WHOLE_PREFIX: [&str; 3] = ["full_attention", "mla_attention", "sink_full_attention"];
 
-/// The blocks that a server has, by its hash.
+/// The blocks of a server, by its hash.
 #[derive(Debug)]
 pub(super) struct Translator {
     /// Tokens per KV block.
     block_size: usize,
-    /// More than these are not kept.
+    /// The maximum number of blocks to track.
     max_blocks: usize,
-    /// Whether the server tells each copy of a block, and that it is gone. vLLM may have several of one hash; SGLang's tree has each
-    /// block once.
+    /// Whether the server reports each copy of a block, and its removal. vLLM may have several copies with one hash; SGLang's
+    /// tree has each block once.
     has_copies: bool,
     ours: HashMap<ServerHash, Held>,
-    /// By how many of the server's hashes each of ours is held.
+    /// How many of the server's hashes map to each of our hashes.
     holders: HashMap<BlockHash, u32>,
-    /// Why events were left out, each reason once.
+    /// The reasons for which events were left out; each is logged once.
     left_out: BTreeSet<&'static str>,
 }
 
-/// A block of ours that a hash of the server's means.
+/// Our block for a hash of the server.
 #[derive(Debug)]
 struct Held {
     block: BlockHash,
-    /// Those that were told and are not gone; at least 1.
+    /// The number of reported copies that still exist; at least 1.
     copies: u32,
 }
 
@@ -56,7 +56,7 @@ impl Translator {
         }
     }
 
-    /// What an event of the server's changes.
+    /// Returns the changes of a server's event.
     pub(super) fn apply(&mut self, event: Event) -> Vec<KvEventData> {
         match event {
             Event::Stored(stored) => match self.stored(&stored) {
@@ -76,14 +76,14 @@ impl Translator {
         }
     }
 
-    /// Nothing is known of the server's blocks any more.
+    /// Forgets all blocks of the server.
     pub(super) fn clear(&mut self) -> KvEventData {
         self.ours.clear();
         self.holders.clear();
         KvEventData::Cleared
     }
 
-    /// Says the first time of each reason that events are left out.
+    /// Logs that events are left out, once for each reason.
     fn leave_out(&mut self, reason: &'static str) {
         if self.left_out.insert(reason) {
             tracing::info!(reason, "KV events of the server are left out");
@@ -122,7 +122,7 @@ impl Translator {
         Ok(changes)
     }
 
-    /// Whether the event is of blocks that can be hashed as ours; with the salt of the first.
+    /// Checks that the event's blocks can be hashed in our way. Returns the salt of the first block.
     fn check<'e>(&self, stored: &'e Stored) -> Result<Option<&'e str>, &'static str> {
         if is_elsewhere(stored.medium.as_deref(), stored.locality.as_deref()) {
             return Err("blocks that are not in the engine's own memory");
@@ -163,7 +163,7 @@ impl Translator {
         }
     }
 
-    /// Whether a block of ours is there that was not; `None` where there is no room for it.
+    /// Adds a copy. Returns whether our block is new; `None` if there is no room for it.
     fn hold(&mut self, theirs: &ServerHash, ours: BlockHash) -> Option<bool> {
         if let Some(held) = self.ours.get_mut(theirs) {
             if self.has_copies {
@@ -192,7 +192,7 @@ impl Translator {
         (!blocks.is_empty()).then_some(KvEventData::Removed { blocks })
     }
 
-    /// The block of ours that is no longer there.
+    /// Removes a copy. Returns our block if no copy is left.
     fn release(&mut self, theirs: &ServerHash) -> Option<BlockHash> {
         let held = self.ours.get_mut(theirs)?;
         held.copies -= 1;

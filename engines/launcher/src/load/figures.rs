@@ -1,20 +1,19 @@
-//! [`Figures`]: what a server says of its load. Pure; nothing that a server says is trusted.
+//! [`Figures`]: the load that a server reports. Pure; nothing that a server sends is trusted.
 //!
 //! # Source
-//! vLLM 0.32.0, "Production Metrics" (`kv_cache_usage_perc` was `gpu_cache_usage_perc` before), a series for each rank. llama.cpp,
-//! `tools/server/README.md` (`/metrics`). SGLang 0.5.23, `entrypoints/v1_loads.py` and `managers/io_struct.py`
-//! (`GetLoadsReqOutput`): what the ranks answer when they are asked, while its metrics are those of the last step that was logged.
-//! Of these `realtime_tokens_total` counts a prompt's parts, and vLLM's counters only whole prompts; llama.cpp counts calls of
-//! `llama_decode`.
+//! vLLM 0.32.0, "Production Metrics" (`kv_cache_usage_perc` was `gpu_cache_usage_perc` before), with a series per rank.
+//! llama.cpp, `tools/server/README.md` (`/metrics`). SGLang 0.5.23, `entrypoints/v1_loads.py` and `managers/io_struct.py`
+//! (`GetLoadsReqOutput`): the ranks' current answers, while its metrics are from the last logged step. `realtime_tokens_total`
+//! counts parts of a prompt, vLLM's counters only whole prompts; llama.cpp counts calls of `llama_decode`.
 
 use serde::Deserialize;
 
 use crate::exposition::{count, samples};
 
-/// The share of the KV blocks in use, by the names that vLLM had for it.
+/// The share of KV blocks in use, under the names that vLLM has given it.
 const VLLM_USAGE: [&str; 2] = ["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"];
 
-/// Counters that grow when a server has computed a step, and only then.
+/// Counters that increase exactly when a server has computed a step.
 const COMPUTED: [&str; 4] = [
     "vllm:prompt_tokens_total",
     "vllm:generation_tokens_total",
@@ -22,12 +21,12 @@ const COMPUTED: [&str; 4] = [
     "llamacpp:n_decode_total",
 ];
 
-/// What a server says of its load, of all its ranks together.
+/// A server's reported load, summed over all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Figures {
-    /// Requests that wait inside it.
+    /// The number of requests that wait inside the server.
     pub(crate) waiting: u32,
-    /// `None` where it does not tell.
+    /// `None` if the server does not report it.
     pub(crate) blocks: Option<KvBlocks>,
 }
 
@@ -39,12 +38,12 @@ pub(crate) struct KvBlocks {
 }
 
 impl KvBlocks {
-    /// All of them in use.
+    /// All blocks in use.
     pub(crate) fn full(total: u64) -> Self {
         Self { used: total, total }
     }
 
-    /// A share of all; one that is more than nothing is a block at least.
+    /// From a share of all blocks; a share above 0 is at least one block.
     fn of_share(share: f64, total: u64) -> Self {
         let all = u32::try_from(total).map_or(f64::from(u32::MAX), f64::from);
         let used = count(share.clamp(0.0, 1.0) * all).unwrap_or(0);
@@ -55,7 +54,7 @@ impl KvBlocks {
         }
     }
 
-    /// As many blocks as hold `used` of `max` tokens.
+    /// The number of blocks for `used` of `max` tokens.
     fn of_tokens(used: u64, max: u64, total: u64) -> Option<Self> {
         let tokens = u128::from(used.min(max)) * u128::from(total);
         let blocks = (max > 0).then(|| tokens.div_ceil(u128::from(max)))?;
@@ -67,7 +66,7 @@ impl KvBlocks {
 }
 
 impl Figures {
-    /// Out of vLLM's metrics; `None` where they are not among them, as with `--disable-log-stats`.
+    /// From vLLM's metrics; `None` if they are missing, as with `--disable-log-stats`.
     pub(crate) fn of_vllm(metrics: &str) -> Option<Self> {
         let usage = VLLM_USAGE.iter().find_map(|name| mean(metrics, name));
         let mut told = samples(metrics, "vllm:cache_config_info");
@@ -80,7 +79,7 @@ impl Figures {
         })
     }
 
-    /// Out of llama-server's metrics. It has no KV blocks.
+    /// From llama-server's metrics. It has no KV blocks.
     pub(crate) fn of_llama(metrics: &str) -> Option<Self> {
         Some(Self {
             waiting: sum(metrics, "llamacpp:requests_deferred")?,
@@ -89,33 +88,32 @@ impl Figures {
     }
 }
 
-/// How much a server has computed, in a measure of its own: more than before says that it made a step since. `None` where it does
-/// not tell.
+/// How much a server has computed, in its own unit: an increase means a step. `None` if the server does not report it.
 pub(crate) fn computed(metrics: &str) -> Option<f64> {
     let counts = COMPUTED.iter().flat_map(|name| values(metrics, name));
     counts.reduce(|sum, count| sum + count)
 }
 
-/// The finite values of one name.
+/// The finite values with one name.
 fn values<'a>(metrics: &'a str, name: &'a str) -> impl Iterator<Item = f64> {
     let values = samples(metrics, name).map(|sample| sample.value);
     values.filter(|value| value.is_finite())
 }
 
-/// Of all ranks; `None` where none tells.
+/// The sum over all ranks; `None` if no rank reports it.
 fn sum(metrics: &str, name: &str) -> Option<u32> {
     let sum = values(metrics, name).reduce(|sum, value| sum + value)?;
     Some(u32::try_from(count(sum)?).unwrap_or(u32::MAX))
 }
 
-/// Of all ranks; `None` where none tells.
+/// The mean over all ranks; `None` if no rank reports it.
 fn mean(metrics: &str, name: &str) -> Option<f64> {
     let both = values(metrics, name).map(|value| (value, 1.0));
     let (sum, ranks) = both.reduce(|(sum, ranks), (value, one)| (sum + value, ranks + one))?;
     Some(sum / ranks)
 }
 
-/// What SGLang's `/v1/loads` answers, among more.
+/// The fields of SGLang's `/v1/loads` that we use.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct RankLoads {
@@ -132,7 +130,7 @@ struct RankLoad {
 }
 
 impl RankLoads {
-    /// `None` where no rank tells, or one does not. The blocks are parts of those that the server has in all, where that is known.
+    /// `None` if a rank is missing or incomplete. The blocks are scaled to the server's total number, if known.
     pub(crate) fn figures(&self, total_blocks: Option<u64>) -> Option<Figures> {
         let waiting = self.sum(|rank| rank.num_waiting_reqs)?;
         let used = self.sum(|rank| rank.num_used_tokens);
@@ -180,7 +178,7 @@ mod tests {
             untold.map(|read| (read.waiting, read.blocks)),
             Some((2, None))
         );
-        // Of a server without statistics the size of its cache is there all the same.
+        // A server without statistics still reports the size of its cache.
         assert_eq!(
             Figures::of_vllm("vllm:cache_config_info{num_gpu_blocks=\"4\"} 1.0\n"),
             None

@@ -9,12 +9,12 @@ use tokio_util::task::TaskTracker;
 use super::*;
 use crate::key::ApiKey;
 
-/// Catches a hang; nothing is measured by it.
+/// Only to fail instead of hanging.
 const LONG: Duration = Duration::from_secs(120);
-/// For what is awaited to be too late.
+/// A short limit, for awaiting a timeout.
 const SHORT: Duration = Duration::from_millis(100);
 
-/// A load that believes what is answered within `bound`, for as long.
+/// A load whose time limits for answers and their validity are all `bound`.
 fn load(dialect: Dialect, bound: Duration) -> (Arc<ServerLoad>, watch::Receiver<Load>) {
     let ctx = StartContext::detached(1);
     let published = ctx.load.subscribe();
@@ -95,7 +95,7 @@ fn what_a_server_has_computed_since_it_was_asked_is_a_step() {
         ctx.health.steps()
     };
     assert_eq!(["7", "7", "NaN", "9"].map(told), [0, 0, 0, 1]);
-    // Another server counts from the beginning.
+    // Another server counts from 0.
     drop(Forgets(&load));
     assert_eq!(["100", "101"].map(told), [1, 2]);
 }
@@ -119,8 +119,7 @@ async fn a_server_that_takes_no_requests_is_full() {
     }
 }
 
-/// Follows a server that answers each question with the next of these heads and bodies, and then not at all, until the load is as
-/// wanted.
+/// Follows a server that answers with these heads and bodies in turn, and then not at all, until the load is as wanted.
 async fn follow(
     dialect: Dialect,
     bound: Duration,
@@ -141,13 +140,13 @@ async fn follow(
             let mut asked = [0; 1024];
             drop(stream.read(&mut asked).await);
             match answers.next() {
-                // Who has read enough closes the connection.
+                // The client closes the connection when it has read enough.
                 Some(answer) => drop(stream.write_all(answer.as_bytes()).await),
                 None => open.push(stream),
             }
         }
     };
-    // What is read of the load must be gone before the other side is dropped, which writes it.
+    // The borrow of the load must end before the other side, which writes the load, is dropped.
     let reached = async {
         let reached = published.wait_for(|load| figures_of(load) == wanted);
         drop(timeout(LONG, reached).await.unwrap().unwrap());
@@ -157,7 +156,7 @@ async fn follow(
         () = serve => {}
         () = reached => {}
     }
-    // The server is not followed any more.
+    // Nobody follows the server any more.
     let (running, waiting, ..) = figures_of(&load.known.lock().load());
     assert_eq!((running, waiting), (4, 0));
     assert_eq!(load.known.lock().figures, None);
@@ -184,7 +183,7 @@ async fn what_a_server_says_is_published() {
 
 #[tokio::test]
 async fn what_a_server_says_no_more_is_not_known() {
-    // It hangs.
+    // The server hangs.
     let nothing = (4, 0, 0, 0);
     follow(Dialect::Vllm, SHORT, once(answer(VLLM)), nothing).await;
     follow(Dialect::Sglang, SHORT, empty(), nothing).await;

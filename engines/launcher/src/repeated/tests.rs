@@ -1,6 +1,6 @@
 use super::*;
 
-/// What `/metrics` shows of what a vLLM told, but for its last line.
+/// What `/metrics` shows for a vLLM's metrics, without its last line.
 fn shown(metrics: &str) -> Vec<String> {
     let registry = MetricsRegistry::default();
     let source = Source::of(Dialect::Vllm).unwrap();
@@ -47,7 +47,7 @@ vllm:ttft_seconds_bucket{le="1.0",engine="0"} 5
 vllm:ttft_seconds_bucket{le="+Inf",engine="0"} 6
 "#;
     assert_eq!(shown(metrics), expected.lines().collect::<Vec<_>>());
-    // What is shown is what would be shown of itself.
+    // The output is a fixed point.
     assert_eq!(shown(expected), shown(metrics));
 }
 

@@ -1,4 +1,4 @@
-//! What each server answers, and what it says of itself.
+//! The answers of each server, and what it reports about itself.
 
 use super::*;
 
@@ -80,7 +80,7 @@ fn a_stop_at_the_models_own_end_is_not_part_of_the_answer() {
         (ids(step), step.end.clone()),
         (vec![4], Some(End::Stop(Some(2))))
     );
-    // With a list of our own the server goes on past its model's, so the last token is an answer's.
+    // With a list of ours the server continues past its model's ends, so the last token belongs to the answer.
     let mut listed = request();
     listed.stop.eos_token_ids = [9].into();
     let step = &read(Dialect::Vllm, &listed, &[unnamed])[0];
@@ -186,9 +186,9 @@ fn the_size_of_vllms_kv_blocks_is_among_its_metrics() {
         completions::CacheConfig::read(&lines).ranks
     };
     assert_eq!(ranks(&[1, 0, 2]), Some(3));
-    // Ranks of a part of a server.
+    // The ranks of a part of a server.
     assert_eq!(ranks(&[2, 3]), None);
-    // A label's name is whole.
+    // A label's name must match as a whole.
     let other = "vllm:cache_config_info{hash_block_size=\"7\",num_gpu_blocks=\"5\"} 1.0\n";
     let read = completions::CacheConfig::read(other);
     assert_eq!((read.block_size, read.num_gpu_blocks), (None, Some(5)));

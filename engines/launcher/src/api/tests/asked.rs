@@ -1,4 +1,4 @@
-//! What each server is asked.
+//! The requests to each server.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn a_plain_request_says_what_it_must() {
     }
 }
 
-/// With `min_tokens` they keep the model's own ends away, which may come where they are ignored.
+/// With `min_tokens` the servers ban the model's own end-of-sequence tokens, which may come if they are ignored.
 #[test]
 fn min_tokens_is_not_said_where_the_models_ends_are_ignored() {
     let mut request = request();
@@ -59,7 +59,7 @@ fn a_repetition_penalty_above_what_sglang_takes_is_refused_by_name() {
     assert_eq!(error.at().map(|at| at.name()), Some("repetition_penalty"));
 }
 
-/// Only beside a grammar may llama-server end a character behind the limit: elsewhere its tokens are drawn again.
+/// Only with a grammar may llama-server complete a character past the limit: otherwise its tokens are drawn again.
 #[test]
 fn llama_server_generates_no_more_than_it_is_asked_for() {
     let mut request = request();
@@ -68,7 +68,7 @@ fn llama_server_generates_no_more_than_it_is_asked_for() {
     assert_eq!(body(Dialect::LlamaServer, &request)["n_predict"], 13);
 }
 
-/// Servers that know salts are told them; another reuses nothing for a request that has one.
+/// Servers that know salts receive them; another server reuses nothing for a request with a salt.
 #[test]
 fn a_cache_salt_keeps_prompts_apart() {
     let mut request = request();
@@ -83,7 +83,7 @@ fn a_cache_salt_keeps_prompts_apart() {
     }
 }
 
-/// The slot that computed its prompt keeps it.
+/// The slot that computed the prompt keeps it.
 #[test]
 fn nobody_reads_from_llama_servers_slots_once_a_prompt_with_a_salt_is_in_one() {
     let config = LauncherConfig::new(ServerKind::LlamaCpp, "/m", ServerInput::Text);
@@ -125,7 +125,7 @@ fn an_adapter_is_a_model_of_vllms() {
     assert!(*model == "french" && *model != base);
 }
 
-/// TensorRT-LLM's server refuses the field; without reuse of blocks there is nothing to keep apart.
+/// TensorRT-LLM refuses the field; without block reuse there is nothing to isolate.
 #[test]
 fn a_cache_salt_is_refused_where_trtllm_reuses_blocks() {
     let mut request = request();

@@ -1,4 +1,4 @@
-//! What SGLang sends, and when it is told to.
+//! SGLang's events, and when its publisher is enabled.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn a_block_that_sglang_tells_twice_is_there_once() {
     assert_eq!(changes, expected);
 }
 
-/// Recorded from the publisher of SGLang 0.5.23, its format `dynamo`; blocks of 4.
+/// Recorded from the publisher of SGLang 0.5.23, in format `dynamo`, with blocks of 4.
 const SGLANG: [&str; 4] = [
     "93cb41dac0c4792000009187a474797065ab426c6f636b53746f726564ac626c6f636b5f68617368657392d1dc74cf39290a1d3cef53b5b1706172656e74\
      5f626c6f636b5f68617368c0a9746f6b656e5f69647398cd012ccd012dcd012ecd012fcd0136cd0137cd0138cd0139aa626c6f636b5f73697a6504a76c6f\
@@ -79,7 +79,7 @@ fn what_sglang_was_recorded_to_send_is_told_in_our_hashes() {
         KvEventData::Removed {
             blocks: vec![plain[2]],
         },
-        // A block that left the memory of the host only, and one of an adapter, change nothing.
+        // A block that left only host memory, and one of an adapter, change nothing.
         KvEventData::Cleared,
     ];
     assert_eq!(changes, expected);
