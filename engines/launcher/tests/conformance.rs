@@ -1,5 +1,5 @@
-//! Engines on stand-in servers keep the contract: all of the conformance kit, one test a check; of a server of two ranks, what ranks
-//! touch.
+//! Engines on stand-in servers meet the contract: the whole conformance kit, one test per check. For a server with two ranks,
+//! only the checks that ranks affect.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ mod vllm {
     )));
 }
 
-/// What a request asks and what its answer says is translated by the same code as for one rank.
+/// Requests and answers are translated by the same code as for one rank.
 mod vllm_of_two_ranks {
     use genset_conformance::{Level, Options, Scenario, run_conformance_with};
     use genset_engine_launcher::LauncherEngine;

@@ -1,4 +1,4 @@
-//! What operators ask of stand-in servers, which have the routes of the real ones and end where those would.
+//! Operations on stand-in servers, which have the routes of the real servers and crash where those would.
 
 #![allow(
     clippy::unwrap_used,
@@ -49,7 +49,7 @@ async fn answer(engine: &LauncherEngine, tokens: u32) -> Vec<u32> {
     answer.tokens
 }
 
-/// The paths and bodies of what was asked since, the next of them `count`.
+/// The paths and bodies of the next `count` calls.
 async fn asked(reports: &mut Reports, count: usize) -> Vec<(String, serde_json::Value)> {
     let mut asked = Vec::new();
     for _ in 0..count {
@@ -71,7 +71,7 @@ async fn refused(asked: impl Future<Output = Result<(), EngineError>>) -> String
     error.message().to_owned()
 }
 
-/// Requests are sent elsewhere, and so are canaries; nothing reaches the server.
+/// Requests and canaries are refused with an error that lets them migrate; nothing reaches the server.
 async fn is_closed(engine: &LauncherEngine) {
     let refused = ask(engine, 4).await.map(drop).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Overloaded);
@@ -109,7 +109,7 @@ async fn a_vllm_sleeps_at_both_levels_and_answers_as_before() {
 async fn an_sglang_sleeps_and_nobody_has_it_generate_meanwhile() {
     let mut reports = Reports::listen().await;
     let mut config = operated("sglang", &[&reports.flag()]);
-    // Its health is a request, which would end it.
+    // Its health check is a request, which would crash it.
     config.health_interval = Duration::from_millis(5);
     let engine = started(config).await;
     let before = answer(&engine, 6).await;
@@ -243,7 +243,7 @@ async fn the_prefix_cache_is_cleared_beside_requests() {
     assert_eq!(asked(&mut reports, 1).await, bare(&[path]));
     engine.cleanup().await.unwrap();
 
-    // An older vLLM does not say whether anything was cleared.
+    // An older vLLM does not report whether anything was cleared.
     let flags = [flag.as_str(), "--delay=0.02", "--fault", "old"];
     let engine = started(operated("vllm", &flags)).await;
     let mut outputs = ask(&engine, 150).await.unwrap();
@@ -252,7 +252,7 @@ async fn the_prefix_cache_is_cleared_beside_requests() {
     assert_eq!(asked(&mut reports, 2).await, bare(&paths));
     engine.cleanup().await.unwrap();
 
-    // SGLang waits until no request runs, for a while.
+    // SGLang waits some time for running requests to end.
     let engine = started(operated("sglang", &["--delay=0.01"])).await;
     let outputs = ask(&engine, 30).await.unwrap();
     let clear = controls(&engine).clear_prefix_cache();
@@ -345,7 +345,7 @@ async fn requests_under_way_go_on_behind_a_profile_and_new_ones_are_refused_mean
         let controls = controls(&engine);
         controls.start_profile().await.unwrap();
         let outputs = ask(&engine, 20).await.unwrap();
-        // The profile is asked for before anything is awaited.
+        // `stop_profile` makes its call before its first await.
         let (stopped, refused) = tokio::join!(controls.stop_profile(), ask(&engine, 2));
         stopped.unwrap();
         let refused = refused.map(drop).unwrap_err();

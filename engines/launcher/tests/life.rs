@@ -1,4 +1,4 @@
-//! A server's life: its start, its death, and what its requests see of them.
+//! The lifecycle of a server: its start, its death, and the effect on its requests.
 
 #![allow(
     clippy::unwrap_used,
@@ -60,7 +60,7 @@ fn failure(error: &EngineError) -> &ServerFailure {
         .unwrap()
 }
 
-/// Waits until nobody has this process id any more.
+/// Waits until no process has this id.
 async fn is_gone(pid: u64) {
     let gone = async {
         while std::fs::metadata(format!("/proc/{pid}")).is_ok() {
@@ -193,7 +193,7 @@ async fn a_server_that_is_killed_ends_its_requests_at_once_and_is_reported_dead(
 async fn a_server_that_exits_is_told_with_its_last_lines() {
     let (engine, ctx) = started(config("sglang", &["--fault", "exit"])).await;
     let answer = answer(&engine, request(50)).await;
-    // What was still to be read when it ended is lost.
+    // Unread output is lost when the server dies.
     assert!(answer.tokens.len() <= 3, "{answer:?}");
     assert_eq!(failure(answer.error()), &ServerFailure::Exited { code: 7 });
     let reason = timeout(LONG, ctx.health.died()).await.unwrap();
@@ -205,7 +205,7 @@ async fn a_server_that_exits_is_told_with_its_last_lines() {
 async fn a_server_that_says_nothing_of_its_health_is_hung() {
     let mut config = config("trtllm", &["--fault", "hang", "--delay", "1"]);
     config.health_interval = Duration::from_millis(50);
-    // Before its first request it says that it is healthy, which may take a while on a machine that is busy.
+    // It must report that it is healthy before its first request, which may take a while on a busy machine.
     let silent_for = Duration::from_secs(5);
     config.health_timeout = silent_for;
     let (engine, ctx) = started(config).await;
@@ -276,7 +276,7 @@ async fn a_start_that_is_dropped_leaves_no_server() {
     engine.cleanup().await.unwrap();
 }
 
-/// The parent is this test's own binary, run again for the one test below.
+/// The parent is this test binary, run again for the test below.
 #[tokio::test]
 async fn the_server_and_its_files_go_with_a_parent_that_is_killed() {
     // One has a folder for its KV events, the other a file with its key.

@@ -1,4 +1,4 @@
-"""A real llama.cpp behind the real binary: a chat, a stream, a completion, and the end of it all.
+"""A real llama.cpp behind the real binary: a chat, a stream, a completion, and the shutdown.
 
 Run by `cargo xtask llamacpp-check` with an interpreter that has llama_cpp.server: llamacpp_check.py GENSET MODEL.gguf
 """
@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 
-# Loading is quick; a machine under load is not.
+# Loading is fast, but the machine may be busy.
 START_SECONDS = 300
 ANSWER_SECONDS = 300
 
@@ -54,7 +54,7 @@ def wait_until_ready(port, server):
 
 
 def processes_of(text):
-    """Processes whose command line holds the text."""
+    """Processes whose command line contains the text."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -1,4 +1,4 @@
-//! The load of stand-ins that tell it as the real servers do, as the worker publishes it.
+//! The load of stand-ins that report it like the real servers, as the worker publishes it.
 
 #![allow(
     clippy::unwrap_used,
@@ -88,7 +88,7 @@ const SLOW: [&str; 3] = ["--max-num-seqs=1", "--delay=0.02", "--block-size=32"];
 async fn vllm_tells_what_waits_and_its_blocks() {
     let seen = one_runs_and_one_waits(config("vllm", &SLOW)).await;
     assert_eq!(seen.kv_total_blocks, 2048);
-    // Of one request: its prompt, and what it generates.
+    // One request: its prompt and its answer.
     assert!((2..=8).contains(&seen.kv_used_blocks), "{seen:?}");
 }
 
@@ -113,7 +113,7 @@ async fn sglang_tells_what_waits_and_its_tokens() {
 async fn what_waits_for_room_in_llama_server_waits() {
     let (engine, mut load) = started(config("llama", &["--delay=0.02"])).await;
     assert_eq!(load.borrow().kv_total_blocks, 0);
-    // The context is 256 tokens, and the slots have one cache.
+    // The context is 256 tokens, and the slots share one cache.
     let both = [
         stream(&engine, 200, 40).await,
         stream(&engine, 200, 40).await,
@@ -137,7 +137,7 @@ async fn a_server_that_tells_no_blocks_has_its_requests_counted() {
     engine.cleanup().await.unwrap();
 }
 
-/// Metrics that are bad end nothing and hold nothing up; what they said is not known after a while.
+/// Invalid metrics neither end nor delay anything; the last valid ones expire after a while.
 async fn goes_on(api: &str, fault: &str) {
     let (engine, mut load) = started(config(api, &["--fault", fault])).await;
     assert!(load.borrow().kv_total_blocks > 0, "{api} {fault}");

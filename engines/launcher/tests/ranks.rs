@@ -1,5 +1,5 @@
-//! Data-parallel ranks of stand-ins that tell of them as the real servers do: how many there are, which one serves a request,
-//! and what each one's cache holds.
+//! Data-parallel ranks of stand-ins that report them like the real servers: how many there are, which one serves a request, and
+//! what each one's cache contains.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,12 +26,12 @@ use support::{LONG, Reports, config};
 
 const BLOCK_SIZE: NonZeroU32 = NonZeroU32::new(32).unwrap();
 
-/// Of two full blocks and a part of one.
+/// A prompt of two full blocks and a part of one.
 fn prompt() -> Vec<u32> {
     (100..170).collect()
 }
 
-/// Asks a rank; the prompt tokens that it had.
+/// Sends a request to a rank; returns the number of prompt tokens found in its cache.
 async fn ask(engine: &LauncherEngine, rank: Option<u32>) -> Result<Option<u32>, EngineError> {
     let mut request = GenerateRequest::from_tokens("m", prompt());
     request.stop.max_tokens = Some(2);
@@ -57,7 +57,7 @@ fn blocks(cache: &KvEventPublisher) -> Vec<BlockHash> {
     blocks
 }
 
-/// Waits until a cache has these blocks.
+/// Waits until a cache contains these blocks.
 async fn until(cache: &KvEventPublisher, expected: &[BlockHash]) {
     let mut changes = cache.subscribe();
     let reached = async {
@@ -79,7 +79,7 @@ async fn a_rank_that_is_named_serves_and_tells_of_its_cache() {
     let declared = engine.start(ctx).await.unwrap();
     assert_eq!(declared.data_parallel_size, 2);
     assert!(declared.capabilities.kv_events && declared.capabilities.kv_ranks);
-    // vLLM tells those of all ranks.
+    // vLLM reports the blocks of all ranks.
     assert_eq!(declared.kv_total_blocks, Some(4096));
 
     let mut expected = hash_blocks(&Xxh3BlockHasher::new(), None, &prompt(), BLOCK_SIZE);
@@ -101,7 +101,7 @@ async fn a_rank_that_is_named_serves_and_tells_of_its_cache() {
     assert_eq!(blocks(&kv_events), []);
 }
 
-/// Workers serve a model together where what they declare differs in their ranks alone.
+/// Workers can serve a model together if their declarations differ only in the ranks.
 #[tokio::test]
 async fn servers_of_one_and_of_two_ranks_declare_the_same_abilities() {
     let mut declared = Vec::new();

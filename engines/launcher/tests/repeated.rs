@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 
 use support::{LONG, Reports, config};
 
-/// An engine that has answered a prompt of 40 tokens, and the metrics of its worker, which has one of its own.
+/// An engine that has answered a prompt of 40 tokens, and the metrics of its worker, which has a metric of its own.
 async fn asked(config: LauncherConfig) -> (LauncherEngine, MetricsRegistry) {
     let engine = LauncherEngine::new(config);
     let ctx = StartContext::detached(1);
@@ -30,7 +30,7 @@ async fn asked(config: LauncherConfig) -> (LauncherEngine, MetricsRegistry) {
     let own: Gauge = metrics.create("genset_own", "Ours");
     own.set(3);
     engine.start(ctx).await.unwrap();
-    // Colons are in the names of a server's metrics alone.
+    // Only names of the server's metrics contain colons.
     until(&metrics, |text| text.contains(':')).await;
     let mut request = GenerateRequest::from_tokens("m", (100..140).collect());
     request.stop.max_tokens = Some(3);
@@ -44,7 +44,7 @@ async fn asked(config: LauncherConfig) -> (LauncherEngine, MetricsRegistry) {
     panic!("no terminal")
 }
 
-/// What `/metrics` shows once it is so.
+/// Waits until `/metrics` meets the condition, and returns it.
 async fn until(metrics: &MetricsRegistry, is_so: impl Fn(&str) -> bool) -> String {
     let reached = async {
         loop {
@@ -106,7 +106,7 @@ async fn sglang_and_llama_server_are_started_with_metrics() {
     }
 }
 
-/// Of metrics that are bad, what can be read is shown, and of those that do not come what was read before; nobody waits.
+/// If metrics are invalid, what can be parsed is shown; if none arrive, the last ones stay. Nobody waits.
 async fn goes_on(fault: &str) {
     let (engine, metrics) = asked(config("vllm", &["--fault", fault])).await;
     let is_told = fault == "metrics-garbage";

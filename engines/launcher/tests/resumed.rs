@@ -1,4 +1,4 @@
-//! Answers that another instance began, taken on by stand-in servers as longer prompts.
+//! Answers that another instance began, continued by stand-in servers as longer prompts.
 
 #![allow(
     clippy::unwrap_used,
@@ -28,7 +28,7 @@ fn request(prompt: Vec<u32>, max_tokens: u32) -> GenerateRequest {
     request
 }
 
-/// The request that goes on behind the first tokens of an answer.
+/// The request that continues after the first tokens of an answer.
 fn resumed(given: &[u32], max_tokens: u32) -> GenerateRequest {
     let mut request = request([&PROMPT[..], given].concat(), max_tokens);
     request.resumed_tokens = u32::try_from(given.len()).unwrap();
@@ -54,7 +54,7 @@ async fn every_api_goes_on_behind_the_tokens_of_another_instance() {
         let finished = rest.finished();
         assert_eq!(finished.reason, FinishReason::Length, "{api}");
         let usage = &finished.usage;
-        // The router takes the resumed tokens off the one and adds them to the other.
+        // The router subtracts the resumed tokens from one and adds them to the other.
         assert_eq!(
             (usage.prompt_tokens, usage.completion_tokens),
             (6, 4),
@@ -97,7 +97,7 @@ async fn what_counts_on_the_answer_so_far_is_refused_by_name() {
     engine.cleanup().await.unwrap();
 }
 
-/// The server makes their prompt.
+/// The server builds their prompt.
 #[tokio::test]
 async fn servers_of_text_take_nothing_on() {
     let mut of_text = config("llama", &[]);

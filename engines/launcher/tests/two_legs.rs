@@ -1,5 +1,5 @@
-//! Prefill and decode apart on stand-ins of vLLM that answer as the real one was seen to: what each is started with, what it is
-//! asked, and what becomes of blocks that nobody can have.
+//! Disaggregated prefill and decode on stand-ins of vLLM that answer as the real server did: how each is started, which
+//! requests it receives, and what happens to blocks that cannot be fetched.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,7 +26,7 @@ use support::{Answer, LONG, Reports, answer, config};
 
 const PROMPT: [u32; 4] = [5, 6, 7, 8];
 
-/// Workers that reach each other's blocks.
+/// Workers that can reach each other's blocks.
 #[derive(Default)]
 struct Workers {
     carrier: LocalKvCarrier,
@@ -63,7 +63,7 @@ fn with(mut request: GenerateRequest, transfer: TransferParams) -> GenerateReque
     request
 }
 
-/// The first leg: its token, and what it says of its blocks.
+/// Runs the prefill: returns its token and its transfer parameters.
 async fn prefill(engine: &LauncherEngine, request: GenerateRequest) -> (u32, TransferParams) {
     let Answer { tokens, end, .. } = answer(engine, request).await;
     let finished = end.unwrap();
@@ -75,7 +75,7 @@ async fn prefill(engine: &LauncherEngine, request: GenerateRequest) -> (u32, Tra
     (tokens[0], finished.transfer.unwrap())
 }
 
-/// The value of a flag of the server's.
+/// The value of a server flag.
 fn flag<'a>(start: &'a Value, name: &str) -> Option<&'a str> {
     let args = start["args"].as_array().unwrap();
     let place = args.iter().position(|arg| arg == name)?;
@@ -149,7 +149,7 @@ async fn a_rank_that_is_named_computes_the_prompt_and_gives_its_blocks() {
     let mut asked = request(6);
     asked.data_parallel_rank = Some(1);
     let (_, transfer) = prefill(&first, asked.clone()).await;
-    // Each rank listens for connectors at a port of its own.
+    // Each rank has its own port for connectors.
     let port = start["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"].as_str();
     let port: u16 = port.unwrap().parse().unwrap();
     let params = &transfer.data["kv_transfer_params"];
@@ -277,11 +277,11 @@ async fn an_answer_that_says_nothing_of_its_blocks_may_move() {
         .await;
     let Answer { tokens, end, .. } = answer(&engine, request(6)).await;
     let error = end.unwrap_err();
-    // Before any token, so that it can be begun anew.
+    // Before any token, so that the request can start anew.
     assert_eq!(tokens, [0; 0]);
     assert!(error.policy().is_migratable, "{error}");
     assert!(error.message().contains("kv_transfer_params"), "{error}");
-    // What needs no blocks is answered.
+    // A request that needs no blocks is answered.
     answer(&engine, request(1)).await.end.unwrap();
     engine.cleanup().await.unwrap();
 }
@@ -299,7 +299,7 @@ async fn a_decode_that_cannot_fetch_loses_the_blocks_and_not_the_worker() {
     assert_eq!(tokens, [0; 0]);
     assert_eq!(error.kind(), ErrorKind::StreamIncomplete, "{error}");
     assert!(error.message().contains("cannot be fetched"), "{error}");
-    // It computes the prompt where it is told to.
+    // A decode instance computes the prompt itself if told to.
     let whole = answer(&second, with(request(6), TransferParams::none())).await;
     assert_eq!(whole.tokens.len(), 6);
     first.cleanup().await.unwrap();

@@ -1,4 +1,4 @@
-//! llama-server's tokens where characters are several of them, and its text where it counts them.
+//! llama-server's tokens when a character is several of them, and its text when it counts them.
 
 use genset_backend_common::{
     ErrorKind, FinishReason, GenerateRequest, GuidedDecoding, LLMEngine, StartContext,
@@ -46,7 +46,7 @@ async fn characters_of_several_tokens_come_with_all_of_them() {
     engine.cleanup().await.unwrap();
 }
 
-/// The real one names none of them then, and would hold its slot if it were let end the character.
+/// The real server names none of them then, and would keep its slot until the character is complete.
 #[tokio::test]
 async fn a_limit_inside_a_character_is_kept_to_with_the_tokens_so_far() {
     let tokens = [162, 227, 244, 162, 227, 244];
@@ -60,7 +60,7 @@ async fn a_limit_inside_a_character_is_kept_to_with_the_tokens_so_far() {
     engine.cleanup().await.unwrap();
 }
 
-/// The real one ends at its model's end whatever it is told, or bans that end.
+/// The real server always ends at its model's end, or bans that end.
 #[tokio::test]
 async fn llama_server_goes_on_behind_an_end_that_is_none() {
     let engine = saying(&KONNICHIWA[..2]).await;
@@ -76,7 +76,7 @@ async fn llama_server_goes_on_behind_an_end_that_is_none() {
     let early = answer(&engine, early).await;
     assert_eq!(early.tokens, again[..5]);
     assert_eq!(early.finished().stop_token, Some(2));
-    // An end that is the last token of all is one like any other.
+    // If the end is the last token allowed, it is a token like any other.
     let mut last = until_eos(3);
     last.stop.ignore_eos = true;
     let last = answer(&engine, last).await;
@@ -85,7 +85,7 @@ async fn llama_server_goes_on_behind_an_end_that_is_none() {
     engine.cleanup().await.unwrap();
 }
 
-/// Bytes one by one, which its own tokenizer joins; and a character that never ends.
+/// Single bytes that its own tokenizer joins, and a character that never ends.
 #[tokio::test]
 async fn tokens_that_their_text_does_not_tell_are_drawn_again_and_never_silence() {
     for tokens in [&[162, 226, 244][..], &[1085]] {
@@ -98,7 +98,7 @@ async fn tokens_that_their_text_does_not_tell_are_drawn_again_and_never_silence(
         let ignored = answer(&engine, ignoring).await;
         let again = tokens.iter().copied().chain([2]).cycle();
         assert_eq!(ignored.tokens, again.take(11).collect::<Vec<_>>());
-        // A grammar cannot be left and taken up again.
+        // An answer with a grammar cannot be continued by another call.
         let mut guided = until_eos(50);
         guided.guided = Some(GuidedDecoding::Grammar("root ::= [^x]*".into()).into());
         let error = answer(&engine, guided).await;
@@ -109,10 +109,10 @@ async fn tokens_that_their_text_does_not_tell_are_drawn_again_and_never_silence(
 
 #[tokio::test]
 async fn tokens_inside_a_character_are_rated_too() {
-    // The second is in bytes that the text does not tell, so it is drawn again.
+    // The second contains bytes that the text does not determine, so it is drawn again.
     for tokens in [&KONNICHIWA[..], &[162, 226, 244]] {
         let engine = saying(tokens).await;
-        // With one candidate the token is not among those that are shown.
+        // With one candidate, the chosen token is not among those reported.
         for asked in [0, 1, 2] {
             let mut rated = until_eos(50);
             rated.output.logprobs = Some(asked);
@@ -131,7 +131,7 @@ async fn tokens_inside_a_character_are_rated_too() {
     }
 }
 
-/// A grammar cannot be left and taken up again, and need not be: what is rated is rated beside the answer.
+/// An answer with a grammar cannot be continued, and need not be: log probabilities come from separate calls.
 #[tokio::test]
 async fn tokens_inside_a_character_are_rated_beside_a_grammar() {
     let engine = saying(&KONNICHIWA).await;

@@ -274,7 +274,7 @@ async fn what_a_server_tells_about_itself_is_declared() {
         assert_eq!(declared.context_length_tokens, context, "{api}");
         assert_eq!(declared.kv_block_size.map(u32::from), block_size, "{api}");
         assert_eq!(declared.kv_total_blocks, blocks, "{api}");
-        // The longest prompt that fits is one that the server takes.
+        // The server accepts the longest prompt that fits.
         let longest: Vec<u32> = (1..context).collect();
         let answer = answer(&engine, request(&longest, 50)).await;
         assert_eq!(answer.tokens.len(), 1, "{api}: {answer:?}");
@@ -282,7 +282,7 @@ async fn what_a_server_tells_about_itself_is_declared() {
     }
 }
 
-/// llama-server fails every request that runs when all of them have more tokens than its slots share.
+/// llama-server fails every running request when all of them have more tokens than its slots share.
 #[tokio::test]
 async fn requests_wait_until_there_is_room_for_their_tokens() {
     let engine = started("llama", &[]).await;
@@ -291,7 +291,7 @@ async fn requests_wait_until_there_is_room_for_their_tokens() {
     for answer in together {
         assert_eq!(answer.tokens.len(), 50, "{answer:?}");
     }
-    // Answers without a limit may outgrow what they have, and end as at a server that is full.
+    // Answers without a limit may outgrow their room, and then end as at a full server.
     let unlimited = |id| {
         let mut request = request(&[id; 20], 1000);
         request.stop.max_tokens = None;
@@ -363,7 +363,7 @@ async fn a_gguf_file_is_served_as_text_by_either_program() {
     }
 }
 
-/// The list of its tokens is longer than what is read.
+/// The token list of the prompt is longer than we read.
 #[tokio::test]
 async fn a_prompt_of_too_many_tokens_to_count_is_the_servers_to_judge() {
     let mut config = config("llama", &[]);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Reports, answer, config};
 
-/// A GIF of one pixel, and another.
+/// Two GIFs of one pixel.
 const PIXELS: [&str; 2] = [
     "data:image/gif;base64,R0lGODlhAQABAAAAACw=",
     "data:image/gif;base64,R0lGODlhAQABAAAAACw7",
@@ -35,7 +35,7 @@ fn seen_with(url: &str, tools: Vec<Value>) -> GenerateRequest {
     request
 }
 
-/// The server makes the prompt: three words, an image and a sound.
+/// The server builds the prompt: three words, an image and a sound.
 #[tokio::test]
 async fn images_and_audio_reach_the_server_as_they_came() {
     for (api, flag) in [("vllm", "-"), ("sglang", "-"), ("sglang", "--incremental")] {
@@ -74,7 +74,7 @@ async fn images_and_audio_reach_the_server_as_they_came() {
     }
 }
 
-/// Each tool is one more token of the prompt.
+/// Each tool adds one token to the prompt.
 #[tokio::test]
 async fn the_model_sees_the_tools_of_a_chat_with_images() {
     let tool = |name: &str| json!({"type": "function", "function": {"name": name}});

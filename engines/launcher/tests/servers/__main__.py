@@ -1,6 +1,6 @@
 """Runs a real server behind the real binary and writes the table that `cargo xtask servers-test` prints.
 
-servers KIND --genset FILE --model FOLDER --bin FOLDER --out FOLDER; it fails if a row does.
+servers KIND --genset FILE --model FOLDER --bin FOLDER --out FOLDER; it fails if a row fails.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from kinds import KINDS
 from life import TRIALS
 from questions import QUESTIONS, Asking
 
-# The methods of a run that try something.
+# The test methods of a run.
 PARTS = ("questions", "life", "adapters", "media", "operated", "kit")
 
 
@@ -42,7 +42,7 @@ class Run:
         return Genset(self.args.genset, words, {**self.kind.env, **(env or {})}, self.log)
 
     def row(self, name, what):
-        """Tries something and keeps what came of it."""
+        """Runs a trial and records its result."""
         begun = time.monotonic()
         try:
             took = what()
@@ -106,7 +106,7 @@ class Run:
         place = ("--discovery-path", discovery)
         with self.genset("in=dyn://real.backend.generate", *place) as genset:
             genset.until_ready(self.kind.start)
-            # KV events are those of one instance.
+            # KV events belong to one instance.
             instance = re.search(r"instance=(\w+)", genset.said())[1]
             kit = [self.args.genset, "conform", "run", "--endpoint", "dyn://real.backend.generate", *place]
             kit += ["--tokenizer", self.args.model] if self.kind.has_tokens else []

@@ -1,4 +1,4 @@
-"""LoRA adapters of a server behind Genset: what they answer, one by one and in one batch with the model."""
+"""LoRA adapters of a server behind Genset: their answers, alone and in one batch with the model."""
 
 import json
 import os
@@ -8,19 +8,19 @@ import struct
 from genset import Beside, Genset, Refused
 from questions import Asking
 
-# What an adapter adds to, and its rank.
+# The modules that an adapter changes, and its rank.
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 RANK = 8
-# How large a weight may be: the answers change.
+# The largest weight; large enough to change the answers.
 LARGEST = 0.2
-# What two engines may differ by in a log probability: with weights of that size last bits grow. An adapter changes it by 0.2 and more.
+# The tolerance of log probabilities between two engines: weights of this size amplify rounding. An adapter changes them by 0.2 and more.
 NEAR = 0.1
 NAMES = ("loud", "quiet")
 PROMPT = "The capital of France"
 
 
 def write_adapter(folder, model, seed):
-    """A folder as the library `peft` saves it, with random weights."""
+    """Writes an adapter with random weights in the format of the library `peft`."""
     with open(os.path.join(model, "config.json")) as file:
         config = json.load(file)
     heads = config["num_attention_heads"] * config["head_dim"]
@@ -47,7 +47,7 @@ def write_adapter(folder, model, seed):
 
 
 def words(kind):
-    """The words that load both."""
+    """The arguments that load both adapters."""
     said = []
     for seed, name in enumerate(NAMES):
         folder = os.path.join(kind.args.out, f"adapter-{name}")
@@ -73,7 +73,7 @@ def in_one_batch(kind, genset):
     alone = {name: ask(name) for name in (base, *NAMES)}
     assert len(set(alone.values())) == 3, alone
     for name, text in alone.items():
-        # The model itself may have another name at the server.
+        # The server may know the base model by another name.
         theirs = kind.text(on.port, on.key, ids, 16, model=None if name == base else name)
         assert text == theirs, (name, text, theirs)
     together = [(name, Beside(lambda name=name: ask(name))) for name in list(alone) * 4]
@@ -85,7 +85,7 @@ def in_one_batch(kind, genset):
         assert refused.status == 404, refused
     else:
         raise AssertionError("an adapter that is not there answered")
-    # The same folders in the candle engine, which computes adapters by itself.
+    # The same folders in the candle engine, which has its own implementation of adapters.
     own = ["in=http", "out=candle", kind.model, "--dtype", "f32", "--kv-cache-dtype", "f32", *words(kind)]
     with Genset(kind.args.genset, own, {}, os.path.join(kind.args.out, "adapters-candle.log")) as candle:
         candle.until_ready(kind.start)

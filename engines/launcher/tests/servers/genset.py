@@ -1,4 +1,4 @@
-"""A `genset` process, what it is asked over HTTP, and the processes that it started."""
+"""A `genset` process, HTTP requests to it, and the processes that it started."""
 
 import http.client
 import json
@@ -9,14 +9,14 @@ import subprocess
 import threading
 import time
 
-# The longest that one answer may take, on a busy machine.
+# The time limit of one answer, on a busy machine.
 ANSWER_SECONDS = 300
-# The pause between two looks at something that takes time.
+# The pause between two polls.
 LOOK_AGAIN = 0.02
 
 
 class Refused(Exception):
-    """An answer that is no success."""
+    """An answer with an error status."""
 
     def __init__(self, status, body):
         super().__init__(f"status {status}: {body}")
@@ -35,7 +35,7 @@ def free_port():
 
 
 def wait_until(seconds, what, look):
-    """The first answer of `look` that is true; how long it took."""
+    """The first true result of `look`, and how long it took."""
     begun = time.monotonic()
     while time.monotonic() - begun < seconds:
         found = look()
@@ -46,7 +46,7 @@ def wait_until(seconds, what, look):
 
 
 def ask(port, path, body=None, key=None):
-    """The JSON of an answer, or its text where it is none."""
+    """The JSON of an answer, or its text if it is not JSON."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
     headers = {"content-type": "application/json"}
     if key:
@@ -67,7 +67,7 @@ def ask(port, path, body=None, key=None):
 
 
 class Stream:
-    """A streamed answer: its events, one after the other."""
+    """A streamed answer: its events in order."""
 
     def __init__(self, port, path, body):
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_SECONDS)
@@ -100,7 +100,7 @@ def parents():
 
 
 def is_running(pid):
-    """Whether a process is there and not only waits to be reaped."""
+    """Whether a process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -117,7 +117,7 @@ def read_proc(pid, name):
 
 
 class Genset:
-    """A running `genset run`. Leaving the `with` kills it and whatever it started."""
+    """A running `genset run`. Leaving the `with` kills it and its descendants."""
 
     def __init__(self, binary, words, env, log):
         self.port = free_port()
@@ -157,11 +157,11 @@ class Genset:
             return False
 
     def until_ready(self, seconds):
-        """How long it took."""
+        """Waits until it is ready; returns how long that took."""
         return wait_until(seconds, f"a ready genset ({' '.join(self.words)}; log {self.log})", self.is_ready)[1]
 
     def children(self):
-        """The processes that it started, and theirs."""
+        """All descendants of the process."""
         above = parents()
         found = {self.process.pid}
         while more := {pid for pid, parent in above.items() if parent in found} - found:
@@ -187,18 +187,18 @@ class Genset:
         return Stream(self.port, path, body)
 
     def ended(self, seconds):
-        """The exit code, and how long it took."""
+        """Waits for the exit; returns the exit code and how long it took."""
         code, took = wait_until(seconds, "the end of genset", lambda: (self.process.poll() is not None) and [self.process.poll()])
         return code[0], took
 
     def nothing_left(self, seconds):
-        """How long it took until none of its processes was there."""
+        """Waits until all its processes are gone; returns how long that took."""
         gone = lambda: not any(map(is_running, self.seen))
         return wait_until(seconds, "the end of the server's processes", gone)[1]
 
 
 def key_of(words, environment):
-    """The key that the launcher gave a server: in its environment, or in a file that an argument names."""
+    """The key that the launcher passed to a server: in its environment, or in a file named by an argument."""
     for variable in environment:
         name, _, value = variable.partition("=")
         if name in ("VLLM_API_KEY", "LLAMA_API_KEY"):
@@ -210,7 +210,7 @@ def key_of(words, environment):
 
 
 class Beside(threading.Thread):
-    """Runs something beside; `result` is what came of it."""
+    """Runs something in a thread; `result` is its result."""
 
     def __init__(self, what):
         super().__init__(daemon=True)

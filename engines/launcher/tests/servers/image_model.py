@@ -1,4 +1,4 @@
-"""Writes a small Qwen2-VL with random weights, and what `transformers` makes of two images.
+"""Writes a small Qwen2-VL with random weights, and the results of `transformers` for two images.
 
 image_model TINY_CHAT FOLDER; run by the interpreter of a server's environment, which has `torch` and `transformers`.
 """
@@ -21,10 +21,10 @@ from transformers import (
 
 SIDE = 56
 QUESTION = "What is it?"
-# Weights large enough for an image to change what follows it.
+# Weights large enough for an image to change the tokens after it.
 SPREAD = 0.1
 MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-# Of a tool the template shows the name alone: servers add fields to what they are given.
+# The template shows only the name of a tool: servers add fields to what they receive.
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 TEMPLATE = (
     "{% if tools %}{% for tool in tools %}<|im_start|>tool\n{{ tool.function.name }}<|im_end|>\n{% endfor %}{% endif %}"
@@ -37,7 +37,7 @@ TEMPLATE = (
 
 
 def image(red):
-    """A picture that has no two equal rows."""
+    """A picture whose rows all differ."""
     made = Image.new("RGB", (SIDE, SIDE))
     made.putdata([(red, 3 * x, 4 * y) for y in range(SIDE) for x in range(SIDE)])
     return made

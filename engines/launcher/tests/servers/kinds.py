@@ -1,10 +1,10 @@
-"""The servers: how each is started behind Genset, how it is asked directly, and what it cannot do."""
+"""The servers: how each is started behind Genset, how it is called directly, and what it cannot do."""
 
 import os
 
 from genset import ask
 
-# Questions that a server which is driven by text cannot be asked.
+# Questions that do not apply to a server with text input.
 OF_TOKENS = (
     "the server's own answers",
     "completions by token ids, two in one",
@@ -17,34 +17,34 @@ OF_TOKENS = (
 
 
 class Kind:
-    """What all have."""
+    """The properties that all servers have."""
 
-    # Seconds that it may take to start.
+    # The time limit of its start, in seconds.
     start = 900
-    # Seconds that its death may take to be seen, a part's included.
+    # The time limit for noticing its death, or that of its part, in seconds.
     death = 60
-    # What is refused, by name.
+    # The names of the questions that it refuses.
     refused = ()
-    # The path of the file that the word MODEL names, below the model's folder.
+    # The path of the model file within the model's folder.
     file = ""
-    # The name of the process inside the server whose death it survives for a while.
+    # The name of an inner process whose death the server survives for a while.
     part = None
-    # What its extra arguments are.
+    # Its extra arguments.
     extra = None
-    # Its words beside those.
+    # Its other command-line arguments.
     words = ()
-    # Whether token ids are known of it.
+    # Whether its token ids are known.
     has_tokens = True
     # Whether it serves LoRA adapters.
     has_adapters = False
-    # Whether it takes chats with images, and rates their tokens.
+    # Whether it takes chats with images, and returns log probabilities for them.
     has_images = False
     rates_chats = False
-    # Whether operators may ask it for more than answers.
+    # Whether it supports operations.
     is_operated = False
-    # Whether its prefix cache is cleared beside an answer.
+    # Whether its prefix cache can be cleared during an answer.
     clears_beside = False
-    # Whether an answer bound to a JSON schema ends: some servers let white space go on.
+    # Whether an answer with a JSON schema ends: some servers allow endless white space.
     ends_json = True
 
     def __init__(self, args):
@@ -55,7 +55,7 @@ class Kind:
         return {"HF_HUB_OFFLINE": "1", "PATH": f"{self.args.bin}:{os.environ['PATH']}"}
 
     def operated(self, _profiles):
-        """Its further arguments and environment for what operators ask."""
+        """Additional arguments and environment for operations."""
         return {}, {}
 
     @property
@@ -63,7 +63,7 @@ class Kind:
         return os.path.join(self.args.model, self.file) if self.file else self.args.model
 
     def running(self, port, key):
-        """Requests that run at the server."""
+        """The number of requests that run in the server."""
         text = ask(port, "/metrics", key=key)
         values = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith(self.gauge)]
         assert values, f"the server's metrics have no {self.gauge}"
@@ -103,7 +103,7 @@ class Vllm(Kind):
 
 
 class Llama(Kind):
-    """llama-server by token ids."""
+    """llama-server with token ids."""
 
     out = "llamacpp"
     file = "tiny-chat-q8_0.gguf"
@@ -127,7 +127,7 @@ class Llama(Kind):
 
 
 class LlamaText(Llama):
-    """llama-server by text."""
+    """llama-server with text."""
 
     has_tokens = False
     refused = (*OF_TOKENS, "min_tokens")
@@ -140,7 +140,7 @@ class LlamaText(Llama):
 class Sglang(Kind):
     out = "sglang"
     part = "sglang::scheduler"
-    # Blocks of one token, which it has by itself, are not published.
+    # Its default blocks of one token are not published.
     words = ("--kv-cache-block-size", "16")
     gauge = "sglang:num_running_reqs"
     refused = ("seed",)

@@ -1,4 +1,4 @@
-"""How a server lives and dies behind Genset; the name of each trial is a row of the table. Each has a Genset of its own."""
+"""The lifecycle of a server behind Genset; the name of each trial is a row of the table. Each trial starts its own Genset."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ TRIALS = []
 
 
 def trial(name, words=(), needs=None):
-    """`words` is what Genset is started with besides; `needs` is what a kind must have."""
+    """`words` are additional arguments of Genset; `needs` is the property that a kind must have."""
 
     def add(function):
         TRIALS.append((name, words, needs, function))
@@ -29,7 +29,7 @@ def last_of(stream):
 
 
 def begun(asking):
-    """A stream of which something was read."""
+    """A stream whose first events were read."""
     stream = asking.long()
     events = iter(stream)
     next(events)
@@ -60,7 +60,7 @@ def term_busy(kind, genset):
 
 
 def killed(kind, genset, pid):
-    """An answer that loses its server ends with an error that may move, and the worker stops."""
+    """An answer that loses its server ends with a migratable error, and the worker stops."""
     events = begun(Asking(kind, genset))
     begin = time.monotonic()
     os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Chats with images: a small Qwen2-VL behind Genset, against what `transformers` computes of it."""
+"""Chats with images: a small Qwen2-VL behind Genset, compared with the results of `transformers`."""
 
 import json
 import os
@@ -6,11 +6,11 @@ import subprocess
 
 from genset import Beside, Refused
 
-# What two engines may differ by in a log probability.
+# The tolerance of log probabilities between two engines.
 NEAR = 0.01
-# The words of its Genset: who offers tools must say how their calls are read.
+# The arguments of its Genset: with tools, the parser of their calls is required.
 WORDS = ("--tool-parser", "hermes")
-# Questions, in the order in which they are asked.
+# Questions, in order.
 QUESTIONS = []
 
 
@@ -23,7 +23,7 @@ def question(name):
 
 
 def model(kind):
-    """The folder of the model, made by the server's own libraries."""
+    """The folder of the model, created with the server's own libraries."""
     folder = os.path.join(kind.args.out, "images")
     if not os.path.exists(os.path.join(folder, "computed.json")):
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "image_model.py")

@@ -1,7 +1,7 @@
-"""Stands in for `sgl_kernel`, SGLang's kernels for GPUs: whatever is imported from it is there, and fails when it is called.
+"""Replaces `sgl_kernel`, SGLang's GPU kernels: every name can be imported from it, and fails when it is called.
 
-With `torch_native` attention and `pytorch` sampling nothing of it is. So it is with the operators of PyTorch that it would bring, whose
-names some modules look up when they are imported.
+With `torch_native` attention and `pytorch` sampling nothing of it is called. The same holds for the PyTorch operators that it would
+register; some modules look up their names when they are imported.
 """
 
 import importlib.abc
@@ -45,7 +45,7 @@ class Part(types.ModuleType):
 
 
 class Operators(Part):
-    """Those for CPUs; of the others it is asked which are there."""
+    """The kernels for CPUs; of the others, SGLang asks which exist."""
 
     def __getattr__(self, name):
         if not name.endswith("_cpu"):

@@ -1,5 +1,5 @@
-"""What operators ask of a server and what it tells of itself, and an answer that goes on at another worker; the name of each trial is a
-row of the table."""
+"""Operations on a server, its own reports, and an answer that continues at another worker; the name of each trial is a row of the
+table."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def trial(name):
 
 
 class Operated:
-    """A worker, and the frontend through which it is asked."""
+    """A worker, and the frontend for requests to it."""
 
     def __init__(self, run, worker, front, place, profiles):
         self.run, self.kind = run, run.kind
@@ -36,7 +36,7 @@ class Operated:
         return {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True}
 
     def cached(self):
-        """Tokens of a prompt of several blocks that were not computed again."""
+        """The number of cached tokens for a prompt of several blocks."""
         answer = self.front.ask("/v1/chat/completions", self.chat(STORY * 12, 1))
         return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -44,7 +44,7 @@ class Operated:
         return Text(self.front.stream("/v1/chat/completions", self.chat(max_tokens=300)))
 
     def control(self, *words):
-        """The exit code of `genset control`, and what it said."""
+        """The exit code and the output of `genset control`."""
         asked = [self.run.args.genset, "control", ENDPOINT, *self.place, *words]
         ended = subprocess.run(asked, capture_output=True, text=True)
         return ended.returncode, ended.stdout + ended.stderr
@@ -61,7 +61,7 @@ class Text:
         self.events, self.text, self.last = iter(stream), "", None
 
     def read(self, characters=None):
-        """Reads so much of it, or all."""
+        """Reads a part of it, or all."""
         for self.last in self.events:
             if self.last != "[DONE]":
                 assert "error" not in self.last, self.last
@@ -124,7 +124,7 @@ def profile(on):
 
 
 def goes_on(on, workers):
-    """The server that answers is killed; how long it took until the next text came."""
+    """Kills the server that answers; returns how long it took until the next text arrived."""
     alone = on.stream().whole()
     answer = on.stream().read(20)
     servers = [worker.server() for worker in workers]
@@ -140,7 +140,7 @@ def goes_on(on, workers):
 
 
 def tried(run, folder):
-    """Tries all of it."""
+    """Runs all trials."""
     place = ("--discovery-path", os.path.join(folder, "discovery"))
     profiles = os.path.join(folder, "profiles")
     extra, env = run.kind.operated(profiles)

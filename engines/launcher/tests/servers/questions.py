@@ -1,6 +1,6 @@
-"""What a server is asked through Genset; the name of each question is a row of the table.
+"""Questions to a server through Genset; the name of each question is a row of the table.
 
-An answer is compared with what is known of the model, or with what the server says when it is asked directly.
+An answer is compared with known results of the model, or with the server's direct answer.
 """
 
 import json
@@ -10,7 +10,7 @@ from genset import Beside, Refused, ask, wait_until
 
 QUESTIONS = []
 
-# A long answer, for what is cut, cancelled or killed.
+# The length of an answer to cut, cancel or kill.
 LONG = 400
 
 
@@ -56,7 +56,7 @@ class Asking:
         return self.genset.ask("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})["tokens"]
 
     def is_refused(self, status, code, body):
-        """That chat is refused so."""
+        """Asserts that a chat is refused with this error."""
         try:
             self.genset.ask("/v1/chat/completions", self.chat(**body))
         except Refused as refused:
@@ -168,7 +168,7 @@ def json_schema(on):
     if on.kind.ends_json or bound.strip().endswith("}"):
         assert json.loads(bound)["n"] in (1, 2), bound
     else:
-        # White space without end: the server's default.
+        # The server allows endless white space by default.
         assert "".join(bound.split()) in ("{", '{"', '{"n', '{"n"', '{"n":', '{"n":1', '{"n":2'), bound
 
 
@@ -229,7 +229,7 @@ def sampling(on):
         assert "x" not in on.answer(logit_bias={str(wanted): -100})
     options = {"top_p": 0.9, "top_k": 40, "min_p": 0.05, "presence_penalty": 0.5, "frequency_penalty": 0.5}
     assert on.answer(temperature=1, repetition_penalty=1.1, **options)
-    # No client may end a server by a number.
+    # No number in a request may crash a server.
     assert on.answer(top_k=2**32 - 1)
 
 
@@ -271,13 +271,13 @@ def at_once(on):
         return text
 
     texts = [beside.result() for beside in [Beside(one) for _ in range(16)]]
-    # Arithmetic may differ with what else is in a batch.
+    # Results may depend on the rest of the batch.
     assert all(texts) and texts.count(alone) >= 8, (alone, texts)
 
 
 @question("four long answers at once")
 def long_answers(on):
-    # Together they are more than the context of one.
+    # Together they exceed the context of one.
     streams = [on.genset.stream("/v1/chat/completions", on.chat("sea " * 300, ignore_eos=True, max_tokens=300)) for _ in range(4)]
     lasts = [list(stream)[-1] for stream in streams]
     assert lasts == ["[DONE]"] * 4, lasts

@@ -1,4 +1,4 @@
-"""A server that speaks the documented and recorded shape of vLLM, SGLang, TensorRT-LLM or llama.cpp, with a tiny model that samples.
+"""A server with the documented and recorded API of vLLM, SGLang, TensorRT-LLM or llama.cpp, and a tiny model that samples.
 
 For the launcher's tests only: python3 stand_in API [--fault NAME] [--report PORT] [...the launcher's own flags]
 """
@@ -20,16 +20,16 @@ from sglang import Sglang
 
 CONTEXT = 256
 
-# With the fault "poison": whoever asks for as many tokens as this ends the server before it gives any.
+# With the fault "poison", a request for this number of tokens crashes the server before the first token.
 POISON_TOKENS = 13
 
 
-# Where each server reads its key; TensorRT-LLM has none.
+# The variable from which each server reads its key; TensorRT-LLM has none.
 KEY_VARIABLES = {"vllm": "VLLM_API_KEY", "llama": "LLAMA_API_KEY", "llama_cpp.server": "API_KEY"}
 
 
 def api_key(args):
-    """The key that requests must carry. A server without one, or with one that everybody can read, does not start."""
+    """The key that requests must carry. The server does not start without a key, or with a key that everybody can read."""
     if args.api == "trtllm":
         return None
     if args.api == "sglang":
@@ -42,7 +42,7 @@ def api_key(args):
     return key
 
 
-# What vLLM 0.32.0 answers once its EngineCore was killed; it ends by itself seconds later, and until then is not healthy.
+# The answer of vLLM 0.32.0 after its EngineCore was killed. It is unhealthy then, and exits seconds later.
 DEAD_INSIDE = {
     "error": {
         "message": "EngineCore encountered an issue. See stack trace (above) for the root cause.",
@@ -53,7 +53,7 @@ DEAD_INSIDE = {
 }
 
 
-# What may come in place of metrics.
+# Invalid metrics.
 LOAD_FAULTS = {
     "metrics-garbage": 'vllm:num_requests_waiting{ 5\n# TYPE\n}}\x00"\n{"loads": [{]\n# EOF\n# HELP genset_worker_ready a\\nb\n',
     "metrics-huge": 'vllm:many{n="0"} 1.0\n' * 500_000,

@@ -1,4 +1,4 @@
-"""What the APIs of all servers have."""
+"""The parts that the APIs of all servers share."""
 
 from controls import Controls
 from model import Refused
@@ -13,7 +13,7 @@ class Api:
         self.seen = []
 
     def cached(self, prompt):
-        """The tokens of a prompt that are said to be cached: half of one that came before."""
+        """The reported number of cached tokens: half of a prompt that was sent before."""
         is_known = prompt in self.seen
         self.seen.append(prompt)
         return len(prompt) // 2 if is_known else 0

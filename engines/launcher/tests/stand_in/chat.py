@@ -1,4 +1,4 @@
-"""Chats with images and audio, of vLLM and SGLang: what their own processors make of messages, in the place of a template."""
+"""Chats with images and audio, for vLLM and SGLang: replaces their processors and the chat template."""
 
 import base64
 import binascii
@@ -8,7 +8,7 @@ from model import bad_request
 
 PATH = "/v1/chat/completions"
 
-# Tokens of an image and of a sound. Their ids follow from the bytes.
+# The number of tokens of an image and of a sound. Their ids are computed from the bytes.
 TOKENS = {"image": 4, "audio": 2}
 
 
@@ -20,7 +20,7 @@ def decoded(data):
 
 
 def read(messages, tools):
-    """The prompt's tokens, one for each tool among them, and how many of them are of which kind of medium."""
+    """The prompt's tokens, including one per tool, and the number of tokens of each kind of medium."""
     prompt, counts = [1 + len(tool["function"]["name"]) for tool in tools], {}
     for message in messages:
         content = message["content"]
@@ -31,7 +31,7 @@ def read(messages, tools):
                 continue
             if kind == "image":
                 head, data = part["image_url"]["url"].split(",", 1)
-                # The real ones fetch others. They are to get none.
+                # The real servers would fetch other URLs. They must receive none.
                 assert head.startswith("data:image/") and head.endswith(";base64"), head
             else:
                 data = part["input_audio"]["data"]
@@ -52,7 +52,7 @@ def usage_of(prompt, generated, details=None):
 
 
 async def vllm(answer, headers, body, pace, send):
-    """A chat as vLLM 0.32.0 answers it, by its own completion of the prompt. It shows the model the tools, chosen or not."""
+    """Answers a chat like vLLM 0.32.0, by a completion of the prompt. It shows the model the tools for every tool choice."""
     tools = body.get("tools", [])
     if tools and body.get("tool_choice", "auto") == "auto":
         raise bad_request('"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set')
@@ -87,7 +87,7 @@ NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed":
 
 
 async def sglang(answer, is_incremental, headers, body, pace, send):
-    """A chat as SGLang 0.5.23 answers it: its text, and no tokens. Beside the choice "none" the model is shown no tools."""
+    """Answers a chat like SGLang 0.5.23: with text, without tokens. For the choice "none" it hides the tools from the model."""
     if body.get("return_token_ids"):
         raise bad_request("return_token_ids is not supported with streaming on /v1/chat/completions.")
     tools = [] if body.get("tool_choice") == "none" else body.get("tools", [])

@@ -6,7 +6,7 @@ import chat
 from api import Api
 from model import OWN_EOS, Guide, Options, Refused, bad_request, guided_text, sample
 
-# Some metrics of vLLM 0.32.0, each with a series for a rank; `vllm:cache_config_info` is shortened, and has the blocks of all ranks.
+# Some metrics of vLLM 0.32.0, with a series per rank; `vllm:cache_config_info` is shortened, and has the blocks of all ranks.
 VLLM_METRICS = """# HELP python_info Python platform information
 # TYPE python_info gauge
 python_info{implementation="CPython",major="3",minor="11",patchlevel="7",version="3.11.7"} 1.0
@@ -33,8 +33,7 @@ TRTLLM_FIELDS = set(
 )
 
 
-# What vLLM 0.32.0 streams in place of an answer that it gave up: whose KV blocks it could not fetch, or of which a stop token came
-# inside a grammar.
+# What vLLM 0.32.0 streams for an answer that it aborts: it could not fetch the KV blocks, or a stop token came inside the grammar.
 GIVEN_UP = {
     "error": {"message": "Internal server error", "type": "InternalServerError", "param": None, "code": 500}
 }
@@ -52,7 +51,7 @@ class Completions(Api):
             self.path = (self.path, chat.PATH)
 
     def rank_of(self, headers):
-        """The rank that the request names, else the next one."""
+        """The rank that the request selects, else the next one."""
         named = headers.get("x-data-parallel-rank", "")
         if not re.fullmatch(r"-?\d+", named):
             self.turn += 1
@@ -78,7 +77,7 @@ class Completions(Api):
             text += f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
             for number, rank in enumerate(self.ranks):
                 labels, scheduled = f'engine="{number}",model_name="m"', rank.scheduled
-                # A block of each rank is never given out.
+                # One block of each rank is never used.
                 usage = scheduled.blocks(rank.blocks.size) / (VLLM_BLOCKS - 1)
                 cache = f'block_size="{rank.blocks.size}",cache_dtype="auto",enable_prefix_caching="True",engine="{number}"'
                 buckets = [f'{name}_bucket{{engine="{number}",le="{le}",model_name="m"}} 1.0\n' for le in ("1.0", "8.0", "+Inf")]
@@ -158,11 +157,11 @@ class Completions(Api):
             raise Refused(200, {**whole, "kv_transfer_params": rank.connector.keep(prompt) if keeps else None})
 
     def kept_away(self, body):
-        """What does not come before `min_tokens`: to vLLM the model's own end as well, ignored or not."""
+        """The tokens banned until `min_tokens`: for vLLM including the model's own end, ignored or not."""
         return {*body.get("stop_token_ids", []), *([OWN_EOS] if self.is_vllm else [])}
 
     def gather(self, whole):
-        """Puts what would be streamed into one answer."""
+        """Combines the streamed events into one answer."""
 
         async def send(event):
             if event == "[DONE]":

@@ -1,5 +1,5 @@
-"""What operators ask of a server: the routes of vLLM 0.32.0 and SGLang 0.5.23, which are there with what they need. The fault "old" is
-a vLLM of before level 0 of sleep was a pause, which does not say whether it cleared its prefix cache."""
+"""Operations: the routes of vLLM 0.32.0 and SGLang 0.5.23, available under the same conditions. The fault "old" is a vLLM from before
+level 0 of sleep became a pause; it does not report whether it cleared its prefix cache."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from model import Refused
 
 
 class Controls:
-    """Of a server that has none."""
+    """For a server without operations."""
 
     async def health(self):
         pass
@@ -23,11 +23,11 @@ class Controls:
         return None
 
     async def awake(self):
-        """Waits until requests are computed."""
+        """Waits until the server is awake."""
 
 
 def die(why):
-    """What an assertion in the scheduler does."""
+    """Fails like an assertion in the scheduler."""
     print(f"AssertionError: {why}", file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -64,7 +64,7 @@ class VllmControls(Controls):
 
     def dev(self, path, query):
         if path == "/sleep":
-            # Its engine tells nobody whose memory it could free.
+            # Its engine drops requests without an answer.
             self.runs.clear()
             if query != "level=0":
                 if self.fault == "sleep-fails":
@@ -99,7 +99,7 @@ class VllmControls(Controls):
         return None
 
     def reset(self):
-        """Its event comes with the next request's."""
+        """Its event is sent with the next request's."""
         for rank in self.api.ranks:
             rank.blocks.clear()
 

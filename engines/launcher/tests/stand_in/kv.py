@@ -1,4 +1,4 @@
-"""KV blocks of vLLM: a prefix cache with its events, and the connector that gives blocks to other servers."""
+"""KV blocks of vLLM: a prefix cache with its events, and the connector that sends blocks to other servers."""
 
 import asyncio
 import hashlib
@@ -10,11 +10,11 @@ import time
 from zeromq import Socket, pack
 
 class Blocks:
-    """The prefix cache of a rank of vLLM 0.32.0, which is never full here, and its KV events as they were seen."""
+    """The prefix cache of a rank of vLLM 0.32.0, which is never full here, and its KV events as recorded."""
 
     def __init__(self, rank, size, config):
         self.rank, self.size, self.known, self.sent = rank, size, set(), []
-        # Told with the next event.
+        # Sent with the next event.
         self.is_cleared = False
         self.sockets = []
         if self.is_on(config):
@@ -25,7 +25,7 @@ class Blocks:
         return config.get("enable_kv_cache_events") and config["publisher"] == "zmq"
 
     def path(self, endpoint):
-        """Ranks have sockets of their own."""
+        """Each rank has its own sockets."""
         assert endpoint.startswith("ipc://")
         if self.rank == 0:
             return endpoint[6:]
@@ -61,7 +61,7 @@ class Blocks:
         return hashes
 
     def cached(self, tokens, salt):
-        """How many tokens are there. One is always computed."""
+        """The number of cached tokens. The last token is always computed."""
         chain = self.chain(tokens[:-1], salt)
         return self.size * next((place for place, block in enumerate(chain) if block not in self.known), len(chain))
 
@@ -92,7 +92,7 @@ class Blocks:
 
 
 class Connector:
-    """What NixlConnector says, seen at vLLM 0.32.0; its blocks are a name, which is fetched once over a side channel."""
+    """NixlConnector's parameters, as recorded from vLLM 0.32.0. Its blocks are a name here, fetched once over a side channel."""
 
     def __init__(self, config, fault, rank):
         self.role, self.fault = json.loads(config)["kv_role"], fault
@@ -111,7 +111,7 @@ class Connector:
         writer.close()
 
     def keep(self, prompt):
-        """What the answer to a prefill says of its blocks."""
+        """The transfer parameters in the answer to a prefill."""
         if self.role == "kv_consumer" or self.fault == "no-params":
             return None
         name = f"cmpl-{random.getrandbits(64):016x}-0-{random.getrandbits(32):08x}"
@@ -134,7 +134,7 @@ class Connector:
         }
 
     async def fetch(self, params):
-        """Whether the blocks came."""
+        """Fetches the blocks; returns whether that succeeded."""
         if self.fault == "fetch-fails":
             return False
         try:
@@ -148,7 +148,7 @@ class Connector:
 
 
 class Scheduled:
-    """The requests that are computed, each with its tokens, and those that wait. Each is a task, and is gone when that is done."""
+    """The running requests with their token counts, and the waiting ones. Each is a task, and is removed when that is done."""
 
     def __init__(self, most):
         self.most, self.running, self.waiting, self.prompt_tokens = most, {}, [], 0
@@ -173,7 +173,7 @@ class Scheduled:
             self.waiting.remove(task)
 
     def blocks(self, size):
-        """Those that hold what is computed now. What is cached beside it is free."""
+        """The number of blocks of running requests. Blocks that are only cached count as free."""
         return sum(-(-tokens // size) for tokens in self.running.values())
 
 

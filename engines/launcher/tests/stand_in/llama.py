@@ -10,11 +10,11 @@ PIECES = {
 }  # fmt: skip
 
 
-# What every request that runs gets once all of them have more tokens than the cache that they share (b11434).
+# The error of every running request once all of them have more tokens than their shared cache (b11434).
 IS_FULL = {"error": {"code": 500, "message": "Context size has been exceeded.", "type": "server_error"}}
 
 
-# Some metrics of llama-server, which are there with `--metrics`.
+# Some metrics of llama-server, available with `--metrics`.
 METRICS = """# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed.
 # TYPE llamacpp:prompt_tokens_total counter
 llamacpp:prompt_tokens_total {prompt_tokens}
@@ -32,7 +32,7 @@ class IsFull(Exception):
 
 
 class SharedCache:
-    """The tokens of the requests that run. When they are too many, all of these requests fail."""
+    """The tokens of the running requests. If they exceed the cache, all running requests fail."""
 
     def __init__(self, size):
         self.size, self.held, self.failed = size, {}, set()
@@ -60,14 +60,14 @@ def is_incomplete(text):
 
 
 def rating(token, ranked, count):
-    """The probabilities at a place, as the model has them."""
+    """The model's own probabilities at a position."""
     top = [{"id": other, "token": "", "bytes": [], "logprob": at} for at, other in ranked[:count]]
     chosen = next((logprob for logprob, other in ranked if other == token), -20.0)
     return {"id": token, "token": "", "bytes": [], "logprob": chosen, "top_logprobs": top}
 
 
 class Llama(Api):
-    """llama-server: its own API and OpenAI's with text. With --say its answers are these tokens."""
+    """llama-server: its own API, and OpenAI's with text. With --say its answers consist of the given tokens."""
 
     path = ("/completion", "/tokenize", "/apply-template", "/v1/completions", "/v1/chat/completions")
 
@@ -107,7 +107,7 @@ class Llama(Api):
         return await text_answer(path, body, pace, send, has_usage=True)
 
     def tokenize(self, body):
-        """The longest pieces first; what is no text by itself is given as bytes."""
+        """Tokenizes by the longest pieces first. Pieces that are not text by themselves are bytes."""
         rest, tokens = body["content"].encode(), []
         while rest:
             token, piece = max(PIECES.items(), key=lambda item: len(item[1]) * rest.startswith(item[1]))
@@ -116,7 +116,7 @@ class Llama(Api):
         return tokens
 
     def place(self, prompt):
-        """How much of what it says is in the prompt: it says it over and over."""
+        """How much of the repeated --say tokens the prompt ends with."""
         said = self.words * (len(prompt) // len(self.words) + 1)
         return next((size for size in range(len(prompt), 0, -1) if prompt[-size:] == said[:size]), 0)
 
@@ -130,7 +130,7 @@ class Llama(Api):
         return token, PIECES.get(token, b""), [(-0.5, 900), (-1 - place / 16, token)]
 
     def whole(self, body):
-        """An answer that is not streamed names every token, and rates those behind which the text ends with a character."""
+        """An unstreamed answer names every token. It rates those after which the text ends with a whole character."""
         generated, text, rated, options = [], b"", [], Options(body)
         while len(generated) < body["n_predict"] and OWN_EOS not in generated:
             token, piece, ranked = self.step(body["prompt"], generated, options)
@@ -160,7 +160,7 @@ class Llama(Api):
             generated.append(token)
             text += piece
             if is_incomplete(text):
-                # Nothing is sent, and then the whole character with its last token alone.
+                # Sends nothing until the character is complete, then all of it with only its last token.
                 if token == OWN_EOS:
                     reason = "eos"
                     break
@@ -182,7 +182,7 @@ class Llama(Api):
         await send({**end, **counts})
 
     async def said(self, path, body, pace, send):
-        """A character a piece, of several tokens; the end of the sequence is counted too."""
+        """Sends one character per piece, of several tokens. The count includes the end of the sequence."""
         is_chat, text, generated, timings = path == "/v1/chat/completions", b"", 0, {"prompt_n": 3, "cache_n": 2}
         for token in self.say:
             await pace()
@@ -219,7 +219,7 @@ class LlamaCppPython(Api):
 
 
 async def text_answer(path, body, pace, send, has_usage):
-    """Gives the words back."""
+    """Echoes the words of the prompt."""
     is_chat = path == "/v1/chat/completions"
     text = body["messages"][-1]["content"] if is_chat else body["prompt"]
     words, limit = text.split(" "), body.get("max_tokens")

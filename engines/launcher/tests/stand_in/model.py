@@ -17,7 +17,7 @@ class Refused(Exception):
 
 
 class Options:
-    """What the APIs spell in their own ways."""
+    """The options that the APIs spell differently."""
 
     def __init__(self, body):
         self.temperature = body.get("temperature", 1.0)
@@ -38,7 +38,7 @@ def likeliest(previous):
 
 
 def end_of(prompt):
-    """What the first token follows: the sum of the prompt, or the last token of a greedy answer that it ends with."""
+    """What the first token depends on: the sum of the prompt, or the last token of a greedy answer at its end."""
     previous = 0
     for token in prompt:
         previous = token if token == likeliest(previous) else (previous + token) % VOCABULARY
@@ -46,7 +46,7 @@ def end_of(prompt):
 
 
 def raw_logits(prompt, generated, others):
-    """The candidates after the last token, each with the model's own logit; others have hardly any chance."""
+    """The candidates after the last token, with the model's own logits; other tokens have almost no probability."""
     first = likeliest(generated[-1] if generated else end_of(prompt))
     scores = {(first + place * 29) % VOCABULARY: 5 - 0.4 * place for place in range(CANDIDATES)}
     for token in others:
@@ -55,7 +55,7 @@ def raw_logits(prompt, generated, others):
 
 
 def logits(prompt, generated, options):
-    """As the options of the request make them."""
+    """The logits after the request's options are applied."""
     scores = raw_logits(prompt, generated, options.bias)
     for token in list(scores):
         score = scores[token]
@@ -75,7 +75,7 @@ def ranking(scores):
 
 
 def sample(prompt, generated, options, guide=None):
-    """The next token, and the log probabilities of all candidates, best first: the model's own, as vLLM tells them."""
+    """The next token, and the model's own log probabilities of all candidates, best first, as vLLM reports them."""
     scores = logits(prompt, generated, options)
     if guide and guide.next(generated) is not None:
         scores = {guide.next(generated): 0.0}
@@ -97,7 +97,7 @@ def sample(prompt, generated, options, guide=None):
 
 
 def guided_text(regex=None, schema=None, choice=None):
-    """A text of the language, for the few that the conformance kit asks for; None where there is none to follow."""
+    """A text that the grammar allows, for the few grammars of the conformance kit; None without a grammar."""
     if choice is not None:
         return choice[0]
     if schema is not None:
@@ -122,7 +122,7 @@ def bad_request(message):
 
 
 class Guide:
-    """Says the next token of a text, a byte each, and its end; after that it masks nothing, as the real ones do."""
+    """Allows only the next token of a text, one per byte, and then its end. After that it masks nothing, as the real ones."""
 
     def __init__(self, text):
         self.text = text.encode() if text is not None else None
@@ -133,7 +133,7 @@ class Guide:
         return 100 + self.text[len(generated)] if len(generated) < len(self.text) else OWN_EOS
 
     def is_inside(self, generated, token):
-        """Whether the token is one of the text."""
+        """Whether the token belongs to the text."""
         return token != OWN_EOS and self.next(generated) == token
 
     def is_over(self, generated):

@@ -9,7 +9,7 @@ from api import Api
 from kv import Blocks, Scheduled
 from model import OWN_EOS, Guide, Options, Refused, bad_request, guided_text, logits, ranking, sample
 
-# Some metrics of SGLang, which are there with `--enable-metrics`.
+# Some metrics of SGLang, available with `--enable-metrics`.
 METRICS = """# HELP sglang:prompt_tokens_total Number of prefill tokens processed.
 # TYPE sglang:prompt_tokens_total counter
 sglang:prompt_tokens_total{{model_name="m"}} {prompt_tokens:.1f}
@@ -17,12 +17,12 @@ sglang:prompt_tokens_total{{model_name="m"}} {prompt_tokens:.1f}
 # TYPE sglang:token_usage gauge
 sglang:token_usage{{model_name="m"}} 0.28
 """
-# What the KV cache of a rank holds.
+# The capacity of a rank's KV cache, in tokens.
 TOKENS = 131072
 
 
 def told(ranked, prompt, generated, options):
-    """The log probabilities that it tells: behind biases and penalties, and behind the temperature unless it is told to leave that out."""
+    """The log probabilities that it reports: after biases and penalties, and after the temperature unless configured otherwise."""
     scores = {token: logprob for logprob, token in ranked} | logits(prompt, generated, options)
     if not os.environ.get("SGLANG_RETURN_ORIGINAL_LOGPROB") and options.temperature > 0:
         scores = {token: score / options.temperature for token, score in scores.items()}
@@ -30,7 +30,7 @@ def told(ranked, prompt, generated, options):
 
 
 class RadixBlocks(Blocks):
-    """The prefix cache of a rank, and its events as the publisher of 0.5.23 encodes them in the format `dynamo`."""
+    """The prefix cache of a rank, and its events in the encoding of 0.5.23's publisher, format `dynamo`."""
 
     def is_on(self, config):
         return config.get("publisher") == "zmq" and config["format"] == "dynamo"
@@ -40,7 +40,7 @@ class RadixBlocks(Blocks):
             await socket.listen()
 
     def chain(self, tokens, salt):
-        """Hashes have a sign here."""
+        """Hashes are signed."""
         return [block - (1 << 64 if block >> 63 else 0) for block in super().chain(tokens, salt)]
 
     def stored(self, hashes, parent, tokens, salt):
@@ -111,7 +111,7 @@ class Sglang(Api):
         if not 0 <= rank < self.rank_count:
             raise bad_request(f"routed_dp_rank={rank} out of range [0, {self.rank_count})")
         options, generated, chosen, tops, reason = Options(params), [], [], [], None
-        # Of one that names only the other, the events would not tell the salt.
+        # If a request had only the other field, the events would not include the salt.
         salt = body.get("cache_salt")
         assert salt == body.get("extra_key")
         blocks = self.ranks[rank]
@@ -126,7 +126,7 @@ class Sglang(Api):
             self.scheduled[rank].hold(len(prompt) + len(generated))
             token, ranked = sample(prompt, generated, options, guide)
             ranked = told(ranked, prompt, generated, options)
-            # The model's own end too, ignored or not.
+            # Bans the model's own end too, ignored or not.
             kept_away = {*params.get("stop_token_ids", []), OWN_EOS}
             if token in kept_away and len(generated) < params.get("min_new_tokens", 0):
                 token = next(other for _, other in ranked if other not in kept_away)
@@ -138,7 +138,7 @@ class Sglang(Api):
             elif len(generated) >= max_tokens:
                 reason = {"type": "length", "length": len(generated)}
             elif guide.is_over(generated[:-1]):
-                # It looks a token later than it should, at a token that is no end.
+                # It checks one token too late, at a token that is not an end.
                 reason = {"type": "stop", "matched": token}
             new = slice(-1 if self.is_incremental else 0, None)
             meta = {

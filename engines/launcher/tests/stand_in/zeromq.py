@@ -1,10 +1,10 @@
-"""Sockets of ZeroMQ and values as MessagePack, as far as publishers of KV events need them."""
+"""The parts of ZeroMQ and MessagePack that publishers of KV events need."""
 
 import asyncio
 import struct
 
 def pack(value):
-    """A value as MessagePack."""
+    """Encodes a value as MessagePack."""
     if value is None:
         return b"\xc0"
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-//! Engines on stand-in servers, what they answer, and what those report.
+//! Engines on stand-in servers, their answers, and the stand-ins' reports.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-/// Catches a hang; nothing is measured by it.
+/// Only to fail instead of hanging.
 pub const LONG: Duration = Duration::from_secs(120);
 
-/// For `-X`: where Python keeps what it compiled, which is not beside its sources.
+/// A value for `-X`: keeps Python's compiled files away from its sources.
 const PYTHON_CACHE: &str = concat!("pycache_prefix=", env!("CARGO_TARGET_TMPDIR"), "/pycache");
 
-/// An engine's config on the stand-in for `api`, with flags of the stand-in's own.
+/// The config of an engine on the stand-in for `api`, with flags for the stand-in.
 pub fn config(api: &str, flags: &[&str]) -> LauncherConfig {
     let kind = match api {
         "vllm" => ServerKind::Vllm,
@@ -41,7 +41,7 @@ pub fn config(api: &str, flags: &[&str]) -> LauncherConfig {
         .chain(flags.iter().copied());
     let mut config = LauncherConfig::new(kind, "/models/stand-in", input);
     config.command = Some(command.map(str::to_owned).collect());
-    // One that keeps nothing would compile even the standard library at every start.
+    // Otherwise Python would compile even the standard library at every start.
     let keeps_nothing = "PYTHONDONTWRITEBYTECODE".to_owned();
     config.env.insert(keeps_nothing, String::new());
     config.model_context_length_tokens = Some(256);
@@ -49,7 +49,7 @@ pub fn config(api: &str, flags: &[&str]) -> LauncherConfig {
     config
 }
 
-/// The config of a vLLM or an SGLang that is started with all that operators' requests need.
+/// The config of a vLLM or an SGLang that is started with everything that operations need.
 pub fn operated(api: &str, flags: &[&str]) -> LauncherConfig {
     const VLLM: [&str; 3] = [
         "--enable-sleep-mode",
@@ -68,7 +68,7 @@ pub fn operated(api: &str, flags: &[&str]) -> LauncherConfig {
     config
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug)]
 pub struct Answer {
     pub tokens: Vec<u32>,
@@ -138,7 +138,7 @@ impl Reports {
         format!("--report={}", self.listener.local_addr().unwrap().port())
     }
 
-    /// The next report of this name; others are passed over.
+    /// The next report with this name; skips others.
     pub async fn next(&mut self, name: &str) -> Value {
         let wanted = async {
             loop {
