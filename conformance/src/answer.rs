@@ -1,23 +1,23 @@
-//! [`Answer`]: what a stream gave, to its end. [`Generated`]: what was generated, whether it came as tokens or as text.
+//! [`Answer`]: the items of a stream up to its end. [`Generated`]: the generated tokens or text.
 
 use std::fmt;
 
 use genset_backend_common::output::{Finished, TokenChunk, TokenLogprob, Usage, Violation};
 use genset_backend_common::{EngineError, FinishReason, Output, TokenId};
 
-/// What a stream gave, to its end.
+/// The items of a stream up to its end.
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// Every item, in order; the last is the terminal.
     pub items: Vec<Result<Output, EngineError>>,
-    /// The rule that the raw stream was seen to break.
+    /// The rule that the raw stream broke, if any.
     pub violation: Option<Violation>,
-    /// Whether the stream stayed ended.
+    /// Whether the stream returned `None` again after its end.
     pub is_fused: bool,
 }
 
 impl Answer {
-    /// What was generated, that in the terminal included.
+    /// Everything generated, including the terminal's part.
     #[must_use]
     pub fn generated(&self) -> Generated {
         let mut generated = Generated::default();
@@ -27,7 +27,7 @@ impl Answer {
         generated
     }
 
-    /// Every token, those of the terminal included; none of an answer in text.
+    /// All tokens, including those of the terminal; empty for an answer in text.
     #[must_use]
     pub fn tokens(&self) -> Vec<TokenId> {
         let mut tokens = Vec::new();
@@ -53,7 +53,7 @@ impl Answer {
         self.items.iter().flatten().filter_map(text_of).collect()
     }
 
-    /// The log probabilities of every token, those of the terminal included.
+    /// The log probabilities of all tokens, including those of the terminal.
     #[must_use]
     pub fn logprobs(&self) -> Vec<TokenLogprob> {
         let mut logprobs = Vec::new();
@@ -67,7 +67,7 @@ impl Answer {
         logprobs
     }
 
-    /// Its tokens from the `first`th on, with their log probabilities, without an end.
+    /// Its tokens from index `first` on, with their log probabilities, without the end.
     #[must_use]
     pub(crate) fn after(&self, first: usize) -> Self {
         let mut chunk: TokenChunk = self.tokens().into_iter().skip(first).collect();
@@ -81,19 +81,19 @@ impl Answer {
         }
     }
 
-    /// Why it finished; `None` when it ended with an error.
+    /// The finish reason; `None` if it ended with an error.
     #[must_use]
     pub fn reason(&self) -> Option<FinishReason> {
         self.finished().map(|finished| finished.reason)
     }
 
-    /// What it cost; `None` when it ended with an error.
+    /// The usage; `None` if it ended with an error.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
         self.finished().map(|finished| finished.usage)
     }
 
-    /// The terminal item; `None` when it ended with an error.
+    /// The terminal item; `None` if it ended with an error.
     #[must_use]
     pub fn finished(&self) -> Option<&Finished> {
         match self.items.last() {
@@ -102,15 +102,15 @@ impl Answer {
         }
     }
 
-    /// The error it ended with.
+    /// The error that it ended with.
     #[must_use]
     pub fn error(&self) -> Option<&EngineError> {
         self.items.last().and_then(|item| item.as_ref().err())
     }
 }
 
-/// What was generated. Two are equal when their tokens are, or their texts: how an answer is cut into items is the engine's
-/// choice.
+/// Generated tokens or text. Two values are equal if their tokens or texts are equal: how an answer is split into items is the
+/// engine's choice.
 #[derive(Clone, Default)]
 pub struct Generated {
     tokens: usize,
@@ -120,7 +120,7 @@ pub struct Generated {
 }
 
 impl Generated {
-    /// How many tokens it is; of text, as the engine counts them.
+    /// The number of tokens; for text, as counted by the engine.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tokens
@@ -132,13 +132,13 @@ impl Generated {
         self.tokens == 0 && self.units.is_empty()
     }
 
-    /// What it consists of: token ids, or the text's characters.
+    /// Its units: token ids, or the characters of a text.
     #[must_use]
     pub fn units(&self) -> &[u32] {
         &self.units
     }
 
-    /// Adds what an item brings.
+    /// Adds the content of an item.
     pub fn push(&mut self, output: &Output) {
         let tokens = usize::try_from(output.token_count()).unwrap_or(usize::MAX);
         self.tokens = self.tokens.saturating_add(tokens);
@@ -153,7 +153,7 @@ impl Generated {
         }
     }
 
-    /// Adds what came after it.
+    /// Appends the rest.
     pub fn extend(&mut self, rest: &Self) {
         self.tokens = self.tokens.saturating_add(rest.tokens);
         self.units.extend_from_slice(&rest.units);

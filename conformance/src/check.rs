@@ -1,17 +1,17 @@
-//! [`Check`]: one promise of the contract, and how it is tried.
+//! [`Check`]: one promise of the contract, and the test for it.
 
 use std::fmt;
 use std::pin::Pin;
 
 use crate::trial::Trial;
 
-/// How much a check counts.
+/// The importance of a check.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// A measurement: recorded, never judged.
+    /// A measurement: reported, never judged.
     Info,
     /// MUST: required for the word "conformant".
     Core,
@@ -33,7 +33,7 @@ impl Level {
         }
     }
 
-    /// The number in the catalogue; 0 for what has no verdict.
+    /// The number in the catalogue; 0 for measurements.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
@@ -45,7 +45,7 @@ impl Level {
     }
 }
 
-/// What an engine must declare for a check to apply to it.
+/// What an engine must declare for a check to apply.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
 )]
@@ -63,9 +63,9 @@ pub enum Profile {
     KvEvents,
     /// Engines built for prefill and decode roles.
     Disaggregated,
-    /// Engines that declare that they resume, exactly or as from a longer prompt.
+    /// Engines that declare resumption, exact or as a longer prompt.
     Resume,
-    /// Engines in a process of their own.
+    /// Engines in a separate process.
     Subprocess,
     /// Engines that declare token sequences to embed among their inputs.
     Embeddings,
@@ -121,7 +121,7 @@ impl Profile {
         }
     }
 
-    /// Whether only an engine that takes tokens can show it.
+    /// Whether it applies only to engines that take tokens.
     #[must_use]
     pub const fn needs_tokens(self) -> bool {
         match self {
@@ -143,21 +143,21 @@ impl Profile {
     }
 }
 
-/// Why a check does not apply, as a code that programs read.
+/// Why a check does not apply, as a machine-readable code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SkipReason {
     /// The engine does not declare the ability.
     NotDeclared,
-    /// The check needs a probe's counters and there is no black-box way.
+    /// The check needs a probe's counters; it cannot be tested from outside.
     NoProbe,
-    /// The check belongs to a higher level than was asked for.
+    /// The check is above the requested level.
     Level,
-    /// The check was left out by name.
+    /// The check was excluded by name.
     Filtered,
-    /// A measurement that was not asked for, or that the engine did not answer as it needs.
+    /// A measurement that was not requested, or for which the engine's answers were unsuitable.
     NotMeasured,
-    /// The check speaks in token ids, and the engine takes only text; or in any prompt, and the engine takes only whole bodies.
+    /// The check needs token ids, but the engine takes only text; or it needs prompts, but the engine takes only whole bodies.
     NeedsTokens,
     /// The engine's authors waived it.
     Waived,
@@ -165,13 +165,13 @@ pub enum SkipReason {
     Gone,
 }
 
-/// How a check ends early.
+/// Why a check ends early.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Stop {
-    /// The engine breaks the promise; the text says what was seen.
+    /// The engine broke the promise; the text says how.
     Fail(String),
-    /// What the check builds on failed before it could look: a first start, or a first plain request. The engine fails, and
-    /// nothing is known of the promise; the text says what was seen.
+    /// A precondition of the check failed: a first start, or a first plain request. The engine fails, but the promise was not
+    /// tested. The text says what was seen.
     Precondition(String),
     /// The check does not apply; the text says why.
     Skip(SkipReason, String),
@@ -185,34 +185,34 @@ impl fmt::Display for Stop {
     }
 }
 
-/// What a check returns: `Ok` is a pass.
+/// The result of a check; `Ok` is a pass.
 pub type CheckResult = Result<(), Stop>;
 
 /// The future of a running check.
 pub type CheckFuture = Pin<Box<dyn Future<Output = CheckResult> + Send>>;
 
-/// One promise of the contract, and how it is tried.
+/// One promise of the contract, and the test for it.
 #[derive(Clone, Copy)]
 pub struct Check {
-    /// Stable: two letters of the group, two digits.
+    /// Stable: two letters for the group, two digits.
     pub id: &'static str,
-    /// How much it counts.
+    /// Its importance.
     pub level: Level,
     /// What an engine must declare for it to apply.
     pub profile: Profile,
-    /// The promise, as a sentence about the engine without its full stop.
+    /// The promise, as a sentence about the engine, without a final period.
     pub title: &'static str,
-    /// Where the contract says so, as a path into the documentation of `genset-backend-common`.
+    /// The place in the contract, as a path into the documentation of `genset-backend-common`.
     pub clause: &'static str,
     /// What breaks in production for an engine that fails it.
     pub breaks: &'static str,
-    /// Whether it needs a runtime with several threads, and so real time.
+    /// Whether it needs a multi-threaded runtime, and therefore real time.
     pub is_multi_thread: bool,
-    /// Whether it counts what belongs to the whole process, so that no other check may run beside it.
+    /// Whether it counts resources of the whole process, so that no other check may run at the same time.
     pub is_alone: bool,
-    /// Whether it speaks in token ids, which an engine that takes only text does not understand.
+    /// Whether it uses token ids, which an engine that takes only text does not understand.
     pub needs_tokens: bool,
-    /// Tries it.
+    /// Runs it.
     pub run: fn(Trial) -> CheckFuture,
 }
 
@@ -225,14 +225,14 @@ impl fmt::Debug for Check {
     }
 }
 
-/// Ends a check as failed, with a formatted text.
+/// Fails a check with a formatted text.
 macro_rules! fail {
     ($($text:tt)*) => {
         return Err($crate::check::Stop::Fail(format!($($text)*)))
     };
 }
 
-/// Ends a check as failed unless the condition holds.
+/// Fails a check unless the condition holds.
 macro_rules! ensure {
     ($condition:expr, $($text:tt)*) => {
         if !$condition {
@@ -241,7 +241,7 @@ macro_rules! ensure {
     };
 }
 
-/// Ends a check as not applicable.
+/// Skips a check as not applicable.
 #[allow(unused_macros, reason = "which groups skip is theirs to say")]
 macro_rules! skip {
     ($reason:ident, $($text:tt)*) => {

@@ -1,4 +1,4 @@
-//! The catalogue: every check, by group. A group is a module with a `CHECKS` table and the functions it names.
+//! The catalogue: every check, by group. A group is a module with a `CHECKS` table and its functions.
 
 mod bodies;
 mod cancellation;

@@ -1,5 +1,5 @@
-//! Where a clause of the contract is written: a file and a line of the sources that this kit was built with, where they are
-//! still there. They are for a path or git dependency, which is where an author reads them.
+//! Finds a clause of the contract: a file and a line of the sources that this kit was built from, if they still exist. Useful
+//! with a path or git dependency, whose sources an author can read.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::check::Check;
 
 impl Check {
-    /// The line that [`Self::clause`] names, as `backend-common/src/engine.rs:84`; `None` where the sources are not at hand.
+    /// The line of [`Self::clause`], such as `backend-common/src/engine.rs:84`; `None` if the sources are not available.
     #[must_use]
     pub fn source(&self) -> Option<String> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
@@ -25,7 +25,7 @@ impl Check {
     }
 }
 
-/// The heading that a clause like `docs/page.md, Heading: detail` names.
+/// The heading in a clause like `docs/page.md, Heading: detail`.
 fn in_document(root: &Path, clause: &str) -> Option<(PathBuf, usize)> {
     let (page, rest) = clause.split_once(", ")?;
     let heading = rest.split([':', ';']).next()?.trim();
@@ -37,7 +37,7 @@ fn in_document(root: &Path, clause: &str) -> Option<(PathBuf, usize)> {
     Some((file, line + 1))
 }
 
-/// The item that a clause like `Type::member, Section` begins with.
+/// The item at the start of a clause like `Type::member, Section`.
 fn in_code(sources: &Path, clause: &str) -> Option<(PathBuf, usize)> {
     let end = clause.find([',', ';', ' ']).unwrap_or(clause.len());
     let name = clause.get(..end)?.trim_end_matches(':');
@@ -46,7 +46,7 @@ fn in_code(sources: &Path, clause: &str) -> Option<(PathBuf, usize)> {
         None => (name, None),
     };
     let files = files_under(sources);
-    // A module's function stands for itself; a member is looked for behind its type.
+    // A module's function is found by its own name; a member is found after its type.
     let is_module = owner.chars().next().is_some_and(char::is_lowercase);
     let wanted = if is_module { member? } else { owner };
     for file in files {
@@ -81,7 +81,7 @@ fn files_under(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// Whether a line begins the definition of `name`, a type or a function of a module. An enum may be within `named!`.
+/// Whether a line starts the definition of `name`, a type or a function of a module. An enum may be indented in `named!`.
 fn defines(line: &str, name: &str) -> bool {
     let kinds = [
         "pub trait ",
@@ -98,7 +98,7 @@ fn defines(line: &str, name: &str) -> bool {
     kinds.iter().any(begins)
 }
 
-/// Whether a line within a type begins its field, variant or method `name`.
+/// Whether a line in a type starts its field, variant or method `name`.
 fn is_member(line: &str, name: &str) -> bool {
     let line = line.trim_start();
     let kinds = [
@@ -117,7 +117,7 @@ fn is_member(line: &str, name: &str) -> bool {
     kinds.iter().any(begins)
 }
 
-/// Whether `text` begins with the whole of `name`.
+/// Whether `text` starts with `name` as a whole word.
 fn is_name(text: &str, name: &str) -> bool {
     let rest = text.strip_prefix(name);
     rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))

@@ -1,4 +1,4 @@
-//! [`Index`]: what a router knows of a prefix cache, kept from its events.
+//! [`Index`]: a router's view of a prefix cache, built from its events.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,15 @@ use genset_backend_common::kv::{BlockHash, KvEventData, KvEventPublisher, KvEven
 
 use crate::check::{Stop, ensure, fail};
 
-/// The live blocks and their parents, kept from a snapshot and the changes after it.
+/// The live blocks and their parents, from a snapshot and the changes after it.
 pub(crate) struct Index {
     changes: KvEventSubscription,
     last_event_id: u64,
     /// Each live block's parent.
     pub(crate) live: BTreeMap<BlockHash, Option<BlockHash>>,
-    /// Blocks stored, ever.
+    /// The total number of blocks stored.
     pub(crate) stored: usize,
-    /// The most blocks that were live at once.
+    /// The maximum number of live blocks.
     pub(crate) peak: usize,
     /// Removed blocks that were not live.
     pub(crate) unknown_removals: Vec<BlockHash>,
@@ -24,7 +24,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// What is live now, and every change from here on.
+    /// An index with the current live blocks, which receives all later changes.
     pub(crate) fn following(events: &KvEventPublisher) -> Self {
         let changes = events.subscribe();
         let blocks = changes.snapshot.blocks.iter();
@@ -39,10 +39,10 @@ impl Index {
         }
     }
 
-    /// Takes all that was published, however much it is: tokio would make the task yield after a while.
+    /// Reads everything published so far, without limit: tokio's budget would make the task yield.
     ///
     /// # Errors
-    /// A failure when events were missed.
+    /// Fails if events were missed.
     pub(crate) fn read(&mut self) -> Result<(), Stop> {
         while let Some(event) = tokio::task::unconstrained(self.changes.next()).now_or_never() {
             let Ok(event) = event else {

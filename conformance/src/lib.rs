@@ -1,5 +1,5 @@
-//! The conformance kit: says whether an engine keeps the contract of [`LLMEngine`](genset_backend_common::LLMEngine), and
-//! what breaks in production where it does not.
+//! The conformance kit. It tests whether an engine meets the contract of [`LLMEngine`](genset_backend_common::LLMEngine), and
+//! says what breaks in production if it does not.
 //!
 //! ```
 //! use genset_conformance::run_conformance;
@@ -8,16 +8,16 @@
 //! run_conformance(move |_: &_| SampleEngine::from_args(&args)).assert_conformant();
 //! ```
 //!
-//! - [`Check`] and [`catalogue`]: what is checked, by stable ids.
-//! - [`Subject`], [`Factory`], [`Probe`]: what is tested, and how the kit gets at it. [`Supervise`]: an engine in a process of
-//!   its own.
-//! - [`Trial`], [`Live`], [`Answer`]: what a check works with. [`Medium`]: tokens, or text for engines that take only that.
+//! - [`Check`] and [`catalogue`]: the checks, with stable ids.
+//! - [`Subject`], [`Factory`], [`Probe`]: the engine under test, and the kit's access to it. [`Supervise`]: an engine in a
+//!   separate process.
+//! - [`Trial`], [`Live`], [`Answer`]: the tools of a check. [`Medium`]: tokens, or text for engines that take only text.
 //! - [`run_sequences`], [`replay_sequence`], [`Sequence`]: random sequences of operations, compared with a reference model.
-//! - [`run_conformance`], [`run_conformance_with`], [`run_check`], [`Report`]: running, and what came out; [`Transcript`]:
-//!   what a failed check asked and what came back.
+//! - [`run_conformance`], [`run_conformance_with`], [`run_check`], [`Report`]: running the kit, and its result.
+//!   [`Transcript`]: the requests and answers of a failed check.
 //!
-//! Every check runs on a fresh engine, on a thread and an async runtime of its own: an engine that hangs, panics or
-//! blocks its thread fails the check and stops nothing else.
+//! Every check runs on a fresh engine, with its own thread and async runtime. An engine that hangs, panics or blocks its thread
+//! fails only that check.
 
 mod answer;
 mod check;

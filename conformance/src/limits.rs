@@ -1,9 +1,9 @@
-//! [`Limits`]: how long an engine may take, scaled to how fast it is.
+//! [`Limits`]: time limits for an engine, scaled to its speed.
 
 use std::time::Duration;
 
-/// How long an engine may take for each kind of thing. On a paused clock they cost nothing; in real time they are scaled
-/// by how long three warm-up requests took, so that a slow engine is not a failing one.
+/// Time limits for each kind of operation. On a paused clock they cost nothing. In real time they are scaled by the duration of
+/// three warm-up requests, so that a slow engine does not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// One call of a method (`generate`, `abort`, `drain`, `cleanup`), and the next item of a stream.
@@ -12,26 +12,26 @@ pub struct Limits {
     pub cancel: Duration,
     /// `start`.
     pub start: Duration,
-    /// The whole check, on the wall clock: past it the engine blocks its thread.
+    /// The limit of a whole check in wall clock time. A check that exceeds it has a blocked thread.
     pub wall: Duration,
-    /// The longest answer that a check asks for only to have a long one, in tokens.
+    /// The maximum length of an answer that only needs to be long, in tokens.
     pub answer_tokens: u32,
-    /// What a token of a long answer takes on a paused clock; `None` where that was not measured. Real time would say how busy
-    /// the machine was.
+    /// The time per token of a long answer on a paused clock; `None` if not measured. In real time it would depend on the load
+    /// of the machine.
     pub token: Option<Duration>,
 }
 
-/// Tokens that the warm-up requests ask for together.
+/// The total number of tokens of the warm-up requests.
 const WARM_UP_TOKENS: u32 = 12;
 
-/// Answers of full length that take a check half its time.
+/// The number of answers of full length that take half of a check's time.
 const LONG_ANSWERS: u32 = 5;
 
-/// The warm-up time for which the base limits are made.
+/// The warm-up time that the base limits assume.
 const BASE_WARM_UP: Duration = Duration::from_millis(500);
 
 impl Limits {
-    /// The limits of an engine whose three warm-up requests took `warm_up`.
+    /// The limits for an engine whose three warm-up requests took `warm_up`.
     #[must_use]
     pub fn scaled(warm_up: Duration) -> Self {
         let factor = (warm_up.as_secs_f64() / BASE_WARM_UP.as_secs_f64()).clamp(1.0, 100.0);
@@ -49,8 +49,8 @@ impl Limits {
         }
     }
 
-    /// The limits on a paused clock, where waiting is free: only the wall clock is real. What the three warm-up requests took
-    /// on that clock still says how soon is soon.
+    /// The limits on a paused clock, where waiting is free: only the wall clock limit is real. The warm-up time on that clock
+    /// still scales the limits for effects that must come soon.
     #[must_use]
     pub fn virtual_time(warm_up: Duration) -> Self {
         let least = Duration::from_secs(5);

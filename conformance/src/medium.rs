@@ -1,31 +1,31 @@
-//! [`Medium`]: in what the kit speaks with an engine.
+//! [`Medium`]: the form of prompts and answers between the kit and an engine.
 
 use genset_backend_common::{Capabilities, Input, TokenId, config::InputKind, request::ChatInput};
 use serde_json::{Value, json};
 
-/// In what the kit speaks with an engine: tokens where it takes them, else text, else chat messages. Of an engine that takes nothing
-/// but whole bodies only what is no prompt is asked, and [a body](Self::Body).
+/// The form of prompts and answers: tokens if the engine takes them, else text, else chat messages. An engine that takes only
+/// whole bodies receives [a body](Self::Body), and no prompts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Medium {
-    /// Token ids, there and back.
+    /// Token ids in both directions.
     #[default]
     Tokens,
-    /// Text. A token of the kit's is a word then: 7 is spelled "7".
+    /// Text. Each of the kit's tokens is a word: 7 becomes "7".
     Text,
-    /// As [`Self::Text`], in one message of the user's.
+    /// As [`Self::Text`], in one user message.
     Chat,
-    /// A text that is the whole body of a chat, but for its model. What else a request asks for is not in it, so it is for the warm-up alone.
+    /// A text that is the whole body of a chat, except its model. It contains no other options, so only the warm-up uses it.
     Body,
 }
 
 impl Medium {
-    /// What an engine is spoken with that declares `can`.
+    /// The medium for an engine that declares `can`.
     #[must_use]
     pub fn of(can: &Capabilities) -> Self {
         Self::declared(can).next().unwrap_or_default()
     }
 
-    /// All that an engine can be spoken with that declares `can`, tokens first.
+    /// All media of an engine that declares `can`, tokens first.
     pub(crate) fn declared(can: &Capabilities) -> impl Iterator<Item = Self> {
         let all = [Self::Tokens, Self::Text, Self::Chat, Self::Body];
         all.into_iter().filter(|medium| {
@@ -44,7 +44,7 @@ impl Medium {
         self == Self::Tokens
     }
 
-    /// What an engine declares that is spoken with like this.
+    /// The input kind that an engine declares for this medium.
     pub(crate) fn kind(self) -> InputKind {
         match self {
             Self::Tokens => InputKind::Tokens,
@@ -53,7 +53,7 @@ impl Medium {
         }
     }
 
-    /// A prompt of tokens, or of as many words.
+    /// A prompt of these tokens, or of as many words.
     #[must_use]
     pub fn input(self, prompt: Vec<TokenId>) -> Input {
         match self {
@@ -71,7 +71,7 @@ impl Medium {
     }
 }
 
-/// What a body asks for. Which of the two an engine is offered by stands in its worker's card, not in what it declares.
+/// The API of a body. Which one an engine offers is in its worker's card, not in its declaration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Api {
     Chat,
@@ -79,7 +79,7 @@ pub(crate) enum Api {
 }
 
 impl Api {
-    /// A body that is not streamed, but for its model.
+    /// A body without streaming, except its model.
     pub(crate) fn body(self, prompt: &[TokenId]) -> Value {
         let mut body = json!({"max_tokens": 4, "stream": false});
         match self {
@@ -90,7 +90,7 @@ impl Api {
     }
 }
 
-/// A message of the user's.
+/// A user message.
 fn said(prompt: &[TokenId]) -> Value {
     json!({"role": "user", "content": spelled(prompt)})
 }

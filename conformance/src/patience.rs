@@ -1,32 +1,31 @@
-//! [`Patience`]: how long a check may go on, on the clock of the machine.
+//! [`Patience`]: how long a check may take, on the machine's clock.
 
 use std::time::Duration;
 
 use crate::trial::Progress;
 
-/// How many times the limit a check may take whose answers go on: on a machine with too much to do.
+/// A check whose answers continue may take this many times the limit, on a busy machine.
 const BUSY: u32 = 8;
 
-/// The least share of a time that counts, however long threads waited for a processor: so every check comes to an end.
+/// At least this fraction (1/n) of the time counts, however long threads waited for a CPU. So every check ends.
 pub(crate) const LEAST_SHARE: u32 = 16;
 
-/// Why a check is given up.
+/// Why a check was given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GivenUp {
-    /// No item was read for the limit.
+    /// No item was read during the limit.
     Blocked,
-    /// Items were read, but it went on for [`BUSY`] limits.
+    /// Items were read, but the check exceeded [`BUSY`] limits.
     Slow,
 }
 
-/// Counts the time that a check had. Time in which the process waited for a processor is not held against it: how long a check
-/// took says nothing of an engine that did not run. Nor is the time of a wait whose own limit is longer, as a start's is, unless it
-/// blocks the check's thread.
+/// Counts a check's time. Time in which the process waited for a CPU does not count, since the engine did not run. Nor does a
+/// wait with a longer limit of its own, such as a start's, unless it blocks the check's thread.
 #[derive(Debug)]
 pub(crate) struct Patience {
     limit: Duration,
     seen: Progress,
-    /// Since an item was read, or a wait was seen to go on.
+    /// The time since an item was read or a wait made progress.
     idle: Duration,
     all: Duration,
 }
@@ -41,12 +40,12 @@ impl Patience {
         }
     }
 
-    /// How long a check may take whose answers go on.
+    /// How long a check may take whose answers continue.
     pub(crate) fn most(&self) -> Duration {
         self.limit * BUSY
     }
 
-    /// `passed` is the time since the last look, of which a thread waited `starved` for a processor.
+    /// `passed` is the time since the last look. During it, a thread waited `starved` for a CPU.
     pub(crate) fn look(
         &mut self,
         progress: Progress,
@@ -58,7 +57,7 @@ impl Patience {
         self.idle += had;
         let before = std::mem::replace(&mut self.seen, progress);
         if progress.waits != before.waits {
-            // What was idle until now belongs to the wait.
+            // The idle time up to now belongs to the wait.
             self.all = self.all.saturating_sub(self.idle);
         }
         if progress != before {
@@ -84,7 +83,7 @@ mod tests {
         Progress { items, waits: 0 }
     }
 
-    /// How many seconds pass until a check is given up, where so much of each is waited for a processor and so many items come.
+    /// The seconds until a check is given up, if it starves for `starved` of each second and reads this many items per second.
     fn seconds(limit: u64, starved: Duration, items_a_second: u64) -> (u64, GivenUp) {
         let mut patience = Patience::new(Duration::from_secs(limit));
         for second in 1.. {
@@ -107,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_process_that_the_machine_keeps_waiting_has_the_same_time_to_run() {
-        // It runs in a tenth of the time, as one of thirty that share two processors does.
+        // It runs a tenth of the time, like one of thirty threads on two CPUs.
         let starved = SECOND * 9 / 10;
         assert_eq!(seconds(20, starved, 0), (200, GivenUp::Blocked));
         assert_eq!(seconds(20, starved, 1), (1600, GivenUp::Slow));
@@ -121,7 +120,7 @@ mod tests {
     #[test]
     fn a_wait_with_a_limit_of_its_own_counts_for_nothing() {
         let mut patience = Patience::new(SECOND * 20);
-        // Seen to go on every fifth second.
+        // The wait makes progress every fifth second.
         for second in 0..1000 {
             let progress = Progress {
                 items: 0,

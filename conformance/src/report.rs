@@ -1,4 +1,4 @@
-//! [`Report`]: what came out of a run, and its forms: for people on a terminal, and as JSON, JUnit and Markdown.
+//! [`Report`]: the result of a run, for people on a terminal, and as JSON, JUnit and Markdown.
 
 mod junit;
 mod markdown;
@@ -19,45 +19,45 @@ use crate::check::{Level, Profile, SkipReason};
 use crate::runner::{Options, SEQUENCES};
 use crate::transcript::Transcript;
 
-/// The version of the JSON form; a change that a reader could trip over raises it.
+/// The version of the JSON form. A change that could break a reader increases it.
 pub const SCHEMA: &str = "genset-conformance/4";
 
 /// The JSON Schema of the JSON form.
 pub const JSON_SCHEMA: &str = include_str!("../schema/report-4.json");
 
-/// How a check ended.
+/// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "verdict")]
 pub enum Verdict {
-    /// The engine keeps the promise.
+    /// The engine kept the promise.
     Pass,
-    /// It does not.
+    /// The engine broke the promise.
     Fail {
         /// What was seen.
         reason: String,
     },
     /// The check does not apply.
     Skip {
-        /// Why, for programs.
+        /// The reason, for programs.
         code: SkipReason,
-        /// Why, for people.
+        /// The reason, for people.
         reason: String,
     },
-    /// It fails, as the engine's authors said it would.
+    /// It failed, as the engine's authors expected.
     ExpectedFail {
         /// What was seen.
         reason: String,
-        /// Why it was expected, where it is tracked and until when.
+        /// Why it was expected, where it is tracked, and until when.
         waiver: String,
     },
-    /// It passes although its authors said it would fail: the waiver must go.
+    /// It passed although its authors expected a failure: remove the waiver.
     UnexpectedPass {
         /// The waiver.
         waiver: String,
     },
     /// It was measured, not judged.
     Measured {
-        /// What was measured, by names that end with their units: `first_token_us`.
+        /// The values, by names that end with their units: `first_token_us`.
         measurements: BTreeMap<String, u64>,
     },
 }
@@ -66,35 +66,35 @@ pub enum Verdict {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Evidence {
-    /// The engine's own counters, or what a client sees.
+    /// From the engine's own counters, or from what a client sees.
     Direct,
-    /// What a client sees, where the engine's own counters would say more.
+    /// From what a client sees, although the engine's own counters would show more.
     Indirect,
 }
 
-/// One check's result.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckReport {
     /// The check.
     pub id: String,
-    /// How much it counts.
+    /// Its importance.
     pub level: Level,
-    /// What it applies to.
+    /// The profile that it belongs to.
     pub profile: Profile,
-    /// How it ended.
+    /// Its result.
     #[serde(flatten)]
     pub verdict: Verdict,
     /// Where the evidence comes from.
     pub evidence: Evidence,
     /// Wall time, in microseconds.
     pub duration_us: u64,
-    /// Whether what it builds on failed, a start or a plain request, before it came to its promise.
+    /// Whether a precondition failed, a start or a plain request, before the promise was tested.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_precondition: bool,
-    /// The other check that saw it fail, for a rule that holds in every check.
+    /// The other check that saw the failure, for a rule that holds in every check.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seen_in: Option<String>,
-    /// What the check asked and what came back, for one that failed.
+    /// The requests and answers of the check, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transcript: Option<Transcript>,
 }
@@ -106,13 +106,13 @@ impl CheckReport {
         std::time::Duration::from_micros(self.duration_us).as_secs_f64()
     }
 
-    /// The check to run again to see the same: itself, or the one that saw it fail.
+    /// The check to run to reproduce the result: this one, or the one that saw the failure.
     #[must_use]
     pub fn tried(&self) -> &str {
         self.seen_in.as_deref().unwrap_or(&self.id)
     }
 
-    /// Whether it would fail the run, or has not been judged, but for a waiver.
+    /// Whether only a waiver keeps it from failing the run, or from being judged.
     #[must_use]
     pub fn is_waived(&self) -> bool {
         let waived = SkipReason::Waived;
@@ -126,7 +126,7 @@ impl CheckReport {
         }
     }
 
-    /// Whether the run must not count as good because of this check.
+    /// Whether this check makes the run bad.
     #[must_use]
     pub fn is_bad(&self) -> bool {
         match self.verdict {
@@ -139,24 +139,24 @@ impl CheckReport {
     }
 }
 
-/// The engine a run was about.
+/// The engine under test.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EngineReport {
-    /// The model or engine, as its config names it; empty when it did not start.
+    /// The model or engine name from its config; empty if it did not start.
     pub name: String,
-    /// What it declares; `None` when it did not start.
+    /// What it declares; `None` if it did not start.
     pub capabilities: Option<Capabilities>,
 }
 
-/// The machine a run was on.
+/// The machine of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostReport {
     /// The operating system.
     pub os: String,
     /// The processor's architecture.
     pub arch: String,
-    /// Processors the run could use.
+    /// The number of processors available to the run.
     pub processors: usize,
 }
 
@@ -175,8 +175,8 @@ impl HostReport {
 pub struct ProfileReport {
     /// The profile.
     pub profile: Profile,
-    /// `success` (all that apply ran, none failed), `partial` (some that apply were skipped), `failure`, or `absent` (none
-    /// applies: it is not declared). What is above the run's level makes none partial.
+    /// `success` (all applicable checks ran, none failed), `partial` (some were skipped), `failure`, or `absent` (none applies:
+    /// the profile is not declared). Checks above the run's level do not make it `partial`.
     pub result: String,
     /// Checks that passed.
     pub passed: usize,
@@ -193,26 +193,26 @@ pub struct ProfileReport {
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: String,
-    /// The kit's version, which is the contract's too: they are released together.
+    /// The version of the kit and of the contract: they are released together.
     pub kit_version: String,
     /// The engine.
     pub engine: EngineReport,
     /// The machine.
     pub host: HostReport,
-    /// What whoever ran it says of both: [`Options::about`].
+    /// Information from the caller about both: [`Options::about`].
     pub about: BTreeMap<String, String>,
-    /// The highest level that was run.
+    /// The highest level of the run.
     pub level: Level,
-    /// How a run of one check begins, for the replay line: a command that takes `--only ID`, `--level LEVEL` and `--seed N`;
-    /// empty for a call in Rust.
+    /// The beginning of a replay line: a command that takes `--only ID`, `--level LEVEL` and `--seed N`; empty for a call in
+    /// Rust.
     pub replay: String,
-    /// What varied the prompts.
+    /// The seed of the prompts.
     pub seed: u64,
-    /// Random sequences that SQ01 tried, or would have.
+    /// The number of random sequences for SQ01.
     pub sequences: u32,
     /// The profiles.
     pub profiles: Vec<ProfileReport>,
-    /// What is wrong with the waivers; any problem makes the run bad.
+    /// The problems of the waivers. Any problem makes the run bad.
     #[serde(default)]
     pub waiver_problems: Vec<String>,
     /// Every check of the catalogue, in its order.
@@ -239,7 +239,7 @@ impl Report {
         report
     }
 
-    /// Applies waivers: failures they expect become expected ones, passes they deny become unexpected ones.
+    /// Applies waivers: waived failures become expected, waived checks that pass become unexpected passes.
     pub fn apply(&mut self, waivers: &Waivers) {
         self.waiver_problems = waivers.problems().iter().map(ToString::to_string).collect();
         for check in &mut self.checks {
@@ -255,7 +255,7 @@ impl Report {
             .collect();
     }
 
-    /// What runs a check again as it was run: a command, or a call in Rust.
+    /// Reproduces a check as it was run: a command, or a call in Rust.
     #[must_use]
     pub fn replay_of(&self, check: &CheckReport) -> String {
         let (tried, seed) = (check.tried(), self.seed);
@@ -282,12 +282,12 @@ impl Report {
         self.checks.iter().map(CheckReport::seconds).sum()
     }
 
-    /// The checks that make the run a bad one.
+    /// The checks that make the run bad.
     pub fn failures(&self) -> impl Iterator<Item = &CheckReport> {
         self.checks.iter().filter(|check| check.is_bad())
     }
 
-    /// Why the run ended before all of its checks were run, if it did.
+    /// Why the run ended before all of its checks ran, if it did.
     #[must_use]
     pub fn end(&self) -> Option<&str> {
         self.checks.iter().find_map(|check| match &check.verdict {
@@ -304,14 +304,14 @@ impl Report {
         })
     }
 
-    /// Whether the engine may be called conformant: no core check was left out by name, none failed or was waived, and the waivers
-    /// are in order.
+    /// Whether the engine may be called conformant: no core check was excluded by name, failed or was waived, and the waivers
+    /// are valid.
     #[must_use]
     pub fn is_conformant(&self) -> bool {
         self.left_out() == 0 && self.is_conformant_so_far()
     }
 
-    /// The core checks that were left out by name.
+    /// The number of core checks that were excluded by name.
     fn left_out(&self) -> usize {
         let is_left_out = |check: &&CheckReport| {
             let filtered = SkipReason::Filtered;
@@ -322,7 +322,7 @@ impl Report {
         self.checks.iter().filter(is_left_out).count()
     }
 
-    /// As [`Self::is_conformant`], by the checks that were run.
+    /// As [`Self::is_conformant`], for the checks that ran.
     fn is_conformant_so_far(&self) -> bool {
         let is_broken = |check: &CheckReport| check.is_bad() || check.is_waived();
         self.end().is_none()
@@ -333,24 +333,24 @@ impl Report {
                 .any(|check| check.level == Level::Core && is_broken(check))
     }
 
-    /// Whether all was run and nothing failed that was not expected to, at any level that ran.
+    /// Whether all checks ran and none failed unexpectedly, at any level of the run.
     #[must_use]
     pub fn is_good(&self) -> bool {
         self.end().is_none() && self.waiver_problems.is_empty() && self.failures().next().is_none()
     }
 
-    /// The canonical form, which [`JSON_SCHEMA`] describes.
+    /// The canonical form, described by [`JSON_SCHEMA`].
     ///
     /// # Errors
-    /// Never for a report this kit made.
+    /// Never, for a report made by this kit.
     pub fn to_json(&self) -> Result<String, serde_json::Error> {
         serde_json::to_string_pretty(self)
     }
 
-    /// For a test: panics with every failure, what it breaks and what was seen.
+    /// For tests: panics with every failure, what it breaks and what was seen.
     ///
     /// # Panics
-    /// When a check of any level that ran has failed, or a waiver is out of order.
+    /// Panics if a check of any level failed, or a waiver is invalid.
     pub fn assert_conformant(&self) {
         assert!(
             self.is_good(),

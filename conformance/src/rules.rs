@@ -1,5 +1,5 @@
-//! The rules of the reader: what must hold of every item of every stream, whatever the check is about that reads it. A breach
-//! is noted where it is seen; the checks of RD report it, each one rule.
+//! The rules of the reader: what must hold for every item of every stream, in every check. A breach is recorded where it is
+//! seen; each check of RD reports one rule.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -19,17 +19,17 @@ use crate::kv_index::Index;
 /// A rule of the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rule {
-    /// Token ids are below the vocabulary's size, wherever an item has them.
+    /// Token ids are below the vocabulary size, in every field.
     TokenIds,
-    /// Usage agrees with what came and with the prompt.
+    /// Usage agrees with the answer and the prompt.
     Usage,
-    /// There are as many log probabilities as tokens, or none where none were asked for.
+    /// There are as many log probabilities as tokens, or none if none were requested.
     Logprobs,
-    /// Nothing that a check asks for kills the engine.
+    /// No request of a check kills the engine.
     Alive,
-    /// The events of the prefix cache contradict nothing that they said before.
+    /// The events of the prefix cache do not contradict earlier ones.
     KvEvents,
-    /// No more tokens came than the engine's pace explains.
+    /// The number of tokens is explained by the engine's pace.
     Pace,
 }
 
@@ -61,7 +61,7 @@ impl Rule {
     }
 }
 
-/// What a check saw broken: of each rule the first breach.
+/// The breaches that a check saw: the first one for each rule.
 #[derive(Debug, Default)]
 pub(crate) struct Breaches(Mutex<BTreeMap<Rule, String>>);
 
@@ -75,34 +75,34 @@ impl Breaches {
     }
 }
 
-/// Judges the items of one stream.
+/// Checks the items of one stream.
 #[derive(Debug)]
 pub(crate) struct Reader {
     vocab_size: u32,
     prompt_tokens: Option<u32>,
     wants_logprobs: bool,
     delivered: u32,
-    /// What a token takes, where that says how many there can be.
+    /// The time per token, if it limits the number of tokens.
     token: Option<Duration>,
     /// When the first item came, and the tokens in it.
     first: Option<(Instant, u32)>,
 }
 
-/// Tokens that may come sooner than the pace of a plain answer explains: a step of a few, or some that a draft foresaw.
+/// How many tokens may come sooner than a plain answer's pace explains: a step of several, or tokens from a draft.
 pub(crate) const AHEAD_TOKENS: u32 = 64;
 
-/// How many times as fast as a plain answer another may be.
+/// How many times faster than a plain answer another answer may be.
 pub(crate) const FASTER: u32 = 4;
 
 impl Reader {
-    /// `token` is what a token of a plain answer takes, if that is known.
+    /// `token` is the time per token of a plain answer, if known.
     pub(crate) fn new(
         config: &EngineConfig,
         request: &GenerateRequest,
         token: Option<Duration>,
     ) -> Self {
         Self {
-            // A grammar may leave no choice for many tokens at once.
+            // A grammar may determine many tokens at once.
             token: token.filter(|token| !token.is_zero() && request.guided.is_none()),
             first: None,
             vocab_size: config.vocab_size.map_or(u32::MAX, NonZeroU32::get),
@@ -126,7 +126,7 @@ impl Reader {
         }
     }
 
-    /// However long nobody read, an engine has computed no more since its first token than it had time for.
+    /// Checks that the engine computed no more tokens since the first one than the time allows, however long nobody read.
     fn judge_pace(&mut self, breaches: &Breaches) {
         let Some(token) = self.token else { return };
         let now = Instant::now();
@@ -202,12 +202,12 @@ impl Reader {
     }
 }
 
-/// What a started engine says besides its streams.
+/// Watches a started engine besides its streams.
 pub(crate) struct Watched {
     engine: Weak<dyn LLMEngine>,
     publisher: KvEventPublisher,
     health: HealthReporter,
-    /// The events of its prefix cache, if it declares that it publishes them.
+    /// The index of its prefix cache, if it declares KV events.
     kv_events: Option<Index>,
     may_die: bool,
 }
@@ -224,7 +224,7 @@ impl Watched {
         }
     }
 
-    /// What it declared at its start.
+    /// Sets the declaration from its start.
     pub(crate) fn declares(&mut self, config: &EngineConfig) {
         if !config.capabilities.kv_events {
             self.kv_events = None;
@@ -235,17 +235,17 @@ impl Watched {
         std::ptr::addr_eq(self.engine.as_ptr(), Arc::as_ptr(engine))
     }
 
-    /// The check is going to kill it.
+    /// Notes that the check is going to kill it.
     pub(crate) fn may_die(&mut self) {
         self.may_die = true;
     }
 
-    /// Reads the events up to now.
+    /// Reads the events published so far.
     pub(crate) fn read(&mut self, breaches: &Breaches) {
         let Some(index) = &mut self.kv_events else {
             return;
         };
-        // Who listens to so much at once has missed some; from here on it is judged again.
+        // Too many events came at once, so some were missed; start again from here.
         if index.read().is_err() {
             *index = Index::following(&self.publisher);
         }
@@ -262,7 +262,7 @@ impl Watched {
         }
     }
 
-    /// Looks at it once more, when the check is over.
+    /// Checks the engine a last time, at the end of the check.
     pub(crate) fn end(&mut self, breaches: &Breaches) {
         self.read(breaches);
         if let Some(reason) = self.health.dead_reason().filter(|_| !self.may_die) {
@@ -280,7 +280,7 @@ mod tests {
 
     use super::*;
 
-    /// What is noted of a stream of these items, by the checks' ids.
+    /// The ids of the checks that fail for a stream of these items.
     fn broken(asks: fn(&mut GenerateRequest), items: &[Output]) -> Vec<&'static str> {
         let config = EngineConfig::new("m", 16).with_vocab_size(10);
         let mut request = GenerateRequest::from_tokens("m", vec![1, 2]);

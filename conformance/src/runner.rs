@@ -1,4 +1,4 @@
-//! Runs checks: each on a fresh engine, a thread and an async runtime of its own, under a watch on the wall clock.
+//! Runs checks: each on a fresh engine, with its own thread and async runtime, under a watch on the wall clock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,21 +28,21 @@ use watch::{Clock, watch};
 pub struct Options {
     /// The highest level to run, [`Level::Core`] or above.
     pub level: Level,
-    /// Only checks whose ids start with one of these, in capitals; empty for all.
+    /// Runs only checks whose ids start with one of these, in capitals; empty for all.
     pub only: Vec<String>,
-    /// How the run of one check begins, for the report's replay lines: a command that takes `--only ID`, `--level LEVEL` and
-    /// `--seed N`. Where it is empty, a replay line is a call in Rust.
+    /// The beginning of the report's replay lines: a command that takes `--only ID`, `--level LEVEL` and `--seed N`. If empty,
+    /// a replay line is a call in Rust.
     pub replay: String,
-    /// What the report is to say of the engine and its machine that the kit cannot see, by names such as `engine_version`,
-    /// `commit`, `features` and `accelerator`.
+    /// Information for the report that the kit cannot see, about the engine and its machine: `engine_version`, `commit`,
+    /// `features`, `accelerator` and so on.
     pub about: BTreeMap<String, String>,
-    /// Varies the prompts of every check; a run with the same seed sends the same ones.
+    /// The seed of all prompts. Runs with the same seed send the same prompts.
     pub seed: u64,
-    /// Random sequences of operations that SQ01 tries; 0 leaves it out.
+    /// The number of random sequences for SQ01; 0 skips it.
     pub sequences: u32,
-    /// Whether the measurements (level [`Level::Info`]) are taken. They cost about a second, and are never judged.
+    /// Whether to take measurements (level [`Level::Info`]). They take about a second and are never judged.
     pub is_measuring: bool,
-    /// The events that the transcript of a failed check keeps, the last ones; 0 for no transcripts.
+    /// The maximum number of events in the transcript of a failed check; the last ones are kept. 0 disables transcripts.
     pub max_transcript_events: usize,
 }
 
@@ -61,24 +61,23 @@ impl Default for Options {
     }
 }
 
-/// Runs every core and strict check that applies. Blocks the calling thread.
+/// Runs all applicable core and strict checks. Blocks the calling thread.
 #[must_use]
 pub fn run_conformance(factory: impl Factory) -> Report {
     run_conformance_with(factory, &Options::default())
 }
 
-/// Runs what `options` say. Blocks the calling thread.
+/// Runs the kit with `options`. Blocks the calling thread.
 ///
 /// # Panics
-/// When the id of no check begins with one of [`Options::only`]: a run without the check that is meant would be a good one.
+/// Panics if an entry of [`Options::only`] matches no check: otherwise a run without the intended check would pass.
 #[must_use]
 pub fn run_conformance_with(factory: impl Factory, options: &Options) -> Report {
     run_conformance_while(factory, options, || Ok(()))
 }
 
-/// [`run_conformance_with`] for an engine that may go away for good, such as a worker in another process. `is_there` is asked
-/// after each check that failed; what it says against it ends the run, and the checks that are left are skipped as
-/// [`Gone`](SkipReason::Gone).
+/// [`run_conformance_with`] for an engine that may disappear, such as a worker in another process. `is_there` is called after
+/// each failed check. If it returns an error, the run ends, and the remaining checks are skipped as [`Gone`](SkipReason::Gone).
 ///
 /// # Panics
 /// As [`run_conformance_with`].
@@ -125,7 +124,7 @@ pub fn run_check(check: &Check, factory: impl Factory) -> CheckReport {
     run_known(check, &factory, &known)
 }
 
-/// [`run_check`] on an engine that is known already.
+/// [`run_check`] on an engine that is already known.
 pub(crate) fn run_known(
     check: &Check,
     factory: &Arc<dyn Factory>,
@@ -138,15 +137,15 @@ pub(crate) fn run_known(
     run_one(check, factory, known, &options, &mut BTreeMap::new())
 }
 
-/// A breach of a rule of the reader: the first check that saw it, and what it saw.
+/// A breach of a rule of the reader: the first check that saw it, and the details.
 struct Breach {
     check: &'static str,
     what: String,
     transcript: Transcript,
 }
 
-/// Fails the check of each rule that another check saw broken. Such a rule holds always, so it fails also where its check was
-/// left out by name.
+/// Fails the check of each rule that another check saw broken. Such a rule always holds, so its check fails even if it was
+/// excluded by name.
 fn tell_breaches(checks: &mut [CheckReport], seen: BTreeMap<Rule, Breach>) {
     for (rule, breach) in seen {
         let row = checks.iter_mut().find(|row| row.id == rule.check());
@@ -192,12 +191,12 @@ fn run_one(
     tried.report(check, started.elapsed())
 }
 
-/// The checks that send no prompt: those that are left where an engine takes nothing but whole bodies.
+/// The checks that send no prompt. They remain for an engine that takes only whole bodies.
 const WITHOUT_PROMPTS: [&str; 11] = [
     "LC01", "LC04", "LC05", "LC06", "LC07", "LC08", "LC10", "SH01", "SH03", "SH04", "WB01",
 ];
 
-/// Why a check is not run, if it is not. One whose engine may declare what it is about, for all that is known, has failed.
+/// Why a check is not run, if so. If the engine did not start and so may declare the check's profile, the check fails.
 fn reason_to_skip(check: &Check, known: &Acquaintance, options: &Options) -> Option<Stop> {
     let is_wanted = options.only.is_empty()
         || options
@@ -236,13 +235,13 @@ fn reason_to_skip(check: &Check, known: &Acquaintance, options: &Options) -> Opt
     Some(Stop::Skip(code, reason))
 }
 
-/// What came out of a check.
+/// The result of a check.
 struct Tried {
     result: CheckResult,
     evidence: Evidence,
     measurements: BTreeMap<String, u64>,
     transcript: Transcript,
-    /// The rules of the reader that were broken meanwhile.
+    /// The rules of the reader that were broken during the check.
     breaches: BTreeMap<Rule, String>,
 }
 
@@ -274,7 +273,7 @@ impl Tried {
         }
     }
 
-    /// A measurement is never judged: one that the engine spoils is not taken.
+    /// The verdict. A measurement is never judged: if the engine fails it, it is not taken.
     fn verdict(&self, level: Level) -> Verdict {
         match (self.result.clone(), level) {
             (Ok(()), Level::Info) => Verdict::Measured {
@@ -294,16 +293,17 @@ impl Tried {
     }
 }
 
-/// Checks read-lock it while they run, those that count what belongs to the whole process write-lock it.
+/// Read-locked by running checks; write-locked by those that count resources of the whole process.
 static BESIDE: RwLock<()> = RwLock::new(());
 
-/// How many times the wall clock's limit a soak check may take: minutes, for an engine in real time.
+/// A soak check may take this many times the wall clock limit: minutes, for an engine in real time.
 const SOAK_WALL: u32 = 30;
 
 /// The check that runs random sequences.
 pub(crate) const SEQUENCES: &str = "SQ01";
 
-/// A check that outlives the wall clock's limit is given up with its thread: nothing else can end a thread.
+/// Runs a check on its own thread. If it exceeds the wall clock limit, it is given up with its thread, since a thread cannot be
+/// killed.
 fn on_own_thread(
     check: Check,
     factory: Arc<dyn Factory>,
@@ -319,7 +319,7 @@ fn on_own_thread(
     let variation = Variation {
         seed: options.seed,
         sequences: options.sequences,
-        // A measurement is never judged, and notes would be measured with it.
+        // A measurement is never judged, and recording would affect it.
         transcript_events: match check.level {
             Level::Info => 0,
             Level::Core | Level::Strict | Level::Soak => options.max_transcript_events,
@@ -330,7 +330,7 @@ fn on_own_thread(
     let trial = Trial::new(factory, check.id, limits, variation);
     let watched = trial.clone();
     let _alone = check.is_alone.then(|| BESIDE.write());
-    // Sequences run beside others one by one; whoever waits for them holds nothing that they wait for.
+    // Each sequence takes the lock itself, so the check that waits for them must not hold it.
     let is_of_sequences = check.id == SEQUENCES;
     let _beside = (!check.is_alone && !is_of_sequences).then(|| BESIDE.read());
     let wall = match check.level {
@@ -350,7 +350,7 @@ fn on_own_thread(
     }
 }
 
-/// As a check is run: beside others, on a thread and a current-thread runtime of its own, for at most `wall`.
+/// Runs a check beside others, on its own thread and current-thread runtime, for at most `wall`.
 pub(crate) fn run_beside<F>(
     known: &Acquaintance,
     trial: Trial,
@@ -369,7 +369,7 @@ where
     })
 }
 
-/// Runs to the end and cleans up after it.
+/// Runs a check to its end and cleans up after it.
 fn try_out(runtime: Runtime, trial: &Trial, run: impl Future<Output = CheckResult>) -> CheckResult {
     let result = runtime.block_on(async {
         let result = run.await;
@@ -387,7 +387,7 @@ fn runtime(is_multi_thread: bool, is_paused: bool) -> Result<Runtime, Stop> {
         Builder::new_current_thread()
     };
     builder.enable_all().thread_name("conformance-pool");
-    // Idle threads of the pool would look like the engine's.
+    // Otherwise idle threads of the pool would look like the engine's.
     builder.thread_keep_alive(Duration::from_millis(50));
     if is_multi_thread {
         builder.worker_threads(2);

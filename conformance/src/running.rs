@@ -1,5 +1,5 @@
-//! [`Running`]: a request whose stream is being read. The one place where the kit reads streams, so what must hold of every
-//! item is looked at here.
+//! [`Running`]: a request whose stream is being read. The kit reads streams only here, so this checks what must hold for every
+//! item.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub struct Running {
     left: Left,
 }
 
-/// Notes it when a stream is dropped before its end.
+/// Records a stream that is dropped before its end.
 struct Left {
     recorder: Arc<Recorder>,
     request: String,
@@ -60,7 +60,7 @@ impl Running {
         }
     }
 
-    /// What every item that is read goes through.
+    /// Checks an item that was read.
     fn look_at(&mut self, item: Option<&Result<Output, EngineError>>) {
         self.trial.recorder().item(&self.ctx, item);
         self.left.is_over |= !matches!(item, Some(Ok(output)) if !output.is_terminal());
@@ -76,13 +76,13 @@ impl Running {
     /// The next item; `None` after the end.
     ///
     /// # Errors
-    /// A failure when none comes in time.
+    /// Fails if none comes in time.
     pub async fn next(&mut self) -> Result<Option<Result<Output, EngineError>>, Stop> {
         let limit = self.trial.limits().call;
         self.next_within(limit).await
     }
 
-    /// As [`Self::next`], with a limit of its own.
+    /// As [`Self::next`], with its own limit.
     ///
     /// # Errors
     /// As [`Self::next`].
@@ -96,10 +96,10 @@ impl Running {
         Ok(item)
     }
 
-    /// Reads until at least `count` tokens came; returns them.
+    /// Reads until at least `count` tokens have arrived; returns them.
     ///
     /// # Errors
-    /// A failure when the stream ends first.
+    /// Fails if the stream ends first.
     pub async fn read_tokens(&mut self, count: usize) -> Result<Generated, Stop> {
         let mut read = Generated::default();
         while read.len() < count {
@@ -114,16 +114,16 @@ impl Running {
         Ok(read)
     }
 
-    /// Reads to the end, and once past it.
+    /// Reads to the end, and polls once after it.
     ///
     /// # Errors
-    /// A failure when an item does not come in time.
+    /// Fails if an item does not arrive in time.
     pub async fn finish(self) -> Result<Answer, Stop> {
         let limit = self.trial.limits().call;
         self.finish_within(limit).await
     }
 
-    /// As [`Self::finish`], with a limit of its own for each item.
+    /// As [`Self::finish`], with its own limit for each item.
     ///
     /// # Errors
     /// As [`Self::finish`].

@@ -1,5 +1,5 @@
-//! [`Starvation`]: how long threads of the engine and of the kit waited for a processor, while a machine had too much to do. Time
-//! limits are for engines, so that time is not held against one. Only Linux says it, in `/proc`; elsewhere nobody starves.
+//! [`Starvation`]: how long threads of the engine and the kit waited for a CPU on a busy machine. This time does not count
+//! against an engine's limits. Only Linux reports it, in `/proc`; elsewhere it is zero.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// What threads have waited for a processor since they began, by thread.
+/// The time that each thread has waited for a CPU since its start.
 type Waits = BTreeMap<PathBuf, Duration>;
 
-/// The name of every check's thread.
+/// The name of all check threads.
 pub(crate) const CHECK_THREAD: &str = "conformance-check";
 
 /// The thread of one check, once it runs.
@@ -21,16 +21,16 @@ pub(crate) struct CheckThread {
 }
 
 impl CheckThread {
-    /// Says that the calling thread is the check's.
+    /// Sets the calling thread as the check's.
     pub(crate) fn is_this(&self) {
         let link = fs::read_link("/proc/thread-self").ok();
         if let Some(id) = link.as_deref().and_then(Path::file_name) {
-            // It is said once.
+            // It is set once.
             let _ = self.id.set(id.to_owned());
         }
     }
 
-    /// How long it has waited for a processor since it began; zero where no system says so.
+    /// How long it has waited for a CPU since its start; zero if the system does not report it.
     pub(crate) fn starved(&self) -> Duration {
         let thread = self
             .id
@@ -40,18 +40,18 @@ impl CheckThread {
         text.as_deref().and_then(wait_of).unwrap_or_default()
     }
 
-    /// Whether a thread is another check's, which runs beside this one and has time of its own.
+    /// Whether a thread belongs to another check, which runs at the same time and has its own limits.
     fn is_of_another(&self, thread: &Path) -> bool {
         if self.id.get().map(OsString::as_os_str) == thread.file_name() {
             return false;
         }
-        // The system keeps the first 15 letters of a name.
+        // The kernel keeps the first 15 bytes of a name.
         let name = fs::read_to_string(thread.join("comm")).unwrap_or_default();
         CHECK_THREAD.get(..15) == Some(name.trim_end())
     }
 }
 
-/// The waits of this process's threads but other checks', and of those of processes that it started, from look to look.
+/// The waits of this process's threads, except other checks', and of its child processes' threads.
 #[derive(Debug, Default)]
 pub(crate) struct Starvation {
     check: CheckThread,
@@ -59,7 +59,7 @@ pub(crate) struct Starvation {
 }
 
 impl Starvation {
-    /// Of what a check has to do with. Nothing is read yet: most checks are over before anybody looks.
+    /// For the threads that a check depends on. Reads nothing yet: most checks end before the first look.
     pub(crate) fn of(check: CheckThread) -> Self {
         Self {
             check,
@@ -67,8 +67,7 @@ impl Starvation {
         }
     }
 
-    /// How long the thread waited that waited longest since the last look; zero for the first. Nothing of what an engine does goes
-    /// on faster.
+    /// The longest wait of a thread since the last look; zero for the first. The engine can be no faster than that thread.
     pub(crate) fn since_last_look(&mut self) -> Duration {
         let now = waits_of(&self.check);
         let before = self.before.as_ref();
@@ -84,7 +83,7 @@ fn waits_of(check: &CheckThread) -> Waits {
     waits
 }
 
-/// A thread that is new began to wait after the last look.
+/// For a new thread, its whole wait is since the last look.
 fn longest_since(before: &Waits, now: &Waits) -> Duration {
     let grown = now.iter().map(|(thread, wait)| {
         let until_then = before.get(thread).copied().unwrap_or_default();
@@ -111,7 +110,7 @@ fn read_process(process: &Path, check: &CheckThread, waits: &mut Waits) {
     }
 }
 
-/// The second of the numbers in `schedstat`: nanoseconds in which the thread could run and did not.
+/// The second number in `schedstat`: the nanoseconds in which the thread was runnable and did not run.
 fn wait_of(schedstat: &str) -> Option<Duration> {
     let wait = schedstat.split_whitespace().nth(1)?;
     wait.parse().ok().map(Duration::from_nanos)

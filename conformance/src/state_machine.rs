@@ -1,15 +1,15 @@
-//! Random sequences of operations on an engine (start, generate, poll, cancel, drop, abort, drain, cleanup, time that
-//! passes), compared with a reference model of the contract. For what no single check thinks of: the combinations.
+//! Random sequences of operations on an engine (start, generate, poll, cancel, drop, abort, drain, cleanup, advance of time),
+//! compared with a reference model of the contract. They find combinations that no single check covers.
 //!
-//! - `operation`: operations and their text, which a failure prints and a replay reads.
+//! - `operation`: operations and their text form, which a failure prints and a replay parses.
 //! - `strategy`: how sequences are drawn and shrunk.
 //! - `model`: what the contract allows; pure.
-//! - `driver`: performs a sequence on a fresh engine and asks the model after each operation.
-//! - `regressions`: the file of sequences that failed before.
+//! - `driver`: performs a sequence on a fresh engine and consults the model after each operation.
+//! - `regressions`: the file of sequences that have failed.
 //!
-//! Each sequence runs as a check does: on a thread and a runtime of its own, on a paused clock where the engine declares
-//! virtual time, under a watch on the wall clock. `drain` and `cleanup` read all open streams meanwhile, as
-//! clients do (SH16 is about those who do not); a request that wants many more tokens by then is cancelled first, as a Worker's grace would.
+//! Each sequence runs like a check: with its own thread and runtime, on a paused clock if the engine declares virtual time,
+//! under a watch on the wall clock. During `drain` and `cleanup` all open streams are read, as clients do (SH16 covers clients
+//! that do not). A request that still wants many more tokens is cancelled first, as after a Worker's grace period.
 
 mod driver;
 mod model;
@@ -39,18 +39,18 @@ use crate::trial::{Trial, Variation};
 /// Which sequences to try.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SequenceOptions {
-    /// How many random sequences.
+    /// The number of random sequences.
     pub cases: u32,
-    /// How long the longest may be.
+    /// The maximum length of a sequence.
     pub max_operations: usize,
-    /// What the sequences are drawn from; a random one, which a failure prints, when `None`.
+    /// The seed of the sequences; `None` for a random one, which a failure prints.
     pub seed: Option<u64>,
-    /// After so long no more begin; `None` for no limit.
+    /// The time after which no further sequence begins; `None` for no limit.
     pub longest: Option<Duration>,
-    /// A file of sequences to try first, to which a new failure's is added.
+    /// A file of sequences to try first. A new failure is appended to it.
     pub regressions: Option<PathBuf>,
-    /// How the replay of one sequence begins: a command that names the engine and takes `--sequence TEXT`. Where it is empty, a
-    /// failure tells the call in Rust alone.
+    /// The beginning of a replay command: it names the engine and takes `--sequence TEXT`. If empty, a failure shows only the
+    /// call in Rust.
     pub replay: String,
 }
 
@@ -67,14 +67,14 @@ impl Default for SequenceOptions {
     }
 }
 
-/// What was tried, and held.
+/// A run in which all sequences held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SequenceReport {
-    /// What the random sequences were drawn from.
+    /// The seed of the random sequences.
     pub seed: u64,
-    /// How many random sequences there were; 0 for an engine that takes no prompts.
+    /// The number of random sequences; 0 for an engine that takes no prompts.
     pub cases: u32,
-    /// How many sequences of the regressions file.
+    /// The number of sequences from the regressions file.
     pub regressions: usize,
 }
 
@@ -85,21 +85,21 @@ pub enum SequenceFailure {
     /// The engine breaks the contract.
     #[error("{0}")]
     Violated(Box<Violated>),
-    /// The text to replay is no sequence.
+    /// The text to replay is not a sequence.
     #[error("this is no sequence of operations: {0}")]
     Parse(#[from] ParseSequenceError),
     /// The regressions file cannot be read.
     #[error("the regressions file {}: {problem}", path.display())]
     Regressions {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }
 
 impl SequenceFailure {
-    /// How the engine breaks the contract; `None` when it was not tried.
+    /// The violation; `None` if no sequence was tried.
     #[must_use]
     pub fn violated(&self) -> Option<&Violated> {
         match self {
@@ -116,18 +116,18 @@ pub struct Violated {
     pub sequence: Sequence,
     /// The rule that is broken, and how.
     pub violation: String,
-    /// The operation that showed it, from 0; past the last one, the end of the sequence did.
+    /// The index of the operation that showed it; the number of operations if the end of the sequence did.
     pub operation: usize,
-    /// What the random sequences were drawn from; `None` for a replay.
+    /// The seed of the random sequences; `None` for a replay.
     pub seed: Option<u64>,
-    /// The command that replays it; empty where none was told.
+    /// The command that replays it; empty if none was configured.
     pub replay: String,
-    /// Why it is not in the regressions file, where it should have been added.
+    /// Why it could not be added to the regressions file.
     pub unkept: Option<String>,
 }
 
 impl Violated {
-    /// What was seen, and at which operation.
+    /// The violation and its operation.
     pub(crate) fn told(&self) -> String {
         let operations = self.sequence.operations();
         let violation = &self.violation;
@@ -162,12 +162,12 @@ impl fmt::Display for Violated {
     }
 }
 
-/// Tries the sequences of the regressions file, and then random ones. Blocks the calling thread.
-/// Sequences send prompts: none is tried with an engine that takes nothing but whole bodies.
+/// Tries the sequences of the regressions file, and then random ones. Blocks the calling thread. Sequences send prompts, so
+/// none is tried with an engine that takes only whole bodies.
 ///
 /// # Errors
-/// The first sequence that breaks the contract, shrunk; or a regressions file that cannot be read. One that cannot be written hides no
-/// violation: [`Violated::unkept`] tells of it.
+/// The first sequence that breaks the contract, shrunk; or a regressions file that cannot be read. A file that cannot be
+/// written does not hide the violation: see [`Violated::unkept`].
 ///
 /// # Examples
 /// ```
@@ -222,15 +222,15 @@ pub(crate) fn run_sequences_of(
     })
 }
 
-/// Tries one sequence, from its text. Blocks the calling thread.
+/// Tries one sequence, given as text. Blocks the calling thread.
 ///
 /// # Errors
-/// How it breaks the contract, or what is wrong with the text.
+/// The violation, or the error in the text.
 pub fn replay_sequence(text: &str, factory: impl Factory) -> Result<(), SequenceFailure> {
     replay_sequence_with(text, factory, &SequenceOptions::default())
 }
 
-/// As [`replay_sequence`], with the command of a failure's replay line from `options`; nothing else of them is used.
+/// As [`replay_sequence`], with the replay command from `options`; its other fields are ignored.
 ///
 /// # Errors
 /// As [`replay_sequence`].
@@ -257,29 +257,29 @@ fn random_seed() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// How many times the wall clock's limit of a check a sequence may take in real time, where it is many checks' worth.
+/// In real time, a sequence may take this many times a check's wall clock limit, since it does as much as many checks.
 const REAL_TIME_WALL: u32 = 4;
 
-/// The longest that a sequence lets pass at once, on a paused clock and in real time.
+/// The maximum advance of time in one operation, on a paused clock and in real time.
 const LONGEST_ADVANCE_MS: (u64, u64) = (2000, 20);
 
-/// How long shrinking may go on, in real time. It takes milliseconds on a paused clock.
+/// The time limit of shrinking in real time. On a paused clock it takes milliseconds.
 const SHRINKING_MS: u32 = 60_000;
 
-/// How many simpler sequences shrinking may try.
+/// The maximum number of simpler sequences that shrinking tries.
 const SHRINKING_STEPS: u32 = 4096;
 
-/// A sequence that broke the contract, before it is told.
+/// A sequence that broke the contract, before it is reported.
 #[derive(Clone)]
 struct Broken {
     sequence: Sequence,
     violation: String,
     operation: usize,
-    /// Whether the engine blocked its thread, which is then lost: not to be tried over and over.
+    /// Whether the engine blocked its thread. The thread is lost, so the sequence must not be repeated often.
     is_blocked: bool,
 }
 
-/// Where sequences are tried.
+/// Runs sequences.
 struct Bench {
     factory: Arc<dyn Factory>,
     known: Acquaintance,
@@ -296,7 +296,7 @@ impl Bench {
         }
     }
 
-    /// Tries random sequences. Boxed, since a failure is large and rare.
+    /// Tries random sequences. The error is boxed since it is large and rare.
     fn explore(&self, options: &SequenceOptions, seed: u64) -> Result<(), Box<Broken>> {
         let config = Config {
             cases: options.cases,
@@ -315,7 +315,7 @@ impl Bench {
             real_ms
         };
         let sequences = strategy::sequences(options.max_operations, longest_ms);
-        // The last to fail is the simplest: shrinking goes on from one that fails to simpler ones.
+        // The last failure is the simplest: shrinking proceeds from a failure to simpler sequences.
         let broken: RefCell<Option<Box<Broken>>> = RefCell::new(None);
         let begun = Instant::now();
         let is_over = || {
@@ -341,16 +341,16 @@ impl Bench {
         });
         match (explored, broken.into_inner()) {
             (Err(_), Some(broken)) => Err(self.prune(broken)),
-            // Without a failure of ours there is no other error: no draft is ever rejected.
+            // Without a failure of ours there is no other error, since no draft is ever rejected.
             (Ok(()), _) | (Err(_), None) => Ok(()),
         }
     }
 
-    /// Leaves out what the failure does not need. The strategy's own shrinking leaves an operation in place that became
-    /// needless only when others had shrunk.
+    /// Removes operations that the failure does not need. The strategy's own shrinking keeps operations that became unnecessary
+    /// only after others had shrunk.
     fn prune(&self, mut broken: Box<Broken>) -> Box<Broken> {
         let started = Instant::now();
-        // What comes after the failure was not performed.
+        // Operations after the failure were not performed.
         broken.sequence = broken.sequence.up_to(broken.operation);
         let mut place = 0;
         while place < broken.sequence.len() && !broken.is_blocked {

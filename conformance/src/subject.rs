@@ -1,4 +1,4 @@
-//! What is tested: a [`Subject`], made afresh for each check by a [`Factory`].
+//! [`Subject`]: the engine under test, made for each check by a [`Factory`].
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use genset_backend_common::{LLMEngine, Role, TokenId, controls::Adapter};
 
-/// What a factory is asked for.
+/// The parameters for a factory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Scenario {
-    /// The part the engine will play.
+    /// The role of the engine.
     pub role: Role,
-    /// The check it is for.
+    /// The check that it is for.
     pub check: &'static str,
 }
 
@@ -28,54 +28,54 @@ impl Scenario {
     }
 }
 
-/// Counters of the engine's own, for evidence from inside. Every method may say `None`: the kit then looks from outside and
-/// marks the evidence as indirect.
+/// Counters of the engine, for direct evidence. Every method may return `None`: the kit then tests from outside and marks the
+/// evidence as indirect.
 pub trait Probe: Send + Sync + 'static {
-    /// Requests that hold anything now.
+    /// The number of requests that hold any resource now.
     fn active_requests(&self) -> Option<u64> {
         None
     }
 
-    /// Tokens computed, ever, whether or not anybody read them.
+    /// The total number of tokens computed, read or not.
     fn produced_tokens(&self) -> Option<u64> {
         None
     }
 
-    /// KV blocks in use now.
+    /// The number of KV blocks in use now.
     fn kv_used_blocks(&self) -> Option<u64> {
         None
     }
 
-    /// Makes the engine fail at once and for good, as a lost device would; `false` when there is no way to.
+    /// Makes the engine fail at once and permanently, like a lost device; `false` if that is not possible.
     fn crash(&self) -> bool {
         false
     }
 }
 
-/// Turns tokens into the text they stand for.
+/// Converts tokens to their text.
 pub type Detokenize = Arc<dyn Fn(&[TokenId]) -> String + Send + Sync>;
 
-/// A command that serves an engine from a process of its own, as `docs/subprocess-protocol.md` says.
+/// A command that serves an engine from a separate process, as `docs/subprocess-protocol.md` specifies.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ChildCommand {
-    /// The program: a path, or a name to be found in `PATH`.
+    /// The program: a path, or a name to look up in `PATH`.
     pub program: PathBuf,
     /// Its arguments.
     pub args: Vec<String>,
-    /// Variables added to the environment.
+    /// Variables to add to the environment.
     pub env: BTreeMap<String, String>,
     /// The directory it runs in; `None` for this process's.
     pub cwd: Option<PathBuf>,
 }
 
-/// Runs engines in processes of their own: what the checks of SP need of a subject that does. The kit brings processes that
-/// misbehave, and speaks with the subject's own process as a worker would.
+/// Runs engines in separate processes; the checks of SP need it. The kit brings processes that misbehave, and also talks to the
+/// subject's own process as a worker would.
 pub trait Supervise: Send + Sync + 'static {
     /// The command of the subject's own engine.
     fn command(&self) -> ChildCommand;
 
-    /// An engine, not started, whose process is `command`, and which gives that process `patience` to greet, and as long to
-    /// start.
+    /// Creates an engine, not started, with the process `command`. It gives the process `patience` to send its Hello, and as
+    /// long to start.
     fn supervise(&self, command: ChildCommand, patience: Duration) -> Arc<dyn LLMEngine>;
 }
 
@@ -84,27 +84,27 @@ pub trait Supervise: Send + Sync + 'static {
 pub struct Subject {
     /// The engine.
     pub engine: Arc<dyn LLMEngine>,
-    /// Its counters, if it shows them.
+    /// Its counters, if available.
     pub probe: Option<Arc<dyn Probe>>,
-    /// Whether requests are checked against the declaration on the engine's own side (a worker in another process), so
-    /// that the kit must not do it.
+    /// Whether the engine's side checks requests against the declaration (a worker in another process), so that the kit must
+    /// not.
     pub checks_itself: bool,
-    /// How to read its tokens, for checks of guided decoding.
+    /// Decodes its tokens, for checks of guided decoding.
     pub text: Option<Detokenize>,
-    /// How its process is run, if it has one of its own.
+    /// How its process is run, if it has one.
     pub process: Option<Arc<dyn Supervise>>,
-    /// An adapter that it can load, or has loaded.
+    /// An adapter that it can load or has loaded.
     pub adapter: Option<Adapter>,
 }
 
 impl Subject {
-    /// An engine in this process, behind the checks that a Worker makes before each request.
+    /// An engine in this process. The kit checks requests as a Worker does.
     #[must_use]
     pub fn new(engine: impl LLMEngine) -> Self {
         Self::of(Arc::new(engine))
     }
 
-    /// As [`Self::new`], an engine that is shared: with its counters, for one.
+    /// As [`Self::new`], for a shared engine, for example one with counters.
     #[must_use]
     pub fn of(engine: Arc<dyn LLMEngine>) -> Self {
         Self {
@@ -124,28 +124,28 @@ impl Subject {
         self
     }
 
-    /// Adds how to read the engine's tokens; without it, guided decoding cannot be checked.
+    /// Adds a decoder for the engine's tokens; without it, guided decoding cannot be checked.
     #[must_use]
     pub fn with_text(mut self, text: Detokenize) -> Self {
         self.text = Some(text);
         self
     }
 
-    /// Adds how the engine's process is run; without it, the checks of SP do not apply.
+    /// Adds a supervisor for the engine's process; without it, the checks of SP do not apply.
     #[must_use]
     pub fn with_process(mut self, process: Arc<dyn Supervise>) -> Self {
         self.process = Some(process);
         self
     }
 
-    /// Names an adapter that the engine can load, or has loaded; without one, adapters cannot be checked.
+    /// Adds an adapter that the engine can load or has loaded; without one, adapters cannot be checked.
     #[must_use]
     pub fn with_adapter(mut self, adapter: Adapter) -> Self {
         self.adapter = Some(adapter);
         self
     }
 
-    /// Says that requests are checked on the engine's own side.
+    /// Marks that the engine's side checks requests.
     #[must_use]
     pub fn checking_itself(mut self) -> Self {
         self.checks_itself = true;
@@ -169,9 +169,9 @@ impl std::fmt::Debug for Subject {
     }
 }
 
-/// Makes a fresh subject for each check. Closures from a scenario to an engine or a [`Subject`] are factories.
+/// Makes a new subject for each check. Closures from a scenario to an engine or a [`Subject`] are factories.
 pub trait Factory: Send + Sync + 'static {
-    /// Builds, without side effects, an engine that is not started.
+    /// Builds an engine that is not started, without side effects.
     fn build(&self, scenario: &Scenario) -> Subject;
 }
 

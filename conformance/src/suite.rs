@@ -1,4 +1,4 @@
-//! [`suite!`](crate::suite): one test a check.
+//! [`suite!`](crate::suite): one test per check.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,20 +8,20 @@ use crate::report::Verdict;
 use crate::runner::{Acquaintance, acquaint, run_known};
 use crate::subject::Factory;
 
-/// What the tests of one [`suite!`](crate::suite) know of their engine: the first look at it is for all of them.
+/// What the tests of one [`suite!`](crate::suite) know of their engine; they share the first look at it.
 #[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct Acquainted(OnceLock<Acquaintance>);
 
 impl Acquainted {
-    /// Nothing is known yet.
+    /// A value without knowledge.
     #[must_use]
     pub const fn new() -> Self {
         Self(OnceLock::new())
     }
 
-    /// Tests that begin together may each look. An engine that did not start is looked at again by the next test: else one bad
-    /// start would fail the checks of all that the engine may declare.
+    /// Tests that start at the same time may each look. If an engine did not start, the next test looks again: otherwise one
+    /// failed start would fail the checks of all that the engine may declare.
     fn with(&self, factory: &Arc<dyn Factory>) -> Acquaintance {
         if let Some(known) = self.0.get() {
             return known.clone();
@@ -35,11 +35,11 @@ impl Acquainted {
     }
 }
 
-/// Runs the check `id` and panics if it fails: the body of each test that [`suite!`](crate::suite) writes. `skips` are the ids, or
-/// their beginnings, of the checks that may be skipped; `None` for all.
+/// Runs the check `id` and panics if it fails: the body of each test from [`suite!`](crate::suite). `skips` lists the ids, or
+/// prefixes of ids, of the checks that may be skipped; `None` for all.
 ///
 /// # Panics
-/// When the check fails, with what it breaks and what was seen; when it is skipped and may not be; when no check has the id.
+/// Panics if the check fails, with what it breaks and what was seen; if it is skipped and must not be; if no check has the id.
 #[expect(
     clippy::print_stdout,
     reason = "`cargo test -- --show-output` shows it beside the test's name"
@@ -69,7 +69,7 @@ pub fn assert_check(
     }
     if let Verdict::Skip { reason, .. } = &report.verdict {
         let is_named = |skips: &[&str]| skips.iter().any(|skip| id.starts_with(skip));
-        // A measurement is never judged, also where it could not be taken.
+        // A measurement is never judged, even if it could not be taken.
         let may_be_skipped = check.level == Level::Info || skips.is_none_or(is_named);
         assert!(
             may_be_skipped,
@@ -80,11 +80,11 @@ pub fn assert_check(
     }
 }
 
-/// One test a check, named by its id, for the engines that a factory builds.
+/// Generates one test per check, named by its id, for the engines of a factory.
 ///
-/// A check that does not apply passes, for a test can only pass or fail once it runs; its output says why, which
-/// `cargo test -- --show-output` shows. `suite!(factory, skips: ["GD", "KV11"])` names the checks that may be skipped, by their
-/// ids or the beginnings of these. Any other that is skipped fails, so that a declaration cannot be lost unseen.
+/// A check that does not apply passes, since a running test can only pass or fail. Its output says why; see `cargo test --
+/// --show-output`. `suite!(factory, skips: ["GD", "KV11"])` lists the checks that may be skipped, by id or prefix. Any other
+/// skipped check fails, so that a lost declaration does not go unnoticed.
 ///
 /// ```
 /// # use genset_engine_sample::{SampleArgs, SampleEngine};

@@ -1,8 +1,7 @@
-//! [`Transcript`]: what a check asked of the engine and what came back, for the report of a failure. The [`Recorder`] of a
+//! [`Transcript`]: the requests and answers of a check, for the report of a failure. The [`Recorder`] of a
 //! [`Trial`](crate::Trial) writes it.
 //!
-//! It tells of requests by their sizes and of answers by their kinds: no tokens and no text, so that a report can be shown
-//! to others.
+//! It describes requests by size and answers by kind. It contains no tokens and no text, so that a report can be shared.
 
 mod recorded;
 
@@ -14,24 +13,24 @@ pub(crate) use recorded::recorded;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-/// What happened in a check, up to its end.
+/// The events of a check, up to its end.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Transcript {
-    /// Events before the first of `events` that were not kept.
+    /// The number of earlier events that were not kept.
     pub left_out: u64,
     /// The last events, in order.
     pub events: Vec<TranscriptEvent>,
 }
 
-/// One thing that was asked of the engine, or that came back.
+/// A call to the engine, or a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TranscriptEvent {
-    /// Time since the first event, in microseconds of the check's clock, which may be a paused one.
+    /// The time since the first event, in microseconds of the check's clock, which may be paused.
     pub at_us: u64,
-    /// The request it belongs to.
+    /// The request that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
-    /// What happened, for people.
+    /// The event, as text for people.
     pub event: String,
 }
 
@@ -57,7 +56,7 @@ struct Entry {
 
 enum What {
     Said(String),
-    /// Items of one request in a row: a long answer is one entry.
+    /// Consecutive items of one request: a long answer is one entry.
     Streamed {
         items: u64,
         tokens: u64,
@@ -66,7 +65,7 @@ enum What {
 }
 
 impl Recorder {
-    /// Keeps `most` events; 0 for none.
+    /// Keeps the last `most` events; 0 for none.
     pub(crate) fn new(most: usize) -> Self {
         Self {
             most,
@@ -78,14 +77,14 @@ impl Recorder {
         self.most > 0
     }
 
-    /// Notes an event, of a request or of the engine.
+    /// Records an event, of a request or of the engine.
     pub(crate) fn note(&self, request: Option<&str>, event: impl FnOnce() -> String) {
         if self.most > 0 {
             self.push(request, What::Said(event()));
         }
     }
 
-    /// Notes an item of a stream; `None` is its end.
+    /// Records an item of a stream; `None` is its end.
     pub(crate) fn item(&self, ctx: &RequestContext, item: Option<&Result<Output, EngineError>>) {
         if self.most == 0 {
             return;
@@ -159,7 +158,7 @@ impl Recorder {
         });
     }
 
-    /// The check is over: what tidies up after it is no part of it.
+    /// Ends the recording with the check; the cleanup after it is not recorded.
     pub(crate) fn close(&self) {
         self.state.lock().is_closed = true;
     }
@@ -198,7 +197,7 @@ impl Entry {
     }
 }
 
-/// A request by its size.
+/// A request, described by its size.
 pub(crate) fn summary(request: &GenerateRequest) -> String {
     let most = match request.stop.max_tokens {
         Some(most) => format!("at most {most}"),

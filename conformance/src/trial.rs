@@ -1,5 +1,5 @@
-//! What a check works with: a [`Trial`] builds engines, a [`Live`] one is started, a [`Running`] request is read, an
-//! [`Answer`] is what was read. Every wait has a limit; whoever passes it fails the check by name.
+//! The tools of a check: a [`Trial`] builds engines, a [`Live`] is a started engine, a [`Running`] is a request whose stream is
+//! read, an [`Answer`] is what was read. Every wait has a limit. A wait that exceeds it fails the check with its name.
 
 use std::collections::BTreeMap;
 use std::pin::{Pin, pin};
@@ -23,7 +23,7 @@ mod live;
 
 pub use live::Live;
 
-/// One check's go at an engine. Clones share.
+/// One check's attempt at an engine. Clones share.
 #[derive(Clone)]
 pub struct Trial {
     shared: Arc<Shared>,
@@ -34,54 +34,54 @@ struct Shared {
     check: &'static str,
     limits: Limits,
     evidence: Mutex<Evidence>,
-    /// Engines to clean up when the check is over.
+    /// The engines to clean up after the check.
     built: Mutex<Vec<Arc<dyn LLMEngine>>>,
-    /// Engines that were started, and may have been let go of since.
+    /// The engines that were started, including those released since.
     watched: Mutex<Vec<Watched>>,
     breaches: Breaches,
     requests: AtomicU64,
     /// Whether an engine has started.
     has_started: AtomicBool,
     clock: Clock,
-    /// How engines of one check fetch KV blocks from each other.
+    /// Transfers KV blocks between the engines of one check.
     kv_carrier: LocalKvCarrier,
     variation: Variation,
     measurements: Mutex<BTreeMap<String, u64>>,
     recorder: Arc<Recorder>,
 }
 
-/// What the watch on the wall clock goes by.
+/// The counters for the watch on the wall clock.
 #[derive(Default)]
 struct Clock {
-    /// Items of streams that were read and are no errors.
+    /// The number of stream items read, without errors.
     items_read: AtomicU64,
-    /// Times that a wait with a long limit, or for the process itself, was seen to go on.
+    /// How often a wait with a long limit, or for the process itself, made progress.
     waits_seen: AtomicU64,
     /// Microseconds of real time in which the machine did not let the check run.
     starved_us: AtomicU64,
 }
 
-/// How far a check has come.
+/// The progress of a check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Items of streams that were read and are no errors.
+    /// The number of stream items read, without errors.
     pub(crate) items: u64,
-    /// Times that a wait with a limit of its own was seen to go on.
+    /// How often a wait with its own limit made progress.
     pub(crate) waits: u64,
 }
 
-/// What varies from run to run.
+/// Parameters that vary between runs.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Variation {
-    /// Varies the prompts.
+    /// The seed of the prompts.
     pub(crate) seed: u64,
-    /// Random sequences that SQ01 tries.
+    /// The number of random sequences for SQ01.
     pub(crate) sequences: u32,
-    /// The events that a transcript keeps.
+    /// The maximum number of events in a transcript.
     pub(crate) transcript_events: usize,
-    /// In what engines are spoken with that have not said yet what they take.
+    /// The medium for engines that have not declared one yet.
     pub(crate) medium: Medium,
-    /// Whether the engine was seen to keep virtual time; that it declares it is not enough.
+    /// Whether the engine was seen to keep virtual time; a declaration alone is not enough.
     pub(crate) keeps_virtual_time: bool,
 }
 
@@ -113,18 +113,18 @@ impl Trial {
         }
     }
 
-    /// How long the engine may take.
+    /// The time limits for the engine.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.shared.limits
     }
 
-    /// In what the engines of this factory are spoken with.
+    /// The medium for the engines of this factory.
     pub(crate) fn medium(&self) -> Medium {
         self.shared.variation.medium
     }
 
-    /// Notes that the check looks from outside, for lack of a probe.
+    /// Notes that the evidence is indirect, for lack of a probe.
     pub fn note_indirect(&self) {
         *self.shared.evidence.lock() = Evidence::Indirect;
     }
@@ -133,7 +133,7 @@ impl Trial {
         *self.shared.evidence.lock()
     }
 
-    /// Notes what was measured. `name` ends with its unit: `first_token_us`.
+    /// Records a measurement. `name` ends with its unit: `first_token_us`.
     pub fn measured(&self, name: impl Into<String>, value: u64) {
         self.shared.measurements.lock().insert(name.into(), value);
     }
@@ -150,12 +150,12 @@ impl Trial {
         self.shared.variation.seed
     }
 
-    /// Random sequences that SQ01 tries.
+    /// The number of random sequences for SQ01.
     pub(crate) fn sequences(&self) -> u32 {
         self.shared.variation.sequences
     }
 
-    /// Whether the engine declares virtual time and was seen to keep it, so that hours cost nothing and times are exact.
+    /// Whether the engine declares virtual time and was seen to keep it. Then hours cost nothing and times are exact.
     pub(crate) fn keeps_virtual_time(&self) -> bool {
         self.shared.variation.keeps_virtual_time
     }
@@ -168,22 +168,22 @@ impl Trial {
         &self.shared.recorder
     }
 
-    /// Notes that a request was given anything but an error.
+    /// Notes that a request received something other than an error.
     pub(crate) fn note_served(&self) {
         self.shared.clock.items_read.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Items of streams that were read and are no errors.
+    /// The number of stream items read, without errors.
     pub(crate) fn items_read(&self) -> u64 {
         self.shared.clock.items_read.load(Ordering::Relaxed)
     }
 
-    /// Notes that the check waits for what has a limit of its own, and that its thread is not blocked.
+    /// Notes progress of a wait that has its own limit: the check's thread is not blocked.
     pub(crate) fn note_wait(&self) {
         self.shared.clock.waits_seen.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How far the check has come, for the watch on the wall clock.
+    /// The check's progress, for the watch on the wall clock.
     pub(crate) fn progress(&self) -> Progress {
         Progress {
             items: self.items_read(),
@@ -191,12 +191,12 @@ impl Trial {
         }
     }
 
-    /// How often at least a wait that goes on is noted: several times in what the wall clock allows for silence.
+    /// The maximum interval between notes of a wait's progress: a fraction of the silence that the wall clock allows.
     pub(crate) fn wait_interval(&self) -> Duration {
         self.limits().wall / 8
     }
 
-    /// Notes that the machine did not let the check run for a while.
+    /// Adds time in which the machine did not let the check run.
     pub(crate) fn note_starved(&self, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         self.shared
@@ -205,29 +205,29 @@ impl Trial {
             .fetch_add(us, Ordering::Relaxed);
     }
 
-    /// How long the machine did not let the check run so far.
+    /// The total time in which the machine did not let the check run.
     fn starved(&self) -> Duration {
         Duration::from_micros(self.shared.clock.starved_us.load(Ordering::Relaxed))
     }
 
-    /// Where a breach of a rule of the reader is noted.
+    /// Records breaches of the rules of the reader.
     pub(crate) fn breaches(&self) -> &Breaches {
         &self.shared.breaches
     }
 
-    /// The rules that were seen broken, and how.
+    /// The rules that were broken, with details.
     pub(crate) fn broken_rules(&self) -> BTreeMap<Rule, String> {
         self.shared.breaches.seen()
     }
 
-    /// Reads the KV events of every engine up to now.
+    /// Reads the KV events of every engine so far.
     pub(crate) fn read_kv_events(&self) {
         for watched in self.shared.watched.lock().iter_mut() {
             watched.read(&self.shared.breaches);
         }
     }
 
-    /// Says that the check kills an engine on purpose.
+    /// Notes that the check kills an engine on purpose.
     pub(crate) fn expect_death(&self, subject: &Subject) {
         for watched in self.shared.watched.lock().iter_mut() {
             if watched.is(&subject.engine) {
@@ -236,13 +236,13 @@ impl Trial {
         }
     }
 
-    /// A fresh engine, not started.
+    /// Builds a new engine, not started.
     #[must_use]
     pub fn build(&self) -> Subject {
         self.build_as(Role::Aggregated)
     }
 
-    /// A fresh engine for a role, not started.
+    /// Builds a new engine for a role, not started.
     #[must_use]
     pub fn build_as(&self, role: Role) -> Subject {
         let mut scenario = Scenario::of(self.shared.check);
@@ -253,21 +253,21 @@ impl Trial {
         subject
     }
 
-    /// A fresh engine, started.
+    /// Builds and starts an engine.
     ///
     /// # Errors
-    /// A failure of the check when it does not start in time.
+    /// Fails the check if the engine does not start in time.
     pub async fn start(&self) -> Result<Live, Stop> {
         self.start_as(Role::Aggregated).await
     }
 
-    /// A fresh engine for a role, started.
+    /// Builds and starts an engine for a role.
     ///
     /// # Errors
     /// As [`Self::start`].
     pub async fn start_as(&self, role: Role) -> Result<Live, Stop> {
         let subject = self.build_as(role);
-        // The worker's id: no two engines of a check share one.
+        // The worker's id: each engine of a check has its own.
         let built = u64::try_from(self.shared.built.lock().len()).unwrap_or(1);
         let ctx = StartContext {
             role,
@@ -300,11 +300,12 @@ impl Trial {
         }
     }
 
-    /// Waits for `future`, at most `limit`, and as long as the machine did not let it run. A limit longer than the wall clock's
-    /// holds all the same: nothing can be read meanwhile, and that is no silence, unless `future` blocks the check's thread.
+    /// Waits for `future`, for at most `limit` plus the time in which the machine did not let it run. A limit longer than the
+    /// wall clock's holds too: nothing can be read during the wait, so it does not count as silence, unless `future` blocks the
+    /// check's thread.
     ///
     /// # Errors
-    /// A failure that names `what` when the limit passes.
+    /// Fails with `what` if the limit passes.
     pub fn within<T>(
         &self,
         what: &str,
@@ -312,8 +313,8 @@ impl Trial {
         future: impl Future<Output = T>,
     ) -> impl Future<Output = Result<T, Stop>> {
         let Limits { call, wall, .. } = self.limits();
-        // Not in shorter waits: an answer of slow items would go on as long as each of them may take. And not on a paused clock, where
-        // a call has hours: in parts, what does not follow that clock would have time to end.
+        // Not for shorter waits: an answer of slow items would then have the limit for each item. And not on a paused clock,
+        // where a call has hours: waits in parts would give time to things that do not follow that clock.
         let is_noted = limit > wall && call < wall;
         let part = if is_noted {
             self.wait_interval()
@@ -323,7 +324,7 @@ impl Trial {
         self.in_parts(what, limit, part, future)
     }
 
-    /// As [`Self::within`]; a wait that is longer than `part` is noted after each.
+    /// As [`Self::within`]; a wait longer than `part` notes progress after each part.
     async fn in_parts<T>(
         &self,
         what: &str,
@@ -331,7 +332,7 @@ impl Trial {
         part: Duration,
         future: impl Future<Output = T>,
     ) -> Result<T, Stop> {
-        // What is late is dropped before that is told.
+        // A late result is dropped before the failure is returned.
         let value = {
             let future = pin!(future);
             self.in_time(limit, part, future).await
@@ -344,7 +345,7 @@ impl Trial {
         Err(Stop::Fail(late))
     }
 
-    /// What came of `future` before its time had passed.
+    /// The result of `future`, if it comes in time.
     async fn in_time<T>(
         &self,
         limit: Duration,
@@ -373,10 +374,10 @@ impl Trial {
         }
     }
 
-    /// Waits for a start, at most as long as one may take.
+    /// Waits for a start, with the limit of a start.
     ///
     /// # Errors
-    /// A failure that names `what` when the limit passes.
+    /// Fails with `what` if the limit passes.
     pub(crate) async fn starting<T>(
         &self,
         what: &str,
@@ -387,15 +388,15 @@ impl Trial {
             .await
     }
 
-    /// Calls a method that should return soon.
+    /// Waits for a method that should return soon.
     ///
     /// # Errors
-    /// A failure that names `what` when it does not.
+    /// Fails with `what` if it does not.
     pub async fn call<T>(&self, what: &str, future: impl Future<Output = T>) -> Result<T, Stop> {
         self.within(what, self.limits().call, future).await
     }
 
-    /// Lets go of an engine: it is not cleaned up after the check, and is dropped with the last of the check's own handles.
+    /// Releases an engine: it is not cleaned up after the check, and is dropped with the check's last handle.
     pub fn release(&self, subject: &Subject) {
         let is_other = |built: &Arc<dyn LLMEngine>| !Arc::ptr_eq(built, &subject.engine);
         self.shared.built.lock().retain(is_other);
@@ -403,7 +404,7 @@ impl Trial {
         watched.retain(|watched| !watched.is(&subject.engine));
     }
 
-    /// Looks at what the check has started once more, and cleans up what it has built; how that goes is not judged here.
+    /// Checks the started engines a last time, and cleans up all that were built. The result of the cleanup is not judged here.
     pub(crate) async fn tidy(&self) {
         self.shared.recorder.close();
         for mut watched in std::mem::take(&mut *self.shared.watched.lock()) {
@@ -411,13 +412,13 @@ impl Trial {
         }
         let built = std::mem::take(&mut *self.shared.built.lock());
         for engine in built {
-            // The next check's engine may want what this one gives back: it has as long as a cleanup that is judged.
+            // The next check's engine may need the resources of this one: wait as long as for a cleanup that is judged.
             drop(self.call("cleanup", engine.cleanup()).await);
             self.note_wait();
         }
     }
 
-    /// Takes an engine that the check made by itself: it is cleaned up after the check.
+    /// Adds an engine that the check made itself, to be cleaned up after the check.
     pub(crate) fn adopt(&self, engine: &Arc<dyn LLMEngine>) {
         self.shared.built.lock().push(Arc::clone(engine));
     }
@@ -455,7 +456,7 @@ mod tests {
         )
     }
 
-    /// Waits 8 s for what may take 5 s, on a machine that stops the check for so long after a second.
+    /// Waits 8 s with a limit of 5 s, on a machine that stops the check for this long after a second.
     async fn eight_seconds(stopped_s: u64) -> (Result<(), Stop>, Duration) {
         let (trial, begun) = (trial(), Instant::now());
         let work = async {
@@ -476,7 +477,7 @@ mod tests {
         assert_eq!(eight_seconds(4).await, (Ok(()), seconds(8)));
     }
 
-    /// An engine that gives back what it holds in so much time.
+    /// An engine that needs some time to release its resources.
     struct GivesBack {
         time: Duration,
         is_free: Arc<AtomicBool>,
@@ -503,7 +504,7 @@ mod tests {
         }
     }
 
-    /// Whether an engine has given all back when its check is over.
+    /// Whether an engine has released its resources at the end of its check.
     async fn is_free_after(time: Duration) -> bool {
         let is_free = Arc::new(AtomicBool::new(false));
         let held = Arc::clone(&is_free);

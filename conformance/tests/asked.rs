@@ -1,5 +1,5 @@
-//! What the kit asks an engine, as the engine sees it: every length and every mixture that the guide names is among it. A length
-//! that a check stopped to ask for would go unseen otherwise, since the broken engines prove each at one length alone.
+//! The kit's requests, as an engine sees them: they include every length and every mixture that the guide names. Otherwise a
+//! check could stop using a length unnoticed, since the broken engines prove each check at one length.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 type Seen = Arc<Mutex<Vec<GenerateRequest>>>;
 
-/// The sample engine, which remembers what it was asked.
+/// The sample engine, which records its requests.
 struct Remembers {
     inner: SampleEngine,
     seen: Seen,
@@ -42,7 +42,7 @@ impl LLMEngine for Remembers {
     }
 }
 
-/// What a run of the kit asked, and the context of the engine.
+/// The requests of a run of the kit, and the engine's context length.
 fn asked() -> (Vec<GenerateRequest>, u32) {
     let seen = Seen::default();
     let args = SampleArgs {
@@ -57,7 +57,7 @@ fn asked() -> (Vec<GenerateRequest>, u32) {
     report.assert_conformant();
     let seen = seen.lock().clone();
     let longest = seen.iter().map(prompt_len).max().unwrap_or(0);
-    // A prompt of the context less one is the longest that there is.
+    // The longest possible prompt is one token shorter than the context.
     (seen, longest + 1)
 }
 
@@ -148,7 +148,7 @@ fn every_sort_of_end_is_asked_for() {
     }
 }
 
-/// A prompt that was sent before is sent again, whole and in part, and with another head.
+/// An earlier prompt is sent again, whole and in part, and with another beginning.
 #[test]
 fn prompts_of_several_blocks_are_sent_again() {
     let (seen, _) = asked();

@@ -1,4 +1,4 @@
-//! Engines that take nothing but whole bodies: they are asked what sends no prompt, and bodies.
+//! Engines that take only whole bodies: they receive bodies, and the checks that send no prompt.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

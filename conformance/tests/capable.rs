@@ -1,4 +1,4 @@
-//! The second clean engine passes everything, and so much of the kit applies to it that no profile is left out.
+//! The second clean engine passes everything, and every profile applies to it, with a few exceptions.
 
 use genset_conformance::mutants::capable::{capable, with_context};
 use genset_conformance::{Level, Options, Profile, Scenario, Verdict, run_conformance_with};
@@ -13,8 +13,8 @@ fn the_capable_engine_passes_everything_and_every_profile_applies() {
     report.assert_conformant();
     for check in &report.checks {
         let is_left_out = matches!(check.verdict, Verdict::Skip { .. });
-        // What a plain engine may leave out is for the kill matrix and the sample engine, processes are for the engine that has
-        // one, and ranks for one that has several, among the kit's controls.
+        // Checks for plain engines are covered by the kill matrix and the sample engine, processes by the engine that has one,
+        // and ranks by an engine with several, among the kit's controls.
         let may_be = match check.profile {
             Profile::Tokens
             | Profile::Subprocess
@@ -35,7 +35,7 @@ fn the_capable_engine_passes_everything_and_every_profile_applies() {
     }
 }
 
-/// All that engines can do, in a context that few prompts of the kit's would fit in with their answers.
+/// All abilities, in a context that few of the kit's prompts would fit into with their answers.
 #[test]
 fn the_capable_engine_passes_everything_with_a_context_of_64() {
     for seed in 0..3 {

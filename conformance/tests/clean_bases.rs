@@ -1,4 +1,4 @@
-//! The clean engines that faults are built upon pass everything: a mutant is caught for its fault, not for its base.
+//! The clean engines below the mutants pass everything: a mutant is caught for its fault, not for its base.
 
 mod clean;
 

@@ -1,5 +1,5 @@
-//! What an engine may declare, and the checks that are about it. A declaration that is new does not compile here until somebody has
-//! said which check tries whether it is true.
+//! Everything that an engine may declare, and the checks for it. A new declaration does not compile here until the check that
+//! tests it is listed.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -12,7 +12,7 @@ use genset_conformance::find;
 /// A declaration's name and its checks.
 type Row = (&'static str, &'static [&'static str]);
 
-/// The fields of a struct with their checks; it does not compile where one is missing.
+/// The fields of a struct with their checks; does not compile if one is missing.
 macro_rules! fields {
     ($name:ident { $($field:ident: $checks:expr),* $(,)? }) => {{
         fn _all(declared: $name) {
@@ -23,7 +23,7 @@ macro_rules! fields {
     }};
 }
 
-/// As `fields`, of the variants of an enum.
+/// As `fields`, for the variants of an enum.
 macro_rules! variants {
     ($name:ident { $($variant:ident: $checks:expr),* $(,)? }) => {{
         fn _all(declared: $name) {
@@ -44,7 +44,7 @@ fn config() -> Vec<Row> {
         kv_block_size: &["KV07", "CC17", "MT09"],
         kv_total_blocks: &["KV09", "CC17"],
         max_num_seqs: &["CC13", "MT08"],
-        // That it is not 0. How many tokens a step has, no answer shows: the guide says so.
+        // Only that it is not 0: no answer shows how many tokens a step has, as the guide says.
         max_num_batched_tokens: &["LC01"],
         data_parallel_size: &["MT04", "RK01"],
         capabilities: &["DT09"],
@@ -58,7 +58,7 @@ fn capabilities() -> Vec<Row> {
         media: &["ER08"],
         sampling: &["DT09"],
         max_logprobs: &["DT07", "DT13", "DT17", "DT20"],
-        // Nobody can declare it: a config that does is not valid.
+        // No engine can declare it: a config with it is invalid.
         prompt_logprobs: &["LC01", "DT09"],
         guided: &["GD01", "DT09"],
         whole_bodies: &["WB01"],

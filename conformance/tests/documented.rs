@@ -1,4 +1,4 @@
-//! Every engine that stands in a document keeps the contract: the kit runs on the code that is shown.
+//! Every engine shown in a document meets the contract: the kit runs on the same code.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn the_engine_of_the_traits_documentation() {
     run_conformance(|_: &Scenario| zeros::Zeros::default()).assert_conformant();
 }
 
-/// The readme shows the sample engine, which the kit runs on elsewhere: so what it shows is that engine's code.
+/// The readme shows the code of the sample engine, on which the kit runs elsewhere.
 #[test]
 fn the_engine_of_the_readme_is_the_sample_engine() {
     let readme = include_str!("../../README.md");
@@ -34,7 +34,7 @@ fn the_engine_of_the_readme_is_the_sample_engine() {
     assert!(missing.is_empty(), "not in the sample engine: {missing:?}");
 }
 
-/// Wherever else a document shows an engine, it has to be one that the kit runs on.
+/// No other document may show an engine that the kit does not run on.
 #[test]
 fn no_other_document_shows_an_engine_in_rust() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

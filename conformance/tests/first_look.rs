@@ -1,4 +1,4 @@
-//! The first look at an engine, from which the kit knows what it declares: a start that fails then leaves out no check.
+//! The first look at an engine, which tells the kit what the engine declares: a failed start then must not skip any check.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,7 +14,7 @@ use genset_conformance::{
     Factory, Options, Scenario, SkipReason, Subject, Verdict, find, run_check, run_conformance_with,
 };
 
-/// An engine whose first starts fail, counted over all that its factory has built.
+/// An engine whose first starts fail, counted across all engines of its factory.
 struct BadStarts {
     inner: Arc<dyn LLMEngine>,
     left: Arc<AtomicU32>,
@@ -59,7 +59,7 @@ impl LLMEngine for BadStarts {
     }
 }
 
-/// The capable engine, of whose starts so many fail.
+/// The capable engine; its first `count` starts fail.
 fn after_bad_starts(count: u32) -> impl Factory {
     let left = Arc::new(AtomicU32::new(count));
     move |scenario: &Scenario| {
@@ -74,7 +74,7 @@ fn after_bad_starts(count: u32) -> impl Factory {
     }
 }
 
-/// Checks of what is declared, one a profile, and one of every engine.
+/// One check per profile, and one check for every engine.
 fn some() -> Options {
     Options {
         only: ["DT01", "DT07", "GD01", "KV01", "LC01"]
@@ -99,7 +99,7 @@ fn one_bad_start_leaves_out_no_check() {
 
 #[test]
 fn an_engine_that_is_not_known_is_not_good() {
-    // As many as there are looks, so that it starts for every check.
+    // As many as there are looks, so that the engine starts for every check.
     let report = run_conformance_with(after_bad_starts(3), &some());
     assert!(!report.is_good() && !report.is_conformant());
     let of = |id: &str| report.checks.iter().find(|row| row.id == id).unwrap();

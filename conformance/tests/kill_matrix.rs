@@ -1,5 +1,5 @@
-//! The proof that the checks bite: the clean engine passes everything, each mutant is caught by exactly the checks listed
-//! for it, and every check that judges catches at least one.
+//! Proves that the checks detect faults: the clean engine passes everything, exactly the listed checks catch each mutant, and
+//! every judging check catches at least one.
 
 mod clean;
 #[macro_use]
@@ -31,7 +31,7 @@ fn the_controls_pass_everything() {
     }
 }
 
-/// Soak checks run for the mutants that only they catch.
+/// Runs soak checks for the mutants that only they catch.
 fn as_high_as(mutant: &Mutant) -> Options {
     let levels = mutant
         .killed_by
@@ -39,7 +39,7 @@ fn as_high_as(mutant: &Mutant) -> Options {
         .filter_map(|id| Some(find(id)?.level));
     Options {
         level: levels.max().unwrap_or(Level::Strict).max(Level::Strict),
-        // They catch what checks catch, too: they run for the mutants that only they catch.
+        // Sequences catch what checks catch, too: they run only for the mutants that nothing else catches.
         sequences: match mutant.killed_by.contains(&"SQ01") {
             true => Options::default().sequences,
             false => 0,
@@ -69,7 +69,7 @@ fn caught_exactly(group: &str) {
 
 each_group!(each_mutant_is_caught_by_exactly_its_checks, caught_exactly);
 
-/// Tokens that come slowly run ahead for ever all the same.
+/// Even if tokens come slowly, unlimited run-ahead is caught.
 #[test]
 fn an_engine_that_is_slow_and_runs_ahead_is_caught() {
     let args = SampleArgs {
@@ -95,7 +95,7 @@ fn every_check_with_a_verdict_catches_a_mutant() {
         .collect();
     let idle: Vec<&str> = catalogue()
         .filter(|check| check.level != Level::Info && !killers.contains(check.id))
-        // Engines in processes of their own have a matrix of their own, beside the engine that runs them.
+        // Engines in separate processes have their own matrix, next to the engine that runs them.
         .filter(|check| check.profile != Profile::Subprocess)
         .map(|c| c.id)
         .collect();

@@ -1,4 +1,4 @@
-//! The forms of a report: what people read, and what programs do.
+//! The forms of a report, for people and for programs.
 
 #![allow(
     clippy::unwrap_used,
@@ -97,7 +97,7 @@ fn a_run_ends_when_the_engine_is_gone_and_says_what_it_saw() {
     let failed = report.checks.iter().position(CheckReport::is_bad).unwrap();
     let (ran, left) = report.checks.split_at(failed + 1);
     assert!(!ran.iter().any(|check| is_gone(&check)));
-    // What was left out by name is so still.
+    // Excluded checks stay excluded.
     let wanted = |id: &str| ["ST", "US", "PF01"].iter().any(|only| id.starts_with(only));
     assert!(left.iter().filter(is_gone).count() > 0);
     assert!(left.iter().filter(is_gone).all(|check| wanted(&check.id)));
@@ -244,7 +244,7 @@ fn a_waiver_makes_a_failure_an_expected_one_but_no_core_check_conformant() {
         .unwrap();
     assert!(matches!(waived.verdict, Verdict::ExpectedFail { .. }));
 
-    // Left out by its authors, a core check is as good as failed.
+    // A core check that its authors waived counts as failed.
     let mut report = broken();
     let skipped = known.replace("\"fail\"", "\"skip\"");
     report.apply(&Waivers::parse(&skipped).unwrap());
@@ -290,7 +290,7 @@ fn a_failure_has_a_transcript_as_long_as_the_options_allow() {
     assert!(of(0).events.is_empty());
 }
 
-/// What a broken engine's failure of a check tells that happened.
+/// The events in a broken engine's failure of a check.
 fn events(name: &str, check: &str) -> String {
     let mutant = corpus().find(|mutant| mutant.name == name).unwrap();
     let options = Options {
@@ -344,7 +344,7 @@ fn a_false_virtual_time_is_named_as_the_cause_and_breaks_nothing_else() {
     );
 }
 
-/// What the clean engine says of the measurements.
+/// The measurements of the clean engine.
 fn measured(is_measuring: bool) -> BTreeMap<String, Verdict> {
     let clean = clean();
     let options = Options {
@@ -385,7 +385,7 @@ fn measurements_have_numbers_and_no_verdict() {
     }
 }
 
-/// An engine without a device: it starts, and refuses whatever it is asked.
+/// An engine without a device: it starts, and refuses every request.
 struct Refuses;
 
 #[async_trait]
@@ -535,7 +535,7 @@ fn a_measurement_that_the_engine_spoils_is_not_taken_and_fails_nothing() {
     assert!(report.is_good());
 }
 
-/// The seed varies what is sent and not what an engine must do.
+/// The seed varies the requests, not what an engine must do.
 #[test]
 fn the_clean_engines_pass_with_any_seed() {
     for seed in [1, 42, u64::MAX] {

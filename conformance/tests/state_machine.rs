@@ -1,5 +1,5 @@
-//! The proof that random sequences bite: the clean engines pass them, broken ones are caught, and what a failure prints
-//! fails the same way when it is replayed.
+//! Proves that random sequences detect faults: the clean engines pass them, broken ones are caught, and a printed failure fails
+//! in the same way when replayed.
 
 #![expect(
     clippy::unwrap_used,
@@ -94,7 +94,7 @@ fn an_engine_in_real_time_passes() {
     run_sequences(factory, &options).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// Each with its shrunk sequence, and a part of what is said about it.
+/// Each mutant with its shrunk sequence, and a part of its message.
 const CAUGHT: &[(&str, &str, &str)] = &[
     (
         "cancel-ignored",
@@ -217,7 +217,7 @@ fn a_failure_says_what_where_and_how_to_replay_it() {
     );
 }
 
-/// More requests than the slotted engines run at once, none of them read: those that wait are served once there is room.
+/// More requests than the slotted engines run at once, and none is read: waiting ones are served once there is room.
 #[test]
 fn requests_over_capacity_hang_only_where_they_are_forgotten() {
     let requests: String = (0..25)
@@ -259,7 +259,7 @@ fn regressions_are_kept_and_tried_first() {
     let found = violated(run_sequences(mutant("second-drain-waits"), &options).unwrap_err());
     assert_eq!(lines_of(&path), [found.sequence.to_string()]);
 
-    // Without random sequences only the file can find it; what is in it is not added again.
+    // Without random sequences only the file can find it; a sequence from the file is not added again.
     options.cases = 0;
     let again = violated(run_sequences(mutant("second-drain-waits"), &options).unwrap_err());
     assert_eq!((again.violation, again.seed), (found.violation, None));

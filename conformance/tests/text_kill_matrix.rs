@@ -1,5 +1,5 @@
-//! The proof that the checks bite where there are no tokens: mutants of the corpus, made engines of text, are caught by
-//! exactly the checks listed here. The faults that only engines of text have are in the corpus itself.
+//! Proves that the checks detect faults without tokens: exactly the checks listed here catch the corpus's mutants, converted to
+//! engines of text. Faults that only engines of text have are in the corpus itself.
 
 mod clean;
 #[macro_use]
@@ -24,7 +24,7 @@ fn the_clean_engine_of_text_passes_everything() {
     assert_eq!(can.map(Medium::of), Some(Medium::Text));
 }
 
-/// Mutants whose fault is not seen in text as it is in tokens: by which checks still, and why.
+/// Mutants whose fault looks different in text than in tokens: the checks that still catch it, and why.
 const UNSEEN: &[(&str, &[&str], &str)] = &[
     ("stop-and-length", &[], "it takes a stop token"),
     ("no-usage-on-stop", &[], "it takes a stop token"),
@@ -82,8 +82,8 @@ const UNSEEN: &[(&str, &[&str], &str)] = &[
     ),
 ];
 
-/// The checks that must catch a mutant as an engine of text: those of tokens that do not speak in token ids. What the reader
-/// sees of KV events has no tokens in it.
+/// The checks that must catch a mutant as an engine of text: those for tokens, without those that use token ids. The reader's
+/// rule for KV events does not depend on tokens.
 fn expected(mutant: &Mutant) -> BTreeSet<&'static str> {
     if let Some((_, left, _)) = UNSEEN.iter().find(|(name, _, _)| *name == mutant.name) {
         return left.iter().copied().collect();
@@ -95,14 +95,14 @@ fn expected(mutant: &Mutant) -> BTreeSet<&'static str> {
     mutant.killed_by.iter().copied().filter(applies).collect()
 }
 
-/// Those that have a refusal of their own, in place of the Worker's, know tokens only. Those of text are text already.
+/// Mutants with their own refusal instead of the Worker's know only tokens. Those of text are text already.
 fn can_be_spelled(mutant: &Mutant) -> bool {
     let refuses_itself = (mutant.build)(&clean(), &Scenario::default()).checks_itself;
     !refuses_itself && !mutant.name.starts_with("text-")
 }
 
-/// A mutant of which nothing is expected in text is not run: that no check fires by mistake is proven by the clean engine,
-/// which passes them all, and by the other mutants, which only the expected checks catch.
+/// Mutants that no check should catch in text are not run. False alarms are excluded by the clean engine, which passes all
+/// checks, and by the other mutants, which only the expected checks catch.
 fn caught_as_expected(group: &str) {
     let mut wrong = Vec::new();
     let mutants = groups().filter(|(name, _)| *name == group);

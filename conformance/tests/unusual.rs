@@ -1,5 +1,5 @@
-//! Sound engines that are unusual: what the kit may not take for a fault, at every level and with six seeds. Others of them are
-//! in the mocker's tests, which has a queue, KV blocks and steps of any length.
+//! Correct but unusual engines, which the kit must not fail, at every level and with six seeds. The mocker's tests have more:
+//! with a queue, KV blocks and steps of any length.
 
 #![allow(
     clippy::unwrap_used,
@@ -39,11 +39,11 @@ use self::in_real_time::InRealTime;
 
 const SEEDS: RangeInclusive<u64> = 0..=5;
 
-/// With this variable, engines in real time are tried by all checks and with every seed, too, which takes most of an hour.
+/// With this variable, engines in real time also run all checks with every seed, which takes most of an hour.
 const ALL_VARIABLE: &str = "GENSET_TEST_ALL_IN_REAL_TIME";
 
 fn is_sound<F: Factory>(factory: impl Fn() -> F) {
-    // This level has the checks of all others.
+    // This level includes the checks of all others.
     for seed in SEEDS {
         is_sound_at(Level::Soak, seed, factory());
     }
@@ -59,7 +59,7 @@ fn is_sound_at(level: Level, seed: u64, factory: impl Factory) {
     run_conformance_with(factory, &options).assert_conformant();
 }
 
-/// As [`is_sound`], of the same engine on a clock that goes.
+/// As [`is_sound`], for the same engine on a running clock.
 fn is_sound_in_real_time<E: LLMEngine>(engine: impl Fn() -> E + Clone + Send + Sync + 'static) {
     let factory = || {
         let engine = engine.clone();
@@ -72,7 +72,7 @@ fn is_sound_in_real_time<E: LLMEngine>(engine: impl Fn() -> E + Clone + Send + S
     }
 }
 
-/// The same engine, which does not declare that its waits follow tokio's clock.
+/// The same engine, without the declaration that its waits follow tokio's clock.
 fn in_real_time(subject: Subject) -> Subject {
     Subject {
         engine: Arc::new(InRealTime(subject.engine)),
@@ -102,7 +102,7 @@ struct Biased(SampleEngine);
 
 const FEW_TOKENS: u32 = 10;
 
-/// The token of the highest bias; of several, the one that comes next.
+/// The token with the highest bias; of several, the next one.
 fn biased_after(last: TokenId, biases: &BTreeMap<TokenId, f32>) -> TokenId {
     let bias = |token: TokenId| biases.get(&token).copied().unwrap_or(0.0);
     (1..=FEW_TOKENS)
@@ -158,14 +158,14 @@ fn a_vocabulary_of_which_every_answer_has_all_tokens() {
     is_sound(|| |_: &Scenario| Biased(sample(FEW_TOKENS, 1)));
 }
 
-/// How an engine that is full says so.
+/// How a full engine refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Full {
     AtOnce,
     InTheStream,
 }
 
-/// An engine of a few seats and no queue.
+/// An engine with a few seats and no queue.
 struct Seats {
     inner: SampleEngine,
     seats: usize,
@@ -238,7 +238,7 @@ fn one_seat_and_the_others_are_refused() {
     is_sound(|| |_: &Scenario| Seats::new(1, Full::AtOnce));
 }
 
-/// The same engine on a device that the kit may take away from it.
+/// The same engine on a device that the kit can take away.
 fn on_a_device(clean: Clean) -> impl Factory {
     let crashes = controls().find(|control| control.name == "crashes-in-order");
     crashes.unwrap().factory(clean)
@@ -254,7 +254,7 @@ fn two_seats_and_the_others_are_refused_in_their_streams() {
     is_sound(|| |_: &Scenario| Seats::new(2, Full::InTheStream));
 }
 
-/// An engine of a few seats that lets requests wait for one inside `generate`, and computes only what is read.
+/// An engine with a few seats. Requests wait for one inside `generate`, and the engine computes only what is read.
 struct Waits {
     inner: SampleEngine,
     seats: u32,
@@ -273,7 +273,7 @@ impl Waits {
     }
 }
 
-/// The load, and where it is published.
+/// The load and its publisher.
 #[derive(Default)]
 struct Told {
     load: Mutex<(Load, LoadPublisher)>,
@@ -287,7 +287,7 @@ impl Told {
     }
 }
 
-/// One more of something that the load counts, while it lives.
+/// Increments a counter of the load while it lives.
 struct Counted {
     told: Arc<Told>,
     which: fn(&mut Load) -> &mut u32,
@@ -344,7 +344,7 @@ impl LLMEngine for Waits {
 
     async fn cleanup(&self) -> Result<(), EngineError> {
         self.inner.cleanup().await?;
-        // Who still waits is refused by the engine within.
+        // The inner engine refuses requests that still wait.
         self.free.close();
         Ok(())
     }
@@ -360,7 +360,7 @@ fn two_seats_and_the_others_wait_inside_generate() {
     is_sound(|| |_: &Scenario| Waits::new(2));
 }
 
-/// An engine whose steps bring up to 32 tokens, and take as long whether they bring one or all.
+/// An engine whose steps produce up to 32 tokens, and take the same time for one or all.
 struct Blocks(SampleEngine);
 
 const BLOCK_TOKENS: u32 = 32;
@@ -415,7 +415,7 @@ fn answers_in_blocks_of_32_tokens() {
     is_sound(|| |_: &Scenario| Blocks(sample(1000, 0)));
 }
 
-/// An engine that refuses a large penalty in its stream, as one in a process of its own does.
+/// An engine that refuses a large penalty in its stream, like one in a separate process.
 struct MildPenalties(Arc<dyn LLMEngine>);
 
 #[async_trait]
@@ -483,7 +483,7 @@ impl LLMEngine for Short {
     }
 }
 
-/// An engine of text to which each word is three tokens.
+/// An engine of text that counts each word as three tokens.
 struct Wordy(Arc<dyn LLMEngine>);
 
 fn tripled(text: &str) -> String {
@@ -537,7 +537,7 @@ fn an_engine_of_text_to_which_a_word_is_three_tokens() {
     });
 }
 
-/// Was asked before whatever one of its kind ever was, as a worker that serves already.
+/// An engine that has served requests before, like a worker that runs already.
 struct Veteran {
     engine: Arc<dyn LLMEngine>,
     asked: Arc<Mutex<Vec<GenerateRequest>>>,

@@ -1,4 +1,4 @@
-//! The report as JUnit XML, for CI servers. A skip's reason is its message; the replay line is the case's `system-out`.
+//! The report as JUnit XML, for CI servers. The message of a skip is its reason; the replay line is in the case's `system-out`.
 //!
 //! # Source
 //! <https://github.com/testmoapp/junitxml>
@@ -80,7 +80,7 @@ impl Report {
 }
 
 impl Report {
-    /// The replay line, after what was measured.
+    /// The measurements and the replay line.
     fn output_of(&self, check: &CheckReport) -> String {
         let replay = self.replay_of(check);
         match &check.verdict {
@@ -94,7 +94,7 @@ impl Report {
     }
 }
 
-/// Text for an attribute or an element; characters that XML cannot hold become spaces.
+/// Escapes a text for an attribute or an element. Characters that XML cannot represent become spaces.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

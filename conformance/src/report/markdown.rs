@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::{Report, Verdict, listed};
 use crate::checks::catalogue;
 
-/// A table with a row a check and a column a report.
+/// A table with a row per check and a column per report.
 #[must_use]
 pub fn matrix(reports: &[Report]) -> String {
     let mut out = String::from("| check | level | promise |");
@@ -36,7 +36,7 @@ pub fn matrix(reports: &[Report]) -> String {
     out
 }
 
-/// A name that a table cell can hold.
+/// Escapes a name for a table cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }

@@ -1,22 +1,22 @@
-//! Reads reports, so that `diff` has something to compare with.
+//! Reads reports, for comparison by `diff`.
 
 use super::{Report, SCHEMA};
 
-/// Why a text is no report.
+/// Why a text is not a report.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadReportError {
-    /// It is not JSON, or lacks what a report has.
+    /// It is not JSON, or fields are missing.
     #[error("is no report: {source}")]
     Malformed {
-        /// What is wrong with it.
+        /// The problem.
         #[from]
         source: serde_json::Error,
     },
-    /// It says that it has a form which this build does not know.
+    /// It has a version that this build does not know.
     #[error("has the schema {found:?}; this build reads {SCHEMA:?}")]
     Version {
-        /// The version it names.
+        /// The version.
         found: String,
     },
 }
@@ -25,7 +25,7 @@ impl Report {
     /// Reads [`Report::to_json`]'s text.
     ///
     /// # Errors
-    /// When the text is no report, or one of another version.
+    /// Fails if the text is not a report, or has another version.
     ///
     /// # Examples
     /// ```

@@ -1,4 +1,4 @@
-//! The report for people: groups at a glance, then each failure with what it breaks, what was seen and how to replay it.
+//! The report for people: an overview of the groups, then each failure with what it breaks, what was seen and how to replay it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -92,7 +92,7 @@ impl Tally {
 }
 
 impl Report {
-    /// The report for a terminal; `has_color` puts escape codes in.
+    /// The report for a terminal; `has_color` adds escape codes.
     #[must_use]
     pub fn to_terminal(&self, has_color: bool) -> String {
         let paint = Paint { is_on: has_color };
@@ -200,7 +200,7 @@ impl Report {
         }
     }
 
-    /// The checks that did not come to their promises, by what went wrong before.
+    /// Writes the checks whose promises were not tested, by the failed precondition.
     fn write_untried(&self, paint: &Paint, out: &mut String) {
         let mut untried: BTreeMap<&str, Vec<&CheckReport>> = BTreeMap::new();
         for check in self.failures().filter(|check| check.is_precondition) {

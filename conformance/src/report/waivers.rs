@@ -1,4 +1,4 @@
-//! [`Waivers`]: `conformance.toml` in an engine's repository, where its authors say which checks they know to fail.
+//! [`Waivers`]: `conformance.toml` in an engine's repository, in which its authors list known failures.
 //!
 //! ```toml
 //! [[check]]
@@ -17,10 +17,10 @@ use super::{CheckReport, Verdict};
 use crate::check::{Level, SkipReason};
 use crate::checks::{catalogue, find};
 
-/// The largest share of core checks that may be waived, in per cent.
+/// The maximum share of core checks that may be waived, in percent.
 const MAX_CORE_PERCENT: usize = 10;
 
-/// What a waiver says about its check.
+/// The expected result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Expect {
@@ -55,7 +55,7 @@ pub struct Waivers {
     today: i64,
 }
 
-/// What is wrong with a waiver. Any problem makes a run bad: a waiver nobody looks after hides what it was not meant for.
+/// A problem of a waiver. Any problem makes a run bad: a neglected waiver hides other failures.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WaiverProblem {
     /// No check has this id.
@@ -76,7 +76,7 @@ pub enum WaiverProblem {
         /// The id.
         id: String,
     },
-    /// It does not say why.
+    /// A required field is missing.
     #[error("{id}: the waiver gives no {field}")]
     Missing {
         /// The id.
@@ -84,7 +84,7 @@ pub enum WaiverProblem {
         /// The field.
         field: &'static str,
     },
-    /// Its date is no date.
+    /// The date is invalid.
     #[error("{id}: until = {until:?} is not a date like 2027-06-30")]
     BadDate {
         /// The id.
@@ -100,21 +100,21 @@ pub enum WaiverProblem {
         /// The date.
         until: String,
     },
-    /// Too many core checks are waived for the engine to be worth the name.
+    /// Too many core checks are waived.
     #[error("{waived} of {total} core checks are waived; at most {MAX_CORE_PERCENT} % may be")]
     TooMany {
-        /// Core checks waived.
+        /// The number of core checks waived.
         waived: usize,
-        /// Core checks in all.
+        /// The total number of core checks.
         total: usize,
     },
 }
 
 impl Waivers {
-    /// Reads the text of a `conformance.toml`. What is wrong with single waivers is for [`Waivers::problems`] to say.
+    /// Parses a `conformance.toml`. [`Waivers::problems`] reports problems of single waivers.
     ///
     /// # Errors
-    /// When the text is not such a file.
+    /// Fails if the text is not such a file.
     ///
     /// # Examples
     /// ```
@@ -134,7 +134,7 @@ impl Waivers {
         })
     }
 
-    /// Everything that is wrong with them.
+    /// All problems of the waivers.
     #[must_use]
     pub fn problems(&self) -> Vec<WaiverProblem> {
         let mut problems: Vec<WaiverProblem> = self
@@ -232,7 +232,7 @@ impl Waivers {
     }
 }
 
-/// The day of a date like `2027-06-30`.
+/// The number of days from 1970 to a date like `2027-06-30`.
 ///
 /// # Source
 /// Howard Hinnant, "chrono-compatible low-level date algorithms", `days_from_civil`.

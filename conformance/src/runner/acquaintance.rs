@@ -1,4 +1,4 @@
-//! The first look at an engine: what it declares, and how fast it is.
+//! The first look at an engine: its declaration and its speed.
 
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
@@ -16,12 +16,12 @@ use crate::report::EngineReport;
 use crate::subject::Factory;
 use crate::trial::{Live, Trial, Variation};
 
-/// What a first look at the engine said.
+/// The results of a first look at the engine.
 #[derive(Debug, Clone)]
 pub(crate) struct Acquaintance {
     pub(crate) is_virtual_time: bool,
     pub(crate) limits: Limits,
-    /// The limits of checks on several threads, which no paused clock drives.
+    /// The limits of checks on several threads, which cannot use a paused clock.
     pub(super) threaded_limits: Limits,
     pub(super) profiles: Vec<Profile>,
     pub(crate) medium: Medium,
@@ -29,27 +29,27 @@ pub(crate) struct Acquaintance {
 }
 
 impl Acquaintance {
-    /// Whether the engine started. Of one that did not, nothing is known.
+    /// Whether the engine started. Otherwise nothing is known of it.
     pub(crate) fn has_started(&self) -> bool {
         self.engine.capabilities.is_some()
     }
 }
 
-/// What a call may take before anything is known of the engine: a slow one must get through.
+/// The limit of a call before the engine's speed is known; a slow engine must pass.
 const WARM_UP_CALL: Duration = Duration::from_secs(15);
 
-/// The time of three requests, from which limits follow. An engine that fails them is not slow: the usual limits hold, so that
-/// every check that fails does so soon.
+/// Measures three requests, which determine the limits. An engine that fails them is not slow: the default limits then make
+/// failing checks end soon.
 ///
 /// # Errors
-/// As of the request that fails, or is not answered in time.
+/// The error of the request that fails or is not answered in time.
 async fn warm_up(live: &Live) -> Result<Duration, Stop> {
     let mut request = live.request(4, 4);
     let taken = time_of_three(live, &request).await;
     if taken.is_ok() || live.medium() != Medium::Body {
         return taken;
     }
-    // It may be offered by completions, and not by chats.
+    // The engine may be offered for completions and not for chats.
     request.input = live.body(Api::Completion, &live.prompt(4, 0), false);
     time_of_three(live, &request).await
 }
@@ -66,11 +66,11 @@ async fn time_of_three(live: &Live, request: &GenerateRequest) -> Result<Duratio
     Ok(started.elapsed())
 }
 
-/// How often at most an engine is looked at that does not start.
+/// How many times to look at an engine that does not start.
 const LOOKS: u32 = 3;
 
-/// Learns what an engine declares, and how fast it is. One that does not start is looked at again: else one bad start would leave
-/// out the checks of all that it declares.
+/// Learns what an engine declares, and its speed. Looks again if the engine does not start: otherwise one failed start would
+/// skip the checks of all that it declares.
 pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
     let mut known = acquaint_once(factory);
     for _ in 1..LOOKS {
@@ -82,7 +82,7 @@ pub(crate) fn acquaint(factory: &Arc<dyn Factory>) -> Acquaintance {
     known
 }
 
-/// One that declares virtual time and does not keep it is tested in real time, so that it fails for that and not for everything.
+/// An engine that declares virtual time but does not keep it is tested in real time, so that only the check for that fails.
 fn acquaint_once(factory: &Arc<dyn Factory>) -> Acquaintance {
     let known = look_at(factory, true);
     if !known.is_virtual_time {
@@ -101,7 +101,7 @@ fn acquaint_once(factory: &Arc<dyn Factory>) -> Acquaintance {
     }
 }
 
-/// Starts one engine. One that fails here is taken for a plain one; the checks will say what is wrong with it.
+/// Starts one engine. An engine that fails here is treated as a plain one; the checks will report the failure.
 fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
     let plain = Acquaintance {
         is_virtual_time: false,
@@ -124,7 +124,7 @@ fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
         let runtime = runtime(false, false)?;
         let known = runtime.block_on(async {
             let known = meet(&trial, may_be_virtual).await;
-            // Also where it did not start: the next look may want what this one holds.
+            // Also if it did not start: the next look may need the resources that this engine holds.
             trial.tidy().await;
             known
         });
@@ -137,13 +137,13 @@ fn look_at(factory: &Arc<dyn Factory>, may_be_virtual: bool) -> Acquaintance {
     receiver.try_recv().unwrap_or(plain)
 }
 
-/// Whether an engine's waits follow tokio's clock, tried on a paused one.
+/// Tests on a paused clock whether an engine's waits follow tokio's clock.
 pub(crate) fn ensure_virtual_time(factory: &Arc<dyn Factory>) -> CheckResult {
     warm_up_on_a_paused_clock(factory).map(drop)
 }
 
-/// What the warm-up requests take on a paused clock. That clock goes on as soon as everybody waits for it: an engine that waits
-/// for something else is overtaken by hours.
+/// The duration of the warm-up requests on a paused clock. The clock advances as soon as all tasks wait. If an engine waits for
+/// something else, hours pass meanwhile.
 fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Pace, Stop> {
     let limits = Limits::virtual_time(Duration::ZERO);
     let trial = Trial::new(
@@ -166,7 +166,7 @@ fn warm_up_on_a_paused_clock(factory: &Arc<dyn Factory>) -> Result<Pace, Stop> {
     Ok(receiver.try_recv().unwrap_or_default())
 }
 
-/// An engine that fails otherwise than by its waits is for other checks to judge.
+/// Other failures of the engine are left to other checks.
 async fn answers_on_a_paused_clock(trial: &Trial) -> Result<Pace, Stop> {
     let begun = Instant::now();
     let answered = async {
@@ -190,16 +190,16 @@ async fn answers_on_a_paused_clock(trial: &Trial) -> Result<Pace, Stop> {
     }
 }
 
-/// How fast an engine is on a paused clock.
+/// The engine's speed on a paused clock.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pace {
-    /// What the three warm-up requests took.
+    /// The duration of the three warm-up requests.
     warm_up: Duration,
-    /// What a token takes behind the first item; `None` where all came at once.
+    /// The time per token after the first item; `None` if all came at once.
     token: Option<Duration>,
 }
 
-/// Tokens of the answer whose tokens are timed.
+/// The length of the answer whose tokens are timed.
 const TIMED_TOKENS: u32 = 96;
 
 async fn time_of_a_token(live: &Live) -> Result<Option<Duration>, Stop> {

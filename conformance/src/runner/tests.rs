@@ -1,4 +1,4 @@
-//! What counts as silence on the wall clock.
+//! Which checks count as silent on the wall clock.
 
 use std::future::pending;
 use std::sync::mpsc::sync_channel;
@@ -10,7 +10,7 @@ use crate::limits::Limits;
 use crate::mutants::{Clean, controls};
 use crate::subject::{Scenario, Subject};
 
-/// What a watch gives up, in these tests.
+/// The silence after which these watches give up.
 const SILENCE: Duration = Duration::from_secs(2);
 
 fn trial() -> Trial {
@@ -29,7 +29,7 @@ fn trial() -> Trial {
     Trial::new(Arc::new(factory), "LC01", limits, Variation::default())
 }
 
-/// How the watch on a check ends that does `work`, in the words of the failure.
+/// The failure text of the watch over a check that does `work`.
 fn watched<F>(work: impl FnOnce(Trial) -> F + Send + 'static) -> String
 where
     F: Future<Output = CheckResult>,

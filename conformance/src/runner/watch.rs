@@ -1,4 +1,4 @@
-//! The watch over a check: a thread for it, and when it is given up.
+//! The watch over a check: its thread, and when it is given up.
 
 use std::any::Any;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
@@ -12,7 +12,7 @@ use crate::trial::Trial;
 /// The clock that a check's waits follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Clock {
-    /// tokio's, which goes on as soon as everybody waits for it.
+    /// tokio's paused clock, which advances as soon as all tasks wait.
     Paused,
     /// The machine's.
     Real,
@@ -27,11 +27,11 @@ impl Clock {
     }
 }
 
-/// How often the kit looks how a check goes on.
+/// The interval at which the watch looks at a check's progress.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(250);
 
-/// Runs `work` on a thread of its own, and gives it up when its [`Patience`] ends. Where its waits follow the machine's clock, the
-/// trial learns for how long the machine did not let it run.
+/// Runs `work` on its own thread, and gives it up when its [`Patience`] ends. If its waits follow the machine's clock, the
+/// trial learns how long the machine did not let it run.
 pub(super) fn watch(
     limit: Duration,
     clock: Clock,

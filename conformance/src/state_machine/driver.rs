@@ -1,4 +1,4 @@
-//! Performs a sequence on a fresh engine, beside the model.
+//! Performs a sequence on a fresh engine, together with the model.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::check::{CheckResult, Stop, fail};
 use crate::running::Running;
 use crate::trial::{Live, Trial};
 
-/// Which operation is under way, for those who watch from another thread; as many as there are operations at the end.
+/// The index of the current operation, for watchers on other threads; the number of operations at the end.
 pub(super) type Progress = Arc<AtomicUsize>;
 
-/// Performs the operations, and then the end: all streams are read, the engine is cleaned up twice and asked once more.
+/// Performs the operations, and then the end: reads all streams, cleans up twice and sends one more request.
 pub(super) async fn perform(trial: Trial, sequence: Sequence, progress: Progress) -> CheckResult {
     let mut driver = Driver::new(trial);
     for operation in sequence.operations() {
@@ -31,8 +31,8 @@ pub(super) async fn perform(trial: Trial, sequence: Sequence, progress: Progress
     driver.end().await
 }
 
-/// Tokens that an open request may still want when all must end. One that wants more has used up its grace, as a Worker
-/// would see it, and is cancelled.
+/// How many tokens an open request may still want at the end. A request that wants more is cancelled, as a Worker does after
+/// its grace period.
 const GRACE_TOKENS: u32 = 64;
 
 struct Driver {
@@ -93,7 +93,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Sends a request. One that was taken while the engine does not serve must be refused by its stream, at once.
+    /// Sends a request. If the engine is not serving and accepts it, its stream must refuse it at once.
     async fn generate(&mut self, asked: Asked) -> CheckResult {
         let asked = self.fitted(asked);
         let mut is_alone = self.requests.iter().all(|request| request.model.is_ended());
@@ -119,7 +119,7 @@ impl Driver {
         Ok(())
     }
 
-    /// What was asked, no longer than the engine's context.
+    /// Limits a request to the engine's context.
     fn fitted(&self, asked: Asked) -> Asked {
         let context = self.live.config.context_length_tokens.max(2);
         let prompt_len = asked.prompt_len.min(context / 2);
@@ -156,7 +156,7 @@ impl Driver {
         .await
     }
 
-    /// A Worker gives the hint for requests that were cancelled or dropped, or have ended.
+    /// Calls `abort` as a Worker does: for requests that were cancelled or dropped, or have ended.
     async fn abort(&mut self, request: Option<usize>) -> CheckResult {
         let ctx = match request.and_then(|request| self.requests.get_mut(request)) {
             Some(request) => {
@@ -172,7 +172,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Drains while all streams are read. A Worker drains only what it has started.
+    /// Drains while all streams are read. A Worker drains only an engine that it has started.
     async fn drain(&mut self) -> CheckResult {
         if self.phase == Phase::Built {
             return Ok(());
@@ -189,7 +189,7 @@ impl Driver {
         }
     }
 
-    /// Cleans up while all streams are read, which must all end.
+    /// Cleans up while all streams are read. All streams must end.
     async fn cleanup(&mut self, what: &str) -> CheckResult {
         self.phase = Phase::Stopped;
         let live = self.live.clone();
@@ -227,7 +227,7 @@ impl Driver {
     }
 }
 
-/// Reads all open streams to their ends, at the same time.
+/// Reads all open streams to their ends, concurrently.
 async fn settle(
     trial: &Trial,
     phase: Phase,
@@ -242,8 +242,8 @@ async fn settle(
     join_all(ends).await.into_iter().collect()
 }
 
-/// Waits for `wanted`. After a while without it `settled` makes room, for an engine that runs few requests at once; it is
-/// left where it is as soon as `wanted` has come, which may be what others wait for.
+/// Waits for `wanted`. If it does not come for a while, runs `settled` to make room, for an engine that runs few requests at
+/// once. Stops `settled` as soon as `wanted` has come, since others may depend on it.
 async fn with_room<T>(
     trial: &Trial,
     wanted: impl Future<Output = Result<T, Stop>>,
@@ -271,10 +271,10 @@ fn judge<T>(judged: Result<T, String>) -> Result<T, Stop> {
     judged.map_err(Stop::Fail)
 }
 
-/// A request beside its model.
+/// A request and its model.
 struct Request {
     model: StreamModel,
-    /// `None` for one that was refused.
+    /// `None` if it was refused.
     ctx: Option<RequestContext>,
     /// `None` once it is over.
     outputs: Option<OutputStream>,
@@ -298,7 +298,7 @@ impl Request {
         }
     }
 
-    /// Also for one that is over: that must change nothing.
+    /// Cancels the request. Cancelling one that has ended must change nothing.
     fn cancel(&mut self) {
         if let Some(ctx) = &self.ctx {
             self.model.cancel();
@@ -306,7 +306,7 @@ impl Request {
         }
     }
 
-    /// Reads up to `items`, to the end at most. A cancelled request must give all of them soon.
+    /// Reads up to `items` items, or to the end. A cancelled request must return all of them soon.
     async fn read(&mut self, trial: &Trial, phase: Phase, items: u64) -> CheckResult {
         let limits = trial.limits();
         if self.model.is_cancelled() {
@@ -332,7 +332,7 @@ impl Request {
             let Some(item) = trial.within(&what, limit, outputs.next()).await? else {
                 fail!("{} is over, and its terminal never came", self.model.name());
             };
-            // Of a stream that merely ends, the violation tells more than the error made of it.
+            // If a stream just ends, the violation says more than the error made from it.
             judge(self.model.observe_rest(None, outputs.violation()))?;
             judge(self.model.observe(&item, phase))?;
             if self.model.is_ended() {

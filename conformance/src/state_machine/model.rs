@@ -1,4 +1,4 @@
-//! The reference model: what the contract allows an engine in each state, and each stream of it. Pure; the driver asks it.
+//! The reference model: what the contract allows an engine and its streams in each state. Pure; the driver consults it.
 
 use std::num::NonZeroU32;
 
@@ -9,7 +9,7 @@ use super::operation::Asked;
 use crate::medium::Medium;
 use crate::trial::Live;
 
-/// The life of an engine.
+/// The phases of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
     Built,
@@ -19,10 +19,10 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    /// After a `start` in this phase that returned as said.
+    /// The phase after a `start` with this result.
     ///
     /// # Errors
-    /// Only the first start must succeed. Later ones are the engine's to allow or refuse.
+    /// Only the first start must succeed. Later ones may succeed or fail.
     pub(super) fn started(self, start: Result<(), &EngineError>) -> Result<Self, String> {
         match (self, start) {
             (Self::Built | Self::Stopped, Ok(())) => Ok(Self::Started),
@@ -62,14 +62,14 @@ impl Phase {
     }
 }
 
-/// Tokens that may still come after a cancel, from an engine's buffers: four times the kit's own channel's.
+/// How many tokens may still come after a cancel, from an engine's buffers: four times the capacity of the kit's own channel.
 const BUFFERED_TOKENS: u32 = 256;
 
-/// Where a request stands.
+/// The state of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
     Live,
-    /// Cancelled when so many tokens had been delivered.
+    /// Cancelled after this number of tokens.
     Cancelled {
         delivered: u32,
     },
@@ -77,7 +77,7 @@ enum Standing {
     Dropped,
 }
 
-/// What is known of one stream, and so what it may give next.
+/// What is known of one stream, and so which items it may return next.
 #[derive(Debug)]
 pub(super) struct StreamModel {
     asked: Asked,
@@ -85,7 +85,7 @@ pub(super) struct StreamModel {
     medium: Medium,
     /// The engine's phase when it accepted the request.
     accepted_in: Phase,
-    /// Whether nothing else was in flight then.
+    /// Whether no other request was in flight then.
     is_alone: bool,
     tokens: u32,
     has_items: bool,
@@ -107,7 +107,7 @@ impl StreamModel {
         }
     }
 
-    /// Whether its terminal is still to come.
+    /// Whether its terminal has not come yet.
     pub(super) fn is_open(&self) -> bool {
         matches!(self.standing, Standing::Live | Standing::Cancelled { .. })
     }
@@ -124,7 +124,7 @@ impl StreamModel {
         format!("request #{}", self.asked.request)
     }
 
-    /// Tokens that may still come.
+    /// How many tokens may still come.
     pub(super) fn remaining(&self) -> u32 {
         self.asked.max_tokens.saturating_sub(self.tokens)
     }
@@ -137,7 +137,7 @@ impl StreamModel {
         }
     }
 
-    /// The engine refused it.
+    /// Notes that the engine refused it.
     pub(super) fn refuse(&mut self) {
         self.standing = Standing::Ended;
     }
@@ -148,10 +148,10 @@ impl StreamModel {
         }
     }
 
-    /// Takes the next item of an open stream.
+    /// Checks the next item of an open stream.
     ///
     /// # Errors
-    /// The rule that the item breaks.
+    /// The rule that the item violates.
     pub(super) fn observe(
         &mut self,
         item: &Result<Output, EngineError>,
@@ -186,10 +186,10 @@ impl StreamModel {
         }
     }
 
-    /// Takes what came after the terminal.
+    /// Checks what came after the terminal.
     ///
     /// # Errors
-    /// The rule that it breaks.
+    /// The rule that it violates.
     pub(super) fn observe_rest(
         &self,
         rest: Option<&Result<Output, EngineError>>,
@@ -263,7 +263,7 @@ impl StreamModel {
         }
         let usage = finished.usage;
         let prompt = self.asked.prompt_len;
-        // Of text, only the engine knows how many tokens it is.
+        // For text, only the engine knows the number of tokens.
         if self.medium.is_tokens() && usage.prompt_tokens != prompt {
             let counted = usage.prompt_tokens;
             return Err(format!(
@@ -288,7 +288,7 @@ impl StreamModel {
         if self.accepted_in.is_serving() && phase == Phase::Stopped && error.policy().is_retryable {
             return Ok(());
         }
-        // A refusal may also come as the only item, and before the engine hears of a cancel.
+        // A refusal may also come as the only item, before the engine notices a cancel.
         let is_full = error.kind() == ErrorKind::Overloaded;
         if is_first && (is_full || !self.is_cancelled()) {
             return self.accepted_in.allows_refusal(error, self.is_alone);

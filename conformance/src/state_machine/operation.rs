@@ -1,9 +1,9 @@
-//! [`Sequence`]: operations on an engine, and their text: `start; generate#0 len=3 max=5; poll#0 2; cancel#0`.
+//! [`Sequence`]: operations on an engine, with a text form: `start; generate#0 len=3 max=5; poll#0 2; cancel#0`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The most items that one poll reads, requests' tokens and milliseconds that a text may ask for: what is larger is a slip.
+/// The maximum for items of a poll, tokens of a request and milliseconds in a text. Larger values are typing errors.
 const LARGEST: u64 = 1_000_000;
 
 /// One operation. Requests are numbered in the order of their `Generate`.
@@ -11,7 +11,7 @@ const LARGEST: u64 = 1_000_000;
 pub(super) enum Operation {
     Start,
     Generate(Asked),
-    /// Reads up to so many items of a request.
+    /// Reads up to this number of items of a request.
     Poll {
         request: usize,
         items: u64,
@@ -22,7 +22,7 @@ pub(super) enum Operation {
     Drop {
         request: usize,
     },
-    /// The hint that a Worker gives; `None` for a request that nobody sent.
+    /// The abort hint of a Worker; `None` for a request that was never sent.
     Abort {
         request: Option<usize>,
     },
@@ -33,11 +33,11 @@ pub(super) enum Operation {
     },
 }
 
-/// What a request asks for.
+/// The parameters of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Asked {
     pub(super) request: usize,
-    /// At least 1, like `max_tokens`.
+    /// At least 1, as is `max_tokens`.
     pub(super) prompt_len: u32,
     pub(super) max_tokens: u32,
     /// Varies the prompt.
@@ -45,7 +45,7 @@ pub(super) struct Asked {
 }
 
 impl Operation {
-    /// The request it is about.
+    /// The request that it refers to.
     fn request(mut self) -> Option<usize> {
         self.request_mut().copied()
     }
@@ -99,7 +99,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Operations in order. Its text is what `Display` writes and [`FromStr`] reads back.
+/// Operations in order. [`FromStr`] parses the text that `Display` writes.
 ///
 /// # Examples
 /// ```
@@ -118,7 +118,7 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// The caller has numbered the requests in order, and refers to no later one.
+    /// The caller has numbered the requests in order, and no operation refers to a later one.
     pub(super) fn new(operations: Vec<Operation>) -> Self {
         Self { operations }
     }
@@ -127,12 +127,12 @@ impl Sequence {
         &self.operations
     }
 
-    /// The operations up to the one at `place`, and that one.
+    /// The operations up to and including the one at `place`.
     pub(super) fn up_to(&self, place: usize) -> Self {
         Self::new(self.operations.iter().take(place + 1).copied().collect())
     }
 
-    /// Leaves out the operation at `place`; with a request, also what is about it.
+    /// Removes the operation at `place`; for a request, also all operations on it.
     pub(super) fn without(&self, place: usize) -> Self {
         let gone = match self.operations.get(place) {
             Some(Operation::Generate(asked)) => Some(asked.request),
@@ -152,13 +152,13 @@ impl Sequence {
         Self::new(rest)
     }
 
-    /// How many operations.
+    /// The number of operations.
     #[must_use]
     pub fn len(&self) -> usize {
         self.operations.len()
     }
 
-    /// Whether there is no operation. Even then the end is tried: two cleanups, and a request after them.
+    /// Whether there is no operation. Even then the end is tested: two cleanups, and a request after them.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.operations.is_empty()
@@ -181,11 +181,11 @@ impl fmt::Display for Sequence {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("operation {place}: `{token}`: {problem}")]
 pub struct ParseSequenceError {
-    /// Which operation, from 1.
+    /// The number of the operation, from 1.
     pub place: usize,
     /// The part of the text that is wrong.
     pub token: String,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: String,
 }
 
@@ -198,7 +198,7 @@ impl FromStr for Sequence {
         if text.trim().is_empty() {
             return Ok(sequence);
         }
-        // A semicolon may also end the last one.
+        // A semicolon may also follow the last operation.
         let text = text.trim().strip_suffix(';').unwrap_or(text);
         for (place, part) in text.split(';').enumerate() {
             let parser = Parser { requests };
@@ -229,7 +229,7 @@ fn wrong<T>(token: &str, problem: impl Into<String>) -> Result<T, Wrong> {
     })
 }
 
-/// Reads one operation, after so many requests.
+/// Parses operations, and counts the requests so far.
 struct Parser {
     requests: usize,
 }
@@ -289,7 +289,7 @@ impl Parser {
         }
     }
 
-    /// The number of a request that was sent.
+    /// The number of a request that was sent before.
     fn request(&self, head: &str, number: &str) -> Result<usize, Wrong> {
         match number.parse() {
             Ok(request) if request < self.requests => Ok(request),
@@ -298,7 +298,7 @@ impl Parser {
         }
     }
 
-    /// The number of a request that is being sent.
+    /// The number of a new request.
     fn next_request(&self, head: &str, number: &str) -> Result<usize, Wrong> {
         let next = self.requests;
         match number.parse() {

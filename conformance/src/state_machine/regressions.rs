@@ -1,4 +1,4 @@
-//! The file of sequences that failed once: one text a line, comments from `#` at a line's start.
+//! The file of sequences that have failed: one text per line, comments from `#` at the start of a line.
 
 use std::fs;
 use std::io::{self, ErrorKind, Write};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::operation::{ParseSequenceError, Sequence};
 
-/// What stands at the top of a new file.
+/// The head of a new file.
 const HEAD: &str = "\
 # Sequences of operations that an engine failed once. They are tried first on each run; keep this file under version
 # control. One sequence a line.
@@ -24,7 +24,7 @@ pub(super) enum RegressionsError {
     },
 }
 
-/// Every sequence of the file; none where there is no file.
+/// Reads all sequences of the file; empty if the file does not exist.
 pub(super) fn read(path: &Path) -> Result<Vec<Sequence>, RegressionsError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
@@ -43,7 +43,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<Sequence>, RegressionsError> {
         .collect()
 }
 
-/// Adds a sequence, with why it failed as a comment.
+/// Appends a sequence, with the failure as a comment.
 pub(super) fn append(path: &Path, sequence: &Sequence, why: &str) -> io::Result<()> {
     let is_new = !path.exists();
     let mut file = fs::OpenOptions::new()

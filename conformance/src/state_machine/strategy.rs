@@ -7,8 +7,8 @@ use proptest::prop_oneof;
 
 use super::operation::{Asked, Operation, Sequence};
 
-/// An operation whose request is said by how many requests back it was sent, so that leaving out an earlier request while
-/// shrinking changes nothing for the later ones.
+/// An operation that identifies its request by how many requests ago it was sent. So removing an earlier request while
+/// shrinking does not affect later operations.
 #[derive(Debug, Clone, Copy)]
 enum Draft {
     Start,
@@ -38,10 +38,10 @@ enum Draft {
     },
 }
 
-/// Most sequences begin with a start, since little happens without.
+/// The share of sequences that begin with a start; without one, little happens.
 const STARTED: f64 = 0.9;
 
-/// Sequences of up to `max_operations`, which never advance the clock by more than `longest_ms` at once.
+/// Sequences of up to `max_operations` that advance the clock by at most `longest_ms` at once.
 pub(super) fn sequences(max_operations: usize, longest_ms: u64) -> impl Strategy<Value = Sequence> {
     let drafts = vec(draft(longest_ms), 0..=max_operations.saturating_sub(1));
     (weighted(STARTED), drafts).prop_map(|(is_started, drafts)| {
@@ -68,12 +68,12 @@ fn draft(longest_ms: u64) -> impl Strategy<Value = Draft> {
     ]
 }
 
-/// Few tokens, so that ends are reached; or so many that only a cancel or a drop ends the request.
+/// Few tokens, so that answers end; or so many that only a cancel or a drop ends the request.
 fn max_tokens() -> impl Strategy<Value = u32> {
     prop_oneof![6 => 1..=8_u32, 2 => 9..=64_u32, 1 => 65..=2000_u32]
 }
 
-/// Numbers the requests. What is about a request is left out while there is none.
+/// Numbers the requests. Drops operations on requests while there are none.
 fn number(drafts: impl Iterator<Item = Draft>) -> Vec<Operation> {
     let mut requests = 0_usize;
     let mut operations = Vec::new();

@@ -1,4 +1,4 @@
-//! [`recorded`] wraps an engine and notes every call in the transcript. The reader of a stream notes its items.
+//! [`recorded`] wraps an engine and records every call in the transcript. The reader of a stream records its items.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use genset_backend_common::{
 
 use super::Recorder;
 
-/// The engine, which notes its calls where anybody wants to know.
+/// Wraps the engine to record its calls, if transcripts are enabled.
 pub(crate) fn recorded(inner: Arc<dyn LLMEngine>, recorder: &Arc<Recorder>) -> Arc<dyn LLMEngine> {
     if !recorder.is_on() {
         return inner;
@@ -23,7 +23,7 @@ struct Recorded {
     recorder: Arc<Recorder>,
 }
 
-/// A call under way, which is noted when its future is dropped.
+/// A call in progress; recorded as dropped if its future is dropped.
 struct Call<'a> {
     recorder: &'a Recorder,
     request: Option<&'a str>,
@@ -80,7 +80,7 @@ impl LLMEngine for Recorded {
         let id = ctx.id().to_owned();
         let mut call = self.call(Some(&id), "generate");
         let generated = self.inner.generate(request, ctx).await;
-        // What was asked, and whether it was refused, is noted by who asked.
+        // The caller records the request and its refusal.
         call.is_over = true;
         generated
     }

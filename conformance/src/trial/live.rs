@@ -1,4 +1,4 @@
-//! [`Live`]: a started engine, and what one asks of it.
+//! [`Live`]: a started engine, and requests to it.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -20,13 +20,13 @@ use crate::running::Running;
 use crate::subject::Subject;
 use crate::transcript;
 
-/// The shortest pause before a request is sent again to an engine that is full.
+/// The minimum pause before a request is sent again to a full engine.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Tokens of the prompt of a request that is not soon over: odd, and past 64.
+/// The prompt length of a long-running request, in tokens: odd, and above 64.
 const BUSY_PROMPT_TOKENS: usize = 67;
 
-/// Tokens of a KV block of an engine that does not say.
+/// The default size of a KV block, in tokens, for an engine that declares none.
 const USUAL_BLOCK_TOKENS: u32 = 16;
 
 /// A started engine.
@@ -36,15 +36,15 @@ pub struct Live {
     pub trial: Trial,
     /// The engine.
     pub subject: Subject,
-    /// What it declared at start.
+    /// Its declaration at the start.
     pub config: EngineConfig,
-    /// The handles it was given at start.
+    /// The context of its start.
     pub start: StartContext,
 }
 
 impl Live {
-    /// An engine that is not started, ready to be asked all the same: in the medium that its factory's engines declare, with
-    /// a vocabulary of two tokens.
+    /// An engine that is not started but can receive requests: in the medium of its factory's engines, with a vocabulary of two
+    /// tokens.
     pub(crate) fn unstarted(trial: Trial, context_length_tokens: u32) -> Self {
         let can = Capabilities {
             inputs: [trial.medium().kind()].into(),
@@ -61,10 +61,10 @@ impl Live {
         }
     }
 
-    /// Cleans up and lets go of the engine before the check is over. How the cleanup goes is not judged.
+    /// Cleans up and releases the engine before the check ends. The result of the cleanup is not judged.
     ///
     /// # Errors
-    /// A failure when it does not return in time.
+    /// Fails if the cleanup does not return in time.
     pub async fn put_away(&self) -> Result<(), Stop> {
         let cleanup = self.subject.engine.cleanup();
         let _ = self.trial.call("cleanup", cleanup).await?;
@@ -72,7 +72,7 @@ impl Live {
         Ok(())
     }
 
-    /// A token id that the engine's vocabulary has, varying with `seed`.
+    /// A token id of the engine's vocabulary that varies with `seed`.
     #[must_use]
     pub fn token(&self, seed: u64) -> TokenId {
         let vocab_size = u64::from(self.config.vocab_size.map_or(100, NonZeroU32::get));
@@ -80,7 +80,7 @@ impl Live {
         u32::try_from(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) % vocab_size).unwrap_or(0)
     }
 
-    /// A prompt of `len` tokens, varying with `seed`.
+    /// A prompt of `len` tokens that varies with `seed`.
     #[must_use]
     pub fn prompt(&self, len: usize, seed: u64) -> Vec<TokenId> {
         (0..)
@@ -89,7 +89,7 @@ impl Live {
             .collect()
     }
 
-    /// In what the engine is spoken with.
+    /// The engine's medium.
     #[must_use]
     pub fn medium(&self) -> Medium {
         Medium::of(&self.config.capabilities)
@@ -105,7 +105,7 @@ impl Live {
         medium.input(prompt)
     }
 
-    /// A body that asks the engine's model.
+    /// A body for the engine's model.
     pub(crate) fn body(&self, api: Api, prompt: &[TokenId], is_stream: bool) -> Input {
         let mut body = api.body(prompt);
         body["model"] = self.config.model.as_str().into();
@@ -113,8 +113,8 @@ impl Live {
         Input::Text(body.to_string().into())
     }
 
-    /// A plain request: `prompt_len` prompt tokens (or words, for an engine that takes text), exactly `max_tokens` to
-    /// generate, no sampling options.
+    /// A plain request without sampling options: `prompt_len` prompt tokens (or words, for an engine that takes text), and
+    /// exactly `max_tokens` to generate.
     #[must_use]
     pub fn request(&self, prompt_len: usize, max_tokens: u32) -> GenerateRequest {
         let mut request = GenerateRequest::from_tokens(self.config.model.clone(), Vec::new());
@@ -124,7 +124,7 @@ impl Live {
         request
     }
 
-    /// As [`Self::request`], on the tokens (or words) of `prompt`, and greedy whatever the engine's default is.
+    /// As [`Self::request`], with the tokens (or words) of `prompt`. Always greedy, whatever the engine's default.
     #[must_use]
     pub fn greedy(&self, prompt: Vec<TokenId>, max_tokens: u32) -> GenerateRequest {
         let mut request = self.request(1, max_tokens);
@@ -133,8 +133,8 @@ impl Live {
         request
     }
 
-    /// Has the request draw from all tokens. Each option that narrows is given the value that narrows nothing, for an engine's own
-    /// default may be another.
+    /// Makes the request draw from all tokens. Sets each narrowing option to its neutral value, since an engine's default may
+    /// differ.
     pub(crate) fn draw_from_all(&self, request: &mut GenerateRequest) {
         let all = self.config.vocab_size.map_or(u32::MAX, NonZeroU32::get);
         let sampling = &mut request.sampling;
@@ -143,7 +143,7 @@ impl Live {
         sampling.min_p = self.can(SamplingOption::MinP).then_some(0.0);
     }
 
-    /// The tokens of an answer of up to `wanted`, after a prompt of `prompt_len`: fewer where the context is small or the
+    /// The length of an answer, up to `wanted` tokens after a prompt of `prompt_len`: less if the context is small or the
     /// engine slow.
     #[must_use]
     pub fn affordable_answer(&self, prompt_len: usize, wanted: u32) -> u32 {
@@ -155,8 +155,8 @@ impl Live {
             .max(1)
     }
 
-    /// A plain request that is not soon over: a prompt of more than a few KV blocks and an answer of up to `wanted` tokens,
-    /// both shorter where the context is small, so that they fit in it together. The prompt varies with `seed`.
+    /// A plain request that runs for a while: a prompt of several KV blocks and an answer of up to `wanted` tokens. Both are
+    /// shorter if the context is small, so that they fit together. The prompt varies with `seed`.
     #[must_use]
     pub fn busy_request(&self, seed: u64, wanted: u32) -> GenerateRequest {
         let quarter = usize::try_from(self.config.context_length_tokens / 4).unwrap_or(usize::MAX);
@@ -166,7 +166,7 @@ impl Live {
         request
     }
 
-    /// The length of a prompt of three KV blocks, or of as much as the context has room for.
+    /// The length of a prompt of three KV blocks, or less if the context is small.
     #[must_use]
     pub fn several_blocks(&self) -> usize {
         let block = self
@@ -178,7 +178,7 @@ impl Live {
         usize::try_from(len).unwrap_or(usize::MAX)
     }
 
-    /// How many of `wanted` requests the engine runs at once, one at least: others may wait for these, or be refused.
+    /// How many of `wanted` requests the engine runs at once, at least one; others may wait or be refused.
     #[must_use]
     pub fn at_once(&self, wanted: u32) -> usize {
         let most = self.config.max_num_seqs.unwrap_or(wanted);
@@ -191,7 +191,7 @@ impl Live {
         self.config.capabilities.sampling.contains(&option)
     }
 
-    /// Skips a check of `min_tokens`, for an engine that declares that it cannot keep them. That it refuses them is DT09's.
+    /// Skips a check of `min_tokens` if the engine declares that it does not keep them. DT09 checks that it refuses them.
     ///
     /// # Errors
     /// The skip.
@@ -206,23 +206,23 @@ impl Live {
         Ok(())
     }
 
-    /// Whether the engine declares that an answer depends on what else is in its batch.
+    /// Whether the engine declares that an answer depends on the rest of the batch.
     pub(crate) fn varies_with_batch(&self) -> bool {
         let can = &self.config.capabilities;
         can.deviates(Deviation::BatchVariant)
     }
 
-    /// A context for `request`, as a Worker makes it.
+    /// A context for `request`, as a Worker creates it.
     #[must_use]
     pub fn context(&self, request: &GenerateRequest) -> RequestContext {
         RequestContext::new(self.trial.next_id())
             .with_prompt_tokens(request.prompt_tokens().unwrap_or(0))
     }
 
-    /// Sends a request the way a Worker does: what is not declared is refused before the engine sees it.
+    /// Sends a request as a Worker does: undeclared features are refused before the engine receives it.
     ///
     /// # Errors
-    /// Outer: a failure when `generate` does not return in time. Inner: the engine's refusal.
+    /// Outer: fails if `generate` does not return in time. Inner: the engine's refusal.
     pub fn try_generate(
         &self,
         request: GenerateRequest,
@@ -232,7 +232,7 @@ impl Live {
         self.try_generate_within(limit, request, ctx)
     }
 
-    /// As [`Self::try_generate`], with a limit of its own.
+    /// As [`Self::try_generate`], with its own limit.
     ///
     /// # Errors
     /// As [`Self::try_generate`].
@@ -263,11 +263,11 @@ impl Live {
         Ok(generated.map(|outputs| Running::new(self.trial.clone(), ctx, outputs, reader)))
     }
 
-    /// Sends a request that must be accepted. An engine that is full may refuse it for a while: it is sent again after the
-    /// pause that the engine asks for, until the limit for calls has passed.
+    /// Sends a request that must be accepted. If the engine is full and refuses it, sends it again after the pause that the
+    /// engine asks for, until the limit for calls has passed.
     ///
     /// # Errors
-    /// A failure when it is refused or not accepted in time.
+    /// Fails if it is refused or not accepted in time.
     pub async fn generate(&self, request: GenerateRequest) -> Result<Running, Stop> {
         let deadline = Instant::now() + self.trial.limits().call;
         loop {
@@ -280,10 +280,10 @@ impl Live {
         }
     }
 
-    /// Waits as long as an engine asks for that is full.
+    /// If the engine is full, waits for the pause that it asks for.
     ///
     /// # Errors
-    /// A failure when it is not full, or the deadline has passed.
+    /// Fails if it is not full, or the deadline has passed.
     async fn pause_if_full(
         &self,
         request: &GenerateRequest,
@@ -300,8 +300,8 @@ impl Live {
         Ok(())
     }
 
-    /// What the failure of a request means: of the first one that a check sends, where it is a plain one, that nothing is
-    /// known of what the check is about.
+    /// Converts the failure of a request: if it is the check's first request and a plain one, the check's promise was not
+    /// tested.
     fn failed(&self, request: &GenerateRequest, what: String) -> Stop {
         let has_served = self.trial.items_read() > 0;
         if has_served || !self.is_plain(request) {
@@ -310,7 +310,7 @@ impl Live {
         Stop::Precondition(what)
     }
 
-    /// Whether a request asks for a few tokens and nothing else, as those of the warm-up do.
+    /// Whether a request asks only for a few tokens, like the warm-up's.
     fn is_plain(&self, request: &GenerateRequest) -> bool {
         let mut plain = self.request(1, 1);
         plain.input = request.input.clone();
@@ -322,11 +322,11 @@ impl Live {
         is_short && plain == *request
     }
 
-    /// Sends a request that must be accepted, and reads all of its answer. As with [`Self::generate`], one that is refused in
-    /// its stream because the engine is full is sent again.
+    /// Sends a request that must be accepted, and reads its whole answer. As with [`Self::generate`], sends it again if its
+    /// stream refuses it because the engine is full.
     ///
     /// # Errors
-    /// A failure when it is refused, or its stream does not end in time.
+    /// Fails if it is refused, or its stream does not end in time.
     pub async fn answer(&self, request: GenerateRequest) -> Result<Answer, Stop> {
         let deadline = Instant::now() + self.trial.limits().call;
         loop {
@@ -358,10 +358,10 @@ impl Live {
             .collect()
     }
 
-    /// The error a request is refused with, by `generate` or as the only item of its stream.
+    /// The error that refuses a request, from `generate` or as the only item of its stream.
     ///
     /// # Errors
-    /// A failure when a token or another item comes first, or nothing in time.
+    /// Fails if another item comes first, or nothing in time.
     pub async fn refusal(&self, request: GenerateRequest) -> Result<EngineError, Stop> {
         let ctx = self.context(&request);
         let mut running = match self.try_generate(request, ctx).await? {
@@ -374,16 +374,16 @@ impl Live {
         }
     }
 
-    /// The KV blocks in use now, where the engine's probe shows them.
+    /// The number of KV blocks in use now, if the engine's probe reports it.
     pub(crate) fn kv_used(&self) -> Option<u64> {
         self.subject.probe.as_ref()?.kv_used_blocks()
     }
 
-    /// Waits until the engine's probe says `is_done`; without a probe (or that counter) returns `false` at once and marks
+    /// Waits until the engine's probe satisfies `is_done`. Without a probe or that counter, returns `false` at once and marks
     /// the evidence as indirect.
     ///
     /// # Errors
-    /// A failure that names `what` when the limit for cancellations passes.
+    /// Fails with `what` if the limit for cancellations passes.
     pub async fn await_probe(
         &self,
         what: &str,

@@ -1,4 +1,4 @@
-//! [`clean`]: the engine without a fault, which mutants wrap.
+//! [`clean`]: the engine without faults, which mutants wrap.
 
 use std::sync::Arc;
 

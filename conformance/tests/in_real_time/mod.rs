@@ -1,4 +1,4 @@
-//! [`InRealTime`]: an engine whose waits the kit may not skip.
+//! [`InRealTime`]: an engine whose waits take real time.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Sound engines that are unusual and whose waits the kit may not skip.
+//! Correct but unusual engines whose waits take real time.
 
 use std::sync::Arc;
 

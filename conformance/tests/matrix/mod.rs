@@ -1,4 +1,4 @@
-//! `each_group!`: one test a group of mutants, so that one can be run alone.
+//! `each_group!`: one test per group of mutants, so that each can be run alone.
 
 /// Each test in `$module` calls `$judge` with the name of its group.
 macro_rules! each_group {
