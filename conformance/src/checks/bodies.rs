@@ -1,4 +1,4 @@
-//! WB: whole bodies of OpenAI's API, of engines that declare that they read them and write the answers by themselves.
+//! WB: whole bodies of OpenAI's API, for engines that declare that they parse them and write the answers themselves.
 
 use genset_backend_common::{EngineError, ErrorKind, GenerateRequest, Output, config::InputKind};
 use serde_json::Value;
@@ -60,7 +60,7 @@ impl Api {
         }
     }
 
-    /// The field of a choice that an answer is in.
+    /// The field of a choice that contains the answer.
     fn answers_in(self) -> &'static str {
         match self {
             Self::Chat => "message",
@@ -68,7 +68,7 @@ impl Api {
         }
     }
 
-    /// The field of a choice that a part of an answer is in.
+    /// The field of a choice that contains a part of the answer.
     fn streams_in(self) -> &'static str {
         match self {
             Self::Chat => "delta",
@@ -95,12 +95,12 @@ impl Api {
 /// An answer that ended with an error.
 struct Broken {
     error: EngineError,
-    /// Whether something came before it.
+    /// Whether an item came before it.
     has_begun: bool,
 }
 
 impl Broken {
-    /// Whether an engine may say so that is not offered by this API. Not every handler looks which one a body is of before it fails.
+    /// Whether the error may mean that the API is not offered. Not every handler looks at the API of a body before it fails.
     fn may_be_refusal(&self) -> bool {
         let refusals = [
             ErrorKind::InvalidArgument,
@@ -118,7 +118,7 @@ impl Broken {
     }
 }
 
-/// What a body is answered with, or the error that it ends with.
+/// The answer to a body, or the error that it ends with.
 async fn objects(
     live: &Live,
     api: Api,

@@ -1,8 +1,8 @@
 //! CN: cancellation.
 //!
-//! A request is cancelled through its context, and the Worker then calls `abort` as a hint; so do these checks. The
-//! catalogue's "stop, then kill" has no subject here: the contract has one way to cancel, with a reason, and the first
-//! reason stays. CN07 cancels twice with two reasons instead.
+//! These checks cancel a request through its context and then call `abort` as a hint, as a Worker does. The catalogue's "stop,
+//! then kill" does not apply: the contract has one way to cancel, with a reason, and the first reason stays. CN07 cancels twice
+//! with two reasons instead.
 
 mod leaving;
 mod neighbours;
@@ -83,7 +83,7 @@ async fn before_the_first_poll(trial: Trial) -> CheckResult {
     ctx.cancel(CancelReason::Client);
     match live.try_generate(late, ctx).await? {
         Ok(running) => answers.push(end_of_cancelled(&live, running).await?),
-        // Where a request is refused for being cancelled, it has ended as cancelled too.
+        // A request that is refused for being cancelled has ended as cancelled, too.
         Err(error) if error.kind() == ErrorKind::Cancelled => {}
         Err(error) => fail!(
             "a cancelled request was refused as {}: {error}",
@@ -115,7 +115,7 @@ async fn mid_stream(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Long enough to take an engine a while, short enough to build.
+/// Long enough to keep an engine busy for a while, short enough to build.
 const LONG_PROMPT: u32 = 8192;
 
 async fn during_prefill(trial: Trial) -> CheckResult {
@@ -123,7 +123,7 @@ async fn during_prefill(trial: Trial) -> CheckResult {
     let prompt_len = (live.config.context_length_tokens / 2).clamp(1, LONG_PROMPT);
     let prompt_len = words_of(&live, prompt_len).await?;
     let mut running = live.generate(request(&live, prompt_len, 1, 64)).await?;
-    // The prefill begins; an engine that is done with it so soon needs no interrupting.
+    // The prefill has begun. An engine that has finished it already needs no interruption.
     let moment = trial.limits().cancel / 20;
     if let Ok(first) = timeout(moment, running.next()).await {
         ensure!(

@@ -1,7 +1,6 @@
 //! CC: concurrency and isolation.
 //!
-//! The catalogue's CC11 is a measurement with one rule in it. The rule is what is checked here, at level 2; the numbers are
-//! PF02's.
+//! The catalogue's CC11 is a measurement that includes one rule. The rule is checked here, at level 2; PF02 has the numbers.
 
 mod capacity;
 mod heartbeat;
@@ -73,7 +72,7 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "long conversations at the same time: answers are lost, cut or mixed up, or nobody goes on", memory::more_than_there_is),
 ];
 
-/// Requests at once; a serial engine is done with them before the limits pass.
+/// The number of concurrent requests; a serial engine finishes them within the limits.
 const THRONG: u32 = 12;
 
 async fn on_one_thread(trial: Trial) -> CheckResult {
@@ -106,18 +105,18 @@ async fn on_several_threads(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Requests at once, compared with one.
+/// The number of concurrent requests, compared with one request.
 const CONCURRENCY: u32 = 8;
 
-/// What noise and the engine's bookkeeping may add to the time that one after the other would take.
+/// The factor that noise and bookkeeping may add to the time of serial execution.
 const TOLERANCE: u32 = 2;
 
 async fn no_anti_scaling(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let mut seen = None;
-    // Others would wait, or pause after they were refused.
+    // More would wait, or be refused and pause.
     let concurrency = u32::try_from(live.at_once(CONCURRENCY)).unwrap_or(1);
-    // The best of three: noise does not strike three times.
+    // The best of three: noise rarely affects all of them.
     for _ in 0..3 {
         let one = time_of(&live, 1).await?;
         let many = time_of(&live, concurrency).await?;

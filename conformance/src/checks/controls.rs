@@ -1,6 +1,6 @@
-//! CT: what an operator may ask of an engine beside generation. LR: adapters.
+//! CT: operations on an engine besides generation. LR: adapters.
 //!
-//! An engine has the controls that it answers with anything but `Unsupported`; what it has must work.
+//! An engine supports an operation if it returns anything but `Unsupported`; then the operation must work.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "a name that is taken for good: an adapter cannot be replaced without a restart", loaded_again),
 ];
 
-/// Tokens of an answer that tells two models apart.
+/// The number of tokens that distinguishes the answers of two models.
 const ANSWER_TOKENS: u32 = 8;
 
 fn plain(live: &Live) -> GenerateRequest {
@@ -59,7 +59,7 @@ async fn answer_to(live: &Live, request: GenerateRequest) -> Result<Generated, S
     }
 }
 
-/// What a plain request is answered with; `None` where that differs from one time to the next, for which there is DT01.
+/// The answer to a plain request; `None` if it varies, which DT01 judges.
 async fn known_answer(live: &Live) -> Result<Option<Generated>, Stop> {
     let first = answer_to(live, plain(live)).await?;
     let second = answer_to(live, plain(live)).await?;
@@ -82,7 +82,7 @@ fn controls(live: &Live) -> Result<&dyn EngineControls, Stop> {
     }
 }
 
-/// What an operator's request came to; `None` where the engine does not have the ability. Weights may have to be loaded.
+/// The result of an operation; `None` if the engine does not support it. Weights may have to be loaded.
 async fn asked<T>(
     live: &Live,
     what: &str,
@@ -148,7 +148,7 @@ async fn sleeps_and_wakes(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Who comes while an engine sleeps is sent elsewhere, or comes again.
+/// A request to a sleeping engine must be allowed to migrate or retry.
 fn ensure_comes_again(error: &EngineError) -> CheckResult {
     ensure!(
         error.policy().is_retryable,
@@ -158,7 +158,7 @@ fn ensure_comes_again(error: &EngineError) -> CheckResult {
     Ok(())
 }
 
-/// A source that no engine has weights or an adapter at.
+/// A source at which no engine has weights or an adapter.
 const NOWHERE: &str = "genset-conformance/nowhere";
 
 async fn asked_in_vain(trial: Trial) -> CheckResult {
@@ -184,7 +184,7 @@ async fn asked_in_vain(trial: Trial) -> CheckResult {
     ensure_as_before(&live, known.as_ref(), "after that").await
 }
 
-/// A mistake of the operator's is not the engine's.
+/// An operator's mistake must not be reported as the engine's fault.
 fn ensure_typed(what: &str, error: &EngineError) -> CheckResult {
     let is_typed = error.kind() != ErrorKind::Internal;
     ensure!(
@@ -213,7 +213,7 @@ async fn profiles(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// An adapter of the subject's, ready to be used.
+/// The subject's adapter, ready for use.
 struct Loaded {
     adapter: Adapter,
     /// Whether it is there from start to end.
@@ -308,7 +308,7 @@ async fn used_by_name(trial: Trial) -> CheckResult {
     ensure_as_before(&live, known.as_ref(), when).await
 }
 
-/// Tokens of an answer that is under way while its adapter goes.
+/// The number of tokens of an answer during which its adapter is unloaded.
 const LONG_TOKENS: u32 = 64;
 
 async fn unloaded_in_use(trial: Trial) -> CheckResult {
@@ -322,7 +322,7 @@ async fn unloaded_in_use(trial: Trial) -> CheckResult {
     let wanted = request.stop.max_tokens;
     let mut running = live.generate(request).await?;
     let before = running.read_tokens(1).await?.len();
-    // It goes on while it is read, so an engine may let the unload wait for it.
+    // Read the answer meanwhile, since an engine may let the unload wait for it.
     let (unloaded, answer) =
         futures_util::future::join(loaded.unload(&live), running.finish()).await;
     unloaded?;

@@ -1,8 +1,8 @@
 //! DG: prefill on one instance, decode on another.
 //!
-//! The legs: the prefill instance gets the client's request and answers with the first token and, in the terminal, transfer
-//! parameters. The decode instance gets the same request with those parameters and answers all of it, the first token
-//! included. Both legs carry the request's id.
+//! The legs: the prefill instance receives the client's request and returns the first token, and in the terminal, transfer
+//! parameters. The decode instance receives the same request with those parameters and returns the whole answer, including the
+//! first token. Both legs use the request's id.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("DG03", Core, Disaggregated, "prefill and decode answer as one instance would",
         clause: "Role",
         breaks: "answers that change with the deployment: the blocks arrived broken", same_as_aggregated),
-    // On a paused clock only: limits of minutes are common, and their length is declared nowhere.
+    // Only on a paused clock: limits of minutes are common, and their length is not declared.
     check!("DG04", Core, Disaggregated, "blocks that no decode instance fetches are freed in the end",
         clause: "LLMEngine::generate, Contract",
         breaks: "prefill instances that fill up with the blocks of clients that left", unclaimed_is_freed),
@@ -43,7 +43,7 @@ pub(super) fn request(live: &Live, seed: u64) -> GenerateRequest {
     live.greedy(live.prompt(10, seed), 12)
 }
 
-/// The first leg: its answer and its transfer parameters.
+/// The prefill leg: its answer and its transfer parameters.
 pub(super) async fn prefill(
     live: &Live,
     request: &GenerateRequest,
@@ -65,7 +65,7 @@ pub(super) async fn prefill(
     }
 }
 
-/// The second leg: its answer, which may be an error.
+/// The decode leg: its answer, which may be an error.
 pub(super) async fn decode(
     live: &Live,
     request: &GenerateRequest,
@@ -173,7 +173,7 @@ async fn drain_waits(trial: Trial) -> CheckResult {
         first.subject.engine.cleanup().await
     };
     let fetch = async {
-        // The request is on its way from one instance to the other.
+        // The time in which the request moves from one instance to the other.
         tokio::time::sleep(deadline / 10).await;
         decode(&second, &request, transfer, &ctx).await
     };
@@ -251,10 +251,10 @@ async fn lost_prefill(trial: Trial) -> CheckResult {
     let request = request(&lost, 0);
     let ctx = lost.context(&request);
     let (_, transfer) = prefill(&lost, &request, &ctx).await?;
-    // How the end of the lost instance goes is not judged here.
+    // The result of the lost instance's cleanup is not judged here.
     let _ = trial.call("cleanup", lost.subject.engine.cleanup()).await?;
     let answer = decode(&second, &request, transfer, &ctx).await?;
-    // Blocks that were moved before the loss are a good answer too.
+    // An answer from blocks that were moved before the loss is correct too.
     if let Some(error) = answer.error() {
         ensure!(
             error.policy().is_retryable,

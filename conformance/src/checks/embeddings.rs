@@ -1,4 +1,4 @@
-//! EM: embeddings, of engines that declare that they take token sequences to embed.
+//! EM: embeddings, for engines that declare that they embed token sequences.
 
 use genset_backend_common::{GenerateRequest, Input, Output, TokenId};
 
@@ -17,11 +17,11 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "searches by dot product that always find the same few documents", one_norm),
 ];
 
-/// How far apart the same input's numbers may be, alone and in a batch, relative to the largest, where the engine says that its
-/// answers depend on the batch.
+/// The tolerance between the embeddings of an input alone and in a batch, relative to the largest number, if the engine
+/// declares that it depends on the batch.
 const TOLERANCE: f32 = 0.02;
 
-/// Inputs of different lengths, the first and the last alike.
+/// Inputs of different lengths; the first and the last are equal.
 fn inputs(live: &Live) -> Vec<Vec<TokenId>> {
     let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
     let longest = 100.min(context);
@@ -71,7 +71,7 @@ async fn one_each_in_order(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// To the bit.
+/// Bitwise equality.
 fn is_same(one: &[f32], other: &[f32]) -> bool {
     let bits = |number: &f32| number.to_bits();
     one.iter().map(bits).eq(other.iter().map(bits))
@@ -109,7 +109,7 @@ async fn sane_numbers(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// How far from 1 the length of an embedding may be that is meant to be 1.
+/// The tolerance for the length of a normalized embedding.
 const NORM_TOLERANCE: f32 = 0.01;
 
 async fn one_norm(trial: Trial) -> CheckResult {

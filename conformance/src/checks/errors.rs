@@ -1,13 +1,12 @@
 //! ER: errors.
 //!
 //! Changed from the catalogue, with the reason:
-//! - ER01: the set of kinds is closed by its type, so every failure has a known one. The promise is that it is the right
-//!   one: a request out of range is its sender's mistake. FN, DT and the other checks here have the other refusals.
-//! - ER03: only the engine knows how to lose its device; the check needs a probe with [`Probe::crash`].
-//! - ER05: nor can the kit make a good engine panic. It sends what is allowed and odd, beside a neighbour that must not
-//!   notice; the Worker's own tests prove that it contains a panic.
+//! - ER01: the type limits errors to known kinds. The promise is that the kind is the right one: a request out of range is
+//!   its sender's mistake. FN, DT and the other checks here cover the other refusals.
+//! - ER03: only the engine can lose its device; the check needs a probe with [`Probe::crash`].
+//! - ER05: the kit cannot make a good engine panic. It sends valid but unusual requests, beside a neighbour that must not be
+//!   affected; the Worker's own tests prove that it contains a panic.
 //! - ER06: `model` is the served name, which the frontend resolves and an engine need not know; adapters are the engine's.
-//!
 //! [`Probe::crash`]: crate::Probe::crash
 
 mod media;
@@ -55,13 +54,13 @@ pub(super) const CHECKS: &[Check] = &[
 
 type Change = fn(&mut GenerateRequest);
 
-/// Prompts that are allowed and seldom thought of.
+/// Valid but unusual prompts.
 const ODD_PROMPTS: &[(&str, &[u32])] = &[
     ("a prompt of one token", &[0]),
     ("a prompt of one token, over and over", &[0; 100]),
 ];
 
-/// Values out of the ranges that their fields state.
+/// Values outside the documented ranges of their fields.
 const OUT_OF_RANGE: &[(&str, Change)] = &[
     ("min_tokens above max_tokens", |r| r.stop.min_tokens = 1000),
     ("temperature -1", |r| r.sampling.temperature = Some(-1.0)),
@@ -159,7 +158,7 @@ async fn crash(trial: Trial) -> CheckResult {
             died,
         )
         .await?;
-    // What comes after ends in an error, at once or in its stream.
+    // Later requests end in an error, at once or in their streams.
     let request = live.request(4, 4);
     let ctx = live.context(&request);
     if let Ok(running) = live.try_generate(request, ctx).await? {
@@ -171,7 +170,7 @@ async fn crash(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Refusals, in a number that no engine has places for.
+/// The number of refusals, more than any engine has seats.
 const MANY: usize = 64;
 
 async fn good_after_bad(trial: Trial) -> CheckResult {
@@ -192,7 +191,7 @@ async fn good_after_bad(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Allowed, and seldom thought of.
+/// Valid but unusual changes.
 const ODD: &[(&str, Change)] = &[
     ("the same stop token twice", |r| {
         r.stop.stop_token_ids = [7, 7].into()
@@ -258,7 +257,7 @@ async fn odd_requests(trial: Trial) -> CheckResult {
     for (what, request) in changed.chain(prompts) {
         let mut neighbour = live.generate(live.busy_request(0, 16)).await?;
         neighbour.read_tokens(1).await?;
-        // It goes on while it is read, so an engine may let the odd one wait for it.
+        // Read the neighbour meanwhile, since an engine may let the odd request wait for it.
         let (odd, answer) = join(first_tokens(&live, request), neighbour.finish()).await;
         if let Some(error) = odd? {
             ensure!(
@@ -277,7 +276,7 @@ async fn odd_requests(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Reads the first items of an answer and drops the rest; the error, if one came.
+/// Reads the first items of an answer and drops the rest. Returns the error, if one came.
 async fn first_tokens(live: &Live, request: GenerateRequest) -> Result<Option<EngineError>, Stop> {
     let ctx = live.context(&request);
     let mut running = match live.try_generate(request, ctx).await? {
@@ -311,7 +310,7 @@ async fn unknown_adapter(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// A text that no message may hold, nor the prompt's tokens one after the other.
+/// A text that no error message may contain, nor may it contain consecutive tokens of the prompt.
 const SECRET: &str = "genset-conformance-secret";
 
 async fn messages(trial: Trial) -> CheckResult {
@@ -333,7 +332,7 @@ async fn messages(trial: Trial) -> CheckResult {
     if !live.config.capabilities.inputs.contains(&InputKind::Text) {
         requests.push(GenerateRequest::from_text("m", SECRET));
     }
-    // Whether and how each is refused is for other checks to judge.
+    // Other checks judge whether and how each is refused.
     for request in requests {
         errors.extend(first_tokens(&live, request).await?);
     }
@@ -357,7 +356,7 @@ async fn messages(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Whether three tokens of the prompt stand one after the other among the numbers of `message`.
+/// Whether three consecutive tokens of the prompt are among the numbers in `message`.
 fn holds_tokens(message: &str, prompt: &[u32]) -> bool {
     let numbers: Vec<u32> = message
         .split(|c: char| !c.is_ascii_digit())
@@ -392,7 +391,7 @@ async fn kinds_of_input(trial: Trial) -> CheckResult {
     let can = &live.config.capabilities;
     for (kind, input) in inputs {
         if kind == InputKind::Text && can.whole_bodies {
-            // A text is a body then, and WB01 sends some.
+            // A text would be a body then; WB01 sends those.
             continue;
         }
         let mut request = live.request(1, 4);

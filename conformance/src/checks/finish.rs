@@ -1,7 +1,8 @@
 //! FN: limits and finish reasons.
 //!
-//! A Worker refuses what no engine can serve (FN03, FN04, FN08) before the engine sees it, so those checks try the road to
-//! the engine: `EngineConfig::check` for one in this process, the far side's own checks for one that checks itself.
+//! A Worker refuses requests that no engine can serve (FN03, FN04, FN08) before the engine receives them. So these checks test
+//! the way to the engine: `EngineConfig::check` for an engine in this process, the far side's own checks for an engine that
+//! checks itself.
 
 use genset_backend_common::{
     CancelReason, EngineError, ErrorKind, FinishReason, GenerateRequest, Input, RequestContext,
@@ -27,7 +28,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("FN03", Core, Tokens, "max_tokens = 0 is refused as InvalidArgument",
         clause: "GenerateRequest::validate",
         breaks: "an accidental zero taken for no limit at all", zero_tokens_are_refused),
-    // The contract is finer than InvalidArgument here: clients shorten their prompts on ContextLengthExceeded.
+    // The contract is more specific than InvalidArgument here: clients shorten their prompts on ContextLengthExceeded.
     check!("FN04", Core, Tokens, "a prompt that leaves no room in the context is refused as ContextLengthExceeded",
         clause: "EngineConfig::check",
         breaks: "prompts cut without a word, answers to half a question", long_prompts_are_refused),
@@ -110,7 +111,7 @@ async fn zero_tokens_are_refused(trial: Trial) -> CheckResult {
     is_refused(&live, live.request(4, 0), ErrorKind::InvalidArgument).await
 }
 
-/// The longest prompt the kit makes: 16 MiB of token ids.
+/// The longest prompt that the kit makes: 16 MiB of token ids.
 const LONGEST_PROMPT_TOKENS: u32 = 1 << 22;
 
 async fn long_prompts_are_refused(trial: Trial) -> CheckResult {
@@ -144,7 +145,7 @@ async fn an_empty_prompt_is_refused(trial: Trial) -> CheckResult {
     an_empty_text_is_no_trouble(&live).await
 }
 
-/// A template may make a prompt of nothing, so an empty text may be answered; if not, it is the sender's mistake.
+/// A chat template may add tokens to an empty text, so the engine may answer it; otherwise it is the sender's mistake.
 async fn an_empty_text_is_no_trouble(live: &Live) -> CheckResult {
     let request = live.request(0, 4);
     let ctx = live.context(&request);
@@ -169,10 +170,10 @@ async fn is_refused(live: &Live, request: GenerateRequest, kind: ErrorKind) -> C
     Ok(())
 }
 
-/// The longest context that is filled in real time: a few seconds of prefill on a slow CPU.
+/// The longest context to fill in real time: a few seconds of prefill on a slow CPU.
 const REAL_TIME_CONTEXT_TOKENS: u32 = 2048;
 
-/// Tokens of the context that the prompt leaves free.
+/// The number of tokens that the prompt leaves free in the context.
 const ROOM_TOKENS: u32 = 5;
 
 async fn the_context_is_a_limit(trial: Trial) -> CheckResult {
@@ -207,7 +208,7 @@ async fn the_context_is_a_limit(trial: Trial) -> CheckResult {
         {
             break;
         }
-        // How many tokens a text is, its engine says.
+        // Only the engine knows the number of tokens of a text.
         let counted = answer.usage().map(|usage| usage.prompt_tokens);
         if let Some(counted) = counted.filter(|_| !live.medium().is_tokens()) {
             room = room.max(context.saturating_sub(counted));
@@ -229,7 +230,7 @@ async fn the_context_is_a_limit(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Of a text the kit knows the words only, which may be several tokens each.
+/// The kit knows only the words of a text, each of which may be several tokens.
 fn is_too_long(live: &Live, error: &EngineError) -> bool {
     !live.medium().is_tokens() && error.kind() == ErrorKind::ContextLengthExceeded
 }
@@ -255,7 +256,7 @@ async fn stop_tokens_end(trial: Trial) -> CheckResult {
     ends_before(&foretold, &stopped)
 }
 
-/// The answer stopped at the foretold token, which is named in the terminal and nowhere else.
+/// The answer must stop at the foretold token, which only the terminal names.
 fn ends_before(foretold: &Foretold, answer: &Answer) -> CheckResult {
     let (tokens, token) = (answer.tokens(), foretold.token);
     ends_with(answer, FinishReason::Stop)?;
@@ -264,7 +265,7 @@ fn ends_before(foretold: &Foretold, answer: &Answer) -> CheckResult {
         "the token that stops, {token}, is part of the output"
     );
     let named = answer.finished().and_then(|finished| finished.stop_token);
-    // Where the engine went another way, another of the tokens asked for may have come first.
+    // If the answer took another path, another stop token may have come first.
     let is_known = tokens == foretold.before() || named.is_none();
     ensure!(
         named == Some(token) || !is_known,
@@ -281,7 +282,7 @@ fn ends_before(foretold: &Foretold, answer: &Answer) -> CheckResult {
 
 async fn no_false_cancels(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    // Cancelled for good, with the hint a Worker gives.
+    // Cancelled, with a Worker's abort hint.
     let first = live.context(&live.request(4, 64));
     let mut cancelled = in_context(&live, live.request(4, 64), first.clone()).await?;
     let mut beside = None;
@@ -301,7 +302,7 @@ async fn no_false_cancels(trial: Trial) -> CheckResult {
         not_cancelled("a request beside a cancelled one", &beside.finish().await?)?;
     }
 
-    // Ids are unique in flight only: a client may send the request again.
+    // Ids are unique only in flight: a client may send the request again.
     let again = RequestContext::new(first.id()).with_prompt_tokens(first.prompt_tokens());
     let again = in_context(&live, live.request(4, 8), again)
         .await?
@@ -356,13 +357,13 @@ async fn min_tokens_hold(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// The longest answer whose own end is waited for.
+/// The maximum length of an answer whose own end is awaited.
 const OWN_END_TOKENS: u32 = 256;
 
-/// A least length past the end of many short answers.
+/// A minimum length beyond the end of many short answers.
 const SHORT_ANSWER_TOKENS: u32 = 64;
 
-/// An engine may know an end of its own, besides the tokens to stop at: at a length, or where a shorter answer ended.
+/// An engine may have its own end besides the stop tokens: at a length, or where a shorter answer ended.
 async fn min_tokens_outlast_the_end(live: &Live) -> CheckResult {
     at_least(live, SHORT_ANSWER_TOKENS).await?;
     let most = live.affordable_answer(4, OWN_END_TOKENS);
@@ -376,7 +377,7 @@ async fn min_tokens_outlast_the_end(live: &Live) -> CheckResult {
     at_least(live, own_end + 2).await
 }
 
-/// An answer of at least `min_tokens`, or of as many as there is room for.
+/// Requests an answer of at least `min_tokens`, or of as many as there is room for.
 async fn at_least(live: &Live, min_tokens: u32) -> CheckResult {
     let max_tokens = live.affordable_answer(4, min_tokens + 4);
     let min_tokens = min_tokens.min(max_tokens);
@@ -384,7 +385,7 @@ async fn at_least(live: &Live, min_tokens: u32) -> CheckResult {
     request.stop.ignore_eos = false;
     request.stop.min_tokens = min_tokens;
     let answer = live.answer(request).await?;
-    // A server behind a URL says only now that it does not know the option.
+    // A server behind a URL reports only now that it does not know the option.
     if answer
         .error()
         .is_some_and(|error| error.kind() == ErrorKind::Unsupported)

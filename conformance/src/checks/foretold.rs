@@ -1,7 +1,7 @@
-//! [`Foretold`]: a token that the engine is known to generate, to stop at.
+//! [`Foretold`]: a token that the engine is known to generate, used as a stop token.
 //!
-//! The kit knows nothing of a model, so it asks first and stops the second answer at a token of the first. For the groups
-//! that need a sequence to end by itself (ST, FN, US).
+//! The kit knows nothing of a model, so it sends a request first and stops the second answer at a token of the first. For the
+//! groups that need a sequence to end by itself (ST, FN, US).
 
 use genset_backend_common::{FinishReason, GenerateRequest, TokenId};
 
@@ -9,25 +9,25 @@ use crate::answer::Answer;
 use crate::check::{Stop, fail, skip};
 use crate::trial::Live;
 
-/// Tokens in the answer that is asked for first.
+/// The number of tokens of the first answer.
 const FORETOLD_TOKENS: u32 = 12;
 
-/// Prompts tried in search of an answer whose tokens differ.
+/// The number of prompts to try for an answer with different tokens.
 const PROMPTS: u64 = 3;
 
-/// A request, the answer it gives when nothing stops it, and a token of that answer.
+/// A request, its unstopped answer, and a token of that answer.
 pub(super) struct Foretold {
     request: GenerateRequest,
     tokens: Vec<TokenId>,
     vocab_size: u32,
-    /// How many tokens come before [`Self::token`]; it is not among them.
+    /// The number of tokens before [`Self::token`]; it is not among them.
     pub(super) place: u32,
     /// The token to stop at.
     pub(super) token: TokenId,
 }
 
 impl Foretold {
-    /// A token that comes after at least `wanted_place` others where the model varies its tokens enough, else the first.
+    /// Finds a token after at least `wanted_place` others if the model varies its tokens enough, else the first.
     pub(super) async fn ask(live: &Live, wanted_place: usize) -> Result<Self, Stop> {
         let mut last = None;
         for seed in 0..PROMPTS {
@@ -57,12 +57,12 @@ impl Foretold {
         }
     }
 
-    /// The request once more, with nothing to stop it but `max_tokens`.
+    /// The request again, limited only by `max_tokens`.
     pub(super) fn request(&self) -> GenerateRequest {
         self.request.clone()
     }
 
-    /// The request with the token among `stop_token_ids`, behind one that does not come.
+    /// The request with the token in `stop_token_ids`, after one that does not come.
     pub(super) fn stopping(&self) -> GenerateRequest {
         let mut request = self.request();
         let absent = (0..self.vocab_size).find(|token| !self.tokens.contains(token));
@@ -78,8 +78,8 @@ impl Foretold {
         request
     }
 
-    /// Ends the check when the engine took another way this time, on which the token never came: it chooses at random
-    /// and declares no way not to, so nothing can be foretold. Tokens that ought to repeat are for DT01 to judge.
+    /// Skips the check if the engine took another path this time, on which the token never came. Then it samples and declares
+    /// no way to be greedy, so nothing can be foretold. DT01 judges tokens that should repeat.
     pub(super) fn expect_met(&self, answer: &Answer) -> Result<(), Stop> {
         let tokens = answer.tokens();
         let never_came = !tokens.contains(&self.token)
@@ -94,7 +94,7 @@ impl Foretold {
         Ok(())
     }
 
-    /// What must come before the token, when the answer went the foretold way.
+    /// The tokens that must come before the token, if the answer took the foretold path.
     pub(super) fn before(&self) -> &[TokenId] {
         let place = usize::try_from(self.place).unwrap_or(usize::MAX);
         &self.tokens[..place.min(self.tokens.len())]

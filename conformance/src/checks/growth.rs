@@ -1,8 +1,8 @@
-//! What grows in the process while something is done many times. For the soak checks of CN and SH.
+//! What grows in the process when something is repeated many times. For the soak checks of CN and SH.
 
 use tokio::runtime::Handle;
 
-/// What the process holds. Threads, files and memory are known on Linux only.
+/// The resources of the process. Threads, files and memory are known only on Linux.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Holdings {
     tasks: u64,
@@ -11,16 +11,16 @@ pub(super) struct Holdings {
     memory_kib: Option<u64>,
 }
 
-/// Growth from one look to the next that is not called a leak.
+/// Growth between two looks that does not count as a leak.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Slack {
-    /// Tasks, threads and open files, of each: what may come and go by itself.
+    /// For tasks, threads and open files each: how many may come and go by themselves.
     pub(super) things: u64,
-    /// Resident memory: the allocator's own.
+    /// For resident memory: the allocator's own.
     pub(super) memory_kib: u64,
 }
 
-/// What grew by more than its slack from each look to the next. What grew once is a pool or a cache.
+/// The resources that grew by more than their slack between all looks. Growth that occurs once is a pool or a cache.
 pub(super) fn leaks(looks: &[Holdings], slack: Slack) -> Vec<String> {
     let all_grow = |row: usize| {
         let values: Option<Vec<u64>> = looks.iter().map(|look| look.rows(slack)[row].1).collect();
@@ -32,7 +32,7 @@ pub(super) fn leaks(looks: &[Holdings], slack: Slack) -> Vec<String> {
     (0..ROWS).filter_map(all_grow).collect()
 }
 
-/// Kinds of things that are looked at.
+/// The number of resource kinds.
 const ROWS: usize = 4;
 
 impl Holdings {
@@ -47,7 +47,7 @@ impl Holdings {
         }
     }
 
-    /// What there is of each kind, by name and with its slack.
+    /// The amount of each kind, with its name and its slack.
     fn rows(&self, slack: Slack) -> [(&'static str, Option<u64>, u64); ROWS] {
         [
             ("tasks", Some(self.tasks), slack.things),

@@ -1,7 +1,7 @@
-//! GD: guided decoding. The checks read text, so the subject must say how: [`Subject::with_text`](crate::Subject::with_text).
+//! GD: guided decoding. The checks read text, so the subject must decode it: [`Subject::with_text`](crate::Subject::with_text).
 //!
 //! Changed from the catalogue, with the reason:
-//! - GD07: from outside, the time of a mask is what a token takes with a grammar and not without.
+//! - GD07: without a probe, the time of a mask is the difference in time per token with and without a grammar.
 
 mod json;
 mod schema;
@@ -50,10 +50,10 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "programs and queries that do not parse", own_notation),
 ];
 
-/// Enough for every grammar of the group in single characters, with white space.
+/// Enough for every grammar of the group in tokens of one character, with white space.
 const ROOM: u32 = 512;
 
-/// How to read an answer: an answer in text is read as it is.
+/// Reads an answer; an answer in text is used directly.
 type Reader = Box<dyn Fn(&Answer) -> String + Send + Sync>;
 
 fn reader(live: &Live) -> Result<Reader, Stop> {
@@ -77,7 +77,7 @@ fn request(live: &Live, guided: GuidedDecoding, seed: u64) -> GenerateRequest {
     request
 }
 
-/// A grammar and what its texts are.
+/// A grammar, and a test for its texts.
 struct Case {
     kind: GuidedKind,
     guided: GuidedDecoding,
@@ -125,7 +125,7 @@ impl Case {
     }
 }
 
-/// One language in the notations that engines have: GBNF and EBNF, and Lark.
+/// One language in the notations of engines: GBNF and EBNF, and Lark.
 const NOTATIONS: [&str; 2] = ["root ::= \"yes\" | \"no\"", "start: \"yes\" | \"no\""];
 
 async fn own_notation(trial: Trial) -> CheckResult {
@@ -147,7 +147,7 @@ async fn own_notation(trial: Trial) -> CheckResult {
             continue;
         };
         let answer = running.finish().await?;
-        // What it cannot read is refused, at once or in the stream.
+        // A notation that it cannot parse is refused, at once or in the stream.
         if answer.error().is_some() && answer.generated().is_empty() {
             continue;
         }
@@ -193,7 +193,7 @@ fn texts() -> Vec<Case> {
     ]
 }
 
-/// Grammars with different texts, as declared.
+/// The declared grammars, each with different texts.
 fn declared(live: &Live, cases: Vec<Case>) -> Result<Vec<Case>, Stop> {
     let cases: Vec<Case> = cases
         .into_iter()
@@ -219,7 +219,7 @@ fn ensure_holds(case: &Case, text: &Reader, answer: &Answer) -> CheckResult {
     Ok(())
 }
 
-/// A real model may write white space until it runs out of room, so not every answer must end; half of them must.
+/// A real model may write white space until it runs out of room, so only half of the answers must end.
 async fn json_validates(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let text = reader(&live)?;
@@ -272,7 +272,7 @@ async fn text_matches(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Draws of each grammar.
+/// The number of draws for each grammar.
 const DRAWS: u64 = 3;
 
 async fn hot_matches(trial: Trial) -> CheckResult {
@@ -321,7 +321,7 @@ async fn bad_grammar_refused(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Texts that no tokenizer puts into two tokens, and that fit in a small context in tokens of a byte each.
+/// Texts that need more than two tokens in any tokenizer, and fit in a small context at one token per byte.
 fn long_texts() -> Vec<Case> {
     vec![
         Case::choice(&["Sphinx of black quartz, judge my vow."]),
@@ -353,7 +353,7 @@ async fn own_grammar_each(trial: Trial) -> CheckResult {
     let mut cases = texts();
     cases.extend(schema::examples().into_iter().take(3).map(Case::schema));
     let cases = declared(&live, cases)?;
-    // Twice over, so that one kind alone is concurrent too.
+    // Twice, so that a single kind runs concurrently too.
     let requests = (0..2).flat_map(|seed| {
         let live = &live;
         cases
@@ -383,7 +383,7 @@ async fn mask_time(trial: Trial) -> CheckResult {
         if !guided.wants_more(begun) {
             break;
         }
-        // In turns, so that both see the same noise.
+        // Alternating, so that both see the same noise.
         guided
             .take(&live, request(&live, case.guided.clone(), seed))
             .await?;

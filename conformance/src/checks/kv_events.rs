@@ -1,10 +1,10 @@
-//! KV: the events of the prefix cache, from which routers know which instance has which blocks.
+//! KV: the events of the prefix cache. Routers learn from them which instance has which blocks.
 //!
-//! Event ids are given by the publisher, in order; what is left for KV05 is that the engine publishes changes, few enough
-//! for a subscriber to follow.
+//! The publisher assigns event ids in order. KV05 checks that the engine publishes changes, and few enough for a subscriber to
+//! follow.
 //!
 //! Changed from the catalogue, with the reason:
-//! - KV11: an engine has no list of its blocks to show. Its own view of the cache is what prompts reuse, which it counts.
+//! - KV11: an engine has no list of its blocks. Its own view of the cache is the number of prompt tokens reused, which it counts.
 
 mod soak;
 
@@ -65,7 +65,7 @@ impl Index {
         Self::following(&live.start.kv_events)
     }
 
-    /// Reads until `is_done`.
+    /// Reads events until `is_done`.
     async fn until(
         &mut self,
         live: &Live,
@@ -92,7 +92,7 @@ impl Index {
     }
 }
 
-/// Tokens per block; no check of this group can do without.
+/// The number of tokens per block, which every check of this group needs.
 pub(super) fn block_size(live: &Live) -> Result<usize, Stop> {
     let Some(size) = live.config.kv_block_size else {
         fail!("the engine declares kv_events, but its config has no kv_block_size");
@@ -100,7 +100,7 @@ pub(super) fn block_size(live: &Live) -> Result<usize, Stop> {
     Ok(usize::try_from(size.get()).unwrap_or(usize::MAX))
 }
 
-/// How many full blocks a prompt has: `wanted`, or as many as the context holds beside `beside` tokens.
+/// The number of full blocks of a prompt: `wanted`, or as many as the context holds besides `beside` tokens.
 pub(super) fn block_count(live: &Live, wanted: usize, beside: usize) -> Result<usize, Stop> {
     let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
     match context.saturating_sub(beside) / block_size(live)? {
@@ -125,19 +125,19 @@ fn salted_chain(live: &Live, salt: Option<&str>, tokens: &[TokenId]) -> Vec<Bloc
     hash_blocks(&Xxh3BlockHasher::new(), salt.map(salt_root), tokens, size)
 }
 
-/// A request of this group. Ranks have caches of their own, so all of them go to one.
+/// A request of this group. Each rank has its own cache, so all requests go to one rank.
 fn greedy(live: &Live, prompt: Vec<TokenId>, max_tokens: u32) -> GenerateRequest {
     let mut request = live.greedy(prompt, max_tokens);
     request.data_parallel_rank = (live.config.data_parallel_size > 1).then_some(0);
     request
 }
 
-/// Tokens each request of this group asks for.
+/// The number of tokens that each request of this group generates.
 const GENERATED: u32 = 3;
 /// The same, as a length.
 const GENERATED_TOKENS: usize = 3;
 
-/// Sends a prompt and reads its answer: the whole sequence, and the prompt tokens it reused.
+/// Sends a prompt and reads its answer. Returns the whole sequence, and the number of prompt tokens reused.
 async fn send(live: &Live, prompt: &[TokenId]) -> Result<(Vec<TokenId>, Option<u32>), Stop> {
     let answer = live
         .answer(greedy(live, prompt.to_vec(), GENERATED))
@@ -148,7 +148,7 @@ async fn send(live: &Live, prompt: &[TokenId]) -> Result<(Vec<TokenId>, Option<u
     Ok(([prompt, &answer.tokens()].concat(), usage.cached_tokens))
 }
 
-/// Fills the cache twice over with prompts that share nothing; reads the events as they come.
+/// Fills the cache twice with prompts without common prefixes; reads the events meanwhile.
 async fn fill(live: &Live, index: &mut Index) -> CheckResult {
     const MOST_TOKENS: usize = 65_536;
     let size = block_size(live)?;
@@ -198,7 +198,7 @@ async fn parent_chains(trial: Trial) -> CheckResult {
     let other = [shared, &live.prompt(size + begun, 2)].concat();
     for prompt in [prompt, other] {
         let mut request = greedy(&live, prompt.clone(), 2);
-        // Enough for blocks of generated tokens, where the context has room for them.
+        // Enough to fill blocks with generated tokens, if the context has room for them.
         let wanted = u32::try_from(2 * size).unwrap_or(u32::MAX).max(4);
         request.stop.max_tokens = Some(live.affordable_answer(prompt.len(), wanted));
         let generated = live.answer(request).await?.tokens();
@@ -223,7 +223,7 @@ async fn parent_chains(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Prompts that are sent at once.
+/// The number of prompts sent at once.
 const TOGETHER: u32 = 8;
 
 async fn own_parent_each(trial: Trial) -> CheckResult {
@@ -250,7 +250,7 @@ async fn own_parent_each(trial: Trial) -> CheckResult {
         let blocks = chain(&live, prompt);
         for (place, block) in blocks.iter().enumerate() {
             let expected = place.checked_sub(1).map(|before| blocks[before]);
-            // A block that was evicted meanwhile is no more.
+            // The block may have been evicted meanwhile.
             if let Some(parent) = index.live.get(block) {
                 ensure!(
                     *parent == expected,
@@ -282,7 +282,7 @@ async fn reference_hashes(trial: Trial) -> CheckResult {
     let begun = size / 2;
     let blocks = block_count(&live, 4, begun + GENERATED_TOKENS)?;
     let prompt = live.prompt(blocks * size + begun, 1);
-    // A worker that serves already has blocks of others.
+    // A worker that serves already has blocks of other requests.
     let before = index.live.clone();
     let (sequence, _) = send(&live, &prompt).await?;
     index.until_live(&live, &chain(&live, &prompt)).await?;
@@ -304,7 +304,7 @@ async fn no_storm(trial: Trial) -> CheckResult {
     for seed in 0..8 {
         send(&live, &live.prompt(blocks * size, seed)).await?;
     }
-    // A subscriber that was busy all the while.
+    // A subscriber that was busy all the time.
     index
         .until(&live, "the publication of any block", |index| {
             index.stored > 0
@@ -346,7 +346,7 @@ async fn clear(trial: Trial) -> CheckResult {
     index.until_live(&live, &chain(&live, &prompt)).await
 }
 
-/// Prompts that are tried, until the worker has not the blocks of one.
+/// The maximum number of prompts to try for one whose blocks the worker does not have.
 const MOST_PROMPTS: usize = 64;
 
 async fn block_size_holds(trial: Trial) -> CheckResult {
@@ -354,7 +354,7 @@ async fn block_size_holds(trial: Trial) -> CheckResult {
     let size = block_size(&live)?;
     let mut index = Index::of(&live);
     let blocks = block_count(&live, 4, GENERATED_TOKENS)?;
-    // A worker that serves already has blocks of others, which may leave it, and perhaps those of some of our prompts.
+    // A worker that serves already has other blocks, possibly those of some of our prompts. They may be evicted.
     let before: BTreeSet<BlockHash> = index.live.keys().copied().collect();
     let made = |index: &Index| {
         let live = index.live.keys();
@@ -425,7 +425,7 @@ async fn within_total(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Tokens of the answer to a prompt that is cached.
+/// The number of tokens in the answer to a cached prompt.
 const REUSING: u32 = 8;
 
 async fn visible_in_time(trial: Trial) -> CheckResult {
@@ -439,7 +439,8 @@ async fn visible_in_time(trial: Trial) -> CheckResult {
     running.read_tokens(1).await?;
     let mut index = Index::of(&live);
     if !live.trial.keeps_virtual_time() {
-        // The events of a server beside the worker come over a connection of their own, on a busy machine a little behind the token.
+        // The events of a server next to the worker use their own connection; on a busy machine they may arrive after the
+        // token.
         let late = index.until_live(&live, &chain(&live, &shared)).await;
         drop(late);
     }
@@ -472,7 +473,7 @@ async fn salts_keep_apart(trial: Trial) -> CheckResult {
     let [one, other] = [unique_salt(), unique_salt()];
     for salt in [Some(one.as_str()), None, Some(other.as_str())] {
         let expected = salted_chain(&live, salt, &prompt);
-        // A worker that serves already may have been sent it without a salt.
+        // A worker that serves already may have received it without a salt.
         let may_reuse = expected
             .first()
             .is_some_and(|block| index.live.contains_key(block));

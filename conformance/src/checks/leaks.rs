@@ -1,25 +1,25 @@
-//! What an engine leaves behind in the process: threads, open files and sockets, children. Seen from outside, in `/proc`.
+//! Resources that an engine leaves in the process: threads, open files and sockets, children. Read from `/proc`.
 //!
-//! Other tests may come and go in the same process, and a library may make a pool once for all. So one look proves
-//! nothing: a leak is what every one of several cycles leaves behind for good.
+//! Other tests may run in the same process, and a library may create a pool once. So one look proves nothing: a leak is what
+//! every one of several cycles leaves permanently.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::check::{CheckResult, Stop, fail, skip};
 
-/// Cycles that must all leave something of the same kind behind.
+/// The number of cycles. A leak is a kind of resource that all of them leave.
 const CYCLES: usize = 3;
-/// For how long in real time what is left is looked at again before it counts as left for good.
+/// How long, in real time, to look again at what is left before it counts as permanent.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// The first pause between two looks. Each further one is twice as long, up to the longest.
+/// The first pause between two looks. Each further pause is twice as long, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(160);
 
-/// What the process holds: by its identity, which no other thing has, its kind, which a leak of the next cycle shares.
+/// The resources of the process: the unique identity of each, and its kind, which leaks of several cycles share.
 type Holdings = BTreeMap<String, String>;
 
-/// Runs `cycle` and fails if it leaves threads, files, sockets or children behind, time after time. `what` names the cycle.
+/// Runs `cycle` several times and fails if it leaves threads, files, sockets or children each time. `what` names the cycle.
 pub(super) async fn leaves_nothing<F>(what: &str, cycle: impl Fn() -> F) -> CheckResult
 where
     F: Future<Output = CheckResult>,
@@ -42,27 +42,27 @@ where
     fail!("{what} leaves behind, every time: {}", kinds.join(", "))
 }
 
-/// What is new since `before` and does not go away.
+/// The resources that are new since `before` and stay.
 async fn still_new(before: &Holdings) -> Holdings {
     let mut new = new_holdings(before).unwrap_or_default();
     let mut pause = FIRST_PAUSE;
     let mut left = PATIENCE;
     while !new.is_empty() && !left.is_zero() {
         pause = pause.min(left);
-        // Tasks need the runtime's clock to end, threads the real one.
+        // Tasks need the runtime's clock to end, threads need the real one.
         tokio::time::sleep(pause).await;
         real_pause(pause);
         left -= pause;
         pause = (pause * 2).min(LONGEST_PAUSE);
         let mut now = new_holdings(before).unwrap_or_default();
         now.retain(|held, _| new.contains_key(held));
-        // The last look names the kinds: a thread has its maker's name until it runs.
+        // The last look determines the kinds: a thread has its creator's name until it runs.
         new = now;
     }
     new
 }
 
-/// Waits in real time, also where the runtime's clock is paused. Blocks the thread, which is the check's own.
+/// Waits in real time, even if the runtime's clock is paused. Blocks the thread, which is the check's own.
 fn real_pause(pause: Duration) {
     let (_sender, never) = std::sync::mpsc::sync_channel::<()>(0);
     let _ = never.recv_timeout(pause);
@@ -76,7 +76,7 @@ fn common_kinds(left: &[Holdings]) -> BTreeSet<&str> {
         .unwrap_or_default()
 }
 
-/// What the process holds now and did not `before`; `None` where that cannot be seen.
+/// The resources of the process that are new since `before`; `None` if they cannot be listed.
 fn new_holdings(before: &Holdings) -> Option<Holdings> {
     let mut held = Holdings::new();
     for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
@@ -85,7 +85,7 @@ fn new_holdings(before: &Holdings) -> Option<Holdings> {
         if !before.contains_key(&thread) {
             held.insert(thread, format!("a thread named {}", read("comm").trim()));
         }
-        // Those of an old thread too: it may have a new child.
+        // Also the children of an old thread: they may be new.
         for child in read("children").split_whitespace() {
             let child = format!("child {child}");
             if !before.contains_key(&child) {
@@ -99,7 +99,7 @@ fn new_holdings(before: &Holdings) -> Option<Holdings> {
         };
         let target = target.to_string_lossy();
         let open = format!("file {} {target}", file.file_name().display());
-        // The look itself opens a folder, which is closed by now.
+        // The listing itself opens a folder, which is closed by now.
         if !target.starts_with("/proc/") && !before.contains_key(&open) {
             held.insert(open, format!("open {}", kind_of(&target)));
         }
@@ -107,7 +107,7 @@ fn new_holdings(before: &Holdings) -> Option<Holdings> {
     Some(held)
 }
 
-/// The target of a file descriptor without its number: `socket`, `anon_inode`, or a path.
+/// The kind of a file descriptor's target: `socket`, `anon_inode`, or a path.
 fn kind_of(target: &str) -> &str {
     match target.split_once(':') {
         Some((kind, _)) if !target.starts_with('/') => kind,
@@ -115,14 +115,14 @@ fn kind_of(target: &str) -> &str {
     }
 }
 
-/// Tasks that are alive on the check's own runtime.
+/// The number of tasks alive on the check's own runtime.
 pub(super) fn tasks() -> usize {
     tokio::runtime::Handle::current()
         .metrics()
         .num_alive_tasks()
 }
 
-/// Waits until no more than `before` tasks are alive on the check's own runtime.
+/// Waits until at most `before` tasks are alive on the check's own runtime.
 pub(super) async fn tasks_end(
     trial: &crate::trial::Trial,
     what: &str,

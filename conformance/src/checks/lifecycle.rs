@@ -1,12 +1,12 @@
 //! LC: construct and start.
 //!
 //! Changed from the catalogue, with the reason:
-//! - LC04: `start` returns the config once, so there is no second reading of it. The promise is that two engines built
-//!   alike declare alike; what depends on free memory (numbers of blocks and sequences) may differ.
-//! - LC07: options are the engine's own constructor's, which a factory hides. The one option that the kit can choose is
-//!   the role; an engine that starts in every role shows no refusal to judge.
-//! - LC08: the Worker's deadline drops the future of `start`, so what an engine owes is that its `start` never holds the
-//!   thread for long, also where another engine has the device, and ends where it is alone.
+//! - LC04: `start` returns the config once, so it cannot be read a second time. The promise is that two engines with the same
+//!   settings declare the same; values that depend on free memory (numbers of blocks and sequences) may differ.
+//! - LC07: options belong to the engine's own constructor, which a factory hides. The only option that the kit can choose is
+//!   the role; an engine that starts in every role has no refusal to judge.
+//! - LC08: the Worker's deadline drops the future of `start`. So `start` must never block the thread for long, even if another
+//!   engine has the device, and must end if the engine is alone.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::task::Poll;
@@ -61,7 +61,7 @@ async fn virtual_time(trial: Trial) -> CheckResult {
         skip!(NotDeclared, "the engine does not declare virtual_time");
     }
     live.put_away().await?;
-    // On a thread of its own meanwhile; this one is the check's own too.
+    // On a thread of its own; this thread belongs to the check.
     ensure_virtual_time(trial.factory())
 }
 
@@ -108,7 +108,7 @@ async fn second_start(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// An engine that was not started, ready to be asked all the same.
+/// An engine that was not started, but can receive requests.
 fn unstarted(trial: &Trial) -> Live {
     Live::unstarted(trial.clone(), 1024)
 }
@@ -144,14 +144,14 @@ async fn same_config(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// The config of a fresh engine, which is gone when this returns: two may not fit the device at once.
+/// The config of a new engine, which is gone when this returns: two may not fit on the device at once.
 pub(super) async fn config_of_a_start(trial: &Trial) -> Result<EngineConfig, Stop> {
     let live = trial.start().await?;
     live.put_away().await?;
     Ok(live.config)
 }
 
-/// How far a start gets before it is dropped.
+/// Where a start is dropped.
 #[derive(Debug, Clone, Copy)]
 enum Cut {
     Polls(u32),
@@ -182,7 +182,7 @@ async fn dropped_start(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Begins a start and drops it where `cut` says, or when it is done.
+/// Begins a start and drops it at `cut`, or when it is done.
 async fn start_until(subject: &Subject, cut: Cut) {
     let mut start = subject.engine.start(StartContext::detached(1));
     match cut {
@@ -214,7 +214,7 @@ async fn starts_given_up(trial: Trial) -> CheckResult {
     }
     leaks::leaves_nothing("a start that fails, and is cleaned up,", || async {
         let subject = trial.build();
-        // For having been cleaned up; what it returns is for SH04.
+        // It was cleaned up, so its start may fail; SH04 judges the result.
         drop(trial.call("cleanup", subject.engine.cleanup()).await?);
         let start = subject.engine.start(StartContext::detached(1));
         drop(trial.starting("a start after cleanup", start).await);
@@ -224,7 +224,7 @@ async fn starts_given_up(trial: Trial) -> CheckResult {
 }
 
 async fn put_away(trial: &Trial, subject: &Subject) -> CheckResult {
-    // How it goes is for others to judge.
+    // Other checks judge the result.
     drop(trial.call("cleanup", subject.engine.cleanup()).await?);
     trial.release(subject);
     Ok(())
@@ -275,8 +275,8 @@ async fn impossible_role(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Alone, and beside an engine that has what there may be only one of: a device, a port, a lock file. A second engine may
-/// then be refused or wait, but not with its thread.
+/// Runs alone, and beside an engine that holds a unique resource: a device, a port, a lock file. The second engine may be
+/// refused or wait, but must not block its thread.
 async fn start_yields(trial: Trial) -> CheckResult {
     let (first, second) = (trial.build(), trial.build());
     let start = watched_start(&trial, &first, "start");
@@ -288,10 +288,10 @@ async fn start_yields(trial: Trial) -> CheckResult {
     }
 }
 
-/// Every poll of start is watched from another thread, in real time: on the check's own thread nothing could.
+/// Watches every poll of `start` from another thread, in real time: the check's own thread could be blocked.
 async fn watched_start(trial: &Trial, subject: &Subject, what: &str) -> CheckResult {
     let mut start = subject.engine.start(StartContext::detached(1));
-    // A small part of what ends the whole check, so that the failure has this name.
+    // A fraction of the check's limit, so that the failure names this promise.
     let limit = trial.limits().wall / 10;
     let own = CheckThread::default();
     own.is_this();
@@ -319,11 +319,11 @@ async fn watched_start(trial: &Trial, subject: &Subject, what: &str) -> CheckRes
     Ok(())
 }
 
-/// How often the limit of a poll is looked at.
+/// The number of times that a poll's limit is checked.
 const LOOKS: u32 = 8;
 
-/// Whether word comes before the thread that is to give it has had so much time. `starved` is how long it has waited for a
-/// processor so far, which is not held against it.
+/// Whether a message arrives before the sending thread has had this much time. `starved` is how long that thread has waited for
+/// a CPU so far; that time does not count.
 fn comes_within(limit: Duration, word: &Receiver<()>, starved: impl Fn() -> Duration) -> bool {
     let (mut patience, mut noted) = (Patience::new(limit), starved());
     let part = limit / LOOKS;
@@ -347,13 +347,13 @@ mod tests {
 
     use super::*;
 
-    /// How often it is looked at a word that does not come, by a thread that waits for a processor for so much of the time.
+    /// The number of looks for a missing message, from a thread that waits for a CPU for this share of the time.
     fn looks(share: u32) -> u32 {
         let (limit, looks) = (Duration::from_millis(8), AtomicU32::new(0));
         let (_silent, word) = sync_channel(1);
         let starved = || limit / LOOKS / 4 * share * looks.fetch_add(1, Ordering::Relaxed);
         assert!(!comes_within(limit, &word, starved));
-        // The first look is before the wait.
+        // The first look comes before the wait.
         looks.load(Ordering::Relaxed) - 1
     }
 

@@ -1,16 +1,16 @@
 //! MT: metrics and health.
 //!
-//! Engines publish through the handles of their [`StartContext`](genset_backend_common::StartContext), so that is where
-//! the kit looks. What an engine does not publish is skipped.
+//! Engines publish through the handles in their [`StartContext`](genset_backend_common::StartContext), so the kit reads those.
+//! What an engine does not publish is skipped.
 //!
 //! Changed from the catalogue, with the reason:
-//! - MT01: the snapshot is the registry's encoding, which every scrape asks for.
-//! - MT04: the ranks are declared once, at start; the promise is that engines built alike declare the same number.
-//! - MT05: serving is the Worker's word; an engine's only word on health is that it is dead, and it must not say so while
-//!   it lives, nor when it is stopped in order. ER03 has the other side.
-//! - MT06: what asks an engine for its health is the Worker's canary, a small request.
-//! - MT07 (the gauges of a model server): the Worker makes those gauges, with the right names and types, out of the load
-//!   that its engine publishes. So there is no profile for an engine to declare; what it owes is a load that is true.
+//! - MT01: the snapshot is the registry's encoding, which every scrape requests.
+//! - MT04: the ranks are declared once, at start; the promise is that equal engines declare the same number.
+//! - MT05: the Worker reports that it serves. An engine can only report that it is dead, and must not do so while it is alive
+//!   or when it is stopped in order. ER03 covers the other side.
+//! - MT06: the Worker's canary, a small request, checks an engine's health.
+//! - MT07 (the gauges of a model server): the Worker makes these gauges, with the right names and types, from the load that its
+//!   engine publishes. So there is no profile to declare; the engine's load must be true.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -60,12 +60,12 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "a worker whose memory is full looks empty, and gets the longest prompts", blocks_of_what_runs),
 ];
 
-/// What a scrape may take, in real time; far above what encoding takes, far below what a step of an engine takes.
+/// The limit of a scrape, in real time; far above the time of encoding, far below that of an engine's step.
 const CHEAP: Duration = Duration::from_millis(5);
-/// The best of so many scrapes counts: the machine may be busy.
+/// The best of this many scrapes counts: the machine may be busy.
 const SCRAPES: usize = 10;
 
-/// The families an engine publishes; empty when it publishes none.
+/// The families that an engine publishes; empty if there are none.
 fn scrape(registry: &MetricsRegistry) -> String {
     let text = registry.encode();
     text.trim_end().trim_end_matches("# EOF").to_owned()
@@ -106,7 +106,7 @@ async fn cheap_scrape(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Requests that end in each of the ways there are: finished, cancelled, dropped, refused.
+/// Requests that end in every possible way: finished, cancelled, dropped, refused.
 async fn every_end(live: &Live) -> CheckResult {
     let limit = live.trial.limits().call;
     drop(live.answer(live.request(4, 4)).await?);
@@ -149,10 +149,10 @@ async fn load_returns(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Requests that must all be counted; a flag for "busy" counts one.
+/// The number of requests that must all be counted; a "busy" flag would count one.
 const COUNTED: u32 = 3;
 
-/// Long requests, as many as the engine takes. One that runs so many at once may still have no memory for all of them.
+/// Long requests, as many as the engine accepts. An engine with enough seats may still lack memory for all of them.
 async fn long_ones(live: &Live) -> Result<Vec<Running>, Stop> {
     let mut all = vec![live.generate(long_request(live, 0)).await?];
     for seed in 1..u64::from(COUNTED) {
@@ -179,7 +179,7 @@ async fn true_load(trial: Trial) -> CheckResult {
     if !matches!(is_published, Ok(Ok(()))) {
         skip!(NotDeclared, "the engine publishes no load");
     }
-    // More are no fault: a live worker may have other clients.
+    // More is correct too: a live worker may have other clients.
     let is_all =
         |load: &Load| load.running_requests.saturating_add(load.waiting_requests) >= counted;
     let is_counted = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_all))
@@ -198,7 +198,7 @@ async fn true_load(trial: Trial) -> CheckResult {
 /// Requests beyond those that run at once.
 const QUEUED: u32 = 2;
 
-/// The most sequences that are sent to fill an engine.
+/// The maximum number of sequences sent to fill an engine.
 const MOST_SEQUENCES: u32 = 64;
 
 async fn running_or_waiting(trial: Trial) -> CheckResult {
@@ -217,11 +217,11 @@ async fn running_or_waiting(trial: Trial) -> CheckResult {
     if !matches!(is_published, Ok(Ok(()))) {
         skip!(NotDeclared, "the engine publishes no load");
     }
-    // Somebody reads all the while: an engine may compute only what is read, and let the others wait inside `generate`.
+    // Read the streams meanwhile: an engine may compute only what is read, and let the others wait inside `generate`.
     let is_refused = AtomicBool::new(false);
     let others = (1..most + QUEUED).map(|seed| read_long(&live, u64::from(seed), &is_refused));
     let read = try_join(first.finish(), try_join_all(others));
-    // One is enough: earlier ones may have ended before the last was counted.
+    // One of each is enough: earlier requests may have ended before the last was counted.
     let is_told = |load: &Load| load.waiting_requests >= 1 && load.running_requests >= 1;
     let mut last = load.clone();
     let told = tokio::time::timeout(trial.limits().cancel, load.wait_for(is_told));
@@ -249,7 +249,7 @@ async fn running_or_waiting(trial: Trial) -> CheckResult {
     within_limits(&live, last)
 }
 
-/// Sends a long request and reads it to its end. Notes it where the engine has no place for it.
+/// Sends a long request and reads it to its end. Records a refusal by a full engine.
 async fn read_long(live: &Live, seed: u64, is_refused: &AtomicBool) -> CheckResult {
     let request = long_request(live, seed);
     let ctx = live.context(&request);
@@ -274,7 +274,7 @@ async fn blocks_of_what_runs(trial: Trial) -> CheckResult {
     if !matches!(counted.await, Ok(Ok(_))) {
         skip!(NotDeclared, "the engine publishes no KV blocks");
     }
-    // Of the prompt alone, which has been computed: where a block's size is not known, one.
+    // Counts only the computed prompt; if the block size is unknown, one block.
     let size = live.config.kv_block_size.map(|size| u64::from(size.get()));
     let least = size.map_or(1, |size| (prompt_tokens / size).max(1));
     let is_enough = |load: &Load| load.kv_used_blocks >= least || load.running_requests == 0;
@@ -312,7 +312,7 @@ fn within_limits(live: &Live, load: Load) -> CheckResult {
     Ok(())
 }
 
-/// The samples that may only grow: of counters, and the counts, sums and buckets of histograms.
+/// The samples that may only grow: counters, and the counts, sums and buckets of histograms.
 fn growing(text: &str) -> BTreeMap<String, f64> {
     let mut counters = Vec::new();
     let mut histograms = Vec::new();
@@ -393,7 +393,7 @@ async fn not_dead(trial: Trial) -> CheckResult {
     drop(trial.call("drain", drain).await?);
     lives("after drain")?;
     live.put_away().await?;
-    // A thread that ends a little later must not take its end for a crash.
+    // A thread that ends a little later must not mistake its end for a crash.
     tokio::time::sleep(Duration::from_millis(50)).await;
     lives("after an orderly cleanup")
 }
@@ -406,20 +406,20 @@ fn canary(live: &Live) -> GenerateRequest {
     }
 }
 
-/// Tokens of each answer that keeps an engine busy beside its canary.
+/// The number of tokens of each answer that keeps an engine busy during its canary.
 const LOAD_TOKENS: u32 = 8;
 
 async fn canary_under_load(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    // As many as it declares that it runs, and some that wait.
+    // As many as it declares to run, and some that wait.
     let sequences = live.config.max_num_seqs.unwrap_or(8).clamp(1, 64) + 4;
-    // The canary may come behind all of them.
+    // The canary may be served after all of them.
     let turn = one_after_the_other(&live, sequences + 1, LOAD_TOKENS);
     let others = join_all((0..sequences).map(|_| async {
         let request = live.request(15, LOAD_TOKENS);
         let ctx = live.context(&request);
         match live.try_generate_within(turn, request, ctx).await? {
-            // CC07 judges what an engine does over its capacity.
+            // CC07 judges how an engine behaves above its capacity.
             Err(_refused) => Ok(()),
             Ok(running) => running.finish_within(turn).await.map(drop),
         }

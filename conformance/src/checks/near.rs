@@ -1,9 +1,9 @@
-//! An answer beside others, held against the one alone: the same, or as near as an engine may be that declares
-//! [`Deviation::BatchVariant`](genset_backend_common::config::Deviation::BatchVariant). For the groups CC, CN and DT; and for MG, where a
-//! resumed answer is held against the one without a cut.
+//! Compares an answer beside others with the answer alone: equal, or close for an engine that declares
+//! [`Deviation::BatchVariant`](genset_backend_common::config::Deviation::BatchVariant). For the groups CC, CN and DT; and for
+//! MG, which compares a resumed answer with an uninterrupted one.
 //!
-//! Sums in another order are other in their last bits. So a choice changes only where two tokens are all but equally likely,
-//! which log probabilities show where there are any, and few answers change at their beginning.
+//! Another order of summation changes the last bits of logits. So a choice changes only where two tokens are almost equally
+//! likely, which log probabilities show if available. Few answers change at their beginning.
 
 use genset_backend_common::output::TokenLogprob;
 use genset_backend_common::{GenerateRequest, TokenId};
@@ -12,16 +12,16 @@ use crate::answer::Answer;
 use crate::check::{CheckResult, ensure};
 use crate::trial::Live;
 
-/// How far apart the log probabilities of two tokens may be of which another order of sums chooses the other.
+/// The maximum difference between the log probabilities of two tokens that rounding can swap.
 const NEAR: f32 = 0.5;
 
-/// Tokens, or characters, at which few answers have changed yet.
+/// A number of tokens or characters within which few answers change.
 const BEGINNING: usize = 4;
 
-/// Answers that tell a fault from rounding where nothing but their beginnings is known.
+/// The number of answers that distinguishes a fault from rounding if only their beginnings are compared.
 pub(super) const ENOUGH: u64 = 6;
 
-/// The request; of an engine whose answers depend on their batch, with the log probabilities that say how near two tokens are.
+/// The request. For an engine that depends on the batch, adds log probabilities, which show how close two tokens are.
 pub(super) fn rated(live: &Live, mut request: GenerateRequest) -> GenerateRequest {
     if live.varies_with_batch() && live.medium().is_tokens() {
         request.output.logprobs = live.config.capabilities.max_logprobs;
@@ -32,16 +32,16 @@ pub(super) fn rated(live: &Live, mut request: GenerateRequest) -> GenerateReques
 /// How the tokens of answers are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// The likeliest.
+    /// The likeliest token.
     Greedy,
-    /// Drawn with a seed, which may take any token.
+    /// Drawn with a seed, possibly any token.
     Seeded,
 }
 
-/// An answer alone, and one to the same request beside others.
+/// The answers to a request alone and beside others.
 pub(super) type Pair = (Answer, Answer);
 
-/// The answers of several requests are what they are alone, as exactly as the engine declares. `when` says beside whom.
+/// The answers of several requests must equal those alone, as exactly as the engine declares. `when` describes the others.
 pub(super) fn ensure_as_alone(
     live: &Live,
     choice: Choice,
@@ -65,7 +65,7 @@ pub(super) fn ensure_as_alone(
     }
 }
 
-/// An answer has the log probabilities that it has alone, and goes another way only where both are all but equally likely.
+/// An answer must have the same log probabilities as alone, and may differ only where both tokens are almost equally likely.
 pub(super) fn ensure_near(
     choice: Choice,
     alone: &Answer,
@@ -88,7 +88,7 @@ pub(super) fn ensure_near(
         } else {
             break;
         };
-        // What is not a number is in no range.
+        // NaN is in no range.
         let far = apart.iter().find(|by| !(..=NEAR).contains(*by));
         ensure!(
             far.is_none(),
@@ -99,14 +99,14 @@ pub(super) fn ensure_near(
     Ok(())
 }
 
-/// By how much a token is less likely than the one that was chosen, as far as the candidates tell.
+/// By how much a token is less likely than the chosen one, as far as the candidates show.
 fn behind(chosen: &TokenLogprob, other: TokenId) -> f32 {
     let listed = chosen.top.iter().find(|top| top.token_id == other);
     let at_most = listed.or(chosen.top.last());
     at_most.map_or(0.0, |other| chosen.logprob - other.logprob)
 }
 
-/// More than half of the answers begin as they do alone.
+/// More than half of the answers must begin as they do alone.
 pub(super) fn ensure_most_begin_alike(pairs: &[Pair], when: &str) -> CheckResult {
     let is_astray = |(alone, beside): &&Pair| {
         let (alone, beside) = (alone.generated(), beside.generated());
@@ -130,7 +130,7 @@ mod tests {
 
     use super::*;
 
-    /// An answer of tokens with the log probability of each and that of one other candidate.
+    /// An answer of tokens, each with its log probability and one other candidate.
     fn answer(tokens: &[(TokenId, f32, (TokenId, f32))]) -> Answer {
         let item = |(token, logprob, (token_id, other)): &(TokenId, f32, (TokenId, f32))| {
             let mut chunk = TokenChunk::from(*token);

@@ -1,13 +1,13 @@
-//! PF: measurements of speed. They are recorded and never judged: what is slow depends on the model and the machine. Two
-//! reports of one engine on one machine show what has become slower.
+//! PF: measurements of speed. They are recorded and never judged, since they depend on the model and the machine. Comparing two
+//! reports of one engine on one machine shows what has become slower.
 //!
-//! They run in real time, on several threads, whatever clock the other checks have. A build without optimizations has
-//! numbers of its own.
+//! They run in real time on several threads, whatever clock the other checks use. A build without optimizations has other
+//! numbers.
 //!
 //! Changed from the catalogue, with the reason:
-//! - Allocations per token: counting them takes the process's global allocator, which is not a library's to choose.
-//! - Tokens per second and core: the cores that an engine uses may be a device's or another process's, so the tokens are
-//!   counted by concurrency (PF02), which is the catalogue's CC11 too.
+//! - Allocations per token: counting them needs the process's global allocator, which a library must not set.
+//! - Tokens per second and core: an engine's cores may belong to a device or another process, so tokens are measured by
+//!   concurrency (PF02), which is the catalogue's CC11 too.
 
 use std::time::Duration;
 
@@ -33,15 +33,15 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "nothing by itself: it is the part of the other measurements that no engine can help", framework),
 ];
 
-/// Requests to measure, unless they take longer than the budget together.
+/// The number of requests to measure, unless together they exceed the time budget.
 const SAMPLES: usize = 9;
 const BUDGET: Duration = Duration::from_millis(300);
-/// Tokens of a measured answer, and of its prompt.
+/// The number of tokens of a measured answer, and of its prompt.
 const TOKENS: u32 = 16;
 const PROMPT: usize = 16;
-/// Requests at once.
+/// The numbers of concurrent requests.
 const CONCURRENCIES: [u32; 4] = [1, 4, 16, 32];
-/// Tokens through a stream without an engine.
+/// The number of tokens through a stream without an engine.
 const FRAMEWORK_TOKENS: u32 = 10_000;
 
 /// Times of several requests.
@@ -52,7 +52,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// Sends a request and takes its times.
+    /// Sends a request and records its times.
     pub(super) async fn take(&mut self, live: &Live, request: GenerateRequest) -> CheckResult {
         let started = Instant::now();
         let mut running = live.generate(request).await?;
@@ -71,7 +71,7 @@ impl Times {
         Ok(())
     }
 
-    /// Whether another sample is worth its time.
+    /// Whether there is time for another sample.
     pub(super) fn wants_more(&self, begun: Instant) -> bool {
         self.first.is_empty() || (self.first.len() < SAMPLES && begun.elapsed() < BUDGET)
     }
@@ -146,7 +146,7 @@ async fn framework(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// A stream whose tokens cost nothing: the time to its first one, and to its end.
+/// A stream whose tokens cost nothing: the time to its first token, and to its end.
 async fn empty_stream() -> Result<(Duration, Duration), Stop> {
     let started = Instant::now();
     let ctx = RequestContext::new("framework");

@@ -1,5 +1,5 @@
-//! Requests that fill an engine, and whether it is still there for others afterwards. For the groups CN and CC, which look
-//! from outside for what a request holds: a slot that was not freed is one that nobody else gets.
+//! Requests that fill an engine, and whether it still serves others afterwards. For the groups CN and CC, which test from
+//! outside what a request holds: a slot that was not freed is not available to others.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use crate::check::{CheckResult, Stop, ensure, fail, skip};
 use crate::running::Running;
 use crate::trial::Live;
 
-/// What a long request asks for at most: enough to outlast every limit, little enough for a check that reads it all.
+/// The maximum length of a long request: enough to exceed every limit, little enough for a check that reads it all.
 const LONG_TOKENS: u32 = 20_000;
 
-/// Sequences to fill an engine with that does not say how many it runs.
+/// The number of sequences to fill an engine that does not declare how many it runs.
 const USUAL_SLOTS: u32 = 16;
 
-/// More than this is not filled: it would take a slow engine too long.
+/// An engine with more slots is not filled: that would take a slow engine too long.
 const MOST_SLOTS: u32 = 32;
 
-/// More than this is not tried one after the other.
+/// The maximum number of requests to try in turn.
 const MOST_IN_TURN: u32 = 1024;
 
 /// A greedy request with a prompt that varies with `seed`.
@@ -40,13 +40,13 @@ pub(super) fn request(
     request
 }
 
-/// A request that does not end by itself while a check looks at it.
+/// A request that does not end by itself during a check.
 pub(super) fn long_request(live: &Live, seed: u64) -> GenerateRequest {
     let room = live.config.context_length_tokens.saturating_sub(4);
     request(live, 4, seed, room.clamp(1, LONG_TOKENS))
 }
 
-/// How many sequences fill the engine.
+/// The number of sequences that fill the engine.
 pub(super) fn slots(live: &Live) -> u32 {
     live.config
         .max_num_seqs
@@ -54,14 +54,14 @@ pub(super) fn slots(live: &Live) -> u32 {
         .clamp(1, MOST_SLOTS)
 }
 
-/// Whether the engine's own counter says how many requests hold anything.
+/// Whether the engine's own counter shows how many requests hold resources.
 fn counts_requests(live: &Live) -> bool {
     let probe = live.subject.probe.as_ref();
     probe.is_some_and(|probe| probe.active_requests().is_some())
 }
 
-/// How many requests leave the engine one after the other, so that a slot that each of them keeps is missed: from outside that shows
-/// once all are gone. There are as many as take `pace` each within a part of a check's time.
+/// How many requests to run in turn so that a leaked slot per request shows: from outside, only when no slot is left. Limited
+/// to as many as fit into a part of a check's time at `pace` each.
 pub(super) fn in_turn(live: &Live, pace: Duration) -> u32 {
     let few = slots(live);
     let all = live.config.max_num_seqs.unwrap_or(few).min(MOST_IN_TURN);
@@ -77,7 +77,7 @@ pub(super) fn in_turn(live: &Live, pace: Duration) -> u32 {
         .max(few)
 }
 
-/// Skips the check where the engine has more slots than requests have left it, and no counter of its own.
+/// Skips the check if the engine has more slots than requests were tried, and no counter of its own.
 pub(super) fn ensure_all_tried(live: &Live, tried: u32) -> CheckResult {
     match live.config.max_num_seqs {
         Some(most) if most > tried && !counts_requests(live) => skip!(
@@ -88,7 +88,7 @@ pub(super) fn ensure_all_tried(live: &Live, tried: u32) -> CheckResult {
     }
 }
 
-/// Skips the check for an engine that says it cannot run `count` sequences at once.
+/// Skips the check for an engine that declares that it cannot run `count` sequences at once.
 pub(super) fn ensure_room_for(live: &Live, count: u32) -> Result<(), Stop> {
     match live.config.max_num_seqs {
         Some(most) if most < count => {
@@ -101,7 +101,7 @@ pub(super) fn ensure_room_for(live: &Live, count: u32) -> Result<(), Stop> {
     }
 }
 
-/// How long a request of one token takes while nothing else runs.
+/// The time of a request for one token while nothing else runs.
 pub(super) async fn pace(live: &Live) -> Result<Duration, Stop> {
     let started = Instant::now();
     let answer = live.answer(request(live, 4, 0, 1)).await?;
@@ -113,20 +113,20 @@ pub(super) async fn pace(live: &Live) -> Result<Duration, Stop> {
     Ok(started.elapsed())
 }
 
-/// What an engine may take to free what a request held, and to give the next one its first token.
+/// The time limit for an engine to free a request's resources and return the next request's first token.
 pub(super) fn patience(live: &Live, pace: Duration) -> Duration {
     live.trial.limits().cancel + pace * 8
 }
 
-/// Tokens that an engine is done with within the limit of a call, by the pace of its warm-up.
+/// The number of tokens that an engine completes within the limit of a call, at the pace of its warm-up.
 const CALL_TOKENS: u32 = 100;
 
-/// What the last of `count` answers of `tokens` tokens may take: an engine may gain nothing from a batch.
+/// The time limit for the last of `count` answers of `tokens` tokens: an engine may gain nothing from batching.
 pub(super) fn one_after_the_other(live: &Live, count: u32, tokens: u32) -> Duration {
     live.trial.limits().call * (1 + count.saturating_mul(tokens) / CALL_TOKENS)
 }
 
-/// Sends `request` until it is not refused as `Overloaded`, and reads its first item that is not such a refusal either.
+/// Sends `request` until it is not refused as `Overloaded`, and reads its first item, which must not be that either.
 async fn admitted(
     live: &Live,
     request: &GenerateRequest,
@@ -165,7 +165,7 @@ pub(super) async fn serve_first_token(
     Ok(running)
 }
 
-/// The engine gives a new request its first token, as soon as one may ask.
+/// The engine must return the first token of a new request, as soon as that can be expected.
 pub(super) async fn ensure_serves_again(
     live: &Live,
     pace: Duration,
@@ -177,13 +177,13 @@ pub(super) async fn ensure_serves_again(
 
 /// A request whose answer has begun.
 pub(super) struct Begun {
-    /// What is still to come.
+    /// The rest of the answer.
     pub running: Running,
     first: Option<Result<Output, EngineError>>,
 }
 
 impl Begun {
-    /// Sends a request and reads its first item, which may hold any number of tokens.
+    /// Sends a request and reads its first item, which may have any number of tokens.
     pub(super) async fn new(live: &Live, request: GenerateRequest) -> Result<Self, Stop> {
         Self::of(live.generate(request).await?).await
     }
@@ -194,7 +194,7 @@ impl Begun {
         Ok(Self { running, first })
     }
 
-    /// The whole answer, its beginning included.
+    /// The whole answer, including its beginning.
     pub(super) async fn finish(self) -> Result<Answer, Stop> {
         let mut answer = self.running.finish().await?;
         answer.items.splice(0..0, self.first);
@@ -202,15 +202,15 @@ impl Begun {
     }
 }
 
-/// Long requests, held open.
+/// Long requests, kept open.
 pub(super) struct Crowd {
-    /// Those whose first token came.
+    /// Those whose first token has come.
     pub running: Vec<Running>,
-    /// Those that were accepted and have given nothing yet.
+    /// Those that were accepted and have returned nothing yet.
     pub waiting: Vec<Running>,
 }
 
-/// Sends `count` long requests. Those refused as `Overloaded` are left out, and those that wait inside `generate`.
+/// Sends `count` long requests. Drops those refused as `Overloaded`, and those that wait inside `generate`.
 pub(super) async fn crowd(live: &Live, count: u32) -> Result<Crowd, Stop> {
     let moment = live.trial.limits().cancel / 4;
     let sent = (0..u64::from(count)).map(|seed| async move {
@@ -230,7 +230,8 @@ pub(super) async fn crowd(live: &Live, count: u32) -> Result<Crowd, Stop> {
         running: Vec::new(),
         waiting: accepted,
     };
-    // A moment decides who waits beside those that run. Where none runs yet the machine may be busy: the first has the time of a call.
+    // Beside running requests, a moment decides which ones wait. If none runs yet, the machine may be busy: the first has the
+    // limit of a call.
     let give_up = Instant::now() + live.trial.limits().call;
     while crowd.running.is_empty() && !crowd.waiting.is_empty() && Instant::now() < give_up {
         look(&mut crowd, moment).await?;
@@ -242,7 +243,7 @@ pub(super) async fn crowd(live: &Live, count: u32) -> Result<Crowd, Stop> {
     Ok(crowd)
 }
 
-/// Gives each of those that wait a moment to begin. Those refused as `Overloaded` are left out.
+/// Gives each waiting request a moment to begin. Drops those refused as `Overloaded`.
 async fn look(crowd: &mut Crowd, moment: Duration) -> Result<(), Stop> {
     let looked = crowd.waiting.drain(..).map(|mut running| async move {
         let first = timeout(moment, running.next()).await;
@@ -269,7 +270,7 @@ pub(super) async fn end_of_cancelled(live: &Live, running: Running) -> Result<An
         .await?
 }
 
-/// The answer ended as cancelled.
+/// The answer must have ended as cancelled.
 pub(super) fn ensure_cancelled(answer: &Answer) -> Result<(), Stop> {
     let is_cancelled = answer.reason() == Some(FinishReason::Cancelled);
     ensure!(
@@ -280,7 +281,7 @@ pub(super) fn ensure_cancelled(answer: &Answer) -> Result<(), Stop> {
     Ok(())
 }
 
-/// The whole answer, as long as it was asked for.
+/// The answer must be complete, with the requested length.
 pub(super) fn ensure_complete(answer: &Answer, max_tokens: u32, whose: &str) -> Result<(), Stop> {
     let count = answer.generated().len();
     ensure!(
@@ -291,7 +292,7 @@ pub(super) fn ensure_complete(answer: &Answer, max_tokens: u32, whose: &str) -> 
     Ok(())
 }
 
-/// Waits until the engine's counters say that no request holds anything; without a probe the evidence is indirect.
+/// Waits until the engine's counters show that no request holds anything; without a probe the evidence is indirect.
 pub(super) async fn ensure_nothing_held(live: &Live, kv_before: Option<u64>) -> Result<(), Stop> {
     live.await_probe("freeing what the requests held", |probe| {
         probe.active_requests().map(|active| active == 0)

@@ -1,14 +1,13 @@
-//! SP: engines in a process of their own, and who watches over it.
+//! SP: engines in separate processes, and their supervisors.
 //!
-//! Two things are judged. The process is the author's: the kit speaks with it as a worker does, frame by frame
-//! ([`worker`]), and has it run under the subject's own supervisor. The supervisor is given processes that misbehave, which
-//! a shell plays.
+//! Two things are judged. The process is the author's: the kit talks to it as a worker does, frame by frame ([`worker`]), and
+//! runs it under the subject's own supervisor. The supervisor receives processes that misbehave; shell scripts play them.
 //!
 //! Changed from the catalogue, with the reason:
-//! - SP02: nobody can make an engine print. The process is asked to log all it can, and the socket must carry frames only.
-//! - SP07 judges both ends: either may be the older one.
-//! - SP09 to SP14 are added: what a process must do so that a worker can cancel it, tell it from a hung one, be slower than
-//!   it, be newer than it, and let it go.
+//! - SP02: the kit cannot make an engine print. It asks the process to log everything; the socket must carry only frames.
+//! - SP07 judges both sides: either may be the older one.
+//! - SP09 to SP14 are additional: what a process must do so that a worker can cancel its requests, tell that it is not hung, be
+//!   slower than it, be newer than it, and stop it.
 
 mod child;
 mod supervisor;
@@ -66,7 +65,7 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "answers that fail as internal errors, one by one", child::whole_answers),
 ];
 
-/// How the subject runs its process; the runner has seen to it that it says so.
+/// How the subject runs its process; the runner has checked that it does.
 fn supervise(trial: &Trial) -> Result<Arc<dyn Supervise>, Stop> {
     let subject = trial.build();
     match subject.process {

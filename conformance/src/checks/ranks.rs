@@ -1,4 +1,4 @@
-//! RK: the data-parallel ranks of an engine that declares several.
+//! RK: data-parallel ranks, for engines that declare several.
 
 use genset_backend_common::{ErrorKind, GenerateRequest};
 
@@ -16,7 +16,7 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "prompts routed to a rank whose cache does not have them", each_publishes),
 ];
 
-/// The most ranks that are asked.
+/// The maximum number of ranks that are tested.
 const MOST_RANKS: u32 = 8;
 
 async fn started(trial: &Trial) -> Result<(Live, u32), Stop> {

@@ -1,7 +1,7 @@
-//! MG: going on from another instance's tokens, as a router does when an instance is lost in the middle of an answer.
+//! MG: continuing after another instance's tokens, as a router does when an instance is lost during an answer.
 //!
-//! An engine that takes those tokens as prompt alone (`resume_as_prompt`) is held against what it answers to that prompt, and is
-//! asked for nothing that counts on them as generated.
+//! An engine that takes those tokens only as prompt (`resume_as_prompt`) is compared with its own answer to that prompt, and
+//! receives no options that count them as generated.
 
 use genset_backend_common::output::Usage;
 use genset_backend_common::{
@@ -25,18 +25,18 @@ pub(super) const CHECKS: &[Check] = &[
     check!("MG04", Strict, Resume, "a grammar goes on from the tokens that were already generated",
         clause: "GenerateRequest::resumed_tokens",
         breaks: "JSON that starts again in its middle after a worker was lost", guided_resume),
-    // Changed: stop strings are the frontend's; what an engine sees of them is a stop token, here right after the cut.
+    // Changed: stop strings belong to the frontend; an engine sees them as a stop token, here right after the cut.
     check!("MG05", Strict, Resume, "a stop token right after the cut ends the resumed request",
         clause: "StopConditions::stop_token_ids",
         breaks: "answers that run past their stop after a worker was lost", stop_after_cut),
 ];
 
-/// Tokens of an uninterrupted answer.
+/// The number of tokens in an uninterrupted answer.
 const WHOLE: u32 = 24;
-/// Where it is cut.
+/// The positions at which it is cut.
 const CUTS: [usize; 4] = [1, 5, 12, 23];
 
-/// A prompt and the uninterrupted answer to it.
+/// A prompt and its uninterrupted answer.
 struct Uninterrupted {
     request: GenerateRequest,
     prompt: Vec<TokenId>,
@@ -60,19 +60,19 @@ impl Uninterrupted {
         })
     }
 
-    /// The request that goes on after the first `cut` tokens.
+    /// The request that continues after the first `cut` tokens.
     fn resumed(&self, cut: usize) -> GenerateRequest {
         resumed(&self.request, &self.prompt, &self.answer.tokens()[..cut])
     }
 
-    /// The tokens that are to come after the first `cut`.
+    /// The tokens that must come after the first `cut`.
     async fn rest(&self, live: &Live, cut: usize) -> Result<Vec<TokenId>, Stop> {
         rest(live, self.resumed(cut), &self.answer, cut).await
     }
 }
 
-/// The tokens that are to come after the first `cut` of an answer: those that came, or, of an engine that takes tokens of another
-/// instance as prompt alone, those that it gives after such a prompt.
+/// The tokens that must come after the first `cut` of an answer: the rest of it, or for an engine that takes another instance's
+/// tokens only as prompt, its answer to such a prompt.
 pub(super) async fn rest(
     live: &Live,
     mut resumed: GenerateRequest,
@@ -87,7 +87,7 @@ pub(super) async fn rest(
     Ok(live.answer(resumed).await?.tokens())
 }
 
-/// Skips what is asked only of engines that know which tokens of a prompt were generated.
+/// Skips a check for engines that do not know which tokens of a prompt were generated.
 pub(super) fn needs_exact(live: &Live) -> CheckResult {
     if !live.config.capabilities.resume {
         skip!(
@@ -98,7 +98,7 @@ pub(super) fn needs_exact(live: &Live) -> CheckResult {
     Ok(())
 }
 
-/// The request that goes on after the tokens of `emitted`, as a router makes it.
+/// The request that continues after the tokens of `emitted`, as a router makes it.
 pub(super) fn resumed(
     whole: &GenerateRequest,
     prompt: &[TokenId],
@@ -113,7 +113,7 @@ pub(super) fn resumed(
     request
 }
 
-/// The number of tokens is for MG02.
+/// MG02 judges the number of tokens.
 async fn same_continuation(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let whole = Uninterrupted::of(&live).await?;
@@ -159,7 +159,7 @@ async fn merged_usage(trial: Trial) -> CheckResult {
             prompt_tokens: usage.prompt_tokens.saturating_sub(cut),
             completion_tokens: usage.completion_tokens.saturating_add(cut),
             cached_tokens: expected.cached_tokens,
-            // Which tokens are guessed depends on where a step begins.
+            // Which tokens are predicted depends on where a step begins.
             predictions: expected.predictions,
         };
         ensure!(

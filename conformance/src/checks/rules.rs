@@ -1,7 +1,7 @@
-//! RD: rules that hold of every stream, whatever it was asked for.
+//! RD: rules that hold for every stream, whatever the request.
 //!
-//! [`Reader`](crate::rules) looks at every item of every check, so a rule may also be seen broken by another check; its row in
-//! the report then names that one. What these checks do themselves is to ask for what the others do not.
+//! [`Reader`](crate::rules) checks every item in every check, so another check may see a rule broken; the rule's row in the
+//! report then names that check. The checks here send requests that the others do not.
 
 mod stalled;
 
@@ -36,7 +36,7 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "answers computed whole behind clients that are slow or gone: memory and a device for nobody", stalled),
 ];
 
-/// Past the lengths of the other groups, and past a power of two.
+/// Longer than the answers of the other groups, and than a power of two.
 const LONG_ANSWER_TOKENS: u32 = 140;
 
 async fn ids_are_in_the_vocabulary(trial: Trial) -> CheckResult {
@@ -68,13 +68,13 @@ async fn stalled(trial: Trial) -> CheckResult {
     ask_for_all_sorts(trial).await
 }
 
-/// Requests that the engine runs at once, up to four.
+/// How many requests the engine runs at once, up to four.
 fn places(live: &Live) -> usize {
     let places = live.config.max_num_seqs.unwrap_or(4).clamp(1, 4);
     usize::try_from(places).unwrap_or(1)
 }
 
-/// Requests that differ in what they ask for besides tokens.
+/// Requests that ask for different things besides tokens.
 fn sorts(live: &Live) -> Vec<GenerateRequest> {
     let can = &live.config.capabilities;
     let most_logprobs = can.max_logprobs;
@@ -98,7 +98,7 @@ fn sorts(live: &Live) -> Vec<GenerateRequest> {
     vec![rated, sampled, at_least, ending, long, plain]
 }
 
-/// A client that cancels, with the hint a Worker gives, and one that goes away.
+/// One client that cancels, with a Worker's abort hint, and one that disconnects.
 async fn leave(live: &Live) -> CheckResult {
     let long = live.affordable_answer(9, LONG_ANSWER_TOKENS);
     let mut cancelled = live.generate(live.request(9, long)).await?;
@@ -114,7 +114,7 @@ async fn leave(live: &Live) -> CheckResult {
     Ok(())
 }
 
-/// The prefix cache is cleared under a request that goes on, and the same prompt is sent again.
+/// Clears the prefix cache during a request, and sends the same prompt again.
 async fn clear_meanwhile(live: &Live) -> CheckResult {
     let size = live.config.kv_block_size.map_or(8, NonZeroU32::get);
     let half = live.config.context_length_tokens / 2;
@@ -124,7 +124,7 @@ async fn clear_meanwhile(live: &Live) -> CheckResult {
     let mut running = live.generate(request.clone()).await?;
     running.read_tokens(1).await?;
     if let Some(controls) = live.subject.engine.controls() {
-        // Whether it can, KV06 judges.
+        // KV06 judges whether it can.
         let clear = controls.clear_prefix_cache();
         drop(live.trial.call("clear_prefix_cache", clear).await?);
     }

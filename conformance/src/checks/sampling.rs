@@ -24,7 +24,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("DT02", Strict, Sampling, "the same seed gives the same answer",
         clause: "SamplingOptions::seed",
         breaks: "evaluations and bug reports that nobody can repeat", same_seed),
-    // Changed: an engine with one possible next token gives one answer for all seeds, rightly; it is skipped.
+    // Changed: an engine with one possible next token correctly gives one answer for all seeds, so it is skipped.
     check!("DT03", Strict, Sampling, "different seeds give different answers",
         clause: "SamplingOptions::seed",
         breaks: "a constant random generator: every best-of-n candidate is the same", different_seeds),
@@ -81,12 +81,12 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "evaluations of a model other than the one served: a temperature that is not the one asked for, or draws that are not even", drawn::as_often_as_probable),
 ];
 
-/// A request long enough for a wrong choice to show.
+/// A request long enough to show a wrong choice.
 fn greedy(live: &Live, seed: u64) -> GenerateRequest {
     live.greedy(live.prompt(8, seed), 24)
 }
 
-/// A request on the same prompt that chooses freely.
+/// A request with the same prompt that chooses freely.
 fn free(live: &Live, seed: u64) -> GenerateRequest {
     let mut request = greedy(live, seed);
     if live.can(SamplingOption::Temperature) {
@@ -169,7 +169,7 @@ async fn different_seeds(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Whether there is more than one next token: its log probabilities say so, or requests without a seed differ.
+/// Whether there is more than one possible next token: its log probabilities show it, or requests without a seed differ.
 async fn has_a_choice(live: &Live) -> Result<bool, Stop> {
     if live.config.capabilities.max_logprobs.is_some() {
         let mut request = greedy(live, 0);
@@ -186,7 +186,7 @@ async fn has_a_choice(live: &Live) -> Result<bool, Stop> {
     Ok(false)
 }
 
-/// The default is greedy for most engines, but may be documented otherwise: it counts where it repeats itself.
+/// The default is greedy for most engines, but may be documented otherwise; it counts only if it repeats itself.
 async fn temperature_zero(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     if !live.can(SamplingOption::Temperature) {
@@ -231,7 +231,7 @@ async fn top_k_one(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Tokens among which one is looked for that the answer does not have: of a small vocabulary it may have all.
+/// The number of tokens to search for one that the answer does not contain: with a small vocabulary it may contain all.
 const FORCED_FROM: usize = 1000;
 
 async fn bias(trial: Trial) -> CheckResult {
@@ -307,7 +307,7 @@ async fn logprobs(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// A penalty lowers the logits of tokens that came before, so the first token it changes must be one of those.
+/// A penalty lowers the logits of earlier tokens, so the first token that it changes must be one of those.
 async fn penalties(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     type Penalty = (SamplingOption, &'static str, fn(&mut GenerateRequest));
@@ -387,7 +387,7 @@ async fn penalties(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Whether a repetition penalty is refused by its name, as one above 2 may be: by `generate` or in the stream.
+/// Whether a repetition penalty is refused by its name, as a value above 2 may be: by `generate` or in the stream.
 async fn is_above_a_limit(live: &Live, set: fn(&mut GenerateRequest)) -> Result<bool, Stop> {
     let mut request = live.greedy(live.prompt(8, 0), 1);
     set(&mut request);
@@ -405,7 +405,7 @@ async fn is_above_a_limit(live: &Live, set: fn(&mut GenerateRequest)) -> Result<
     }))
 }
 
-/// Every ability that a request can ask for and the engine does not declare.
+/// Requests for every ability that the engine does not declare.
 fn undeclared_requests(live: &Live) -> Vec<(&'static str, GenerateRequest)> {
     use SamplingOption as Opt;
     let can = &live.config.capabilities;
@@ -453,7 +453,7 @@ fn undeclared_requests(live: &Live) -> Vec<(&'static str, GenerateRequest)> {
         (can.resume || can.resume_as_prompt, "resumed_tokens", |r| {
             r.resumed_tokens = 1
         }),
-        // Of neither, the row above is asked.
+        // If it declares neither, the row above covers it.
         (resumes_exactly, "resumed_tokens beside a seed", |r| {
             (r.resumed_tokens, r.sampling.seed) = (1, Some(1));
         }),

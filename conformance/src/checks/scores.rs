@@ -1,4 +1,4 @@
-//! SC: scores, of engines that declare that they score pairs of texts.
+//! SC: scores, for engines that declare that they score pairs of texts.
 
 use genset_backend_common::{GenerateRequest, Input, Output, TokenId, request::ScorePair};
 
@@ -14,13 +14,13 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "rankings in which nothing comes before anything else", sane_scores),
 ];
 
-/// How far apart a pair's scores may be, alone and in a batch, where the engine says that its answers depend on the batch.
+/// The tolerance between a pair's scores alone and in a batch, if the engine declares that it depends on the batch.
 const TOLERANCE: f32 = 0.02;
 
-/// Tokens of the text that all pairs begin with.
+/// The number of tokens in the first text of all pairs.
 const FIRST_TOKENS: usize = 6;
 
-/// A pair of the one first text and a second of `len` tokens, as far as the context goes.
+/// A pair of the common first text and a second of `len` tokens, limited by the context.
 fn pair(live: &Live, len: usize, seed: u64) -> ScorePair {
     let context = usize::try_from(live.config.context_length_tokens).unwrap_or(usize::MAX);
     let first = FIRST_TOKENS.min(context / 2);
@@ -34,7 +34,7 @@ fn pair(live: &Live, len: usize, seed: u64) -> ScorePair {
     }
 }
 
-/// Pairs of different lengths, the first and the last alike.
+/// Pairs of different lengths; the first and the last are equal.
 fn pairs(live: &Live) -> Vec<ScorePair> {
     [(7, 2), (1, 3), (90, 4), (33, 5), (7, 2)]
         .map(|(len, seed)| pair(live, len, seed))

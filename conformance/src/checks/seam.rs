@@ -1,4 +1,4 @@
-//! MG: going on from another instance's tokens, with all that a request may ask for.
+//! MG: continuing after another instance's tokens, with every option of a request.
 
 use genset_backend_common::{
     GenerateRequest, GuidedDecoding, TokenId,
@@ -36,12 +36,12 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "sampled answers that begin to repeat themselves where a worker was lost", penalized_and_seeded),
 ];
 
-/// Tokens of an uninterrupted answer.
+/// The number of tokens in an uninterrupted answer.
 const WHOLE: u32 = 32;
-/// Log probabilities that differ by less are the same: engines compute prompts and single tokens by different sums.
+/// The tolerance of log probabilities: engines compute prompts and single tokens with different sums.
 const SAME_LOGPROB: f32 = 1e-2;
 
-/// A request, and the uninterrupted answer to it.
+/// A request and its uninterrupted answer.
 struct Whole {
     request: GenerateRequest,
     prompt: Vec<TokenId>,
@@ -71,7 +71,7 @@ impl Whole {
         })
     }
 
-    /// A few places to cut it, the first and the last included.
+    /// A few positions to cut it, including the first and the last.
     fn cuts(&self) -> Vec<usize> {
         let last = self.answer.tokens().len().saturating_sub(1);
         let mut cuts = vec![1, last / 4, last / 2, last];
@@ -89,7 +89,7 @@ impl Whole {
         live.answer(self.resumed(cut)).await
     }
 
-    /// Whether it goes on after each cut as it would have. How many tokens come is for MG02.
+    /// Checks that it continues unchanged after each cut. MG02 judges the number of tokens.
     async fn goes_on(&self, live: &Live) -> CheckResult {
         let tokens = self.answer.tokens();
         for cut in self.cuts() {
@@ -104,7 +104,7 @@ impl Whole {
         Ok(())
     }
 
-    /// As [`Self::goes_on`], to the same end.
+    /// As [`Self::goes_on`], with the same end.
     async fn ends_alike(&self, live: &Live) -> CheckResult {
         let tokens = self.answer.tokens();
         for cut in self.cuts() {
@@ -122,8 +122,8 @@ impl Whole {
     }
 }
 
-/// Whether answers go on after each cut nearly as they would have, of an engine whose sums depend on the batch, or on what was
-/// prompt: a resumed answer is in another one.
+/// Checks that answers continue nearly unchanged after each cut, for an engine whose sums depend on the batch or on what was
+/// prompt: a resumed answer is in another batch.
 async fn go_on_near(live: &Live, choice: Choice, wholes: &[Whole]) -> CheckResult {
     let mut pairs = Vec::new();
     for whole in wholes {
@@ -137,7 +137,7 @@ async fn go_on_near(live: &Live, choice: Choice, wholes: &[Whole]) -> CheckResul
     near::ensure_most_begin_alike(&pairs, "resumed")
 }
 
-/// Lets the engine choose freely, and always alike.
+/// Makes the engine choose freely, but repeatably.
 fn draw(live: &Live, request: &mut GenerateRequest, seed: u64) {
     let sampling = &mut request.sampling;
     sampling.seed = Some(seed);
@@ -168,7 +168,7 @@ async fn seeded(trial: Trial) -> CheckResult {
     draw_on(&live, &wholes).await
 }
 
-/// Whether answers that are drawn go on after each cut as they would have, as exactly as the engine declares.
+/// Checks that drawn answers continue after each cut, as exactly as the engine declares.
 async fn draw_on(live: &Live, wholes: &[Whole]) -> CheckResult {
     if live.varies_with_batch() {
         return go_on_near(live, Choice::Seeded, wholes).await;
@@ -209,7 +209,7 @@ const PENALTIES: [Penalty; 3] = [
     }),
 ];
 
-/// Answers to requests with each penalty, which are set up by `also`.
+/// The answers to requests with each penalty, prepared by `also`.
 async fn with_penalties(
     live: &Live,
     also: impl Fn(&mut GenerateRequest, u64),
@@ -220,7 +220,7 @@ async fn with_penalties(
             continue;
         }
         for seed in 0..3 {
-            // With few tokens to choose from they come again, and are punished.
+            // With few tokens to choose from, tokens repeat and are penalized.
             let favoured: Vec<TokenId> = (0..3).map(|place| live.token(seed + place)).collect();
             let is_biased = live.can(SamplingOption::LogitBias);
             let whole = Whole::of(live, seed, |request| {
@@ -240,7 +240,7 @@ async fn with_penalties(
     Ok(wholes)
 }
 
-/// The fewest tokens that are asked for, and the place of a token before them that would stop the answer.
+/// The minimum number of tokens, and the position of an earlier token that would stop the answer.
 const LEAST: usize = 12;
 const STOP_AT: usize = 10;
 
@@ -258,7 +258,7 @@ async fn least(trial: Trial) -> CheckResult {
     let whole = whole.await?;
     for cut in [1, 5, 8] {
         let expected = resume::rest(&live, whole.resumed(cut), &whole.answer, cut).await?;
-        // That a whole answer has as many is for FN10.
+        // FN10 judges whether the whole answer has that many.
         let expected = expected.get(..LEAST - cut).unwrap_or_default();
         let rest = whole.rest(&live, cut).await?.tokens();
         ensure!(
@@ -298,7 +298,7 @@ async fn rated(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// A text of each kind of grammar that every engine understands alike.
+/// One text for each kind of grammar that all engines understand alike.
 fn grammars() -> [(GuidedKind, GuidedDecoding); 4] {
     let texts = [
         "The quick brown fox jumps over the lazy dog.",
@@ -353,7 +353,7 @@ fn guide(request: &mut GenerateRequest, guided: GuidedDecoding) {
 async fn guided(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     needs_exact(&live)?;
-    // The first kind is for MG04.
+    // MG04 covers the first kind.
     let further = declared(&live, &grammars()[1..])?;
     for guided in further {
         let whole = Whole::of(&live, 3, |request| guide(request, guided)).await?;
@@ -366,7 +366,7 @@ async fn guided_and_seeded(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     draws(&live)?;
     let mut wholes = Vec::new();
-    // Those that leave something to draw.
+    // Those that leave a choice to draw from.
     for guided in declared(&live, &grammars()[1..3])? {
         let whole = Whole::of(&live, 4, |request| {
             guide(request, guided);

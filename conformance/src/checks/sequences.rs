@@ -1,4 +1,4 @@
-//! SQ: random sequences of operations, as [`run_sequences`](crate::run_sequences) draws them.
+//! SQ: random sequences of operations, as drawn by [`run_sequences`](crate::run_sequences).
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ pub(super) const CHECKS: &[Check] = &[
         breaks: "what no single check thinks of: a third start, a drop between two aborts, a drain that comes too soon", random),
 ];
 
-/// Each sequence runs on a thread of its own; this one only waits for them.
+/// Each sequence runs on its own thread; this thread only waits for them.
 async fn random(trial: Trial) -> CheckResult {
     let options = SequenceOptions {
         cases: trial.sequences(),
         seed: Some(trial.seed()),
-        // An engine whose start takes seconds is tried less often.
+        // An engine whose start takes seconds runs fewer sequences.
         longest: Some(trial.limits().wall),
         ..SequenceOptions::default()
     };

@@ -1,10 +1,10 @@
 //! SH: drain and shutdown.
 //!
 //! Changed from the catalogue, with the reason:
-//! - SH04: the kit cannot make the first start of a good engine fail, so it starts one that was cleaned up. What that
-//!   start returns is the engine's choice; LC05 has the start that was dropped half-way.
-//! - SH06: refusing new work is the Worker's part, which unlists the instance before it drains. An engine may serve what
-//!   comes after a drain, or refuse it with a kind that clients retry.
+//! - SH04: the kit cannot make the first start of a good engine fail, so it starts an engine that was cleaned up. The engine
+//!   may choose the result of that start; LC05 covers a start that was dropped midway.
+//! - SH06: the Worker refuses new work: it unlists the instance before it drains. An engine may serve requests that arrive
+//!   after a drain, or refuse them with a kind that clients retry.
 
 use std::pin::{Pin, pin};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
@@ -141,10 +141,10 @@ async fn finish_all(all: Vec<Running>) -> Result<Vec<Answer>, Stop> {
 async fn cleanup_in_flight(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let all = in_flight(&live, live.at_once(3)).await?;
-    // They read meanwhile, as clients do. SH16 has those that do not.
+    // Reads the streams meanwhile, as clients do. SH16 covers clients that do not.
     let cleanup = trial.call("cleanup", live.subject.engine.cleanup());
     let (cleaned, answers) = join(cleanup, finish_all(all)).await;
-    // Whether it succeeds is for SH01 to judge.
+    // SH01 judges whether it succeeds.
     drop(cleaned?);
     for answer in answers? {
         ensure!(
@@ -169,13 +169,13 @@ async fn cleanup_in_flight(trial: Trial) -> CheckResult {
 /// Requests beyond those that run at once.
 const WAITING: u32 = 4;
 
-/// A call of `generate`, which has returned or waits: an engine may let a request wait there for its place.
+/// A call of `generate` that has returned or waits: an engine may let a request wait in it for a seat.
 type Sent<F> = Pin<Box<MaybeDone<F>>>;
 
 /// What `generate` returns.
 type Accepted = Result<Result<Running, EngineError>, Stop>;
 
-/// The whole answer to a request that was sent; `None` where it was refused. A full engine may, and CC07 judges how.
+/// The whole answer to a request that was sent; `None` if it was refused. A full engine may refuse; CC07 judges how.
 async fn end_of<F: Future<Output = Accepted>>(mut sent: Sent<F>) -> Result<Option<Answer>, Stop> {
     sent.as_mut().await;
     match sent.as_mut().take_output() {
@@ -196,7 +196,7 @@ async fn cleanup_with_waiters(trial: Trial) -> CheckResult {
     drop(timeout(trial.limits().cancel / 4, join_all(&mut sent)).await);
     let cleanup = trial.call("cleanup", live.subject.engine.cleanup());
     let (cleaned, answers) = join(cleanup, join_all(sent.into_iter().map(end_of))).await;
-    // Whether it succeeds is for SH01 to judge.
+    // SH01 judges whether it succeeds.
     drop(cleaned?);
     for answer in answers {
         let Some(answer) = answer? else {
@@ -210,7 +210,7 @@ async fn cleanup_with_waiters(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Requests whose clients do not read while the engine is cleaned up: one has begun, the other is not looked at.
+/// Requests whose clients do not read during the cleanup: one has begun, the other was never polled.
 async fn cleanup_beside_held_streams(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let mut held = live.generate(live.busy_request(0, 64)).await?;
@@ -225,7 +225,7 @@ async fn cleanup_beside_held_streams(trial: Trial) -> CheckResult {
         Either::Left((cleaned, _)) => cleaned,
         Either::Right(((), cleanup)) => cleanup.await,
     };
-    // Whether it succeeds is for SH01 to judge.
+    // SH01 judges whether it succeeds.
     drop(cleaned?);
     let (held, unread) = join(held.finish(), end_of(unread)).await;
     for answer in [Some(held?), unread?].into_iter().flatten() {
@@ -256,7 +256,7 @@ async fn drain_after_cancels(trial: Trial) -> CheckResult {
     let deadline = trial.limits().call * 2;
     let call = live.subject.engine.drain(DrainContext { deadline });
     let what = "drain after requests were cancelled and dropped";
-    // What it returns, SH06 judges.
+    // SH06 judges the result.
     drop(trial.within(what, trial.limits().cancel, call).await?);
     Ok(())
 }
@@ -318,7 +318,7 @@ async fn nothing_left(trial: Trial) -> CheckResult {
     holdings::tasks_end(&trial, "the engine", before).await
 }
 
-/// The whole life of an engine: a request answered, one dropped, cleanup, and the engine itself dropped.
+/// The whole life of an engine: one request answered, one dropped, cleanup, and the engine itself dropped.
 async fn use_up(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     drop(live.answer(live.request(4, 4)).await?);
@@ -327,12 +327,12 @@ async fn use_up(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Lives before the first look: caches fill, pools grow.
+/// The number of lives before the first look, in which caches and pools fill.
 const WARM_LIVES: u32 = 10;
 const LIVES: u32 = 40;
-/// Rounds of lives that must all grow: another test in this process does not grow three times.
+/// The number of rounds of lives that must all grow: other tests in this process do not grow three times.
 const ROUNDS: usize = 3;
-/// One thing leaked a life is forty, a mebibyte a life forty mebibytes.
+/// The slack: a leak of one resource per life adds forty, a mebibyte per life forty mebibytes.
 const LIVES_SLACK: Slack = Slack {
     things: 20,
     memory_kib: 24 * 1024,
@@ -388,7 +388,7 @@ async fn generate_after_cleanup(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Dropped where engines are dropped, in an async context, but on a thread that may be given up.
+/// Drops the engine as engines are dropped, in an async context, but on a thread that can be given up.
 async fn drop_without_cleanup(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     drop(live.answer(live.request(4, 4)).await?);
@@ -402,7 +402,7 @@ async fn drop_without_cleanup(trial: Trial) -> CheckResult {
             let _ = done.send(());
         });
     ensure!(thread.is_ok(), "the kit cannot start a thread");
-    // In real time, whatever the runtime's clock: a thread cannot wait otherwise.
+    // In real time, whatever the runtime's clock: a thread cannot wait on a paused one.
     let limit = trial.limits().cancel;
     match is_done.recv_timeout(limit) {
         Ok(()) => Ok(()),

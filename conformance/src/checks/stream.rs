@@ -1,7 +1,7 @@
 //! ST: the shape of a stream.
 //!
-//! The kit reads streams as everybody does, through `OutputStream`, which keeps the terminal in order and reports what was
-//! not: so ST02, ST03, ST04 look at the report, each at other ways for a sequence to end.
+//! The kit reads streams as all callers do, through `OutputStream`, which keeps the terminal in order and reports violations.
+//! So ST02, ST03 and ST04 look at the report, each for another way in which a sequence ends.
 
 use genset_backend_common::output::{Output, Violation};
 use genset_backend_common::{CancelReason, EngineError, GenerateRequest};
@@ -27,16 +27,16 @@ pub(super) const CHECKS: &[Check] = &[
     check!("ST04", Core, Tokens, "no stream ends without a terminal item, however it ends",
         clause: "LLMEngine::generate, Contract: exactly one terminal item",
         breaks: "clients that wait for ever, and cut answers taken for whole ones", never_without_terminal),
-    // A good engine cannot be made to fail on demand: the check takes it away under its requests. Where that leads to no
-    // error, the terminal item must still be the last one.
+    // A good engine cannot be made to fail on demand, so the check cleans it up during its requests. If that causes no error,
+    // the terminal item must still be the last.
     check!("ST05", Core, Tokens, "an error is the last item of its stream",
         clause: "LLMEngine::generate, Contract: nothing after the terminal item",
         breaks: "tokens after an error, billed and shown", an_error_is_terminal),
     check!(tokens "ST06", Core, Tokens, "token ids are below the vocabulary size",
         clause: "EngineConfig::vocab_size",
         breaks: "panics in the detokenizer", token_ids_in_range),
-    // One request is one sequence; a client's n becomes n requests before the engine, so there is no choice index to look
-    // at. What is left of the promise is that those requests, alike but for their ids, stay apart.
+    // One request is one sequence: the frontend splits a client's n into n requests, so there is no choice index to check. What
+    // remains of the promise is that those requests, which differ only in their ids, stay separate.
     check!("ST07", Core, Tokens, "the sequences of one client's request are streams of their own, each with its terminal",
         clause: "GenerateRequest: one request is one sequence; RequestContext::sibling",
         breaks: "mixed choices when a client asks for n > 1", siblings_stay_apart),
@@ -65,7 +65,7 @@ async fn at_least_one_item(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     for prompt_len in [1, 4, 40] {
         let answer = live.answer(live.request(prompt_len, 4)).await?;
-        // An empty stream is given an error for its end, so an error alone is as good as nothing.
+        // An empty stream receives an error as its end, so an error alone counts as nothing.
         ensure!(
             answer.items.iter().any(Result::is_ok),
             "a prompt of {prompt_len} tokens was answered by nothing but {:?}",
@@ -79,7 +79,7 @@ async fn exactly_one_terminal(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     if live.medium().is_tokens() {
         let foretold = Foretold::ask(&live, 2).await?;
-        // The stop token comes where max_tokens would end the sequence too.
+        // The stop token comes where max_tokens would end the sequence, too.
         let mut both = foretold.stopping();
         both.stop.max_tokens = Some(foretold.place + 1);
         one_terminal(
@@ -107,7 +107,7 @@ fn is_terminal(item: &Result<Output, EngineError>) -> bool {
     }
 }
 
-/// What is left of an answer after its request was cancelled.
+/// The rest of an answer after its request was cancelled.
 async fn cancelled_answer(live: &Live) -> Result<Answer, Stop> {
     let mut running = live.generate(live.request(4, LONG_ANSWER_TOKENS)).await?;
     running.read_tokens(1).await?;
@@ -155,7 +155,7 @@ async fn an_error_is_terminal(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let mut running = live.generate(live.request(4, LONG_ANSWER_TOKENS)).await?;
     running.read_tokens(1).await?;
-    // How cleanup itself goes is for SH to judge; here it only provokes an error.
+    // SH judges the cleanup itself; here it only provokes an error.
     let _ = trial.call("cleanup", live.subject.engine.cleanup()).await?;
     let answer = running.finish().await?;
     ensure!(
@@ -174,7 +174,7 @@ async fn token_ids_in_range(trial: Trial) -> CheckResult {
             "the engine does not know its vocabulary's size"
         );
     };
-    // The ends of the vocabulary are where an id is one off.
+    // Off-by-one errors show at the ends of the vocabulary.
     for last in [0, vocab_size - 1] {
         let mut prompt = live.prompt(3, 1);
         prompt.push(last);
@@ -189,7 +189,7 @@ async fn token_ids_in_range(trial: Trial) -> CheckResult {
 
 async fn siblings_stay_apart(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
-    // Alike but for where they end, so that a swapped ending shows.
+    // They differ only in their lengths, so that a swapped ending shows.
     let lengths = [5, 9, 13];
     let parent = live.context(&live.request(4, 1));
     let mut siblings = Vec::new();
@@ -229,7 +229,7 @@ async fn a_slow_reader_loses_nothing(trial: Trial) -> CheckResult {
         swift.len(),
         slow.len()
     );
-    // An engine that never answers alike is no proof either way; DT01 judges it.
+    // An engine whose answers vary proves nothing here; DT01 judges it.
     if slow != swift && live.answer(request).await?.generated() == swift {
         let place = slow
             .units()
@@ -241,7 +241,7 @@ async fn a_slow_reader_loses_nothing(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Reads an answer with a stall after its first tokens, long enough for the engine to run into its reader.
+/// Reads an answer with a pause after its first tokens, long enough for the engine to catch up with its reader.
 async fn read_slowly(live: &Live, request: GenerateRequest) -> Result<Generated, Stop> {
     let mut running = live.generate(request).await?;
     let mut tokens = running.read_tokens(2).await?;
@@ -269,7 +269,7 @@ async fn streams_move_between_threads(trial: Trial) -> CheckResult {
     let mut read_there = live.generate(live.request(4, answer_tokens)).await?;
     let mut read = read_there.read_tokens(1).await?.len();
     let elsewhere = tokio::task::spawn_blocking(move || {
-        // One poll: a thread apart must not wait while the clock is paused.
+        // One poll: another thread must not wait while the clock is paused.
         let item = futures_util::FutureExt::now_or_never(read_there.next());
         (read_there, item)
     });

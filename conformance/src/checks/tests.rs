@@ -1,4 +1,4 @@
-//! Checks with the limits of real time, on a paused clock: engines pass that are sound and slow.
+//! Checks with the limits of real time, on a paused clock: correct but slow engines pass.
 
 #![cfg(feature = "mutants")]
 
@@ -21,14 +21,13 @@ use crate::mutants::slotted::slotted;
 use crate::subject::{Factory, Scenario};
 use crate::trial::{Trial, Variation};
 
-/// What an item takes.
+/// The time per item.
 const ITEM: Duration = Duration::from_millis(30);
 
-/// Items of the warm-up requests, their ends included.
+/// The number of items of the warm-up requests, including their ends.
 const WARM_UP_ITEMS: u32 = 15;
 
-/// An engine that computes one token at a time, however many requests run, and lets those beyond its seats wait inside
-/// `generate`.
+/// An engine that computes one token at a time, however many requests run. Requests beyond its seats wait inside `generate`.
 struct Turns {
     inner: SampleEngine,
     seats: Option<u32>,

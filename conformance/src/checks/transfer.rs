@@ -1,4 +1,4 @@
-//! DG: what a prefill instance holds for decode instances, and when it is free again. The legs are those of
+//! DG: what a prefill instance holds for decode instances, and when it is freed. The legs are those of
 //! [`disaggregated`](super::disaggregated).
 
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(super) const CHECKS: &[Check] = &[
     check!("DG12", Core, Disaggregated, "a prefill that is cancelled or dropped holds nothing",
         clause: "LLMEngine::generate, Contract",
         breaks: "blocks of cancelled prompts held until a limit of minutes passes", cancelled_prefill),
-    // On a paused clock only, as DG04.
+    // Only on a paused clock, like DG04.
     check!("DG13", Core, Disaggregated, "blocks whose time is over are not given any more",
         clause: "KvSource::fetch",
         breaks: "one client's answer from another client's prompt, after a slow handover", nothing_after_the_lease),
@@ -52,14 +52,14 @@ fn used_blocks(live: &Live) -> Option<u64> {
     probe.and_then(|probe| probe.kv_used_blocks())
 }
 
-/// An instance and the blocks it used before the check asked it anything.
+/// An instance, and the number of blocks that it used before the check.
 struct Watched {
     live: Live,
     before: u64,
 }
 
 impl Watched {
-    /// A started instance that shows its blocks.
+    /// A started instance that reports its blocks.
     async fn start(trial: &Trial, role: Role) -> Result<Self, Stop> {
         let live = trial.start_as(role).await?;
         let Some(before) = used_blocks(&live) else {
@@ -68,7 +68,7 @@ impl Watched {
         Ok(Self { live, before })
     }
 
-    /// Waits until it uses no more than before.
+    /// Waits until it uses no more blocks than before.
     async fn is_free(&self, after: &str) -> CheckResult {
         let before = self.before;
         let is_free = move |probe: &dyn Probe| probe.kv_used_blocks().map(|now| now <= before);
@@ -77,7 +77,7 @@ impl Watched {
         Ok(())
     }
 
-    /// What a Worker does when the client has left.
+    /// Aborts as a Worker does when the client has left.
     async fn abort(&self, ctx: &RequestContext) -> CheckResult {
         let abort = self.live.subject.engine.abort(ctx);
         self.live.trial.call("abort", abort).await
@@ -114,7 +114,7 @@ async fn fetched_are_free(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Whether `answer` is the right one, or an error that says to begin anew.
+/// Whether `answer` is the right one, or an error that allows starting anew.
 fn is_right_or_lost(answer: &Answer, expected: &[TokenId]) -> CheckResult {
     match answer.error() {
         Some(error) => ensure!(
@@ -145,7 +145,7 @@ async fn fetched_once(trial: Trial) -> CheckResult {
         "decode failed: {:?}",
         answer.error()
     );
-    // Another prompt may have got the blocks.
+    // Another prompt may have taken the blocks.
     let other = self::request(&first, 1);
     prefill(&first, &other, &first.context(&other)).await?;
     for live in [&second, &third] {
@@ -166,7 +166,7 @@ async fn refused_holds_nothing(trial: Trial) -> CheckResult {
         let mut request = request(&live.live, seed);
         request.transfer = transfer;
         let ctx = live.live.context(&request);
-        // An engine that needs nothing of the parameters may answer. What is refused, and how, is for DG02.
+        // An engine that needs nothing from the parameters may answer. DG02 judges what is refused, and how.
         if let Ok(running) = live.live.try_generate(request, ctx.clone()).await? {
             running.finish().await?;
         }
@@ -188,7 +188,7 @@ async fn released_are_free(trial: Trial) -> CheckResult {
     let request = request(&first.live, 0);
     let ctx = first.live.context(&request);
     let (_, transfer) = prefill(&first.live, &request, &ctx).await?;
-    // What is not held is no error, nor what is none of the engine's.
+    // Releasing what is not held is no error, nor is releasing another engine's parameters.
     source.release(&json!("of another engine"));
     source.release(&transfer.data);
     source.release(&transfer.data);

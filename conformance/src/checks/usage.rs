@@ -1,6 +1,6 @@
 //! US: usage.
 //!
-//! A Worker mends the usage of an engine that counts wrongly, and reports it; what is judged here is the engine's own count.
+//! A Worker corrects and reports the usage of an engine that counts wrongly; these checks judge the engine's own count.
 
 use genset_backend_common::output::Usage;
 use genset_backend_common::{CancelReason, GenerateRequest, TokenId};
@@ -16,7 +16,7 @@ mod long;
 pub(super) use self::long::unique_salt;
 
 pub(super) const CHECKS: &[Check] = &[
-    // The type of the terminal has a usage always; left unfilled it is all zeros.
+    // The type of the terminal always has a usage; if it was not filled in, it is all zeros.
     check!("US01", Core, Tokens, "the terminal's usage is filled in, however the sequence ended",
         clause: "LLMEngine::generate, Contract; Finished::usage",
         breaks: "answers that nobody can bill", usage_is_filled_in),
@@ -26,8 +26,8 @@ pub(super) const CHECKS: &[Check] = &[
     check!("US03", Core, Tokens, "completion_tokens is the number of tokens streamed",
         clause: "Usage::completion_tokens",
         breaks: "bills that drift from what was delivered", completion_tokens_are_the_streams),
-    // The total is computed from its parts, so it cannot disagree with them; what is left is arithmetic that wraps or
-    // saturates where there is nothing to count.
+    // The total is computed from its parts, so it cannot disagree with them. What remains is arithmetic that wraps or saturates
+    // if there is nothing to count.
     check!(tokens "US04", Core, Tokens, "the total is the prompt's length when the first token ends the sequence",
         clause: "Usage::total_tokens",
         breaks: "a count below zero that wraps into a bill of four billion tokens", nothing_streamed_costs_the_prompt),
@@ -64,7 +64,7 @@ async fn usage_is_filled_in(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// The usage of an answer that must have one.
+/// The usage of an answer, which must have one.
 fn usage_of(answer: &Answer) -> Result<Usage, Stop> {
     match answer.usage() {
         Some(usage) => Ok(usage),
@@ -78,14 +78,14 @@ fn usage_of(answer: &Answer) -> Result<Usage, Stop> {
 async fn prompt_tokens_are_the_prompts(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let declared = Medium::declared(&live.config.capabilities);
-    // What a body counts as is for whoever wrote its answer.
+    // The usage of a body is up to the author of its answer.
     for medium in declared.filter(|medium| *medium != Medium::Body) {
         prompt_tokens_in(&live, medium).await?;
     }
     Ok(())
 }
 
-/// In each medium that the engine declares, not only in that of the other checks: what it does not read, it cannot count.
+/// Tests each medium that the engine declares, not only that of the other checks: an engine cannot count what it does not read.
 async fn prompt_tokens_in(live: &Live, medium: Medium) -> CheckResult {
     let mut longest = 0;
     for prompt_len in [1, 2, 17, 33] {
@@ -96,7 +96,7 @@ async fn prompt_tokens_in(live: &Live, medium: Medium) -> CheckResult {
             !medium.is_tokens() || usize::try_from(counted) == Ok(prompt_len),
             "a prompt of {prompt_len} tokens is counted as {counted}"
         );
-        // How many tokens a text is, only its engine knows; but more words are not fewer tokens, and many are more.
+        // Only the engine knows the number of tokens of a text. But more words are not fewer tokens, and many more are more.
         let least = if prompt_len > 2 {
             longest + 1
         } else {
@@ -111,7 +111,7 @@ async fn prompt_tokens_in(live: &Live, medium: Medium) -> CheckResult {
     Ok(())
 }
 
-/// What a prompt counts as: its tokens, or what the engine said of the same text when it was alone.
+/// The expected count of a prompt: its tokens, or for a text, the engine's count when it was alone.
 async fn prompt_tokens_of(live: &Live, prompt: Vec<TokenId>) -> Result<u32, Stop> {
     if live.medium().is_tokens() {
         return Ok(u32::try_from(prompt.len()).unwrap_or(u32::MAX));
@@ -137,7 +137,7 @@ async fn completion_tokens_are_the_streams(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Counts what was delivered against what the engine says.
+/// Compares the number of delivered tokens with the engine's count.
 fn completion_is_what_came(answer: &Answer, what: &str) -> CheckResult {
     let (usage, tokens) = (usage_of(answer)?, answer.generated().len());
     ensure!(

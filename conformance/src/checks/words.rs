@@ -1,10 +1,10 @@
-//! How long a text is in tokens, which only its engine knows: told by how it counts two others.
+//! The length of a text in tokens, which only its engine knows: estimated from the engine's counts of two others.
 
 use crate::check::Stop;
 use crate::trial::Live;
 
-/// Words of a prompt of at most `tokens` tokens, and of nearly as many. For an engine of tokens each word is one, and so it is
-/// where the engine does not count.
+/// The number of words of a prompt with at most, and nearly, `tokens` tokens. For an engine of tokens, or one that does not
+/// count, each word is one token.
 pub(super) async fn words_of(live: &Live, tokens: u32) -> Result<usize, Stop> {
     let words = match live.medium().is_tokens() {
         true => None,
@@ -31,7 +31,7 @@ async fn counted(live: &Live, tokens: u32) -> Result<Option<u32>, Stop> {
     let Some(grown) = many.checked_sub(few).filter(|grown| *grown >= steps) else {
         return Ok(None);
     };
-    // What a template adds; a text of words that are more than a token each is not as even as two samples say.
+    // The tokens that a template adds. If words are more than one token each, two samples do not predict the count exactly.
     let fixed = many.saturating_sub(u64::from(more) * grown / steps);
     let words = u64::from(tokens).saturating_sub(fixed) * steps / grown;
     let words = if grown == steps {

@@ -1,4 +1,4 @@
-//! The ways to leave that are not the common one: for another reason, during prefill, before the engine is there.
+//! Less common ways to leave: for another reason, during prefill, before the engine has begun.
 
 use futures_util::FutureExt;
 use genset_backend_common::{CancelReason, RequestContext};
@@ -37,10 +37,10 @@ pub(super) async fn for_every_reason(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// A prompt whose prefill takes an engine a moment.
+/// A prompt whose prefill takes a moment.
 const PROMPT_TOKENS: u32 = 512;
 
-/// Requests beyond the engine's slots, so that a leak of each is missed.
+/// Requests beyond the engine's slots, so that leaking all of them shows.
 const BEYOND: u32 = 4;
 
 pub(super) async fn during_prefill(trial: Trial) -> CheckResult {
@@ -51,7 +51,7 @@ pub(super) async fn during_prefill(trial: Trial) -> CheckResult {
         .max(1);
     let len = words_of(&live, len).await?;
     for dropped in 0..u64::from(slots(&live) + BEYOND) {
-        // The engine has begun with it, or is about to; nothing was read yet.
+        // The engine has begun it or is about to; nothing was read yet.
         let mut running = live.generate(request(&live, len, dropped, 64)).await?;
         let first = running.next().now_or_never();
         if let Some(item) = first.transpose()?.flatten() {
@@ -84,7 +84,7 @@ pub(super) async fn aborts_at_any_time(trial: Trial) -> CheckResult {
     running.ctx.cancel(CancelReason::Client);
     let ctx = running.ctx.clone();
     drop(end_of_cancelled(&live, running).await?);
-    // How it goes, SH01 judges.
+    // SH01 judges the result.
     drop(trial.call("cleanup", live.subject.engine.cleanup()).await?);
     trial
         .call("abort after cleanup", live.subject.engine.abort(&ctx))

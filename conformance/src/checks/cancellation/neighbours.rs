@@ -1,4 +1,4 @@
-//! What a cancel does to others: nothing.
+//! A cancel has no effect on other requests.
 
 use genset_backend_common::output::Violation;
 use genset_backend_common::{CancelReason, GenerateRequest, RequestContext};
@@ -9,10 +9,10 @@ use crate::checks::near::{self, Choice};
 use crate::checks::pressure::{Begun, ensure_complete, ensure_room_for, long_request, request};
 use crate::trial::{Live, Trial};
 
-/// Tokens of each survivor.
+/// The number of tokens of each survivor.
 const SURVIVOR_TOKENS: u32 = 12;
 
-/// A request with an id of its own choice, begun.
+/// Begins a request with the given id.
 async fn named(live: &Live, id: &str, seed: u64, max_tokens: u32) -> Result<Begun, Stop> {
     let request = request(live, 4, seed, max_tokens);
     let ctx = RequestContext::new(id).with_prompt_tokens(request.prompt_tokens().unwrap_or(0));
@@ -26,7 +26,7 @@ pub(super) async fn untouched(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     ensure_room_for(&live, 3)?;
     let engine = &live.subject.engine;
-    // Ids of which one is the other's beginning: they are compared whole.
+    // One id is a prefix of the other: ids must be compared whole.
     let victim = named(&live, "CN08-neighbour-1", 1, SURVIVOR_TOKENS).await?;
     let survivors = [
         named(&live, "CN08-neighbour-10", 2, SURVIVOR_TOKENS).await?,
@@ -56,12 +56,12 @@ pub(super) async fn untouched(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// The answer of a survivor.
+/// The request of a survivor.
 fn survivor(live: &Live, seed: u64) -> GenerateRequest {
     near::rated(live, request(live, 4, seed, SURVIVOR_TOKENS))
 }
 
-/// The survivors' answers, with a neighbour that is cancelled on the way or not.
+/// The survivors' answers, beside a neighbour that is cancelled midway or not.
 async fn beside(live: &Live, is_cancelled: bool) -> Result<Vec<Answer>, Stop> {
     let mut neighbour = live.generate(long_request(live, 9)).await?;
     let mut survivors = Vec::new();
@@ -81,8 +81,8 @@ async fn beside(live: &Live, is_cancelled: bool) -> Result<Vec<Answer>, Stop> {
     Ok(answers)
 }
 
-/// An engine whose greedy answers depend on their batch, as those of some devices do, is compared by length, and by log
-/// probabilities where it declares that: whether they may is CC04's question.
+/// If an engine's greedy answers depend on their batch, as on some devices, compares their length, and if it declares that,
+/// their log probabilities. CC04 judges whether they may differ.
 pub(super) async fn unchanged(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     ensure_room_for(&live, 3)?;

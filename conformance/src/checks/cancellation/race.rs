@@ -1,4 +1,4 @@
-//! A cancel at every place around the end of an answer.
+//! A cancel at every position around the end of an answer.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use crate::check::{CheckResult, Stop, ensure};
 use crate::checks::pressure::{Begun, end_of_cancelled, pace, request};
 use crate::trial::{Live, Trial};
 
-/// Tokens of each answer.
+/// The number of tokens of each answer.
 const TOKENS: u32 = 4;
 
-/// Moments within a token's time at which the cancel comes.
+/// The number of moments within a token's time at which the cancel comes.
 const MOMENTS: u32 = 3;
 
 pub(super) async fn with_the_terminal(trial: Trial) -> CheckResult {
@@ -56,7 +56,7 @@ async fn after_delay(live: &Live, delay: Duration) -> Result<Answer, Stop> {
     join(running.finish(), cancel).await.0
 }
 
-/// The cancel comes while the last items are being read.
+/// Cancels while the last items are being read.
 async fn after_yields(live: &Live, yields: u32) -> Result<Answer, Stop> {
     let begun = Begun::new(live, request(live, 4, 1, TOKENS)).await?;
     let ctx = begun.running.ctx.clone();

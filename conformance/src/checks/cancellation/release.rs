@@ -1,5 +1,5 @@
-//! What a request holds is freed. With a probe the engine's own counters say so; from outside it shows as a slot that the
-//! next request gets.
+//! A request's resources are freed. With a probe, the engine's own counters show that; without one, the next request must get a
+//! slot.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::checks::pressure::{
 };
 use crate::trial::{Live, Trial};
 
-/// Requests beyond the engine's slots, so that a leak of each is missed.
+/// Requests beyond the engine's slots, so that leaking all of them shows.
 const BEYOND: u32 = 4;
 
 pub(super) async fn on_drop(trial: Trial) -> CheckResult {
@@ -32,7 +32,7 @@ pub(super) async fn on_drop(trial: Trial) -> CheckResult {
         }
         drop(running);
         if dropped == 0 {
-            // A prefix cache may keep the first one's blocks, and has no reason to keep more of the same.
+            // A prefix cache may keep the first request's blocks, but has no reason to keep more of the same.
             kv_before = kv_before.max(settled_kv(&live, pace).await);
         }
     }
@@ -41,7 +41,7 @@ pub(super) async fn on_drop(trial: Trial) -> CheckResult {
     ensure_all_tried(&live, tried)
 }
 
-/// The KV blocks in use once the engine had a moment.
+/// The number of KV blocks in use after a moment of rest.
 async fn settled_kv(live: &Live, pace: Duration) -> Option<u64> {
     live.kv_used()?;
     tokio::time::sleep(patience(live, pace)).await;
@@ -54,7 +54,7 @@ pub(super) async fn while_queued(trial: Trial) -> CheckResult {
     let mut crowd = crowd(&live, slots(&live) + BEYOND).await?;
     let has_queue = !crowd.waiting.is_empty();
     if !has_queue {
-        // Nothing queues here: what is cancelled has just begun.
+        // Nothing queues here: the cancelled requests have just begun.
         trial.note_indirect();
         crowd.waiting.extend(crowd.running.pop());
     }
@@ -89,7 +89,7 @@ pub(super) async fn computing_stops(trial: Trial) -> CheckResult {
         }
         ensure_counter_stands(&live, pace, read).await?;
     }
-    // From outside: what still computes keeps its slot.
+    // Without a probe: a request that is still computed keeps its slot.
     let crowd = crowd(&live, slots(&live)).await?;
     for running in crowd.running.into_iter().chain(crowd.waiting) {
         running.ctx.cancel(CancelReason::Client);
@@ -126,7 +126,7 @@ pub(super) async fn on_dropped_future(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let pace = pace(&live).await?;
     let tried = in_turn(&live, pace);
-    // One of four is dropped unpolled, which reserves nothing.
+    // One in four is dropped unpolled, which reserves nothing.
     let calls = (tried + BEYOND).div_ceil(3) * 4;
     for dropped in 0..calls {
         let request = long_request(&live, u64::from(dropped));

@@ -1,4 +1,4 @@
-//! A thousand requests that nobody waits for.
+//! A thousand requests that are abandoned.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use crate::trial::{Live, Trial};
 
 const CYCLES: u64 = 1000;
 
-/// Cycles before the first look, when caches fill and pools grow, and from look to look.
+/// The number of cycles before the first look, in which caches and pools fill, and between looks.
 const BETWEEN_LOOKS: u64 = 250;
 
-/// From look to look: one thing leaked every ten cycles is twenty-five.
+/// The slack between looks: a leak in one of ten cycles adds twenty-five.
 const SLACK: Slack = Slack {
     things: 20,
     memory_kib: 16 * 1024,
 };
 
-/// The best of a few, which noise does not touch.
+/// The best of a few measurements, since noise only adds.
 async fn best_pace(live: &Live) -> Result<Duration, Stop> {
     let mut best = Duration::MAX;
     for _ in 0..5 {
@@ -49,7 +49,7 @@ pub(super) async fn thousand_cycles(trial: Trial) -> CheckResult {
         leaks.join(", ")
     );
     let pace_after = best_pace(&live).await?;
-    // The grain of timers and schedulers comes on top.
+    // Plus the granularity of timers and schedulers.
     let most = pace_before.mul_f64(1.5) + trial.limits().cancel / 100;
     ensure!(
         pace_after <= most,
@@ -58,7 +58,7 @@ pub(super) async fn thousand_cycles(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// One request, left in one of four ways.
+/// Sends one request and leaves it in one of four ways.
 async fn abandon(live: &Live, cycle: u64, pace: Duration) -> CheckResult {
     let when = format!("after {cycle} abandoned requests");
     if cycle.is_multiple_of(4) {

@@ -1,4 +1,4 @@
-//! An engine that is full, or kept busy by one long request.
+//! An engine that is full, or busy with one long request.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -18,26 +18,26 @@ pub(super) async fn short_beside_long(trial: Trial) -> CheckResult {
     long.read_tokens(1).await?;
     let short = live.answer(request(&live, 4, 2, 4));
     let long = async move { while matches!(long.next().await, Ok(Some(Ok(_)))) {} };
-    // The short one is looked at first: both may be ready.
+    // Poll the short one first: both may be ready.
     match select(Box::pin(short), Box::pin(long)).await {
         Either::Left((short, _)) => ensure_complete(&short?, 4, "the short answer"),
         Either::Right(_) => fail!("the long answer ended before the short one did"),
     }
 }
 
-/// How a request to a full engine went.
+/// The result of a request to a full engine.
 pub(super) enum Served {
     Answered(Answer),
     Overloaded,
 }
 
-/// Sends a request to an engine that may be full; any other failure is judged by the caller.
+/// Sends a request to an engine that may be full; the caller judges any other failure.
 pub(super) async fn send(live: &Live, request: GenerateRequest) -> Result<Served, Stop> {
     let ctx = live.context(&request);
     let is_overloaded = |kind| kind == ErrorKind::Overloaded;
     match live.try_generate(request, ctx).await? {
         Ok(running) => {
-            // It waits for all the others before it.
+            // It waits for all requests before it.
             let answer = running.finish_within(live.trial.limits().call * 2).await?;
             let is_refused =
                 answer.items.len() == 1 && answer.error().is_some_and(|e| is_overloaded(e.kind()));
@@ -71,17 +71,17 @@ pub(super) async fn over_capacity(trial: Trial) -> CheckResult {
     ensure_complete(&next, 2, "the answer after the rush")
 }
 
-/// Requests that each client sends, one after the other.
+/// The number of requests that each client sends in turn.
 const TURNS: u32 = 6;
 
-/// Times that each of the others may be served while one request waits. Once is fair; the rest is for queues that are
-/// roughly so.
+/// How often each of the others may be served while one request waits. Once is fair; the rest is for queues that are only
+/// roughly fair.
 const FAIR_TURNS: u32 = 3;
 
-/// How often clients are sent before an engine is unfair: a machine with too much to do may keep one thread waiting once.
+/// How many attempts an engine has to be fair: a busy machine may delay one thread once.
 const TRIES: usize = 3;
 
-/// More clients than slots, each with one request at a time. An engine that refuses has no queue to be unfair in.
+/// More clients than slots, each with one request at a time. An engine that refuses has no queue.
 pub(super) async fn no_starvation(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let clients = slots(&live) + 4;
@@ -97,7 +97,7 @@ pub(super) async fn no_starvation(trial: Trial) -> CheckResult {
     )
 }
 
-/// How many requests of others were served while one waited, where that were most.
+/// The maximum number of other requests that were served while one waited.
 async fn most_overtaken(live: &Live, clients: u32) -> Result<u32, Stop> {
     let served = AtomicU32::new(0);
     let turns = (0..clients).map(|seed| {
@@ -116,16 +116,16 @@ async fn most_overtaken(live: &Live, clients: u32) -> Result<u32, Stop> {
                     );
                     let overtaken = served.load(Ordering::Relaxed) - before;
                     most_overtaken = most_overtaken.max(overtaken);
-                    // Who is refused has overtaken nobody.
+                    // A refused request has overtaken nobody.
                     served.fetch_add(1, Ordering::Relaxed);
                 }
-                // The others may have answers, too, which count as waiting until they are read.
+                // The others may have answers too; these count as waiting until they are read.
                 yield_now().await;
             }
             Ok::<_, Stop>(most_overtaken)
         }
     });
-    // Where all have an answer at once, tokio's budget would leave the last of them for later.
+    // If all have an answer at once, tokio's budget would delay the last ones.
     let overtaken: Vec<u32> = unconstrained(join_all(turns))
         .await
         .into_iter()

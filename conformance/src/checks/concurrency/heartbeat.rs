@@ -1,4 +1,4 @@
-//! A task that wants to run every few milliseconds, as health checks and lease renewals do, beside requests.
+//! A task that must run every few milliseconds during requests, as health checks and lease renewals must.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,10 +11,10 @@ use crate::check::{CheckResult, Stop, ensure};
 use crate::checks::pressure::request;
 use crate::trial::{Live, Trial};
 
-/// More requests than the runtime has threads, so that blocking ones take all of them.
+/// More requests than the runtime has threads, so that blocking requests occupy all of them.
 const REQUESTS: u32 = 4;
 
-/// A machine that is busy with other things delays the heart too, but hardly each time.
+/// A busy machine delays the heartbeat too, but hardly every time.
 const ATTEMPTS: u32 = 3;
 
 const BEAT: Duration = Duration::from_millis(5);
@@ -36,7 +36,7 @@ pub(super) async fn goes_on(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// The longest time between two beats while requests ran.
+/// The longest time between two beats during the requests.
 async fn longest_gap(live: &Live, attempt: u32) -> Result<Duration, Stop> {
     let is_over = Arc::new(AtomicBool::new(false));
     let mut heart = JoinSet::new();

@@ -1,4 +1,4 @@
-//! What is one request's stays with it.
+//! The state of one request does not affect others.
 
 use std::panic::AssertUnwindSafe;
 
@@ -14,7 +14,7 @@ use crate::checks::near::{self, Choice, Pair};
 use crate::checks::pressure::{Begun, ensure_complete, ensure_room_for, long_request, request};
 use crate::trial::{Live, Trial};
 
-/// Prompts that differ in everything: content, length, and the number of tokens to answer with.
+/// Prompts that differ in content, length and the number of tokens to generate.
 const PROMPTS: u32 = 6;
 
 fn distinct(live: &Live, index: u32) -> GenerateRequest {
@@ -22,7 +22,7 @@ fn distinct(live: &Live, index: u32) -> GenerateRequest {
     request(live, prompt_len, 10 + u64::from(index), 8 + index)
 }
 
-/// Fewer equal tokens than these are chance.
+/// Fewer equal tokens than this are chance.
 const TELLING: usize = 4;
 
 pub(super) async fn own_answers(trial: Trial) -> CheckResult {
@@ -30,7 +30,7 @@ pub(super) async fn own_answers(trial: Trial) -> CheckResult {
     let (mut alone, mut lengths) = (Vec::new(), Vec::new());
     for index in 0..PROMPTS {
         let answer = live.answer(distinct(&live, index)).await?;
-        // Of a prompt in text, its engine knows the length.
+        // Only the engine knows the length of a text prompt.
         let prompt_tokens = match live.medium().is_tokens() {
             true => Some(4 + index),
             false => answer.usage().map(|usage| usage.prompt_tokens),
@@ -94,11 +94,11 @@ pub(super) async fn batch_invariant(trial: Trial) -> CheckResult {
     near::ensure_as_alone(&live, Choice::Greedy, &pairs, "in a batch")
 }
 
-/// Tokens of each survivor.
+/// The number of tokens of each survivor.
 const SURVIVOR_TOKENS: u32 = 10;
 
-/// The failures: an input that the engine does not take and that a Worker would have stopped, a deadline that has passed, a
-/// cancel, a dropped stream. How each of them ends is other checks' business.
+/// The failures: an input that the engine does not take and that a Worker would have refused, an expired deadline, a cancel, a
+/// dropped stream. Other checks judge how each of them ends.
 pub(super) async fn failures_stay(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     ensure_room_for(&live, 3)?;
@@ -126,7 +126,7 @@ pub(super) async fn failures_stay(trial: Trial) -> CheckResult {
     ensure_complete(&next, 4, "the answer after failures")
 }
 
-/// A request of a kind that the engine does not declare.
+/// A request with an input kind that the engine does not declare.
 fn untaken_input(live: &Live) -> Option<GenerateRequest> {
     let inputs = &live.config.capabilities.inputs;
     let mut request = live.request(4, 4);
@@ -148,7 +148,7 @@ fn untaken_input(live: &Live) -> Option<GenerateRequest> {
     Some(request)
 }
 
-/// Past the Worker's checks; like a Worker, it contains panics. Waits a moment for the first item.
+/// Sends a request without the Worker's checks, and contains panics as a Worker does. Waits a moment for the first item.
 async fn send_and_leave(live: &Live, request: GenerateRequest, ctx: RequestContext) {
     let engine = &live.subject.engine;
     let first = async {
@@ -158,7 +158,7 @@ async fn send_and_leave(live: &Live, request: GenerateRequest, ctx: RequestConte
         }
     };
     let moment = live.trial.limits().cancel / 8;
-    // A timeout, an error and a panic are all the same here: the request is over.
+    // A timeout, an error and a panic are the same here: the request has ended.
     drop(timeout(moment, AssertUnwindSafe(first).catch_unwind()).await);
 }
 
@@ -193,7 +193,7 @@ pub(super) async fn same_id(trial: Trial) -> CheckResult {
         Some(second) if second.items.len() > 1 || second.error().is_none() => {
             ensure_apart(&second, 9, &alone[1], &alone)
         }
-        // Refused, by generate or as the only item.
+        // Refused, by `generate` or as the only item.
         Some(_) | None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Requests that need more KV blocks together than there are.
+//! Requests that together need more KV blocks than there are.
 
 use std::num::NonZeroU32;
 
@@ -12,11 +12,11 @@ use crate::checks::near;
 use crate::checks::pressure::{request, slots};
 use crate::trial::{Live, Trial};
 
-/// Tokens of all the requests: what takes a moment on a paused clock, and in real time on a slow processor.
+/// The total number of tokens: takes a moment on a paused clock, and in real time on a slow CPU.
 const VIRTUAL_TIME_TOKENS: u64 = 65_536;
 const REAL_TIME_TOKENS: u64 = 4096;
 
-/// How long the requests are.
+/// The lengths of the requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rush {
     count: u32,
@@ -25,11 +25,11 @@ struct Rush {
 }
 
 impl Rush {
-    /// As many requests as run at once, whose prompts fit in the KV blocks and whose answers do not: a quarter more tokens than
-    /// there is room for.
+    /// As many requests as run at once. Their prompts fit in the KV blocks and their answers do not: they need a quarter more
+    /// tokens than there is room for.
     ///
     /// # Errors
-    /// A skip for an engine whose KV blocks cannot run out so, or not soon.
+    /// Skips an engine whose KV blocks cannot run out in this way, or not soon.
     fn of(live: &Live) -> Result<Self, Stop> {
         let config = &live.config;
         let sizes = config.kv_block_size.zip(config.kv_total_blocks);
@@ -58,7 +58,7 @@ impl Rush {
         Ok(rush)
     }
 
-    /// `None` where that many requests, each within the context, need no more than a tenth above the room.
+    /// `None` if that many requests, each within the context, exceed the room by at most a tenth.
     fn over(room: u64, count: u32, context: u32) -> Option<Self> {
         let wanted = room.saturating_mul(5) / 4 / u64::from(count.max(1));
         let len = u32::try_from(wanted).unwrap_or(u32::MAX).min(context);
@@ -74,7 +74,7 @@ impl Rush {
         })
     }
 
-    /// Prompts that have no beginning in common, which a prefix cache would keep once.
+    /// Prompts without a common prefix, which a prefix cache would store once.
     fn requests(self, live: &Live) -> Vec<GenerateRequest> {
         let prompt_len = usize::try_from(self.prompt_len).unwrap_or(1);
         let of = |seed| {

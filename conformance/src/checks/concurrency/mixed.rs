@@ -1,4 +1,4 @@
-//! Requests of different lengths, and a few more of them than run at once.
+//! Requests of different lengths, and somewhat more of them than run at once.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -24,21 +24,21 @@ fn short_tokens(index: u32) -> u32 {
     2 + index % 3
 }
 
-/// The short requests, and their answers when nobody else was there.
+/// The short requests, and their answers without other requests.
 pub(super) struct Known {
     short: Vec<GenerateRequest>,
     alone: Vec<Answer>,
     likeness: Likeness,
 }
 
-/// How an answer beside others is like the one alone.
+/// How close an answer beside others must be to the answer alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Likeness {
     /// It is the same.
     Same,
-    /// It goes another way only where two tokens are all but equally likely: the engine declares that batches matter.
+    /// Differs only where two tokens are almost equally likely: the engine declares that it depends on the batch.
     Near,
-    /// It is as long. The engine's answers are others in a batch, which CC04 judges.
+    /// Equally long. The engine's answers differ in a batch, which CC04 judges.
     Length,
 }
 
@@ -75,14 +75,14 @@ impl Known {
         })
     }
 
-    /// The answer to a short request is whole, and what it was alone.
+    /// The answer to a short request must be complete, and the same as alone.
     fn ensure_right(&self, index: u32, answer: &Answer, when: &str) -> CheckResult {
         let place = usize::try_from(index).unwrap_or_default();
         let max_tokens = short_tokens(index);
         self.ensure_same(answer, max_tokens, &self.alone[place], when)
     }
 
-    /// As [`Self::ensure_right`], of an answer to any request of `max_tokens` tokens.
+    /// As [`Self::ensure_right`], for an answer to any request of `max_tokens` tokens.
     pub(super) fn ensure_same(
         &self,
         answer: &Answer,
@@ -129,13 +129,13 @@ pub(super) async fn just_over_capacity(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Tokens of a prompt whose prefill takes an engine a moment. A slow engine is sent fewer.
+/// The length of a prompt whose prefill takes a moment, in tokens. A slow engine is sent fewer.
 const LONG_PROMPT: u32 = 512;
 
-/// Tokens of the answer to it.
+/// The number of tokens in its answer.
 const LONG_TOKENS: u32 = 4;
 
-/// How many words such a prompt is.
+/// The number of words of such a prompt.
 async fn long_words(live: &Live) -> Result<usize, Stop> {
     let tokens = live
         .affordable_answer(0, LONG_PROMPT)
@@ -148,11 +148,11 @@ fn long(live: &Live, words: usize, seed: u64) -> GenerateRequest {
     near::rated(live, request(live, words, seed, LONG_TOKENS))
 }
 
-/// Times that a long prompt may be kept waiting before an engine is unfair to it: a machine may stop for a while.
+/// How many attempts an engine has to serve a long prompt in time: a machine may stop for a while.
 const TRIES: u64 = 3;
 
-/// Times that each client of short prompts may be served while a long one waits, and times that the long one may take longer
-/// than they and it would one after the other. Both must be over.
+/// How often each client of short prompts may be served while a long one waits, and how many times longer than in serial
+/// execution the long one may take. The check fails if both are exceeded.
 const PATIENCE: u32 = 8;
 
 pub(super) async fn long_among_short(trial: Trial) -> CheckResult {
@@ -182,17 +182,17 @@ pub(super) async fn long_among_short(trial: Trial) -> CheckResult {
     )
 }
 
-/// What the clients of short prompts and that of a long one know of each other.
+/// State shared between the clients of short prompts and the client of a long one.
 #[derive(Default)]
 struct Seen {
     served: AtomicU32,
-    /// The long prompt has its first token, or was refused.
+    /// The long prompt has its first token or was refused.
     has_begun: AtomicBool,
-    /// The others have given up before.
+    /// The others gave up before that.
     is_over: AtomicBool,
 }
 
-/// How many short prompts were served while the long one waited, where that were too many.
+/// The number of short prompts that were served while the long one waited, if it was too high.
 async fn starved(
     live: &Live,
     known: &Known,
@@ -218,7 +218,7 @@ async fn starved(
                 Ok::<_, Stop>(())
             }
         });
-    // They are polled first, so they are there when the long one comes.
+    // The others are polled first, so they have been sent before the long one.
     let (others, starved) = join(join_all(others), first_token(live, long, &seen)).await;
     others.into_iter().collect::<CheckResult>()?;
     starved
@@ -239,7 +239,7 @@ async fn first_token(live: &Live, long: GenerateRequest, seen: &Seen) -> Result<
             }
             Ok(seen.is_over.load(Ordering::Relaxed).then_some(served))
         }
-        // An engine that refuses has no queue to be unfair in.
+        // An engine that refuses has no queue.
         (Some(Err(error)), _) if error.kind() == ErrorKind::Overloaded => {
             skip!(
                 NotDeclared,
@@ -257,7 +257,7 @@ pub(super) async fn short_beside_prefill(trial: Trial) -> CheckResult {
     for (index, short) in (0..).zip(&known.short) {
         let long = long(&live, words, u64::from(index));
         let mut running = live.generate(long).await?;
-        // The engine has begun with it, or is about to.
+        // The engine has begun it, or is about to.
         let first = running.next().now_or_never().transpose()?.flatten();
         if index > 0 {
             yield_now().await;

@@ -1,4 +1,4 @@
-//! Requests at once that ask for different things.
+//! Concurrent requests with different options.
 
 use genset_backend_common::{FinishReason, GenerateRequest, TokenId, config::SamplingOption};
 
@@ -8,13 +8,13 @@ use crate::checks::near::{self, Pair};
 use crate::checks::pressure::ensure_room_for;
 use crate::trial::{Live, Trial};
 
-/// Requests at once.
+/// The number of concurrent requests.
 const REQUESTS: usize = 4;
 
-/// Tokens of an answer that nothing ends before.
+/// The number of tokens in an answer without an earlier end.
 const ANSWER_TOKENS: u32 = 12;
 
-/// What of an answer is compared: its tokens, why it ended and at which token.
+/// The compared parts of an answer: its tokens, and its finish reason with its token.
 type Told = (Vec<u32>, String);
 
 fn told(answer: &Answer) -> Result<Told, Stop> {
@@ -40,15 +40,15 @@ async fn together(live: &Live, requests: &[GenerateRequest]) -> Result<Vec<Told>
     answers.iter().map(told).collect()
 }
 
-/// Requests that nothing but `max_tokens` ends.
+/// Requests that end only at `max_tokens`.
 fn plain(live: &Live) -> Vec<GenerateRequest> {
     (0..4)
         .map(|seed| live.greedy(live.prompt(6, 40 + seed), ANSWER_TOKENS))
         .collect()
 }
 
-/// Has each request end where its neighbour would not: by a token that comes in the neighbour's answer. `answers` are those
-/// without. The last one has a bias of its own.
+/// Makes each request end where its neighbour would not: at a token of the neighbour's answer. `answers` are those without stop
+/// tokens. The last request has its own bias.
 fn differ(live: &Live, requests: &mut [GenerateRequest], answers: &[Vec<TokenId>], bias: Bias) {
     let token = |of: usize, place: usize| answers[of].get(place).copied();
     for (at, own) in requests.iter_mut().enumerate() {
@@ -81,19 +81,19 @@ fn differ(live: &Live, requests: &mut [GenerateRequest], answers: &[Vec<TokenId>
     }
 }
 
-/// What the bias of the last request does.
+/// The bias of the last request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Bias {
-    /// It bans tokens of its own answer and of its neighbour's.
+    /// Bans tokens of its own answer and of its neighbour's.
     Bans,
-    /// It leaves one token that no answer has.
+    /// Leaves one token that no answer contains.
     Forces,
 }
 
-/// A bias that no model's logits outweigh.
+/// A bias that exceeds any model's logits.
 const FORCED: f32 = 100.0;
 
-/// Tokens among which one is looked for that no answer has.
+/// The number of tokens to search for one that no answer contains.
 const FORCED_FROM: usize = 100;
 
 pub(super) async fn beside_others(trial: Trial) -> CheckResult {
@@ -130,8 +130,8 @@ pub(super) async fn beside_others(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Of an engine whose answers depend on their batch no token is foretold. What each request asks for must hold all the same, and
-/// what it does not ask for must not show.
+/// If an engine's answers depend on their batch, no token is known in advance. Each request's options must hold all the same,
+/// and other requests' options must have no effect.
 async fn hold_in_any_batch(live: &Live) -> CheckResult {
     let mut requests = plain(live);
     let answers = live.answers(requests.clone()).await?;
@@ -151,7 +151,7 @@ async fn hold_in_any_batch(live: &Live) -> CheckResult {
     near::ensure_most_begin_alike(&pairs, "beside others that ask for other things")
 }
 
-/// The answer ends and is as its own request asks for.
+/// The answer must end as its own request says, and respect its options.
 fn ensure_kept(request: &GenerateRequest, answer: &Answer) -> CheckResult {
     let (stop, tokens) = (&request.stop, answer.tokens());
     let ends = |token: &TokenId| {
@@ -163,7 +163,7 @@ fn ensure_kept(request: &GenerateRequest, answer: &Answer) -> CheckResult {
     };
     let is_own_end = match (end.reason, end.stop_token) {
         (FinishReason::Stop, Some(token)) => ends(&token),
-        // A model may know an end of its own.
+        // A model may have its own end.
         (FinishReason::Stop, None) => !stop.ignore_eos,
         (FinishReason::Length, _) => stop.max_tokens.map(usize::try_from) == Some(Ok(tokens.len())),
         (FinishReason::Cancelled | FinishReason::ContentFilter, _) => false,

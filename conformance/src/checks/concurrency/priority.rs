@@ -1,4 +1,4 @@
-//! Who runs first of those that wait.
+//! The order in which waiting requests are served.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -15,16 +15,16 @@ use crate::trial::{Live, Trial};
 /// Requests beyond those that run at once.
 const WAITING: u32 = 8;
 
-/// Sequences that an engine runs at once, at most, to be filled here.
+/// The maximum number of concurrent sequences for an engine that is filled here.
 const MOST_RUNNING: u32 = 64;
 
-/// Those of an engine that does not say.
+/// The number of concurrent sequences of an engine that declares none.
 const USUALLY_RUNNING: u32 = 16;
 
-/// Tokens of each request: so many that those that run do not end before the last has come.
+/// The number of tokens per request: enough that running requests do not end before the last one arrives.
 const ANSWER_TOKENS: u32 = 32;
 
-/// The order in which requests had their first tokens.
+/// Records the order of first tokens.
 #[derive(Default)]
 struct Started {
     count: AtomicU32,
@@ -32,7 +32,7 @@ struct Started {
 }
 
 impl Started {
-    /// Sends a request and reads its first token, which may take `turn`; the number of those that began before it.
+    /// Sends a request and reads its first token, which may take `turn`. Returns how many requests began before it.
     async fn begin(
         &self,
         live: &Live,
@@ -40,7 +40,7 @@ impl Started {
         turn: Duration,
     ) -> Result<Option<(u32, Running)>, Stop> {
         let ctx = live.context(&request);
-        // A full engine may refuse; what waits is what counts.
+        // A full engine may refuse; only waiting requests count.
         let Ok(mut running) = live.try_generate_within(turn, request, ctx).await? else {
             return Ok(None);
         };
@@ -54,7 +54,7 @@ impl Started {
         Ok(None)
     }
 
-    /// As [`Self::begin`], of an answer that is read to its end; whether it began.
+    /// As [`Self::begin`], and reads the answer to its end. Returns whether it began.
     async fn read(
         &self,
         live: &Live,
@@ -69,7 +69,7 @@ impl Started {
     }
 }
 
-/// Times that it is tried: a machine that stops for a while may let the others begin unseen, but not each time.
+/// The number of attempts: on a machine that stops for a while, others may begin unnoticed, but not every time.
 const TRIES: u64 = 3;
 
 pub(super) async fn higher_first(trial: Trial) -> CheckResult {
@@ -93,12 +93,12 @@ pub(super) async fn higher_first(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// How many requests of a low priority waited when one of a high priority came, and how many of them began before it.
+/// How many low priority requests waited when a high priority one came, and how many of them began before it.
 async fn overtaken(live: &Live, round: u64) -> Result<(u32, u32), Stop> {
     let declared = live.config.max_num_seqs;
     let running = declared.unwrap_or(USUALLY_RUNNING);
     let count = running.clamp(1, MOST_RUNNING) + WAITING;
-    // They have their places when the first of them begins; the others' first tokens may still be on their way.
+    // They have their seats when the first of them begins; the other first tokens may still be in flight.
     let seated = declared.map_or(0, |seats| seats.min(count));
     let turn = one_after_the_other(live, count + 1, ANSWER_TOKENS);
     let started = Started::default();
@@ -109,7 +109,7 @@ async fn overtaken(live: &Live, round: u64) -> Result<(u32, u32), Stop> {
     let high = async {
         let first = started.first.notified();
         live.trial.call("the first of many answers", first).await?;
-        // Those that began in the same step are counted first.
+        // Count those that began in the same step first.
         tokio::task::yield_now().await;
         let begun = started.count.load(Ordering::Acquire).max(seated);
         let mut high = request(live, 4, u64::from(count) + 1000 * round, ANSWER_TOKENS);
@@ -117,7 +117,8 @@ async fn overtaken(live: &Live, round: u64) -> Result<(u32, u32), Stop> {
         let high = started.begin(live, high, turn).await?;
         Ok::<_, Stop>((begun, high.map(|(before, _)| before)))
     };
-    // Many seats may be free at once. Who begins in the same step overtakes nobody, so the high one is looked at first.
+    // Several seats may become free at once. Requests that begin in the same step do not overtake each other, so poll the high
+    // one first.
     let (high, low) = futures_util::future::join(high, low).await;
     let (begun, before_high) = high?;
     let mut low_begun = 0;

@@ -1,4 +1,4 @@
-//! Media in chats, for ER08: what is declared is served, and the rest is refused.
+//! Media in chats, for ER08: declared kinds are served, others are refused.
 
 use genset_backend_common::{
     ErrorKind,
@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use crate::check::{CheckResult, ensure, fail};
 use crate::trial::Live;
 
-/// A picture of 64 by 64 pixels, dark on the left.
+/// An image of 64 by 64 pixels, dark on the left.
 const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAIAAAAlC+aJAAABH0lEQVR42u3PkaKDAAAF0GAQBIMgCIJBMAiCQRAMgiAIgsEgCIJBMAgGQTAYBEEQBMEgCILB\
                    IAiCIAiCIBgEQRAE7xPeD9zzB4cgCGK325EkSVHUfr+naZphGJZlOY47HA48zx+PR0EQRFE8nU6SJMmyfD6fFUVRVVXTNF3XDcO4XC7X69U0TcuybNu+3W6O\
                    49zvd9d1H4+H53m+7z+fz9frFQRBGIZRFMVxnCRJmqbv9zvLsjzPi6L4fD7f77csy6qq6rpumqZt267r+r4fhmEcx9/vN03TPM/Lsqzrum0bgQACCCCAAAII\
                    IIAAAggggAACCCCAAAIIIIAAAggggAACCCCAAAIIIIAAAggggAACCCCAAAIIIIAAAgj8F/gDmnuhWh7jdrsAAAAASUVORK5CYII=";
 
-/// Half a second of silence: the head of a WAV file with one sample, then others, three at a time.
+/// Half a second of silence: the head of a WAV file with one sample, then further samples, three at a time.
 const WAV_HEAD: &str = "UklGRmQfAABXQVZFZm10IBAAAAABAAEAgD4AAIA+AAABAAgAZGF0YUAfAACA";
 const WAV_SAMPLES: &str = "gICA";
 const WAV_LENGTH: usize = 2666;
@@ -33,7 +33,7 @@ fn part(kind: MediaKind) -> Value {
     }
 }
 
-/// A chat that shows a medium of the kind.
+/// A chat with a medium of this kind.
 fn chat(kind: MediaKind) -> Input {
     let text = json!({"type": "text", "text": "ping"});
     let message = json!({"role": "user", "content": [text, part(kind)]});

@@ -1,5 +1,5 @@
-//! What was refused holds nothing: ER09. ER04 sends mistakes to an idle engine and asks for one good answer; here the engine is
-//! full as well, where a request may have a place in a queue before it is looked at, and every slot must still be there.
+//! ER09: a refused request holds nothing. ER04 sends mistakes to an idle engine and expects one good answer. Here the engine is
+//! full as well, so a request may queue before it is checked; afterwards every slot must be free.
 
 use futures_util::future::join_all;
 use genset_backend_common::{
@@ -28,7 +28,7 @@ pub(super) async fn hold_nothing(trial: Trial) -> CheckResult {
     send_mistakes(&live).await?;
     send_away(&live, full).await?;
     ensure_nothing_held(&live, kv_before).await?;
-    // From outside: as many run at once as before.
+    // Without a probe: as many run at once as before.
     let mut running = Vec::new();
     for seed in (0_u64..).take(capacity) {
         let when = format!(
@@ -40,8 +40,8 @@ pub(super) async fn hold_nothing(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Sends every mistake that a client can make with what the engine declares. How each is refused is for others to judge. One
-/// that is not refused in a moment, because the engine looks at it when its turn comes, is left.
+/// Sends every mistake that a client can make with what the engine declares. Other checks judge how each is refused. Leaves a
+/// request that is not refused in a moment because the engine checks it only in its turn.
 async fn send_mistakes(live: &Live) -> Result<(), Stop> {
     let moment = live.trial.limits().cancel / 4;
     let sent = mistakes(live)
@@ -82,7 +82,7 @@ fn mistakes(live: &Live) -> Vec<GenerateRequest> {
     mistakes
 }
 
-/// Cancels what filled the engine. An engine that does not hear it is caught here as well as by CN05.
+/// Cancels the requests that filled the engine. An engine that ignores the cancel fails here as well as in CN05.
 async fn send_away(live: &Live, crowd: Crowd) -> Result<(), Stop> {
     let all = crowd.running.into_iter().chain(crowd.waiting);
     for request in all {

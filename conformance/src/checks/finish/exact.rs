@@ -1,5 +1,4 @@
-//! The end of a sequence, to the token: what an answer becomes under other stop conditions is known from the answer that
-//! nothing stops.
+//! The exact end of a sequence. The unstopped answer shows what an answer must be under other stop conditions.
 
 use std::iter;
 
@@ -13,7 +12,7 @@ use crate::answer::Answer;
 use crate::check::{CheckResult, Stop, ensure, fail, skip};
 use crate::trial::{Live, Trial};
 
-/// An answer that nothing stopped.
+/// An unstopped answer.
 struct Known {
     request: GenerateRequest,
     tokens: Vec<TokenId>,
@@ -33,7 +32,7 @@ impl Known {
         Ok(Self { request, tokens })
     }
 
-    /// What stops it at `place`. Where its token came before, `min_tokens` keeps it from stopping there.
+    /// Stop conditions that end it at `place`. If the token came before, `min_tokens` keeps it from stopping there.
     fn stop_at(&self, place: usize) -> StopConditions {
         let token = self.tokens[place];
         let is_first = !self.tokens[..place].contains(&token);
@@ -43,7 +42,7 @@ impl Known {
         stop
     }
 
-    /// `count` tokens that it has not, again and again where the vocabulary has too few; none where it has none.
+    /// `count` tokens that it does not contain, repeated if the vocabulary has too few; none if it has none.
     fn absent(&self, live: &Live, count: usize) -> Vec<TokenId> {
         let vocab_size = live.config.vocab_size;
         let vocab_size = vocab_size.map_or(u32::MAX, std::num::NonZeroU32::get);
@@ -52,8 +51,8 @@ impl Known {
         absent.iter().copied().cycle().take(count).collect()
     }
 
-    /// Whether an engine keeps to `min_tokens` by not choosing a token that would stop: the answer then goes its own way from
-    /// the first such place on, and is judged by its length alone.
+    /// Whether an engine keeps `min_tokens` by banning the stop tokens. Then the answer differs from the first banned position
+    /// on, and only its length is judged.
     fn bans(&self, request: &GenerateRequest, tokens: &[TokenId]) -> bool {
         let stop = &request.stop;
         let mut both = tokens.iter().zip(&self.tokens).zip(0..);
@@ -65,10 +64,10 @@ impl Known {
         })
     }
 
-    /// Asks under other conditions, and compares the answer with what they make of this one.
+    /// Sends the request with other conditions, and compares the answer with the prediction from this one.
     async fn expect(&self, live: &Live, what: &str, mut stop: StopConditions) -> CheckResult {
         if live.config.capabilities.deviates(Deviation::NoMinTokens) {
-            // The token stops it where it first comes.
+            // The token stops it at its first occurrence.
             stop.min_tokens = 0;
         }
         let stopped = self.tokens.iter().zip(0..);
@@ -92,7 +91,7 @@ impl Known {
         if is_met || ended_by_itself(&request, &answer, expected) || self.bans(&request, &tokens) {
             return Ok(());
         }
-        // Where the engine took another way this time, nothing is known.
+        // If the engine took another path this time, nothing can be predicted.
         let again = live.answer(self.request.clone()).await?.tokens();
         if again != self.tokens {
             skip!(
@@ -118,12 +117,12 @@ impl Known {
     }
 }
 
-/// The token that the terminal names.
+/// The token named by the terminal.
 fn named(answer: &Answer) -> Option<TokenId> {
     answer.finished().and_then(|finished| finished.stop_token)
 }
 
-/// An engine may know an end of its own, which counts unless it is to be ignored.
+/// An engine may have its own end, which counts unless the request ignores it.
 fn ended_by_itself(request: &GenerateRequest, answer: &Answer, expected: &[TokenId]) -> bool {
     let stop = &request.stop;
     let is_asked = |token: TokenId| {
@@ -139,13 +138,13 @@ fn number(place: usize) -> u32 {
     u32::try_from(place).unwrap_or(u32::MAX)
 }
 
-/// Tokens of an answer that is not about lengths.
+/// The number of tokens of an answer that is not about lengths.
 const SHORT_TOKENS: u32 = 24;
 
-/// A place in a short answer.
+/// A position in a short answer.
 const PLACE: usize = 5;
 
-/// A prompt that leaves room for a short answer in a small context.
+/// A prompt length that leaves room for a short answer in a small context.
 const PROMPT_TOKENS: usize = 8;
 
 async fn short(live: &Live, seed: u64) -> Result<Known, Stop> {
@@ -156,7 +155,7 @@ async fn short(live: &Live, seed: u64) -> Result<Known, Stop> {
     Known::ask(live, live.prompt(PROMPT_TOKENS, seed), room).await
 }
 
-/// Stop tokens of one request: more than fit a list on the stack, and a word's bits.
+/// The number of stop tokens of one request: more than fit a list on the stack, and a word's bits.
 const LISTS: [usize; 3] = [3, 9, 64];
 
 pub(super) async fn long_stop_lists(trial: Trial) -> CheckResult {
@@ -212,7 +211,7 @@ pub(super) async fn both_lists(trial: Trial) -> CheckResult {
     in_the_prompt(&live, &known).await
 }
 
-/// The conditions of a request that ends where the model does.
+/// The conditions of a request that ends at the model's end.
 fn ending(known: &Known) -> StopConditions {
     let mut stop = known.stop_at(PLACE);
     stop.stop_token_ids = [].into();
@@ -220,7 +219,7 @@ fn ending(known: &Known) -> StopConditions {
     stop
 }
 
-/// A prompt may have the token to stop at; it counts where it is generated. Tried where the model repeats its prompt.
+/// A stop token may be in the prompt; only generated tokens count. Tested if the model repeats its prompt.
 async fn in_the_prompt(live: &Live, known: &Known) -> CheckResult {
     let prompt: Vec<TokenId> = iter::once(known.tokens[PLACE])
         .chain(live.prompt(PROMPT_TOKENS, 0).into_iter().skip(1))
@@ -236,13 +235,13 @@ async fn in_the_prompt(live: &Live, known: &Known) -> CheckResult {
     }
 }
 
-/// Places to stop at: at once, and behind what fits a block, a word or a byte.
+/// Positions to stop at: at once, and beyond a block, a word's bits and a byte's range.
 const PLACES: [usize; 4] = [0, 1, 65, 257];
 
-/// A least length that no byte holds.
+/// A minimum length beyond a byte's range.
 const LONG_MIN_TOKENS: u32 = 260;
 
-/// Tokens of an answer that has all those places.
+/// The number of tokens of an answer that has all these positions.
 const LONG_TOKENS: u32 = 264;
 
 pub(super) async fn stops_at_every_place(trial: Trial) -> CheckResult {
@@ -288,10 +287,10 @@ pub(super) async fn min_tokens_to_the_token(trial: Trial) -> CheckResult {
     known.expect(&live, &what, stop).await
 }
 
-/// A bias that no model's logits outweigh.
+/// A bias that exceeds any model's logits.
 const FORCED: f32 = 100.0;
 
-/// Tokens that a bias forces, all of them before `min_tokens` is reached. Token 0 is what lists are padded with.
+/// Forces tokens by a bias, all of them before `min_tokens` is reached. Token 0 is the usual padding of lists.
 pub(super) async fn min_tokens_ban_no_other(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     live.needs_min_tokens()?;
@@ -304,7 +303,7 @@ pub(super) async fn min_tokens_ban_no_other(trial: Trial) -> CheckResult {
         request.sampling.logit_bias = [(forced, FORCED)].into();
         let known = live.answer(request.clone()).await?.tokens();
         if known.is_empty() || known.iter().any(|token| *token != forced) {
-            // A token that cannot come, such as one that begins a text: DT06 asks of others.
+            // A token that cannot come, such as one that begins a text: DT06 covers others.
             continue;
         }
         let others = (2..10).map(|seed| live.token(seed));

@@ -1,17 +1,17 @@
-//! The context, used to its last token.
+//! Uses the context up to its last token.
 
 use genset_backend_common::output::FinishReason;
 
 use crate::check::{CheckResult, ensure, fail, skip};
 use crate::trial::{Live, Trial};
 
-/// More than the defaults that engines have for answers without a limit.
+/// More than the default limits of engines for answers without a limit.
 const ROOM_TOKENS: u32 = 40;
 
 /// The longest prompt that is made: 16 MiB of token ids.
 const LONGEST_PROMPT_TOKENS: u32 = 1 << 22;
 
-/// The longest that is made in real time: a few seconds of prefill on a slow CPU.
+/// The longest prompt in real time: a few seconds of prefill on a slow CPU.
 const LONGEST_IN_REAL_TIME: u32 = 2048;
 
 pub(super) async fn used_to_the_last_token(trial: Trial) -> CheckResult {
@@ -41,7 +41,7 @@ pub(super) async fn used_to_the_last_token(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// A prompt that leaves `room` tokens gets as many, whether or not it asks for so many.
+/// A prompt that leaves `room` tokens must get exactly that many, whether or not it asks for them.
 async fn fills(live: &Live, context: u32, room: u32, max_tokens: Option<u32>) -> CheckResult {
     let prompt_len = usize::try_from(context - room).unwrap_or(usize::MAX);
     let mut request = live.request(prompt_len, 1);

@@ -1,12 +1,12 @@
-//! JSON texts as the clients' parsers read them.
+//! Parses JSON texts as clients do.
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-/// The value of a JSON text, if it is one.
+/// Parses a JSON text; `None` if it is invalid.
 ///
-/// A number may have any size there (RFC 8259, section 6), and grammars let a model write one that no `f64` holds. It becomes the
-/// largest.
+/// Numbers in JSON may have any size (RFC 8259, section 6), and grammars allow numbers that no `f64` can represent. They become
+/// the largest `f64`.
 pub(super) fn value_of(text: &str) -> Option<Value> {
     let _is_json: IgnoredAny = serde_json::from_str(text).ok()?;
     let mut held = String::with_capacity(text.len());
@@ -25,7 +25,7 @@ pub(super) fn value_of(text: &str) -> Option<Value> {
     serde_json::from_str(&held).ok()
 }
 
-/// Bytes of the string or the number that `text` begins with.
+/// The number of bytes of the string or number at the start of `text`.
 fn part_len(text: &str) -> usize {
     if !text.starts_with('"') {
         let is_of_number = |c: char| c.is_ascii_digit() || "+-.eE".contains(c);
@@ -40,7 +40,7 @@ fn part_len(text: &str) -> usize {
     end.map_or(text.len(), |end| end + 2)
 }
 
-/// The largest number of the sign of an infinite one.
+/// The largest number with the sign of an infinite one.
 fn large(infinite: f64) -> String {
     format!("{:e}", f64::MAX.copysign(infinite))
 }

@@ -1,4 +1,4 @@
-//! JSON schemas to guide by, and whether a value validates: the part of JSON Schema that the schemas here use.
+//! JSON schemas for guided decoding, and a validator for the part of JSON Schema that they use.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! A long random workload, after which the index that routers keep must still be what the cache is.
+//! A long random workload, after which a router's index must still equal the cache.
 
 use futures_util::future::join_all;
 use genset_backend_common::random::{STEP, mix};
@@ -8,19 +8,19 @@ use super::{GENERATED, GENERATED_TOKENS, Index, block_count, block_size, chain, 
 use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::trial::{Live, Trial};
 
-/// Bursts of requests, and how often the index is compared.
+/// The number of bursts of requests; the index is compared after each.
 const BURSTS: u64 = 120;
 const COMPARE_EVERY: u64 = 20;
-/// Prompts that are sent for each comparison.
+/// The number of prompts that are sent for each comparison.
 const COMPARED: u64 = 12;
-/// Requests at once, at most.
+/// The maximum number of concurrent requests.
 const BURST: u64 = 5;
-/// Prompts there are, at most: twice what the cache holds, for caches up to a size.
+/// The maximum number of prompts: twice what the cache holds, for caches up to a size.
 const MOST_PROMPTS: u64 = 512;
-/// Blocks of each of a prompt's three parts, at most.
+/// The maximum number of blocks in each of a prompt's three parts.
 const PART_BLOCKS: usize = 4;
 
-/// Prompts that share their beginnings, as conversations do: a few roots, each with a few branches, each with its leaves.
+/// Prompts with common prefixes, like conversations: a few roots, each with a few branches, each with its leaves.
 struct Prompts {
     part_tokens: usize,
     count: u64,
@@ -45,7 +45,7 @@ impl Prompts {
                 "a cache of {total} blocks is too small for prompts of {prompt_blocks}"
             );
         }
-        // Each leaf has a part of its own.
+        // Each leaf has its own part.
         let leaves = total.saturating_mul(2) / (prompt_blocks / 3);
         Ok(Self {
             part_tokens: part_blocks * size,
@@ -59,13 +59,13 @@ impl Prompts {
         let mut prompt = parts
             .map(|seed| live.prompt(self.part_tokens, seed))
             .concat();
-        // The last token is computed in any case; with one more, every block can be reused.
+        // The last token is always computed; with one more token, every block can be reused.
         prompt.push(live.token(leaf));
         prompt
     }
 }
 
-/// Numbers that look random and are the same in every run.
+/// Pseudo-random numbers, the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -95,7 +95,7 @@ pub(super) async fn index_is_the_cache(trial: Trial) -> CheckResult {
     ensure_sound(&live, &index)
 }
 
-/// One request: read to its end, cancelled, or left by its client.
+/// Runs one request: reads it to its end, cancels it, or drops it.
 async fn serve(live: &Live, prompt: Vec<TokenId>, way: u64) -> CheckResult {
     let most = GENERATED + 16;
     let mut running = live.generate(greedy(live, prompt, most)).await?;
@@ -115,7 +115,7 @@ async fn serve(live: &Live, prompt: Vec<TokenId>, way: u64) -> CheckResult {
     Ok(())
 }
 
-/// While nothing runs, a router that has listened all along, one that comes just now, and the cache must agree.
+/// While nothing runs, a router that has listened from the start, a new one, and the cache must agree.
 async fn compare(
     live: &Live,
     prompts: &Prompts,

@@ -1,4 +1,4 @@
-//! The checks of SP about the author's process, with the kit as its worker.
+//! The checks of SP for the author's process, with the kit as its worker.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
@@ -15,11 +15,11 @@ use crate::check::{CheckResult, Stop, ensure, fail};
 use crate::medium::Medium;
 use crate::trial::Trial;
 
-/// Credit that no answer here uses up.
+/// More credit than any answer here uses.
 const MUCH_CREDIT: u32 = 10_000;
-/// Tokens of a short answer.
+/// The number of tokens of a short answer.
 const SHORT: u32 = 8;
-/// More tokens than come while a check looks at them.
+/// More tokens than arrive during a check.
 const LONG: u32 = 5_000;
 
 fn request(config: &EngineConfig, max_tokens: u32) -> GenerateRequest {
@@ -31,14 +31,14 @@ fn request(config: &EngineConfig, max_tokens: u32) -> GenerateRequest {
     request
 }
 
-/// What came on a stream, up to its end.
+/// What arrived on a stream, up to its end.
 #[derive(Default)]
 struct Read {
     outputs: Vec<Option<Output>>,
     is_error: bool,
 }
 
-/// Reads a stream to its end, and keeps nothing of the others.
+/// Reads a stream to its end, and discards frames of the others.
 fn read(trial: &Trial, worker: &mut Worker, stream: u32) -> Result<Read, Stop> {
     let mut read = Read::default();
     loop {
@@ -60,7 +60,7 @@ fn read(trial: &Trial, worker: &mut Worker, stream: u32) -> Result<Read, Stop> {
     }
 }
 
-/// A short request is answered whole.
+/// A short request must be answered completely.
 fn serves(trial: &Trial, worker: &mut Worker, config: &EngineConfig, when: &str) -> CheckResult {
     let stream = worker.request("generate", MUCH_CREDIT, &request(config, SHORT))?;
     let read = read(trial, worker, stream)?;
@@ -73,7 +73,7 @@ fn serves(trial: &Trial, worker: &mut Worker, config: &EngineConfig, when: &str)
     Ok(())
 }
 
-/// A long request of which an item has come, whatever else is under way.
+/// Begins a long request and waits for an item of it, whatever else is active.
 fn begun(
     trial: &Trial,
     worker: &mut Worker,
@@ -118,7 +118,7 @@ pub(super) async fn other_version(trial: Trial) -> CheckResult {
     refuses_other_version(&trial).await?;
     let mut worker = Worker::spawn(&trial)?;
     worker.write(&hello(PROTOCOL_VERSION + 98)?)?;
-    // A process that has gone already takes no request; that is what is wanted.
+    // A process that has exited already takes no request, which is correct.
     let _ = worker.request("start", SHORT, &later_start());
     loop {
         let what = "the refusal of a worker of another version";
@@ -149,9 +149,9 @@ pub(super) async fn exits_by_itself(trial: Trial) -> CheckResult {
 }
 
 pub(super) async fn answers_ping(trial: Trial) -> CheckResult {
-    // With credit it computes, without it waits; a loop may be stuck in either.
+    // With credit it computes, without credit it waits; a loop may hang in either.
     for credit in [MUCH_CREDIT, 1] {
-        // Each in a process of its own: the engine may run one request at a time.
+        // Each in its own process: the engine may run one request at a time.
         let (mut worker, config) = Worker::start(&trial)?;
         begun(&trial, &mut worker, &config, credit)?;
         let payload = format!("ping with credit {credit}");
@@ -205,7 +205,7 @@ pub(super) async fn ends_cancelled(trial: Trial) -> CheckResult {
     serves(&trial, &mut worker, &config, "after cancels")
 }
 
-/// The cancelled stream ends soon; the one beside it does not end with it.
+/// The cancelled stream must end soon; the one beside it must not.
 fn until_ended(
     trial: &Trial,
     worker: &mut Worker,
@@ -252,7 +252,7 @@ pub(super) async fn keeps_to_credit(trial: Trial) -> CheckResult {
     }
 }
 
-/// A short request is answered while another waits for credit, and nothing of the one that waits is in between.
+/// A short request must be answered while another waits for credit, without any item of the waiting one.
 fn answers_beside(trial: &Trial, worker: &mut Worker, config: &EngineConfig) -> CheckResult {
     let other = worker.request("generate", MUCH_CREDIT, &request(config, SHORT))?;
     loop {
@@ -264,7 +264,7 @@ fn answers_beside(trial: &Trial, worker: &mut Worker, config: &EngineConfig) -> 
     }
 }
 
-/// A request of `start` with a field of a later version.
+/// A `start` request with a field of a later version.
 #[derive(Serialize)]
 struct LaterStart {
     worker_id: u64,
@@ -280,7 +280,7 @@ fn later_start() -> LaterStart {
     }
 }
 
-/// As `Hello`, with a field of a later version, and an older version that it still speaks.
+/// As `Hello`, with a field of a later version, and an older version that it still supports.
 #[derive(Serialize)]
 struct LaterHello {
     version: u16,

@@ -1,5 +1,4 @@
-//! The checks of SP about who watches over the process: the subject's own supervisor, with the author's process or one that
-//! a shell plays.
+//! The checks of SP for the subject's own supervisor, with the author's process or a shell script.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +81,7 @@ pub(super) async fn nothing_stays(trial: Trial) -> CheckResult {
     let (live, tracks) = started(&trial).await?;
     drop(live.answer(live.request(4, 4)).await?);
     let children = tracks.children();
-    // A good request leaves an engine busy, which must not keep its process either.
+    // A good request keeps the engine busy, which must not keep its process alive either.
     let mut busy = live.generate(live.request(4, 5000)).await?;
     busy.read_tokens(1).await?;
     live.put_away().await?;
@@ -94,7 +93,7 @@ pub(super) async fn nothing_stays(trial: Trial) -> CheckResult {
     tracks.end("after cleanup", trial.limits().cancel).await
 }
 
-/// How starting a process ends that a shell plays; it must fail.
+/// The error of starting a process that a shell script plays; the start must fail.
 async fn start_error(trial: &Trial, script: &str, patience: Duration) -> Result<EngineError, Stop> {
     let process = supervise(trial)?;
     let mut command = ChildCommand {
@@ -121,7 +120,7 @@ async fn start_error(trial: &Trial, script: &str, patience: Duration) -> Result<
     Ok(error)
 }
 
-/// `bytes` as a shell writes them to the socket.
+/// A shell command that writes `bytes` to the socket.
 fn writes(bytes: &[u8]) -> String {
     let octal: String = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
     format!("printf '{octal}' >&\"$GENSET_ENGINE_FD\"")
@@ -147,7 +146,7 @@ pub(super) async fn late_start(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// What a shell says before it dies, and after much else.
+/// The last line that a shell script prints before it dies, after many others.
 const LAST_WORDS: &str = "genset-conformance: the last words";
 
 pub(super) async fn last_lines(trial: Trial) -> CheckResult {
@@ -198,7 +197,7 @@ pub(super) async fn broken_frames(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// A frame on a stream that no worker opens this early.
+/// A frame on a stream that no worker has open this early.
 fn frame(kind: FrameKind, payload: &[u8]) -> Result<BytesMut, Stop> {
     let mut bytes = BytesMut::new();
     let encoded = encode_payload(&payload)

@@ -1,5 +1,5 @@
-//! [`Tracks`]: the processes that a check is answerable for, found by a variable in their environment that every process
-//! passes on to what it starts. Seen in `/proc`.
+//! [`Tracks`]: the processes that a check is responsible for. It finds them in `/proc` by an environment variable, which every
+//! process passes on to its children.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -16,16 +16,16 @@ const VARIABLE: &str = "GENSET_CONFORMANCE_MARK";
 
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 
-/// The processes of one mark.
+/// The processes with one mark.
 pub(super) struct Tracks {
     mark: String,
 }
 
 impl Tracks {
-    /// Marks `command`, and all that it will start.
+    /// Marks `command` and all its descendants.
     ///
     /// # Errors
-    /// A skip where processes cannot be seen.
+    /// Skips the check if processes cannot be listed.
     pub(super) fn on(command: &mut ChildCommand) -> Result<Self, Stop> {
         static MARKS: AtomicU64 = AtomicU64::new(0);
         if !PathBuf::from("/proc/self/environ").exists() {
@@ -40,7 +40,7 @@ impl Tracks {
         Ok(Self { mark })
     }
 
-    /// The marked processes that run. Zombies have no environment, and are not among them.
+    /// The running processes with the mark. Zombies have no environment and are left out.
     pub(super) fn running(&self) -> Vec<u32> {
         let wanted = format!("{VARIABLE}={}", self.mark);
         let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -55,7 +55,7 @@ impl Tracks {
             .collect()
     }
 
-    /// The marked children of this process.
+    /// The children of this process with the mark.
     pub(super) fn children(&self) -> Vec<u32> {
         let mut running = self.running();
         running.retain(|pid| parent(*pid) == Some(std::process::id()));
@@ -65,7 +65,7 @@ impl Tracks {
     /// Waits until none of them runs.
     ///
     /// # Errors
-    /// A failure that names `when`.
+    /// Fails with `when`.
     pub(super) async fn end(&self, when: &str, limit: Duration) -> CheckResult {
         let deadline = Instant::now() + limit;
         loop {
@@ -89,21 +89,21 @@ impl Tracks {
     }
 }
 
-/// A check may end early; what it started must not stay.
+/// A check may end early; its processes must not stay.
 impl Drop for Tracks {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// Whether there is such a process, a zombie included.
+/// Whether such a process exists, possibly as a zombie.
 pub(super) fn exists(pid: u32) -> bool {
     PathBuf::from(format!("/proc/{pid}")).exists()
 }
 
 fn parent(pid: u32) -> Option<u32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name before it may hold anything, parentheses too.
+    // The name before it may contain anything, even parentheses.
     let mut fields = stat.rsplit(')').next()?.split_whitespace();
     fields.nth(1)?.parse().ok()
 }
@@ -120,6 +120,6 @@ pub(super) fn kill(pid: u32) {
     kill.stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
-    // One that is gone already is as good as killed.
+    // Fails if the process is gone already.
     let _ = kill.status();
 }

@@ -1,5 +1,5 @@
-//! [`Worker`]: the kit as the process's worker, frame by frame. It opens streams and reads what comes; a frame that is none,
-//! or that a process must not send, fails the check.
+//! [`Worker`]: the kit as the process's worker, frame by frame. It opens streams and reads what arrives. An invalid frame, or
+//! one that a process must not send, fails the check.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
@@ -31,23 +31,23 @@ use crate::check::{Stop, fail};
 use crate::trial::Trial;
 
 const MAX_FRAME_BYTES: u32 = 16 << 20;
-/// Credit for what has few items.
+/// The credit for streams with few items.
 const SMALL_CREDIT: u32 = 16;
 
-/// What the process sends, as far as checks look at it.
+/// What the process sends, as far as checks need it.
 #[derive(Debug)]
 pub(super) enum Arrival {
-    /// An item of a stream; `None` for what is no output.
+    /// An item of a stream; `None` if it is not an output.
     Item(u32, Option<Output>),
     /// The last item of `start`.
     Config(Box<EngineConfig>),
     /// A stream's end.
     End(u32),
-    /// A stream's end as an error.
+    /// A stream's end with an error.
     Error(u32, WireError),
     Pong(Bytes),
     GoAway,
-    /// The socket's end.
+    /// The end of the socket.
     Closed,
 }
 
@@ -74,7 +74,7 @@ impl Item {
 pub(super) struct Worker {
     trial: Trial,
     child: Child,
-    /// Ends what the process started, if the check does not get so far.
+    /// Kills the process's descendants, if the check ends early.
     pub(super) tracks: Tracks,
     socket: UnixStream,
     decoder: FrameDecoder,
@@ -95,7 +95,7 @@ fn decoded<T: DeserializeOwned>(what: &str, payload: &[u8]) -> Result<T, Stop> {
     decode_payload(payload).map_err(|error| broken(&format!("{what} cannot be read"), &error))
 }
 
-/// A whole `Hello` of one version.
+/// A complete `Hello` with one version.
 pub(super) fn hello(version: u16) -> Result<BytesMut, Stop> {
     let hello = Hello {
         version,
@@ -117,15 +117,15 @@ struct StartRequest {
 }
 
 impl Worker {
-    /// Starts the author's process and says nothing yet.
+    /// Starts the author's process and sends nothing yet.
     pub(super) fn spawn(trial: &Trial) -> Result<Self, Stop> {
         let mut own = supervise(trial)?.command();
-        // What can be logged is.
+        // Log everything.
         own.env.insert("GENSET_ENGINE_LOG".into(), "debug".into());
         let tracks = Tracks::on(&mut own)?;
         let pair = UnixStream::pair();
         let (ours, theirs) = pair.map_err(|error| broken("the kit has no socket", &error))?;
-        // A shell puts the socket where it belongs: descriptor 3, with nothing on standard input.
+        // A shell sets up the descriptors: the socket at descriptor 3, and no standard input.
         let mut command = Command::new("/bin/sh");
         command
             .args(["-c", "exec 3<&0 </dev/null; exec \"$@\"", "sh"])
@@ -155,7 +155,7 @@ impl Worker {
         })
     }
 
-    /// The author's process, greeted and started, with what it declares.
+    /// Starts the author's process, exchanges Hellos and starts its engine. Returns its config.
     pub(super) fn start(trial: &Trial) -> Result<(Self, EngineConfig), Stop> {
         let mut worker = Self::spawn(trial)?;
         worker.write(&hello(PROTOCOL_VERSION)?)?;
@@ -163,7 +163,7 @@ impl Worker {
         Ok((worker, config))
     }
 
-    /// Asks for `start` and follows it to its end.
+    /// Requests `start` and follows it to its end.
     pub(super) fn ask_to_start(&mut self) -> Result<EngineConfig, Stop> {
         let start = StartRequest {
             worker_id: 1,
@@ -203,7 +203,7 @@ impl Worker {
         self.request_of(&payload)
     }
 
-    /// As [`Self::request`], with a head of the caller's.
+    /// As [`Self::request`], with the caller's head.
     pub(super) fn request_with<H: Serialize, T: Serialize>(
         &mut self,
         head: &H,
@@ -213,7 +213,7 @@ impl Worker {
         self.request_of(&payload)
     }
 
-    /// Opens a stream with a payload as it is.
+    /// Opens a stream with a raw payload.
     fn request_of(&mut self, payload: &[u8]) -> Result<u32, Stop> {
         self.last_stream += 1;
         let stream = self.last_stream;
@@ -250,10 +250,10 @@ impl Worker {
         written.map_err(|error| broken("the process takes no frames", &error))
     }
 
-    /// The next thing that arrives.
+    /// The next arrival.
     ///
     /// # Errors
-    /// A failure that names `what` when nothing comes in time, or what comes must not be sent.
+    /// Fails with `what` if nothing arrives in time, or what arrives must not be sent.
     pub(super) fn next(&mut self, what: &str, limit: Duration) -> Result<Arrival, Stop> {
         match self.poll(limit)? {
             Some(arrival) => Ok(arrival),
@@ -261,7 +261,7 @@ impl Worker {
         }
     }
 
-    /// As [`Self::next`]; `None` when nothing comes within `limit`.
+    /// As [`Self::next`]; `None` if nothing arrives within `limit`.
     pub(super) fn poll(&mut self, limit: Duration) -> Result<Option<Arrival>, Stop> {
         let deadline = Instant::now() + limit;
         loop {
@@ -277,14 +277,14 @@ impl Worker {
         }
     }
 
-    /// Whether anything may still come before the deadline.
+    /// Whether anything may still arrive before the deadline.
     fn read(&mut self, deadline: Instant) -> Result<bool, Stop> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(false);
         }
         let mut buffer = [0; 1 << 16];
-        // In parts: this blocks the check's thread, which is the kit's doing.
+        // In parts: this blocks the check's thread, which is the kit's fault and not the engine's.
         let part = left.min(self.trial.wait_interval());
         let read = self.socket.set_read_timeout(Some(part));
         match read.and_then(|()| self.socket.read(&mut buffer)) {
@@ -337,7 +337,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Frames of a stream belong to one that is open.
+    /// Keeps a frame of a stream, which must be open.
     fn keep(&mut self, arrival: Arrival, stream: u32) -> Result<(), Stop> {
         let is_open = match arrival {
             Arrival::Pong(_) | Arrival::GoAway | Arrival::Closed => true,
@@ -351,7 +351,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Leaves without a word, as a worker does that was killed.
+    /// Disappears without notice, like a killed worker.
     pub(super) fn vanish(&mut self) {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
@@ -382,7 +382,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // One that has exited is as good as killed; either way it is reaped.
+        // Fails if it has exited already; it is reaped in both cases.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! A reader that stays away for a while, and what is ready when it comes back.
+//! A reader that pauses for a while, and the items that are ready when it continues.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use crate::rules::{AHEAD_TOKENS, FASTER};
 use crate::running::Running;
 use crate::trial::{Live, Trial};
 
-/// Tokens that a reader stays away for: the most, and the fewest of an engine that is slow.
+/// The length of the pause, in tokens: the maximum, and the minimum for a slow engine.
 const STALL_TOKENS: u32 = 50;
 const LEAST_STALL_TOKENS: u32 = 20;
 
-/// Tokens of the answer that it then reads.
+/// The number of tokens in the answer that it then reads.
 const ANSWER_TOKENS: u32 = 600;
 
-/// Times that it is tried in real time: two measures that a busy machine spoils do not agree each time.
+/// The number of attempts in real time: a busy machine does not distort both measurements alike every time.
 const TRIES: u64 = 3;
 
 /// # Errors
-/// A failure of the engine, or a reason why nothing can be told.
+/// A failure of the engine, or the reason why it cannot be judged.
 pub(super) async fn come_soon_enough(trial: &Trial) -> CheckResult {
     let live = trial.start().await?;
     if let Some(token) = trial.limits().token {
@@ -37,7 +37,7 @@ pub(super) async fn come_soon_enough(trial: &Trial) -> CheckResult {
     fail!("{seen}, in each of {TRIES} tries")
 }
 
-/// On a paused clock: the reader looks at each item by itself.
+/// On a paused clock: the reader checks each item itself.
 async fn by_the_clock(live: &Live, token: Duration) -> CheckResult {
     let wanted = live.affordable_answer(4, ANSWER_TOKENS);
     let mut running = live.generate(live.request(4, wanted)).await?;
@@ -47,8 +47,9 @@ async fn by_the_clock(live: &Live, token: Duration) -> CheckResult {
     Ok(())
 }
 
-/// In real time, which also says how busy the machine is. So the tokens of a neighbour that is always read are a second clock:
-/// an answer is read at once, then the same answer after a stall. What came too soon by one clock alone is no breach.
+/// In real time, where a busy machine disturbs the clock. So the tokens of a neighbour that is always read are a second clock:
+/// an answer is read at once, then the same answer after a pause. Tokens that come too soon by only one of the clocks are no
+/// breach.
 async fn beside_another(live: &Live, round: u64) -> Result<Option<String>, Stop> {
     if live.at_once(2) < 2 {
         skip!(
@@ -93,7 +94,7 @@ struct Stall {
     over: u32,
 }
 
-/// What came of an answer meanwhile.
+/// The part of an answer that came meanwhile.
 #[derive(Debug, Clone, Copy)]
 struct Came {
     tokens: u32,
@@ -101,7 +102,7 @@ struct Came {
 }
 
 impl Stall {
-    /// `None` where the neighbour or the answer ended early, so that nothing can be told.
+    /// `None` if the neighbour or the answer ended early, so that nothing can be judged.
     async fn beside(
         self,
         live: &Live,
@@ -143,7 +144,7 @@ impl Stall {
 }
 
 impl Came {
-    /// How it came sooner than the `usual` explains, by both clocks.
+    /// How it came sooner than `usual` explains, by both clocks.
     fn rush(&self, usual: &Self, over: u32) -> Option<String> {
         let most = |usually: u32| usually.saturating_mul(FASTER).saturating_add(AHEAD_TOKENS);
         let in_time = u128::from(usual.tokens) * self.took.as_micros();
@@ -174,10 +175,10 @@ mod tests {
         let is_rush = |after: Came| after.rush(&came(100, 100), 100).is_some();
         assert!(is_rush(came(600, 100)));
         assert!(is_rush(came(600, 20)));
-        // The machine was busy with the neighbour, or busy when the usual was measured.
+        // The machine was busy with the neighbour, or during the reference measurement.
         assert!(!is_rush(came(600, 600)));
         assert!(!is_rush(came(400, 20)));
-        // All of it always comes at once.
+        // The whole answer always comes at once.
         assert!(came(600, 0).rush(&came(600, 0), 100).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! Requests of different options in one batch.
+//! Requests with different options in one batch.
 
 use genset_backend_common::{GenerateRequest, config::SamplingOption};
 
@@ -8,14 +8,14 @@ use crate::checks::near::{self, Choice, Pair};
 use crate::checks::pressure::{ensure_room_for, slots};
 use crate::trial::{Live, Trial};
 
-/// Requests beside the one that is looked at, up to.
+/// The maximum number of requests beside the one that is judged.
 const NEIGHBOURS: u32 = 3;
 
 fn neighbours(live: &Live) -> u64 {
     u64::from(NEIGHBOURS.min(slots(live).saturating_sub(1)))
 }
 
-/// Prompts that are tried: `wanted`, or more of an engine whose answers may be others in a batch.
+/// The number of prompts: `wanted`, or more for an engine whose answers depend on the batch.
 fn prompts(live: &Live, wanted: u64) -> u64 {
     match live.varies_with_batch() {
         true => near::ENOUGH,

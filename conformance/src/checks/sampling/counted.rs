@@ -1,4 +1,4 @@
-//! What tells the penalties apart: one counts how often a token came, the other whether it did.
+//! The difference between the penalties: one counts how often a token came, the other whether it came.
 
 use genset_backend_common::config::{Deviation, SamplingOption};
 
@@ -6,10 +6,10 @@ use super::generated;
 use crate::check::{CheckResult, ensure, fail, skip};
 use crate::trial::Trial;
 
-/// A bias that no model's logits outweigh.
+/// A bias that exceeds any model's logits.
 const FORCED: f32 = 100.0;
 
-/// Enough for a frequency penalty of 2 a token to take that bias away, and what the model's logits add to it.
+/// Enough for a frequency penalty of 2 per token to cancel that bias and the model's logits.
 const ANSWER_TOKENS: u32 = 140;
 
 pub(super) async fn frequency_adds_up(trial: Trial) -> CheckResult {
@@ -50,7 +50,7 @@ pub(super) async fn frequency_adds_up(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Times that the prompt has the token: so many that a penalty of 2 for each outweighs the bias, and no more than the 64 tokens
+/// How often the prompt contains the token: often enough that a penalty of 2 each exceeds the bias, and within the 64 tokens
 /// that some engines look back.
 const PROMPT_TIMES: u32 = 62;
 

@@ -1,4 +1,4 @@
-//! What a free choice is drawn from, and how often each token comes. An engine's own log probabilities say what should be.
+//! The distribution of drawn tokens, compared with the engine's own log probabilities.
 
 use genset_backend_common::output::{TokenLogprob, TopLogprob};
 use genset_backend_common::{GenerateRequest, TokenId, config::SamplingOption};
@@ -6,24 +6,24 @@ use genset_backend_common::{GenerateRequest, TokenId, config::SamplingOption};
 use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::trial::{Live, Trial};
 
-/// What rounding in an engine's arithmetic may add to a log probability, of half precision too.
+/// The rounding error that an engine's arithmetic may add to a log probability, including half precision.
 const ROUNDING: f32 = 0.05;
 
-/// Tokens of one answer.
+/// The number of tokens in one answer.
 const ANSWER_TOKENS: u32 = 64;
 
-/// Answers of one setting, where waiting is free and where it is not.
+/// The number of answers per setting, if waiting is free and if it is not.
 const ANSWERS: u64 = 8;
 const REAL_TIME_ANSWERS: u64 = 2;
 
-/// A token that was drawn, and what could have been.
+/// A drawn token and its candidates.
 struct Place {
     token: TokenId,
     at: TokenLogprob,
 }
 
 impl Place {
-    /// The candidates, best first, whatever their order was.
+    /// The candidates, best first, in whatever order they arrived.
     fn candidates(&self) -> Vec<&TopLogprob> {
         let mut candidates: Vec<&TopLogprob> = self.at.top.iter().collect();
         candidates.sort_by(|a, b| b.logprob.total_cmp(&a.logprob));
@@ -31,7 +31,7 @@ impl Place {
     }
 }
 
-/// An option with a value that narrows a choice.
+/// An option and a value that narrows the choice.
 #[derive(Debug, Clone, Copy)]
 enum Narrow {
     TopK(usize),
@@ -56,7 +56,8 @@ impl Narrow {
         }
     }
 
-    /// Whether a token of `logprob` is left beside `candidates`, with the benefit of the doubt. Those not shown are worse.
+    /// Whether a token with `logprob` remains, given `candidates`, with the benefit of the doubt. Candidates not shown are
+    /// worse.
     fn leaves(self, logprob: f32, candidates: &[&TopLogprob]) -> bool {
         let best = candidates.first().map_or(0.0, |best| best.logprob);
         match self {
@@ -74,7 +75,7 @@ impl Narrow {
         }
     }
 
-    /// How many candidates are left for certain, and no more; none where rounding or a candidate that is not shown decides.
+    /// The exact number of candidates that remain; `None` if it depends on rounding or on candidates not shown.
     fn kept(self, candidates: &[&TopLogprob]) -> Option<usize> {
         match self {
             Self::TopK(k) => {
@@ -108,7 +109,7 @@ impl Narrow {
     }
 }
 
-/// How many answers show what is drawn.
+/// The number of answers needed to judge draws.
 fn answers(live: &Live) -> u64 {
     match live.trial.keeps_virtual_time() {
         true => ANSWERS,
@@ -116,7 +117,7 @@ fn answers(live: &Live) -> u64 {
     }
 }
 
-/// The places of answers drawn at `temperature`.
+/// The positions of answers drawn at `temperature`.
 async fn drawn(live: &Live, temperature: f32, narrow: &[Narrow]) -> Result<Vec<Place>, Stop> {
     let mut places = Vec::new();
     for seed in 0..answers(live) {
@@ -125,7 +126,7 @@ async fn drawn(live: &Live, temperature: f32, narrow: &[Narrow]) -> Result<Vec<P
     Ok(places)
 }
 
-/// The places of one answer. Those without log probabilities are left out: RD03 asks for them.
+/// The positions of one answer. Those without log probabilities are left out: RD03 checks them.
 async fn answered(
     live: &Live,
     temperature: f32,
@@ -148,7 +149,7 @@ async fn answered(
     Ok(both.map(|(token, at)| Place { token, at }))
 }
 
-/// The options that the engine declares, with values that leave some of the candidates it shows.
+/// The options that the engine declares, with values that keep some of the shown candidates.
 async fn narrowings(live: &Live, shown: usize) -> Result<Vec<Narrow>, Stop> {
     let (top_p, min_p) = fitting(live).await?;
     let all = [
@@ -163,8 +164,8 @@ async fn narrowings(live: &Live, shown: usize) -> Result<Vec<Narrow>, Stop> {
     Ok(declared.collect())
 }
 
-/// A `top_p` that leaves two candidates and a `min_p` that leaves about half of those shown, whether the engine is nearly certain
-/// of a token or finds many alike: medians over an answer.
+/// A `top_p` that keeps two candidates and a `min_p` that keeps about half of those shown, whether the engine is nearly certain
+/// or finds many tokens alike: medians over an answer.
 async fn fitting(live: &Live) -> Result<(f32, f32), Stop> {
     let (mut masses, mut ratios) = (Vec::new(), Vec::new());
     for place in answered(live, 1.0, &[], 0).await? {
@@ -186,7 +187,7 @@ fn median(mut values: Vec<f32>) -> f32 {
     values.get(values.len() / 2).copied().unwrap_or(0.5)
 }
 
-/// How many candidates the engine shows.
+/// The number of candidates that the engine shows.
 fn shown(live: &Live) -> Result<usize, Stop> {
     if !live.can(SamplingOption::Temperature) {
         skip!(NotDeclared, "the engine does not declare temperature");
@@ -214,7 +215,7 @@ pub(super) async fn within_what_is_left(trial: Trial) -> CheckResult {
     for narrow in &narrowings {
         leave_no_others(&live, &[*narrow], answers(&live)).await?;
     }
-    // Two at once, in whatever order the engine applies them: what is left, each of them leaves.
+    // Two options at once, in whatever order the engine applies them: each must keep every drawn token.
     let few = answers(&live).div_ceil(4);
     for (place, one) in narrowings.iter().enumerate() {
         let others = narrowings[..place].iter();
@@ -242,10 +243,10 @@ async fn leave_no_others(live: &Live, narrowings: &[Narrow], answers: u64) -> Ch
     Ok(())
 }
 
-/// Standard deviations by which a count may differ from what is expected: one sound engine in millions differs by more.
+/// The tolerance of a count in standard deviations: one correct engine in millions exceeds it.
 const DEVIATIONS: f64 = 6.0;
 
-/// How often something came, and how often it should have.
+/// How often something came, and how often it was expected.
 #[derive(Debug, Default)]
 struct Tally {
     places: u32,
@@ -263,7 +264,7 @@ impl Tally {
         self.variance += expected * (1.0 - expected);
     }
 
-    /// What counts may differ by. One more, for engines that are all but certain of each token.
+    /// The tolerance of the count. Plus one, for engines that are almost certain of each token.
     fn margin(&self) -> f64 {
         DEVIATIONS * self.variance.sqrt() + 1.0
     }
@@ -297,7 +298,7 @@ pub(super) async fn as_often_as_probable(trial: Trial) -> CheckResult {
     colder_and_hotter(&live).await
 }
 
-/// Of all tokens: the best one, and all that are shown.
+/// Without narrowing: counts the best token, and all shown candidates.
 async fn freely(live: &Live) -> CheckResult {
     let (mut best, mut shown) = (Tally::default(), Tally::default());
     for place in drawn(live, 1.0, &[]).await? {
@@ -320,7 +321,7 @@ async fn freely(live: &Live) -> CheckResult {
     shown.ensure_equal("at a temperature of 1, one of the best tokens")
 }
 
-/// Of the candidates that an option leaves: the best one.
+/// With a narrowing option: counts the best of the remaining candidates.
 async fn narrowed(live: &Live, temperature: f32, narrow: Narrow) -> CheckResult {
     let mut best = Tally::default();
     for place in drawn(live, temperature, &[narrow]).await? {
@@ -341,8 +342,8 @@ async fn narrowed(live: &Live, temperature: f32, narrow: Narrow) -> CheckResult 
     ))
 }
 
-/// What is shown must come more often where it is colder, and less often where it is hotter. By how much at least, follows from
-/// the tokens that are not shown: together they have the rest of the probability, and none has more than the worst that is shown.
+/// The shown candidates must come more often at a lower temperature, and less often at a higher one. The minimum change follows
+/// from the tokens not shown: together they have the rest of the probability, and none has more than the worst shown one.
 async fn colder_and_hotter(live: &Live) -> CheckResult {
     for temperature in [0.1, 2.0] {
         let mut shown = Tally::default();
@@ -354,7 +355,7 @@ async fn colder_and_hotter(live: &Live) -> CheckResult {
             let power = 1.0 / f64::from(temperature);
             let probability = |it: &TopLogprob| f64::from(it.logprob).exp();
             let mass: f64 = candidates.iter().map(|it| probability(it)).sum();
-            // In units of the worst, so that nothing becomes 0.
+            // In units of the worst, so that nothing underflows to 0.
             let unit = probability(worst);
             if !unit.is_normal() {
                 continue;

@@ -1,4 +1,4 @@
-//! What narrows a free choice to one token, and that a free choice is one.
+//! Options that narrow a free choice to one token, and that a choice without them is free.
 
 use genset_backend_common::{GenerateRequest, config::SamplingOption};
 
@@ -6,7 +6,7 @@ use super::{free, generated, greedy, has_a_choice};
 use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::trial::{Live, Trial};
 
-/// A share of the probability that the best token has alone.
+/// A share of the probability that only the best token exceeds.
 const HARDLY_ANY: f32 = 1e-6;
 
 pub(super) async fn narrowed_to_one(trial: Trial) -> CheckResult {
@@ -39,7 +39,7 @@ pub(super) async fn narrowed_to_one(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Requests of which not all may be answered alike.
+/// The number of requests, whose answers must not all be equal.
 const TRIES: u64 = 8;
 
 pub(super) async fn unseeded_differ(trial: Trial) -> CheckResult {

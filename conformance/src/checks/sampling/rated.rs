@@ -1,4 +1,4 @@
-//! Log probabilities as numbers: of one distribution over the whole vocabulary.
+//! Log probabilities form one distribution over the whole vocabulary.
 
 use std::ops::RangeInclusive;
 
@@ -11,7 +11,7 @@ use super::greedy;
 use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::trial::{Live, Trial};
 
-/// What rounding in an engine's arithmetic may add, of half precision too.
+/// The rounding error that an engine's arithmetic may add, including half precision.
 const TOLERANCE: f32 = 0.05;
 
 pub(super) async fn one_distribution(trial: Trial) -> CheckResult {
@@ -21,7 +21,7 @@ pub(super) async fn one_distribution(trial: Trial) -> CheckResult {
     is_the_same_however_many_are_asked_for(&live, max).await
 }
 
-/// The probabilities of different tokens at one place are at most 1 together, also where the choice is free.
+/// The probabilities of different tokens at one position add up to at most 1, also with a free choice.
 async fn adds_up(live: &Live, max: u32) -> CheckResult {
     let mut sampled = greedy(live, 0);
     sampled.sampling.temperature = live.can(SamplingOption::Temperature).then_some(1.0);
@@ -33,7 +33,7 @@ async fn adds_up(live: &Live, max: u32) -> CheckResult {
             if !at.top.iter().any(|top| top.token_id == *token) {
                 sum += at.logprob.exp();
             }
-            // A sum that is not a number is in no range.
+            // NaN is in no range.
             ensure!(
                 (0.0..=1.0 + TOLERANCE).contains(&sum),
                 "the probabilities of {} candidates are {sum} together: {at:?}",
@@ -64,7 +64,7 @@ async fn is_the_same_however_many_are_asked_for(live: &Live, max: u32) -> CheckR
     Ok(())
 }
 
-/// The tokens of a greedy answer and their log probabilities, as long as it goes the same way.
+/// The tokens of a greedy answer and their log probabilities, as long as the answers agree.
 async fn rated(live: &Live, top: u32) -> Result<Vec<(u32, f32)>, Stop> {
     let mut request = greedy(live, 2);
     request.output.logprobs = Some(top);
@@ -77,13 +77,13 @@ async fn rated(live: &Live, top: u32) -> Result<Vec<(u32, f32)>, Stop> {
         .collect())
 }
 
-/// Something that a request sets up.
+/// A change to a request.
 struct SetUp {
     option: SamplingOption,
     name: &'static str,
-    /// Sets it, where this token is the best.
+    /// Applies it; the argument is the best token.
     set: fn(&mut GenerateRequest, TokenId),
-    /// What the best token's log probability becomes of this one where biases count in it.
+    /// The range of the best token's log probability if biases count in it, given its own.
     biased: fn(f32) -> RangeInclusive<f32>,
 }
 
@@ -105,7 +105,7 @@ const SET_UPS: [SetUp; 3] = [
             let others = (0..).filter(|token| *token != best).take(2);
             request.sampling.logit_bias = others.map(|token| (token, 10.0)).collect();
         },
-        // Nobody knows how likely those were.
+        // The probability of the other tokens is unknown.
         biased: |own| f32::NEG_INFINITY..=own,
     },
     SetUp {
@@ -116,7 +116,7 @@ const SET_UPS: [SetUp; 3] = [
     },
 ];
 
-/// The first place of an answer, which whatever was set up there has not changed yet.
+/// Tests the first position of an answer, where only the change can make a difference.
 pub(super) async fn before_bias(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let max = live.config.capabilities.max_logprobs.unwrap_or(0);
@@ -140,7 +140,7 @@ pub(super) async fn before_bias(trial: Trial) -> CheckResult {
         let Some((token, rated)) = first(&live, request, max).await? else {
             continue;
         };
-        // Candidates tell of the best token whichever was chosen.
+        // Candidates include the best token, whichever was chosen.
         let of_best = if token == best {
             Some(rated[0].1)
         } else {

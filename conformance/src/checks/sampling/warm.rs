@@ -1,4 +1,4 @@
-//! Answers of prompts that the prefix cache has, whole or in part.
+//! Answers to prompts that the prefix cache contains, whole or in part.
 
 use genset_backend_common::TokenId;
 
@@ -7,7 +7,7 @@ use crate::answer::Generated;
 use crate::check::{CheckResult, Stop, fail, skip};
 use crate::trial::{Live, Trial};
 
-/// Tokens that tell two answers apart.
+/// The number of tokens that distinguishes two answers.
 const ANSWER_TOKENS: u32 = 12;
 
 async fn ask(live: &Live, prompt: &[TokenId]) -> Result<Generated, Stop> {
@@ -15,7 +15,7 @@ async fn ask(live: &Live, prompt: &[TokenId]) -> Result<Generated, Stop> {
     generated(live, live.greedy(prompt.to_vec(), room)).await
 }
 
-/// The answer of an engine that has seen nothing. Engines come one after the other: a device may have room for one.
+/// The answer of a new engine. Engines run one after another: a device may have room for only one.
 async fn ask_a_fresh_one(trial: &Trial, prompt: &[TokenId]) -> Result<Generated, Stop> {
     let fresh = trial.start().await?;
     let answer = ask(&fresh, prompt).await?;
@@ -54,7 +54,7 @@ pub(super) async fn warm_is_cold(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// Two that end alike, and one that a cache has whole, to its last token and less one.
+/// Two prompts with the same end, and one that a cache contains whole, to its last token and one less.
 fn prompts(live: &Live) -> [Vec<TokenId>; 4] {
     let len = live.several_blocks();
     let tail = live.prompt(len * 2 / 3, 1);

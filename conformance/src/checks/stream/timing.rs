@@ -1,4 +1,4 @@
-//! The checks of ST about what an engine does while nobody reads, and how soon it lets go of what it has.
+//! The checks of ST for what an engine does while nobody reads, and how soon it sends what it has.
 
 use genset_backend_common::output::Output;
 use tokio::time::{Duration, Instant};
@@ -7,20 +7,20 @@ use crate::check::{CheckResult, Stop, ensure, fail, skip};
 use crate::limits::Limits;
 use crate::trial::{Live, Trial};
 
-/// How far ahead of its reader an engine may run: far beyond any sensible buffer.
+/// How far an engine may run ahead of its reader: far beyond any sensible buffer.
 const AHEAD_TOKENS: u64 = 1024;
 
-/// Tokens of the answer that nobody reads.
+/// The number of tokens of the unread answer.
 const UNREAD_TOKENS: u32 = 4096;
 
-/// Tokens behind the first item that tell the engine's pace, and those that are read before the stall at most.
+/// The number of tokens after the first item that determine the engine's pace, and the maximum read before the pause.
 const PACED_TOKENS: usize = 8;
 const READ_TOKENS: u64 = 128;
 
-/// Tokens' times without another token after which an engine waits for its reader.
+/// An engine waits for its reader if no token comes for the time of this many tokens.
 const STILL_TOKENS: u32 = 64;
 
-/// Only the engine's own counter tells tokens computed and kept from tokens not yet computed.
+/// Only the engine's own counter distinguishes tokens computed and kept from tokens not computed yet.
 pub(super) async fn a_stalled_reader_bounds_memory(trial: Trial) -> CheckResult {
     let live = trial.start().await?;
     let produced = || {
@@ -53,7 +53,8 @@ pub(super) async fn a_stalled_reader_bounds_memory(trial: Trial) -> CheckResult 
     let pause = (token * STILL_TOKENS).max(cancel / 8);
     let stalled = Instant::now();
     let mut seen = produced();
-    // An engine may have a buffer. So it has run ahead for ever once it passes the bound, and has stopped once it stands still.
+    // An engine may have a buffer. So it runs ahead without bound once it exceeds the limit, and has stopped once the counter
+    // stands still.
     loop {
         tokio::time::sleep(pause).await;
         let now = produced();
@@ -75,11 +76,11 @@ pub(super) async fn a_stalled_reader_bounds_memory(trial: Trial) -> CheckResult 
     }
 }
 
-/// Tokens of the answer whose first item is looked at.
+/// The number of tokens of the answer whose first item is checked.
 const ANSWER_TOKENS: u32 = 96;
-/// Tokens that one step may bring: some engines compute blocks of 32.
+/// The number of tokens that one step may produce: some engines compute blocks of 32.
 const STEP_TOKENS: u32 = ANSWER_TOKENS / 2;
-/// What a scheduler's step may add to the first item of a longer answer.
+/// The time that a scheduler's step may add to the first item of a longer answer.
 const STEP: Duration = Duration::from_millis(10);
 
 pub(super) async fn the_first_item_is_not_held_back(trial: Trial) -> CheckResult {
@@ -89,7 +90,7 @@ pub(super) async fn the_first_item_is_not_held_back(trial: Trial) -> CheckResult
         first_tokens <= STEP_TOKENS,
         "the first item came with {first_tokens} of {ANSWER_TOKENS} tokens"
     );
-    // Real time would judge the machine, not the engine; a paused clock is exact.
+    // Real time would judge the machine; a paused clock is exact.
     if live.trial.keeps_virtual_time() {
         let started = Instant::now();
         live.answer(live.request(4, 1)).await?;
@@ -102,7 +103,7 @@ pub(super) async fn the_first_item_is_not_held_back(trial: Trial) -> CheckResult
     Ok(())
 }
 
-/// The tokens in the first item of an answer, and when it came.
+/// The number of tokens in an answer's first item, and its time.
 async fn first_item(live: &Live) -> Result<(u32, Duration), Stop> {
     let started = Instant::now();
     let answer = live.affordable_answer(4, ANSWER_TOKENS);

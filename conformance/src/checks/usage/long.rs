@@ -1,4 +1,4 @@
-//! The usage of what is long, and of prompts that the cache has in part.
+//! The usage of long prompts and answers, and of prompts that are partly cached.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -9,10 +9,10 @@ use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::checks::words::words_of;
 use crate::trial::{Live, Trial};
 
-/// Prompts behind a KV block, a byte's signed and unsigned range, and a chunk of prefill.
+/// Prompt lengths beyond a KV block, a byte's signed and unsigned range, and a chunk of prefill.
 const PROMPTS: [u32; 4] = [65, 130, 300, 1000];
 
-/// Answers behind the same.
+/// Answer lengths beyond the same.
 const ANSWERS: [u32; 3] = [130, 300, 600];
 
 pub(super) async fn long_prompts_and_answers(trial: Trial) -> CheckResult {
@@ -49,7 +49,7 @@ pub(super) async fn long_prompts_and_answers(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// A second or so of prefill on a slow CPU.
+/// About a second of prefill on a slow CPU.
 const LONGEST_IN_REAL_TIME: u32 = 1024;
 
 pub(super) async fn only_what_was_cached_counts(trial: Trial) -> CheckResult {
@@ -77,7 +77,7 @@ pub(super) async fn only_what_was_cached_counts(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// A live worker may have seen the same prompts in an earlier run; under this salt nobody has sent anything.
+/// A live worker may have seen the same prompts in an earlier run; nobody has sent anything with this salt.
 pub(crate) fn unique_salt() -> String {
     format!("{:x}", RandomState::new().hash_one("salt"))
 }
@@ -88,7 +88,7 @@ async fn cached(live: &Live, salt: &str, prompt: Vec<TokenId>) -> Result<Option<
     let ctx = live.context(&request);
     let answer = match live.try_generate(request, ctx).await? {
         Ok(running) => running.finish().await?,
-        // An engine that cannot keep prompts apart may say so.
+        // An engine that cannot isolate prompts may say so.
         Err(error) => skip!(NotDeclared, "the engine takes no cache_salt: {error}"),
     };
     if let Some(error) = answer.error() {
