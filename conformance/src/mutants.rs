@@ -38,12 +38,12 @@ use crate::subject::{Factory, Scenario, Subject};
 /// A clean engine's factory, which mutants wrap.
 pub type Clean = Arc<dyn Factory>;
 
-/// A broken engine: one fault on top of a clean one.
+/// A broken engine: a clean one with one fault.
 #[derive(Clone, Copy)]
 pub struct Mutant {
     /// Stable name, in kebab-case.
     pub name: &'static str,
-    /// The fault, and the public bug or the production failure it stands for.
+    /// The fault, and the public bug or production failure that it stands for.
     pub stands_for: &'static str,
     /// Exactly the checks that catch it.
     pub killed_by: &'static [&'static str],
@@ -61,7 +61,7 @@ impl std::fmt::Debug for Mutant {
 }
 
 impl Mutant {
-    /// A factory of this mutant, on top of `clean`.
+    /// A factory of this mutant, based on `clean`.
     #[must_use]
     pub fn factory(self, clean: Clean) -> impl Factory {
         move |scenario: &Scenario| (self.build)(&clean, scenario)
@@ -73,12 +73,12 @@ pub fn corpus() -> impl Iterator<Item = &'static Mutant> {
     groups().flat_map(|(_, mutants)| mutants)
 }
 
-/// Every mutant, by the module it is in.
+/// Every mutant, grouped by module.
 pub fn groups() -> impl Iterator<Item = (&'static str, &'static [Mutant])> {
     GROUPS.iter().copied()
 }
 
-/// Engines that are wrapped like mutants and have no fault: no check may catch them. They prove what the clean engine
+/// Engines that wrap the clean engine like mutants but have no fault: no check may catch them. They cover what the clean engine
 /// cannot, since it publishes nothing and does not crash.
 pub fn controls() -> impl Iterator<Item = &'static Mutant> {
     [

@@ -310,7 +310,7 @@ async fn unknown_adapter(trial: Trial) -> CheckResult {
     Ok(())
 }
 
-/// A text that no error message may contain, nor may it contain consecutive tokens of the prompt.
+/// A text that no error message may contain. Consecutive tokens of the prompt must not appear in one either.
 const SECRET: &str = "genset-conformance-secret";
 
 async fn messages(trial: Trial) -> CheckResult {

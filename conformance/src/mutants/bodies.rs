@@ -1,4 +1,4 @@
-//! Engines that take whole bodies of OpenAI's API, beside chat messages and alone, and the faults that the check of WB catches.
+//! Engines that take whole bodies of OpenAI's API, with chat messages or alone, and the faults that the check of WB catches.
 
 use std::sync::Arc;
 
@@ -63,16 +63,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Which bodies are taken.
+/// The bodies that the engine takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Takes {
-    /// Those of chats, and chat messages beside them.
+    /// Chats, and chat messages too.
     ChatsBeside,
-    /// Those of chats alone.
+    /// Only chats.
     Chats,
-    /// Those of completions alone.
+    /// Only completions.
     Completions,
-    /// Those of completions, and of chats.
+    /// Completions and chats.
     Both,
 }
 
@@ -97,7 +97,7 @@ struct Bodies {
 }
 
 impl Bodies {
-    /// A body, and what is said in it.
+    /// Parses a body; returns it and its prompt.
     fn read(&self, text: &str) -> Option<(Value, String)> {
         let body: Value = serde_json::from_str(text).ok()?;
         body["model"].as_str()?;
@@ -111,10 +111,10 @@ impl Bodies {
         Some((body, said))
     }
 
-    /// An object of the API around a text, which is a part of an answer or all of it.
+    /// An API object with a text, which is a part of an answer or all of it.
     fn object(&self, text: &str, is_part: bool) -> Value {
         let choice = match (self.takes, is_part) {
-            // Of both, chats are broken before anybody reads them.
+            // With both, chats fail before anybody reads them.
             (Takes::Completions | Takes::Both, _) => json!({"index": 0, "text": text}),
             (Takes::ChatsBeside | Takes::Chats, true) => {
                 json!({"index": 0, "delta": {"content": text}})

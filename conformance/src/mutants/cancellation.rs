@@ -202,7 +202,7 @@ const fn four(fault: SlotFault) -> Habits {
     Habits { slots: 4, fault }
 }
 
-/// An engine of 64 slots, which it declares, seen from outside only.
+/// An engine that declares 64 slots and has no probe.
 fn of_64(clean: &Clean, scenario: &Scenario, fault: SlotFault) -> Subject {
     let clean = Arc::clone(clean);
     let habits = Habits { slots: 64, fault };

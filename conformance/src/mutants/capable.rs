@@ -1,7 +1,7 @@
-//! A second clean engine, which declares what the sample engine cannot: every sampling option, log probabilities, guided
-//! decoding, a prefix cache with KV events, prefill and decode roles. Its one `Flaw` makes it a broken one.
+//! A second clean engine. It declares what the sample engine cannot: every sampling option, log probabilities, guided decoding,
+//! a prefix cache with KV events, prefill and decode roles. A `Flaw` makes it a broken one.
 //!
-//! It is a subject for the kit's own tests, not an engine for people.
+//! It serves only the kit's own tests.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
@@ -38,19 +38,19 @@ use transfer::Counters;
 
 /// Tokens per KV block.
 const BLOCK_SIZE: u32 = 4;
-/// KV blocks that the prefix cache holds.
+/// The number of KV blocks in the prefix cache.
 const TOTAL_BLOCKS: u32 = 128;
-/// The most tokens of prompt and answer together, unless a test asks for fewer.
+/// The context length in tokens, unless a test sets a smaller one.
 const CONTEXT_LENGTH: u32 = 8192;
-/// The most candidates a request may ask to see.
+/// The maximum number of candidates that a request may ask for.
 const MAX_LOGPROBS: u32 = 8;
-/// How long a token takes.
+/// The time per token.
 const STEP: Duration = Duration::from_millis(1);
 
-/// What a broken engine does wrong. Its mutant says what it stands for.
+/// The fault of a broken engine. Its mutant says what it stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flaw {
-    /// Nothing.
+    /// No fault.
     None,
     // Ends.
     BanListPadded,
@@ -79,9 +79,9 @@ pub(super) enum Flaw {
     OneCandidateTooMany,
     NucleusTooLarge,
     NucleusOfOne,
-    /// Narrows where a request does not say by how much.
+    /// Narrows the choice if a request does not set the option.
     NarrowsUnasked,
-    /// Narrows also where a request says that nothing is to be left out.
+    /// Narrows the choice even if a request sets the neutral value.
     NarrowsAlways,
     MinPLostBesideTopK,
     MinPInAnotherBase,
@@ -97,7 +97,7 @@ pub(super) enum Flaw {
     HotUnguided,
     GuideForgottenOnResume,
     GrammarIgnored,
-    // Going on from another instance's tokens.
+    // Continuing after another instance's tokens.
     ChoiceForgottenOnResume,
     SchemaForgottenOnResume,
     SeedRestartsOnResume,
@@ -139,14 +139,14 @@ pub(super) enum Flaw {
     DroppedDecodeHolds,
     HoldsWhatHasEnded,
     DecodeDrawsAnew,
-    // What was cached.
+    // Cached tokens.
     OwnBlocksCached,
     // Rules of every stream.
     PaddingRanked,
     SampledWithoutLogprobs,
     StoresAfterClear,
     RushesAfterStall,
-    // What engines declare that deviate, and what they may not.
+    // Declared deviations, and deviations that are not allowed.
     RoundsInCompany,
     DrawsRoundOnResume,
     NoiseInCompany,
@@ -170,7 +170,7 @@ pub(super) fn with_flaw(flaw: Flaw) -> Subject {
     of(flaw, CONTEXT_LENGTH)
 }
 
-/// The engine with a flaw, and with deviations that it declares.
+/// The engine with a flaw and with declared deviations.
 pub(super) fn deviating(flaw: Flaw, deviations: &'static [Deviation]) -> Subject {
     built(flaw, CONTEXT_LENGTH, deviations)
 }
@@ -209,7 +209,7 @@ struct CapableEngine {
     running: EngineState<Running>,
 }
 
-/// What `start` makes.
+/// The state that `start` builds.
 struct Running {
     flaw: Flaw,
     context_length_tokens: u32,
@@ -217,15 +217,15 @@ struct Running {
     counters: Arc<Counters>,
     door: KvTransfers,
     cache: SharedCache,
-    /// Requests so far, from which those without a seed draw.
+    /// The number of requests so far, which seeds requests without a seed.
     requests: AtomicU64,
     /// The bits of the highest temperature so far, for [`Flaw::HottestForAll`].
     hottest: AtomicU32,
-    /// The last biases that a request had, for [`Flaw::BiasesForAll`].
+    /// The biases of the last request that had any, for [`Flaw::BiasesForAll`].
     biases: Mutex<BTreeMap<TokenId, f32>>,
-    /// The last log probabilities that a request asked for, for [`Flaw::LogprobsForAll`].
+    /// The log probabilities of the last request that asked for them, for [`Flaw::LogprobsForAll`].
     logprobs: Mutex<Option<u32>>,
-    /// The one guide of all requests, for [`Flaw::GuideShared`].
+    /// The guide that all requests share, for [`Flaw::GuideShared`].
     shared_guide: Arc<Mutex<Guide>>,
 }
 
@@ -235,7 +235,7 @@ impl Running {
         self.counters.active.load(Ordering::Acquire) > 1
     }
 
-    /// Temperatures are not negative, so their bits are ordered as they are.
+    /// Temperatures are not negative, so their bits have the same order.
     fn note_heat(&self, temperature: Option<f32>) {
         let bits = temperature.unwrap_or(0.0).to_bits();
         self.hottest.fetch_max(bits, Ordering::AcqRel);
@@ -332,7 +332,7 @@ impl LLMEngine for CapableEngine {
             }
         };
         if self.flaw != Flaw::DrainLeavesTransfers {
-            // What is not fetched by then is lost; its requests are sent again.
+            // Blocks not fetched by then are lost; their requests are sent again.
             let _ = tokio::time::timeout(ctx.deadline, fetched).await;
         }
         Ok(())

@@ -116,7 +116,7 @@ enum Flaw {
     NameIsBurnt,
 }
 
-/// Where the adapter of the subject is.
+/// The source of the subject's adapter.
 const SOURCE: &str = "adapters/poems";
 
 fn operated(clean: &Clean, scenario: &Scenario, flaw: Flaw) -> Subject {
@@ -139,25 +139,25 @@ struct Operated {
 struct State {
     is_asleep: bool,
     is_profiling: bool,
-    /// Whether the weights are other ones now.
+    /// Whether the weights were replaced.
     is_changed: bool,
-    /// By name, with what tells its requests that it is gone.
+    /// The adapters by name, each with a sender that ends its requests.
     adapters: BTreeMap<String, (Adapter, watch::Sender<()>)>,
-    /// Prompts that the base model had.
+    /// Prompts that the base model has cached.
     cached: Vec<Input>,
-    /// Alive as long as a request of an adapter is.
+    /// Cloned by the active requests of adapters.
     under_way: Arc<()>,
-    /// Names that were unloaded.
+    /// The names of unloaded adapters.
     burnt: Vec<String>,
 }
 
-/// A request that is let in.
+/// An admitted request.
 struct Admitted {
-    /// What its tokens are changed by.
+    /// The change to its tokens.
     change: u32,
-    /// What ends it early.
+    /// Ends it early.
     gone: watch::Receiver<()>,
-    /// Of one that names an adapter, until its end.
+    /// Set for a request that names an adapter, until its end.
     place: Option<Arc<()>>,
 }
 
@@ -238,7 +238,7 @@ impl Fault for Operated {
             return Ok(OutputStream::from_raw(Box::pin(outputs)));
         }
         let cut = async move {
-            // An error says that the adapter is gone; until then there is none.
+            // An error means that the adapter is gone.
             let _ = gone.changed().await;
         };
         let lost = stream::once(future::ready(Err(EngineError::internal(

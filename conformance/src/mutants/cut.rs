@@ -1,4 +1,4 @@
-//! [`cut`]: a stream that goes on until something happens, for faults of shutdowns and crashes.
+//! [`cut`]: a stream that ends differently after an event, for faults of shutdowns and crashes.
 
 use std::pin::Pin;
 
@@ -6,20 +6,20 @@ use futures_util::{StreamExt, stream};
 use genset_backend_common::output::{Finish, Output};
 use genset_backend_common::{EngineError, OutputStream};
 
-/// How a stream that was cut goes on.
+/// How a cut stream continues.
 #[derive(Debug, Clone)]
 pub(super) enum Then {
-    /// Not at all: it never ends.
+    /// Never ends.
     Hang,
-    /// With an error.
+    /// Ends with an error.
     Fail(EngineError),
-    /// As if it were complete.
+    /// Finishes as if it were complete.
     Finish,
 }
 
 type Cause = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// `outputs` until `cause` comes about, then what `then` says.
+/// Returns `outputs` until `cause` completes, then continues as `then` says.
 pub(super) fn cut(
     outputs: OutputStream,
     cause: impl Future<Output = ()> + Send + 'static,

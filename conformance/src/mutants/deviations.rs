@@ -1,5 +1,5 @@
-//! Faults of engines that declare where they deviate from the contract: a declaration that is not true, and one that a fault
-//! hides behind. Each is excused from what it declares, and from nothing else.
+//! Faults of engines that declare deviations from the contract: a false declaration, and a fault that hides behind a true one.
+//! A deviation excuses only what it declares.
 
 use std::sync::Arc;
 
@@ -100,7 +100,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Engines that deviate as they declare.
+/// Engines that deviate as declared.
 pub(super) const CONTROLS: &[Mutant] = &[
     Mutant {
         name: "batch-variant",
@@ -134,7 +134,7 @@ pub(super) const CONTROLS: &[Mutant] = &[
     },
 ];
 
-/// Checks requests on its own side, after it has forgotten the least length.
+/// Checks requests itself, after it has dropped the minimum length.
 #[derive(Default)]
 struct MinTokensDropped {
     config: Mutex<Option<EngineConfig>>,

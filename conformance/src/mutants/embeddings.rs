@@ -1,4 +1,4 @@
-//! An engine that embeds, and faults that the checks of EM catch.
+//! An engine with embeddings, and faults that the checks of EM catch.
 
 use std::sync::Arc;
 
@@ -121,10 +121,10 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// What is done to the embeddings of inputs.
+/// A change to the embeddings of inputs.
 type Wrong = fn(&mut Vec<Vec<f32>>, &[Vec<TokenId>]);
 
-/// Adds embeddings to a clean engine, which declares these deviations.
+/// Adds embeddings to a clean engine, and declares these deviations.
 struct Embeds {
     wrong: Wrong,
     deviations: &'static [Deviation],
@@ -139,7 +139,7 @@ impl Embeds {
     }
 }
 
-/// Other in the last bits where there are several.
+/// Changes the last bits if there are several inputs.
 const ROUNDED_IN_COMPANY: Wrong = |embeddings, inputs| {
     if inputs.len() > 1 {
         let numbers = embeddings.iter_mut().flatten();
@@ -147,7 +147,7 @@ const ROUNDED_IN_COMPANY: Wrong = |embeddings, inputs| {
     }
 };
 
-/// Numbers that tell inputs apart.
+/// An embedding that distinguishes inputs.
 fn embedding(input: &[TokenId]) -> Vec<f32> {
     let sum = digest(input);
     let length = u16::try_from(input.len()).unwrap_or(u16::MAX);

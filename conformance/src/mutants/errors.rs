@@ -101,7 +101,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Engines without a fault that a check may catch: they prove that the checks let a good crash pass.
+/// Engines without a fault: they prove that the checks accept a good crash.
 pub(super) const CONTROLS: &[Mutant] = &[Mutant {
     name: "crashes-in-order",
     stands_for: "nothing: a lost device, told to every client and to the Worker",
@@ -114,10 +114,10 @@ const fn four(fault: SlotFault) -> Habits {
     Habits { slots: 4, fault }
 }
 
-/// Checks a request on the engine's own side, wrongly. The number counts refusals so far.
+/// Checks a request on the engine's side, wrongly. The number counts refusals so far.
 type Check = fn(&EngineConfig, &mut GenerateRequest, u32) -> Result<(), EngineError>;
 
-/// A worker in another process, which checks requests by itself.
+/// A worker in another process, which checks requests itself.
 fn remote(clean: &Clean, scenario: &Scenario, check: Check) -> Subject {
     let remote = Remote {
         check,
@@ -184,7 +184,7 @@ fn wraps_token_ids(
     config.check(request)
 }
 
-/// More than any other check sends, fewer than ER04 does.
+/// More than any other check sends, and fewer than ER04 sends.
 const PLACES: u32 = 48;
 
 fn keeps_places(
@@ -273,7 +273,7 @@ fn lost_device() -> Then {
     Then::Fail(EngineError::new(ErrorKind::Disconnected, message))
 }
 
-/// An engine that can be made to crash, and what its streams do then.
+/// An engine that can be crashed, and what its streams do then.
 fn crashing(clean: &Clean, scenario: &Scenario, then: Then, tells_health: bool) -> Subject {
     let device = Arc::new(Device {
         is_lost: watch::Sender::new(false),

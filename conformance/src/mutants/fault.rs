@@ -1,4 +1,4 @@
-//! [`Fault`]: what a mutant does otherwise than the clean engine it wraps. Every method passes through until overridden.
+//! [`Fault`]: how a mutant differs from the clean engine that it wraps. Every method passes through unless overridden.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ pub(super) trait Fault: Send + Sync + 'static {
         Ok(config)
     }
 
-    /// What a start that succeeds declares otherwise. A fault with a `start` of its own declares there.
+    /// Changes the declaration of a successful start. A fault with its own `start` declares there.
     fn declare(&self, _config: &mut EngineConfig) {}
 
     async fn generate(
@@ -95,7 +95,7 @@ impl<F: Fault> LLMEngine for Faulty<F> {
     }
 }
 
-/// A clean engine with `fault`; the probe, if there is one, stays.
+/// A clean engine with `fault`; keeps the probe, if there is one.
 pub(super) fn with_fault(clean: &Clean, scenario: &Scenario, fault: impl Fault) -> Subject {
     let subject = clean.build(scenario);
     Subject {
@@ -107,7 +107,7 @@ pub(super) fn with_fault(clean: &Clean, scenario: &Scenario, fault: impl Fault) 
     }
 }
 
-/// A fault in what the engine is asked.
+/// A fault in the request that the engine receives.
 pub(super) struct Asked(pub(super) fn(&mut GenerateRequest));
 
 #[async_trait]
@@ -123,7 +123,7 @@ impl Fault for Asked {
     }
 }
 
-/// A fault in how the engine says that a sequence ended.
+/// A fault in how the engine reports the end of a sequence.
 pub(super) struct Ended(pub(super) fn(&mut Finished));
 
 #[async_trait]
@@ -145,7 +145,7 @@ impl Fault for Ended {
     }
 }
 
-/// A number below 10,007 that tells token sequences apart.
+/// A number below 10,007 that distinguishes token sequences.
 pub(super) fn digest(tokens: &[TokenId]) -> u16 {
     let sum = tokens.iter().fold(tokens.len(), |sum, token| {
         (sum * 31 + usize::try_from(*token).unwrap_or(0)) % 10_007
@@ -153,7 +153,7 @@ pub(super) fn digest(tokens: &[TokenId]) -> u16 {
     u16::try_from(sum % 10_007).unwrap_or(u16::MAX)
 }
 
-/// The end of an answer that is passed on.
+/// Converts a terminal back to a finish.
 pub(super) fn finish_of(finished: Finished) -> Finish {
     Finish {
         reason: finished.reason,

@@ -168,7 +168,7 @@ fn divide_by_prompt(_: &EngineConfig, request: &mut GenerateRequest) {
     }
 }
 
-/// A subject that checks requests by itself, after `mend` made them acceptable that should be refused.
+/// A subject that checks requests itself, after `mend` has made bad requests acceptable.
 fn checking_itself(
     clean: &Clean,
     scenario: &Scenario,
@@ -244,7 +244,7 @@ impl Fault for ContextSlides {
     }
 }
 
-/// Tokens after which an answer ends by itself.
+/// The number of tokens after which an answer ends by itself.
 const OWN_END_TOKENS: u32 = 24;
 
 struct OwnEnd;
@@ -307,7 +307,7 @@ impl Fault for StaleCancel {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         if self.aborted.lock().contains(ctx.id()) {
-            // Under a context of the fault's own, so that the request itself is not cancelled.
+            // With the fault's own context, so that the request itself is not cancelled.
             let own = RequestContext::new(ctx.id()).with_prompt_tokens(ctx.prompt_tokens());
             own.cancel(CancelReason::Client);
             return inner.generate(request, own).await;

@@ -1,4 +1,4 @@
-//! Faults that show behind the first dozen tokens: of an answer, of a list, of a prompt, of the context.
+//! Faults that show only after the first dozen tokens: of an answer, of a list, of a prompt, of the context.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -208,10 +208,10 @@ fn drop_stops_of_the_prompt(request: &mut GenerateRequest) {
         .retain(|token| !prompt.contains(token));
 }
 
-/// Whether a token, at a place of the answer, ends it.
+/// Whether a token at a position of the answer ends it.
 type Stops = fn(&genset_backend_common::StopConditions, TokenId, u32) -> bool;
 
-/// Looks for the end by itself.
+/// Determines the end itself.
 struct Stopping(Stops);
 
 #[async_trait]
@@ -253,7 +253,7 @@ impl Fault for Stopping {
     }
 }
 
-/// Leaves the last token of the context free.
+/// Leaves the last token of the context unused.
 #[derive(Default)]
 struct OneShort {
     context: OnceLock<u32>,
@@ -285,10 +285,10 @@ impl Fault for OneShort {
     }
 }
 
-/// Tokens from which on a prompt is cached.
+/// The prompt length from which on a prompt is cached.
 const BLOCK: usize = 16;
 
-/// Answers otherwise where it knows a part of the prompt.
+/// Answers differently if a part of the prompt is cached.
 struct Warm {
     key: fn(&[TokenId]) -> Vec<TokenId>,
     known: Mutex<BTreeSet<Vec<TokenId>>>,

@@ -119,7 +119,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Declares something else than the clean engine.
+/// Declares something other than the clean engine.
 pub(super) struct Declares(pub(super) fn(&mut EngineConfig));
 
 impl Fault for Declares {
@@ -210,7 +210,7 @@ impl Fault for PanicsBeforeStart {
     }
 }
 
-/// The loader belongs to the engine only once the load is done.
+/// The loader belongs to the engine only after the load is done.
 #[derive(Default)]
 struct OrphanLoader {
     loader: Mutex<Option<tokio::task::AbortHandle>>,
@@ -256,13 +256,13 @@ impl Fault for InternalForRoles {
     }
 }
 
-/// How long the blocking call waits before it gives the thread back, so that the kit's own runs end.
+/// How long the blocking call waits before it returns the thread, so that the kit's own runs end.
 const DEVICE_PATIENCE: Duration = Duration::from_secs(3);
 
-/// The one device there is, and the notice that it is free.
+/// The only device, and a notification that it is free.
 static DEVICE: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
-/// Waits for the device in a call that blocks.
+/// Waits for the device in a blocking call.
 #[derive(Default)]
 struct TakesTheDevice {
     has_device: AtomicBool,
@@ -311,10 +311,10 @@ impl Fault for TakesTheDevice {
     }
 }
 
-/// How long a token takes the thread that makes it.
+/// How long a thread takes to make a token.
 const MADE_IN: Duration = Duration::from_micros(200);
 
-/// Each token waits for a thread, which no clock of tokio's knows of.
+/// Each token waits for a thread, which does not follow tokio's clock.
 struct MadeByAThread;
 
 #[async_trait]
@@ -340,7 +340,7 @@ impl Fault for MadeByAThread {
     }
 }
 
-/// Begins a thread, which only the end of the load would end.
+/// Starts a thread that only the end of the load would end.
 struct LeavesLoader;
 
 struct Loader {

@@ -1,5 +1,5 @@
-//! An engine whose KV blocks run out, and what goes wrong then. A sequence holds a block for so many tokens that it has. One that
-//! needs another block when none is left gives up its own and waits until all that it needs are free: it is preempted.
+//! An engine whose KV blocks run out, and its faults then. A sequence holds one block for a fixed number of tokens. If it needs
+//! another block and none is left, it releases its own and waits until all that it needs are free: it is preempted.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use super::fault::{Fault, finish_of, with_fault};
 
 /// Tokens per KV block.
 const BLOCK_TOKENS: usize = 16;
-/// KV blocks in all.
+/// The total number of KV blocks.
 const BLOCKS: usize = 64;
-/// The most tokens of prompt and answer together: half of what the KV blocks hold.
+/// The context length in tokens: half of what the KV blocks hold.
 const CONTEXT_TOKENS: u32 = 512;
-/// Sequences at once.
+/// The number of concurrent sequences.
 const SEQUENCES: u32 = 8;
 
 pub(super) const MUTANTS: &[Mutant] = &[
@@ -69,7 +69,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Engines that go on when their blocks run out.
+/// Engines that continue when their blocks run out.
 pub(super) const CONTROLS: &[Mutant] = &[
     Mutant {
         name: "preempts",
@@ -91,7 +91,7 @@ pub(super) const CONTROLS: &[Mutant] = &[
     },
 ];
 
-/// What the engine does when no block is left.
+/// The behavior when no block is left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum When {
     Preempts,
@@ -107,7 +107,7 @@ enum When {
 }
 
 impl When {
-    /// Whether a request has all its blocks from the beginning.
+    /// Whether a request holds all its blocks from the start.
     fn is_reserving(self) -> bool {
         matches!(self, Self::Reserves | Self::Refuses)
     }
@@ -187,10 +187,10 @@ struct Paging {
     when: When,
     blocks: Arc<Semaphore>,
     held: Option<OwnedSemaphorePermit>,
-    /// Tokens so far, those of the prompt included.
+    /// The number of tokens so far, including the prompt.
     tokens: usize,
     given: Vec<TokenId>,
-    /// Tokens of the answer that came once more, for [`When::BeginsAnew`].
+    /// How many tokens of the answer were sent again, for [`When::BeginsAnew`].
     replayed: usize,
 }
 
@@ -199,7 +199,7 @@ fn blocks_for(tokens: usize) -> u32 {
 }
 
 impl Paging {
-    /// Takes the blocks of `tokens` tokens now.
+    /// Acquires the blocks of `tokens` tokens now.
     fn reserve(&mut self, tokens: usize) -> Result<(), EngineError> {
         let blocks = Arc::clone(&self.blocks);
         let full = |_| EngineError::new(ErrorKind::Overloaded, "no KV blocks are left");
@@ -211,16 +211,16 @@ impl Paging {
         Ok(())
     }
 
-    /// Waits for the blocks of `tokens` tokens, unless it has blocks.
+    /// Waits for the blocks of `tokens` tokens, unless blocks are held already.
     async fn wait_for(&mut self, tokens: usize) {
         if self.held.is_none() {
             let blocks = Arc::clone(&self.blocks);
-            // Nobody closes it.
+            // The semaphore is never closed.
             self.held = blocks.acquire_many_owned(blocks_for(tokens)).await.ok();
         }
     }
 
-    /// Passes tokens on once there are blocks for them; or says how the answer ends.
+    /// Passes tokens on once there are blocks for them; or returns how the answer ends.
     async fn pass_on(
         &mut self,
         out: &OutputWriter,
@@ -274,7 +274,7 @@ impl Paging {
         out.tokens(chunk).await
     }
 
-    /// Whether there are blocks for all tokens, now or by taking one that is free.
+    /// Whether there are blocks for all tokens; acquires a free one if needed.
     fn grow(&mut self) -> bool {
         let Some(held) = &mut self.held else {
             return false;

@@ -1,4 +1,4 @@
-//! Faults that the checks of MT catch. The clean engine publishes nothing, so these bring metrics and load of their own.
+//! Faults that the checks of MT catch. The clean engine publishes nothing, so these add their own metrics and load.
 
 use std::fmt;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Engines without a fault: they prove that the checks let good metrics pass.
+/// Engines without a fault: they prove that the checks accept good metrics.
 pub(super) const CONTROLS: &[Mutant] = &[
     Mutant {
         name: "publishes-in-order",
@@ -122,7 +122,7 @@ pub(super) const CONTROLS: &[Mutant] = &[
     },
 ];
 
-/// An engine with a few places and a queue, which publishes them.
+/// An engine with a few seats and a queue, which publishes them.
 fn queueing(clean: &Clean, scenario: &Scenario, fault: SlotFault) -> Subject {
     with_habits(clean, scenario, Habits { slots: 4, fault })
 }
@@ -139,7 +139,7 @@ enum Flaw {
     CounterResets,
 }
 
-/// KV blocks in all, the blocks that a request is published to use, and the tokens of each.
+/// The total number of KV blocks, the published number per request, and the tokens per block.
 const BLOCKS: u64 = 4096;
 const REQUEST_BLOCKS: u64 = 128;
 const BLOCK_TOKENS: u64 = 16;
@@ -194,7 +194,7 @@ impl Running {
     }
 }
 
-/// A request's place in the load.
+/// Counts a request in the load.
 struct Place {
     running: Arc<Running>,
     is_finished: AtomicBool,
@@ -250,7 +250,7 @@ impl Fault for Publishes {
     }
 }
 
-/// A gauge that waits for an answer of the engine's.
+/// A gauge that waits for an answer from the engine.
 #[derive(Debug)]
 struct AsksTheEngine;
 

@@ -76,7 +76,7 @@ impl LLMEngine for Ranked {
             } else {
                 number
             };
-            // Each is there from the start on.
+            // Each rank exists from the start.
             drop(ctx.kv_events.of_rank(number));
             let own = StartContext {
                 kv_events: ctx.kv_events.of_rank(at),

@@ -60,7 +60,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Engines to which the tokens of another instance are prompt.
+/// Engines that treat another instance's tokens as prompt.
 pub(super) const CONTROLS: &[Mutant] = &[Mutant {
     name: "answers-so-far-are-prompt",
     stands_for: "an API that takes a prompt, and is not told which of its tokens were generated",
@@ -68,7 +68,7 @@ pub(super) const CONTROLS: &[Mutant] = &[Mutant {
     build: |clean, scenario| with_fault(clean, scenario, AsPrompt(None)),
 }];
 
-/// Takes the tokens of another instance as prompt, which it declares, with what goes wrong then.
+/// Declares that it takes another instance's tokens as prompt, with an optional fault.
 struct AsPrompt(Option<ResumeFault>);
 
 #[async_trait]
@@ -92,7 +92,7 @@ impl Fault for AsPrompt {
     }
 }
 
-/// What goes wrong with a resumed request; others pass through.
+/// The fault in a resumed request; other requests pass through.
 enum ResumeFault {
     RepeatsLastToken,
     SubtractsTwice,

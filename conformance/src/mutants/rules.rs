@@ -1,4 +1,4 @@
-//! Faults that the rules of the reader catch: each shows in a stream that no other check looks at closely.
+//! Faults that the rules of the reader catch: each shows in a stream that no other check examines closely.
 
 use std::sync::Arc;
 
@@ -90,7 +90,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// The token of each answer, from 0, that is padding.
+/// The position of the padding token in each answer, from 0.
 const PADDED_PLACE: usize = 128;
 
 struct PaddingWins;
@@ -168,7 +168,7 @@ struct DropIsDeath {
     health: Mutex<HealthReporter>,
 }
 
-/// Reports the engine dead where a stream is dropped before its end.
+/// Reports the engine dead if a stream is dropped before its end.
 struct Reader {
     health: HealthReporter,
     is_over: bool,

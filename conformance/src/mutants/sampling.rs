@@ -199,7 +199,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Checks requests on its own side, after it has forgotten what they ask for.
+/// Checks requests itself, after it has dropped their options.
 #[derive(Default)]
 struct OptionsDropped {
     config: parking_lot::Mutex<Option<EngineConfig>>,

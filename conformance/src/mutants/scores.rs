@@ -90,13 +90,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// What is done to the scores of pairs.
+/// A change to the scores of pairs.
 type Wrong = fn(&mut Vec<f32>, &[ScorePair]);
 
 /// Adds scores to a clean engine.
 struct Scores(Wrong);
 
-/// A number that tells token sequences apart, above 0.
+/// A number above 0 that distinguishes token sequences.
 fn score_of(tokens: &[TokenId]) -> f32 {
     f32::from(digest(tokens) + 1)
 }

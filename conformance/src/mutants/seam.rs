@@ -1,4 +1,4 @@
-//! Faults that the checks of MG about what a request asks for catch.
+//! Faults that the checks of MG for request options catch.
 
 use super::Mutant;
 use super::capable::{Flaw, with_flaw};

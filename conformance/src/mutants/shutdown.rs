@@ -161,7 +161,7 @@ fn failed() -> Result<(), EngineError> {
     Err(EngineError::internal("the device is busy"))
 }
 
-/// Which cleanup fails.
+/// The cleanup that fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ill {
     First,
@@ -222,7 +222,7 @@ impl Fault for Ends {
     }
 }
 
-/// Streams that go wrong when the engine is cleaned up or drained.
+/// Streams that fail when the engine is cleaned up or drained.
 struct CutsStreams {
     is_over: watch::Sender<bool>,
     on_drain: bool,
@@ -303,7 +303,7 @@ impl Fault for DrainsOnce {
     }
 }
 
-/// The second of two cleanups at the same time waits for one that is not coming.
+/// Of two concurrent cleanups, the second waits forever.
 struct CleansUpInPairs {
     under_way: AtomicU32,
     never: Barrier,
@@ -346,11 +346,11 @@ impl Fault for Leaves {
 }
 
 thread_local! {
-    /// Stands for the state of a process: every check has a thread of its own.
+    /// Simulates process-wide state: every check has its own thread.
     static IS_TORN_DOWN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Takes a request for under way until its terminal came.
+/// Counts a request as active until its terminal comes.
 #[derive(Default)]
 struct CountsTerminals {
     under_way: Arc<AtomicU32>,
@@ -385,7 +385,7 @@ impl Fault for CountsTerminals {
     }
 }
 
-/// Ends when nobody holds a stream any more.
+/// Ends only when all streams are dropped.
 #[derive(Default)]
 struct JoinsReaders {
     readers: Arc<()>,
@@ -499,7 +499,7 @@ impl Drop for BlocksOnDrop {
     }
 }
 
-/// One engine's buffers: little beside a model, enough to be seen.
+/// One engine's buffers: small for a model, large enough to be noticed.
 const WEIGHTS_BYTES: usize = 1024 * 1024;
 
 struct KeepsWeights;
@@ -512,7 +512,7 @@ impl Fault for KeepsWeights {
         ctx: StartContext,
     ) -> Result<EngineConfig, EngineError> {
         static REGISTRY: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
-        // Written to, or the pages would not be there.
+        // The pages exist only after a write.
         REGISTRY.lock().push(vec![1; WEIGHTS_BYTES]);
         inner.start(ctx).await
     }

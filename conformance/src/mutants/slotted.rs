@@ -1,6 +1,5 @@
-//! [`slotted`]: a clean engine of another build, for faults that need slots, a queue or tasks of the engine's own: tokens
-//! are pushed by a task a request, a limited number of requests runs at once, the others wait their turn, and a probe shows
-//! the counters.
+//! [`slotted`]: a clean engine with another design, for faults that need slots, a queue or tasks. A task per request pushes its
+//! tokens, a limited number of requests runs at once, the others wait in turn, and a probe reports the counters.
 
 mod serve;
 mod slots;
@@ -23,58 +22,58 @@ use crate::subject::{Probe, Scenario, Subject};
 use serve::{Job, serve};
 use slots::Slots;
 
-/// How a slotted engine behaves.
+/// The parameters of a slotted engine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Habits {
-    /// Requests it runs at once.
+    /// The number of requests it runs at once.
     pub slots: usize,
-    /// What it does wrong.
+    /// Its fault.
     pub fault: SlotFault,
 }
 
-/// What a slotted engine may do wrong.
+/// The faults of a slotted engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SlotFault {
     None,
-    /// A dropped stream's slot is never given back.
+    /// Never frees a dropped stream's slot.
     KeepsSlotOnDrop,
-    /// The slot of a stream that is dropped before its first token is never given back, where the prompt is long.
+    /// Never frees the slot of a stream with a long prompt that is dropped before its first token.
     KeepsSlotInPrefill,
-    /// Who waits is forgotten at cleanup.
+    /// Forgets waiting requests at cleanup.
     ForgetsWaiters,
-    /// A dropped stream's KV block is never given back.
+    /// Never frees a dropped stream's KV block.
     KeepsKvOnDrop,
-    /// A cancelled request is computed to its end.
+    /// Computes a cancelled request to its end.
     ComputesOnAfterCancel,
-    /// A queued request does not hear its cancel.
+    /// A queued request ignores its cancel.
     DeafInQueue,
-    /// The newest in the queue is served first.
+    /// Serves the newest in the queue first.
     NewestFirst,
-    /// Whoever waits is served in turn, whatever the priority.
+    /// Serves waiting requests in turn, whatever their priority.
     PriorityIgnored,
-    /// The smallest priority is served first, as with the nice values of processes.
+    /// Serves the smallest priority first, like the nice values of processes.
     LowestFirst,
-    /// Who finds no slot free is parked and never woken.
+    /// Parks a request that finds no free slot, and never wakes it.
     ForgetsTheQueue,
-    /// Who waits with the shortest prompt is served first.
+    /// Serves the waiting request with the shortest prompt first.
     ShortestFirst,
-    /// Who had to wait begins with what its slot's last request left in it.
+    /// A request that had to wait begins with its slot's old content.
     KeepsRow,
-    /// A slot is reserved early, and lost when the call is dropped at the wrong place.
+    /// Reserves a slot early, and loses it if the call is dropped at the wrong place.
     LosesReservation,
-    /// A task is left behind by each cancelled request.
+    /// Each cancelled request leaves a task.
     LeaksTaskOnCancel,
-    /// A task is left behind by each sixth of them.
+    /// Each sixth cancelled request leaves a task.
     LeaksTaskOnSixthCancel,
-    /// It checks requests by itself, and one that is refused while it has to wait keeps its place in the queue.
+    /// Checks requests itself; a request that is refused while it waits keeps its place in the queue.
     KeepsTurnOfRefused,
-    /// It checks requests by itself, and one that is refused keeps its KV block.
+    /// Checks requests itself; a refused request keeps its KV block.
     KeepsKvOfRefused,
-    /// None, and it publishes its load.
+    /// No fault; publishes its load.
     Publishes,
-    /// Its load says of those that wait that they run.
+    /// Publishes waiting requests as running.
     PublishesAllAsRunning,
-    /// Its load says nothing of those that wait.
+    /// Does not publish waiting requests.
     PublishesNoneAsWaiting,
 }
 
@@ -94,7 +93,7 @@ const CLEAN: Habits = Habits {
     fault: SlotFault::None,
 };
 
-/// The clean engine with four slots, a queue and a probe: as clean as the one it wraps.
+/// The clean engine with four slots, a queue and a probe; as correct as the one it wraps.
 #[must_use]
 pub fn slotted(clean: &Clean, scenario: &Scenario) -> Subject {
     with_habits(clean, scenario, CLEAN)
@@ -119,7 +118,7 @@ pub(super) fn with_habits(clean: &Clean, scenario: &Scenario, habits: Habits) ->
     }
 }
 
-/// As [`with_habits`], seen from outside only.
+/// As [`with_habits`], without a probe.
 pub(super) fn without_probe(clean: &Clean, scenario: &Scenario, habits: Habits) -> Subject {
     Subject {
         probe: None,
@@ -133,7 +132,7 @@ struct Counters {
     produced: AtomicU64,
     kv_used: AtomicU64,
     unwanted: AtomicU64,
-    /// Where the load is published, if it is, and how.
+    /// The publisher of the load, if it is published, and the fault in it.
     load: Mutex<Option<(LoadPublisher, SlotFault)>>,
 }
 
@@ -147,7 +146,7 @@ impl Counters {
         let count = |counter: &AtomicU64| {
             u32::try_from(counter.load(Ordering::Relaxed)).unwrap_or(u32::MAX)
         };
-        // Who runs has a KV block.
+        // A running request has a KV block.
         let (all, running) = (count(&self.active), count(&self.kv_used));
         let waiting = all.saturating_sub(running);
         let (running_requests, waiting_requests) = if *fault == SlotFault::PublishesAllAsRunning {
@@ -190,7 +189,7 @@ struct Slotted {
 }
 
 impl Slotted {
-    /// Looks at a request only after it was given what it needs, and keeps that of a refused one.
+    /// Checks a request only after it has acquired resources, and keeps those of a refused one.
     fn check_too_late(&self, request: &GenerateRequest) -> Result<(), EngineError> {
         let keeps_turn = self.habits.fault == SlotFault::KeepsTurnOfRefused;
         let keeps_kv = self.habits.fault == SlotFault::KeepsKvOfRefused;
@@ -205,7 +204,7 @@ impl Slotted {
             }
             let mut turn = Slots::take(&self.slots, request.priority);
             if turn.try_recv().is_err() {
-                // It is given its slot when its turn comes, and nobody is there to give it back.
+                // It receives its slot in its turn, and nobody returns it.
                 std::mem::forget(turn);
             }
         })
@@ -232,7 +231,7 @@ impl LLMEngine for Slotted {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         self.check_too_late(&request)?;
-        // The task hears the cancel from its sink; the wrapped stream just goes away with it.
+        // The task receives the cancel from its sink; the wrapped stream is just dropped with it.
         let own = RequestContext::new(ctx.id()).with_prompt_tokens(ctx.prompt_tokens());
         let mut priority = request.priority;
         if self.habits.fault == SlotFault::ShortestFirst {

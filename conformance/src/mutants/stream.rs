@@ -117,7 +117,7 @@ fn raw(outputs: impl Stream<Item = Result<Output, EngineError>> + Send + 'static
     OutputStream::from_raw(Box::pin(outputs))
 }
 
-/// Prompt tokens that the engine of [`silent_on_a_whole_chunk`] takes in one step.
+/// The number of prompt tokens per step of the engine of [`silent_on_a_whole_chunk`].
 const PREFILL_CHUNK: u32 = 40;
 
 fn silent_on_a_whole_chunk(request: &GenerateRequest, outputs: OutputStream) -> OutputStream {
@@ -148,7 +148,7 @@ fn stop_and_length(request: &GenerateRequest, outputs: OutputStream) -> OutputSt
     }))
 }
 
-/// Items that the queue of the engine of [`lose_the_end`] holds.
+/// The capacity of the queue of the engine of [`lose_the_end`], in items.
 const QUEUE: u32 = 64;
 
 fn lose_the_end(_: &GenerateRequest, outputs: OutputStream) -> OutputStream {
@@ -167,7 +167,7 @@ fn empty_chunk_before_end(_: &GenerateRequest, outputs: OutputStream) -> OutputS
     }))
 }
 
-/// How long a reader may take before the buffer of [`lose_while_stalled`] comes round.
+/// How long a reader may take before the buffer of [`lose_while_stalled`] wraps around.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 fn lose_while_stalled(_: &GenerateRequest, outputs: OutputStream) -> OutputStream {
@@ -190,7 +190,7 @@ fn bind_to_thread(_: &GenerateRequest, outputs: OutputStream) -> OutputStream {
     }))
 }
 
-/// The thread a stream was made on. An engine of this kind knows better than to do so on a runtime with many threads.
+/// The thread on which a stream was made. Engines with this fault pin streams only on a current-thread runtime.
 struct Home(Option<ThreadId>);
 
 impl Home {
@@ -303,7 +303,7 @@ impl Fault for SiblingsCollide {
     }
 }
 
-/// The id that the sequences of one client's request have in common: a number, and theirs after it.
+/// The common part of the ids of one client's sequences: a number, followed by theirs.
 fn client_of(id: &str) -> Option<&str> {
     let (client, index) = id.rsplit_once('-')?;
     let (_, number) = client.rsplit_once('-')?;

@@ -1,5 +1,5 @@
-//! [`spelled`]: a clean engine that takes and gives text, for the checks as they are where there are no tokens. And the
-//! faults that only such engines have.
+//! [`spelled`]: a clean engine that takes and returns text, for running the checks without tokens. Also the faults that only
+//! such engines have.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// What an engine of text may do wrong.
+/// The faults of an engine of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
@@ -101,8 +101,8 @@ enum Fault {
     LosesSpaces,
 }
 
-/// An engine of tokens as one of text: token 7 is the word "7", there and back. An answer ends by itself after some words,
-/// unless it must not.
+/// Converts an engine of tokens to an engine of text: token 7 is the word "7", in both directions. An answer ends by itself
+/// after some words, unless it must not.
 #[must_use]
 pub fn spelled(subject: Subject) -> Subject {
     wrapped(subject, Fault::None)
@@ -123,16 +123,16 @@ fn wrapped(subject: Subject, fault: Fault) -> Subject {
     Subject { engine, ..subject }
 }
 
-/// Words after which an answer ends by itself.
+/// The number of words after which an answer ends by itself.
 const OWN_END_WORDS: u32 = 24;
 
 struct Spelled {
     inner: Arc<dyn LLMEngine>,
-    /// What the engine of tokens declared.
+    /// The declaration of the engine of tokens.
     config: Mutex<Option<EngineConfig>>,
-    /// How to read its tokens, where they have a text of their own.
+    /// Decodes its tokens, if they have texts of their own.
     read: Option<Detokenize>,
-    /// Chunks given, ever.
+    /// The total number of chunks sent.
     chunks: Arc<AtomicU32>,
     fault: Fault,
 }
@@ -213,7 +213,7 @@ impl LLMEngine for Spelled {
 }
 
 impl Spelled {
-    /// Words that are no tokens of the engine's become some; with the fault, what is too long is cut.
+    /// Maps words that are no tokens of the engine to tokens; with the fault, truncates a prompt that is too long.
     fn fit(&self, prompt: &mut Vec<TokenId>, config: &EngineConfig) {
         let vocab_size = config
             .vocab_size
@@ -227,9 +227,9 @@ impl Spelled {
         }
     }
 
-    /// Sets where the answer ends by itself; whether that is before the limit that was asked for.
+    /// Sets where the answer ends by itself. Returns whether that is before the requested limit.
     fn limit(&self, request: &mut GenerateRequest) -> bool {
-        // A grammar says where its texts end.
+        // A grammar determines where its texts end.
         if request.guided.is_some() {
             return false;
         }
@@ -260,7 +260,7 @@ impl Spelled {
     }
 }
 
-/// The tokens that a text spells. Of nothing an engine makes something: the token at the beginning of every text.
+/// The tokens of a text. An empty text becomes the token at the beginning of every text.
 fn read(input: &Input) -> Vec<TokenId> {
     let text = match input {
         Input::Text(text) => text.to_string(),
@@ -283,14 +283,14 @@ fn sum(word: &str) -> TokenId {
 /// Writes the items of one request.
 struct Writer {
     fault: Fault,
-    /// Whether its limit is where the answer ends by itself.
+    /// Whether its limit is its own end.
     ends_itself: bool,
     chunks: Arc<AtomicU32>,
     read: Option<Detokenize>,
 }
 
 impl Writer {
-    /// What one item becomes.
+    /// Converts an item.
     fn text_of(&self, output: Output) -> Vec<Result<Output, EngineError>> {
         match output {
             Output::Tokens(chunk) => vec![Ok(self.chunk(&chunk.token_ids))],

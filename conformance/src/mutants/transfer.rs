@@ -1,4 +1,4 @@
-//! Faults that the checks of DG about held and fetched blocks catch.
+//! Faults that the checks of DG catch for held and fetched blocks.
 
 use super::Mutant;
 use super::capable::{Flaw, with_flaw};

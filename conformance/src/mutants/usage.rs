@@ -115,7 +115,7 @@ pub(super) const MUTANTS: &[Mutant] = &[
     },
 ];
 
-/// Counts right as long as one request runs at a time.
+/// Counts correctly only if one request runs at a time.
 #[derive(Default)]
 struct OneCounter {
     shared: Arc<Counter>,

@@ -6,7 +6,7 @@ use super::{free, generated, greedy, has_a_choice};
 use crate::check::{CheckResult, Stop, ensure, skip};
 use crate::trial::{Live, Trial};
 
-/// A share of the probability that only the best token exceeds.
+/// A `top_p` that keeps only the best token.
 const HARDLY_ANY: f32 = 1e-6;
 
 pub(super) async fn narrowed_to_one(trial: Trial) -> CheckResult {

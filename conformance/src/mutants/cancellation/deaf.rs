@@ -1,4 +1,4 @@
-//! Engines that hear a cancel late, not at all, or report it wrongly.
+//! Engines that notice a cancel late or not at all, or report it wrongly.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use genset_backend_common::{
 
 use crate::mutants::fault::Fault;
 
-/// A context of the engine's own, which hears nothing of the client's.
+/// A context of the engine's own, without the client's cancellation.
 pub(super) fn deaf(ctx: &RequestContext) -> RequestContext {
     RequestContext::new(ctx.id()).with_prompt_tokens(ctx.prompt_tokens())
 }
 
-/// A stream that a fault has changed.
+/// A stream changed by a fault.
 pub(super) fn raw(
     items: impl Stream<Item = Result<Output, EngineError>> + Send + 'static,
 ) -> OutputStream {
@@ -74,7 +74,7 @@ fn hearing(
     })
 }
 
-/// Listens for a cancel.
+/// Waits for a cancel.
 pub(super) struct Ear(Pin<Box<dyn Future<Output = ()> + Send>>);
 
 impl Ear {
@@ -82,11 +82,11 @@ impl Ear {
         Self(Box::pin(async move { ctx.cancelled().await }))
     }
 
-    /// Whether the cancel came, just now.
+    /// Whether the cancel has just come.
     pub(super) fn hears(&mut self, cx: &mut Context<'_>) -> bool {
         let is_heard = self.0.as_mut().poll(cx).is_ready();
         if is_heard {
-            // A future that is done is not polled again.
+            // A completed future must not be polled again.
             self.0 = Box::pin(std::future::pending());
         }
         is_heard
@@ -142,7 +142,7 @@ fn as_stop(mut output: Output) -> Output {
     output
 }
 
-/// What a prompt token costs.
+/// The time per prompt token.
 const PREFILL: Duration = Duration::from_millis(1);
 
 pub(super) struct WhilePrefilling;
@@ -188,7 +188,7 @@ impl Fault for LosesTerminal {
     }
 }
 
-/// Hears no cancel for a deadline.
+/// Ignores cancels for a deadline.
 pub(super) struct ToDeadlines;
 
 #[async_trait]

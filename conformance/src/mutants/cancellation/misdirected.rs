@@ -1,4 +1,4 @@
-//! Engines in which a cancel or an abort reaches the wrong request, or does something else than to end one.
+//! Engines in which a cancel or an abort affects the wrong request, or has a wrong effect.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 use super::deaf::{Ear, deaf, raw};
 use crate::mutants::fault::Fault;
 
-/// Remembers the last request that ended by itself: its context, and the request that came after it.
+/// Records the last request that ended by itself: its context, and the request that came after it.
 #[derive(Default)]
 pub(super) struct NextTenant {
-    /// The ended request's context, if it was not cancelled by its end.
+    /// The ended request's context, unless a cancel ended it.
     ended: Arc<Mutex<Option<RequestContext>>>,
 }
 
@@ -48,7 +48,7 @@ impl Fault for NextTenant {
     }
 }
 
-/// Requests whose abort was called an even number of times.
+/// The requests whose abort was called an even number of times.
 #[derive(Default)]
 pub(super) struct Toggle {
     aborts: Mutex<BTreeMap<String, usize>>,
@@ -92,10 +92,10 @@ impl Toggle {
     }
 }
 
-/// Whether a request's id is meant by an aborted one.
+/// Whether an aborted id refers to a request's id.
 pub(super) type Matching = fn(id: &str, aborted: &str) -> bool;
 
-/// Finds the request to abort by a lookup that finds the wrong one.
+/// Finds the request to abort with a wrong lookup.
 pub(super) struct ByLookup {
     running: Mutex<Vec<RequestContext>>,
     matching: Matching,
@@ -144,7 +144,7 @@ impl Fault for ByLookup {
     }
 }
 
-/// After another request's cancel, the next token goes by the wrong place.
+/// After a cancel of another request, the next token is read from the wrong row.
 #[derive(Default)]
 pub(super) struct ShiftedBatch {
     aborts: Arc<AtomicU64>,
@@ -174,7 +174,7 @@ impl Fault for ShiftedBatch {
     }
 }
 
-/// Other tokens, of the same vocabulary.
+/// Different tokens of the same vocabulary.
 fn shifted(mut output: Output) -> Output {
     if let Output::Tokens(chunk) = &mut output {
         for token in &mut chunk.token_ids {
@@ -184,7 +184,7 @@ fn shifted(mut output: Output) -> Output {
     output
 }
 
-/// After so many aborted requests no further one is served.
+/// After this number of aborts, no further request is served.
 pub(super) struct StallsAfterAborts {
     pub(super) left: AtomicUsize,
 }
@@ -212,7 +212,7 @@ impl Fault for StallsAfterAborts {
     }
 }
 
-/// Whether the engine runs, as abort takes it for granted.
+/// Whether the engine runs, which abort takes for granted.
 #[derive(Default)]
 pub(super) struct AbortNeedsStart {
     is_started: AtomicBool,
@@ -235,7 +235,7 @@ impl Fault for AbortNeedsStart {
     }
 }
 
-/// Waits for the scheduler's word, which does not come any more.
+/// Waits for an answer from the scheduler, which no longer comes.
 #[derive(Default)]
 pub(super) struct LateAbortWaits {
     is_over: AtomicBool,

@@ -1,4 +1,4 @@
-//! A prefix cache: which KV blocks are reusable, least recently used first out, and the events that say so.
+//! A prefix cache: the reusable KV blocks, evicted least recently used first, and their events.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use tokio::time::Instant;
 
 use super::Flaw;
 
-/// A cache that requests share.
+/// The cache shared by all requests.
 pub(super) type SharedCache = Arc<Mutex<PrefixCache>>;
 
 struct Entry {
     parent: Option<BlockHash>,
-    /// Cached blocks that follow, and requests that run on it: either keeps it.
+    /// The number of cached blocks after this one and of requests that use it: each keeps it.
     children: usize,
     users: usize,
     last_used: u64,
@@ -24,15 +24,15 @@ struct Entry {
 pub(super) struct PrefixCache {
     entries: HashMap<BlockHash, Entry>,
     capacity: usize,
-    /// Counts uses, to know the least recent.
+    /// Counts uses, to find the least recent.
     uses: u64,
-    /// Counts clearings, so that a request from before one unpins nothing after it.
+    /// Counts clears, so that a request from before a clear unpins nothing after it.
     pub(super) epoch: u64,
     events: KvEventPublisher,
     flaw: Flaw,
     /// Events held back by [`Flaw::LateEvents`].
     late: Vec<KvEventData>,
-    /// The last block that was published, and when, for [`Flaw::StoredTogether`].
+    /// The last published block and its time, for [`Flaw::StoredTogether`].
     last: Option<(BlockHash, Instant)>,
     requests: u64,
 }
@@ -52,13 +52,13 @@ impl PrefixCache {
         }))
     }
 
-    /// The blocks at the start of `chain` that are cached.
+    /// The number of blocks at the start of `chain` that are cached.
     pub(super) fn matching(&self, chain: &[BlockHash]) -> usize {
         let is_cached = |hash: &&BlockHash| self.entries.contains_key(hash);
         chain.iter().take_while(is_cached).count()
     }
 
-    /// Pins the cached start of a new request's `chain` and stores as much of its rest as there is room for.
+    /// Pins the cached start of a new request's `chain`, and stores as much of the rest as there is room for.
     fn admit(&mut self, chain: &[BlockHash]) -> Vec<BlockHash> {
         self.requests += 1;
         let cached = self.matching(chain);
@@ -75,7 +75,7 @@ impl PrefixCache {
         pinned
     }
 
-    /// Stores blocks that follow the last of `pinned`, and pins them.
+    /// Stores blocks after the last of `pinned`, and pins them.
     fn store(&mut self, pinned: &mut Vec<BlockHash>, blocks: &[BlockHash]) {
         let room = self.make_room(blocks.len());
         let blocks = &blocks[..room];
@@ -139,7 +139,7 @@ impl PrefixCache {
         }
     }
 
-    /// Evicts until `wanted` blocks fit, or as many as can; says how many do.
+    /// Evicts until `wanted` blocks fit, or as many as possible; returns how many fit.
     fn make_room(&mut self, wanted: usize) -> usize {
         let mut removed = Vec::new();
         while self.entries.len() + wanted > self.capacity {
@@ -165,7 +165,7 @@ impl PrefixCache {
         wanted.min(self.capacity.saturating_sub(self.entries.len()))
     }
 
-    /// Drops the last of the blocks that nobody uses, as [`Flaw::AbandonedFreedSilently`] does.
+    /// Drops the last unused blocks, for [`Flaw::AbandonedFreedSilently`].
     fn forget(&mut self, blocks: &[BlockHash]) {
         for hash in blocks.iter().rev() {
             let is_free = |entry: &Entry| entry.children == 0 && entry.users == 0;
@@ -189,7 +189,7 @@ impl PrefixCache {
         }
     }
 
-    /// What [`Flaw::LateEvents`] held back.
+    /// Publishes the events held back by [`Flaw::LateEvents`].
     pub(super) fn flush(&mut self) {
         for data in std::mem::take(&mut self.late) {
             self.events.publish(data);
@@ -197,14 +197,14 @@ impl PrefixCache {
     }
 }
 
-/// The blocks one request runs on; dropped, they may be evicted.
+/// The blocks that one request uses. After a drop they may be evicted.
 pub(super) struct Lease {
     cache: SharedCache,
     epoch: u64,
     pinned: Vec<BlockHash>,
-    /// Whether every block so far was stored, so that the next has its parent.
+    /// Whether every block so far was stored, so that the next one has its parent.
     is_whole: bool,
-    /// Whether the request came to its end.
+    /// Whether the request reached its end.
     is_finished: bool,
 }
 
@@ -221,12 +221,12 @@ impl Lease {
         }
     }
 
-    /// The request has come to its end.
+    /// Notes that the request reached its end.
     pub(super) fn finished(&mut self) {
         self.is_finished = true;
     }
 
-    /// The sequence has filled one more block.
+    /// Adds a block that the sequence has filled.
     pub(super) fn extend(&mut self, hash: BlockHash) {
         let mut cache = self.cache.lock();
         let is_current = cache.epoch == self.epoch || cache.flaw == Flaw::StoresAfterClear;

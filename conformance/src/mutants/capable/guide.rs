@@ -1,4 +1,4 @@
-//! Guided decoding by derivatives: what is left of a language after a byte.
+//! Guided decoding by derivatives: the rest of a language after a byte.
 //!
 //! # Source
 //! Brzozowski, "Derivatives of Regular Expressions", 1964.
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use genset_backend_common::{EngineError, GuidedDecoding, RequestField};
 use serde_json::Value;
 
-/// A language over bytes. Built only by the functions below, so that `Never` is never a part of another.
+/// A language over bytes. Built only by the functions below, so that `Never` is never part of another language.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Guide {
     Never,
@@ -22,7 +22,7 @@ pub(super) enum Guide {
 use Guide::{Either, End, Many, Never, OneOf, Then};
 
 impl Guide {
-    /// The language a request asks for.
+    /// The language that a request asks for.
     pub(super) fn of(guided: &GuidedDecoding) -> Result<Self, EngineError> {
         let compiled = match guided {
             GuidedDecoding::JsonObject => any_object(),
@@ -61,7 +61,7 @@ impl Guide {
         }
     }
 
-    /// What may follow `byte`.
+    /// The language of what may follow `byte`.
     pub(super) fn after(&self, byte: u8) -> Self {
         match self {
             Never | End => Never,

@@ -1,14 +1,14 @@
-//! A language model whose logits are hashed from the context: no weights, yet every sampling option means something.
+//! A language model whose logits are hashes of the context: it has no weights, but every sampling option has its effect.
 
 use genset_backend_common::output::{TokenChunk, TokenLogprob, TopLogprob};
 use genset_backend_common::{SamplingOptions, TokenId, random};
 
-/// Token ids 0 to 255 are bytes; the one after them ends a text.
+/// Token ids 0 to 255 are bytes; this one ends a text.
 pub(super) const END: TokenId = 256;
 /// Bytes and [`END`].
 pub(super) const VOCAB_SIZE: u32 = 257;
 
-/// Stirs `value` into `hash`.
+/// Mixes `value` into `hash`.
 pub(super) fn mix(hash: u64, value: u64) -> u64 {
     let step = value.wrapping_add(1).wrapping_mul(random::STEP);
     random::mix(hash.wrapping_add(step))
@@ -28,7 +28,7 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    /// `resumed` tokens at the end of `prompt` count as generated.
+    /// The last `resumed` tokens of `prompt` count as generated.
     pub(super) fn new(prompt: &[TokenId], resumed: usize) -> Self {
         let size = usize::try_from(VOCAB_SIZE).unwrap_or_default();
         let mut sequence = Self {
@@ -76,7 +76,7 @@ impl Sequence {
 }
 
 impl Sequence {
-    /// `logits` with up to half of `by` more or less, as sums in another order give them. It is the same for the same sequence.
+    /// Changes `logits` by up to half of `by`, like another order of summation. Deterministic for a sequence.
     pub(super) fn add_noise(&self, logits: &mut [f32], by: f32) {
         for (token, logit) in (0..).zip(logits) {
             *logit += by * (unit(mix(!self.hash, token)) - 0.5);
@@ -87,7 +87,7 @@ impl Sequence {
 /// Every token with its probability, best first. Masked tokens have the logit minus infinity.
 fn ranked(logits: &[f32], temperature: f32) -> Vec<(TokenId, f32)> {
     let mut ranked: Vec<(TokenId, f32)> = (0..).zip(logits.iter().copied()).collect();
-    // Equal ones in the order of their tokens.
+    // Equal ones in token order.
     ranked.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     let best = ranked.first().map_or(0.0, |first| first.1);
     for (_, logit) in &mut ranked {
@@ -135,7 +135,7 @@ pub(super) fn choose(logits: &[f32], sampling: &SamplingOptions, draw: f32) -> T
     ranked[0].0
 }
 
-/// A token as an item, with `top` log probabilities beside it when they were asked for.
+/// A token as an item, with `top` log probabilities if requested.
 pub(super) fn chunk(token: TokenId, logits: &[f32], top: Option<u32>) -> TokenChunk {
     let mut chunk = TokenChunk::from(token);
     if let Some(top) = top {

@@ -1,4 +1,4 @@
-//! One request as it runs: chooses tokens, follows its grammar, counts its KV blocks.
+//! One running request: chooses tokens, follows its grammar, counts its KV blocks.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use super::model::{self, END, Sequence};
 use super::transfer::Counters;
 use super::{BLOCK_SIZE, Flaw, Running};
 
-/// What another order of sums changes a logit by, the same where the sums are rounded to 8 bits, and what a matrix read at a wrong place
-/// does.
+/// How much a logit changes by another order of summation, by the same with sums rounded to 8 bits, and by a matrix read at a
+/// wrong offset.
 const ROUNDING: f32 = 0.002;
 const COARSE_ROUNDING: f32 = 0.008;
 const NOISE: f32 = 8.0;
 
-/// A place among the running requests and the KV blocks that come with it; dropped, both are free.
+/// A seat among the running requests, with its KV blocks. Dropping it frees both.
 struct Seat {
     counters: Arc<Counters>,
     blocks: AtomicU64,
@@ -38,7 +38,7 @@ impl Seat {
         }
     }
 
-    /// Leaves the blocks counted for ever.
+    /// Leaves the blocks counted forever.
     fn forget_blocks(&self) {
         self.blocks.store(0, Ordering::Release);
     }
@@ -72,9 +72,9 @@ pub(super) struct Decoder {
     last_block: Option<BlockHash>,
     cached_tokens: u32,
     seed: u64,
-    /// Whether its blocks are another request's.
+    /// Whether its blocks belong to another request.
     is_corrupt: bool,
-    /// Whether its blocks stay when it is dropped, as those of [`Flaw::DroppedDecodeHolds`] do before the first token.
+    /// Whether its blocks stay when it is dropped, as with [`Flaw::DroppedDecodeHolds`] before the first token.
     is_unread: bool,
 }
 
@@ -88,7 +88,7 @@ impl Drop for Decoder {
 
 impl Decoder {
     /// # Errors
-    /// For a grammar that does not compile.
+    /// Fails for a grammar that does not compile.
     pub(super) fn new(running: &Running, request: &GenerateRequest) -> Result<Self, EngineError> {
         let tokens = request.tokens()?.to_vec();
         let resumed = usize::try_from(request.resumed_tokens).unwrap_or(usize::MAX);
@@ -152,10 +152,10 @@ impl Decoder {
         })
     }
 
-    /// Fetches the blocks of the prompt from where the request says.
+    /// Fetches the blocks of the prompt from the request's source.
     ///
     /// # Errors
-    /// As of the fetch.
+    /// The error of the fetch.
     pub(super) async fn receive(
         &mut self,
         running: &Running,
@@ -204,7 +204,7 @@ impl Decoder {
         Ok(chunk)
     }
 
-    /// One token, and the parameters with which a decode engine goes on.
+    /// Returns one token, and the transfer parameters with which a decode engine continues.
     pub(super) fn prefill(&mut self, running: &Running, id: &str) -> Finish {
         match self.step(running) {
             Ok(mut chunk) => {
@@ -238,7 +238,7 @@ impl Decoder {
     /// The model's logits, which a batch may change.
     fn logits(&self, running: &Running, sampling: &SamplingOptions) -> Vec<f32> {
         let mut logits = self.sequence.logits(sampling);
-        // This model's best tokens are nearer to each other than those of trained ones, so only draws are resumed with noise.
+        // This model's best tokens are closer to each other than a trained model's, so only draws are resumed with noise.
         let is_resumed = self.request.resumed_tokens > 0
             && self.request.sampling.temperature.is_some_and(|it| it > 0.0);
         let noise = match running.flaw {
@@ -324,7 +324,7 @@ impl Decoder {
         (token, chunk)
     }
 
-    /// How many draws went before those of this engine.
+    /// The number of draws before those of this engine.
     fn resumed_draws(&self, flaw: Flaw) -> u32 {
         match flaw {
             Flaw::SeedRestartsOnResume if self.guide.is_none() => 0,
@@ -393,7 +393,7 @@ fn guide(
     Ok(Some(Arc::new(Mutex::new(guide))))
 }
 
-/// Leaves the tokens that the grammar allows; the end where it may end.
+/// Masks all tokens that the grammar does not allow; keeps the end where the text may end.
 fn mask(logits: &mut [f32], guide: &Guide, ends_early: bool, ignores_end: bool) {
     let mut is_allowed = vec![false; logits.len()];
     let bytes = guide.next_bytes();
@@ -414,7 +414,7 @@ fn mask(logits: &mut [f32], guide: &Guide, ends_early: bool, ignores_end: bool) 
     }
 }
 
-/// Takes `by` off the log probabilities of a place.
+/// Subtracts `by` from the log probabilities of a position.
 fn shift(at: &mut TokenLogprob, by: f32) {
     at.logprob = (at.logprob - by).min(0.0);
     for top in &mut at.top {
@@ -432,14 +432,14 @@ fn seed(running: &Running, sampling: &SamplingOptions) -> u64 {
     }
 }
 
-/// A repetition penalty from which on [`Flaw::RepetitionOverflows`] computes no number any more.
+/// A repetition penalty from which on [`Flaw::RepetitionOverflows`] computes NaN.
 const OVERFLOWS: f32 = 100.0;
 
 fn sum(one: Option<f32>, other: Option<f32>) -> Option<f32> {
     Some(one.unwrap_or(0.0) + other.unwrap_or(0.0))
 }
 
-/// The options as the flaw lets them through.
+/// The options after the flaw is applied.
 fn effective(running: &Running, asked: &SamplingOptions) -> SamplingOptions {
     let mut sampling = asked.clone();
     match running.flaw {

@@ -1,4 +1,4 @@
-//! Blocks between a prefill and a decode engine: held, fetched, freed. What the probe counts is here too.
+//! Blocks between a prefill and a decode engine: held, fetched, freed. Also the probe's counters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,13 +18,13 @@ use tokio::time::Instant;
 use super::{Flaw, Running};
 use crate::subject::Probe;
 
-/// How long a prefill engine keeps the blocks that nobody fetches.
+/// How long a prefill engine keeps blocks that are not fetched.
 const LEASE: Duration = Duration::from_secs(30);
-/// What is fetched where the blocks are those of the request, and where they are some other request's by now.
+/// The data of a fetch if the blocks belong to the request, and if they belong to another request by now.
 const BLOCKS: &[u8] = b"blocks";
 const OTHER_BLOCKS: &[u8] = b"others";
 
-/// What the engine counts for its probe, and what it holds.
+/// The counters for the probe, and what the engine holds.
 pub(super) struct Counters {
     flaw: Flaw,
     pub(super) active: AtomicU64,
@@ -37,7 +37,7 @@ pub(super) struct Counters {
 #[derive(Default)]
 struct Holds {
     held: BTreeMap<u64, Hold>,
-    /// Handles of blocks that are free, and that a flaw gives all the same.
+    /// Handles of freed blocks that a flaw still serves.
     stale: BTreeSet<u64>,
 }
 
@@ -71,7 +71,7 @@ impl Counters {
         handle
     }
 
-    /// The blocks that wait to be fetched, less those that waited too long.
+    /// The blocks that wait for their fetch, without expired ones.
     pub(super) fn held_blocks(&self) -> u64 {
         let mut holds = self.holds.lock();
         let Holds { held, stale } = &mut *holds;
@@ -85,7 +85,7 @@ impl Counters {
         held.values().map(|hold| hold.blocks).sum()
     }
 
-    /// What is fetched under a handle.
+    /// The data for a handle.
     fn take(&self, handle: u64) -> Option<&'static [u8]> {
         self.held_blocks();
         let mut holds = self.holds.lock();
@@ -140,7 +140,7 @@ fn bad(problem: &str) -> EngineError {
     EngineError::invalid_argument(RequestField::Transfer, problem)
 }
 
-/// Gives what a prefill engine holds.
+/// Serves the blocks that a prefill engine holds.
 struct Source(Arc<Counters>);
 
 #[async_trait]
@@ -160,7 +160,7 @@ impl KvSource for Source {
 }
 
 impl Running {
-    /// Offers what is held.
+    /// Registers the source of the held blocks.
     pub(super) fn serve(&self) {
         if self.role == Role::Prefill {
             self.door
@@ -168,7 +168,7 @@ impl Running {
         }
     }
 
-    /// Keeps `blocks` for a decode engine.
+    /// Holds `blocks` for a decode engine.
     pub(super) fn hold(&self, request_id: &str, blocks: u64) -> TransferParams {
         let handle = self.counters.hold(request_id, blocks);
         let mut params = self.door.params(json!({ "handle": handle }));
@@ -176,14 +176,14 @@ impl Running {
         params
     }
 
-    /// Keeps blocks of a prompt before it is computed, as [`Flaw::CancelledPrefillHolds`] does.
+    /// Holds blocks of a prompt before it is computed, for [`Flaw::CancelledPrefillHolds`].
     pub(super) fn hold_early(&self, request: &GenerateRequest) -> Option<u64> {
         let is_early = self.flaw == Flaw::CancelledPrefillHolds && self.role == Role::Prefill;
         let blocks = request.prompt_tokens().map_or(0, u64::from);
         is_early.then(|| self.counters.hold("", blocks))
     }
 
-    /// Fetches the blocks that a prefill engine keeps; whether they are those of the request.
+    /// Fetches the blocks that a prefill engine holds. Returns whether they belong to the request.
     pub(super) async fn fetch(
         &self,
         transfer: Option<&TransferParams>,

@@ -1,4 +1,4 @@
-//! Answers that depend on, or end up with, somebody else.
+//! Answers that depend on another request, or go to another request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn raw(items: impl Stream<Item = Item> + Send + 'static) -> OutputStream {
     OutputStream::from_raw(Box::pin(items))
 }
 
-/// The last tokens of each running request, by its place.
+/// The last tokens of each running request, by row.
 #[derive(Default)]
 struct Table {
     next_place: AtomicU64,
@@ -42,7 +42,7 @@ impl Row {
         }
     }
 
-    /// Writes this request's tokens, and reads those of the next one where it has as many.
+    /// Writes this request's tokens. Returns those of the next request if it has as many.
     fn exchange(&self, own: TokenIds) -> TokenIds {
         let mut rows = self.table.rows.lock();
         let len = own.len();
@@ -93,7 +93,7 @@ impl Fault for NeighboursTokens {
     }
 }
 
-/// Beside others, tokens differ from this place on.
+/// Beside other requests, tokens differ from this position on.
 const DIFFERS_FROM: u32 = 5;
 
 #[derive(Default)]
@@ -130,7 +130,7 @@ impl Fault for BatchVariant {
     }
 }
 
-/// One session an id: whoever opens it last has it.
+/// One session per id: the last request that opens it has it.
 #[derive(Default)]
 pub(super) struct SessionsById {
     sessions: Arc<Mutex<BTreeMap<String, u64>>>,
@@ -160,20 +160,20 @@ impl Fault for SessionsById {
     }
 }
 
-/// Prompt tokens from which on a prefill takes several steps.
+/// The prompt length from which on a prefill takes several steps.
 const CHUNKED: u32 = 32;
 
-/// Whose answer is wrong.
+/// The request whose answer is wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Victim {
     Short,
     Long,
 }
 
-/// Mixes up a long prompt that is being prefilled and a short one that comes meanwhile.
+/// Mixes up a long prompt in prefill and a short one that arrives meanwhile.
 pub(super) struct MixedPrefill {
     victim: Victim,
-    /// Long prompts without a token yet.
+    /// Counts long prompts without a token yet.
     prefilling: Arc<()>,
     short_prompts: Arc<AtomicU64>,
 }

@@ -1,4 +1,4 @@
-//! Requests that get into each other's way: by locks, by shared memory, by blocking the runtime, by slowing each other.
+//! Requests that disturb each other: by locks, by shared memory, by blocking the runtime, by slowing each other down.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,20 +19,20 @@ fn raw(items: impl Stream<Item = Item> + Send + 'static) -> OutputStream {
     OutputStream::from_raw(Box::pin(items))
 }
 
-/// Whether the engine runs on several threads. Faults that wait in real time show there only, so that a run of all checks
+/// Whether the engine runs on several threads. Faults that wait in real time occur only there, so that a run of all checks
 /// stays short.
 fn is_multi_thread() -> bool {
     Handle::try_current().is_ok_and(|h| h.runtime_flavor() == RuntimeFlavor::MultiThread)
 }
 
-/// A batch lock and a cache lock. With a full batch of requests the order in which they are taken is mixed.
+/// A batch lock and a cache lock. With a full batch they are taken in different orders.
 #[derive(Default)]
 pub(super) struct BothOrders {
     locks: Arc<[tokio::sync::Mutex<()>; 2]>,
     active: Arc<AtomicU32>,
 }
 
-/// Requests at once from which on the locks are used.
+/// The number of concurrent requests from which on the locks are used.
 const FULL_BATCH: u32 = 10;
 
 #[async_trait]
@@ -49,7 +49,7 @@ impl Fault for BothOrders {
         let locks = Arc::clone(&self.locks);
         let parity = usize::from(place.index.is_multiple_of(2));
         let items = outputs.then(move |item| {
-            // The place is the stream's as long as it lives.
+            // The stream owns the place as long as it lives.
             let _ = &place;
             let locks = Arc::clone(&locks);
             async move {
@@ -65,7 +65,7 @@ impl Fault for BothOrders {
     }
 }
 
-/// One of the requests that are active at once.
+/// A place among the active requests.
 struct Place {
     active: Arc<AtomicU32>,
     index: u32,
@@ -86,8 +86,8 @@ impl Drop for Place {
     }
 }
 
-/// Scratch memory that every stream writes its token to and reads it from. The moment between is held open until another
-/// thread is in it too, so that the race happens each time.
+/// Scratch memory to which every stream writes its token before reading it back. The time between is held open until another
+/// thread writes too, so that the race always occurs.
 #[derive(Default)]
 pub(super) struct SharedScratch {
     scratch: Arc<Scratch>,
@@ -99,18 +99,18 @@ struct Scratch {
     changed: Condvar,
 }
 
-/// Whether two threads have been in the scratch memory at once.
+/// Whether two threads have used the scratch memory at once.
 #[derive(Default)]
 struct Overlap {
     is_writing: bool,
     has_happened: bool,
-    /// Moments that were held open so far.
+    /// How many times it was held open so far.
     moments: u32,
 }
 
-/// How long a moment is held open.
+/// How long it is held open.
 const MOMENT: Duration = Duration::from_millis(200);
-/// As many are, until another thread comes within one: on a busy machine it may miss the first.
+/// How many times it is held open, until another thread comes: on a busy machine it may miss the first.
 const MAX_MOMENTS: u32 = 5;
 
 impl Scratch {
@@ -152,13 +152,13 @@ impl Fault for SharedScratch {
     }
 }
 
-/// Computes the prompt where it is called.
+/// Computes the prompt inside `generate`.
 pub(super) struct BlocksRuntime;
 
-/// Longer than a health check waits twice over.
+/// More than twice the patience of a health check.
 const PREFILL: Duration = Duration::from_millis(300);
 
-/// Prompt tokens from which on it takes that long.
+/// The prompt length from which on it takes that long.
 const LONG_PROMPT: u32 = 32;
 
 #[async_trait]
@@ -185,7 +185,7 @@ fn block(time: Duration) {
     let _ = receiver.recv_timeout(time);
 }
 
-/// Each step takes as long as the square of the requests that run.
+/// The time of each step is quadratic in the number of running requests.
 #[derive(Default)]
 pub(super) struct AntiScaling {
     active: Arc<AtomicU32>,
@@ -204,7 +204,7 @@ impl Fault for AntiScaling {
         let mut outputs = inner.generate(request, ctx.clone()).await?;
         let place = Place::taken(&self.active);
         let mut wait = None;
-        // The cancel is heard by the wrapped stream, which is asked first.
+        // The wrapped stream handles the cancel, so it is polled first.
         Ok(raw(stream::poll_fn(move |cx| {
             use std::task::Poll;
             if wait.is_none() && !ctx.is_cancelled() {

@@ -1,4 +1,4 @@
-//! An error that stays.
+//! An error that persists.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use genset_backend_common::{
 
 use crate::mutants::fault::Fault;
 
-/// Once a request was refused for what is in it, no other is served.
+/// After one request was refused for its content, all others fail.
 #[derive(Default)]
 pub(super) struct AfterFailure {
     is_poisoned: Arc<AtomicBool>,

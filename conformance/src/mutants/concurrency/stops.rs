@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 
 use crate::mutants::fault::Fault;
 
-/// Who comes while another runs has also the stop tokens of whoever came before.
+/// A request that arrives while another runs also gets the stop tokens of the previous one.
 #[derive(Default)]
 pub(super) struct OfTheBatch {
     active: Arc<AtomicUsize>,
     last: Mutex<Vec<TokenId>>,
 }
 
-/// One request more that runs, until this is dropped.
+/// Counts a running request, until this is dropped.
 struct Active(Arc<AtomicUsize>);
 
 impl Drop for Active {

@@ -21,11 +21,11 @@ pub(super) struct Job {
     pub fault: SlotFault,
     /// Whether the prompt takes a while.
     pub is_long: bool,
-    /// Whether its first token is another's.
+    /// Whether its first token belongs to another request.
     pub finds_row: bool,
 }
 
-/// How a request came to its end.
+/// How a request ended.
 enum End {
     Finished(Box<Finished>),
     Failed(EngineError),
@@ -63,11 +63,11 @@ pub(super) async fn serve(mut job: Job) {
     }
 }
 
-/// Whether a request has not had its slot yet.
+/// Whether a request has not received its slot yet.
 fn waits(slot: &mut oneshot::Receiver<Slot>) -> bool {
     match slot.try_recv() {
         Ok(slot) => {
-            // The next in the queue must not have it now.
+            // The next in the queue must not receive it now.
             std::mem::forget(slot);
             false
         }
@@ -103,7 +103,7 @@ async fn queue_and_run(job: &mut Job) -> End {
     end
 }
 
-/// Passes tokens on until the answer ends or is not wanted any more.
+/// Passes tokens on until the answer ends or is no longer wanted.
 async fn run(job: &mut Job, computes_on: bool, computed: &mut u64) -> End {
     loop {
         let item = tokio::select! {
@@ -129,13 +129,13 @@ async fn run(job: &mut Job, computes_on: bool, computed: &mut u64) -> End {
         tokio::select! {
             biased;
             () = unwanted(&job.sink, computes_on) => return End::Unwanted,
-            // Whether it arrived: the next turn sees that nobody reads.
+            // If it did not arrive, the next iteration notices that nobody reads.
             _ = job.sink.send(chunk) => {}
         }
     }
 }
 
-/// Waits until the answer need not be computed any further.
+/// Waits until the rest of the answer is no longer wanted.
 async fn unwanted(sink: &TokenSink, computes_on: bool) {
     sink.closed().await;
     if computes_on && sink.context().is_cancelled() {
@@ -144,7 +144,7 @@ async fn unwanted(sink: &TokenSink, computes_on: bool) {
 }
 
 async fn stopped(mut stop: watch::Receiver<bool>) {
-    // The sender lives as long as the engine; without it there is nothing to serve either.
+    // The sender lives as long as the engine; without it there is nothing to serve.
     drop(stop.wait_for(|is_stopped| *is_stopped).await);
 }
 
@@ -152,7 +152,7 @@ fn shutdown() -> EngineError {
     EngineError::engine_shutdown("the engine was stopped while it served the request")
 }
 
-/// One more of something while it lives.
+/// Increments a counter while it lives.
 struct Counted {
     counters: Arc<Counters>,
     which: fn(&Counters) -> &AtomicU64,

@@ -17,11 +17,11 @@ pub(super) struct Slots {
 
 struct State {
     free: usize,
-    /// With their priorities, in the order in which they came.
+    /// The waiting requests with their priorities, in order of arrival.
     waiting: VecDeque<(i32, oneshot::Sender<Slot>)>,
 }
 
-/// A place to run; given to the next in the queue when dropped.
+/// A place to run. Dropping it passes it to the next in the queue.
 pub(super) struct Slot(Option<Arc<Slots>>);
 
 impl Slots {
@@ -36,7 +36,7 @@ impl Slots {
         })
     }
 
-    /// Whether a request that comes now has to wait.
+    /// Whether a new request must wait.
     pub(super) fn is_full(&self) -> bool {
         self.state.lock().free == 0
     }
@@ -48,7 +48,7 @@ impl Slots {
         if state.free > 0 {
             state.free -= 1;
             drop(state);
-            // The receiver is right here.
+            // The receiver still exists.
             drop(give.send(Slot(Some(Arc::clone(slots)))));
         } else {
             state.waiting.push_back((priority, give));
@@ -56,7 +56,7 @@ impl Slots {
         slot
     }
 
-    /// The highest priority, and of several the one that came first.
+    /// The highest priority; of several, the first to arrive.
     fn next<T>(&self, waiting: &mut VecDeque<(i32, T)>) -> Option<(i32, T)> {
         if self.fault == SlotFault::ForgetsTheQueue {
             return None;
@@ -90,7 +90,7 @@ impl Slots {
             drop(state);
             match next.send(Slot(Some(Arc::clone(slots)))) {
                 Ok(()) => return,
-                // This one has left the queue: the slot is not given back a second time, but to the next.
+                // This request has left the queue: disarm its slot, and give the slot to the next.
                 Err(mut slot) => drop(slot.0.take()),
             }
         }
@@ -105,13 +105,13 @@ impl Drop for Slot {
     }
 }
 
-/// Holds a slot over a wait without a guard: who drops the call meanwhile loses it.
+/// Holds a slot across an await without a guard: dropping the call there loses it.
 pub(super) async fn reserve_carelessly(slot: oneshot::Receiver<Slot>) -> oneshot::Receiver<Slot> {
     let unguarded = ManuallyDrop::new(slot.await);
     tokio::task::yield_now().await;
     let (give, slot) = oneshot::channel();
     if let Ok(reserved) = ManuallyDrop::into_inner(unguarded) {
-        // The receiver is right here.
+        // The receiver still exists.
         drop(give.send(reserved));
     }
     slot

@@ -1,4 +1,4 @@
-//! Faults in how tokens wait for their reader: without bound, and for company.
+//! Faults in the buffering of tokens: without a limit, and for batching.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,10 +16,10 @@ use crate::mutants::Clean;
 use crate::mutants::fault::{Fault, with_fault};
 use crate::subject::{Probe, Scenario, Subject};
 
-/// Room for more than any answer has.
+/// Room for more tokens than any answer has.
 const NO_BOUND: usize = 1 << 24;
 
-/// An engine that puts its tokens into a queue at its own speed, and shows how many there were.
+/// An engine that queues its tokens at its own speed, and reports their number.
 pub(super) fn unbounded(clean: &Clean, scenario: &Scenario) -> Subject {
     let produced = Arc::new(Produced::default());
     let fault = Unbounded {
@@ -69,10 +69,10 @@ impl Fault for Unbounded {
     }
 }
 
-/// How long tokens wait for company.
+/// How long tokens wait to be batched.
 const BATCH: Duration = Duration::from_millis(50);
 
-/// Tokens of an answer that is long enough to save events on.
+/// The length of an answer for which batching events pays.
 const LONG: u32 = 32;
 
 pub(super) fn batch(request: &GenerateRequest, outputs: OutputStream) -> OutputStream {
