@@ -82,9 +82,9 @@ pub fn assert_check(
 
 /// Generates one test per check, named by its id, for the engines of a factory.
 ///
-/// A check that does not apply passes, since a running test can only pass or fail. Its output says why; see `cargo test --
-/// --show-output`. `suite!(factory, skips: ["GD", "KV11"])` lists the checks that may be skipped, by id or prefix. Any other
-/// skipped check fails, so that a lost declaration does not go unnoticed.
+/// A check that does not apply passes, since a running test can only pass or fail. Its output says why:
+/// `cargo test -- --show-output`. `suite!(factory, skips: ["GD", "KV11"])` lists the checks that may be skipped, by id or
+/// prefix. Any other skipped check fails, so that a lost declaration does not go unnoticed.
 ///
 /// ```
 /// # use genset_engine_sample::{SampleArgs, SampleEngine};

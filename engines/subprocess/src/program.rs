@@ -25,7 +25,7 @@ struct Served<A: Args> {
 }
 
 /// The whole `main` of a program. In a process that a worker started, it parses the engine's flags, creates the engine and
-/// [serves](serve) it until the worker sends GoAway. In any other process it runs `otherwise`.
+/// [serves](serve) it until the worker sends `GoAway`. In any other process it runs `otherwise`.
 ///
 /// It logs to standard error at the worker's level. Information messages of the targets in `talkative` are left out, for
 /// verbose libraries.

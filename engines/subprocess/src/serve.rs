@@ -54,7 +54,7 @@ const MAX_REASON_LETTERS: usize = 4096;
 /// The time limit of cleanup once the worker is gone. A second later, the worker's guard kills the process.
 const ORPHAN_CLEANUP: Duration = Duration::from_secs(2);
 
-/// Why a process stopped serving without a GoAway.
+/// Why a process stopped serving without a `GoAway`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -73,7 +73,7 @@ pub enum ServeError {
         /// The rule.
         what: String,
     },
-    /// The worker ended without a GoAway.
+    /// The worker ended without a `GoAway`.
     #[error("the worker is gone")]
     WorkerGone,
 }
@@ -124,7 +124,7 @@ fn adopt(number: RawFd) -> StdUnixStream {
     unsafe { StdUnixStream::from_raw_fd(number) }
 }
 
-/// Serves `engine` to the worker at the other end of `socket`, until the worker sends GoAway and closes its end.
+/// Serves `engine` to the worker at the other end of `socket`, until the worker sends `GoAway` and closes its end.
 ///
 /// # Errors
 /// Fails if the worker is gone or violates the protocol. The engine was cleaned up by then, and the process should exit.
@@ -230,7 +230,7 @@ enum Event {
 }
 
 impl Child {
-    /// Reads frames. Returns `Ok` once the worker has sent GoAway and closed its end.
+    /// Reads frames. Returns `Ok` once the worker has sent `GoAway` and closed its end.
     async fn read(
         self: &Arc<Self>,
         mut socket: OwnedReadHalf,

@@ -4,7 +4,7 @@
 //!
 //! # Source
 //! vLLM 0.32 (`return_token_ids` with `stream`, `continuous_usage_stats`) and SGLang 0.5.23 (the same usage; it refuses
-//! `return_token_ids` beside `stream`, so its answers come as text), both read. So is what each makes of `tool_choice`.
+//! `return_token_ids` with `stream`, so its answers come as text), from their sources. Likewise the effect of `tool_choice`.
 
 use genset_backend_common::request::ChatInput;
 use genset_backend_common::{EngineError, GenerateRequest, Input, RequestField};

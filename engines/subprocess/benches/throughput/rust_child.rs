@@ -32,7 +32,7 @@ struct Child {
     tokens_a_chunk: u32,
 }
 
-/// Serves until the worker sends GoAway.
+/// Serves until the worker sends `GoAway`.
 pub fn serve(fd: i32, tokens_a_chunk: u32) {
     #[expect(
         unsafe_code,

@@ -368,7 +368,7 @@ fn a_rank_is_named_as_each_server_takes_it() {
     assert!(headers.is_empty() && body.get("data_parallel_rank").is_none());
 }
 
-/// vLLM shows its model the tools whatever the choice, and refuses `auto` without a parser; SGLang shows none beside `none`.
+/// vLLM shows its model the tools for every choice, and refuses `auto` without a parser; SGLang shows none for `none`.
 #[test]
 fn the_model_sees_the_tools_of_a_chat_and_its_calls_stay_text() {
     let url = "data:image/gif;base64,R0lGODlhAQABAAAAACw=";
