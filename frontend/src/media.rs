@@ -25,6 +25,7 @@ use crate::budget::MemoryShare;
 use crate::config::MediaConfig;
 use crate::error::ApiError;
 use crate::openai::{ChatMedium, within};
+use crate::work::{Owner, WorkThreads};
 use connect::Connect;
 use exchange::{Answer, Target};
 pub use hosts::HostPattern;
@@ -41,18 +42,21 @@ struct Shared {
     config: MediaConfig,
     connect: Connect,
     places: Arc<Semaphore>,
+    /// Where what was fetched becomes base64.
+    work: WorkThreads,
 }
 
 impl Fetcher {
-    pub(crate) fn new(config: &MediaConfig) -> Self {
-        Self::with(config, Connect::to_public())
+    pub(crate) fn new(config: &MediaConfig, work: WorkThreads) -> Self {
+        Self::with(config, Connect::to_public(), work)
     }
 
-    fn with(config: &MediaConfig, connect: Connect) -> Self {
+    fn with(config: &MediaConfig, connect: Connect, work: WorkThreads) -> Self {
         Self(Arc::new(Shared {
             config: config.clone(),
             connect,
             places: Arc::new(Semaphore::new(FETCHES_AT_ONCE)),
+            work,
         }))
     }
 
@@ -83,7 +87,8 @@ impl Fetcher {
             };
             let problem = |problem: Problem| ApiError::invalid(medium.at.clone(), problem);
             let room = max_bytes.saturating_sub(bytes);
-            let fetched = timeout_at(by, self.fetch(url, room, memory)).await;
+            let mut held = memory.another();
+            let fetched = timeout_at(by, self.fetch(url, room, &mut held)).await;
             let slow = || match deadline {
                 Some(deadline) if deadline < soonest => CancelReason::Deadline.to_error().into(),
                 Some(_) | None => problem(Problem::Slow(self.0.config.timeout.as_secs())),
@@ -102,13 +107,11 @@ impl Fetcher {
             };
             bytes = bytes.saturating_add(content.len());
             let format = image_format(&content).map_err(problem)?;
-            memory.grow(content.len() / 3 * 4 + 64)?;
-            *url = format!(
-                "data:{};base64,{}",
-                format.media_type(),
-                STANDARD.encode(&content)
-            );
-            memory.shrink(content.len());
+            let work = &self.0.work;
+            let encoded = work.run(content.len(), deadline, data_url(format, content, held));
+            let (data_url, held) = encoded.await?;
+            *url = data_url;
+            memory.absorb(held);
         }
         Ok(())
     }
@@ -123,6 +126,7 @@ impl Fetcher {
             config,
             connect,
             places,
+            ..
         } = &*self.0;
         if config.hosts.is_empty() {
             return Err(Problem::NoHosts.into());
@@ -146,6 +150,23 @@ impl Fetcher {
             }
         }
         Err(Problem::Redirects(config.max_redirects).into())
+    }
+}
+
+/// The work of making a `data:` URL of what was fetched. `held` holds the content, and in the end the URL.
+fn data_url(
+    format: MediaFormat,
+    content: Vec<u8>,
+    mut held: MemoryShare,
+) -> impl FnOnce(&Owner) -> Result<(String, MemoryShare), ApiError> {
+    move |_| {
+        let mut url = format!("data:{};base64,", format.media_type());
+        let base64_bytes = content.len().div_ceil(3) * 4;
+        held.grow(url.len() + base64_bytes)?;
+        url.reserve_exact(base64_bytes);
+        STANDARD.encode_string(&content, &mut url);
+        held.shrink(content.capacity());
+        Ok((url, held))
     }
 }
 

@@ -197,7 +197,7 @@ impl Models {
             max_running_choices: config.max_running_choices,
             tokenizer_cache_bytes: config.tokenizer_cache_bytes,
             work: models.work.clone(),
-            media: Fetcher::new(&config.media),
+            media: Fetcher::new(&config.media, models.work.clone()),
             reading: Semaphore::new(MODELS_READ_AT_ONCE),
             timings: PromptTimings::register(runtime.metrics()),
             admissions: Admissions::register(

@@ -13,6 +13,7 @@ use hyper_util::rt::TokioIo;
 use super::connect::Stream;
 use super::{Failed, Problem};
 use crate::budget::MemoryShare;
+use crate::error::ApiError;
 
 /// The longest URL that is read, in bytes.
 const MAX_URL_BYTES: usize = 8 << 10;
@@ -139,7 +140,7 @@ pub(super) async fn ask(
             if content.len() + piece.len() > max_bytes {
                 return Err(Problem::TooLarge.into());
             }
-            memory.grow(piece.len()).map_err(Failed::Refused)?;
+            reserve(&mut content, piece.len(), max_bytes, memory).map_err(Failed::Refused)?;
             content.extend_from_slice(&piece);
         }
         Ok(Answer::Content(content))
@@ -149,6 +150,25 @@ pub(super) async fn ask(
         Either::Left((answer, _)) => answer,
         Either::Right((_, exchange)) => exchange.await,
     }
+}
+
+/// Makes room for so many bytes more, and for as many as there are then, but for none beyond `max_bytes`. `memory` holds the room, and
+/// while the bytes move the old one too.
+fn reserve(
+    content: &mut Vec<u8>,
+    more: usize,
+    max_bytes: usize,
+    memory: &mut MemoryShare,
+) -> Result<(), ApiError> {
+    let (needed, old) = (content.len() + more, content.capacity());
+    if needed <= old {
+        return Ok(());
+    }
+    let room = (2 * needed).min(max_bytes);
+    memory.grow(room)?;
+    content.reserve_exact(room - content.len());
+    memory.shrink(old);
+    Ok(())
 }
 
 /// Refuses a response whose headers say that it is too large, or not an image.
@@ -166,4 +186,22 @@ fn check_head(headers: &HeaderMap, max_bytes: usize) -> Result<(), Problem> {
     (is_image || is_anything)
         .then_some(())
         .ok_or(Problem::NoImage)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::MemoryBudget;
+
+    #[test]
+    fn the_room_that_an_answer_has_to_grow_is_held_too() {
+        let mut memory = MemoryBudget::new(1 << 20).share();
+        let mut content = Vec::new();
+        for more in [1, 10, 100, 1000, 300] {
+            reserve(&mut content, more, 1500, &mut memory).unwrap();
+            content.resize(content.len() + more, 0);
+            assert_eq!(memory.bytes(), content.capacity());
+        }
+        assert_eq!(memory.bytes(), 1500);
+    }
 }

@@ -1,9 +1,11 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs as _};
+use std::num::NonZeroUsize;
 use std::sync::Barrier;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use genset_backend_common::MetricsRegistry;
 use genset_backend_common::request::PartPlace;
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -11,6 +13,8 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::budget::MemoryBudget;
+use crate::work::SHORT_WORK_BYTES;
+use crate::work::tests::keep_busy;
 
 const GIF: &[u8] = b"GIF89a\x01\0\x01\0\0\0\0,";
 
@@ -40,9 +44,11 @@ async fn server() -> u16 {
                 head.push(stream.read_u8().await.unwrap());
             }
             let head = String::from_utf8(head).unwrap();
+            let large = [GIF, &[0; SHORT_WORK_BYTES]].concat();
             let path = head.split(' ').nth(1).unwrap().to_owned();
             let (status, fields, body): (_, String, &[u8]) = match path.as_str() {
                 "/cat" => ("200 OK", "content-type: image/gif\r\n".into(), GIF),
+                "/large" => ("200 OK", "content-type: image/gif\r\n".into(), &large),
                 "/moved" => ("302 Found", "location: /cat\r\n".into(), b""),
                 "/inside" => (
                     "302 Found",
@@ -72,15 +78,31 @@ async fn fetch(config: &MediaConfig, may_reach: fn(IpAddr) -> bool, url: &str) -
     fetch_by(config, may_reach, url, None).await
 }
 
+fn fetcher(config: &MediaConfig, connect: Connect) -> Fetcher {
+    Fetcher::with(config, connect, WorkThreads::new(NonZeroUsize::MIN))
+}
+
 async fn fetch_by(
     config: &MediaConfig,
     may_reach: fn(IpAddr) -> bool,
     url: &str,
     deadline: Option<Instant>,
 ) -> Asked {
-    let fetcher = Fetcher::with(config, Connect::new(here, may_reach));
+    let fetcher = fetcher(config, Connect::new(here, may_reach));
+    let (mut messages, media) = chat_about(url);
+    let mut memory = MemoryBudget::new(1 << 20).share();
+    let done = fetcher
+        .fetch_all(&mut messages, &media, deadline, &mut memory)
+        .await;
+    Asked {
+        fetched: done.map(|()| url_in(&messages).to_owned()),
+        held_bytes: memory.bytes(),
+    }
+}
+
+/// A chat with the image of this URL, and where that is.
+fn chat_about(url: &str) -> ([Value; 1], [ChatMedium; 1]) {
     let part = json!({"type": "image_url", "image_url": {"url": url}});
-    let mut messages = [json!({"role": "user", "content": [part]})];
     let medium = ChatMedium {
         kind: MediaKind::Image,
         place: PartPlace {
@@ -91,15 +113,13 @@ async fn fetch_by(
         bytes: 0,
         is_remote: true,
     };
-    let mut memory = MemoryBudget::new(1 << 20).share();
-    let done = fetcher
-        .fetch_all(&mut messages, &[medium], deadline, &mut memory)
-        .await;
-    let url = &messages[0]["content"][0]["image_url"]["url"];
-    Asked {
-        fetched: done.map(|()| url.as_str().unwrap().to_owned()),
-        held_bytes: memory.bytes(),
-    }
+    ([json!({"role": "user", "content": [part]})], [medium])
+}
+
+fn url_in(messages: &[Value; 1]) -> &str {
+    messages[0]["content"][0]["image_url"]["url"]
+        .as_str()
+        .unwrap()
 }
 
 fn config(hosts: &[&str]) -> MediaConfig {
@@ -118,9 +138,34 @@ async fn an_image_of_an_allowed_host_becomes_a_data_url() {
         let url = format!("http://Images.test:{port}/{path}");
         let asked = fetch(&config, |_| true, &url).await;
         let expected = format!("data:image/gif;base64,{}", STANDARD.encode(GIF));
-        assert!(asked.held_bytes >= expected.len());
+        assert_eq!(asked.held_bytes, expected.len());
         assert_eq!(asked.fetched.unwrap(), expected, "{path}");
     }
+}
+
+#[tokio::test]
+async fn a_large_image_becomes_a_data_url_on_a_work_thread() {
+    let port = server().await;
+    let config = MediaConfig {
+        max_bytes: GIF.len() + SHORT_WORK_BYTES,
+        ..config(&[&format!("images.test:{port}")])
+    };
+    let fetcher = fetcher(&config, Connect::new(here, |_| true));
+    let metrics = MetricsRegistry::default();
+    fetcher.0.work.register(&metrics);
+    let (mut messages, media) = chat_about(&format!("http://images.test:{port}/large"));
+    let mut memory = MemoryBudget::new(1 << 20).share();
+    let (working, end) = keep_busy(&fetcher.0.work).await;
+    let mut fetching = Box::pin(fetcher.fetch_all(&mut messages, &media, None, &mut memory));
+    let waits_for_a_thread = "genset_frontend_long_work_waiting 1\n";
+    while !metrics.encode().contains(waits_for_a_thread) {
+        assert!((&mut fetching).now_or_never().is_none());
+        tokio::task::yield_now().await;
+    }
+    drop(end);
+    working.await.unwrap();
+    fetching.await.unwrap();
+    assert_eq!(memory.bytes(), url_in(&messages).len());
 }
 
 #[tokio::test]
@@ -188,7 +233,7 @@ async fn a_deadline_that_passes_during_a_fetch_is_told_as_everywhere() {
 
 #[tokio::test]
 async fn a_lookup_has_its_place_until_it_ends_though_nobody_waits() {
-    let fetcher = Fetcher::with(&config(&["images.test:80"]), Connect::new(slow, |_| true));
+    let fetcher = fetcher(&config(&["images.test:80"]), Connect::new(slow, |_| true));
     let mut memory = MemoryBudget::new(1 << 20).share();
     let fetched = fetcher.fetch("http://images.test:80/cat", 100, &mut memory);
     assert!(fetched.now_or_never().is_none());
