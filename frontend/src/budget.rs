@@ -111,8 +111,8 @@ impl MemoryBudget {
         }
     }
 
-    fn take(&self, bytes: usize, held: usize) -> Result<(), ApiError> {
-        let limit = self.limit(held);
+    /// Takes so many bytes for a request that holds `held` then, where that fills the budget to `limit` at most.
+    fn take(&self, bytes: usize, held: usize, limit: usize) -> Result<(), ApiError> {
         let add = |used: usize| used.checked_add(bytes).filter(|&used| used <= limit);
         let added = (self.ledger.used).fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         if added.is_err() {
@@ -212,12 +212,27 @@ impl MemoryShare {
     /// # Errors
     /// A 503 with `Retry-After` if there is no room now, a 413 if the request alone is too large. Nothing is taken then.
     pub fn grow(&mut self, bytes: usize) -> Result<(), ApiError> {
-        let held = &self.request.held;
+        self.grow_within(bytes, MemoryBudget::limit)
+    }
+
+    /// As [`Self::grow`], and leaves half of the budget to others.
+    ///
+    /// # Errors
+    /// As [`Self::grow`].
+    pub(crate) fn grow_below_half(&mut self, bytes: usize) -> Result<(), ApiError> {
+        self.grow_within(bytes, |budget, _| budget.ledger.bytes / 2)
+    }
+
+    /// Takes so many bytes more. `limit` says what a request that holds so much may fill the budget to.
+    fn grow_within(
+        &mut self,
+        bytes: usize,
+        limit: impl FnOnce(&MemoryBudget, usize) -> usize,
+    ) -> Result<(), ApiError> {
+        let Request { budget, held } = &*self.request;
         let before = held.fetch_add(bytes, Ordering::Relaxed);
-        let taken = self
-            .request
-            .budget
-            .take(bytes, before.saturating_add(bytes));
+        let holds = before.saturating_add(bytes);
+        let taken = budget.take(bytes, holds, limit(budget, holds));
         match taken {
             Ok(()) => self.bytes += bytes,
             Err(_) => {

@@ -51,12 +51,13 @@ struct Shared {
     _lock: File,
 }
 
-/// The bytes of its owner's limit that a running upload takes. Dropping it returns them.
+/// What an upload under way takes of its owner's limits: a file and its bytes. It is given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct UploadRoom {
     shared: Arc<Shared>,
     owner: Option<String>,
-    bytes: u64,
+    /// `None` once its file is kept.
+    bytes: Option<u64>,
 }
 
 impl UploadRoom {
@@ -67,15 +68,22 @@ impl UploadRoom {
     pub(crate) fn take(&mut self, bytes: u64) -> Result<(), ApiError> {
         let (owner, config) = (self.owner.as_deref(), &self.shared.config);
         self.shared.kept.lock().files.take(config, owner, bytes)?;
-        self.bytes += bytes;
+        self.bytes = self.bytes.map(|taken| taken + bytes);
         Ok(())
+    }
+
+    /// Gives it back.
+    fn end(&mut self, files: &mut KeptFiles) {
+        if let Some(bytes) = self.bytes.take() {
+            files.end_upload(self.owner.as_deref(), bytes);
+        }
     }
 }
 
 impl Drop for UploadRoom {
     fn drop(&mut self) {
-        let mut kept = self.shared.kept.lock();
-        kept.files.give_back(self.owner.as_deref(), self.bytes);
+        let shared = Arc::clone(&self.shared);
+        self.end(&mut shared.kept.lock().files);
     }
 }
 
@@ -195,19 +203,19 @@ impl BatchStore {
     /// # Errors
     /// A 400 that names the limit reached and says what to do.
     pub(crate) fn room(&self, owner: Option<&str>) -> Result<UploadRoom, ApiError> {
-        let mut room = UploadRoom {
+        let mut kept = self.shared.kept.lock();
+        kept.files.begin_upload(self.config(), owner)?;
+        Ok(UploadRoom {
             shared: Arc::clone(&self.shared),
             owner: owner.map(str::to_owned),
-            bytes: 0,
-        };
-        room.take(0)?;
-        Ok(room)
+            bytes: Some(0),
+        })
     }
 
     /// Stores an uploaded file. The file takes over its `room`.
     ///
     /// # Errors
-    /// As [`Self::room`]; a 507 if it cannot be written.
+    /// A 507 when it cannot be written.
     pub(crate) fn add_file(
         &self,
         record: FileRecord,
@@ -215,12 +223,9 @@ impl BatchStore {
         mut room: UploadRoom,
     ) -> Result<(), ApiError> {
         {
-            // Of two concurrent uploads the second must see the first, and no reader may count its bytes twice or not at all.
+            // In one step: nobody may see it twice or not at all.
             let mut kept = self.shared.kept.lock();
-            let owner = room.owner.as_deref();
-            kept.files.take(self.config(), owner, 0)?;
-            kept.files.give_back(owner, room.bytes);
-            room.bytes = 0;
+            room.end(&mut kept.files);
             kept.files.insert(record.clone());
         }
         let written = self.write_file(&record, content);

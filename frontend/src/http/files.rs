@@ -1,14 +1,14 @@
-//! `/v1/files`: the files that batches read and write. The server keeps them in a folder. It writes an upload to disk as it
-//! arrives, so a large file needs no more memory than a small one.
+//! `/v1/files`: the files that batches read and write. The server keeps them in a folder. An upload is written to the disk as it
+//! arrives, so a large file needs no more memory than a small one. What has come and is not written yet is in the memory budget.
 
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use axum::Extension;
 use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
+use axum::{BoxError, Extension};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http::{HeaderMap, StatusCode, header};
@@ -27,6 +27,7 @@ use super::responses::Id;
 use crate::batch::records::{FileRecord, Purpose, new_id};
 use crate::batch::run::Batches;
 use crate::batch::store::{UploadRoom, file_not_found, not_written};
+use crate::budget::MemoryShare;
 use crate::clock::now;
 use crate::error::ApiError;
 
@@ -39,7 +40,10 @@ const MAX_NAME_BYTES: usize = 256;
 /// How many received bytes may be unused: more is a part's head that never ends.
 const MAX_AHEAD_BYTES: usize = 2 << 20;
 
-/// The least pace of an upload once the time limit on reading a body is over, in bytes a second.
+/// What may have come and not be used yet while memory is short, as of other bodies.
+const SMALL_AHEAD_BYTES: usize = 64 << 10;
+
+/// The least pace of an upload, in bytes a second, once the limit on reading a body is over.
 const LEAST_PACE: u64 = 64 << 10;
 
 /// How long a file may be kept, in seconds.
@@ -188,7 +192,8 @@ impl Upload {
             bytes: 0,
         };
         let used = Arc::new(AtomicUsize::new(0));
-        let mut parts = Multipart::new(no_further_ahead(body, Arc::clone(&used)), boundary);
+        let body = no_further_ahead(body, Arc::clone(&used), app.metrics.share());
+        let mut parts = Multipart::new(body, boundary);
         let mut has_file = false;
         loop {
             let next = timeout_at(pace.deadline(), parts.next_field()).await;
@@ -283,20 +288,37 @@ impl Upload {
     }
 }
 
-/// Limits a body to little more than what is used so far: the parser buffers the whole head of a part.
+/// Why a body is not read on.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refused(ApiError);
+
+/// A body of which no more comes than is used, but for a little: the head of a part is read whole. `memory` holds what is ahead until
+/// the body is dropped.
 fn no_further_ahead(
     body: Body,
     used: Arc<AtomicUsize>,
-) -> impl futures_util::Stream<Item = Result<Bytes, std::io::Error>> + Send {
+    mut memory: MemoryShare,
+) -> impl futures_util::Stream<Item = Result<Bytes, BoxError>> + Send {
     let mut came = 0_usize;
-    body.into_data_stream().map(move |piece| {
-        let piece = piece.map_err(std::io::Error::other)?;
-        came += piece.len();
-        match came - used.load(Ordering::Relaxed) > MAX_AHEAD_BYTES {
-            true => Err(std::io::Error::other("a part's head is too long")),
-            false => Ok(piece),
-        }
-    })
+    body.into_data_stream()
+        .map(move |piece| -> Result<Bytes, BoxError> {
+            let piece = piece?;
+            came += piece.len();
+            let ahead = came - used.load(Ordering::Relaxed);
+            if ahead > MAX_AHEAD_BYTES {
+                return Err("a part's head is too long".into());
+            }
+            // What is ahead lies in a buffer that doubles and never shrinks.
+            let more = (2 * ahead).saturating_sub(memory.bytes());
+            let grown = match (more, ahead > SMALL_AHEAD_BYTES) {
+                (0, _) => Ok(()),
+                (_, true) => memory.grow_below_half(more),
+                (_, false) => memory.grow(more),
+            };
+            grown.map_err(Refused)?;
+            Ok(piece)
+        })
 }
 
 /// The next bytes of a part.
@@ -347,6 +369,11 @@ fn name_of(part: &Field<'_>) -> Result<String, ApiError> {
 }
 
 fn broken(error: &multer::Error) -> ApiError {
+    if let multer::Error::StreamReadFailed(source) = error
+        && let Some(Refused(refused)) = source.downcast_ref::<Refused>()
+    {
+        return refused.clone();
+    }
     let message = format!("The body is no multipart/form-data: {error}.");
     ApiError::new(StatusCode::BAD_REQUEST, message)
 }
@@ -426,4 +453,42 @@ pub(super) async fn delete(
         }
     };
     answered(deleted.await)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::MemoryBudget;
+
+    /// A head of so many bytes, which does not end.
+    fn head(bytes: usize) -> Body {
+        let begun = "--b\r\ncontent-disposition: form-data; name=\"";
+        Body::from(format!("{begun}{}", "a".repeat(bytes - begun.len())))
+    }
+
+    #[tokio::test]
+    async fn what_is_ahead_is_held_while_the_body_is_there() {
+        let budget = MemoryBudget::new(16 << 20);
+        let mut ahead = no_further_ahead(head(100_000), Arc::default(), budget.share());
+        assert!(ahead.next().await.unwrap().is_ok());
+        assert_eq!(budget.used(), 200_000);
+        drop(ahead);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn uploads_that_are_ahead_leave_half_of_the_memory_to_others() {
+        let budget = MemoryBudget::new(16 << 20);
+        let mut others = budget.share();
+        others.grow(8 << 20).unwrap();
+        for (bytes, status) in [
+            (10_000, StatusCode::BAD_REQUEST),
+            (100_000, StatusCode::SERVICE_UNAVAILABLE),
+        ] {
+            let body = no_further_ahead(head(bytes), Arc::default(), budget.share());
+            let error = Multipart::new(body, "b").next_field().await.err().unwrap();
+            let refused = broken(&error);
+            assert_eq!(refused.status, status, "{refused}");
+        }
+    }
 }

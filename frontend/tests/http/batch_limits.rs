@@ -115,6 +115,25 @@ async fn uploads_under_way_count_as_files() {
 }
 
 #[tokio::test]
+async fn an_upload_that_begins_while_another_has_the_last_place_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let one = kept_in(folder.path(), |batches| batches.max_files = 1);
+    let site = Site::with(one, echo()).await;
+    let mut first = site.connect().await;
+    first.send(begun_upload("x")).await;
+    eventually("the first is on the disk", || uploading(&folder) == [1_u64]).await;
+    assert!(site.metric("genset_http_memory_used_bytes") > 0.0);
+    let second = site.send(upload("", "x")).await;
+    assert_eq!(second.status, 400, "{}", second.text());
+    assert!(second.text().contains("1 files"), "{}", second.text());
+    first.send(format!("\r\n--{BOUNDARY}--\r\n")).await;
+    let kept = first.response().await;
+    assert_eq!(kept.status, 200, "{}", kept.text());
+    assert_eq!(site.metric("genset_http_memory_used_bytes"), 0.0);
+    site.close().await;
+}
+
+#[tokio::test]
 async fn a_batch_that_waits_for_a_quota_holds_up_no_other() {
     let folder = tempfile::tempdir().expect("a folder");
     let few = |batches: &mut BatchConfig| batches.concurrency = 2.try_into().expect("two");

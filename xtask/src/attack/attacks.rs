@@ -9,7 +9,8 @@ use self::bodies::{choices, filled, list, nested_schema, prompts, words};
 use self::keys::{guessed_prompt, replaced_key, stored_responses, told_names, unpaid};
 use self::programs::{broken_template, loud_child, open_directory, orphan};
 use self::requests::{
-    abandoned, at_once, fleet, long_name, one, one_to, other_origin, slow_bodies, tokenize,
+    abandoned, at_once, endless_heads, fleet, long_name, one, one_to, other_origin, slow_bodies,
+    tokenize,
 };
 use super::{Attack, wire};
 
@@ -174,6 +175,11 @@ pub(super) const ATTACKS: &[Attack] = &[
         name: "13",
         what: "a discovery directory of mode 0777",
         run: open_directory,
+    },
+    Attack {
+        name: "14",
+        what: "100 uploads whose first part has a head without an end",
+        run: endless_heads,
     },
     Attack {
         name: "16",

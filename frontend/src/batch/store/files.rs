@@ -18,6 +18,7 @@ pub(super) struct KeptFiles {
 /// An owner's use of its limits.
 #[derive(Debug, Default)]
 struct Used {
+    /// Uploads under way too.
     files: usize,
     /// Includes running uploads.
     bytes: u64,
@@ -64,10 +65,29 @@ impl KeptFiles {
         used.bytes = used.bytes.saturating_sub(old.bytes);
     }
 
-    /// Reserves bytes of a further file of the owner's.
+    /// Counts an upload of the owner's that begins.
     ///
     /// # Errors
-    /// A 400 that names the limit reached and says what to do; then none is reserved.
+    /// A 400 that says which limit is reached and what to do; then it is not counted.
+    pub(super) fn begin_upload(
+        &mut self,
+        config: &BatchConfig,
+        owner: Option<&str>,
+    ) -> Result<(), ApiError> {
+        let used = self.used(owner);
+        let count = used.files;
+        if count >= config.max_files {
+            let problem = format!("You keep {count} files, uploads under way included");
+            return Err(at_limit(&problem));
+        }
+        used.files += 1;
+        Ok(())
+    }
+
+    /// Takes room for so many further bytes of an upload of the owner's.
+    ///
+    /// # Errors
+    /// As [`Self::begin_upload`]; then none is taken.
     pub(super) fn take(
         &mut self,
         config: &BatchConfig,
@@ -75,35 +95,31 @@ impl KeptFiles {
         bytes: u64,
     ) -> Result<(), ApiError> {
         let used = self.used(owner);
-        let (count, total) = (used.files, used.bytes.saturating_add(bytes));
-        let refused = |problem: String| {
-            let message = format!(
-                "{problem}, which is this server's limit. Delete files that you need no more."
-            );
-            Err(ApiError::new(StatusCode::BAD_REQUEST, message))
-        };
-        if count >= config.max_files {
-            return refused(format!("You keep {count} files"));
-        }
-        if total > config.max_total_bytes {
-            return refused(format!(
-                "Your files would have {total} of {} bytes",
-                config.max_total_bytes
-            ));
+        let (total, most) = (used.bytes.saturating_add(bytes), config.max_total_bytes);
+        if total > most {
+            let problem = format!("Your files would have {total} of {most} bytes");
+            return Err(at_limit(&problem));
         }
         used.bytes = total;
         Ok(())
     }
 
-    /// Returns reserved bytes.
-    pub(super) fn give_back(&mut self, owner: Option<&str>, bytes: u64) {
+    /// Gives back what an upload of the owner's has taken.
+    pub(super) fn end_upload(&mut self, owner: Option<&str>, bytes: u64) {
         let used = self.used(owner);
+        used.files = used.files.saturating_sub(1);
         used.bytes = used.bytes.saturating_sub(bytes);
     }
 
     fn used(&mut self, owner: Option<&str>) -> &mut Used {
         self.used.entry(owner.map(str::to_owned)).or_default()
     }
+}
+
+fn at_limit(problem: &str) -> ApiError {
+    let message =
+        format!("{problem}, which is this server's limit. Delete files that you need no more.");
+    ApiError::new(StatusCode::BAD_REQUEST, message)
 }
 
 #[cfg(test)]
@@ -126,20 +142,25 @@ mod tests {
     #[test]
     fn every_owner_has_used_what_its_files_and_uploads_have() {
         let config = BatchConfig {
-            max_files: 2,
+            max_files: 3,
             max_total_bytes: 100,
             ..BatchConfig::default()
         };
         let mut files = KeptFiles::of([file("1", 30)]);
+        let begins =
+            |files: &mut KeptFiles, owner| files.begin_upload(&config, Some(owner)).is_ok();
         let takes =
             |files: &mut KeptFiles, owner, bytes| files.take(&config, Some(owner), bytes).is_ok();
-        assert!(takes(&mut files, "a", 60));
+        assert!(begins(&mut files, "a") && takes(&mut files, "a", 60));
         assert!(!takes(&mut files, "a", 11), "30 are kept, 60 under way");
-        assert!(takes(&mut files, "b", 100), "another's");
-        files.give_back(Some("a"), 60);
-        assert!(takes(&mut files, "a", 70));
-        files.give_back(Some("a"), 70);
-        // Output files are replaced regardless of the limit.
+        assert!(begins(&mut files, "b") && takes(&mut files, "b", 100));
+        assert!(begins(&mut files, "a"));
+        assert!(!begins(&mut files, "a"), "1 is kept, 2 are under way");
+        files.end_upload(Some("a"), 60);
+        assert!(begins(&mut files, "a") && takes(&mut files, "a", 70));
+        files.end_upload(Some("a"), 70);
+        files.end_upload(Some("a"), 0);
+        // Files of answers are kept again, and whatever the limit.
         files.insert(file("1", 40));
         files.insert(file("2", 90));
         assert!(!takes(&mut files, "a", 0));

@@ -12,7 +12,7 @@ use crate::attack::figures::Row;
 use crate::attack::{Bench, Deed, Scene};
 use crate::http::{Connection, Request, exchange};
 use crate::process::output;
-use crate::served::{Port, Served, cpu_seconds};
+use crate::served::{Port, Served, cpu_seconds, resident_bytes};
 
 pub(super) fn told(answered: std::io::Result<u16>) -> String {
     match answered {
@@ -167,6 +167,46 @@ pub(super) fn slow_bodies(bench: &Bench) -> anyhow::Result<Row> {
         drop(stalled);
         if deed.answers.iter().any(|answer| answer != "200") {
             deed.problem = Some("small requests are refused".into());
+        }
+        deed
+    }))
+}
+
+/// Uploads whose first part has a head that does not end, and small requests of others meanwhile.
+pub(super) fn endless_heads(bench: &Bench) -> anyhow::Result<Row> {
+    const BUDGET_BYTES: u64 = 64 << 20;
+    let folder = bench.folder.join("batches");
+    let folder = folder.to_string_lossy();
+    let budget = BUDGET_BYTES.to_string();
+    let flags = ["--batch-folder", &folder, "--memory-budget", &budget];
+    let mut scene = bench.alone("sample", &[&SLOWLY, &flags[..]].concat())?;
+    Ok(bench.measure(&mut scene, |scene| {
+        let process = scene.target.id();
+        let before = resident_bytes(process);
+        let part = vec![b'a'; 1_900_000];
+        let mut deed = Deed::new(0);
+        let stalled: Vec<_> = (0..100)
+            .filter_map(|_| {
+                let mut connection = Connection::open(scene.http()).ok()?;
+                let head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 9000000\r\n\r\n--b\r\nContent-Disposition: form-data; name=\"";
+                connection.send_raw(head.as_bytes()).ok()?;
+                // One that is refused is as good as any: it holds nothing.
+                if connection.send_raw(&part).is_ok() {
+                    deed.bytes += part.len() as u64;
+                }
+                Some(connection)
+            })
+            .collect();
+        for _ in 0..20 {
+            let body = r#"{"model":"tiny-chat","prompt":"a","max_tokens":1}"#;
+            deed.answers.push(post(scene.http(), "/v1/completions", body));
+        }
+        let taken = resident_bytes(process).saturating_sub(before);
+        drop(stalled);
+        if deed.answers.iter().any(|answer| answer != "200") {
+            deed.problem = Some("small requests are refused".into());
+        } else if taken > 2 * BUDGET_BYTES {
+            deed.problem = Some(format!("{taken} bytes beside a budget of {BUDGET_BYTES}"));
         }
         deed
     }))
