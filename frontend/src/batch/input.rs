@@ -1,4 +1,4 @@
-//! [`BatchInput`] reads the lines of files. It keeps each line's offset and reads the line again when it is answered.
+//! [`BatchInput`] reads the lines of files. It keeps where each line is, and reads a line again when it is answered.
 
 use std::fmt;
 use std::fs::File;
@@ -75,12 +75,13 @@ struct InputFile {
     reader: BufReader<File>,
 }
 
-/// Where a line begins.
+/// Where a line is.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     file: usize,
     line: usize,
     offset: u64,
+    bytes: usize,
 }
 
 impl BatchInput {
@@ -102,7 +103,7 @@ impl BatchInput {
             };
             let (mut offset, mut line) = (0, 1);
             loop {
-                let bytes = file.read_line(line)?;
+                let bytes = file.read_line(line, 0)?;
                 if bytes.is_empty() {
                     break;
                 }
@@ -119,6 +120,7 @@ impl BatchInput {
                         file: files.len(),
                         line,
                         offset: offset + (bytes.len() - text.len()) as u64,
+                        bytes: text.len(),
                     });
                 }
                 offset += bytes.len() as u64;
@@ -145,6 +147,11 @@ impl BatchInput {
         &self.fingerprint
     }
 
+    /// How many bytes the line of this number has with its end; 0 where there is none.
+    pub(super) fn line_bytes(&self, index: usize) -> usize {
+        self.places.get(index).map_or(0, |place| place.bytes)
+    }
+
     /// Reads the line with this index, from 0, among the non-blank lines.
     ///
     /// # Errors
@@ -160,7 +167,7 @@ impl BatchInput {
         };
         let sought = file.reader.seek(SeekFrom::Start(place.offset));
         sought.map_err(|error| unreadable(&file.path, error))?;
-        let bytes = file.read_line(place.line)?;
+        let bytes = file.read_line(place.line, place.bytes)?;
         let at = LineAt {
             path: &file.path,
             line: place.line,
@@ -180,9 +187,9 @@ impl BatchInput {
 }
 
 impl InputFile {
-    /// Reads the next line with its line ending; empty at the end of the file.
-    fn read_line(&mut self, line: usize) -> Result<Vec<u8>, InputError> {
-        let mut bytes = Vec::new();
+    /// The next line with its end, which may have `expected` bytes; nothing at the end of the file.
+    fn read_line(&mut self, line: usize, expected: usize) -> Result<Vec<u8>, InputError> {
+        let mut bytes = Vec::with_capacity(expected);
         let mut limited = self.reader.by_ref().take(MAX_LINE_BYTES + 1);
         let read = limited.read_until(b'\n', &mut bytes);
         read.map_err(|error| unreadable(&self.path, error))?;
@@ -220,6 +227,7 @@ mod tests {
         let expected = ["{\"a\": 1}\n", "\u{feff}\n"].map(|line| line.as_bytes().to_vec());
         let read = [0, 1].map(|index| input.read(index).unwrap().1);
         assert_eq!(seen, expected);
+        assert_eq!([0, 1].map(|index| input.line_bytes(index)), [9, 4]);
         assert_eq!(read, expected);
     }
 }

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::io::{self, BufWriter, Write};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -12,8 +13,9 @@ use super::notes::{BatchNotes, NotesError};
 use super::records::{BatchRecord, BatchStatus, Counts, FileRecord, LineError, Purpose};
 use super::request::{BatchLine, OutputLine, unasked_line};
 use super::store::BatchStore;
+use crate::budget::MemoryShare;
 use crate::clock::now;
-use crate::error::shown;
+use crate::error::{ApiError, shown};
 
 /// The most errors of an input that are reported to its owner.
 const MAX_ERRORS: usize = 100;
@@ -194,18 +196,55 @@ fn is_answer(line: &str) -> bool {
     response.is_some_and(|response| response.status_code == 200)
 }
 
-/// Reads one line of the input.
+/// Why a line is not read.
+#[derive(Debug)]
+pub(super) enum Unread {
+    /// It is at fault itself: why.
+    Line(String),
+    /// The disk is: why.
+    Disk(String),
+    /// There is no memory for it, and may be after this time.
+    Memory(Duration),
+}
+
+impl From<InputError> for Unread {
+    fn from(error: InputError) -> Self {
+        match error {
+            InputError::Line { .. } => Self::Line(error.to_string()),
+            InputError::Unreadable { .. } => Self::Disk(error.to_string()),
+        }
+    }
+}
+
+impl From<ApiError> for Unread {
+    fn from(refused: ApiError) -> Self {
+        match refused.retry_after {
+            Some(pause) => Self::Memory(pause),
+            None => Self::Line(refused.to_string()),
+        }
+    }
+}
+
+/// One line of the input, and `memory`, an empty share before, which holds it.
 ///
 /// # Errors
-/// If it cannot be read: `Unreadable` if the disk fails.
-pub(super) fn line_of(batch: &Mutex<OpenBatch>, index: usize) -> Result<BatchLine, InputError> {
+/// When it cannot be read, or there is no memory for it.
+pub(super) fn line_of(
+    batch: &Mutex<OpenBatch>,
+    index: usize,
+    mut memory: MemoryShare,
+) -> Result<(BatchLine, MemoryShare), Unread> {
     let mut batch = batch.lock();
-    let (_, bytes) = batch.input.read(index)?;
+    let bytes = batch.input.line_bytes(index);
+    // As text, and as a request.
+    memory.grow(2 * bytes)?;
+    let (_, text) = batch.input.read(index)?;
     drop(batch);
-    BatchLine::parse(&bytes).map_err(|error| InputError::Line {
-        at: format!("request {}", index + 1),
-        problem: error.to_string(),
-    })
+    let line = BatchLine::parse(&text);
+    let line = line.map_err(|error| Unread::Line(format!("request {}: {error}", index + 1)))?;
+    drop(text);
+    memory.shrink(bytes);
+    Ok((line, memory))
 }
 
 /// Opens the input, and checks that each line is a request to the batch's endpoint with a unique `custom_id`.

@@ -19,13 +19,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::input::InputError;
 use super::notes::NotesError;
-use super::open::{OpenBatch, Unopened, line_of, unreadable_input};
+use super::open::{OpenBatch, Unopened, Unread, line_of, unreadable_input};
 use super::pauses::Pauses;
 use super::places::{OwnersPlaces, Places};
 use super::records::{BatchRecord, BatchStatus};
-use super::request::{Attempt, OutputLine, ask_once, unasked_line};
+use super::request::{Attempt, BatchLine, OutputLine, ask_once, unasked_line};
 use super::seen::SeenModels;
 use super::store::{BatchStore, not_written};
 use crate::clock::now;
@@ -107,6 +106,8 @@ enum Missing {
     Model(String),
     /// The disk, which cannot read the line; the reason.
     Disk(String),
+    /// Memory for the line: how long, where that is known.
+    Memory(Option<Duration>),
 }
 
 /// Lines that wait for their models, by the models' names.
@@ -419,7 +420,7 @@ impl Batches {
                         return LineEnd::Unnoted;
                     }
                 }
-                Some(Ok(Attempt::Full(_, retry_after))) => {
+                Some(Err(Missing::Memory(retry_after)) | Ok(Attempt::Full(_, retry_after))) => {
                     drop(place);
                     if !pauses.wait(retry_after).await {
                         return LineEnd::Unnoted;
@@ -445,15 +446,14 @@ impl Batches {
     async fn attempt(&self, run: &BatchRun<'_>, index: usize) -> Option<Result<Attempt, Missing>> {
         let (record, awaited) = (run.record, &run.awaited);
         let id = format!("batch_req_{}_{}", record.stem(), index + 1);
-        let reading = Arc::clone(run.batch);
-        let read = move || line_of(&reading, index).map(|line| (line.model(), line));
-        let (model, line) = match tokio::task::spawn_blocking(read).await.ok()? {
+        let (reading, memory) = (Arc::clone(run.batch), self.routes.memory());
+        let with_model = |(line, memory): (BatchLine, _)| (line.model(), line, memory);
+        let read = move || line_of(&reading, index, memory).map(with_model);
+        let (model, line, _memory) = match tokio::task::spawn_blocking(read).await.ok()? {
             Ok(read) => read,
-            Err(error @ InputError::Unreadable { .. }) => {
-                return Some(Err(Missing::Disk(error.to_string())));
-            }
-            Err(error @ InputError::Line { .. }) => {
-                let problem = error.to_string();
+            Err(Unread::Disk(problem)) => return Some(Err(Missing::Disk(problem))),
+            Err(Unread::Memory(pause)) => return Some(Err(Missing::Memory(Some(pause)))),
+            Err(Unread::Line(problem)) => {
                 let unasked = unasked_line(id, Value::Null, "unreadable", &problem);
                 return Some(Ok(Attempt::Ended(unasked)));
             }

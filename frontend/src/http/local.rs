@@ -14,6 +14,7 @@ use tower::ServiceExt;
 use super::access::Caller;
 use super::handlers::{App, local_router};
 use super::request_id::REQUEST_ID;
+use crate::budget::{MemoryBudget, MemoryShare};
 use crate::config::FrontendConfig;
 use crate::error::{ApiError, ErrorCode};
 use crate::keys::Key;
@@ -27,6 +28,7 @@ pub struct LocalFrontend {
     router: Router,
     /// The threads that check long answers.
     work: WorkThreads,
+    memory: MemoryBudget,
     /// Who sends the requests.
     caller: Caller,
 }
@@ -64,6 +66,7 @@ impl LocalFrontend {
     pub(super) fn within(app: App) -> Self {
         Self {
             work: app.models.work().clone(),
+            memory: app.metrics.share().budget().clone(),
             router: local_router(app),
             caller: Caller {
                 key: None,
@@ -77,11 +80,17 @@ impl LocalFrontend {
         Self {
             router: self.router.clone(),
             work: self.work.clone(),
+            memory: self.memory.clone(),
             caller: Caller {
                 key,
                 is_local: true,
             },
         }
+    }
+
+    /// An empty share of the memory budget, for what is read to be asked.
+    pub(crate) fn memory(&self) -> MemoryShare {
+        self.memory.share()
     }
 
     /// Sends a JSON body as a POST to a path, such as `/v1/chat/completions`, and returns the whole answer, which must not be a

@@ -11,6 +11,9 @@ use super::*;
 use crate::batch::store::tests::record;
 use crate::config::{BatchConfig, FrontendConfig};
 
+/// What all requests may take.
+const MEMORY_BYTES: usize = 1 << 20;
+
 /// A batch of one request, whose model no worker serves.
 struct Site {
     _runtime: Runtime,
@@ -21,7 +24,12 @@ struct Site {
 
 impl Site {
     fn new(folder: &Path) -> Self {
-        let (runtime, config) = (Runtime::in_process(), FrontendConfig::default());
+        let config = FrontendConfig {
+            memory_budget_bytes: MEMORY_BYTES,
+            max_stored_bytes: 0,
+            ..FrontendConfig::default()
+        };
+        let runtime = Runtime::in_process();
         let models = Models::follow(&runtime, &config);
         let routes = LocalFrontend::new(&runtime, models.clone(), config);
         let store = BatchStore::open(folder.to_owned(), BatchConfig::default()).unwrap();
@@ -105,6 +113,26 @@ async fn a_line_is_read_again_until_the_disk_gives_it_and_holds_no_place_meanwhi
     site.batch.lock().read_from(readable);
     let end = line.await;
     assert!(matches!(end, LineEnd::Noted), "{end:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_waits_for_memory_and_holds_no_place_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut site = Site::new(folder.path());
+    site.batches.places = Places::new(NonZeroUsize::MIN);
+    let run = site.run();
+    let mut of_others = site.batches.routes.memory();
+    of_others.grow(MEMORY_BYTES).unwrap();
+    let mut line = Box::pin(site.batches.line(&run, 0));
+    let waited = timeout(DISK_PAUSE, &mut line).await;
+    assert!(waited.is_err(), "{waited:?}");
+    let others = site.batches.places.of(Some("another"));
+    let place = timeout(Duration::ZERO, others.take()).await;
+    drop(place.expect("the line holds a place while it waits"));
+    drop(of_others);
+    let end = line.await;
+    assert!(matches!(end, LineEnd::Noted), "{end:?}");
+    assert_eq!(site.batches.routes.memory().budget().used(), 0);
 }
 
 #[tokio::test(start_paused = true)]
