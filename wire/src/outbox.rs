@@ -194,12 +194,28 @@ impl Outbox {
         stream: u32,
         payload: Bytes,
     ) -> Result<(), FrameError> {
-        if payload.len() < LARGE_BYTES {
-            return self.push(kind, stream, &payload);
-        }
-        self.add(payload.len(), |batch| {
-            encode_header(kind, stream, payload.len(), &mut batch.tail)?;
-            batch.push_large(payload);
+        self.push_parts(kind, stream, &[], payload)
+    }
+
+    /// As [`Self::push_bytes`], of a payload that begins with `head` and goes on with `body`.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub fn push_parts(
+        &self,
+        kind: FrameKind,
+        stream: u32,
+        head: &[u8],
+        body: Bytes,
+    ) -> Result<(), FrameError> {
+        let length = head.len() + body.len();
+        self.add(length, |batch| {
+            encode_header(kind, stream, length, &mut batch.tail)?;
+            batch.tail.extend_from_slice(head);
+            match body.len() < LARGE_BYTES {
+                true => batch.tail.extend_from_slice(&body),
+                false => batch.push_large(body),
+            }
             Ok(())
         })
     }
@@ -390,6 +406,29 @@ mod tests {
             let frame = decoder.next_frame().unwrap().unwrap();
             let seen = (frame.kind, frame.stream, frame.payload.len());
             assert_eq!(seen, (kind, stream, length));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_payload_in_two_parts_is_one_and_its_large_part_is_not_copied() {
+        for bytes in [3, LARGE_BYTES] {
+            let outbox = outbox(usize::MAX, 1 << 20, 1 << 20);
+            let body = Bytes::from(vec![7; bytes]);
+            let pushed = outbox.push_parts(FrameKind::Request, 1, b"head", body.clone());
+            pushed.unwrap();
+            let batch = outbox.take(BytesMut::new()).await;
+            let mut slices = [IoSlice::new(&[]); 3];
+            let count = batch.slices(&mut slices);
+            let is_copied = slices[..count]
+                .iter()
+                .all(|it| it.as_ptr() != body.as_ptr());
+            assert_eq!(is_copied, bytes < LARGE_BYTES);
+            let mut decoder = FrameDecoder::new();
+            for slice in &slices[..count] {
+                decoder.extend(slice);
+            }
+            let frame = decoder.next_frame().unwrap().unwrap();
+            assert_eq!(frame.payload, [&b"head"[..], &body[..]].concat());
         }
     }
 

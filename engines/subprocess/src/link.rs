@@ -10,7 +10,7 @@ use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{CancelReason, EngineError, error::At};
 use genset_wire::{
     Cancel, Frame, FrameKind, GoAway, GoAwayCode, MAX_HEAD_BYTES, Memory, Outbox, PayloadError,
-    RequestHead, WireError, decode_payload, encode_payload, encode_request,
+    RequestHead, WireError, decode_payload, encode_payload,
 };
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -85,8 +85,8 @@ impl Link {
             EngineError::internal("the request cannot be written as MessagePack").with_source(error)
         };
         let body = encode_payload(body).map_err(unwritable)?;
-        let payload = encode_request(&head, &body).map_err(unwritable)?;
-        if payload.len() - body.len() > MAX_HEAD_BYTES {
+        let head = encode_payload(&head).map_err(unwritable)?;
+        if head.len() > MAX_HEAD_BYTES {
             let problem = PayloadError::HeadTooLong;
             return Err(EngineError::invalid_argument(At::other("headers"), problem));
         }
@@ -95,9 +95,8 @@ impl Link {
         let inbox = Arc::new(CallInbox::new(window as usize + 1));
         let id = self.streams.lock().open(&inbox)?;
         let call = Call::new(Arc::clone(self), id, inbox, window);
-        let pushed = self
-            .outbox
-            .push_bytes(FrameKind::Request, id, payload.into());
+        let outbox = &self.outbox;
+        let pushed = outbox.push_parts(FrameKind::Request, id, &head, body.into());
         if let Err(error) = pushed {
             self.streams.lock().open.remove(&id);
             call.forget();

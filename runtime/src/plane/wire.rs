@@ -254,7 +254,7 @@ impl RequestPlane for WirePlane {
     ) -> Result<ResponseStream<Bytes>, EngineError> {
         let (process, instance) = self.parse(address)?;
         let caller = self.shared.peers.caller(process).await?;
-        caller.call(endpoint, instance, &body, ctx).await
+        caller.call(endpoint, instance, body, ctx).await
     }
 
     fn prepare(&self, address: &Address, endpoint: &EndpointName) {

@@ -13,7 +13,7 @@ use genset_backend_common::prometheus::metrics::gauge::Gauge;
 use genset_backend_common::{CancelReason, EngineError, ErrorKind, RequestContext, error::At};
 use genset_wire::{
     Cancel, Credit, Frame, FrameKind, GoAway, HeldBytes, Leaving, RequestHead, WireError,
-    decode_payload, encode_payload, encode_request,
+    decode_payload, encode_payload,
 };
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep};
@@ -137,7 +137,7 @@ impl Caller {
         self: &Arc<Self>,
         endpoint: &EndpointName,
         instance: InstanceId,
-        body: &[u8],
+        body: Bytes,
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError> {
         self.room(&ctx).await?;
@@ -147,14 +147,14 @@ impl Caller {
             ..RequestHead::of(endpoint.to_string(), &ctx)
         };
         let mut response = self.open(ctx)?;
-        head.control_proof = self.control.prove(&head.endpoint, response.id, body);
-        let payload = encode_request(&head, body).map_err(|error| {
+        head.control_proof = self.control.prove(&head.endpoint, response.id, &body);
+        let head = encode_payload(&head).map_err(|error| {
             EngineError::invalid_argument(At::other("request"), "its headers cannot be serialized")
                 .with_source(error)
         })?;
         self.link
             .outbox
-            .push(FrameKind::Request, response.id, &payload)
+            .push_parts(FrameKind::Request, response.id, &head, body)
             .map_err(|error| {
                 response.is_done = true;
                 self.table.lock().slots.remove(&response.id);
