@@ -16,7 +16,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 use futures_util::StreamExt;
 use genset_backend_common::{EngineError, RequestContext, error::At};
-use genset_wire::{PayloadError, decode_payload, encode_payload};
+use genset_wire::{PayloadError, decode_payload, encode_payload, encode_short_payload};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -32,6 +32,10 @@ pub use wire::{NatsConfig, NatsCredentials, NatsIdentity, NatsTls};
 use crate::discovery::Address;
 use crate::names::{EndpointName, InstanceId};
 
+/// Requests of up to so many bytes are written and read where they are sent and answered. Longer ones take longer than a turn of an async
+/// thread may, and go to threads for blocking work.
+const SHORT_BYTES: usize = 64 << 10;
+
 /// The response to one request. Dropping it cancels the request.
 pub type ResponseStream<T> = Pin<Box<dyn Stream<Item = Result<T, EngineError>> + Send>>;
 
@@ -43,6 +47,14 @@ pub trait Payload: Sized + Send + 'static {
     /// [`PayloadError::Encode`], for values that MessagePack cannot hold.
     fn to_payload(&self) -> Result<Bytes, PayloadError>;
 
+    /// As [`Self::to_payload`]; `None` where that takes long, for it makes more than `most` bytes.
+    ///
+    /// # Errors
+    /// As [`Self::to_payload`].
+    fn to_short_payload(&self, _most: usize) -> Result<Option<Bytes>, PayloadError> {
+        self.to_payload().map(Some)
+    }
+
     /// Deserializes the value in `payload`.
     ///
     /// # Errors
@@ -53,6 +65,10 @@ pub trait Payload: Sized + Send + 'static {
 impl<T: Serialize + DeserializeOwned + Send + 'static> Payload for T {
     fn to_payload(&self) -> Result<Bytes, PayloadError> {
         Ok(encode_payload(self)?.into())
+    }
+
+    fn to_short_payload(&self, most: usize) -> Result<Option<Bytes>, PayloadError> {
+        Ok(encode_short_payload(self, most)?.map(Bytes::from))
     }
 
     fn from_payload(payload: Bytes) -> Result<Self, PayloadError> {
@@ -209,7 +225,7 @@ pub async fn call_over<Req: Payload, Resp: Payload>(
     request: Req,
     ctx: RequestContext,
 ) -> Result<ResponseStream<Resp>, EngineError> {
-    let body = request.to_payload().map_err(|error| {
+    let body = written(request).await?.map_err(|error| {
         EngineError::invalid_argument(At::other("request"), "cannot be serialized")
             .with_source(error)
     })?;
@@ -220,6 +236,33 @@ pub async fn call_over<Req: Payload, Resp: Payload>(
                 .with_source(error)
         })
     })))
+}
+
+/// A request as it travels.
+async fn written<T: Payload>(request: T) -> Result<Result<Bytes, PayloadError>, EngineError> {
+    let short = request.to_short_payload(SHORT_BYTES).transpose();
+    match short {
+        Some(written) => Ok(written),
+        None => apart(move || request.to_payload()).await,
+    }
+}
+
+/// The request that travelled so.
+async fn read<T: Payload>(body: Bytes) -> Result<Result<T, PayloadError>, EngineError> {
+    match body.len() <= SHORT_BYTES {
+        true => Ok(T::from_payload(body)),
+        false => apart(move || T::from_payload(body)).await,
+    }
+}
+
+/// Does long work on a request on a thread for blocking work.
+async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, EngineError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| {
+        EngineError::internal("writing or reading the request failed").with_source(error)
+    })
 }
 
 /// A handler whose types are known only where it was created.
@@ -273,7 +316,7 @@ impl<Req: Payload, Resp: Payload> Handler<Bytes, Bytes> for Serialized<Req, Resp
         body: Bytes,
         ctx: RequestContext,
     ) -> Result<ResponseStream<Bytes>, EngineError> {
-        let request = Req::from_payload(body).map_err(|error| {
+        let request = read::<Req>(body).await?.map_err(|error| {
             EngineError::invalid_argument(At::other("request"), "is not what this endpoint takes")
                 .with_source(error)
         })?;
@@ -283,5 +326,72 @@ impl<Req: Payload, Resp: Payload> Handler<Bytes, Bytes> for Serialized<Req, Resp
                 EngineError::internal("a response item cannot be serialized").with_source(error)
             })
         })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+
+    use super::*;
+
+    /// Bytes, or after a journey the thread that wrote or read them.
+    #[derive(Debug)]
+    struct Traced(Bytes);
+
+    fn this_thread() -> Bytes {
+        format!("{:?}", std::thread::current().id()).into()
+    }
+
+    impl Payload for Traced {
+        fn to_payload(&self) -> Result<Bytes, PayloadError> {
+            Ok(this_thread())
+        }
+
+        fn to_short_payload(&self, most: usize) -> Result<Option<Bytes>, PayloadError> {
+            let is_short = self.0.len() <= most;
+            is_short.then(|| self.to_payload()).transpose()
+        }
+
+        fn from_payload(_payload: Bytes) -> Result<Self, PayloadError> {
+            Ok(Self(this_thread()))
+        }
+    }
+
+    /// Answers with the request.
+    struct Echo;
+
+    #[async_trait]
+    impl Handler<Traced, Raw> for Echo {
+        async fn handle(
+            &self,
+            request: Traced,
+            _ctx: RequestContext,
+        ) -> Result<ResponseStream<Raw>, EngineError> {
+            Ok(Box::pin(stream::iter([Ok(Raw(request.0))])))
+        }
+    }
+
+    #[tokio::test]
+    async fn long_requests_are_written_and_read_off_the_async_threads() {
+        let handler = ErasedHandler::new::<Traced, Raw>(Arc::new(Echo));
+        for (bytes, is_here) in [(SHORT_BYTES, true), (SHORT_BYTES + 1, false)] {
+            let body = Bytes::from(vec![0; bytes]);
+            let writer = written(Traced(body.clone())).await.unwrap().unwrap();
+            assert_eq!(writer == this_thread(), is_here);
+            let ctx = RequestContext::new("");
+            let mut items = handler.bytes().handle(body, ctx).await.unwrap();
+            let reader = items.next().await.unwrap().unwrap();
+            assert_eq!(reader == this_thread(), is_here);
+        }
+    }
+
+    #[test]
+    fn a_payload_is_short_up_to_its_limit() {
+        let value = "a".repeat(1000);
+        let whole = value.to_payload().unwrap();
+        let short = |most| value.to_short_payload(most).unwrap();
+        assert_eq!(short(whole.len()), Some(whole.clone()));
+        assert_eq!(short(whole.len() - 1), None);
     }
 }

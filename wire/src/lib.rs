@@ -22,5 +22,5 @@ pub use outbox::{Batch, Outbox};
 pub use payload::{
     Auth, Cancel, Credit, GoAway, GoAwayCode, Hello, Leaving, MAX_HEAD_BYTES, MIN_PROTOCOL_VERSION,
     PROTOCOL_VERSION, PayloadError, RequestHead, WireError, decode_payload, decode_request,
-    encode_payload, encode_request,
+    encode_payload, encode_request, encode_short_payload,
 };

@@ -1,6 +1,7 @@
 //! Payloads: MessagePack maps with named fields.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -279,6 +280,50 @@ pub enum PayloadError {
 /// ```
 pub fn encode_payload<T: Serialize>(value: &T) -> Result<Vec<u8>, PayloadError> {
     Ok(rmp_serde::to_vec_named(value)?)
+}
+
+/// As [`encode_payload`]; `None` where that makes more than `most` bytes, of which no more are written.
+///
+/// # Errors
+/// As [`encode_payload`].
+pub fn encode_short_payload<T: Serialize>(
+    value: &T,
+    most: usize,
+) -> Result<Option<Vec<u8>>, PayloadError> {
+    let mut short = Short {
+        bytes: Vec::new(),
+        most,
+        is_over: false,
+    };
+    let mut serializer = rmp_serde::Serializer::new(&mut short).with_struct_map();
+    let written = value.serialize(&mut serializer);
+    if short.is_over {
+        return Ok(None);
+    }
+    written?;
+    Ok(Some(short.bytes))
+}
+
+/// Takes so many bytes at most.
+struct Short {
+    bytes: Vec<u8>,
+    most: usize,
+    is_over: bool,
+}
+
+impl io::Write for Short {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.is_over |= bytes.len() > self.most - self.bytes.len();
+        if self.is_over {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Decodes one value; trailing bytes are an error. Unknown fields are ignored.
