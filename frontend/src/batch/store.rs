@@ -119,7 +119,7 @@ impl BatchStore {
         });
         let batches: BTreeMap<String, BatchRecord> = batches.map_err(named)?;
         let batch = |record| Batch {
-            record,
+            record: Arc::new(record),
             cancelled: CancellationToken::new(),
         };
         let kept = Kept {
@@ -334,11 +334,11 @@ impl BatchStore {
         }
         write_record(&self.batch_record(&record.id), &record)
             .map_err(|error| not_written(&error))?;
+        let id = record.id.clone();
         let batch = Batch {
-            record,
+            record: Arc::new(record),
             cancelled: CancellationToken::new(),
         };
-        let id = batch.record.id.clone();
         self.shared.kept.lock().batches.insert(id, batch);
         Ok(())
     }
@@ -347,7 +347,7 @@ impl BatchStore {
     pub(crate) fn batch(&self, id: &str, owner: Option<&str>) -> Option<BatchRecord> {
         let kept = self.shared.kept.lock();
         let batch = kept.batches.get(id)?;
-        (batch.record.owner.as_deref() == owner).then(|| batch.record.clone())
+        (batch.record.owner.as_deref() == owner).then(|| BatchRecord::clone(&batch.record))
     }
 
     /// The owner's latest batches before the id `before`, at most `most`, in order of their ids.
@@ -356,13 +356,13 @@ impl BatchStore {
         owner: Option<&str>,
         before: Option<&str>,
         most: usize,
-    ) -> Vec<BatchRecord> {
+    ) -> Vec<Arc<BatchRecord>> {
         let end = before.map_or(Bound::Unbounded, Bound::Excluded);
         let kept = self.shared.kept.lock();
         let batches = kept.batches.range::<str, _>((Bound::Unbounded, end));
         let batches = batches.map(|(_, batch)| &batch.record).rev();
         let of_owner = batches.filter(|batch| batch.owner.as_deref() == owner);
-        let mut last: Vec<BatchRecord> = of_owner.take(most).cloned().collect();
+        let mut last: Vec<Arc<BatchRecord>> = of_owner.take(most).cloned().collect();
         drop(kept);
         last.reverse();
         last
@@ -372,7 +372,7 @@ impl BatchStore {
     pub(crate) fn run_of(&self, id: &str) -> Option<(BatchRecord, CancellationToken)> {
         let kept = self.shared.kept.lock();
         let batch = kept.batches.get(id)?;
-        Some((batch.record.clone(), batch.cancelled.clone()))
+        Some((BatchRecord::clone(&batch.record), batch.cancelled.clone()))
     }
 
     /// The unfinished batches.
@@ -397,7 +397,7 @@ impl BatchStore {
         let ended = record.status.is_end().then(|| record.owner.clone());
         let mut kept = self.shared.kept.lock();
         if let Some(batch) = kept.batches.get_mut(id) {
-            batch.record = record;
+            batch.record = Arc::new(record);
         }
         let forgotten = ended.map(|owner| kept.take_beyond(owner.as_deref()));
         drop(kept);
@@ -416,7 +416,7 @@ impl BatchStore {
     /// Updates a batch's counts in memory alone; after a restart they come from its notes.
     pub(crate) fn count(&self, id: &str, counts: Counts) {
         if let Some(batch) = self.shared.kept.lock().batches.get_mut(id) {
-            batch.record.request_counts = counts;
+            Arc::make_mut(&mut batch.record).request_counts = counts;
         }
     }
 

@@ -10,10 +10,10 @@ use serde_json::{Map, Value};
 
 use super::access::Caller;
 use super::apis::{Call, Reply};
-use super::files::{kept, lifetime};
+use super::files::{answered, kept, lifetime};
 use super::handlers::App;
 use super::listing::Pages;
-use super::replies::{json_response, large_json_response};
+use super::replies::{json_response, large_json_response, list_response};
 use super::responses::Id;
 use crate::batch::BATCH_URLS;
 use crate::batch::records::{BatchRecord, BatchStatus, BatchTimes, Counts, new_id};
@@ -128,17 +128,18 @@ pub(super) async fn list(
     Extension(caller): Extension<Caller>,
     RawQuery(query): RawQuery,
 ) -> Response {
-    let listed = kept(&app).and_then(|batches| {
+    let listed = async {
+        let store = kept(&app)?.store().clone();
         let page = PAGES.parse(query.as_deref())?;
-        // One more than the page holds, to see whether more follow.
-        let (after, most) = (page.after.as_deref(), page.limit + 1);
-        let last = batches.store().batches(caller.name(), after, most);
-        Ok(page.of(&last, |batch| &batch.id, BatchRecord::to_json))
-    });
-    match listed {
-        Ok(list) => large_json_response(&app, &list),
-        Err(error) => error.into_response(),
-    }
+        let make = move || {
+            // One more, which tells whether there are any behind.
+            let (after, most) = (page.after.as_deref(), page.limit + 1);
+            let last = store.batches(caller.name(), after, most);
+            page.of(&last, |batch| &batch.id, |batch| batch.to_json())
+        };
+        list_response(&app, make).await
+    };
+    answered(listed.await)
 }
 
 pub(super) async fn retrieve(
@@ -176,6 +177,7 @@ pub(super) async fn cancel(
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -188,11 +190,12 @@ mod tests {
     use crate::batch::run::{Batches, Stops};
     use crate::batch::store::BatchStore;
     use crate::config::{BatchConfig, FrontendConfig};
-    use crate::http::LocalFrontend;
+    use crate::http::{LocalFrontend, files};
     use crate::model::Models;
+    use crate::work::tests::keep_busy;
 
-    /// Batches in `folder`, with an empty input file.
-    fn batches_in(folder: &std::path::Path) -> Batches {
+    /// A server with batches in `folder`, and an input that is empty. It does one piece of long work at a time.
+    fn app_in(folder: &std::path::Path) -> App {
         let store = BatchStore::open(folder.to_owned(), BatchConfig::default()).unwrap();
         let input = FileRecord {
             id: "file-0".into(),
@@ -206,24 +209,46 @@ mod tests {
         let content = store.new_content().unwrap();
         store.add_output(input, content).unwrap();
         let runtime = Runtime::in_process();
-        let config = FrontendConfig::default();
+        let config = FrontendConfig {
+            work_threads: NonZeroUsize::MIN,
+            ..FrontendConfig::default()
+        };
         let models = Models::follow(&runtime, &config);
         let never = CancellationToken::new();
         let config = Arc::new(config);
         let app = App::new(&runtime, models.clone(), config, None, never.clone());
-        let asked = (LocalFrontend::within(app), models);
+        let asked = (LocalFrontend::within(app.clone()), models);
         let stops = Stops {
             tasks: TaskTracker::new(),
             draining: never.clone(),
             aborting: never,
         };
-        Batches::new(store, asked, Duration::ZERO, None, stops)
+        app.with_batches(Batches::new(store, asked, Duration::ZERO, None, stops))
+    }
+
+    #[tokio::test]
+    async fn lists_are_made_on_a_thread_for_long_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let app = app_in(folder.path());
+        let asked = || (State(app.clone()), Extension(Caller::default()));
+        let ((of_batches, nobody), (of_files, nobody_else)) = (asked(), asked());
+        for mut listing in [
+            list(of_batches, nobody, RawQuery(None)).boxed(),
+            files::list(of_files, nobody_else, RawQuery(None)).boxed(),
+        ] {
+            let (working, end) = keep_busy(app.models.work()).await;
+            assert!((&mut listing).now_or_never().is_none());
+            drop(end);
+            working.await.unwrap();
+            assert_eq!(listing.await.status(), StatusCode::OK);
+        }
     }
 
     #[tokio::test]
     async fn a_batch_whose_client_leaves_while_it_is_kept_is_answered() {
         let folder = tempfile::tempdir().unwrap();
-        let batches = batches_in(folder.path());
+        let app = app_in(folder.path());
+        let batches = kept(&app).unwrap();
         let request = BatchRequest {
             endpoint: BATCH_URLS[0].into(),
             input_file_id: "file-0".into(),

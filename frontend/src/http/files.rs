@@ -21,7 +21,7 @@ use tokio_util::io::ReaderStream;
 use super::access::Caller;
 use super::handlers::App;
 use super::listing::Pages;
-use super::replies::{json_response, large_json_response};
+use super::replies::{json_response, list_response};
 use super::request_id::request_id;
 use super::responses::Id;
 use crate::batch::records::{FileRecord, Purpose, new_id};
@@ -69,8 +69,8 @@ pub(super) fn kept(app: &App) -> Result<&Batches, ApiError> {
     })
 }
 
-/// Turns a handler's result into a response.
-fn answered(answer: Result<Response, ApiError>) -> Response {
+/// Answers with what `work` gives, or its error.
+pub(super) fn answered(answer: Result<Response, ApiError>) -> Response {
     answer.unwrap_or_else(IntoResponse::into_response)
 }
 
@@ -384,14 +384,16 @@ pub(super) async fn list(
     RawQuery(query): RawQuery,
 ) -> Response {
     let listed = async {
-        let batches = kept(&app)?;
+        let store = kept(&app)?.store().clone();
         let page = PAGES.parse(query.as_deref())?;
-        let mut files = batches.store().files(caller.name());
-        if let Some(purpose) = &page.purpose {
-            files.retain(|file| file.purpose.name() == purpose);
-        }
-        let list = page.of(&files, |file| &file.id, FileRecord::to_json);
-        Ok(large_json_response(&app, &list))
+        let make = move || {
+            let mut files = store.files(caller.name());
+            if let Some(purpose) = &page.purpose {
+                files.retain(|file| file.purpose.name() == purpose);
+            }
+            page.of(&files, |file| &file.id, FileRecord::to_json)
+        };
+        list_response(&app, make).await
     };
     answered(listed.await)
 }

@@ -11,6 +11,8 @@ use serde_json::Value;
 use super::handlers::App;
 use super::held::held;
 use super::metrics::IGNORED;
+use crate::error::ApiError;
+use crate::work::Owner;
 
 /// Adds the header that names the fields without an effect.
 pub(super) fn with_ignored(mut response: Response, ignored: Option<HeaderValue>) -> Response {
@@ -44,6 +46,20 @@ pub(super) fn large_json_response(app: &App, value: &Value) -> Response {
         Ok(json) => whole_response(json),
         Err(error) => error.into_response(),
     }
+}
+
+/// As [`large_json_response`], of what may be so large that it is made and written on a thread for long work.
+///
+/// # Errors
+/// A 503 where there is no memory for it.
+pub(super) async fn list_response(
+    app: &App,
+    make: impl FnOnce() -> Value + Send + 'static,
+) -> Result<Response, ApiError> {
+    let share = app.metrics.share();
+    let write = move |_: &Owner| held(make().to_string(), share);
+    let json = app.models.work().run(usize::MAX, None, write).await?;
+    Ok(whole_response(json))
 }
 
 /// A whole JSON answer.

@@ -1,6 +1,7 @@
 //! [`Kept`]: the records of files and batches. It does no disk I/O.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
 
@@ -19,14 +20,15 @@ pub(super) struct Kept {
 
 #[derive(Debug)]
 pub(super) struct Batch {
-    pub(super) record: BatchRecord,
+    /// Shared, for a list of many is made where nobody waits for it.
+    pub(super) record: Arc<BatchRecord>,
     /// Ends its run.
     pub(super) cancelled: CancellationToken,
 }
 
 impl Kept {
     fn of_owner(&self, owner: Option<&str>) -> impl Iterator<Item = &BatchRecord> {
-        let batches = self.batches.values().map(|batch| &batch.record);
+        let batches = self.batches.values().map(|batch| &*batch.record);
         batches.filter(move |batch| batch.owner.as_deref() == owner)
     }
 
@@ -52,7 +54,7 @@ impl Kept {
 
     /// The unfinished batch that has this file as its input.
     pub(super) fn reader_of(&self, file: &str) -> Option<&BatchRecord> {
-        let mut batches = self.batches.values().map(|batch| &batch.record);
+        let mut batches = self.batches.values().map(|batch| &*batch.record);
         batches.find(|batch| batch.input_file_id == file && !batch.status.is_end())
     }
 

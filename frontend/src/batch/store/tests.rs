@@ -65,7 +65,9 @@ fn a_page_has_the_last_of_an_owners_batches() {
     let store = store_of(folder.path(), &records);
     let page = |before: Option<&str>, most: usize| {
         let page = store.batches(Some("a"), before, most);
-        page.into_iter().map(|batch| batch.id).collect::<Vec<_>>()
+        page.iter()
+            .map(|batch| batch.id.clone())
+            .collect::<Vec<_>>()
     };
     assert_eq!(page(None, 2), ["3", "4"]);
     assert_eq!(page(None, 9), ["1", "3", "4"]);
