@@ -169,15 +169,12 @@ impl ScoreJob {
         pairs: Range<usize>,
         ctx: RequestContext,
         mut meter: Meter,
-    ) -> Result<Scored, EngineError> {
+    ) -> Result<Scored, ApiError> {
         let Self { model, tokens, .. } = self;
         let expected = pairs.len();
-        let pairs: Vec<ScorePair> = pairs.map(|pair| tokens.pair(pair)).collect();
-        let mut request = GenerateRequest::from_tokens(model.card.name.clone(), Vec::new());
-        request.adapter = model.adapter_name();
-        request.data_parallel_rank = self.data_parallel_rank;
-        request.input = Input::Score(pairs.into());
-        model.card.check(&request)?;
+        let together: usize = pairs.clone().map(|pair| tokens.len(pair)).sum();
+        let (bytes, request) = (together * size_of::<TokenId>(), self.request(pairs));
+        let request = model.work.run(bytes, ctx.deadline(), request).await?;
         let prompt_tokens = request.prompt_tokens().unwrap_or(u32::MAX);
         let mut outputs = model.engine.generate(request, ctx).await;
         let outputs = outputs.as_mut().map_err(|error| error.clone())?;
@@ -189,13 +186,31 @@ impl ScoreJob {
                 Output::Finished(finished) => scored.prompt_tokens = finished.usage.prompt_tokens,
                 Output::Tokens(_) | Output::Text(_) | Output::Embeddings(_) => {
                     let problem = "the engine answered pairs to score with something else";
-                    return Err(EngineError::internal(problem));
+                    return Err(EngineError::internal(problem).into());
                 }
             }
         }
         meter.reach(scored.prompt_tokens, 0);
         check_scores(&scored.scores, expected)?;
         Ok(scored)
+    }
+
+    /// The work of putting pairs together for a call: a copy of a long query for each.
+    fn request(
+        &self,
+        pairs: Range<usize>,
+    ) -> impl FnOnce(&Owner) -> Result<GenerateRequest, ApiError> + Send + use<> {
+        let (model, tokens) = (Arc::clone(&self.model), Arc::clone(&self.tokens));
+        let data_parallel_rank = self.data_parallel_rank;
+        move |_| {
+            let pairs: Vec<ScorePair> = pairs.map(|pair| tokens.pair(pair)).collect();
+            let mut request = GenerateRequest::from_tokens(model.card.name.clone(), Vec::new());
+            request.adapter = model.adapter_name();
+            request.data_parallel_rank = data_parallel_rank;
+            request.input = Input::Score(pairs.into());
+            model.card.check(&request)?;
+            Ok(request)
+        }
     }
 }
 
