@@ -44,6 +44,7 @@ pub use component::{Component, Endpoint, Namespace, Runtime, Serving};
 pub use controls::ControlClient;
 pub use host_names::unknown_host;
 pub use kv_blocks::{KvBlocksClient, KvBlocksRequest};
+pub use load::{LoadClient, WorkerLoad};
 #[cfg(feature = "cli")]
 pub use logging::{
     Logging, init_logging, init_logging_with_console, shows_colours, tokio_console_support,

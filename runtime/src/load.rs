@@ -1,21 +1,133 @@
-//! Following the load that workers publish.
+//! The load that workers publish: [`LoadClient`] asks for it, for people who look at a fleet. Clients that select by it follow it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use genset_backend_common::{RequestContext, handles::Load};
+use futures_util::future::join_all;
+use genset_backend_common::{
+    EngineError, ErrorKind, RequestContext, Role, error::At, handles::Load,
+};
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::client::Client;
 use crate::component::Runtime;
 use crate::discovery::InstanceRecord;
 use crate::instances::Instances;
-use crate::names::InstanceId;
+use crate::models::LiveModel;
+use crate::names::{EndpointName, InstanceId};
+use crate::registrar::endpoints;
 
 /// Pause before resubscribing to a stream that ended.
 const RESUBSCRIBE_PAUSE: Duration = Duration::from_millis(500);
+
+/// How long a worker may take to say its load.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long the workers of an endpoint are followed after they were asked: whoever asks again need not find them first.
+const KEPT_TIME: Duration = Duration::from_secs(60);
+
+/// Asks workers for their load. Clones share.
+#[derive(Debug, Clone)]
+pub struct LoadClient {
+    runtime: Runtime,
+    clients: Arc<Mutex<HashMap<EndpointName, Asked>>>,
+}
+
+/// An endpoint whose workers were asked.
+#[derive(Debug)]
+struct Asked {
+    client: Arc<Client<(), Load>>,
+    last: Instant,
+}
+
+/// A worker, and what it said when it was asked for its load.
+#[derive(Debug)]
+pub struct WorkerLoad {
+    /// The worker.
+    pub worker: InstanceId,
+    /// The role it plays.
+    pub role: Role,
+    /// Its load, or why it said none.
+    pub load: Result<Load, EngineError>,
+}
+
+impl LoadClient {
+    /// A client that asks on the runtime's request plane.
+    #[must_use]
+    pub fn new(runtime: &Runtime) -> Self {
+        Self {
+            runtime: runtime.clone(),
+            clients: Arc::default(),
+        }
+    }
+
+    /// Asks all workers of a model at once, by role and id. It takes a second at most.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn of_model(&self, model: &LiveModel) -> Vec<WorkerLoad> {
+        let mut workers = Vec::new();
+        for (role, pool) in &model.pools {
+            let ids = pool.instances.iter();
+            workers.extend(ids.map(|worker| (*role, pool.endpoint.clone(), *worker)));
+        }
+        let asked = workers
+            .into_iter()
+            .map(|(role, generate, worker)| async move {
+                let load = self.of_worker(&generate, worker).await;
+                WorkerLoad { worker, role, load }
+            });
+        join_all(asked).await
+    }
+
+    /// Asks one of the workers that serve `generate`.
+    ///
+    /// # Errors
+    /// The worker is not there, or it said no load within a second.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn of_worker(
+        &self,
+        generate: &EndpointName,
+        worker: InstanceId,
+    ) -> Result<Load, EngineError> {
+        let name = generate
+            .sibling(endpoints::LOAD)
+            .map_err(|error| EngineError::invalid_argument(At::other("endpoint"), error))?;
+        let client = self.client(name);
+        let none = || {
+            let message = "the worker did not say its load in time";
+            EngineError::new(ErrorKind::Unavailable, message)
+        };
+        let first = async {
+            client.wait_for_instances(ANSWER_TIMEOUT).await?;
+            let ctx = RequestContext::new("load");
+            let mut loads = client.direct(worker, (), ctx).await?;
+            loads.next().await.unwrap_or_else(|| Err(none()))
+        };
+        timeout(ANSWER_TIMEOUT, first)
+            .await
+            .unwrap_or_else(|_| Err(none()))
+    }
+
+    /// A client of the workers that say their load at `name`. Clients that nobody used for a minute are dropped.
+    fn client(&self, name: EndpointName) -> Arc<Client<(), Load>> {
+        let now = Instant::now();
+        let mut clients = self.clients.lock();
+        clients.retain(|_, asked| now.duration_since(asked.last) < KEPT_TIME);
+        let asked = clients.entry(name).or_insert_with_key(|name| Asked {
+            client: Arc::new(self.runtime.endpoint(name.clone()).client()),
+            last: now,
+        });
+        asked.last = now;
+        Arc::clone(&asked.client)
+    }
+}
 
 /// Forwards every load that `instance` publishes, forever, and `None` when its stream ends.
 pub(crate) async fn follow_load(

@@ -5,16 +5,13 @@ use futures_util::future::join_all;
 use genset_backend_common::{
     EngineError,
     controls::{Adapter, ControlReply, ControlRequest, SleepLevel},
-    error::At,
     handles::Load,
 };
-use genset_runtime::{
-    Client, ControlClient, EndpointName, InstanceId, NetworkArgs, Runtime, endpoints,
-};
+use genset_runtime::{ControlClient, EndpointName, InstanceId, LoadClient, NetworkArgs, Runtime};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::top::{load_in_words, load_of};
+use super::top::load_in_words;
 use super::{FAILED, FIND_TIMEOUT, error_in_json, with_runtime};
 use crate::input::{escaped, print};
 
@@ -168,35 +165,19 @@ pub(crate) fn control(args: &ControlArgs) -> Result<u8, EngineError> {
 }
 
 async fn ask(runtime: &Runtime, args: &ControlArgs) -> Result<Vec<Outcome>, EngineError> {
-    match args.operation.request() {
-        Some(request) => {
-            let client = ControlClient::try_new(runtime, &args.endpoint)?;
-            let workers = chosen(args, client.workers(FIND_TIMEOUT).await?);
-            let each = workers.into_iter().map(async |worker| {
-                let reply = client.ask(worker, request.clone()).await;
-                (worker, reply.map(Answer::Reply))
-            });
-            Ok(join_all(each).await)
-        }
-        None => loads(runtime, args).await,
-    }
-}
-
-/// The worker that is named, or all.
-fn chosen(args: &ControlArgs, all: Vec<InstanceId>) -> Vec<InstanceId> {
-    args.instance.map_or(all, |instance| vec![instance])
-}
-
-async fn loads(runtime: &Runtime, args: &ControlArgs) -> Result<Vec<Outcome>, EngineError> {
-    let name = args.endpoint.sibling(endpoints::LOAD);
-    let name = name.map_err(|error| EngineError::invalid_argument(At::other("ENDPOINT"), error))?;
-    let client: Client<(), Load> = runtime.endpoint(name).client();
-    client.wait_for_instances(FIND_TIMEOUT).await?;
-    let all = client.instances();
-    let all = all.iter().map(|record| record.instance).collect();
-    let each = chosen(args, all).into_iter().map(async |worker| {
-        let load = load_of(&client, worker).await;
-        (worker, load.map(Answer::Load))
+    let client = ControlClient::try_new(runtime, &args.endpoint)?;
+    let loads = LoadClient::new(runtime);
+    let all = client.workers(FIND_TIMEOUT).await?;
+    let workers = args.instance.map_or(all, |instance| vec![instance]);
+    let each = workers.into_iter().map(async |worker| {
+        let answer = match args.operation.request() {
+            Some(request) => client.ask(worker, request).await.map(Answer::Reply),
+            None => {
+                let load = loads.of_worker(&args.endpoint, worker).await;
+                load.map(Answer::Load)
+            }
+        };
+        (worker, answer)
     });
     Ok(join_all(each).await)
 }

@@ -1,25 +1,18 @@
 //! `genset top`: the workers of a fleet and their load, as they are now.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use clap::Args;
 use crossterm::{cursor, execute, queue, style, terminal};
-use futures_util::StreamExt as _;
 use futures_util::future::join_all;
-use genset_backend_common::{EngineError, ErrorKind, RequestContext, Role, handles::Load};
-use genset_runtime::{
-    Client, EndpointName, InstanceId, ModelDirectory, NetworkArgs, Runtime, Signals, endpoints,
-};
+use genset_backend_common::{EngineError, handles::Load};
+use genset_runtime::{LoadClient, ModelDirectory, NetworkArgs, Runtime, Signals, WorkerLoad};
 use serde_json::{Value, json};
-use tokio::time::timeout;
 
 use super::{FAILED, error_in_json, table, with_runtime};
 use crate::input::{escaped, print};
-
-/// How long a worker may take to say its load.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How wide the bar of a full KV cache is, in characters.
 const BAR_WIDTH: u64 = 10;
@@ -39,14 +32,11 @@ pub(crate) struct TopArgs {
     network: NetworkArgs,
 }
 
-/// A worker, and what it said when it was asked.
+/// A worker of a model, and what it said when it was asked.
 #[derive(Debug)]
 struct Seen {
     model: String,
-    role: Role,
-    worker: InstanceId,
-    /// Or why it gave no answer.
-    load: Result<Load, EngineError>,
+    told: WorkerLoad,
 }
 
 /// Shows the fleet until Ctrl-C or SIGTERM, or once. The exit code of a look says whether every worker answered.
@@ -55,9 +45,9 @@ struct Seen {
 /// A network setting is wrong, discovery is away, or the terminal cannot be written to.
 pub(crate) fn top(args: &TopArgs) -> Result<u8, EngineError> {
     with_runtime(&args.network, async |runtime| {
-        let mut fleet = Fleet::find(runtime).await?;
+        let fleet = Fleet::find(runtime).await?;
         if !args.json && !args.once && std::io::stdout().is_terminal() {
-            watch(&mut fleet, Duration::from_secs(args.interval.into())).await?;
+            watch(&fleet, Duration::from_secs(args.interval.into())).await?;
             return Ok(0);
         }
         let seen = fleet.look().await;
@@ -65,7 +55,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<u8, EngineError> {
             true => format!("{:#}\n", seen.iter().map(in_json).collect::<Value>()),
             false => escaped(&in_words(&seen)),
         });
-        let did_all = seen.iter().all(|seen| seen.load.is_ok());
+        let did_all = seen.iter().all(|seen| seen.told.load.is_ok());
         Ok(if did_all { 0 } else { FAILED })
     })
 }
@@ -84,91 +74,48 @@ pub(crate) async fn unanswered(
 /// Why workers gave no answer, and which.
 fn reasons(seen: &[Seen]) -> BTreeMap<String, Vec<String>> {
     let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for seen in seen {
-        if let Err(error) = &seen.load {
+    for Seen { told, .. } in seen {
+        if let Err(error) = &told.load {
             let workers = reasons.entry(error.to_string()).or_default();
-            workers.push(seen.worker.to_string());
+            workers.push(told.worker.to_string());
         }
     }
     reasons
 }
 
-/// The models that discovery knows, and who says the load of their workers.
+/// The models that discovery knows, and what asks their workers.
 struct Fleet {
-    runtime: Runtime,
     directory: ModelDirectory,
-    clients: HashMap<EndpointName, Client<(), Load>>,
+    loads: LoadClient,
 }
 
 impl Fleet {
     async fn find(runtime: &Runtime) -> Result<Self, EngineError> {
-        let directory = super::models::directory(runtime).await?;
         Ok(Self {
-            runtime: runtime.clone(),
-            directory,
-            clients: HashMap::new(),
+            directory: super::models::directory(runtime).await?,
+            loads: LoadClient::new(runtime),
         })
     }
 
     /// Asks every worker for its load, all at once.
-    async fn look(&mut self) -> Vec<Seen> {
+    async fn look(&self) -> Vec<Seen> {
         let models = self.directory.subscribe().borrow().clone();
-        let mut workers = Vec::new();
-        for (model, pools) in models.iter().map(|(name, model)| (name, &model.pools)) {
-            for (role, pool) in pools {
-                let Ok(endpoint) = pool.endpoint.sibling(endpoints::LOAD) else {
-                    continue;
-                };
-                let runtime = &self.runtime;
-                let client = self.clients.entry(endpoint.clone());
-                client.or_insert_with(|| runtime.endpoint(endpoint.clone()).client());
-                let of_pool = pool.instances.iter();
-                workers.extend(of_pool.map(|worker| (model, *role, endpoint.clone(), *worker)));
-            }
+        let looks = models
+            .iter()
+            .map(async |(name, model)| (name, self.loads.of_model(model).await));
+        let mut seen = Vec::new();
+        for (name, told) in join_all(looks).await {
+            seen.extend(told.into_iter().map(|told| Seen {
+                model: name.clone(),
+                told,
+            }));
         }
-        let looks = workers
-            .into_iter()
-            .map(async |(model, role, endpoint, worker)| Seen {
-                model: model.clone(),
-                role,
-                worker,
-                load: match self.clients.get(&endpoint) {
-                    Some(client) => load_of(client, worker).await,
-                    None => Err(EngineError::internal("a worker has no client")),
-                },
-            });
-        join_all(looks).await
+        seen
     }
 }
 
-/// The load that a worker says now.
-///
-/// # Errors
-/// It is not there, or said none in time.
-pub(super) async fn load_of(
-    client: &Client<(), Load>,
-    worker: InstanceId,
-) -> Result<Load, EngineError> {
-    let none = || {
-        EngineError::new(
-            ErrorKind::Unavailable,
-            "the worker did not say its load in time",
-        )
-    };
-    let first = async {
-        client.wait_for_instances(ANSWER_TIMEOUT).await?;
-        let mut loads = client
-            .direct(worker, (), RequestContext::new("load"))
-            .await?;
-        loads.next().await.unwrap_or_else(|| Err(none()))
-    };
-    timeout(ANSWER_TIMEOUT, first)
-        .await
-        .unwrap_or_else(|_| Err(none()))
-}
-
 /// Draws what is seen, again and again, on a screen that is given back at the end.
-async fn watch(fleet: &mut Fleet, interval: Duration) -> Result<(), EngineError> {
+async fn watch(fleet: &Fleet, interval: Duration) -> Result<(), EngineError> {
     let mut signals = Signals::install().map_err(|error| {
         EngineError::internal(format!("signals cannot be handled: {error}")).with_source(error)
     })?;
@@ -183,7 +130,7 @@ async fn watch(fleet: &mut Fleet, interval: Duration) -> Result<(), EngineError>
     shown
 }
 
-async fn draw_on(fleet: &mut Fleet, interval: Duration) -> Result<(), EngineError> {
+async fn draw_on(fleet: &Fleet, interval: Duration) -> Result<(), EngineError> {
     let mut looks = tokio::time::interval(interval);
     loop {
         looks.tick().await;
@@ -220,7 +167,7 @@ fn in_words(seen: &[Seen]) -> String {
     }
     let rows: Vec<[String; 8]> = seen.iter().map(row).collect();
     let total = |of: fn(&Load) -> u32| -> u64 {
-        let loads = seen.iter().filter_map(|seen| seen.load.as_ref().ok());
+        let loads = seen.iter().filter_map(|seen| seen.told.load.as_ref().ok());
         loads.map(|load| u64::from(of(load))).sum()
     };
     let mut text = format!(
@@ -243,9 +190,9 @@ fn in_words(seen: &[Seen]) -> String {
     text
 }
 
-fn row(seen: &Seen) -> [String; 8] {
+fn row(Seen { model, told }: &Seen) -> [String; 8] {
     let dash = || "-".to_owned();
-    let [running, waiting, hits, ttft, kv] = match &seen.load {
+    let [running, waiting, hits, ttft, kv] = match &told.load {
         Err(_) => [dash(), dash(), dash(), dash(), "gave no answer".into()],
         Ok(load) => [
             load.running_requests.to_string(),
@@ -255,11 +202,10 @@ fn row(seen: &Seen) -> [String; 8] {
             bar(load),
         ],
     };
-    let role = seen.role.to_string();
     [
-        seen.model.clone(),
-        role,
-        seen.worker.to_string(),
+        model.clone(),
+        told.role.to_string(),
+        told.worker.to_string(),
         running,
         waiting,
         hits,
@@ -317,13 +263,13 @@ fn bar(load: &Load) -> String {
     format!("{bar} {:>3} %  {used} of {total} blocks", part(100))
 }
 
-fn in_json(seen: &Seen) -> Value {
+fn in_json(Seen { model, told }: &Seen) -> Value {
     json!({
-        "model": seen.model,
-        "role": seen.role.to_string(),
-        "worker": seen.worker.to_string(),
-        "load": seen.load.as_ref().ok(),
-        "error": seen.load.as_ref().err().map(error_in_json),
+        "model": model,
+        "role": told.role.to_string(),
+        "worker": told.worker.to_string(),
+        "load": told.load.as_ref().ok(),
+        "error": told.load.as_ref().err().map(error_in_json),
     })
 }
 

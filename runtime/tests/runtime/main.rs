@@ -14,6 +14,7 @@ mod certificates;
 mod clients;
 mod component;
 mod discovery;
+mod loads;
 mod models;
 mod plane;
 mod remote;
