@@ -10,7 +10,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Extension, Router};
 use genset_backend_common::{MetricsRegistry, RequestContext};
-use genset_runtime::{METRICS_CONTENT_TYPE, Runtime};
+use genset_runtime::{LoadClient, METRICS_CONTENT_TYPE, Runtime};
 use http::{HeaderMap, Method, StatusCode, Uri, header};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -56,6 +56,8 @@ impl Deref for App {
 #[derive(Debug, Clone)]
 pub(super) struct AppState {
     pub(super) models: Models,
+    /// What asks their workers how busy they are.
+    pub(super) loads: LoadClient,
     pub(super) config: Arc<FrontendConfig>,
     pub(super) metrics: HttpMetrics,
     pub(super) registry: MetricsRegistry,
@@ -83,6 +85,7 @@ impl App {
         let responses = ResponseStore::new(config.max_stored_responses, stored_bytes);
         Self(Arc::new(AppState {
             models,
+            loads: LoadClient::new(runtime),
             config,
             metrics,
             registry: runtime.metrics().clone(),

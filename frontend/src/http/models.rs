@@ -3,6 +3,7 @@
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
+use genset_runtime::WorkerLoad;
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -29,8 +30,8 @@ fn model_json(app: &App, model: &ServedModel) -> Value {
     })
 }
 
-/// The model as in the list, and its workers if only this machine can send requests.
-fn model_detail(app: &App, model: &ServedModel) -> Value {
+/// As in the list, and where only this machine can ask, who serves it and how busy each of them is.
+async fn model_detail(app: &App, model: &ServedModel) -> Value {
     let mut detail = model_json(app, model);
     // Workers are shown to those who run the server, not to every client.
     let live = app.models.workers(&model.card.name);
@@ -54,13 +55,26 @@ fn model_detail(app: &App, model: &ServedModel) -> Value {
             })
         })
         .collect();
+    let told = app.loads.of_model(&live).await;
     detail["genset"] = json!({
         "endpoint": live.endpoint().to_string(),
         "workers": workers,
         "pools": pools,
+        "loads": told.iter().map(load_json).collect::<Value>(),
         "left_out_workers": left_out,
     });
     detail
+}
+
+/// A worker's load, as `genset top --json` has it.
+fn load_json(told: &WorkerLoad) -> Value {
+    let error = told.load.as_ref().err();
+    json!({
+        "worker": told.worker.to_string(),
+        "role": told.role.to_string(),
+        "load": told.load.as_ref().ok(),
+        "error": error.map(|error| json!({"kind": error.kind().name(), "message": error.to_string()})),
+    })
 }
 
 pub(super) async fn list(State(app): State<App>) -> Response {
@@ -82,7 +96,28 @@ pub(super) async fn get(
         return ApiError::new(StatusCode::BAD_REQUEST, message).into_response();
     };
     match app.models.get(&id) {
-        Some(model) => json_response(&model_detail(&app, &model)),
+        Some(model) => json_response(&model_detail(&app, &model).await),
         None => ApiError::model_not_found(&id).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use genset_backend_common::{EngineError, Role};
+    use genset_runtime::InstanceId;
+
+    use super::*;
+
+    #[test]
+    fn a_worker_that_says_no_load_is_told_with_the_reason() {
+        let told = load_json(&WorkerLoad {
+            worker: InstanceId(1),
+            role: Role::Decode,
+            load: Err(EngineError::not_found("it has gone")),
+        });
+        assert_eq!(told["worker"], "00000000000001");
+        assert_eq!(told["role"], "decode");
+        assert_eq!(told["load"], Value::Null);
+        assert_eq!(told["error"]["kind"], "not_found");
     }
 }

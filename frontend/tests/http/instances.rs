@@ -475,6 +475,39 @@ async fn a_worker_whose_card_differs_is_named_with_what_differs() {
     site.close().await;
 }
 
+#[tokio::test]
+async fn a_model_is_told_with_the_load_of_each_of_its_workers() {
+    let busy = Script::silent(100);
+    let site = Site::start(busy.clone()).await;
+    let mut running = site.connect().await;
+    let body = chat("Hello", json!({"stream": true})).to_string();
+    running.send(post(CHAT, body)).await;
+    eventually("it runs", || busy.active() == 1).await;
+    let idle = Script::tokens(encode("two"));
+    let metrics = MetricsRegistry::default();
+    let second = start_worker(&site.runtime, 2, idle, worker_config(), metrics).await;
+    let live = || site.server.models().workers(MODEL);
+    eventually("both are known", || {
+        live().is_some_and(|live| live.instances().len() == 2)
+    })
+    .await;
+
+    let told = site.get(&format!("/v1/models/{MODEL}")).await.json();
+    let told = told["genset"]["loads"].as_array().expect("a list");
+    let found = told.iter().map(|told| {
+        let worker = told["worker"].as_str().expect("an id");
+        (worker, told["load"]["running_requests"].as_u64())
+    });
+    assert_eq!(
+        found.collect::<Vec<_>>(),
+        [("00000000000001", Some(1)), ("00000000000002", Some(0))]
+    );
+    drop(running);
+    site.idle().await;
+    soon(second.shutdown()).await;
+    site.close().await;
+}
+
 /// Most workers publish another card, which at first cannot be prepared.
 #[tokio::test]
 async fn a_model_is_served_by_its_old_card_until_the_new_one_is_ready() {
