@@ -250,9 +250,13 @@ def dashboard(browser: Browser, url: str) -> None:
     browser.until("/\\d/.test(document.querySelectorAll('.tile b')[2].textContent) && document.querySelectorAll('.tile b')[2].textContent !== '0'")
     browser.until("/ m?s$/.test(document.querySelectorAll('.tile b')[3].textContent)")
     assert "scripted" in browser.run("document.getElementById('models').innerText")
-    assert "serves" in browser.run("document.getElementById('workers').innerText")
+    cells = "[...document.querySelectorAll('#workers tbody td')].map((each) => each.textContent)"
+    browser.until(f"/ m?s$/.test({cells}[7])")  # the worker's own time to first token
+    found = browser.run(cells)
+    assert found[1:3] == ["scripted", "aggregated"] and found[8] == "serves", found
     labels = browser.run("[...document.querySelectorAll('#charts svg')].map((each) => each.getAttribute('aria-label'))")
     assert any(label.startswith("Time to first token: p50 ") for label in labels), labels
+    assert any(label.startswith("Requests at the workers: running ") and "nothing" not in label for label in labels), labels
     for name, width, height, is_dark in [("dashboard", 1200, 1000, False), ("dashboard-dark", 1200, 1000, True), ("dashboard-narrow", 360, 900, False)]:
         browser.look(width, height, is_dark)
         browser.until("document.readyState === 'complete'")

@@ -1,4 +1,5 @@
-// The dashboard: the public metrics every two seconds, as numbers, charts and tables. Nothing is kept when it is left.
+// The dashboard: the public metrics and what the workers say of themselves, every two seconds, as numbers, charts and tables.
+// Nothing is kept when it is left.
 
 import * as api from "/ui/api.js";
 import { chart } from "/ui/charts.js";
@@ -9,6 +10,8 @@ const EVERY_MS = 2000;
 const SPAN_MS = 5 * 60_000;
 /** Rates and quantiles are those of so long. */
 const WINDOW_MS = 20_000;
+/** The server is asked about so many models at most. */
+const MOST_MODELS = 50;
 
 const at = (id) => document.getElementById(id);
 
@@ -33,7 +36,9 @@ const charts = [
   { title: "Time to first token", format: duration, series: [line("p50", "ttft50"), line("p95", "ttft95")] },
   { title: "Time between tokens", format: duration, series: [line("p50", "itl50"), line("p95", "itl95")] },
   { title: "Answered requests a second", format: whole, series: [line("well", "good"), line("refused (4xx)", "refused"), line("failed (5xx)", "failed")] },
-  { title: "KV cache in use", format: percent, max: 1, series: [line("of this process's worker", "kv")] },
+  { title: "Requests at the workers", format: whole, series: [line("running", "atWorkers"), line("waiting", "waitingAtWorkers")] },
+  { title: "KV cache in use", format: percent, max: 1, series: [line("all workers seen", "kv"), line("the fullest", "kvMost")] },
+  { title: "Time to first token at the workers", format: duration, series: [line("the fastest", "workerTtftLeast"), line("the slowest", "workerTtftMost")] },
   { title: "Memory of requests", format: bytes, series: [line("in use", "memory")] },
 ].map((each) => chart({ ...each, spanMs: SPAN_MS }));
 
@@ -46,8 +51,30 @@ const TILES = [
   ["Requests so far", (point) => whole(point.requests)],
 ];
 
+/** The share of a worker's KV cache that is in use; null where it has none. */
+const kvShare = (load) => (load.kv_total_blocks > 0 ? Math.min(load.kv_used_blocks / load.kv_total_blocks, 1) : null);
+/** The median time to the first token of a worker's recent requests, in seconds; null before the first. */
+const workerTtft = (load) => (load.recent_ttft_us === undefined ? null : load.recent_ttft_us / 1e6);
+
+/** What the charts show of the workers that say their load. */
+function fleetOf(models) {
+  const loads = models.flatMap((model) => model.genset?.loads ?? []).map(({ load }) => load).filter((load) => load !== null);
+  const total = (name) => (loads.length > 0 ? loads.reduce((sum, load) => sum + load[name], 0) : null);
+  const all = (of) => loads.map(of).filter((value) => value !== null);
+  const chosen = (choose, values) => (values.length > 0 ? choose(...values) : null);
+  const blocks = total("kv_total_blocks");
+  return {
+    atWorkers: total("running_requests"),
+    waitingAtWorkers: total("waiting_requests"),
+    kv: blocks > 0 ? total("kv_used_blocks") / blocks : null,
+    kvMost: chosen(Math.max, all(kvShare)),
+    workerTtftLeast: chosen(Math.min, all(workerTtft)),
+    workerTtftMost: chosen(Math.max, all(workerTtft)),
+  };
+}
+
 /** What the charts show of a reading. */
-function pointOf(now, models) {
+function pointOf(now, names, models) {
   const before = readings.find((each) => now.at - each.at <= WINDOW_MS) ?? now;
   const value = (name, isMeant) => sum(now.reading, name, isMeant);
   const per = (name, isMeant) => rate(before, now, name, isMeant);
@@ -55,9 +82,13 @@ function pointOf(now, models) {
   const most = (name) => quantile(before, now, name, 0.95);
   const status = (from, to) => per("genset_http_requests_total", ({ status: given }) => Number(given) >= from && Number(given) < to) ?? 0;
   const prompt = value("genset_http_prompt_tokens_total") ?? 0;
+  const fleet = fleetOf(models);
   return {
     at: now.at,
-    models,
+    models: names.length,
+    ...fleet,
+    // Where the server does not tell of its workers, a worker of its own process is in its metrics.
+    kv: fleet.kv ?? value("genset_model_server_kv_cache_utilization"),
     inFlight: value("genset_http_requests_in_flight"),
     queued: value("genset_http_answers_queued"),
     requests: value("genset_http_requests_total") ?? 0,
@@ -71,7 +102,6 @@ function pointOf(now, models) {
     good: status(200, 400),
     refused: status(400, 500),
     failed: status(500, 600),
-    kv: value("genset_model_server_kv_cache_utilization"),
     memory: value("genset_http_memory_used_bytes"),
   };
 }
@@ -79,18 +109,20 @@ function pointOf(now, models) {
 async function read() {
   const [text, ready] = await Promise.all([api.text("/metrics"), readiness()]);
   const now = { at: performance.now(), reading: parse(text) };
+  const models = await Promise.all(ready.models.slice(0, MOST_MODELS).map(detailOf));
   readings.push(now);
   while (now.at - readings[0].at > 2 * WINDOW_MS) {
     readings.shift();
   }
-  history.push(pointOf(now, ready.models.length));
+  history.push(pointOf(now, ready.models, models));
   while (now.at - history[0].at > SPAN_MS + WINDOW_MS) {
     history.shift();
   }
   at("state").textContent = ready.status;
   at("state").className = ready.status === "ready" ? "good" : "bad";
   show();
-  await showModels(ready.models, now.reading);
+  showModels(models, now.reading);
+  showWorkers(models);
 }
 
 /** Which models there are, and whether the server takes requests: also of one that is not ready. */
@@ -108,17 +140,19 @@ function show() {
   }
 }
 
-async function showModels(names, reading) {
-  const details = await Promise.all(names.slice(0, 50).map(async (name) => {
-    try {
-      return await api.model(name);
-    } catch {
-      // With keys, this page may have none.
-      return { id: name };
-    }
-  }));
+/** What the server says of a model. */
+async function detailOf(name) {
+  try {
+    return await api.model(name);
+  } catch {
+    // With keys, this page may have none.
+    return { id: name };
+  }
+}
+
+function showModels(models, reading) {
   const of = (metric, name) => sum(reading, metric, ({ model }) => model === name);
-  const rows = details.map((model) => [
+  const rows = models.map((model) => [
     model.id,
     model.genset?.endpoint ?? "–",
     model.max_model_len === undefined ? "–" : whole(model.max_model_len),
@@ -128,11 +162,34 @@ async function showModels(names, reading) {
     whole(of("genset_frontend_left_out_workers", model.id) ?? 0),
   ]);
   fill(at("models"), ["Model", "Endpoint", "Context, tokens", "Running", "Waiting", "Workers", "Left out"], rows, "No model is served yet.");
-  const workers = details.flatMap((model) => (model.genset?.workers ?? []).map((worker) => [worker, model.id, "serves"]).concat(
-    (model.genset?.left_out_workers ?? []).map((worker) => [worker.instance, model.id, `left out: ${worker.differences.join(", ")}`])));
-  fill(at("workers"), ["Instance", "Model", "State"], workers, "None is shown.");
-  const isShown = details.some((model) => model.genset);
-  at("workers-note").textContent = isShown || names.length === 0 ? "" : "The server tells who its workers are on loopback without keys alone.";
+}
+
+const NO_LOAD = ["–", "–", "–", "–", "–"];
+
+/** The cells of a worker's load. */
+function loadCells(load) {
+  const share = kvShare(load);
+  const ttft = workerTtft(load);
+  const prompts = load.recent_prompt_tokens ?? 0;
+  return [
+    whole(load.running_requests),
+    whole(load.waiting_requests),
+    share === null ? "none" : `${percent(share)} of ${whole(load.kv_total_blocks)} blocks`,
+    prompts > 0 ? percent((load.recent_cached_tokens ?? 0) / prompts) : "–",
+    ttft === null ? "–" : duration(ttft),
+  ];
+}
+
+function showWorkers(models) {
+  const rows = models.flatMap(({ id, genset }) => [
+    ...(genset?.loads ?? []).map(({ worker, role, load, error }) => (load === null
+      ? [worker, id, role, ...NO_LOAD, `gave no answer: ${error.message}`]
+      : [worker, id, role, ...loadCells(load), "serves"])),
+    ...(genset?.left_out_workers ?? []).map(({ instance, differences }) => [instance, id, "–", ...NO_LOAD, `left out: ${differences.join(", ")}`]),
+  ]);
+  fill(at("workers"), ["Worker", "Model", "Role", "Running", "Waiting", "KV cache", "Hits", "TTFT", "State"], rows, "None is shown.");
+  const isShown = models.some((model) => model.genset);
+  at("workers-note").textContent = isShown || models.length === 0 ? "" : "The server tells who its workers are, and how busy, on loopback without keys alone.";
 }
 
 function fill(table, heads, rows, none) {
