@@ -5,7 +5,6 @@ mod chat;
 mod commands;
 mod editor;
 mod markdown;
-mod objects;
 mod question;
 mod saved;
 mod screen;

@@ -205,7 +205,8 @@ impl Answer {
         {
             splitter.cut_short();
         }
-        if !text.is_empty() {
+        let splitter = self.splitter.as_ref();
+        if !text.is_empty() || splitter.is_some_and(|splitter| splitter.has_deltas()) {
             self.deliver(&text, each);
             text.clear();
         }
@@ -247,7 +248,8 @@ impl Answer {
                 reasoning_tokens: 0,
             };
         };
-        let reasoning_tokens = self.thoughts.map_or(0, |mut thoughts| {
+        let said = splitter.said_reasoning_tokens();
+        let reasoning_tokens = self.thoughts.map_or(said, |mut thoughts| {
             thoughts.feed(splitter, "");
             thoughts.count()
         });
@@ -378,6 +380,12 @@ impl Answer {
             Output::Tokens(chunk) => self.take_tokens(chunk, out),
             Output::Text(chunk) => {
                 self.completion_tokens = self.completion_tokens.saturating_add(chunk.token_count);
+                let splitter = self.splitter.as_mut();
+                if let Some(bytes) = splitter.and_then(|splitter| splitter.take_object(&chunk.text))
+                {
+                    self.give(bytes?);
+                    return Ok(None);
+                }
                 self.scratch.push_str(&chunk.text);
                 let end = self.match_stops(out);
                 self.note_tokens(chunk.token_count);
@@ -403,7 +411,7 @@ impl Answer {
         }
         let before = out.len();
         let (reason, stop_string) = match self.stops.finish(out) {
-            StopOutcome::Continue => (finished.reason, None),
+            StopOutcome::Continue => (self.reason(finished.reason), None),
             StopOutcome::Stopped { index } => (FinishReason::Stop, Some(index)),
         };
         self.give(out.len() - before);
@@ -413,6 +421,14 @@ impl Answer {
             pays_for_prompt: self.prompt.is_paid,
             stop_string,
         })
+    }
+
+    /// Why the answer ended: an engine that writes objects may say in them alone that it was cut.
+    fn reason(&self, of_engine: FinishReason) -> FinishReason {
+        let splitter = self.splitter.as_ref();
+        let said = splitter.and_then(|splitter| splitter.said_cut());
+        said.filter(|_| of_engine == FinishReason::Stop)
+            .unwrap_or(of_engine)
     }
 
     /// Takes the last tokens and the held-back text; `Some` if a stop string cuts them.

@@ -9,6 +9,7 @@
 //! become one, at the latest at the end.
 
 mod deltas;
+mod objects;
 mod prose;
 mod scan;
 mod splitter;

@@ -6,13 +6,12 @@ use genset_backend_common::card::EndpointType;
 use genset_backend_common::output::Usage;
 use genset_backend_common::{EngineError, ErrorKind, GenerateRequest, RequestContext};
 use genset_frontend::answer::Answer;
+use genset_frontend::markup::Splitter;
 use genset_frontend::model::ServedModel;
 use genset_frontend::openai::{ChatRequest, CompletionRequest, ParamLimits};
 use genset_frontend::pipeline::{Job, Room};
 use genset_frontend::{ApiError, FrontendConfig, MemoryBudget};
 use serde_json::{Map, Value, json};
-
-use super::objects;
 
 /// Tokens with which a base model goes on at most, unless `max_tokens` says otherwise: many never end by themselves.
 pub(super) const CONTINUATION_TOKENS: u32 = 256;
@@ -145,12 +144,8 @@ impl Asker {
         let body = Value::Object(body).to_string();
         let request = GenerateRequest::from_text(self.model_name(), body);
         let answered = self.model.engine.generate(request, ctx.child()).await?;
-        Ok(Answer::new(
-            objects::texts(answered),
-            None,
-            Arc::default(),
-            0,
-        ))
+        let answer = Answer::new(answered, None, Arc::default(), 0);
+        Ok(answer.with_splitter(Splitter::of_objects(), Arc::default()))
     }
 
     /// Whether the model goes on from the text in place of answering it: a base model, which has no chat template, or one whose engine

@@ -90,6 +90,11 @@ impl Deltas {
         self.calls
     }
 
+    /// The bytes of text in it.
+    pub(crate) fn bytes(&self) -> usize {
+        self.text.len()
+    }
+
     /// Whether there are no pieces.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -1,5 +1,8 @@
-//! [`Splitter`] runs a reasoning parser and then a tool parser over one answer.
+//! [`Splitter`]: a reasoning parser and a tool parser, one after the other, over one answer; or what reads its objects.
 
+use genset_backend_common::{EngineError, FinishReason};
+
+use super::objects::Objects;
 use super::{Delta, Deltas, MarkupParser, ValueScan, ValueStep};
 
 /// The format of tool call ids if the model gives none. Some templates require one.
@@ -57,6 +60,8 @@ impl From<String> for Message {
 pub struct Splitter {
     reasoning: Option<Box<dyn MarkupParser>>,
     tools: Option<Box<dyn MarkupParser>>,
+    /// Reads the objects of an answer that comes in such.
+    objects: Option<Objects>,
     ids: IdStyle,
     max_calls: u32,
     /// Deltas between the two parsers; empty between two pushes.
@@ -79,12 +84,22 @@ impl Splitter {
         Self {
             reasoning,
             tools,
+            objects: None,
             ids,
             max_calls: u32::MAX,
             between: Deltas::default(),
             deltas: Deltas::default(),
             id: String::new(),
             open_call: None,
+        }
+    }
+
+    /// Of the answer of an engine that writes OpenAI's own objects: chunks, or one whole answer.
+    #[must_use]
+    pub fn of_objects() -> Self {
+        Self {
+            objects: Some(Objects::default()),
+            ..Self::new(None, None, IdStyle::Call)
         }
     }
 
@@ -110,6 +125,32 @@ impl Splitter {
         };
         self.run(&mut deltas, first, text);
         self.deltas = deltas;
+    }
+
+    /// Takes the next object, of an answer that comes in such; its deltas wait for [`flush`](Self::flush). The bytes of text that it
+    /// brings; `None` where the answer is text.
+    pub(crate) fn take_object(&mut self, object: &str) -> Option<Result<usize, EngineError>> {
+        let objects = self.objects.as_mut()?;
+        let before = self.deltas.bytes();
+        let read = objects.read(object, &mut self.deltas);
+        Some(read.map(|()| self.deltas.bytes() - before))
+    }
+
+    /// Whether deltas wait.
+    pub(crate) fn has_deltas(&self) -> bool {
+        !self.deltas.is_empty()
+    }
+
+    /// Why the answer ends, where its objects say that it was cut.
+    pub(crate) fn said_cut(&self) -> Option<FinishReason> {
+        self.objects.as_ref()?.cut
+    }
+
+    /// The tokens of reasoning that its objects tell of.
+    pub(crate) fn said_reasoning_tokens(&self) -> u32 {
+        self.objects
+            .as_ref()
+            .map_or(0, |objects| objects.reasoning_tokens)
     }
 
     /// Passes the kept deltas to `each`.

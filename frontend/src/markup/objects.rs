@@ -1,0 +1,236 @@
+//! [`Objects`]: the answer of an engine that writes OpenAI's own objects, read as deltas. Each object is a chunk or a whole answer; the
+//! engine's first choice is read. There is no markup to look for: the objects say what is what.
+
+use genset_backend_common::{EngineError, FinishReason};
+use serde::Deserialize;
+
+use super::Deltas;
+
+/// What the objects of one answer have said, beside their deltas.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    /// The latest tool call, by its number in the objects.
+    call: Option<u32>,
+    /// Why the answer ends, where it does not end by itself.
+    pub(super) cut: Option<FinishReason>,
+    /// The tokens of reasoning, as the engine counts them.
+    pub(super) reasoning_tokens: u32,
+}
+
+#[derive(Deserialize)]
+struct Object {
+    #[serde(default)]
+    choices: Vec<Choice>,
+    usage: Option<Usage>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    index: Option<u32>,
+    /// Of a chat's chunk.
+    delta: Option<Said>,
+    /// Of a whole chat.
+    message: Option<Said>,
+    /// Of a completion.
+    text: Option<String>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Said {
+    content: Option<String>,
+    refusal: Option<String>,
+    reasoning_content: Option<String>,
+    /// Another name of `reasoning_content`.
+    reasoning: Option<String>,
+    tool_calls: Option<Vec<Call>>,
+}
+
+#[derive(Deserialize)]
+struct Call {
+    index: Option<u32>,
+    id: Option<String>,
+    function: Option<Function>,
+}
+
+#[derive(Default, Deserialize)]
+struct Function {
+    name: Option<String>,
+    arguments: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    completion_tokens_details: Option<Details>,
+}
+
+#[derive(Deserialize)]
+struct Details {
+    reasoning_tokens: Option<u32>,
+}
+
+impl Objects {
+    /// Reads the next object.
+    ///
+    /// # Errors
+    /// `Internal` where the text is no object of the API, and where an earlier tool call goes on after the next has begun: its
+    /// arguments were given out by then.
+    pub(super) fn read(&mut self, text: &str, out: &mut Deltas) -> Result<(), EngineError> {
+        let object: Object = serde_json::from_str(text).map_err(|error| {
+            let problem = "the model's engine answered with what is no object of OpenAI's API";
+            EngineError::internal(problem).with_source(error)
+        })?;
+        let details = object
+            .usage
+            .and_then(|usage| usage.completion_tokens_details);
+        if let Some(tokens) = details.and_then(|details| details.reasoning_tokens) {
+            self.reasoning_tokens = tokens;
+        }
+        let choices = object.choices.into_iter();
+        for choice in choices.filter(|choice| choice.index.unwrap_or(0) == 0) {
+            for said in [choice.delta, choice.message].into_iter().flatten() {
+                self.say(said, out)?;
+            }
+            out.content(choice.text.as_deref().unwrap_or_default());
+            self.cut = match choice.finish_reason.as_deref() {
+                Some("length") => Some(FinishReason::Length),
+                Some("content_filter") => Some(FinishReason::ContentFilter),
+                Some(_) | None => self.cut,
+            };
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, said: Said, out: &mut Deltas) -> Result<(), EngineError> {
+        let reasoning = said.reasoning_content.or(said.reasoning);
+        out.reasoning(reasoning.as_deref().unwrap_or_default());
+        for text in [said.content, said.refusal].into_iter().flatten() {
+            out.content(&text);
+        }
+        let mut calls = said.tool_calls.into_iter().flatten();
+        calls.try_for_each(|call| self.go_on(call, out))
+    }
+
+    /// A piece of the latest call, or the next one. Whole calls may have no number.
+    fn go_on(&mut self, call: Call, out: &mut Deltas) -> Result<(), EngineError> {
+        let next = self.call.map_or(0, |latest| latest.saturating_add(1));
+        let number = call.index.unwrap_or(next);
+        let function = call.function.unwrap_or_default();
+        match self.call {
+            Some(latest) if number == latest => {}
+            Some(latest) if number < latest => {
+                return Err(EngineError::internal(
+                    "the model's engine went on with a tool call after the next had begun",
+                ));
+            }
+            Some(_) | None => {
+                self.call = Some(number);
+                let name = function.name.unwrap_or_default();
+                out.tool_call(&name, &call.id.unwrap_or_default());
+            }
+        }
+        out.arguments(&function.arguments.unwrap_or_default());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::markup::{Delta, Message, Splitter, ToolCall};
+
+    /// What the objects say together.
+    fn read(objects: &[Value]) -> Result<Message, EngineError> {
+        let mut splitter = Splitter::of_objects();
+        let mut message = Message::default();
+        let mut add = |delta: Delta<'_>| message.add(delta);
+        for object in objects {
+            splitter.take_object(&object.to_string()).unwrap()?;
+            splitter.flush(&mut add);
+        }
+        splitter.finish(&mut add);
+        Ok(message)
+    }
+
+    fn chunk(delta: Value) -> Value {
+        json!({"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta}]})
+    }
+
+    fn call(id: &str, name: &str, arguments: &str) -> ToolCall {
+        ToolCall {
+            id: id.into(),
+            name: name.into(),
+            arguments: arguments.into(),
+        }
+    }
+
+    #[test]
+    fn each_kind_of_object_has_its_text_elsewhere() {
+        for (object, text) in [
+            (json!({"choices": [{"delta": {"content": "a\nb"}}]}), "a\nb"),
+            (
+                json!({"choices": [{"message": {"content": "whole"}}]}),
+                "whole",
+            ),
+            (json!({"choices": [{"text": "gone on"}]}), "gone on"),
+            (json!({"choices": [{"delta": {"content": null}}]}), ""),
+            (json!({"choices": [{"delta": {"refusal": "No."}}]}), "No."),
+            (
+                json!({"choices": [{"index": 1, "delta": {"content": "b"}}]}),
+                "",
+            ),
+            (json!({"choices": [], "usage": {}}), ""),
+        ] {
+            assert_eq!(
+                read(std::slice::from_ref(&object)).unwrap().content,
+                text,
+                "{object}"
+            );
+        }
+        assert!(read(&[json!("plain")]).is_err());
+    }
+
+    #[test]
+    fn reasoning_and_calls_come_in_pieces() {
+        let piece = |call: Value| chunk(json!({"tool_calls": [call]}));
+        let message = read(&[
+            chunk(json!({"role": "assistant", "content": "", "reasoning_content": "Hm"})),
+            chunk(json!({"reasoning": "."})),
+            chunk(json!({"content": "I look."})),
+            piece(json!({"index": 0, "id": "a", "function": {"name": "find", "arguments": ""}})),
+            piece(json!({"index": 0, "function": {"arguments": "{\"x\""}})),
+            piece(json!({"index": 0, "function": {"name": "find", "arguments": ":1}"}})),
+            piece(json!({"index": 1, "id": "b", "function": {"name": "count"}})),
+        ]);
+        let message = message.unwrap();
+        let said = (message.reasoning.as_str(), message.content.as_str());
+        assert_eq!(said, ("Hm.", "I look."));
+        let calls = [call("a", "find", "{\"x\":1}"), call("b", "count", "")];
+        assert_eq!(message.tool_calls, calls);
+    }
+
+    #[test]
+    fn whole_calls_need_no_number() {
+        let calls = json!([
+            {"id": "a", "function": {"name": "find", "arguments": "{}"}},
+            {"function": {"name": "count", "arguments": "{}"}},
+        ]);
+        let whole = json!({"choices": [{"message": {"content": null, "tool_calls": calls}}]});
+        let calls = read(&[whole]).unwrap().tool_calls;
+        assert_eq!(calls[0], call("a", "find", "{}"));
+        assert_eq!(calls[1].name, "count");
+        assert!(calls[1].id.starts_with("call_"), "{calls:?}");
+    }
+
+    #[test]
+    fn an_earlier_call_cannot_go_on() {
+        let piece = |index: u32| {
+            let call = json!({"index": index, "function": {"name": "find", "arguments": "{"}});
+            chunk(json!({"tool_calls": [call]}))
+        };
+        let error = read(&[piece(0), piece(1), piece(0)]).unwrap_err();
+        assert!(error.message().contains("after the next"), "{error}");
+    }
+}
