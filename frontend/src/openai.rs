@@ -6,6 +6,7 @@
 )]
 
 mod chat;
+mod chat_body;
 mod common;
 mod completions;
 mod embeddings;

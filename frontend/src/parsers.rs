@@ -106,6 +106,8 @@ enum Mode {
     Calls,
     /// The whole answer is this tool's arguments.
     Arguments(String),
+    /// It comes in objects of the API.
+    Objects,
 }
 
 /// The length in bytes of the longest marker and some white space.
@@ -152,10 +154,21 @@ impl Splitting {
             parsers,
             mode,
             tools: Arc::new(ToolSchemas::new(options.offered())),
-            max_calls: if options.is_parallel { u32::MAX } else { 1 },
+            max_calls: max_calls(options),
             prompt_end: None,
         };
         Ok((Some(splitting), guided))
+    }
+
+    /// How the answers of an engine that writes the API's own objects are read, to a request with these tools.
+    pub(crate) fn of_objects(options: &ToolOptions) -> Self {
+        Self {
+            parsers: Parsers::default(),
+            mode: Mode::Objects,
+            tools: Arc::default(),
+            max_calls: max_calls(options),
+            prompt_end: None,
+        }
     }
 
     /// Passes in the prompt, whose end may begin the model's reasoning.
@@ -170,6 +183,7 @@ impl Splitting {
         let ids = self.parsers.tool.map(ToolDialect::id_style);
         let tools = Arc::clone(&self.tools);
         let (reasoning, tools) = match &self.mode {
+            Mode::Objects => return Splitter::of_objects().with_max_calls(self.max_calls),
             Mode::Calls => (None, Some(forced::calls_parser(tools))),
             Mode::Arguments(name) => (None, Some(forced::arguments_parser(name.clone()))),
             Mode::Markup { has_tools } => {
@@ -223,6 +237,10 @@ fn parts(marker: &'static str) -> impl Iterator<Item = &'static str> {
     let tags = marker.split_inclusive('>');
     let tags = tags.filter_map(|tag| tag.find('<').and_then(|at| tag.get(at..)));
     [marker].into_iter().chain(tags)
+}
+
+fn max_calls(options: &ToolOptions) -> u32 {
+    if options.is_parallel { u32::MAX } else { 1 }
 }
 
 fn no_parser(model: &str) -> ApiError {

@@ -4,6 +4,7 @@
 //! thread for longer than a few milliseconds.
 
 mod chat;
+mod chat_body;
 mod choices;
 mod completion;
 mod embedding;
@@ -36,6 +37,7 @@ use crate::json::value_bytes;
 use crate::model::ServedModel;
 use crate::openai::CommonParams;
 use crate::parsers::Splitting;
+use crate::work::SHORT_WORK_BYTES;
 
 /// The memory of a running answer, without its text: its request, its stream, its bookkeeping.
 const ANSWER_BYTES: usize = 10 << 10;
@@ -116,10 +118,6 @@ type Bound = (GuidedDecoding, Arc<str>);
 /// Checks the capabilities that a request needs besides generation, and takes out its constraint.
 fn bind(model: &ServedModel, params: &mut CommonParams) -> Result<Option<Bound>, ApiError> {
     let can = &model.card.capabilities;
-    if can.whole_bodies {
-        let why = "this model's engine reads requests to /v1/chat/completions and /v1/completions itself, and no other API's";
-        return Err(ApiError::unsupported("model", why));
-    }
     if let Some(logprobs) = &params.logprobs {
         // Text that an engine detokenizes itself has no log probabilities.
         logprobs.check(can.max_logprobs.filter(|_| model.text.is_some()))?;
@@ -166,6 +164,14 @@ fn input_bytes(input: &Input) -> usize {
 /// The approximate memory of a pair.
 fn pair_bytes(pair: &ScorePair) -> usize {
     size_of::<ScorePair>() + size_of_val(pair.token_ids.as_slice())
+}
+
+/// About the bytes of text in messages, tools and the like, or any number that is too many for an async thread.
+fn bytes_to_work_on<'a>(values: impl Iterator<Item = &'a Value>) -> usize {
+    values.fold(0, |sum, value| match SHORT_WORK_BYTES.checked_sub(sum) {
+        Some(rest) if rest > 0 => sum + text_bytes(value, rest),
+        Some(_) | None => sum,
+    })
 }
 
 /// The approximate bytes of text to process in a message or a tool, or any number from `enough` on, so that counting is short

@@ -519,8 +519,11 @@ def test_a_chat_engine_without_files_serves_the_official_client(start_genset: Ca
             with pytest.raises(openai.BadRequestError, match="no such thing here"):
                 messages = [{"role": "user", "content": "refuse"}]
                 await client.chat.completions.create(model="a-name-alone", messages=messages)
-            with pytest.raises(openai.BadRequestError, match="reads requests to /v1/chat/completions"):
-                await client.responses.create(model="a-name-alone", input="hello")
+            response = await client.responses.create(model="a-name-alone", input="hello")
+            assert response.output_text == "you said hello"
+            asked = {"model": "a-name-alone", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+            said = await asyncio.to_thread(ask, address, "/v1/messages", asked)
+            assert said["content"][0]["text"] == "you said hello"
             with pytest.raises(openai.BadRequestError, match="does not offer completions"):
                 await client.completions.create(model="a-name-alone", prompt="hello")
             await client.close()

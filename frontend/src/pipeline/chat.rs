@@ -8,7 +8,7 @@ use genset_backend_common::{
 use serde_json::{Map, Value};
 
 use super::encode::Plain;
-use super::{Job, Room, bind, refuse_token_options, text_bytes};
+use super::{Job, Room, bind, bytes_to_work_on, refuse_token_options};
 use crate::error::ApiError;
 use crate::model::{ServedModel, TextFiles};
 use crate::openai::{ChatMedium, ChatRequest, Hints, ToolChoice, ToolOptions, arguments_as_text};
@@ -17,7 +17,7 @@ use crate::text::{TemplateError, TemplateInput};
 use crate::work::{Owner, SHORT_WORK_BYTES, brief};
 
 impl Job {
-    /// Templates and tokenizes a chat.
+    /// Templates and tokenizes a chat, or writes it as a body where the model's engine reads bodies itself.
     ///
     /// A 400 if the model does not support the messages' media, an image cannot be fetched, the template refuses the messages
     /// or the model has none, the model does not support the requested tool calls, or the prompt exceeds the context.
@@ -29,6 +29,9 @@ impl Job {
         mut request: ChatRequest,
         mut room: Room,
     ) -> Result<Self, ApiError> {
+        if model.card.capabilities.whole_bodies {
+            return Self::chat_body(model, request, room).await;
+        }
         refuse_media(&model, &request.media)?;
         let (messages, media) = (&mut request.messages, &request.media);
         let fetching = model
@@ -137,11 +140,7 @@ impl Chat {
     /// The approximate bytes to process, or any number that is too large for an async thread.
     fn bytes(&self) -> usize {
         let values = self.messages.iter().chain(&self.tools.tools);
-        let values = values.chain(self.template_args.values());
-        values.fold(0, |sum, value| match SHORT_WORK_BYTES.checked_sub(sum) {
-            Some(rest) if rest > 0 => sum + text_bytes(value, rest),
-            Some(_) | None => sum,
-        })
+        bytes_to_work_on(values.chain(self.template_args.values()))
     }
 
     /// The prompt, if the template renders it within a few milliseconds.

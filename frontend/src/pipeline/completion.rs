@@ -30,6 +30,10 @@ impl Job {
             echo,
             suffix,
         } = request;
+        if model.card.capabilities.whole_bodies {
+            let why = "this model's engine reads the bodies of completions itself, which it did not when this one was read; send it again";
+            return Err(ApiError::unsupported("model", why));
+        }
         let (guided, bound_by) = bind(&model, &mut params)?.unzip();
         let is_text = |prompt: &Prompt| matches!(prompt, Prompt::Text(_));
         if model.text.is_none() && prompts.iter().any(is_text) {

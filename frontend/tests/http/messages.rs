@@ -12,7 +12,7 @@ use crate::support::{
     CHAT, MODEL, Site, chat, config, echo, encode, thinking_and_calling, tokenizer,
 };
 
-const MESSAGES: &str = "/v1/messages";
+pub(crate) const MESSAGES: &str = "/v1/messages";
 
 const CALLS: &str = "<think>\nI need the weather.\n</think>\n\nI look.\n\
     <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>\n\
@@ -23,8 +23,8 @@ fn tools() -> Value {
     json!([{"name": "get_weather", "description": "Weather.", "input_schema": city}])
 }
 
-/// A user's message, with further fields.
-fn message(text: &str, further: Value) -> Value {
+/// A message of one user, with further fields.
+pub(crate) fn message(text: &str, further: Value) -> Value {
     let mut body = json!({
         "model": MODEL, "max_tokens": 512, "messages": [{"role": "user", "content": text}],
     });
@@ -54,8 +54,8 @@ fn events(response: &Response) -> Vec<Value> {
     text.split_terminator("\n\n").map(event).collect()
 }
 
-/// Assembles a streamed message as Anthropic's clients do.
-fn joined(response: &Response) -> Value {
+/// A streamed message put together as Anthropic's clients do.
+pub(crate) fn joined(response: &Response) -> Value {
     let mut events = events(response).into_iter();
     let start = events.next().expect("a first event");
     assert_eq!(start["type"], "message_start");
@@ -111,7 +111,7 @@ fn joined(response: &Response) -> Value {
     without_ids(message)
 }
 
-fn without_ids(mut message: Value) -> Value {
+pub(crate) fn without_ids(mut message: Value) -> Value {
     message["id"] = Value::Null;
     for block in message["content"].as_array_mut().into_iter().flatten() {
         if block["type"] == "tool_use" {

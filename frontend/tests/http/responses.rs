@@ -16,7 +16,7 @@ use crate::support::{
     CHAT, MODEL, Site, chat, config, echo, echo_text, encode, thinking_and_calling, tokenizer,
 };
 
-const RESPONSES: &str = "/v1/responses";
+pub(crate) const RESPONSES: &str = "/v1/responses";
 
 const CALLS: &str = "<think>\nI need the weather.\n</think>\n\nI look.\n\
     <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Oslo\"}}\n</tool_call>\n\
@@ -28,7 +28,7 @@ fn tools() -> Value {
 }
 
 /// A request with further fields.
-fn asked(input: impl Into<Value>, further: Value) -> Value {
+pub(crate) fn asked(input: impl Into<Value>, further: Value) -> Value {
     let mut body = json!({"model": MODEL, "input": input.into(), "max_output_tokens": 512});
     for (name, value) in further.as_object().into_iter().flatten() {
         body[name] = value.clone();
@@ -60,8 +60,8 @@ fn events(response: &Response) -> Vec<Value> {
         .collect()
 }
 
-/// Assembles a streamed response as clients do, and checks that every event comes where it may.
-fn joined(response: &Response) -> Value {
+/// A streamed response put together as clients do, with every event in the place where it may come.
+pub(crate) fn joined(response: &Response) -> Value {
     let mut output: Vec<Value> = Vec::new();
     let mut deltas = String::new();
     let mut is_open = false;
@@ -118,7 +118,7 @@ fn joined(response: &Response) -> Value {
     without_ids(last["response"].clone())
 }
 
-fn without_ids(mut response: Value) -> Value {
+pub(crate) fn without_ids(mut response: Value) -> Value {
     for name in ["id", "created_at"] {
         response[name] = Value::Null;
     }

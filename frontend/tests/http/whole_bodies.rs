@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use genset_backend_common::Capabilities;
 use genset_backend_common::output::Finish;
+use genset_backend_common::{Capabilities, Input};
 use serde_json::{Value, json};
 
 use crate::client::{Client, Response, post, soon};
+use crate::messages::{self, MESSAGES, message};
+use crate::responses::{self, RESPONSES, asked};
 use crate::script::Script;
 use crate::support::{
     CHAT, COMPLETIONS, MODEL, Site, chat, completion, config, encode, eventually, start_worker,
@@ -31,6 +33,34 @@ pub(crate) fn reading(engine: Arc<Script>) -> Arc<Script> {
             ..Capabilities::text()
         };
     })
+}
+
+/// An engine that reads bodies itself, and answers each in these chunks of its first choice.
+fn writing(choices: Vec<Value>) -> Arc<Script> {
+    reading(Script::new(move |_, out| {
+        let choices = choices.clone();
+        async move {
+            for choice in choices {
+                let chunk = json!({"object": "chat.completion.chunk", "choices": [choice]});
+                out.text(chunk.to_string(), 1).await?;
+            }
+            let details = json!({"reasoning_tokens": 1});
+            let usage = json!({"completion_tokens_details": details});
+            let last = json!({"choices": [], "usage": usage});
+            out.text(last.to_string(), 0).await?;
+            Ok(Finish::stop())
+        }
+    }))
+}
+
+/// The latest body that the engine read.
+fn latest_body(engine: &Script) -> Value {
+    let requests = engine.requests();
+    let request = requests.last().expect("a request");
+    let Input::Text(body) = &request.input else {
+        panic!("no body: {request:?}")
+    };
+    serde_json::from_str(body).expect("a body is JSON")
 }
 
 /// Returns the answers to requests sent while the model's last worker was away; the next worker's engine is `back`.
@@ -136,5 +166,145 @@ async fn a_body_that_waited_is_counted_until_it_is_read() {
     assert_eq!(in_flight(), 1.0);
     drop(client);
     eventually("it is given up", || in_flight() == 0.0).await;
+    site.close().await;
+}
+
+/// The chunks of an answer that thinks, says something and calls a tool.
+fn thinking_and_calling() -> Vec<Value> {
+    let function = json!({"name": "get_weather", "arguments": "{\"city\":"});
+    let call = json!({"index": 0, "id": "call_1", "type": "function", "function": function});
+    let rest = json!({"index": 0, "function": {"arguments": "\"Oslo\"}"}});
+    let deltas = [
+        json!({"role": "assistant", "content": null, "reasoning_content": "Hm."}),
+        json!({"content": "I look."}),
+        json!({"tool_calls": [call]}),
+        json!({"tool_calls": [rest]}),
+    ];
+    let deltas = deltas.map(|delta| json!({"index": 0, "delta": delta, "finish_reason": null}));
+    let end = json!({"index": 0, "delta": {}, "finish_reason": "tool_calls"});
+    deltas.into_iter().chain([end]).collect()
+}
+
+#[tokio::test]
+async fn a_response_is_asked_for_as_a_chat_and_read_from_its_chunks() {
+    let engine = writing(thinking_and_calling());
+    let site = Site::with(config(), engine.clone()).await;
+    let function = json!({"name": "get_weather", "parameters": {"type": "object"}});
+    let mut tool = function.clone();
+    tool["type"] = "function".into();
+    let format = json!({"type": "json_schema", "name": "output", "schema": {"type": "object"}});
+    let body = asked(
+        "Weather?",
+        json!({
+            "instructions": "Be brief.",
+            "tools": [tool],
+            "temperature": 0.7,
+            "text": {"format": format},
+            "reasoning": {"effort": "low"},
+        }),
+    );
+    let [whole, streamed] = site.whole_and_streamed(RESPONSES, body).await;
+    let schema = json!({"name": "output", "schema": {"type": "object"}, "strict": true});
+    let expected = json!({
+        "model": MODEL,
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Weather?"},
+        ],
+        "stream": true,
+        "stream_options": {"include_usage": true},
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "auto",
+        "temperature": 0.7,
+        "max_tokens": 512,
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        "reasoning_effort": "low",
+    });
+    assert_eq!(latest_body(&engine), expected);
+    let whole = whole.json();
+    let [reasoning, said, call] = [0_usize, 1, 2].map(|index| &whole["output"][index]);
+    assert_eq!(reasoning["content"][0]["text"], "Hm.", "{whole}");
+    assert_eq!(said["content"][0]["text"], "I look.", "{whole}");
+    let call = [&call["call_id"], &call["name"], &call["arguments"]];
+    assert_eq!(call, ["call_1", "get_weather", "{\"city\":\"Oslo\"}"]);
+    let counted = &whole["usage"]["output_tokens_details"]["reasoning_tokens"];
+    assert_eq!(*counted, 1, "{whole}");
+    assert_eq!(
+        responses::joined(&streamed),
+        responses::without_ids(whole.clone())
+    );
+    site.close().await;
+}
+
+#[tokio::test]
+async fn a_message_is_asked_for_as_a_chat_and_read_from_its_chunks() {
+    let engine = writing(thinking_and_calling());
+    let site = Site::with(config(), engine.clone()).await;
+    let url = "https://example.org/a.png";
+    let image = json!({"type": "image", "source": {"type": "url", "url": url}});
+    let question = json!({"type": "text", "text": "Weather here?"});
+    let tool = json!({"name": "get_weather", "input_schema": {"type": "object"}});
+    let mut body = message(
+        "",
+        json!({"tools": [tool], "tool_choice": {"type": "any"}, "stop_sequences": ["END"]}),
+    );
+    body["messages"][0]["content"] = json!([question, image]);
+    let [whole, streamed] = site.whole_and_streamed(MESSAGES, body).await;
+    let function = json!({"name": "get_weather", "parameters": {"type": "object"}});
+    let shown = json!({"type": "image_url", "image_url": {"url": url}});
+    let expected = json!({
+        "model": MODEL,
+        "messages": [{"role": "user", "content": [question, shown]}],
+        "stream": true,
+        "stream_options": {"include_usage": true},
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+        "max_tokens": 512,
+        "stop": ["END"],
+    });
+    assert_eq!(latest_body(&engine), expected);
+    let whole = whole.json();
+    let [said, call] = [0_usize, 1].map(|index| &whole["content"][index]);
+    assert_eq!(said["text"], "I look.", "{whole}");
+    assert_eq!(call["id"], "call_1", "{whole}");
+    assert_eq!(call["input"], json!({"city": "Oslo"}), "{whole}");
+    assert_eq!(whole["stop_reason"], "tool_use", "{whole}");
+    assert_eq!(messages::joined(&streamed), messages::without_ids(whole));
+    site.close().await;
+}
+
+#[tokio::test]
+async fn an_answer_is_cut_where_its_chunks_say_so() {
+    let cut = json!({"delta": {"content": "I"}, "finish_reason": "length"});
+    let site = Site::with(config(), writing(vec![cut])).await;
+    let response = site.post(RESPONSES, &asked("Hi", json!({}))).await.json();
+    assert_eq!(response["status"], "incomplete", "{response}");
+    let answer = site.post(MESSAGES, &message("Hi", json!({}))).await.json();
+    assert_eq!(answer["stop_reason"], "max_tokens", "{answer}");
+    site.close().await;
+}
+
+#[tokio::test]
+async fn what_is_no_object_of_the_api_ends_its_request() {
+    let plain = Script::new(|_, out| async move {
+        out.text("plain", 1).await?;
+        Ok(Finish::stop())
+    });
+    let site = Site::with(config(), reading(plain)).await;
+    let answer = site.post(MESSAGES, &message("Hi", json!({}))).await;
+    assert_eq!(answer.status, 500, "{}", answer.text());
+    site.close().await;
+}
+
+#[tokio::test]
+async fn what_takes_tokens_of_ours_is_refused() {
+    let site = Site::with(config(), reader()).await;
+    let rated = asked("Hi", json!({"top_logprobs": 1}));
+    let (status, param, ..) = site.post(RESPONSES, &rated).await.refusal();
+    assert_eq!((status, param.as_deref()), (400, Some("top_logprobs")));
+    let counted = chat("Hi", json!({}));
+    let refused = site.post("/v1/messages/count_tokens", &counted).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    assert!(refused.text().contains("tokenizes by itself"));
     site.close().await;
 }

@@ -45,7 +45,8 @@ class ModelType(enum.Flag):
     `finish_reason` an answer that ends is a `length` where it has `max_tokens`, else a `stop`."""
     Chat = enum.auto()
     """The body of a chat request as its client sent it in; a `chat.completion`, `chat.completion.chunk`s or plain text out. The
-    other kind is made of what the handler gives, as the client asked to have it streamed or not."""
+    other kind is made of what the handler gives, as the client asked to have it streamed or not. Requests of `/v1/responses` and
+    `/v1/messages` come as bodies of streamed chats."""
     Completion = enum.auto()
     """The same for `/v1/completions`."""
     Embedding = enum.auto()
