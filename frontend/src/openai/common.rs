@@ -57,6 +57,8 @@ pub struct ParamLimits {
     pub is_strict: bool,
     /// Whether the server routes by affinity, so that affinity fields are read.
     pub has_affinity: bool,
+    /// Whether clients may be told of instances.
+    pub may_explain: bool,
 }
 
 impl From<&FrontendConfig> for ParamLimits {
@@ -73,6 +75,7 @@ impl From<&FrontendConfig> for ParamLimits {
             max_media_bytes: config.media.max_bytes,
             is_strict: config.strict_parameters,
             has_affinity: config.router.has_affinity(),
+            may_explain: config.is_for_this_machine(),
         }
     }
 }
@@ -226,12 +229,17 @@ impl CommonParams {
             }
             Some(Value::Array(names)) => {
                 for (index, name) in names.iter().enumerate() {
-                    if name.as_str() != Some(ROUTER_ANNOTATION) {
-                        let name = fields.full_name("annotations");
-                        let problem = format!("expected \"{ROUTER_ANNOTATION}\"");
-                        return Err(ApiError::invalid(format!("{name}[{index}]"), problem));
-                    }
-                    self.is_explained = true;
+                    let problem = if name.as_str() != Some(ROUTER_ANNOTATION) {
+                        format!("expected \"{ROUTER_ANNOTATION}\"")
+                    } else if !limits.may_explain {
+                        // A decision names instances and what others' requests keep busy.
+                        "only a server on loopback without API keys says how it routes".to_owned()
+                    } else {
+                        self.is_explained = true;
+                        continue;
+                    };
+                    let name = fields.full_name("annotations");
+                    return Err(ApiError::invalid(format!("{name}[{index}]"), problem));
                 }
                 Ok(())
             }

@@ -9,6 +9,7 @@ use genset_router::RouterMode;
 use http::HeaderName;
 use serde_json::{Value, json};
 
+use crate::access::{bearer, site_with_keys};
 use crate::apis::Embedder;
 use crate::client::{request, soon};
 use crate::scores::Scorer;
@@ -178,6 +179,30 @@ fn check_decisions(decisions: &Value, choices: usize) {
         assert_eq!(decision["candidate_count"], 2);
         assert!(decision["instance"].is_string());
     }
+}
+
+/// A decision names instances and what others' requests keep busy.
+#[tokio::test]
+async fn clients_with_keys_are_told_of_no_decision() {
+    let engine = Script::tokens(encode("Hi"));
+    let (site, _folder) = site_with_keys(&[("a", "sk-a", "")], engine.clone()).await;
+    for extension in ["genset", "nvext"] {
+        let asking = json!({extension: {"annotations": ["router"]}});
+        let response = json!({"model": MODEL, "input": "Hi", extension: asking[extension]});
+        for (path, body) in [
+            (CHAT, chat("Hi", asking.clone())),
+            (COMPLETIONS, completion("Hi", asking.clone())),
+            ("/v1/responses", response),
+        ] {
+            let bytes = request("POST", path, &bearer("sk-a"), body.to_string());
+            let (status, param, _, message) = site.send(bytes).await.refusal();
+            let place = format!("{extension}.annotations[0]");
+            assert_eq!((status, param), (400, Some(place)), "{path}");
+            assert!(message.contains("loopback"), "{path}: {message}");
+        }
+    }
+    assert!(engine.requests().is_empty());
+    site.close().await;
 }
 
 #[tokio::test]
