@@ -71,6 +71,22 @@ fn names_of(list: &str) -> impl Iterator<Item = &str> {
     names.filter(|name| !name.is_empty())
 }
 
+/// A workspace takes no profile from another one, so each that makes programs says it for itself.
+#[test]
+fn releases_of_every_workspace_check_arithmetic() {
+    let metadata = MetadataCommand::new().no_deps().exec().unwrap();
+    for folder in ["", "engines/mistralrs", "engines/llamacpp"] {
+        let manifest = metadata.workspace_root.join(folder).join("Cargo.toml");
+        let text = fs::read_to_string(manifest).unwrap();
+        let (_, release) = text.split_once("\n[profile.release]\n").unwrap();
+        let (release, _) = release.split_once("\n[").unwrap();
+        assert!(
+            release.lines().any(|line| line == "overflow-checks = true"),
+            "{folder}: {release}"
+        );
+    }
+}
+
 #[test]
 fn a_differing_edge_is_named_in_both_directions() {
     let page = format!(
