@@ -236,7 +236,7 @@ struct RunArgs {
     #[command(flatten, next_help_heading = "Worker")]
     worker: WorkerArgs,
     /// Address where tokio-console finds the tasks of this process, in builds that can show them
-    #[arg(long, env = "GENSET_TOKIO_CONSOLE", value_name = "ADDRESS", num_args = 0..=1, require_equals = true, default_missing_value = "0.0.0.0:6669")]
+    #[arg(long, env = "GENSET_TOKIO_CONSOLE", value_name = "ADDRESS", num_args = 0..=1, require_equals = true, default_missing_value = "127.0.0.1:6669")]
     tokio_console: Option<SocketAddr>,
     /// Show the words, and the flags that most people need
     #[arg(short, long, action = ArgAction::HelpShort)]

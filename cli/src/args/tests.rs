@@ -75,6 +75,16 @@ fn no_flags_make_the_default_configuration() {
     assert_eq!(frontend, expected);
 }
 
+/// There are no keys: whoever reaches it sees the tasks.
+#[test]
+fn tokio_console_is_for_this_machine_unless_told() {
+    let words = ["genset", "run", "--tokio-console"].map(OsString::from);
+    let read = read(command(), words.into()).unwrap();
+    let run = read.matches.subcommand_matches("run").unwrap();
+    let address = run.get_one::<SocketAddr>("tokio_console").unwrap();
+    assert!(address.ip().is_loopback());
+}
+
 #[test]
 fn words_come_in_any_order_and_have_defaults() {
     let config = parse_words(&[]).unwrap();

@@ -34,10 +34,10 @@ pub(super) fn warn(address: Option<SocketAddr>) {
     }
 }
 
-/// The console's default address: its usual port on every interface.
+/// Where it looks, if nobody says otherwise: its usual port, on loopback: it has no keys.
 #[cfg(feature = "tokio-console")]
 const ADDRESS: SocketAddr = SocketAddr::new(
-    IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
     console_subscriber::Server::DEFAULT_PORT,
 );
 
