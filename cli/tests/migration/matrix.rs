@@ -67,7 +67,7 @@ impl<'a> Case<'a> {
             last += 1;
         }
         let tokens = self.whole.tokens();
-        let all = last * self.request.choices();
+        let all = last * self.request.choices() * self.request.parts;
         assert!(last > 3 && all >= tokens, "{:?}", self.request);
         last.min(tokens)
     }
@@ -124,5 +124,5 @@ matrix! {
     mocker: tokens;
     python: tokens;
     python_batching: tokens;
-    recital: markup;
+    recital: markup, formats;
 }

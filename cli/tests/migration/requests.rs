@@ -68,6 +68,8 @@ pub(crate) struct Request {
     pub(crate) body: Value,
     /// Whether a stop string from the middle of its answer is to end it.
     pub(crate) is_stopped: bool,
+    /// Of how many answers of engines each of its choices is made.
+    pub(crate) parts: u32,
     /// What its answer must have, or it tests something else than it is for.
     pub(crate) shows: &'static str,
 }
@@ -78,6 +80,7 @@ impl Request {
             api,
             body: with(api.least(), further),
             is_stopped: false,
+            parts: 1,
             shows: "",
         }
     }
@@ -305,4 +308,25 @@ pub(crate) fn markup() -> Vec<Request> {
         of_message(json!({"tools": custom, "thinking": thinking})).shows("tool_use"),
         of_message(json!({"tools": custom, "thinking": thinking})).stopped(),
     ]
+}
+
+/// For an engine whose answer begins freely, with thoughts, and is bound to a format once its content begins.
+pub(crate) fn formats() -> Vec<Request> {
+    let function = json!({"name": "weather"});
+    let tools = json!([{"type": "function", "function": function}]);
+    let flat = json!([with(function, json!({"type": "function"}))]);
+    let custom = json!([{"name": "weather", "input_schema": {"type": "object"}}]);
+    let output = json!({"format": {"type": "json_schema", "schema": schema()}});
+    let of_chat = json!({"max_tokens": 400, "tools": tools, "response_format": format_of_chat()});
+    let requests = [
+        chat(of_chat.clone()),
+        chat(with(of_chat, json!({"n": 4}))),
+        response(json!({"max_output_tokens": 400, "tools": flat, "text": text_of_response()})),
+        message(json!({"max_tokens": 400, "tools": custom, "output_config": output})),
+    ];
+    let requests = requests.map(|request| Request {
+        parts: 2,
+        ..request.shows("3300000")
+    });
+    requests.into()
 }
