@@ -9,6 +9,8 @@ mod completions;
 mod connection;
 mod docs;
 mod files;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handlers;
 mod held;
 mod listing;

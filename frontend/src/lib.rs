@@ -33,6 +33,8 @@ mod work;
 pub use budget::{MemoryBudget, MemoryShare};
 pub use config::{AllowedHost, BatchConfig, FrontendConfig, FrontendTls, MediaConfig, Origin};
 pub use error::{ApiError, Param, ParamName};
+#[cfg(feature = "fuzzing")]
+pub use http::fuzzing;
 pub use http::{BindError, FrontendServer, LocalAnswer, LocalFrontend};
 pub use json::JsonBody;
 pub use media::HostPattern;

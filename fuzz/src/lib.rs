@@ -10,6 +10,7 @@
     reason = "a panic is how a target reports what it found"
 )]
 
+pub mod batches;
 pub mod discovery;
 pub mod files;
 mod input;
@@ -33,6 +34,8 @@ pub struct Target {
 /// Every target.
 pub const TARGETS: &[Target] = &[
     target("api_keys", files::api_keys),
+    target("batch_lines", batches::batch_lines),
+    target("batches", batches::batches),
     target("chat", requests::chat),
     target("chat_template", text::chat_template),
     target("completions", requests::completions),
@@ -58,6 +61,7 @@ pub const TARGETS: &[Target] = &[
     target("tokenizer", text::tokenizer),
     target("tokenizer_config", text::tokenizer_config),
     target("tool_parser", markup::tool_parser),
+    target("uploads", batches::uploads),
 ];
 
 const fn target(name: &'static str, run: fn(&[u8])) -> Target {

@@ -13,7 +13,7 @@ fn limits() -> ParamLimits {
 }
 
 /// Whatever a body says, it is the client's fault if it cannot be read, and the client is told why.
-fn judged<T>(read: Result<T, ApiError>) -> Option<T> {
+pub(crate) fn judged<T>(read: Result<T, ApiError>) -> Option<T> {
     read.inspect_err(|error| {
         assert!(error.status.is_client_error(), "{error:?}");
         assert!(!error.to_string().is_empty());

@@ -31,8 +31,8 @@ const PAGES: Pages = Pages {
     further: &[],
 };
 
-/// A request to create a batch.
-struct BatchRequest {
+/// What a batch is asked for.
+pub(super) struct BatchRequest {
     endpoint: String,
     input_file_id: String,
     metadata: Option<Map<String, Value>>,
@@ -40,7 +40,7 @@ struct BatchRequest {
 }
 
 impl BatchRequest {
-    fn parse(body: JsonBody<'_>) -> Result<Self, ApiError> {
+    pub(super) fn parse(body: JsonBody<'_>) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         let missing = |name| move || ApiError::invalid(name, "you must provide it");
         let input_file_id = fields.string("input_file_id")?;

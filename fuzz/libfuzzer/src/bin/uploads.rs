@@ -1,0 +1,2 @@
+#![no_main]
+genset_libfuzzer::target!(genset_fuzz::batches::uploads);
