@@ -1,11 +1,13 @@
 //! The attacks: what is sent, and what must not come of it beside what every attack is judged by.
 
 mod bodies;
+mod files;
 mod keys;
 mod programs;
 mod requests;
 
-use self::bodies::{choices, filled, list, nested_schema, prompts, words};
+use self::bodies::{choices, filled, images, list, nested_schema, prompts, words};
+use self::files::{endless_heads, too_many_lines};
 use self::keys::{guessed_prompt, replaced_key, stored_responses, told_names, unpaid};
 use self::programs::{broken_template, loud_child, open_directory, orphan};
 use self::requests::{
@@ -205,5 +207,46 @@ pub(super) const ATTACKS: &[Attack] = &[
         name: "20b",
         what: "a child of a server that is killed",
         run: orphan,
+    },
+    Attack {
+        name: "21a",
+        what: "16 uploads whose file has a head that does not end",
+        run: endless_heads,
+    },
+    Attack {
+        name: "21b",
+        what: "a batch of 50001 requests",
+        run: too_many_lines,
+    },
+    Attack {
+        name: "22",
+        what: "`/v1/rerank`: as many documents as fit",
+        run: |bench| {
+            let begin = r#"{"model":"tiny-chat","query":"a","documents":["#;
+            let body = filled(begin, r#""a","#, r#""a"]}"#);
+            one_to(bench, "sample", "/v1/rerank", &body)
+        },
+    },
+    Attack {
+        name: "23a",
+        what: "a chat with as many images as fit",
+        run: |bench| {
+            let body = images(
+                r#"iVBORw0KGgo="}},{"type":"image_url","image_url":{"url":"data:image/png;base64,"#,
+            );
+            one_to(bench, "sample", "/v1/chat/completions", &body)
+        },
+    },
+    Attack {
+        name: "23b",
+        what: "a chat with one image that is as long",
+        run: |bench| {
+            one_to(
+                bench,
+                "sample",
+                "/v1/chat/completions",
+                &images("iVBORw0KGgoA"),
+            )
+        },
     },
 ];

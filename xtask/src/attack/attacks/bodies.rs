@@ -37,6 +37,15 @@ pub(super) fn nested_schema() -> String {
     )
 }
 
+/// A chat with an image, behind whose beginning stands as much of `item` as fits.
+pub(super) fn images(item: &str) -> String {
+    filled(
+        r#"{"model":"tiny-chat","max_tokens":1,"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,"#,
+        item,
+        r#"iVBORw0KGgo="}}]}]}"#,
+    )
+}
+
 /// Words of random letters, the same in every run.
 pub(super) fn words(bytes: usize) -> String {
     let mut state = 88_172_645_463_325_252_u64;
