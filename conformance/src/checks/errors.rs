@@ -7,6 +7,7 @@
 //! - ER05: the kit cannot make a good engine panic. It sends valid but unusual requests, beside a neighbour that must not be
 //!   affected; the Worker's own tests prove that it contains a panic.
 //! - ER06: `model` is the served name, which the frontend resolves and an engine need not know; adapters are the engine's.
+//!
 //! [`Probe::crash`]: crate::Probe::crash
 
 mod media;

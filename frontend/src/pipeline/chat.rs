@@ -17,8 +17,9 @@ use crate::text::{TemplateError, TemplateInput};
 use crate::work::{Owner, SHORT_WORK_BYTES, brief};
 
 impl Job {
-    /// Templates and tokenizes a chat, or writes it as a body where the model's engine reads bodies itself.
+    /// Templates and tokenizes a chat, or writes it as a body if the model's engine reads bodies itself.
     ///
+    /// # Errors
     /// A 400 if the model does not support the messages' media, an image cannot be fetched, the template refuses the messages
     /// or the model has none, the model does not support the requested tool calls, or the prompt exceeds the context.
     ///

@@ -7,7 +7,7 @@ mod programs;
 mod requests;
 
 use self::bodies::{choices, filled, images, list, nested_schema, prompts, words};
-use self::files::{endless_heads, too_many_lines};
+use self::files::too_many_lines;
 use self::keys::{guessed_prompt, replaced_key, stored_responses, told_names, unpaid};
 use self::programs::{broken_template, loud_child, open_directory, orphan};
 use self::requests::{
@@ -209,12 +209,7 @@ pub(super) const ATTACKS: &[Attack] = &[
         run: orphan,
     },
     Attack {
-        name: "21a",
-        what: "16 uploads whose file has a head that does not end",
-        run: endless_heads,
-    },
-    Attack {
-        name: "21b",
+        name: "21",
         what: "a batch of 50001 requests",
         run: too_many_lines,
     },

@@ -10,13 +10,10 @@ use anyhow::{Context as _, bail};
 use serde_json::Value;
 
 use super::SLOWLY;
-use super::requests::told;
 use crate::attack::figures::Row;
 use crate::attack::{Bench, Deed, Scene};
 use crate::http::{Answer, Request, exchange};
 
-/// Uploads at once.
-const UPLOADS: usize = 16;
 /// One more than a batch may have.
 const LINES: usize = 50_001;
 
@@ -39,33 +36,6 @@ fn upload(address: SocketAddr, body: &str) -> std::io::Result<Answer> {
             body: body.as_bytes(),
         },
     )
-}
-
-/// Uploads whose file has a head that does not end.
-pub(super) fn endless_heads(bench: &Bench) -> anyhow::Result<Row> {
-    let mut scene = keeping(bench)?;
-    let name = "a".repeat(4 << 20);
-    let body = format!("--x\r\nContent-Disposition: form-data; name=\"file\"; filename=\"{name}");
-    Ok(bench.measure(&mut scene, |scene| {
-        let mut deed = Deed::new(UPLOADS * body.len());
-        deed.further = UPLOADS as u64 - 1;
-        thread::scope(|scope| {
-            let uploads: Vec<_> = (0..UPLOADS)
-                .map(|_| scope.spawn(|| upload(scene.http(), &body)))
-                .collect();
-            for upload in uploads {
-                let answered = upload
-                    .join()
-                    .unwrap_or_else(|_| Err(std::io::ErrorKind::Other.into()));
-                deed.answers
-                    .push(told(answered.map(|answer| answer.status)));
-            }
-        });
-        if deed.answers.iter().any(|answer| answer == "200") {
-            deed.problem = Some("an upload without an end is kept".into());
-        }
-        deed
-    }))
 }
 
 /// A batch of more requests than one may have: each is looked at.
