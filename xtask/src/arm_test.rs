@@ -1,8 +1,8 @@
-//! `cargo xtask arm-test`: whether the candle engine computes on 64-bit ARM what it should, in QEMU on any machine. Not part of
-//! CI, which must not download the target's standard library.
+//! `cargo xtask arm-test`: checks that the candle engine computes correct results on 64-bit ARM, in QEMU on any machine. Not part
+//! of CI, which must not download the target's standard library.
 //!
-//! In order: the model's tests on a processor that has all instructions that there are kernels for, and those of the products on
-//! processors that have fewer; tiny-chat's golden questions through the binary. How long each took is told, the builds apart.
+//! Runs, in order: the model's tests on a processor with every instruction set that has kernels; the tests of the matrix products
+//! on processors with fewer; tiny-chat's golden questions through the binary. Prints how long each part took, builds apart.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -18,20 +18,20 @@ use crate::system_packages;
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const EMULATOR: &str = "qemu-aarch64";
-/// Where Debian has the target's libraries.
+/// The folder in which Debian installs the target's libraries.
 const LIBRARIES: &str = "/usr/aarch64-linux-gnu";
-/// Processors, and the modules of the engine that are tested on them. The first has i8mm and runs the narrower kernels as well;
-/// what the others show is that nothing is used that they lack: i8mm (ARMv8.2), the 8-bit dot product too (a processor of 2012).
+/// Processors, and the engine modules tested on them. The first has i8mm and also runs the narrower kernels. The others show that
+/// the engine uses no instructions they lack: i8mm (ARMv8.2), and also the 8-bit dot product (a processor of 2012).
 const TESTS: [(&str, &str); 3] = [
     ("max", "model::"),
     ("neoverse-n1", "model::linear::"),
     ("cortex-a53", "model::linear::"),
 ];
 
-/// Runs everything, and stops at the first failure.
+/// Runs all parts; stops at the first failure.
 ///
 /// # Errors
-/// When a program or the target's standard library is missing and cannot be installed, something does not build, or a number is wrong.
+/// When a program or the target's standard library is missing and cannot be installed, a build fails, or a result is wrong.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let is_here = |name: &str| succeeds(Command::new(name).arg("--version").stdout(Stdio::null()));
     if !is_here(LINKER) || !is_here(EMULATOR) {
@@ -72,7 +72,7 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     })
 }
 
-/// Tells how long a part took.
+/// Runs a part and prints how long it took.
 fn timed(what: &str, run: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let watch = Stopwatch::start();
     run()?;

@@ -1,7 +1,7 @@
-//! What `cargo test --workspace` builds, by name: the programs that later steps run, so that nothing is built twice.
+//! The artifacts that `cargo test --workspace` builds, by name. Later steps run these programs, so nothing is built twice.
 //!
-//! Cargo chooses the features of dependencies by the packages that are asked for. A step that asks for one package alone would
-//! build most of them again.
+//! Cargo unifies the features of dependencies over the requested packages. A step that requests one package alone would rebuild
+//! most dependencies.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use cargo_metadata::{Artifact, Message, Target, TargetKind};
 use crate::process::{cargo, output, run as run_command};
 use crate::repo::Repo;
 
-/// Set for steps that run beside builds: what `cargo test --workspace` builds is there, and cargo need not be asked, which would
-/// wait for those builds.
+/// Set for steps that run beside builds: the artifacts of `cargo test --workspace` exist. Such a step does not call cargo, which
+/// would wait for those builds.
 pub(crate) const IS_BUILT: &str = "GENSET_XTASK_IS_BUILT";
 
-/// What is built.
+/// The artifacts of a build.
 pub(crate) struct Artifacts(Vec<Artifact>);
 
 /// A program that runs tests.
@@ -26,16 +26,16 @@ pub(crate) struct TestProgram {
     /// The package and the target, such as `genset-runtime tests/runtime` and `genset bin/genset`; the package alone for the unit
     /// tests of its library.
     pub(crate) name: String,
-    /// What a person types to run it.
+    /// The command that a person types to run it.
     pub(crate) repeat: String,
-    /// Runs it as cargo does: in the package's folder, with what tests read of cargo's environment.
+    /// Runs it as cargo does: in the package's folder, with the cargo environment variables that tests read.
     pub(crate) command: Command,
 }
 
-/// A binary that `cargo test --workspace` builds, built now unless it has been.
+/// The path of a binary that `cargo test --workspace` builds. Builds it if needed.
 ///
 /// # Errors
-/// When it does not build, or no package with tests has it.
+/// When it does not build, or no package with tests has such a binary.
 pub(crate) fn binary(repo: &Repo, name: &str) -> anyhow::Result<PathBuf> {
     let built = repo.target().join("debug").join(name);
     if env::var_os(IS_BUILT).is_some() && built.is_file() {
@@ -44,10 +44,10 @@ pub(crate) fn binary(repo: &Repo, name: &str) -> anyhow::Result<PathBuf> {
     Artifacts::build(repo, &[])?.binary(name)
 }
 
-/// The file that the package `genset-python` is built to, in the folder of its profile.
+/// The file name of the library that cargo builds from the package `genset-python`, in the folder of its profile.
 pub(crate) const NATIVE_MODULE: &str = "libgenset_native.so";
 
-/// The native module of the Python package, built now unless it has been.
+/// The path of the Python package's native module. Builds it if needed.
 ///
 /// # Errors
 /// When it does not build.
@@ -59,18 +59,18 @@ pub(crate) fn native_module(repo: &Repo) -> anyhow::Result<PathBuf> {
     Ok(built)
 }
 
-/// Builds the native module with the features that dependencies have in `cargo test --workspace`, which leaves it out: it has no
-/// tests in Rust.
+/// Builds the native module, with the dependency features of `cargo test --workspace`. That command leaves it out because it has
+/// no tests in Rust.
 ///
 /// # Errors
 /// When it does not build.
 fn build_native_module(repo: &Repo) -> anyhow::Result<()> {
-    // Without targets that have tests, features of dependencies would be others.
+    // Without targets that have tests, cargo would choose other features of dependencies.
     run_command(cargo(repo.root()).args(["build", "--workspace", "--lib", "--tests"]))
 }
 
 impl Artifacts {
-    /// Builds all that later steps run: what `cargo test --workspace` builds, and the native module.
+    /// Builds everything that later steps run: the artifacts of `cargo test --workspace`, and the native module.
     ///
     /// # Errors
     /// When something does not build.
@@ -80,7 +80,7 @@ impl Artifacts {
         Ok(built)
     }
 
-    /// Builds what `cargo test --workspace` builds, or only what is behind `selection`, such as `--lib`.
+    /// Builds the artifacts of `cargo test --workspace`, or only those that `selection` selects, such as `--lib`.
     ///
     /// # Errors
     /// When something does not build.
@@ -102,7 +102,7 @@ impl Artifacts {
     /// The binary of this name.
     ///
     /// # Errors
-    /// When there is none: a package's binary is built where the package has tests of its own.
+    /// When there is none: cargo builds a package's binary only if the package has tests of its own.
     fn binary(&self, name: &str) -> anyhow::Result<PathBuf> {
         let found = self.0.iter().find(|artifact| {
             let target = &artifact.target;
@@ -130,7 +130,7 @@ fn folder_of(artifact: &Artifact) -> Option<&Path> {
 }
 
 impl TestProgram {
-    /// `None` where the artifact runs no tests.
+    /// `None` if the artifact runs no tests.
     fn of(artifact: &Artifact) -> Option<Self> {
         let executable = artifact.executable.as_ref()?;
         if !artifact.profile.test {
@@ -153,8 +153,8 @@ impl TestProgram {
     }
 }
 
-/// The name of the package: `path+file:///DIR/runtime#genset-runtime@0.1.0`, or `path+file:///DIR/xtask#0.1.0` where the folder
-/// has the name.
+/// The name of the package: `path+file:///DIR/runtime#genset-runtime@0.1.0`, or `path+file:///DIR/xtask#0.1.0` if the folder has
+/// the same name.
 fn package_name(artifact: &Artifact) -> Option<&str> {
     let (place, version) = artifact.package_id.repr.rsplit_once('#')?;
     match version.split_once('@') {
@@ -163,7 +163,7 @@ fn package_name(artifact: &Artifact) -> Option<&str> {
     }
 }
 
-/// What is added to the package's name, and what selects the target on cargo's command line.
+/// The suffix of the package's name, and the cargo flags that select the target.
 fn target_words(target: &Target) -> (String, String) {
     let name = &target.name;
     if target.kind.contains(&TargetKind::Test) {

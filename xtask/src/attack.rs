@@ -1,9 +1,9 @@
-//! `cargo xtask attack`: known attacks on a built binary, each on a server of its own, with what they cost it and what
-//! other clients saw.
+//! `cargo xtask attack`: runs known attacks on a built binary, each on its own server. Measures what each attack costs the server
+//! and what other clients see.
 //!
-//! Everything goes to loopback and is bounded in number, bytes and time; a server that takes more memory than
-//! `--max-memory-mb` is killed, so that the machine stays usable. The promises that figures are judged by stand in
-//! [`Promises`]; `docs/guide/operations.md` has the table of a release build.
+//! All traffic stays on loopback and is bounded in number, bytes and time. A server that uses more memory than `--max-memory-mb`
+//! is killed, so that the machine stays usable. [`Promises`] holds the limits that figures are judged by;
+//! `docs/guide/operations.md` has the table of a release build.
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -54,7 +54,7 @@ struct Bench {
 
 /// One of the attacks.
 struct Attack {
-    /// Begins with the number of what it shows, counted as in the review that found them; variants have letters.
+    /// Starts with the number of the finding that it shows, as in the review; variants have letters.
     name: &'static str,
     what: &'static str,
     run: fn(&Bench) -> anyhow::Result<Row>,
@@ -63,7 +63,7 @@ struct Attack {
 /// Runs the attacks and prints a table.
 ///
 /// # Errors
-/// There is no binary, no attack of a name, or a promise is broken.
+/// There is no binary, no attack matches a name, or a promise is broken.
 pub(crate) fn run(repo: &Repo, options: &AttackOptions) -> anyhow::Result<()> {
     let release = || repo.target().join("release/genset");
     let binary = options.binary.clone().unwrap_or_else(release);
@@ -142,9 +142,9 @@ fn private_folder(path: &Path) -> anyhow::Result<()> {
 /// The processes of an attack.
 #[derive(Debug)]
 struct Scene {
-    /// Who is attacked.
+    /// The server under attack.
     target: Served,
-    /// Where clients ask: the target, or the frontend in front of it.
+    /// The server that clients ask: the target, or the frontend in front of it.
     frontend: Option<Served>,
     /// Runs beside the target.
     helper: Option<Served>,
@@ -174,11 +174,11 @@ impl Scene {
 struct Deed {
     /// What was sent, in bytes.
     bytes: u64,
-    /// Requests beyond the first that were sent at once.
+    /// Concurrent requests beyond the first.
     further: u64,
-    /// What came back, one word a request.
+    /// The answers received, one word per request.
     answers: Vec<String>,
-    /// A promise of its own that was broken.
+    /// A broken promise that is specific to this attack.
     problem: Option<String>,
     note: String,
 }
@@ -193,7 +193,7 @@ impl Deed {
 }
 
 impl Bench {
-    /// A server with an engine in it.
+    /// A server with its engine in the same process.
     fn alone(&self, engine: &str, flags: &[&str]) -> anyhow::Result<Scene> {
         let out = format!("out={engine}");
         let arguments = [&["in=http", &out, "--access-log=false"], flags].concat();
@@ -204,7 +204,7 @@ impl Bench {
         )?))
     }
 
-    /// A frontend and a worker of the sample engine, that meet in a folder.
+    /// A frontend and a worker with the sample engine, which meet in a folder.
     fn fleet(&self, worker_flags: &[&str]) -> anyhow::Result<(Served, Served)> {
         let folder = self.folder.join("discovery");
         private_folder(&folder)?;
@@ -217,7 +217,7 @@ impl Bench {
         Ok((frontend, worker))
     }
 
-    /// Does the deed, with clients beside it who want nothing but their streams, and somebody who asks `/live`.
+    /// Performs the attack while bystanders read streams and a prober asks `/live`.
     fn measure(&self, scene: &mut Scene, deed: impl FnOnce(&Scene) -> Deed) -> Row {
         let process = scene.target.id();
         forget_peak(process);
@@ -232,7 +232,7 @@ impl Bench {
             scope.spawn(|| self.watch(process, &highest, &watch_ends));
             let prober = scope.spawn(|| prober.run(&watch_ends));
             let bystanders = scope.spawn(|| bystanders.run(&stop));
-            // Every one of them has begun a stream.
+            // By now every bystander has begun a stream.
             thread::sleep(Duration::from_millis(500));
             let done = deed(scene);
             thread::sleep(Duration::from_millis(300));
@@ -256,7 +256,7 @@ impl Bench {
         }
     }
 
-    /// Looks at the process's memory, and kills it when it takes more than this machine can spare.
+    /// Watches the process's memory, and kills the process when it exceeds what this machine can spare.
     fn watch(&self, process: u32, highest: &AtomicU64, ends: &AtomicBool) {
         while !ends.load(Ordering::Relaxed) {
             let bytes = resident_bytes(process);
@@ -270,13 +270,13 @@ impl Bench {
     }
 }
 
-/// SIGKILL, to a process of ours.
+/// Sends SIGKILL to one of our processes.
 fn kill(process: u32) {
     let process = i32::try_from(process)
         .ok()
         .and_then(rustix::process::Pid::from_raw);
     if let Some(process) = process {
-        // One that has gone is as good as killed.
+        // A process that has already ended needs no kill.
         let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
     }
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask author-crate`: what an engine author pays for depending on `genset-backend-common`.
+//! `cargo xtask author-crate`: what a dependency on `genset-backend-common` costs an engine author.
 //!
-//! It is measured from a crate outside the workspace, as an author's would be: inside, features unify and the
-//! workspace's own dependencies hide what the contract crate asks for.
+//! Measured from a crate outside the workspace, like an author's crate. Inside it, feature unification and the workspace's own
+//! dependencies hide what the contract crate pulls in.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
 use crate::stopwatch::Stopwatch;
 
-/// The packages an author's crate may pull in, build dependencies included: fewer than this.
+/// An author's crate must pull in fewer packages than this, build dependencies included.
 const PACKAGE_LIMIT: usize = 60;
 
 /// Counts the packages behind `genset-backend-common` on this machine's target and prints the count.
@@ -44,9 +44,9 @@ pub(crate) fn check_package_count(repo: &Repo) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Builds the author's crate from nothing, in the debug profile, and prints how long that took.
+/// Builds the author's crate from scratch, in the debug profile, and prints how long that took.
 ///
-/// Crates are fetched before the clock starts, so the time is the compiler's.
+/// Fetches crates before the clock starts, so the time is the compiler's.
 ///
 /// # Errors
 /// When the crate does not build.

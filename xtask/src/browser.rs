@@ -1,8 +1,7 @@
-//! `cargo xtask test browser`: what a real headless browser lets web pages do to the real `genset` binary, and what people do
-//! with its own pages.
+//! `cargo xtask test browser`: a real headless browser against the real `genset` binary. Tests what web pages may do to it, and
+//! what people do with its own pages.
 //!
-//! What is asserted stands in `python-tests/browser.py` and `web_page.py`, which need nothing but Python's own library and
-//! Chromium.
+//! The assertions are in `python-tests/browser.py` and `web_page.py`, which need only Python's standard library and Chromium.
 
 use std::process::Command;
 
@@ -13,7 +12,7 @@ use crate::repo::Repo;
 /// Builds the binary and runs the scripts.
 ///
 /// # Errors
-/// When the binary does not build, the browser is missing or a page may do other than it should.
+/// When the binary does not build, the browser is missing, or a page can do something that it should not.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let genset = artifacts::binary(repo, "genset")?;
     for name in ["python-tests/browser.py", "python-tests/web_page.py"] {

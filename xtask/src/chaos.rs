@@ -1,4 +1,4 @@
-//! `cargo xtask chaos`: the chaos test of fleets, long. What it does stands in `cli/tests/fleet/cases/chaos.rs`.
+//! `cargo xtask chaos`: a long run of the chaos test of fleets, `cli/tests/fleet/cases/chaos.rs`.
 
 use anyhow::ensure;
 
@@ -23,10 +23,10 @@ pub(crate) struct ChaosOptions {
     pub(crate) fleet: Option<String>,
 }
 
-/// How long discovery is gone.
+/// How long discovery is down.
 const AWAY_SECONDS: u64 = 20;
 
-/// Builds the test and runs it, one fleet after the other.
+/// Builds the test and runs it for one fleet after another.
 ///
 /// # Errors
 /// When it does not build, no test has the fleet's name, or a request was lost.
@@ -57,7 +57,7 @@ pub(crate) fn run(repo: &Repo, options: &ChaosOptions) -> anyhow::Result<()> {
     run_command(&mut test)
 }
 
-/// Whether a list of Rust's test harness has a test in it: of none it says nothing, and a run of none passes.
+/// Whether the output of the test harness lists a test. A run without any test would pass.
 fn has_tests(listed: &str) -> bool {
     listed.lines().any(|line| line.ends_with(": test"))
 }

@@ -1,4 +1,4 @@
-//! Which packages a package is built of.
+//! The packages that a package depends on.
 
 use std::collections::{HashMap, HashSet};
 use std::env;
@@ -14,7 +14,7 @@ use crate::process::output;
 /// Resolves a package for this machine's target.
 ///
 /// # Errors
-/// When cargo cannot.
+/// When cargo fails.
 pub(crate) fn resolve(manifest: &Path) -> anyhow::Result<Metadata> {
     MetadataCommand::new()
         .manifest_path(manifest)
@@ -34,7 +34,7 @@ pub(crate) fn host_target() -> anyhow::Result<String> {
     Ok(host.context("`rustc -vV` names no host")?.to_owned())
 }
 
-/// Every package that is behind the root package by dependencies of these kinds, the root itself left out, by name.
+/// All packages that the root package depends on through these kinds of dependencies, by name, without the root itself.
 ///
 /// # Errors
 /// When there is no root package.

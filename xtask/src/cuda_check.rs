@@ -1,17 +1,17 @@
-//! `cargo xtask cuda-check`: whether the candle engine builds for NVIDIA GPUs, on a machine that needs none. Whether the
-//! kernels' source computes what it should, emulated on the host, is among the engine's unit tests.
+//! `cargo xtask cuda-check`: checks that the candle engine builds for NVIDIA GPUs, on a machine without one. The engine's unit
+//! tests check the kernels' results, emulated on the host.
 //!
-//! `cuda-toolchain.sh` puts a toolkit together under `target/cuda` from NVIDIA's wheels on PyPI. Not part of CI: candle's
-//! kernels take nvcc several minutes.
+//! `cuda-toolchain.sh` assembles a toolkit under `target/cuda` from NVIDIA's wheels on PyPI. Not part of CI: nvcc needs several
+//! minutes for candle's kernels.
 
 use std::process::Command;
 
 use crate::process::run as run_command;
 use crate::repo::Repo;
 
-/// Takes the environment that the script prints, and checks the engine with the feature `cuda` in it: lints, a program that
-/// is linked and starts where no driver is, and the binary's code. The engine's own kernels are compiled to PTX on the way;
-/// `ptxas` translates them, as a driver would.
+/// Loads the environment that the script prints, and checks the engine with the feature `cuda`: lints, a program that links and
+/// starts without a driver, and the binary's code. This also compiles the engine's own kernels to PTX; `ptxas` translates them,
+/// as a driver would.
 const CHECK: &str = r#"
 set -euo pipefail
 environment=$(xtask/cuda-toolchain.sh "$1/cuda")
@@ -31,7 +31,7 @@ cargo check -p genset --features genset/cuda
 /// Prepares the toolkit, and checks the engine and the binary with the feature `cuda`.
 ///
 /// # Errors
-/// When the toolkit cannot be had, the code does not compile, or a kernel computes something else.
+/// When the toolkit cannot be installed, the code does not compile, or a kernel's result is wrong.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let mut check = Command::new("bash");
     check

@@ -1,6 +1,6 @@
-//! `cargo xtask test deny`: licences, banned crates and sources, as `deny.toml` has them.
+//! `cargo xtask test deny`: checks licences, banned crates and sources against `deny.toml`.
 //!
-//! It runs offline once every crate is there, since only the advisory database needs GitHub; that check is asked for by name.
+//! Runs offline once every crate is downloaded: only the advisory database needs GitHub, and that check must be requested.
 
 use std::process::Command;
 
@@ -8,18 +8,18 @@ use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
 use crate::tools::{self, Tool};
 
-/// The one that reads our `deny.toml`.
+/// The version that reads our `deny.toml`.
 const CARGO_DENY: Tool = Tool {
     name: "cargo-deny",
     version: "0.20.2",
 };
 
-/// Whether the advisory database is fetched and checked too.
+/// Whether to fetch and check the advisory database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Advisories {
-    /// Not checked: the machine may be offline.
+    /// Do not check: the machine may be offline.
     Skip,
-    /// Checked, which fetches the database from GitHub.
+    /// Fetch the database from GitHub and check it.
     Check,
 }
 

@@ -1,5 +1,5 @@
-//! Room on the disk. A build that runs out of it fails with errors of the compiler and the linker that name no disk, so the
-//! tests ask first.
+//! Checks free disk space before the tests. A build that runs out of it fails with compiler and linker errors that do not mention
+//! the disk.
 
 use std::path::Path;
 
@@ -7,22 +7,22 @@ use anyhow::{Context as _, bail};
 
 use crate::repo::Repo;
 
-/// What the target directory comes to hold, and something to spare.
+/// The size of a complete target directory, with a reserve.
 const FROM_NOTHING: u64 = 10 * GIB;
 
-/// What a target directory that has been built in grows by.
+/// The growth of a target directory that already has a build.
 const AGAIN: u64 = 4 * GIB;
 
 const GIB: u64 = 1 << 30;
 
-/// Refuses to begin what the disk has no room for.
+/// Returns an error if the disk has too little space.
 ///
 /// # Errors
-/// There is less room than the tests take, or nobody can tell.
+/// There is less space than the tests need, or the space cannot be determined.
 pub(crate) fn ensure(repo: &Repo) -> anyhow::Result<()> {
     let has_built = repo.target().join("debug/deps").exists();
     let needed = if has_built { AGAIN } else { FROM_NOTHING };
-    // The target directory may not be there yet, and may be on another disk than the repository.
+    // The target directory may not exist yet, and may be on another disk than the repository.
     let place = repo.target().ancestors().find(|place| place.exists());
     check(place.unwrap_or(repo.root()), needed)
 }

@@ -1,7 +1,7 @@
-//! `cargo xtask engines-test`: engines around other projects' engines, each in a workspace of its own, under the conformance kit. Not part
-//! of CI: each builds hundreds of packages that nothing else needs.
+//! `cargo xtask engines-test`: runs the conformance kit on engines that wrap other projects' engines, each in its own workspace.
+//! Not part of CI: each builds hundreds of packages that nothing else needs.
 //!
-//! Whatever is asserted stands in `engines/NAME/tests` and in the kit.
+//! The assertions are in `engines/NAME/tests` and in the kit.
 
 mod llamacpp;
 
@@ -26,7 +26,7 @@ impl EngineName {
         }
     }
 
-    /// The folders of its models with random weights, and what makes each.
+    /// The folders of its models with random weights, and the arguments that make each.
     fn models(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Mistralrs => &[("qwen3", "--qwen3")],
@@ -38,10 +38,10 @@ impl EngineName {
     }
 }
 
-/// Names the folder of models to a test, beside `models/`.
+/// Tells a test the folder of these models, in addition to `models/`.
 const MODELS_VARIABLE: &str = "GENSET_TEST_MODELS";
 
-/// Builds each engine in a target folder of its own, and runs the kit on its program.
+/// Builds each engine in its own target folder, and runs the kit on its program.
 ///
 /// # Errors
 /// When something does not build, or the kit fails an engine.

@@ -1,4 +1,4 @@
-//! Writing what is built into folders.
+//! Writes build outputs into folders.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ pub(crate) fn fresh(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))
 }
 
-/// Writes a file, and makes its folder.
+/// Writes a file; creates its folder if needed.
 ///
 /// # Errors
 /// When it cannot.
@@ -26,7 +26,7 @@ pub(crate) fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Copies a file, and makes its folder.
+/// Copies a file; creates the destination's folder if needed.
 ///
 /// # Errors
 /// When it cannot.

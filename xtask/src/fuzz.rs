@@ -1,8 +1,8 @@
-//! `cargo xtask fuzz`: builds the fuzz targets as programs of libFuzzer, runs each for a while, and shows what came of it.
+//! `cargo xtask fuzz`: builds the fuzz targets as libFuzzer programs, runs each for a while, and shows the results.
 //!
-//! It needs a C++ compiler and no nightly one: what libFuzzer wants of instrumented code are plain options of the compiler.
-//! What was found new stays in `target/fuzz/corpus`; `--keep` takes as much of it as the repository has room for into
-//! `fuzz/corpus`, where ordinary tests replay it.
+//! Needs a C++ compiler but no nightly Rust: plain compiler options provide the instrumentation for libFuzzer. New inputs stay in
+//! `target/fuzz/corpus`. `--keep` copies as many of them to `fuzz/corpus` as the repository has room for; ordinary tests replay
+//! them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -16,19 +16,19 @@ use anyhow::{Context as _, bail};
 use crate::process::{cargo, output, run as run_command};
 use crate::repo::Repo;
 
-/// What libFuzzer counts: edges, their targets, and what is compared.
+/// The instrumentation for libFuzzer: edges, their targets, and comparisons.
 const INSTRUMENTS: &str = "-Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares";
-/// No input is longer, so that thousands of them are tried in a second.
+/// The longest input. Short inputs let libFuzzer try thousands a second.
 const MAX_INPUT_BYTES: u32 = 20_000;
-/// An input that takes longer is a finding.
+/// The time limit for one input. Exceeding it is a finding.
 const INPUT_SECONDS: u32 = 20;
-/// A target that takes more memory is a finding.
+/// The memory limit of a target. Exceeding it is a finding.
 const MEMORY_MIB: u32 = 3_000;
-/// A corpus in the repository has at most so many files of so many bytes.
+/// Limits of a corpus in the repository: number of files, bytes in total, and bytes per file.
 const KEPT_FILES: usize = 50;
 const KEPT_BYTES: u64 = 150_000;
 const KEPT_FILE_BYTES: u64 = 8_000;
@@ -44,7 +44,7 @@ pub(crate) struct FuzzOptions {
     pub(crate) targets: Vec<String>,
 }
 
-/// What came of a target.
+/// The outcome of a target.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Outcome {
     name: String,
@@ -53,10 +53,10 @@ struct Outcome {
     findings: Vec<PathBuf>,
 }
 
-/// Builds, runs and shows.
+/// Builds and runs the targets, and shows the results.
 ///
 /// # Errors
-/// There is no target of a name, it does not build, or something was found.
+/// A target does not exist or does not build, or a run found something.
 pub(crate) fn run(repo: &Repo, options: &FuzzOptions) -> anyhow::Result<()> {
     let names = names(repo, &options.targets)?;
     let folder = repo.target().join("fuzz");
@@ -106,14 +106,14 @@ fn names(repo: &Repo, wanted: &[String]) -> anyhow::Result<BTreeSet<String>> {
     })
 }
 
-/// Builds all programs; gives the folder that they lie in.
+/// Builds all programs; returns their folder.
 fn build(repo: &Repo, folder: &Path) -> anyhow::Result<PathBuf> {
     let version = output(Command::new("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
     let host = host.context("rustc does not say what it compiles for")?;
     let manifest = repo.root().join("fuzz/libfuzzer/Cargo.toml");
     let mut command = cargo(repo.root());
-    // With a target of its own, scripts of builds do without the instruments.
+    // With an explicit target, cargo does not instrument build scripts.
     command
         .args(["build", "--release", "--bins", "--target", host])
         .arg("--manifest-path")
@@ -125,13 +125,13 @@ fn build(repo: &Repo, folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(folder.join(host).join("release"))
 }
 
-/// Where a target and its files lie.
+/// The paths of a target and its files.
 #[derive(Debug)]
 struct Place {
     program: PathBuf,
-    /// What was found worth trying again, on this machine.
+    /// Interesting inputs found on this machine.
     work: PathBuf,
-    /// The same in the repository.
+    /// Interesting inputs kept in the repository.
     kept: PathBuf,
     findings: PathBuf,
 }
@@ -172,7 +172,7 @@ impl Place {
         Ok(outcome)
     }
 
-    /// Takes new inputs into the repository, of those that reach what others do not, as many as there is room for.
+    /// Copies new inputs into the repository: those that reach new code, as many as there is room for.
     fn keep(&self) -> anyhow::Result<()> {
         let merged = self.work.with_extension("merged");
         drop(fs::remove_dir_all(&merged));
@@ -214,13 +214,13 @@ fn sizes(folder: &Path) -> anyhow::Result<Vec<(u64, PathBuf)>> {
     Ok(sizes)
 }
 
-/// At most `wanted` places of a list, evenly spread.
+/// At most `wanted` indices of a list of this length, evenly spread.
 fn spread(length: usize, wanted: usize) -> Vec<usize> {
     let count = wanted.min(length);
     (0..count).map(|index| index * length / count).collect()
 }
 
-/// What a program says. A finding that it had before is written, and told, again.
+/// Parses a program's log. libFuzzer reports a known finding again.
 fn outcome(name: &str, log: &str) -> Outcome {
     let figure = |name: &str| {
         let line = log.lines().rev().find_map(|line| line.strip_prefix(name));

@@ -1,4 +1,4 @@
-//! tiny-chat's golden questions, asked of a `genset` that was built for something else than this machine's processor.
+//! Asks tiny-chat's golden questions of a `genset` built for something other than this machine's processor.
 
 use std::fs;
 use std::process::Command;
@@ -12,7 +12,7 @@ use crate::repo::Repo;
 /// Asks the questions of one process, many at a time. `genset` is its command, without arguments.
 ///
 /// # Errors
-/// When one is not answered as `golden.json` says.
+/// When an answer differs from `golden.json`.
 pub(crate) fn ask(repo: &Repo, mut genset: Command, options: &[&str]) -> anyhow::Result<()> {
     let model = repo.root().join("models/tiny-chat");
     let golden: Value = serde_json::from_str(&fs::read_to_string(model.join("golden.json"))?)?;
@@ -21,7 +21,7 @@ pub(crate) fn ask(repo: &Repo, mut genset: Command, options: &[&str]) -> anyhow:
         .context("golden.json has no cases")?;
     ensure!(cases.len() > 10, "golden.json has {} cases", cases.len());
     let folder = repo.target().join("golden-questions");
-    // Answers of another time would be gone on with.
+    // Otherwise the run would resume from the answers of an earlier one.
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
     }

@@ -1,9 +1,9 @@
-//! `cargo xtask gpu-test`: what can only be shown where an NVIDIA GPU is. Not part of CI, and never skipped by itself: where
-//! there is no GPU it fails and says what it looked for.
+//! `cargo xtask gpu-test`: the checks that need an NVIDIA GPU. Not part of CI, and never skipped silently: without a GPU it fails
+//! and says what it looked for.
 //!
-//! In order: the engine's unit tests with its kernels on the GPU, logits against the reference in each number type, the
-//! conformance kit, tiny-chat's golden questions through the binary, and figures of a random model of a billion weights,
-//! beside those of `transformers` where Python has it.
+//! Runs, in order: the engine's unit tests with its kernels on the GPU; logits against the reference in each number type; the
+//! conformance kit; tiny-chat's golden questions through the binary; figures of a random model with a billion weights, beside
+//! those of `transformers` if Python has it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,32 +17,32 @@ use crate::golden_questions;
 use crate::process::{output, run as run_command, succeeds};
 use crate::repo::Repo;
 
-/// Tells tests where to compute.
+/// Tells tests which device to use.
 const DEVICE_VARIABLE: &str = "GENSET_TEST_DEVICE";
-/// In bf16 a resumed answer is so far from an uninterrupted one that samples differ.
+/// In bf16, a resumed answer differs so much from an uninterrupted one that samples differ.
 const KIT_DTYPE: (&str, &str) = ("GENSET_TEST_DTYPE", "f16");
-/// Each check starts engines, and the kit waits only so long for one.
+/// Each check starts engines, and the kit limits the time of a start.
 const KIT_THREADS: usize = 4;
-/// Starts an engine with every kind of kernel, alone: the driver translates a kernel when it is first needed, for which all engines of
-/// the process wait longer than the kit does. It keeps what it translated.
+/// Starts an engine with every kind of kernel, alone. The driver translates a kernel on first use and caches the result; all
+/// engines of the process wait for that, longer than the kit allows.
 const FIRST_CHECK: &str = "with_drafts::CC01";
-/// Names an interpreter that has torch and transformers, where `python3` has not.
+/// Names an interpreter with torch and transformers, if `python3` lacks them.
 const PYTHON_VARIABLE: &str = "GENSET_TORCH_PYTHON";
-/// GPUs have the numbers that `nvidia-smi` gives them.
+/// Numbers GPUs as `nvidia-smi` does.
 const ORDER: (&str, &str) = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-/// Programs are built in a third of the time, and what a GPU computes takes as long.
+/// Builds programs in a third of the time; what a GPU computes takes just as long.
 const BUILD: [(&str, &str); 2] = [
     ("CARGO_PROFILE_RELEASE_LTO", "off"),
     ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
 ];
 
-/// Sequences that decode together in the figures.
+/// Sequences that decode concurrently in the figures.
 const MANY: u64 = 64;
 const CONTEXT_TOKENS: &str = "128";
 const NEW_TOKENS: &str = "256";
 const PREFILL_TOKENS: &str = "512";
 
-/// GPUs by parts of their names, the first that fits, and what their memory gives at most, in GB/s.
+/// Peak memory bandwidth in GB/s by a part of the GPU's name. The first match counts.
 const BANDWIDTHS: [(&str, f64); 12] = [
     ("B200", 8000.0),
     ("GH200", 4000.0),
@@ -58,20 +58,20 @@ const BANDWIDTHS: [(&str, f64); 12] = [
     ("RTX 4090", 1008.0),
 ];
 
-/// What is asked for.
+/// Options of the test.
 #[derive(Debug)]
 pub(crate) struct GpuTest {
     /// The GPU, as `nvidia-smi` numbers them.
     pub(crate) gpu: usize,
-    /// What its memory gives at most, in GB/s, where the name is not known here.
+    /// The GPU's peak memory bandwidth in GB/s, if its name is not known here.
     pub(crate) memory_bandwidth: Option<f64>,
-    /// No figures.
+    /// Skips the figures.
     pub(crate) without_bench: bool,
-    /// Where [`build`] left the programs; they are built here if it is `None`.
+    /// The folder into which [`build`] put the programs. If `None`, they are built here.
     pub(crate) programs: Option<PathBuf>,
 }
 
-/// Builds the programs of the test into a folder, for a GPU of this compute capability, such as 90; needs no GPU.
+/// Builds the programs of the test into a folder, for a GPU of this compute capability, such as 90. Needs no GPU.
 ///
 /// # Errors
 /// When there is no toolkit, or something does not build.
@@ -86,7 +86,7 @@ pub(crate) fn build(repo: &Repo, folder: &Path, compute_cap: &str) -> anyhow::Re
     Ok(())
 }
 
-/// Runs everything, and stops at the first failure.
+/// Runs all parts; stops at the first failure.
 ///
 /// # Errors
 /// When there is no GPU, something does not build, or a test fails.
@@ -127,7 +127,7 @@ pub(crate) fn run(repo: &Repo, test: &GpuTest) -> anyhow::Result<()> {
             .env(KIT_DTYPE.0, KIT_DTYPE.1);
         run_command(&mut command)?;
     }
-    // On a GPU an answer may depend on those beside it.
+    // On a GPU, an answer may depend on other sequences in its batch.
     let options = ["--device", &device, "--batch-concurrency", "1"];
     golden_questions::ask(repo, toolkit.command(&programs.genset), &options)?;
     if test.without_bench {
@@ -137,7 +137,7 @@ pub(crate) fn run(repo: &Repo, test: &GpuTest) -> anyhow::Result<()> {
     measure(repo, &toolkit, &programs, &device, bandwidth)
 }
 
-/// What is run, each a file.
+/// The programs to run, one file each.
 #[derive(Debug)]
 struct Programs {
     /// The engine's unit tests.
@@ -157,7 +157,7 @@ impl Programs {
         }
     }
 
-    /// Builds them with one set of options, so that candle's kernels, which take nvcc minutes, are compiled once.
+    /// Builds them with one set of options, so that candle's kernels are compiled once: nvcc needs minutes for them.
     fn build(repo: &Repo, toolkit: &Toolkit, folder: &Path) -> anyhow::Result<Self> {
         let programs = Self::in_folder(folder);
         fs::create_dir_all(folder)?;
@@ -180,7 +180,7 @@ impl Programs {
     }
 }
 
-/// The program with tests of this kind, among what cargo says that it built.
+/// Finds the program with tests of this kind in cargo's build messages.
 fn test_program(built: &str, kind: &str) -> anyhow::Result<PathBuf> {
     for message in Message::parse_stream(built.as_bytes()) {
         let Message::CompilerArtifact(artifact) = message? else {
@@ -194,7 +194,7 @@ fn test_program(built: &str, kind: &str) -> anyhow::Result<PathBuf> {
     bail!("cargo built no {kind} with tests")
 }
 
-/// What `nvidia-smi` says of a GPU.
+/// What `nvidia-smi` reports about a GPU.
 #[derive(Debug)]
 struct Gpu {
     name: String,
@@ -229,7 +229,7 @@ impl Gpu {
         );
     }
 
-    /// A line of `nvidia-smi`, such as `NVIDIA H200, 9.0`.
+    /// Parses a line of `nvidia-smi`, such as `NVIDIA H200, 9.0`.
     fn parse(line: &str) -> Option<Self> {
         let (name, compute_capability) = line.rsplit_once(',')?;
         Some(Self {
@@ -248,7 +248,7 @@ impl Gpu {
 #[derive(Debug)]
 struct Toolkit {
     root: PathBuf,
-    /// What a shell does first.
+    /// The shell commands that set up the environment.
     environment: String,
     compute_cap: String,
 }
@@ -262,7 +262,7 @@ impl Toolkit {
         }
     }
 
-    /// The machine's own, else one that is put together from wheels.
+    /// The machine's toolkit, or one assembled from wheels.
     fn to_build(repo: &Repo, compute_cap: String) -> anyhow::Result<Self> {
         let root = repo.root().to_owned();
         if succeeds(Command::new("nvcc").arg("--version")) {
@@ -277,7 +277,7 @@ impl Toolkit {
         Ok(Self::new(root, environment, compute_cap))
     }
 
-    /// Programs find the CUDA libraries of Python's packages, where the machine's own are not installed.
+    /// Adds the CUDA libraries of Python's packages, if the machine has none installed.
     fn with_libraries(mut self) -> anyhow::Result<Self> {
         if !has_libraries() {
             let libraries = libraries_of_wheels()?;
@@ -297,7 +297,7 @@ impl Toolkit {
         command
     }
 
-    /// A program that finds the toolkit and its libraries.
+    /// A command for a program that finds the toolkit and its libraries.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("bash");
         let script = format!("{}exec \"$0\" \"$@\"", self.environment);
@@ -310,13 +310,13 @@ impl Toolkit {
     }
 }
 
-/// Whether the loader knows the CUDA libraries without being told.
+/// Whether the loader finds the CUDA libraries by itself.
 fn has_libraries() -> bool {
     let known = Command::new("ldconfig").arg("-p").output();
     known.is_ok_and(|known| String::from_utf8_lossy(&known.stdout).contains("libcublas.so.13"))
 }
 
-/// The folder with `libcublas.so.13` and the others that a build with trampolines opens when it runs.
+/// The folder with `libcublas.so.13` and the other libraries that a build with trampolines opens at run time.
 fn libraries_of_wheels() -> anyhow::Result<String> {
     const FIND: &str = "import glob, site, sysconfig\n\
         folders = site.getsitepackages() + [site.getusersitepackages(), sysconfig.get_path('purelib')]\n\
@@ -379,12 +379,12 @@ fn measure(
     Ok(())
 }
 
-/// Tokens a second.
+/// Tokens per second.
 #[derive(Debug)]
 struct Figures {
-    /// Of one sequence that decodes.
+    /// One sequence decodes.
     one: f64,
-    /// Of [`MANY`] together.
+    /// [`MANY`] sequences decode together.
     many: f64,
     prefill: f64,
 }
@@ -397,7 +397,7 @@ fn decode(measured: &Value, sequences: u64) -> anyhow::Result<f64> {
         .with_context(|| format!("no figure of {sequences} sequences in {measured}"))
 }
 
-/// `None` where Python has no torch with a GPU, which is said.
+/// Returns `None`, and says so, if Python has no torch with a GPU.
 fn measure_transformers(
     repo: &Repo,
     model: &Path,
@@ -439,7 +439,7 @@ fn measure_transformers(
     }))
 }
 
-/// Weights that one decode row reads: all but an embedding that is no output matrix.
+/// The bytes of weights that one decode row reads: all except an embedding that is not also the output matrix.
 fn bytes_a_token(model: &Path) -> anyhow::Result<f64> {
     let config: Value = serde_json::from_str(&fs::read_to_string(model.join("config.json"))?)?;
     let size = |name: &str| {
@@ -533,7 +533,7 @@ mod tests {
         assert!(report(&ours, None, 2.4e9, None).contains("unknown limit"));
     }
 
-    /// A line of cargo's about something that it built from `engines/candle`, or from a crate beside it.
+    /// A cargo message about an artifact of `engines/candle` or of a crate beside it.
     fn built(kind: &str, name: &str, file: &str, is_program: bool) -> String {
         let file = format!("/repo/target/release/deps/{file}");
         let executable = is_program.then_some(&file);
@@ -573,7 +573,7 @@ mod tests {
         let lines = [
             built("custom-build", "build-script-build", "build-script", false),
             built("lib", "genset_conformance", "libconformance-02.rlib", false),
-            // The library that the kit's program is linked with comes before the library's own tests.
+            // The library that the kit's program links comes before the library's own tests.
             built("lib", name, library, false),
             built("lib", name, "genset_engine_candle-03", true),
             built("test", "conformance", "conformance-04", true),

@@ -1,12 +1,12 @@
-//! A client for HTTP/1.1 on loopback, for tasks that measure a server: one connection, kept alive, bytes as they are.
+//! A minimal HTTP/1.1 client on loopback, for tasks that measure a server: one kept-alive connection, raw bytes.
 //!
-//! Not a client for anything else: it knows the two ways in which our server ends a body, and no proxy, TLS or redirect.
+//! For nothing else: it knows only the two ways in which our server ends a body, and no proxy, TLS or redirect.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// Longer than any limit of the server's.
+/// Longer than any of the server's limits.
 const TIMEOUT: Duration = Duration::from_secs(150);
 
 /// A connection to the server.
@@ -19,24 +19,24 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 pub(crate) struct Head {
     pub(crate) status: u16,
-    /// Of a body that is not chunked.
+    /// The length of a body that is not chunked.
     length: Option<usize>,
-    /// Whether the server closes the connection behind the answer.
+    /// Whether the server closes the connection after the answer.
     pub(crate) closes: bool,
 }
 
-/// An answer, whole.
+/// A complete answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
     pub(crate) body: Vec<u8>,
 }
 
-/// A request that is a POST of JSON, or a GET where `body` is empty.
+/// A request: POST of JSON, or GET if `body` is empty.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Request<'a> {
     pub(crate) path: &'a str,
-    /// Lines of further headers, each with its CRLF.
+    /// Additional header lines, each with its CRLF.
     pub(crate) headers: &'a str,
     pub(crate) body: &'a [u8],
 }
@@ -92,7 +92,7 @@ impl Connection {
         self.stream.get_mut().write_all(&bytes)
     }
 
-    /// Sends bytes as they are.
+    /// Sends raw bytes.
     pub(crate) fn send_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.get_mut().write_all(bytes)
     }
@@ -127,9 +127,9 @@ impl Connection {
         }
     }
 
-    /// Reads the body behind a head; `each` gets its pieces, and ends the reading by answering false.
+    /// Reads the body after a head. Passes its pieces to `each`, which stops the reading by returning false.
     ///
-    /// Gives whether the body was read to its end.
+    /// Returns whether the body was read to its end.
     pub(crate) fn body(
         &mut self,
         head: &Head,
@@ -160,7 +160,8 @@ impl Connection {
         }
     }
 
-    /// Sends a request and reads its answer. A server that refuses a body may close before it has all of it.
+    /// Sends a request and reads its answer. A server that refuses a body may close the connection before it has received all of
+    /// it.
     pub(crate) fn exchange(&mut self, request: Request<'_>) -> io::Result<Answer> {
         let sent = self.send(request);
         let head = match (self.head(), sent) {
@@ -179,7 +180,7 @@ impl Connection {
     }
 }
 
-/// A request on a connection of its own.
+/// Sends a request on its own connection.
 pub(crate) fn exchange(address: SocketAddr, request: Request<'_>) -> io::Result<Answer> {
     Connection::open(address)?.exchange(request)
 }
@@ -202,7 +203,7 @@ mod tests {
                 let answers = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi\
                     HTTP/1.1 503 No\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
                 stream.write_all(answers.as_bytes()).unwrap();
-                // The second request is read before the stream goes, or the client sees a reset.
+                // Read the second request before closing the stream; otherwise the client sees a reset.
                 while !matches!(stream.read(&mut request), Ok(0) | Err(_)) {}
             });
             let mut connection = Connection::open(address).unwrap();

@@ -1,8 +1,8 @@
-//! `cargo xtask llamacpp-bench`: the candle engine and llama.cpp on the same GGUF file, in turns, in one run.
+//! `cargo xtask llamacpp-bench`: compares the candle engine with llama.cpp on the same GGUF file, in turns, in one run.
 //!
-//! Ours is measured by `genset bench engine`, llama.cpp by `engines/candle/benches/llamacpp.py`, both in release builds with
-//! as many threads as the machine has. Rates are medians over the rounds; what counts is their ratio. One model, or the whole
-//! [`suite`] of them.
+//! `genset bench engine` measures ours and `engines/candle/benches/llamacpp.py` measures llama.cpp, both in release builds with
+//! as many threads as the machine has. Rates are medians over the rounds; their ratio is the result. Runs one model or a whole
+//! [`suite`].
 
 mod suite;
 
@@ -34,18 +34,18 @@ pub(crate) struct Comparison<'a> {
     pub(crate) params: &'a str,
     /// Type of its matrices in GGUF.
     pub(crate) gguf: &'a str,
-    /// What both may compute with.
+    /// The instructions that both may use.
     pub(crate) isa: Instructions,
     pub(crate) rounds: u32,
 }
 
-/// Rates of one round or their medians: decode at each number of sequences, then prefill, in tokens a second.
+/// Rates of one round, or their medians, in tokens a second: decode at each number of sequences, then prefill.
 type Rates = Vec<f64>;
 
-/// Builds, makes the model if it is not there, measures and prints a table.
+/// Builds both, makes the model if it is missing, measures, and prints a table.
 ///
 /// # Errors
-/// When llama.cpp cannot be had, something does not build, or either engine cannot load the model.
+/// When llama.cpp cannot be installed, something does not build, or either engine cannot load the model.
 pub(crate) fn run(repo: &Repo, comparison: &Comparison<'_>) -> anyhow::Result<()> {
     let engines = Engines::build(repo, comparison.isa, &SEQUENCES, NEW_TOKENS)?;
     let model = model(repo, comparison)?;
@@ -55,16 +55,16 @@ pub(crate) fn run(repo: &Repo, comparison: &Comparison<'_>) -> anyhow::Result<()
     Ok(())
 }
 
-/// Both engines, built, and what is measured of them.
+/// Both engines, built, and the settings of the measurement.
 struct Engines {
     genset: PathBuf,
-    /// With llama.cpp.
+    /// The interpreter with llama.cpp.
     python: PathBuf,
-    /// The script that measures it.
+    /// The script that measures llama.cpp.
     script: PathBuf,
     instructions: Instructions,
     threads: String,
-    /// Sequences that decode at once, a list.
+    /// Numbers of sequences that decode concurrently, separated by commas.
     sequences: String,
     new_tokens: String,
 }
@@ -90,7 +90,7 @@ impl Engines {
         })
     }
 
-    /// Medians of ours and of llama.cpp's, measured in turns.
+    /// Returns the medians of our engine and of llama.cpp, measured in turns.
     fn measure(&self, model: &Path, rounds: u32) -> anyhow::Result<(Rates, Rates)> {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for round in 1..=rounds {

@@ -1,6 +1,7 @@
-//! `cargo xtask llamacpp-check`: a real llama.cpp behind the real `genset` binary. Not part of CI: it is built from source.
+//! `cargo xtask llamacpp-check`: a real llama.cpp behind the real `genset` binary. Not part of CI: it builds llama.cpp from
+//! source.
 //!
-//! What is asserted stands in `engines/launcher/tests/llamacpp_check.py`.
+//! The assertions are in `engines/launcher/tests/llamacpp_check.py`.
 
 use std::env;
 use std::path::PathBuf;
@@ -13,13 +14,13 @@ use crate::process::run as run_command;
 use crate::python::virtual_environment_built_with;
 use crate::repo::Repo;
 
-/// Names an interpreter that has `llama_cpp.server` already.
+/// Names an interpreter that already has `llama_cpp.server`.
 const PYTHON_VARIABLE: &str = "GENSET_LLAMACPP_PYTHON";
 
 /// Prepares an interpreter with `llama_cpp.server`, builds the binary and runs the script.
 ///
 /// # Errors
-/// When llama.cpp cannot be had, the binary does not build or an answer is not what it should be.
+/// When llama.cpp cannot be installed, the binary does not build, or an answer is wrong.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let tests = tests(repo);
     let python = python_with_llamacpp(repo, Instructions::Widest)?;
@@ -45,7 +46,7 @@ pub(crate) enum Instructions {
 }
 
 impl Instructions {
-    /// As `--isa` of the candle engine names them.
+    /// The value of the candle engine's `--isa`.
     pub(crate) fn isa(self) -> &'static str {
         match self {
             Self::Widest => "auto",
@@ -61,7 +62,7 @@ impl Instructions {
         }
     }
 
-    /// What the build of llama.cpp reads.
+    /// Environment variables for the build of llama.cpp.
     fn build(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Self::Widest => &[],
@@ -70,17 +71,18 @@ impl Instructions {
                     "CMAKE_ARGS",
                     "-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON",
                 ),
-                // pip would take the build of another folder from its cache.
+                // Otherwise pip would take the build of another folder from its cache.
                 ("PIP_NO_CACHE_DIR", "1"),
             ],
         }
     }
 }
 
-/// The interpreter that `GENSET_LLAMACPP_PYTHON` names, whose llama.cpp may compute with anything, or one for which llama.cpp is built from source.
+/// The interpreter that `GENSET_LLAMACPP_PYTHON` names, whose llama.cpp may use any instructions, or one for which llama.cpp is
+/// built from source.
 ///
 /// # Errors
-/// When llama.cpp cannot be had.
+/// When llama.cpp cannot be installed.
 pub(crate) fn python_with_llamacpp(
     repo: &Repo,
     instructions: Instructions,

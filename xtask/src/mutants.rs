@@ -1,8 +1,8 @@
-//! `cargo xtask mutants`: changes an engine's code in one place after another, and says which changes no check of the
-//! conformance kit sees.
+//! `cargo xtask mutants`: mutates an engine's code in one place after another, and lists the mutations that no check of the
+//! conformance kit detects.
 //!
-//! The kit is the only test. The scheduler is tried through the mocker, and what chooses tokens through an engine of its own tests. What
-//! survives, and why it may, is listed in `docs/guide/conformance-survivors.md`.
+//! The kit is the only test. It tests the scheduler through the mocker, and token selection through an engine in that crate's own
+//! tests. `docs/guide/conformance-survivors.md` lists the mutations that survive, and why they may.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,14 +20,14 @@ const CARGO_MUTANTS: Tool = Tool {
     version: "27.1.0",
 };
 
-/// A crate that is changed.
+/// A crate to mutate.
 struct Subject {
     name: &'static str,
     /// The package whose `tests/conformance.rs` runs the kit.
     engine: &'static str,
-    /// Which of its tests are the kit's: libtest's filters, none for all.
+    /// The libtest filters that select the kit's tests; none for all.
     tests: &'static [&'static str],
-    /// A trial of one change takes no longer, unless the change makes it hang.
+    /// The time limit of one trial. Only a mutation that hangs takes longer.
     seconds: u32,
 }
 
@@ -58,15 +58,15 @@ const SUBJECTS: [Subject; 4] = [
     },
 ];
 
-/// The packages that can be named.
+/// The packages that can be selected.
 pub(crate) fn names() -> PossibleValuesParser {
     PossibleValuesParser::new(SUBJECTS.iter().map(|subject| subject.name))
 }
 
-/// Runs cargo-mutants over each package, with `args` for it.
+/// Runs cargo-mutants on each package, with the arguments `args`.
 ///
 /// # Errors
-/// Where cargo-mutants cannot be installed, the kit fails an engine that is not changed, or changes survive.
+/// When cargo-mutants cannot be installed, the kit fails the unchanged engine, or mutations survive.
 pub(crate) fn run(repo: &Repo, packages: &[String], args: &[OsString]) -> anyhow::Result<()> {
     let program = tools::installed(repo, &CARGO_MUTANTS)?;
     let is_wanted = |subject: &&Subject| {
@@ -96,13 +96,13 @@ fn folder(repo: &Repo) -> PathBuf {
     repo.target().join("mutants")
 }
 
-/// Kept from run to run, so that only the first builds what does not change.
+/// Kept between runs, so that only the first run builds unchanged code.
 fn build(repo: &Repo) -> PathBuf {
     folder(repo).join("build")
 }
 
 impl Subject {
-    /// The kit on the engine as it is; it also builds what no change touches.
+    /// Runs the kit on the unchanged engine; also builds what no mutation touches.
     fn kit(&self, repo: &Repo) -> Command {
         let mut command = cargo(repo.root());
         command

@@ -1,4 +1,4 @@
-//! What the steps that run JavaScript need: Node.js, and a folder with pinned packages of npm.
+//! What the JavaScript steps need: Node.js, and a folder with pinned npm packages.
 //!
 //! The only such folder is `target/ai-sdk`, for the AI SDK's agent of `python-tests/test_agents_ai_sdk.py`.
 
@@ -13,16 +13,15 @@ use crate::process::{output, run as run_command, succeeds};
 use crate::repo::Repo;
 use crate::system_packages;
 
-/// The oldest major version of Node.js that the AI SDK runs on, which Debian 12 has.
+/// The oldest major version of Node.js that the AI SDK supports. Debian 12 has it.
 const OLDEST_NODE: u32 = 18;
 
-/// The folder with the AI SDK, exactly as pinned, and with the script that uses it.
+/// The folder with the pinned AI SDK and the script that uses it.
 ///
-/// The copy of the lock file that says what is installed is written last: an interrupted installation leaves none and starts
-/// again.
+/// Writes the copy of the lock file last: an interrupted installation has no copy and starts again.
 ///
 /// # Errors
-/// When Node.js or a package cannot be had.
+/// When Node.js or a package cannot be installed.
 pub(crate) fn ai_sdk(repo: &Repo) -> anyhow::Result<PathBuf> {
     ensure_node()?;
     let source = repo.root().join("python-tests/ai_sdk");
@@ -44,14 +43,14 @@ pub(crate) fn ai_sdk(repo: &Repo) -> anyhow::Result<PathBuf> {
     Ok(folder)
 }
 
-/// Whether what is wanted is there.
+/// Whether the installed file equals the wanted one.
 fn is_same(wanted: &Path, installed: &Path) -> anyhow::Result<bool> {
     let wanted =
         fs::read_to_string(wanted).with_context(|| format!("cannot read {}", wanted.display()))?;
     Ok(fs::read_to_string(installed).is_ok_and(|text| text == wanted))
 }
 
-/// Makes sure that there are a Node.js that is new enough and npm, through apt-get where that needs no question.
+/// Ensures that npm and a new enough Node.js are installed, through apt-get if that needs no interaction.
 fn ensure_node() -> anyhow::Result<()> {
     let missing: Vec<_> = [("node", "nodejs"), ("npm", "npm")]
         .into_iter()
@@ -73,7 +72,7 @@ fn ensure_node() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// 20 of `v20.19.2`.
+/// Parses the major version: 20 of `v20.19.2`.
 fn major(version: &str) -> Option<u32> {
     version.strip_prefix('v')?.split('.').next()?.parse().ok()
 }

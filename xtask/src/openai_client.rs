@@ -1,7 +1,7 @@
 //! `cargo xtask test openai-client`: the official Python client, and agents, against the real `genset` binary.
 //!
-//! What is asserted stands in `python-tests/`: our own tests, the client's test suite, the agents of four frameworks, one of
-//! them in JavaScript, the programs of the guides, and chat templates against `transformers`.
+//! The assertions are in `python-tests/`: our own tests, the client's test suite, the agents of four frameworks (one in
+//! JavaScript), the programs of the guides, and chat templates against `transformers`.
 
 use std::process::Command;
 
@@ -11,10 +11,10 @@ use crate::process::run as run_command;
 use crate::python::virtual_environment;
 use crate::repo::Repo;
 
-/// Prepares a virtual environment and a folder of npm's, builds the binary and runs pytest.
+/// Prepares a virtual environment and an npm folder, builds the binary and runs pytest.
 ///
 /// # Errors
-/// When Python or Node.js cannot be had, the binary does not build or a test fails.
+/// When Python or Node.js cannot be installed, the binary does not build or a test fails.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let requirements = repo.root().join("python-tests/requirements.txt");
     let python = virtual_environment(repo, "venv", &requirements, "openai, pytest, transformers")?;

@@ -1,5 +1,5 @@
-//! `cargo xtask package`: a Debian package and a tarball of the binary, with units of systemd, completions, man pages and
-//! licences; and `cargo xtask test package`, which installs what CI's tests built with the real dpkg, in a folder.
+//! `cargo xtask package`: builds a Debian package and a tarball of the binary, with systemd units, completions, man pages and
+//! licences. `cargo xtask test package` installs what CI's tests built into a folder, with the real dpkg.
 
 mod licences;
 
@@ -16,12 +16,12 @@ use crate::process::{cargo, output, run as run_command};
 use crate::repo::Repo;
 use crate::system_packages::as_root;
 
-/// What is packed.
+/// The build to package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// What is given to others.
+    /// The build for distribution.
     Dist,
-    /// What the tests built.
+    /// The build of the tests.
     Debug,
 }
 
@@ -30,7 +30,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const UNITS: [&str; 2] = ["genset-frontend.service", "genset-worker@.service"];
 
-/// Where they lie, below `/`.
+/// The folder of the units, below `/`.
 const UNITS_FOLDER: &str = "usr/lib/systemd/system";
 
 /// Where each shell looks for completions, below `usr/share`.
@@ -40,7 +40,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("zsh", "zsh/vendor-completions/_genset"),
 ];
 
-/// Which Debian package has a library that the binary asks for.
+/// The Debian package of each library that the binary needs.
 const LIBRARIES: [(&str, &str); 6] = [
     ("ld-linux-aarch64.so.1", "libc6"),
     ("ld-linux-x86-64.so.2", "libc6"),
@@ -50,16 +50,16 @@ const LIBRARIES: [(&str, &str); 6] = [
     ("libstdc++.so.6", "libstdc++6"),
 ];
 
-/// What was made.
+/// The files that were made.
 pub(crate) struct Made {
     pub(crate) deb: PathBuf,
     pub(crate) tarball: PathBuf,
 }
 
-/// Builds both into `dist/`; into `target/packages` of the debug binary.
+/// Builds both into `dist/`, or into `target/packages` for the debug binary.
 ///
 /// # Errors
-/// When something does not build, or a program of Debian's is missing.
+/// When something does not build, or a Debian program is missing.
 pub(crate) fn build(repo: &Repo, profile: Profile) -> anyhow::Result<Made> {
     let (binary, folder) = match profile {
         Profile::Dist => {
@@ -80,13 +80,13 @@ pub(crate) fn build(repo: &Repo, profile: Profile) -> anyhow::Result<Made> {
     Ok(Made { deb, tarball })
 }
 
-/// Lays every file out as it will lie below `/`.
+/// Lays out every file as it is installed below `/`.
 fn lay_out(repo: &Repo, binary: &Path, stage: &Path) -> anyhow::Result<()> {
     fresh(stage)?;
     let installed = stage.join("usr/bin/genset");
     fs::create_dir_all(stage.join("usr/bin"))?;
     let mut strip = Command::new("strip");
-    // Symbols of functions stay, for traces.
+    // Keeps function symbols, for stack traces.
     strip
         .arg("--strip-debug")
         .arg("-o")
@@ -120,7 +120,7 @@ fn lay_out(repo: &Repo, binary: &Path, stage: &Path) -> anyhow::Result<()> {
     )
 }
 
-/// `bin`, `lib` and `share` in a folder that names version and machine.
+/// Packs `bin`, `lib` and `share` into a folder that names version and machine.
 fn pack_tarball(stage: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let name = format!("genset-{VERSION}-{}-linux", std::env::consts::ARCH);
     let tarball = folder.join(format!("{name}.tar.gz"));
@@ -133,7 +133,7 @@ fn pack_tarball(stage: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(tarball)
 }
 
-/// Adds to the stage what only a package has, and packs it.
+/// Adds the files that only a package has, and packs the stage.
 fn pack_deb(repo: &Repo, stage: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let architecture = output(Command::new("dpkg").arg("--print-architecture"));
     let architecture = architecture.context("a Debian package is made with Debian's dpkg")?;
@@ -152,7 +152,7 @@ fn pack_deb(repo: &Repo, stage: &Path, folder: &Path) -> anyhow::Result<PathBuf>
     for unit in UNITS {
         let unit = stage.join(UNITS_FOLDER).join(unit);
         let text = fs::read_to_string(&unit)?;
-        // What is unpacked by hand belongs into /usr/local; what dpkg unpacks does not.
+        // Files unpacked by hand belong in /usr/local; files unpacked by dpkg do not.
         write(&unit, &text.replace("/usr/local/bin/", "/usr/bin/"))?;
     }
     let deb = folder.join(format!("genset_{VERSION}_{architecture}.deb"));
@@ -178,7 +178,7 @@ fn control_file(architecture: &str, depends: &str) -> String {
     )
 }
 
-/// What the binary needs of the system: its libraries' packages, and libc6 in the version that its newest symbol came with.
+/// The binary's dependencies: the packages of its libraries, and the version of libc6 that introduced its newest symbol.
 fn dependencies(binary: &Path) -> anyhow::Result<String> {
     let headers = output(Command::new("objdump").arg("-p").arg(binary))?;
     let needed = headers
@@ -198,7 +198,7 @@ fn dependencies(binary: &Path) -> anyhow::Result<String> {
     Ok(packages.join(", "))
 }
 
-/// The newest `GLIBC_2.34` of what `objdump -p` writes.
+/// The newest version, such as `GLIBC_2.34`, in the output of `objdump -p`.
 fn newest_glibc(headers: &str) -> anyhow::Result<String> {
     let versions = headers.split_whitespace().filter_map(|word| {
         let (major, minor) = word.strip_prefix("GLIBC_")?.split_once('.')?;
@@ -210,10 +210,10 @@ fn newest_glibc(headers: &str) -> anyhow::Result<String> {
     Ok(format!("{major}.{minor}"))
 }
 
-/// Installs the debug package into a folder, runs what lies there, and removes it again; unpacks the tarball and runs that.
+/// Installs the debug package into a folder, runs its programs, and removes it again; unpacks the tarball and runs that.
 ///
 /// # Errors
-/// When one cannot be made, or does not hold what it should.
+/// When one cannot be made, or its content is wrong.
 pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
     let made = build(repo, Profile::Debug)?;
     let root = repo.target().join("package-root");
@@ -296,7 +296,7 @@ fn units_start(program: &str, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes a folder that dpkg installed into: what it made is root's.
+/// Removes a folder that dpkg installed into: its files belong to root.
 fn remove(root: &Path) -> anyhow::Result<()> {
     if root.exists() {
         run_command(as_root("rm")?.args(["--recursive", "--force"]).arg(root))?;
@@ -304,7 +304,7 @@ fn remove(root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The real dpkg, which takes `root` for the machine. What packages the machine has is of no matter to it.
+/// The real dpkg, with `root` as the machine's root. The packages of the machine do not matter to it.
 fn dpkg(root: &Path) -> anyhow::Result<Command> {
     let mut dpkg = as_root("dpkg")?;
     dpkg.arg(format!("--root={}", root.display()));

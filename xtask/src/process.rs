@@ -1,4 +1,4 @@
-//! Running other programs: each one is shown before it runs, and a failure names it.
+//! Runs other programs. Shows each command before it runs; an error names the command.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
 
-/// The cargo that runs this program, called from `dir`, as a user would: what it has told this program of its own package is left out.
-/// Build scripts ask for these variables (that of `ring` does), and half of everything would be built anew each time.
+/// The cargo that runs this program, called from `dir` as a user would: without the variables that it set for this program's
+/// package. Build scripts depend on them (that of `ring` does), so half of everything would be rebuilt each time.
 pub(crate) fn cargo(dir: &Path) -> Command {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(cargo);
@@ -57,7 +57,7 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
         .with_context(|| format!("`{shown}` wrote something that is not UTF-8"))
 }
 
-/// Whether the command exists and exits with 0; what it writes is dropped.
+/// Whether the command exists and exits with 0. Drops its output.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())

@@ -1,4 +1,4 @@
-//! What the steps that run Python need: a virtual environment with pinned requirements.
+//! What the Python steps need: a virtual environment with pinned requirements.
 
 use std::env;
 use std::ffi::OsString;
@@ -13,15 +13,15 @@ use anyhow::{Context as _, bail};
 use crate::process::{output, run as run_command, succeeds};
 use crate::repo::Repo;
 
-/// What a Debian machine without Python has to run, and what we run ourselves where we may.
+/// The command that installs Python on Debian. We run it ourselves if we may.
 const INSTALL_PYTHON: [&str; 4] = ["install", "--yes", "python3", "python3-venv"];
 
-/// The Python of `target/NAME`, with exactly the pinned requirements installed, among them the modules `imports`.
+/// The Python of `target/NAME`, with exactly the pinned requirements installed, including the modules `imports`.
 ///
-/// The copy of the requirements inside is written last: an interrupted installation leaves none and starts again.
+/// Writes the copy of the requirements last: an interrupted installation has no copy and starts again.
 ///
 /// # Errors
-/// When Python or a requirement cannot be had.
+/// When Python or a requirement cannot be installed.
 pub(crate) fn virtual_environment(
     repo: &Repo,
     name: &str,
@@ -31,7 +31,7 @@ pub(crate) fn virtual_environment(
     virtual_environment_built_with(repo, name, requirements, imports, &[])
 }
 
-/// As [`virtual_environment`], where packages are built with `variables` in the environment.
+/// As [`virtual_environment`], but builds packages with `variables` in the environment.
 ///
 /// # Errors
 /// Those of [`virtual_environment`].
@@ -69,10 +69,10 @@ pub(crate) fn virtual_environment_built_with(
     Ok(python)
 }
 
-/// Makes sure that `python3` can make virtual environments, through apt-get where that needs no question.
+/// Ensures that `python3` can make virtual environments, through apt-get if that needs no interaction.
 ///
 /// # Errors
-/// When there is none and it cannot be installed.
+/// When it cannot and the packages cannot be installed.
 pub(crate) fn ensure_python() -> anyhow::Result<()> {
     if has_python() {
         return Ok(());
@@ -98,18 +98,18 @@ pub(crate) fn ensure_python() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether there is a `python3` that can make virtual environments; Debian ships `ensurepip` apart.
+/// Whether `python3` exists and can make virtual environments; Debian packages `ensurepip` separately.
 fn has_python() -> bool {
     succeeds(Command::new("python3").args(["-c", "import ensurepip, venv"]))
 }
 
-/// The `PATH` under which a test that starts `python3` gets the interpreter at once; nothing where the machine's own does.
+/// The `PATH` with which a test that starts `python3` gets the interpreter directly; `None` if the machine's `PATH` does that.
 ///
-/// What pyenv and its kin have there is a script that first looks for the interpreter, half of what a short program takes, and tests
-/// start `python3` some hundred times.
+/// With pyenv and similar tools, `python3` is a script that first looks for the interpreter. That is half the time of a short
+/// program, and tests start `python3` about a hundred times.
 ///
 /// # Errors
-/// When the folder for it cannot be made.
+/// When its folder cannot be made.
 pub(crate) fn path_without_shim(repo: &Repo) -> anyhow::Result<Option<OsString>> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut found = env::split_paths(&path).map(|folder| folder.join("python3"));

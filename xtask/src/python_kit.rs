@@ -1,7 +1,7 @@
-//! `cargo xtask test python-kit`: the conformance kit from pytest, on the sample engine in Python and on the one around a real
-//! library.
+//! `cargo xtask test python-kit`: runs the conformance kit from pytest on two Python engines: the sample engine and one around a
+//! real library.
 //!
-//! What is asserted stands in `python/conformance_tests/` and `examples/python/`.
+//! The assertions are in `python/conformance_tests/` and `examples/python/`.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ use crate::repo::Repo;
 /// Prepares the virtual environments, builds the binary and runs pytest.
 ///
 /// # Errors
-/// When Python cannot be had, the binary does not build or a test fails.
+/// When Python cannot be installed, the binary does not build or a test fails.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let package = repo.root().join("python");
     let example = repo.root().join("examples/python/ctranslate2-engine");

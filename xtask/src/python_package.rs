@@ -1,6 +1,6 @@
-//! `cargo xtask test python-package`: the Python package `genset`, its types, its tests and its wheel.
+//! `cargo xtask test python-package`: checks the Python package `genset`: its types, its tests and its wheel.
 //!
-//! Also what the Rust tests of `engines/subprocess` need before them: the interpreter of `target/venv-engine`, with `msgpack`.
+//! Also installs what the Rust tests of `engines/subprocess` need: the interpreter of `target/venv-engine`, with `msgpack`.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::python::virtual_environment;
 use crate::repo::Repo;
 use crate::wheel::only_file;
 
-/// What an installed wheel must offer, the marker of its types included.
+/// What an installed wheel must offer, including the marker of its types.
 const USE_WHEEL: &str = "
 import importlib.resources, genset, genset.backend, genset.exceptions, genset.metrics, genset.testing
 assert 'site-packages' in genset.__file__, genset.__file__
@@ -23,7 +23,7 @@ assert importlib.resources.files('genset').joinpath('py.typed').is_file()
 /// Prepares the virtual environment, runs mypy and the tests in it, and builds and tries the wheel.
 ///
 /// # Errors
-/// When Python cannot be had, or a check fails.
+/// When Python cannot be installed, or a check fails.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let package = repo.root().join("python");
     let requirements = package.join("requirements-dev.txt");
@@ -39,7 +39,7 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     try_wheel(repo, &python, &package)
 }
 
-/// Builds the wheel, installs it where nothing else is, and uses it there.
+/// Builds the wheel, installs it into a clean environment, and uses it there.
 fn try_wheel(repo: &Repo, python: &Path, package: &Path) -> anyhow::Result<()> {
     let wheels = repo.target().join("wheels");
     if wheels.exists() {

@@ -1,7 +1,7 @@
-//! `cargo xtask test --quick`: what one runs before a commit. Format, and lints and unit tests of the crates that changed.
+//! `cargo xtask test --quick`: what to run before a commit: the format, and lints and unit tests of the changed crates.
 //!
-//! It asks cargo for the whole workspace, so that dependencies keep the features they were built with, and runs the tests of the
-//! crates that changed alone. It proves less than the whole: tests of other crates may fail for what changed.
+//! Asks cargo for the whole workspace, so that dependencies keep their features, but runs only the tests of the changed crates.
+//! This proves less than the full run: a change may break tests of other crates.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use crate::stopwatch::Stopwatch;
 /// Checks the format, and lints and tests what changed.
 ///
 /// # Errors
-/// What fails first, or git cannot say what changed.
+/// When a check fails, or git cannot say what changed.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let watch = Stopwatch::start();
     run_command(cargo(repo.root()).args(["fmt", "--all", "--check"]))?;
@@ -48,7 +48,7 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is not committed; where everything is, what the last commit changed. Relative to the root.
+/// The uncommitted files; without any, the files that the last commit changed. Relative to the root.
 fn changed_files(repo: &Repo) -> anyhow::Result<Vec<PathBuf>> {
     let git = |arguments: &[&str]| {
         let mut command = Command::new("git");
@@ -73,7 +73,7 @@ fn package_folders(repo: &Repo) -> anyhow::Result<Vec<PathBuf>> {
     Ok(folders.collect())
 }
 
-/// The folders that hold one of the files; all of them, where the manifest or the lock file of the workspace is among those.
+/// The folders that hold one of the files; all folders if the workspace's manifest or lock file is among the files.
 fn folders_of(folders: &[PathBuf], files: &[PathBuf]) -> BTreeSet<PathBuf> {
     let of_all = ["Cargo.toml", "Cargo.lock"].map(Path::new);
     if files.iter().any(|file| of_all.contains(&file.as_path())) {

@@ -1,7 +1,6 @@
-//! `cargo xtask readme`: the source files that README.md shows in full, copied into it between their markers.
+//! `cargo xtask readme`: copies the source files that README.md shows in full into it, between their markers.
 //!
-//! The files are the truth and the page follows; `tests/readme.rs` fails when it does not. Only the blocks below are
-//! touched.
+//! The files are the source of truth; `tests/readme.rs` fails if the page differs. Only the blocks below are changed.
 
 use std::fs;
 
@@ -9,22 +8,22 @@ use anyhow::{Context as _, bail};
 
 use crate::repo::Repo;
 
-/// A marker's name and the file that stands between `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
+/// A marker's name, and the file shown between `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
 const BLOCKS: [(&str, &str); 2] = [
     ("sample", "engines/sample/src/lib.rs"),
     ("sample-worker", "examples/sample-worker/src/main.rs"),
 ];
 
-/// What to do with a page that shows old code.
+/// What to do with a page that shows stale code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Write the present code into it.
+    /// Write the current code into it.
     Write,
-    /// Fail, naming the files that are shown in an old version.
+    /// Fail, and name the files whose copies are stale.
     Check,
 }
 
-/// Copies the files into README.md, or checks that they stand there already.
+/// Copies the files into README.md, or checks that it already shows them.
 ///
 /// # Errors
 /// When a file cannot be read or written, a marker is missing, or, for [`Mode::Check`], a block is stale.

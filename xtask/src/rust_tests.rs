@@ -11,12 +11,11 @@ use crate::python;
 use crate::repo::Repo;
 use crate::side_by_side::{self, Job, Jobs};
 
-/// The package whose engine computes on all cores and waits by spinning: nothing runs beside its tests, or both take many times
-/// longer.
+/// The package whose engine uses all cores and busy-waits. Nothing runs beside its tests; otherwise both take many times longer.
 const ALONE: &str = "genset-engine-candle";
 
-/// The programs that take longest, from half a minute to a quarter of an hour on two cores. They begin first, so that none is left alone
-/// at the end.
+/// The programs that take longest, from half a minute to a quarter of an hour on two cores. They start first, so that none runs
+/// alone at the end.
 const LONGEST: [&str; 14] = [
     "genset-engine-launcher tests/conformance",
     "genset tests/fleet",
@@ -34,11 +33,11 @@ const LONGEST: [&str; 14] = [
     "genset-devtools bin/train-tiny-chat",
 ];
 
-/// A program and what the names of its tests begin with that wait on a clock that goes, four minutes for some seconds of computing.
-/// They are a process of their own: the program's checks that count what belongs to the whole process wait for each other's end.
+/// A program, and the name prefix of its tests that wait in real time: four minutes for a few seconds of computing. They get
+/// their own process: the program's checks that count process-wide state wait for each other.
 const IN_REAL_TIME: (&str, &str) = ("genset-conformance tests/unusual", "real_time::");
 
-/// Builds the tests and says what is to be run.
+/// Builds the tests and returns the jobs to run.
 ///
 /// # Errors
 /// When something does not build.
@@ -78,7 +77,7 @@ pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folder of the logs of what runs side by side.
+/// The folder for the logs of parallel jobs.
 pub(crate) fn logs(repo: &Repo) -> PathBuf {
     repo.target().join("test-logs")
 }
@@ -100,7 +99,7 @@ fn job(program: TestProgram, path: Option<&OsStr>) -> Job {
     }
 }
 
-/// Leaves out the tests that [`in_real_time`] has.
+/// Skips the tests that [`in_real_time`] runs.
 fn skip_real_time(program: &mut TestProgram) {
     let (name, tests) = IN_REAL_TIME;
     if program.name == name {
@@ -108,7 +107,7 @@ fn skip_real_time(program: &mut TestProgram) {
     }
 }
 
-/// The program with nothing but its tests in real time, all at once; `None` of a program that has none.
+/// The program with only its real-time tests, all at once; `None` if it has none.
 fn in_real_time(mut program: TestProgram) -> Option<TestProgram> {
     let (name, tests) = IN_REAL_TIME;
     if program.name != name {
@@ -116,7 +115,7 @@ fn in_real_time(mut program: TestProgram) -> Option<TestProgram> {
     }
     program.name = format!("{name} {tests}");
     program.repeat = format!("{} {tests}", program.repeat);
-    // A flag could not be given once more where they run again.
+    // A flag could not be given a second time when they run again.
     program.command.arg(tests).env("RUST_TEST_THREADS", "8");
     Some(program)
 }
@@ -125,7 +124,7 @@ fn is_alone(program: &TestProgram) -> bool {
     program.name.split(' ').next() == Some(ALONE)
 }
 
-/// The place among [`LONGEST`]; those that are not there come after.
+/// The index in [`LONGEST`]; other programs come after.
 fn rank(name: &str) -> usize {
     let place = LONGEST.iter().position(|long| *long == name);
     place.unwrap_or(LONGEST.len())

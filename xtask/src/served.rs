@@ -1,4 +1,4 @@
-//! [`Served`]: a `genset` process under test, and what the system says of it.
+//! [`Served`]: a `genset` process under test, and what the system reports about it.
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -20,7 +20,7 @@ use crate::http::{self, Request};
 
 /// Longer than a debug build takes to start on a busy machine.
 const START_LIMIT: Duration = Duration::from_secs(120);
-/// As much of a log is kept.
+/// The number of log bytes to keep.
 const LOG_BYTES: usize = 4 << 20;
 /// Ticks of `/proc/PID/stat` in a second, on every Linux.
 const TICKS: f64 = 100.0;
@@ -36,7 +36,7 @@ pub(crate) struct Served {
 
 #[derive(Debug, Default)]
 struct Log {
-    /// Its beginning.
+    /// The beginning of the log.
     text: Vec<u8>,
     bytes: u64,
 }
@@ -77,7 +77,7 @@ impl Served {
         Self::begin_with(binary, port, arguments, Stdio::null())
     }
 
-    /// The same, with something on standard input.
+    /// Like [`Self::begin`], with something on standard input.
     ///
     /// # Errors
     /// It cannot be started.
@@ -115,7 +115,7 @@ impl Served {
         })
     }
 
-    /// Looks again and again until `is_done`, the process has ended, or the time is over; says whether it was done.
+    /// Polls until `is_done`, the process has ended, or `limit` is over; returns whether it was done.
     pub(crate) fn wait_until(&self, limit: Duration, is_done: impl Fn(&Self) -> bool) -> bool {
         let begun = Instant::now();
         while begun.elapsed() < limit {
@@ -130,7 +130,7 @@ impl Served {
         false
     }
 
-    /// How it ended, if it does within `limit`.
+    /// The exit status, if it ends within `limit`.
     pub(crate) fn wait_for_end(&mut self, limit: Duration) -> Option<ExitStatus> {
         let begun = Instant::now();
         while begun.elapsed() < limit {
@@ -146,7 +146,7 @@ impl Served {
         self.child.id()
     }
 
-    /// Whether it runs and is no zombie.
+    /// Whether it runs and is not a zombie.
     pub(crate) fn is_alive(&self) -> bool {
         is_alive(self.id())
     }
@@ -157,13 +157,13 @@ impl Served {
         drop(self.child.wait());
     }
 
-    /// The beginning of what it wrote on standard error.
+    /// The beginning of its standard error.
     pub(crate) fn log_text(&self) -> String {
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&log.text).into_owned()
     }
 
-    /// How much it wrote there.
+    /// The number of bytes that it wrote to standard error.
     pub(crate) fn log_bytes(&self) -> u64 {
         self.log
             .lock()
@@ -200,7 +200,7 @@ fn free_address() -> anyhow::Result<SocketAddr> {
     Ok(listener.local_addr()?)
 }
 
-/// Whether a process runs and is no zombie.
+/// Whether a process runs and is not a zombie.
 pub(crate) fn is_alive(process: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(')')
@@ -212,14 +212,14 @@ pub(crate) fn resident_bytes(process: u32) -> u64 {
     status_bytes(process, "VmRSS:")
 }
 
-/// The most there was since [`forget_peak`].
+/// The peak since [`forget_peak`].
 pub(crate) fn peak_bytes(process: u32) -> u64 {
     status_bytes(process, "VmHWM:")
 }
 
-/// Lets the peak count from now.
+/// Resets the peak.
 pub(crate) fn forget_peak(process: u32) {
-    // Without it the peak counts from the start, which is no less than what is asked for.
+    // If this fails, the peak counts from the start, which is no less.
     drop(fs::write(format!("/proc/{process}/clear_refs"), "5"));
 }
 
@@ -236,7 +236,7 @@ pub(crate) fn cpu_seconds(process: u32) -> f64 {
     let Some((_, rest)) = stat.rsplit_once(')') else {
         return 0.0;
     };
-    // Behind the name: state is field 3, utime and stime are 14 and 15.
+    // After the name: state is field 3, utime and stime are 14 and 15.
     let ticks = rest.split_whitespace().skip(11).take(2);
     ticks
         .filter_map(|word| word.parse::<f64>().ok())

@@ -1,7 +1,7 @@
-//! `cargo xtask servers-test`: real vLLM, llama-server and SGLang behind the real `genset` binary, on the CPU. Not part of CI: they are
-//! large, or are built from source.
+//! `cargo xtask servers-test`: real vLLM, llama-server and SGLang behind the real `genset` binary, on the CPU. Not part of CI:
+//! they are large, or built from source.
 //!
-//! What is asked of them stands in `engines/launcher/tests/servers/`.
+//! The checks are in `engines/launcher/tests/servers/`.
 
 mod install;
 
@@ -70,7 +70,7 @@ impl ServerName {
 /// Installs what is missing, tries each server, and prints a table for each.
 ///
 /// # Errors
-/// When a server cannot be had, or a row of a table is not what it should be: after all of them were tried.
+/// When a server cannot be installed, or a row of a table is wrong; returned after all were tried.
 pub(crate) fn run(repo: &Repo, test: &ServersTest) -> anyhow::Result<()> {
     let release = || repo.target().join("release/genset");
     let binary = test.binary.clone().unwrap_or_else(release);

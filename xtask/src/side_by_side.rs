@@ -1,11 +1,11 @@
-//! Programs that run side by side: tests mostly wait, and while one waits another computes.
+//! Runs programs in parallel: tests mostly wait, and while one waits another computes.
 //!
-//! Each program writes to a log of its own, which is shown where the program fails. Three queues: what builds runs one after another,
-//! since cargo lets only one build into a folder; what only waits does, too; and beside them the other programs run on several lanes.
+//! Each program writes to its own log, which is shown if the program fails. There are three queues. Builds run one after another,
+//! since cargo allows one build per folder. So do programs that only wait. The others run beside them on several lanes.
 //!
-//! A program that fails beside others runs once more, alone, when the others are done: where it says which of its tests failed, those
-//! tests, one at a time, or else the whole. If it fails again, the run fails. If it passes, a test in it does not bear its
-//! neighbours: the run says so at its end, keeps the log, and goes on.
+//! A program that fails beside others runs once more, alone, when the others are done. If it names its failed tests, only those
+//! run, one at a time. If it fails again, the run fails. If it passes, one of its tests does not tolerate load: the run says so
+//! at its end, keeps the log, and continues.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -21,25 +21,25 @@ use crate::stopwatch::Stopwatch;
 /// A program to run.
 #[derive(Debug)]
 pub(crate) struct Job {
-    /// What it is called in the output and, with other signs in place of spaces and slashes, its log.
+    /// Its name in the output and, with other characters in place of spaces and slashes, of its log.
     pub(crate) name: String,
     pub(crate) command: Command,
-    /// What a person types to run it alone.
+    /// The command that a person types to run it alone.
     pub(crate) repeat: String,
-    /// Whether it takes names of tests, and names those that failed, as programs of Rust's test harness do.
+    /// Whether it takes names of tests and names those that failed, as programs of Rust's test harness do.
     pub(crate) takes_tests: bool,
 }
 
-/// What is to be run.
+/// The jobs of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs {
-    /// One after another and before all others, with nothing beside them.
+    /// Run one after another, before all others, with nothing beside them.
     pub(crate) alone: Vec<Job>,
-    /// One after another, beside the others.
+    /// Run one after another, beside the others.
     pub(crate) builds: Vec<Job>,
-    /// One after another, beside the others: they compute next to nothing, so no lane is theirs.
+    /// Run one after another, beside the others: they compute next to nothing, so they need no lane.
     pub(crate) waiting: Vec<Job>,
-    /// Begun in this order, several at a time.
+    /// Started in this order, several at a time.
     pub(crate) others: Vec<Job>,
 }
 
@@ -50,17 +50,17 @@ pub(crate) struct Done {
     pub(crate) took: String,
 }
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// In the order in which they ended.
+    /// In order of completion.
     pub(crate) done: Vec<Done>,
     /// Those of `done` that failed beside others before they passed alone.
     pub(crate) flaky: Vec<Flaky>,
 }
 
 impl Outcome {
-    /// A line for each program that did not bear its neighbours.
+    /// A warning for each flaky program.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = String> + '_ {
         self.flaky.iter().map(|Flaky { name, log }| {
             let log = log.display();
@@ -73,19 +73,19 @@ impl Outcome {
 #[derive(Debug)]
 pub(crate) struct Flaky {
     pub(crate) name: String,
-    /// Of the failure.
+    /// The log of the failure.
     pub(crate) log: PathBuf,
 }
 
-/// How many programs may fail beside others before the run gives up: more have a cause that does not go away.
+/// How many programs may fail beside others before the run gives up: more failures have a lasting cause.
 const MOST_FAILURES: usize = 3;
 
-/// Runs all jobs, `lanes` of the others at a time, with their logs in the folder `logs`. What fails beside others is tried once more
-/// at the end, alone. After a failure alone, or more than [`MOST_FAILURES`], no job begins; those that run are waited for.
+/// Runs all jobs, `lanes` of the others at a time, with their logs in the folder `logs`. Retries a job that failed beside others
+/// at the end, alone. After a failure alone, or more than [`MOST_FAILURES`], starts no more jobs and waits for those that run.
 ///
 /// # Errors
-/// A job cannot be started, or does not exit with 0 alone: the error names it, the command that repeats it, and its log, which is
-/// written to stderr too. Of the tests that are to run once more, not all do.
+/// A job cannot be started, or does not exit with 0 when it runs alone. The error names the job, the command that repeats it, and
+/// its log, which is also written to stderr. Also if not all tests of a retry were run.
 pub(crate) fn run(jobs: Jobs, lanes: usize, logs: &Path) -> anyhow::Result<Outcome> {
     fs::create_dir_all(logs).with_context(|| format!("cannot create {}", logs.display()))?;
     let mut outcome = Outcome::default();
@@ -140,7 +140,7 @@ struct State {
 }
 
 impl State {
-    /// Runs jobs until the queues are empty or too much failed. A queue is looked at when those before it are empty.
+    /// Runs jobs until the queues are empty or too many failed. Takes from a queue only if those before it are empty.
     fn work(&self, queues: &[&Mutex<VecDeque<Job>>], logs: &Path) {
         while lock(&self.failed).len() <= MOST_FAILURES {
             let Some(mut job) = queues.iter().find_map(|queue| lock(queue).pop_front()) else {
@@ -154,12 +154,12 @@ impl State {
     }
 }
 
-/// A panic of another thread ends the run; what it left behind is whole.
+/// A panic of another thread ends the run; the data under the lock is complete.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs a job, with a log of this ending.
+/// Runs a job, with a log of this extension.
 fn perform(job: &mut Job, logs: &Path, ending: &str) -> anyhow::Result<Done> {
     let log = log_of(job, logs, ending);
     let file = File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
@@ -188,7 +188,7 @@ fn perform(job: &mut Job, logs: &Path, ending: &str) -> anyhow::Result<Done> {
     )
 }
 
-/// The tests that the last list of a log names, as Rust's test harness writes it.
+/// The tests in the last list of failures of a log, as Rust's test harness writes it.
 fn failed_tests(log: &str) -> Vec<String> {
     let Some((_, list)) = log.rsplit_once("\nfailures:\n") else {
         return Vec::new();
@@ -197,7 +197,7 @@ fn failed_tests(log: &str) -> Vec<String> {
     names.map(str::to_owned).collect()
 }
 
-/// Fails unless so many tests passed as were named: a program that has no test of a name passes too.
+/// Fails unless as many tests passed as were named: a program also passes if it has no test of a name.
 fn all_passed(job: &Job, logs: &Path, named: usize) -> anyhow::Result<()> {
     let log = log_of(job, logs, "log");
     let written = fs::read(&log).unwrap_or_default();
@@ -212,7 +212,7 @@ fn all_passed(job: &Job, logs: &Path, named: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many tests passed, by the last line of a log that says so, as Rust's test harness writes it.
+/// The number of tests that passed, by the last such line of a log, as Rust's test harness writes it.
 fn passed_tests(log: &str) -> Option<usize> {
     let (_, count) = log.rsplit_once("test result: ok. ")?;
     count.split(' ').next()?.parse().ok()
@@ -230,7 +230,7 @@ fn log_of(job: &Job, logs: &Path, ending: &str) -> PathBuf {
     logs.join(format!("{name}.{ending}"))
 }
 
-/// How many programs run at a time: one more than there are cores, for tests mostly wait.
+/// How many programs run at a time: one more than there are cores, because tests mostly wait.
 ///
 /// # Errors
 /// The system does not say how many cores there are.
@@ -263,7 +263,7 @@ mod tests {
     fn others_run_beside_each_other_and_beside_what_builds() {
         let folder = tempfile::tempdir().unwrap();
         let pipe = |name: &str| folder.path().join(name).display().to_string();
-        // Each end of a named pipe waits for the other: only what runs side by side comes to an end.
+        // Each end of a named pipe waits for the other: only programs that run in parallel finish.
         let (first, second) = (pipe("first"), pipe("second"));
         let made = Command::new("sh")
             .args(["-c", &format!("mkfifo {first} {second}")])
@@ -308,7 +308,7 @@ mod tests {
     fn builds_run_one_after_another() {
         let folder = tempfile::tempdir().unwrap();
         let mark = folder.path().join("mark");
-        // A folder that is there already is an error of mkdir.
+        // mkdir fails if the folder exists.
         let build = |name| job(name, &format!("mkdir {0} && rmdir {0}", mark.display()));
         let jobs = Jobs {
             builds: ["a", "b", "c"].map(build).into(),
@@ -389,7 +389,7 @@ mod tests {
     fn of_a_test_program_only_the_tests_that_failed_run_once_more() {
         let folder = tempfile::tempdir().unwrap();
         let runs = folder.path().join("runs");
-        // Without names of tests two fail; the second run tells what it was given.
+        // Without names of tests, two fail; the second run prints its arguments.
         let list = "failures:\n\n---- a::b stdout ----\n    no name\n\nfailures:\n    a::b\n    c\n\ntest result: FAILED.";
         let passed = "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 7 filtered out";
         let script = format!(

@@ -1,6 +1,6 @@
-//! `cargo xtask soak`: many mixed requests, a third of them left in the middle, and whether memory stays flat.
+//! `cargo xtask soak`: sends many mixed requests, abandons a third of them midway, and checks that memory stays flat.
 //!
-//! The server answers with the sample engine, which computes nothing, so that what is measured is everything else.
+//! The server uses the sample engine, which computes nothing, so that everything else is measured.
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -26,7 +26,7 @@ use crate::served::{Port, Served, resident_bytes};
 
 /// Samples of memory over the whole run.
 const SAMPLES: u64 = 100;
-/// What is in use rises and falls by as much at any time.
+/// The memory in use fluctuates by this much at any time.
 const MIN_TOLERANCE_BYTES: u64 = 16 << 20;
 
 /// How much to send, and to whom.
@@ -42,22 +42,22 @@ pub(crate) struct SoakOptions {
 /// What one connection saw.
 #[derive(Debug, Default)]
 struct Seen {
-    /// How many answers of each status; 0 for requests that were left.
+    /// The number of answers by status; 0 for abandoned requests.
     answers: BTreeMap<u16, u64>,
     errors: Vec<String>,
 }
 
-/// Memory after so many requests.
+/// The memory after a number of requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Sample {
     requests: u64,
     bytes: u64,
 }
 
-/// Sends, watches and shows.
+/// Sends requests, watches memory and shows the result.
 ///
 /// # Errors
-/// There is no binary, a request fails that should not, or memory grew.
+/// There is no binary, a request fails unexpectedly, or memory grew.
 pub(crate) fn run(repo: &Repo, options: &SoakOptions) -> anyhow::Result<()> {
     let release = || repo.target().join("release/genset");
     let binary = options.binary.clone().unwrap_or_else(release);
@@ -100,7 +100,7 @@ pub(crate) fn run(repo: &Repo, options: &SoakOptions) -> anyhow::Result<()> {
     report.verdict()
 }
 
-/// Looks at the server's memory after every hundredth of the requests.
+/// Samples the server's memory after every hundredth of the requests.
 fn watch(served: &Served, requests: u64, sent: &AtomicU64) -> Vec<Sample> {
     let mut samples = Vec::new();
     let mut shown = Instant::now();
@@ -128,13 +128,13 @@ fn watch(served: &Served, requests: u64, sent: &AtomicU64) -> Vec<Sample> {
     }
 }
 
-/// Sends requests on one connection, which is made again when an answer was left.
+/// Sends requests on one connection, and reconnects after an abandoned answer.
 fn client(address: SocketAddr, requests: u64, sent: &AtomicU64) -> Seen {
     let mut seen = Seen::default();
     let mut connection = None;
     loop {
         let number = sent.fetch_add(1, Ordering::Relaxed);
-        // A server that is gone would refuse a million times.
+        // Gives up on a server that is gone: it would refuse a million times.
         if number >= requests || seen.errors.len() > 20 {
             return seen;
         }
@@ -148,7 +148,7 @@ fn client(address: SocketAddr, requests: u64, sent: &AtomicU64) -> Seen {
     }
 }
 
-/// One request; the status of its answer, or 0 if it was left.
+/// Sends one request; returns the status of its answer, or 0 if it was abandoned.
 fn ask(address: SocketAddr, connection: &mut Option<Connection>, number: u64) -> io::Result<u16> {
     let open = match connection {
         Some(open) => open,
@@ -183,7 +183,7 @@ fn ask(address: SocketAddr, connection: &mut Option<Connection>, number: u64) ->
     Ok(head.status)
 }
 
-/// Reads none, the head or some of an answer.
+/// Abandons an answer: reads nothing, the head, or some of it.
 fn leave(open: &mut Connection, number: u64) -> io::Result<()> {
     if number.is_multiple_of(2) {
         return Ok(());
@@ -197,7 +197,7 @@ fn leave(open: &mut Connection, number: u64) -> io::Result<()> {
     .map(drop)
 }
 
-/// Path and body of a request; their kinds take turns, and no two are the same.
+/// Path and body of a request. The kinds take turns, and no two requests are the same.
 fn request(number: u64) -> (&'static str, String) {
     const CHAT: &str = "/v1/chat/completions";
     const COMPLETIONS: &str = "/v1/completions";
@@ -206,7 +206,7 @@ fn request(number: u64) -> (&'static str, String) {
     );
     let prompt = format!(r#""model":"tiny-chat","prompt":"request {number}""#);
     let input = format!(r#""model":"tiny-chat","input":"request {number}","max_output_tokens":5"#);
-    // Not a multiple of three: every kind is left now and then.
+    // Not a multiple of three, so that every kind is abandoned at times.
     match number % 16 {
         0 => (CHAT, format!(r#"{{{messages},"max_tokens":5}}"#)),
         1 => (
@@ -231,7 +231,7 @@ fn request(number: u64) -> (&'static str, String) {
                 r#"{{{messages},"max_tokens":20,"stream":true,"tools":[{{"type":"function","function":{{"name":"now","parameters":{{"type":"object"}}}}}}]}}"#
             ),
         ),
-        // The engine binds nothing: refused, after it was read and asked for.
+        // The engine has no guided decoding, so the request is refused.
         7 => (
             CHAT,
             format!(r#"{{{messages},"max_tokens":5,"response_format":{{"type":"json_object"}}}}"#),
@@ -256,7 +256,7 @@ fn request(number: u64) -> (&'static str, String) {
     }
 }
 
-/// What came of it.
+/// The results of a run.
 #[derive(Debug)]
 struct Report {
     requests: u64,
@@ -275,13 +275,13 @@ impl Report {
         }
     }
 
-    /// The samples behind the first tenth: what is kept of requests has its size by then.
+    /// The samples after the first tenth: by then, the state kept for requests has its full size.
     fn settled(&self) -> Vec<Sample> {
         let after = |sample: &&Sample| sample.requests >= self.requests / 10;
         self.samples.iter().filter(after).copied().collect()
     }
 
-    /// Medians of the first and the last fifth behind the first tenth.
+    /// Medians of the first and the last fifth of the settled samples.
     fn ends(&self) -> (u64, u64) {
         let settled = self.settled();
         let fifth = (settled.len() / 5).max(1);
@@ -290,7 +290,7 @@ impl Report {
         (first, last)
     }
 
-    /// Bytes for 100 000 requests, by least squares behind the first tenth.
+    /// Growth in bytes per 100 000 requests, by least squares over the settled samples.
     fn slope(&self) -> f64 {
         let settled = self.settled();
         let count = settled.len().max(1) as f64;

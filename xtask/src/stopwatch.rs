@@ -7,7 +7,7 @@
 use std::fmt;
 use std::time::Instant;
 
-/// A running clock; shown, it is the time since it was started, as `12.3 s` or `3 min 07 s`.
+/// A running clock. Displays the time since its start, as `12.3 s` or `3 min 07 s`.
 #[derive(Debug)]
 pub(crate) struct Stopwatch(Instant);
 

@@ -1,4 +1,4 @@
-//! Programs of the system that builds and tests need: found, or installed through apt-get where that needs no question.
+//! System programs that builds and tests need: found, or installed through apt-get if that needs no interaction.
 
 use std::process::Command;
 
@@ -6,13 +6,13 @@ use anyhow::{Context as _, bail};
 
 use crate::process::{output, run as run_command, succeeds};
 
-/// A program and the Debian package that has it.
+/// A program and its Debian package.
 struct Program {
     name: &'static str,
     package: &'static str,
 }
 
-/// The servers of the tests, the browser, and what compiles the kernels for GPUs for the host.
+/// The servers of the tests, the browser, and the compiler that builds the GPU kernels for the host.
 const PROGRAMS: [Program; 4] = [
     Program {
         name: "etcd",
@@ -35,7 +35,7 @@ const PROGRAMS: [Program; 4] = [
 /// Installs the programs that are missing.
 ///
 /// # Errors
-/// When they cannot be installed; the error has the command that a person has to run.
+/// When they cannot be installed; the error has the command to run by hand.
 pub(crate) fn ensure_programs() -> anyhow::Result<()> {
     let missing: Vec<_> = PROGRAMS.iter().filter(|program| !program.runs()).collect();
     if missing.is_empty() {
@@ -58,10 +58,10 @@ impl Program {
     }
 }
 
-/// Installs Debian packages: as root, or through a sudo that asks no password.
+/// Installs Debian packages, as root or through a sudo without a password.
 ///
 /// # Errors
-/// When there is no apt-get or no right to use it, or it fails; the error has the command that a person has to run.
+/// When apt-get is missing, not permitted, or fails; the error has the command to run by hand.
 pub(crate) fn install(packages: &[&str]) -> anyhow::Result<()> {
     let by_hand = by_hand(packages);
     if !succeeds(Command::new("apt-get").arg("--version")) {
@@ -80,7 +80,7 @@ fn by_hand(packages: &[&str]) -> String {
     format!("sudo apt-get install --yes {}", packages.join(" "))
 }
 
-/// The words before a command that make us root; `None` when none do.
+/// The command prefix that gives root rights; `None` if there is none.
 fn prefix() -> Option<&'static [&'static str]> {
     if output(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0") {
         return Some(&[]);
@@ -88,10 +88,10 @@ fn prefix() -> Option<&'static [&'static str]> {
     succeeds(Command::new("sudo").args(["-n", "true"])).then_some(&["sudo", "-n"])
 }
 
-/// A program of Debian's that works for root alone: as root, or through a sudo that asks no password.
+/// A Debian program that needs root: runs as root, or through a sudo without a password.
 ///
 /// # Errors
-/// When there is no such right.
+/// When neither is possible.
 pub(crate) fn as_root(program: &str) -> anyhow::Result<Command> {
     let prefix = prefix();
     let prefix = prefix.with_context(|| {
@@ -101,7 +101,7 @@ pub(crate) fn as_root(program: &str) -> anyhow::Result<Command> {
 }
 
 fn without_questions(prefix: &[&str], program: &str) -> Command {
-    // env, since sudo passes no environment on.
+    // env, because sudo does not pass the environment on.
     let words = ["env", "DEBIAN_FRONTEND=noninteractive", program];
     let mut words = prefix.iter().chain(&words);
     let mut command = Command::new(words.next().unwrap_or(&"env"));

@@ -1,8 +1,8 @@
-//! `cargo xtask test`: what CI runs, as a table of steps.
+//! `cargo xtask test`: the steps of CI, as a table.
 //!
-//! The steps stand in order of how soon they can fail. The first failure ends the run and says which command shows it
-//! again, because a later step rarely says anything new about code that does not build. From the tests on, steps run beside
-//! each other: tests mostly wait, and the others build meanwhile. What fails there is tried once more, alone, at the end.
+//! Steps are ordered by how soon they can fail. The first failure ends the run and names the command that repeats it, because a
+//! later step rarely says anything new about code that does not build. From the tests on, steps run in parallel: tests mostly
+//! wait, and the others build meanwhile. A step that fails there is retried at the end, alone.
 
 use std::env;
 use std::fs;
@@ -23,8 +23,8 @@ use crate::{
     system_packages, wheel, wire_client,
 };
 
-/// One line of the run: its name on the command line, its headline, the command that repeats it alone if that is another than
-/// `cargo xtask test NAME`, and what it does.
+/// A step: its name on the command line, its headline, the command that repeats it alone if that is not `cargo xtask test NAME`,
+/// and what it does.
 struct Step {
     name: &'static str,
     title: &'static str,
@@ -43,26 +43,26 @@ impl Step {
     }
 }
 
-/// What may run beside a step. Steps that are not `Nothing` stand together at the end.
+/// What may run beside a step. All steps but `Nothing` come together at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Beside {
-    /// It comes before what runs side by side.
+    /// Nothing: the step comes before the parallel ones.
     Nothing,
     /// The tests: they are built first, then each of their programs is a job.
     Tests,
-    /// Anything but another step that builds.
+    /// Anything except another build.
     OtherBuilds,
-    /// Anything. It runs what the tests built.
+    /// Anything. The step runs what the tests built.
     All,
 }
 
-/// What is built before steps run beside each other: none of them asks cargo for what another built.
+/// What is built before the parallel steps start, so that no step asks cargo for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FirstBuild {
     Nothing,
     /// The programs that steps run.
     Programs,
-    /// Those, and the tests run.
+    /// Those programs, and the tests.
     Tests,
 }
 
@@ -79,7 +79,7 @@ impl FirstBuild {
     }
 }
 
-/// The runtime's features, each of which must do without the others.
+/// The runtime's features. Each must compile without the others.
 const RUNTIME_FEATURES: [&str; 5] = ["etcd", "nats", "otlp", "tls", "tokio-console"];
 
 const STEPS: [Step; 17] = [
@@ -114,7 +114,7 @@ const STEPS: [Step; 17] = [
             run_command(cargo(repo.root()).args(arguments))
         },
     },
-    // Before the Rust tests: those of engines in Python use its virtual environment.
+    // Before the Rust tests: tests of Python engines use its virtual environment.
     Step {
         name: "python-package",
         title: "Python package",
@@ -165,7 +165,7 @@ const STEPS: [Step; 17] = [
                 "--manifest-path",
                 "examples/author-engine/Cargo.toml",
             ]);
-            // What its lines would tell is not worth their time: nobody looks for a fault here.
+            // Debug info is not worth its build time: nobody debugs this build.
             command.env("CARGO_PROFILE_DEV_DEBUG", "0");
             run_command(command.arg("--target-dir").arg(target))
         },
@@ -242,7 +242,7 @@ const STEPS: [Step; 17] = [
     },
 ];
 
-/// Lints the runtime as somebody gets it who depends on it alone, with some features and not the default ones.
+/// Lints the runtime as a dependent crate gets it: with some features and without the default ones.
 fn check_runtime(repo: &Repo, features: &[&str]) -> anyhow::Result<()> {
     let mut command = cargo(repo.root());
     command.args(["clippy", "-p", "genset-runtime", "--no-default-features"]);
@@ -254,20 +254,19 @@ pub(crate) fn names() -> Vec<&'static str> {
     STEPS.iter().map(|step| step.name).collect()
 }
 
-/// Performs the steps of these names, or every step where none is named, in CI's order. Stops at the first that fails. Shows
-/// how long each took.
+/// Runs the named steps, or every step if none is named, in CI's order. Stops at the first failure. Shows how long each took.
 ///
 /// # Errors
-/// There is no room on the disk; or the failed step's error, with the step's name and the command that repeats it.
+/// There is too little disk space, or a step failed; that error has the step's name and the command that repeats it.
 pub(crate) fn run(repo: &Repo, names: &[String], advisories: Advisories) -> anyhow::Result<()> {
     let whole = Stopwatch::start();
-    // A step beside others was asked for by a run that looked.
+    // The run that started a parallel step has already checked.
     if env::var_os(artifacts::IS_BUILT).is_none() {
         disk_space::ensure(repo)?;
     }
     let is_chosen = |step: &&Step| names.is_empty() || names.iter().any(|name| name == step.name);
     let steps: Vec<&Step> = STEPS.iter().filter(is_chosen).collect();
-    // One step alone shows what it does as it does it.
+    // A single step shows its output live.
     let is_first = |step: &&Step| steps.len() == 1 || step.beside == Beside::Nothing;
     let (first, beside): (Vec<&Step>, Vec<&Step>) = steps.iter().copied().partition(is_first);
     let mut times = Vec::new();
@@ -292,11 +291,11 @@ pub(crate) fn run(repo: &Repo, names: &[String], advisories: Advisories) -> anyh
     Ok(())
 }
 
-/// Performs steps that may run beside each other. Answers with the lines of their times.
+/// Runs steps in parallel where they may. Returns the lines with their times.
 fn run_beside(repo: &Repo, steps: &[&Step], advisories: Advisories) -> anyhow::Result<Vec<String>> {
     let logs = rust_tests::logs(repo);
     fs::create_dir_all(&logs).with_context(|| format!("cannot create {}", logs.display()))?;
-    // A copy: building the tests puts another program in this one's place.
+    // A copy: building the tests replaces this program's file.
     let program = logs.join("xtask");
     fs::copy(env::current_exe()?, &program).context("cannot copy this program")?;
     let mut times = Vec::new();
@@ -315,7 +314,7 @@ fn run_beside(repo: &Repo, steps: &[&Step], advisories: Advisories) -> anyhow::R
             jobs = tests;
         }
     }
-    // They wait more than they compute: at the end they would wait alone.
+    // These wait more than they compute; at the end they would wait alone.
     let mut waiting = Vec::new();
     for step in steps {
         let job = || step_job(&program, repo, step, advisories);
@@ -340,7 +339,7 @@ fn run_beside(repo: &Repo, steps: &[&Step], advisories: Advisories) -> anyhow::R
     Ok(times)
 }
 
-/// A step as a process of its own, so that what it writes stays together.
+/// A step as its own process, so that its output stays together.
 fn step_job(program: &Path, repo: &Repo, step: &Step, advisories: Advisories) -> Job {
     let mut command = Command::new(program);
     command
@@ -358,7 +357,7 @@ fn step_job(program: &Path, repo: &Repo, step: &Step, advisories: Advisories) ->
     }
 }
 
-/// Does something with its headline before and its time after. Answers with a line of the table of times too.
+/// Prints the headline, runs, and prints the time. Also returns a line for the table of times.
 fn timed<T>(
     headline: &str,
     name: &str,

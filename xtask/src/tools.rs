@@ -1,5 +1,4 @@
-//! Programs that come from the registry in one exact version and live under `target/tools`, so that nothing is installed for
-//! the whole machine.
+//! Programs from the registry in one exact version, under `target/tools`: nothing is installed for the whole machine.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,15 +6,15 @@ use std::process::{Command, Stdio};
 use crate::process::{cargo, run as run_command};
 use crate::repo::Repo;
 
-/// A program of crates.io.
+/// A program on crates.io.
 pub(crate) struct Tool {
-    /// Its package, and the program's name.
+    /// The name of its package and of the program.
     pub(crate) name: &'static str,
-    /// The one version that is used.
+    /// The only version in use.
     pub(crate) version: &'static str,
 }
 
-/// The path of a program of the right version: the machine's own, ours, or one built now.
+/// The path of a program in the right version: the machine's, ours, or one built now.
 ///
 /// # Errors
 /// When it cannot be installed.
@@ -33,7 +32,7 @@ pub(crate) fn installed(repo: &Repo, tool: &Tool) -> anyhow::Result<PathBuf> {
     );
     let mut install = cargo(repo.root());
     install
-        // It runs for a second: to optimize it would take longer.
+        // It runs for a second: optimizing it would take longer.
         .args(["install", name, "--quiet", "--locked", "--debug"])
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .args(["--version", version, "--root"])
@@ -42,7 +41,7 @@ pub(crate) fn installed(repo: &Repo, tool: &Tool) -> anyhow::Result<PathBuf> {
     Ok(ours)
 }
 
-/// What `PROGRAM --version` says after its name, or nothing if it does not run.
+/// The version that `PROGRAM --version` prints; `None` if it does not run.
 fn version_of(program: &Path) -> Option<String> {
     let output = Command::new(program)
         .arg("--version")

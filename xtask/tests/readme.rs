@@ -1,5 +1,5 @@
-//! README.md shows code as it is: the blocks between its markers equal the files they were copied from. Rust in the guides is
-//! compiled.
+//! README.md shows current code: the blocks between its markers equal the files they were copied from. Rust in the guides
+//! compiles.
 
 use std::process::Command;
 
@@ -16,7 +16,7 @@ fn code_in_the_readme_is_the_code() {
     );
 }
 
-/// Rust of the guides is compiled as doc tests of `genset-frontend`, which names each such guide.
+/// Rust in the guides compiles as doc tests of `genset-frontend`, which names each such guide.
 #[test]
 fn guides_with_rust_are_doc_tests() {
     let command = cargo_metadata::MetadataCommand::new().no_deps().exec();
@@ -35,8 +35,8 @@ fn guides_with_rust_are_doc_tests() {
     assert!(guides >= 2, "only {guides} guides with Rust were found");
 }
 
-/// The repository's address stands in the workspace's manifest alone. While it has none, README.md says so and no file
-/// guesses one, which somebody else may own.
+/// Only the workspace's manifest has the repository's address. While it has none, README.md says so and no file guesses one,
+/// which somebody else may own.
 #[test]
 fn the_repository_has_one_address_or_none() {
     let metadata = cargo_metadata::MetadataCommand::new().exec().unwrap();

@@ -1,4 +1,4 @@
-//! The attacks: what is sent, and what must not come of it beside what every attack is judged by.
+//! The attacks: what each one sends, and what it must not cause in addition to the promises for every attack.
 
 mod bodies;
 mod files;
@@ -16,9 +16,9 @@ use self::requests::{
 };
 use super::{Attack, wire};
 
-/// Of texts to tokenize.
+/// The size of texts to tokenize.
 const TEXT_BYTES: usize = 10_000_000;
-/// So that streams of others last as long as an attack.
+/// Makes the streams of bystanders last as long as an attack.
 const SLOWLY: [&str; 2] = ["--token-delay-ms", "20"];
 
 pub(super) const ATTACKS: &[Attack] = &[

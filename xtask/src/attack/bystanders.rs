@@ -1,4 +1,4 @@
-//! Who is there while a server is attacked: clients that want nothing but their streams, and one who asks `/live`.
+//! The clients beside an attack: some read streams, one asks `/live`.
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 
 use crate::http::{Connection, Request};
 
-/// Streams at once.
+/// Concurrent streams.
 const CLIENTS: usize = 3;
 /// Tokens of each stream.
 const TOKENS: usize = 60;
 
-/// What became of the streams of others.
+/// The outcome of the bystanders' streams.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Streams {
     pub(super) finished: u32,
@@ -51,7 +51,7 @@ impl fmt::Display for Streams {
     }
 }
 
-/// Clients that read one stream after the other.
+/// Clients that read one stream after another.
 #[derive(Debug)]
 pub(super) struct Bystanders {
     address: SocketAddr,
@@ -70,7 +70,7 @@ impl Bystanders {
         }
     }
 
-    /// Reads streams until `stop`, and those to their ends.
+    /// Reads streams until `stop`; reads the open ones to their ends.
     pub(super) fn run(&self, stop: &AtomicBool) -> Streams {
         thread::scope(|scope| {
             let clients: Vec<_> = (0..CLIENTS)
@@ -103,7 +103,7 @@ impl Bystanders {
         seen
     }
 
-    /// One stream to its end; the status of its answer.
+    /// Reads one stream to its end; returns the status of its answer.
     fn stream(&self, longest_gap: &mut Duration) -> io::Result<u16> {
         let mut connection = Connection::open(self.address)?;
         connection.send(Request {
@@ -133,7 +133,7 @@ impl Bystanders {
     }
 }
 
-/// Asks `/live` again and again.
+/// Asks `/live` repeatedly.
 #[derive(Debug)]
 pub(super) struct Prober {
     address: SocketAddr,
@@ -144,7 +144,7 @@ impl Prober {
         Self { address }
     }
 
-    /// The longest that an answer took.
+    /// Returns the longest time that an answer took.
     pub(super) fn run(&self, stop: &AtomicBool) -> Duration {
         let mut longest = Duration::ZERO;
         let mut connection = None;

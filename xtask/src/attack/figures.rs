@@ -9,15 +9,15 @@ use serde_json::{Value, json};
 use super::Deed;
 use super::bystanders::Streams;
 
-/// What one request may take beside eight times its bytes.
+/// The memory that one request may use, in addition to eight times its bytes.
 const ROOM_BYTES: u64 = 16 << 20;
-/// What the clients beside an attack may take.
+/// The memory that the clients beside an attack may use.
 const BYSTANDERS_BYTES: u64 = 16 << 20;
 
-/// What figures are judged by: memory follows the bytes that were sent, nobody waits, nobody's stream ends.
+/// The limits for figures: memory follows the bytes that were sent, no client waits, no stream ends early.
 #[derive(Debug)]
 pub(super) struct Promises {
-    /// The longest that `/live` may take. The promise is some milliseconds; a loaded machine adds its own.
+    /// The longest time that `/live` may take. The promise is a few milliseconds; a loaded machine adds its own delay.
     pub(super) max_stall: Duration,
 }
 
@@ -31,18 +31,18 @@ pub(super) struct Row {
     pub(super) rss_peak: u64,
     pub(super) cpu_seconds: f64,
     pub(super) seconds: f64,
-    /// `None` where there was no server to ask.
+    /// `None` if there was no server to ask.
     pub(super) stall: Option<Duration>,
     pub(super) streams: Option<Streams>,
     pub(super) is_dead: bool,
-    /// It took more memory than this machine was to spare.
+    /// It was killed for using more memory than this machine could spare.
     pub(super) was_stopped: bool,
     /// The promises that were broken.
     pub(super) broken: Vec<String>,
 }
 
 impl Row {
-    /// Of an attack that is judged by its deed alone.
+    /// A row for an attack that is judged by its deed alone.
     pub(super) fn of(deed: Deed) -> Self {
         Self {
             deed,
@@ -75,7 +75,7 @@ impl Row {
         self.broken = broken;
     }
 
-    /// How often each answer came.
+    /// The number of times each answer occurred.
     fn answers(&self) -> BTreeMap<&str, usize> {
         let mut counts = BTreeMap::new();
         for answer in &self.deed.answers {

@@ -1,7 +1,7 @@
-//! Attacks by peers: a caller with large headers, and a worker whose file has no end.
+//! Attacks by peers: a caller with large headers, and a worker whose file never ends.
 //!
 //! # Source
-//! `docs/wire-protocol.md`; what is written here is as little of it as an attacker needs.
+//! `docs/wire-protocol.md`; this file implements only what an attacker needs.
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -33,7 +33,7 @@ const PONG: u8 = 8;
 const HEADER_BYTES: usize = 8 << 20;
 const STREAMS: u32 = 40;
 const ITEM_BYTES: usize = 1 << 20;
-/// The liar stops by itself.
+/// The lying worker stops after this many bytes.
 const LIE_BYTES: u64 = 3 << 30;
 
 fn frame(kind: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -45,7 +45,7 @@ fn frame(kind: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A value as MessagePack, which strings, numbers, lists and objects suffice for.
+/// Encodes a value as MessagePack. Strings, numbers, lists and objects suffice.
 fn message_pack(value: &Value, out: &mut Vec<u8>) {
     let length = |it: usize| u32::try_from(it).unwrap_or(u32::MAX).to_be_bytes();
     match value {
@@ -83,7 +83,7 @@ fn hello() -> Vec<u8> {
     frame(HELLO, 0, &payload)
 }
 
-/// The record that a lease's file has of an endpoint.
+/// The record of an endpoint in a lease's file.
 fn record<'a>(entries: &'a [(String, Value)], endpoint: &str) -> anyhow::Result<&'a Value> {
     let found = entries.iter().find(|(key, _)| key.contains(endpoint));
     let (_, record) = found.with_context(|| format!("no record of {endpoint}"))?;
@@ -110,7 +110,7 @@ fn lease(folder: &Path) -> anyhow::Result<(PathBuf, Vec<(String, Value)>)> {
     Ok((path, entries))
 }
 
-/// A caller opens streams with large headers, and gives no credit.
+/// A caller opens streams with large headers and grants no credit.
 pub(super) fn large_headers(bench: &Bench) -> anyhow::Result<Row> {
     let (frontend, worker) = bench.fleet(&["--token-delay-ms", "20"])?;
     let (_, entries) = lease(&bench.folder.join("discovery"))?;
@@ -124,7 +124,7 @@ pub(super) fn large_headers(bench: &Bench) -> anyhow::Result<Row> {
     Ok(bench.measure(&mut scene, |scene| {
         let process = scene.target.id();
         let before = resident_bytes(process);
-        // What one frame may swell to; what all of them hold is judged below.
+        // The size that one frame may grow to; the memory for all of them is judged below.
         let mut deed = Deed::new(HEADER_BYTES);
         let sent = open_streams(address, &request, &mut deed.answers);
         thread::sleep(Duration::from_secs(1));
@@ -160,7 +160,7 @@ fn request(instance: &Value) -> Vec<u8> {
     payload
 }
 
-/// The connection, as long as it stands.
+/// Opens the streams; returns the connection to keep them open.
 fn open_streams(
     address: SocketAddr,
     request: &[u8],
@@ -183,7 +183,7 @@ fn open_streams(
     Some(connection)
 }
 
-/// A worker lists a file of 4 EB, and sends zeros to whoever asks for it.
+/// A worker lists a file of 4 EB, and sends zeros to any peer that fetches it.
 pub(super) fn endless_file(bench: &Bench) -> anyhow::Result<Row> {
     let (frontend, worker) = bench.fleet(&["--token-delay-ms", "20"])?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -194,7 +194,7 @@ pub(super) fn endless_file(bench: &Bench) -> anyhow::Result<Row> {
     let mut scene = Scene::of(frontend);
     scene.helper = Some(worker);
     Ok(bench.measure(&mut scene, |_| {
-        // What one honest file of some megabytes would take.
+        // The cost of one honest file of a few megabytes.
         let mut deed = Deed::new(8 << 20);
         let (stop, sent) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
@@ -218,7 +218,7 @@ pub(super) fn endless_file(bench: &Bench) -> anyhow::Result<Row> {
     }))
 }
 
-/// A lease of another name in the same folder.
+/// The path of another lease in the same folder.
 fn beside(honest: &Path) -> anyhow::Result<PathBuf> {
     let stem = honest.file_stem().and_then(|stem| stem.to_str());
     let stem = stem.context("a lease without a name")?;
@@ -227,7 +227,7 @@ fn beside(honest: &Path) -> anyhow::Result<PathBuf> {
     Ok(honest.with_file_name(other))
 }
 
-/// The lease of the honest worker, as another instance of another model at another address.
+/// The honest worker's lease, rewritten as another instance of another model at another address.
 fn false_lease(entries: &[(String, Value)], address: SocketAddr) -> anyhow::Result<Vec<u8>> {
     let (mut list, mut values) = (Vec::new(), Vec::new());
     for (key, record) in entries {
@@ -279,7 +279,7 @@ fn accept(listener: &TcpListener, stop: &AtomicBool, sent: &AtomicU64) {
     });
 }
 
-/// Greets, answers pings, and sends zeros to whoever asks for an artifact, as far as there is credit.
+/// Greets, answers pings, and sends zeros to any peer that asks for an artifact, as far as there is credit.
 fn lie(mut connection: TcpStream, stop: &AtomicBool, sent: &AtomicU64) -> io::Result<()> {
     connection.set_nonblocking(false)?;
     connection.set_read_timeout(Some(Duration::from_millis(1)))?;
@@ -323,7 +323,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-/// The first whole frame of what was received: its kind, stream and payload.
+/// Removes the first complete frame from `received`; returns its kind, stream and payload.
 fn take_frame(received: &mut Vec<u8>) -> Option<(u8, u32, Vec<u8>)> {
     let length = u32::from_be_bytes(*received.first_chunk::<4>()?);
     let end = 4 + usize::try_from(length).ok()?;

@@ -9,10 +9,10 @@ use crate::process::{output, succeeds};
 use crate::python::virtual_environment;
 use crate::repo::Repo;
 
-/// Puts cmake and libclang into the environment of `cargo`: the machine's own, or those of a virtual environment under `target/`.
+/// Adds cmake and libclang to the environment of `cargo`: the machine's own, or those of a virtual environment under `target/`.
 ///
 /// # Errors
-/// Where there is no C++ compiler, or the others cannot be installed.
+/// When there is no C++ compiler, or the others cannot be installed.
 pub(super) fn add_build_tools(repo: &Repo, cargo: &mut Command) -> anyhow::Result<()> {
     let is_there = |program: &str| succeeds(Command::new(program).arg("--version"));
     if !is_there("c++") {

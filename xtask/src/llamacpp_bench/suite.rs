@@ -1,5 +1,5 @@
-//! The models that people have, by the widths and types of their matrices: Llamas with random weights of those widths, quantized by
-//! llama.cpp itself, so that each file has the mix of types that a real one has; and a trained model.
+//! The models that people use, by the widths and types of their matrices: Llamas with random weights of those widths, and a
+//! trained model. llama.cpp itself quantizes them, so that each file has the mix of types of a real file.
 
 use std::fs;
 use std::io::Write as _;
@@ -28,10 +28,10 @@ const TRAINED: &str = "gemma3-270m q4_k_m";
 const SEQUENCES: [u32; 2] = [1, 16];
 const NEW_TOKENS: u32 = 64;
 
-/// Measures each model and prints its row at once; then the smallest ratio and the middle one of each column.
+/// Measures each model and prints its row at once. At the end, prints the smallest and the median ratio of each column.
 ///
 /// # Errors
-/// When llama.cpp or the trained model cannot be had, something does not build, or either engine cannot load a model.
+/// When llama.cpp or the trained model cannot be installed, something does not build, or either engine cannot load a model.
 pub(crate) fn run(
     repo: &Repo,
     instructions: Instructions,
@@ -78,7 +78,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// The file of that width and type, made where it is missing.
+/// The file of this width and type. Makes it if it is missing.
 fn quantized(repo: &Repo, python: &Path, width: &str, kind: &str) -> anyhow::Result<PathBuf> {
     let folder = repo.target().join("bench").join(width);
     let file = folder.join(format!("{kind}.gguf"));
@@ -89,7 +89,7 @@ fn quantized(repo: &Repo, python: &Path, width: &str, kind: &str) -> anyhow::Res
     if !floats.exists() {
         devtools::make_model_in(repo, &folder, width, Some("bf16"))?;
     }
-    // Renamed when it is whole.
+    // Renamed when it is complete.
     let unfinished = folder.join(format!("{kind}.unfinished"));
     let script = repo.root().join("engines/candle/benches/quantize.py");
     run_command(

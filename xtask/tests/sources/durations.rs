@@ -1,11 +1,11 @@
-//! A time in public is a `Duration`: a number of seconds is one only in figures that are written out, as their JSON has them.
+//! A public time is a `Duration`. Only figures whose JSON has seconds may have a number of seconds.
 
 use super::each_source;
 
 /// Files whose public numbers are figures.
 const FIGURES: [&str; 2] = ["simulate/src/report.rs", "simulate/src/timeline.rs"];
 
-/// Public items of a file that are a number of seconds: fields, parameters and what functions return. Not those of a rate.
+/// Public items of a file that are a number of seconds: fields, parameters and return values. Rates do not count.
 fn seconds(source: &str) -> Vec<&str> {
     let is_seconds = |line: &&str| {
         let words: Vec<_> = line

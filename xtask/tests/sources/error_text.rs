@@ -1,10 +1,10 @@
-//! Nothing decides by the text of an error: its kind and its place are values, and texts change.
+//! No code decides by the text of an error: its kind and its place are values, and texts change.
 //!
-//! Shipped code is read as text, without white space; what tests, benches and the conformance kit look at is theirs.
+//! Reads shipped code as text, without white space. Tests, benches and the conformance kit may look at texts.
 
 use super::{each_source, is_of_tests};
 
-/// What gives an error's text, as it stands in code.
+/// Code that returns an error's text.
 const TEXTS: [&str; 5] = [
     ".message()",
     "error.to_string()",
@@ -13,7 +13,7 @@ const TEXTS: [&str; 5] = [
     "at.name()",
 ];
 
-/// What looks into a text.
+/// Code that inspects a text.
 const LOOKS: [&str; 14] = [
     ".contains(",
     ".starts_with(",
@@ -50,7 +50,7 @@ fn no_shipped_code_looks_into_the_text_of_an_error() {
     );
 }
 
-/// The lines that ship: all but the items of tests, wherever they stand. The source is as `cargo fmt` leaves it.
+/// The lines that ship: all except items of tests. The source is formatted by `cargo fmt`.
 fn shipped(source: &str) -> Vec<&str> {
     let (mut lines, mut shipped) = (source.lines(), Vec::new());
     while let Some(line) = lines.next() {
@@ -58,7 +58,7 @@ fn shipped(source: &str) -> Vec<&str> {
             shipped.push(line);
             continue;
         }
-        // More attributes may stand before the item.
+        // More attributes may come before the item.
         let item = lines.find(|line| line.starts_with(char::is_alphabetic));
         if item.is_some_and(|item| !item.ends_with([';', '}'])) {
             let _end = lines.find(|line| line.starts_with('}'));
@@ -67,7 +67,7 @@ fn shipped(source: &str) -> Vec<&str> {
     shipped
 }
 
-/// Each look into an error's text in shipped code.
+/// Each inspection of an error's text in shipped code.
 fn looks(source: &str) -> Vec<String> {
     let code: String = shipped(source)
         .into_iter()

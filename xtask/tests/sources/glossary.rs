@@ -1,7 +1,7 @@
-//! One word an idea. These tests read the names of all public types: each name is used once in the workspace, and none is a word
+//! One word per idea. These tests read the names of all public types: each name is used once in the workspace, and none is a word
 //! that the glossary of `docs/architecture.md` replaces.
 //!
-//! Private types are left out: nobody sees two of them side by side.
+//! Private types are exempt: nobody sees two of them side by side.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +10,7 @@ use cargo_metadata::MetadataCommand;
 
 use super::{each_source, is_of_tests};
 
-/// Names that stand for several things, and why they may.
+/// Names with several meanings, and why they are allowed.
 const SHARED: [(&str, &str); 12] = [
     (
         "Answer",
@@ -131,7 +131,7 @@ fn no_type_has_a_name_that_the_glossary_replaces() {
     );
 }
 
-/// The words of the glossary's last column, as a type would be called.
+/// The words of the glossary's last column, in the form of a type name.
 fn replaced(page: &str) -> BTreeSet<String> {
     let (_, table) = page
         .split_once("| word | what it is | not |")

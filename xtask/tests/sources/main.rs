@@ -1,4 +1,4 @@
-//! Tests that read the Rust files of the workspace as text, each for a rule that the compiler does not know.
+//! Tests that read the Rust files of the workspace as text, each for a rule that the compiler does not check.
 
 #![expect(
     clippy::unwrap_used,
@@ -33,7 +33,7 @@ fn each_source(mut read: impl FnMut(&str, &Path, &str)) {
     }
 }
 
-/// Whether a file below `src` has nothing but tests.
+/// Whether a file below `src` contains only tests.
 fn is_of_tests(path: &Path) -> bool {
     let below = path.iter().rev().take_while(|part| *part != "src");
     let mut below = below.map(Path::new);

@@ -1,5 +1,5 @@
-//! A struct has at most 15 fields, so that a reader holds it in mind. Those that list settings, or mirror a layout that is not ours, may
-//! have more. Functions have at most seven parameters, by clippy's own lint.
+//! A struct has at most 15 fields, so that a reader can keep it in mind. Structs that list settings, or mirror a layout that is
+//! not ours, may have more. Clippy's own lint limits functions to seven parameters.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ const LONGER: [(&str, &str); 16] = [
     ("WorkerConfig", "settings"),
 ];
 
-/// The structs of a file with named fields, and how many each has. The source is as `cargo fmt` leaves it.
+/// The structs of a file with named fields, and the number of fields of each. The source is formatted by `cargo fmt`.
 fn structs(source: &str) -> Vec<(String, usize)> {
     let mut found = Vec::new();
     let mut open: Option<(String, String, usize)> = None;
@@ -53,7 +53,7 @@ fn structs(source: &str) -> Vec<(String, usize)> {
     found
 }
 
-/// The name of the struct that a line begins.
+/// The name of the struct that starts on this line.
 fn begun(line: &str) -> Option<String> {
     let item = without_visibility(line).strip_prefix("struct ")?;
     let name = item.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
@@ -71,7 +71,7 @@ fn is_field(line: &str) -> bool {
             .all(|letter| letter.is_alphanumeric() || letter == '_')
 }
 
-/// What a line says after `pub` and `pub(...)`.
+/// The rest of a line after `pub` and `pub(...)`.
 fn without_visibility(line: &str) -> &str {
     let line = line.trim_start();
     match line.strip_prefix("pub") {

@@ -1,6 +1,6 @@
-//! Bodies, made as text, as an attacker would: nothing that makes valid requests is in the way.
+//! Request bodies, built as text as an attacker would: no code that makes valid requests gets in the way.
 
-/// The most that a server takes by default: a body that is larger is not read.
+/// The server's default limit. It does not read a larger body.
 const BODY_BYTES: usize = 16 << 20;
 
 pub(super) fn list(item: &str, count: usize) -> String {
@@ -15,20 +15,20 @@ pub(super) fn choices(field: &str) -> String {
     format!(r#"{{"model":"tiny-chat","prompt":[{prompts}],"n":16,"max_tokens":1{field}}}"#)
 }
 
-/// A request with 256 prompts of so many bytes.
+/// A request with 256 prompts of `bytes` bytes each.
 pub(super) fn prompts(bytes: usize) -> String {
     let prompt = format!("\"{}\"", &words(bytes));
     let prompts = list(&prompt, 256);
     format!(r#"{{"model":"tiny-chat","prompt":[{prompts}],"max_tokens":1}}"#)
 }
 
-/// A body of as many items as fit.
+/// A body with as many items as fit.
 pub(super) fn filled(begin: &str, item: &str, end: &str) -> String {
     let count = (BODY_BYTES - begin.len() - end.len()) / item.len();
     format!("{begin}{}{end}", item.repeat(count))
 }
 
-/// A chat whose only tool has a schema of as many lists as fit: a field that is kept, whatever is in it.
+/// A chat whose only tool has a schema with as many lists as fit. The server keeps this field whatever it contains.
 pub(super) fn nested_schema() -> String {
     filled(
         r#"{"model":"tiny-chat","messages":[{"role":"user","content":"a"}],"max_tokens":1,"tools":[{"type":"function","function":{"name":"f","parameters":{"enum":["#,

@@ -19,7 +19,7 @@ use crate::http::{Connection, Request, exchange};
 use crate::process::output;
 use crate::served::Served;
 
-/// A key made by the binary, and the lines for its file.
+/// Creates a key with the binary; returns it and the lines for its file.
 fn new_key(bench: &Bench, name: &str) -> anyhow::Result<(String, String)> {
     let text = output(Command::new(&bench.binary).args(["key", name]))?;
     let key = text
@@ -86,7 +86,7 @@ pub(super) fn unpaid(bench: &Bench) -> anyhow::Result<Row> {
         }
         deed.answers.push(head.status.to_string());
         drop(connection);
-        // The server must see that the client has gone.
+        // The server must notice that the client has disconnected.
         thread::sleep(Duration::from_millis(300));
     }
     deed.note = format!("about {tokens} tokens on a quota of 50 a minute");

@@ -1,4 +1,4 @@
-//! Folders, templates and child processes that mean no good.
+//! Malicious folders, templates and child processes.
 #![expect(
     clippy::disallowed_types,
     clippy::disallowed_methods,
@@ -32,7 +32,7 @@ pub(super) fn open_directory(bench: &Bench) -> anyhow::Result<Row> {
     Ok(Row::of(deed))
 }
 
-/// A model's own template, which nobody looks at before the worker serves.
+/// A model's own template, which nothing checks before the worker serves.
 pub(super) fn broken_template(bench: &Bench) -> anyhow::Result<Row> {
     let model = bench.folder.join("model");
     fs::create_dir(&model)?;
@@ -78,7 +78,7 @@ pub(super) fn loud_child(bench: &Bench) -> anyhow::Result<Row> {
     Ok(Row::of(deed))
 }
 
-/// A program that is no engine, which starts another and waits, and what becomes of both.
+/// Runs a program that is not an engine: it starts another process and waits. Reports what becomes of both.
 pub(super) fn orphan(bench: &Bench) -> anyhow::Result<Row> {
     let script = bench.folder.join("child.sh");
     let list = bench.folder.join("children");

@@ -1,4 +1,4 @@
-//! What anybody may send, once or many times at once.
+//! What any client may send, once or many times concurrently.
 #![expect(clippy::disallowed_methods, reason = "attackers wait in real time")]
 
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ pub(super) fn one(bench: &Bench, engine: &str, body: &str) -> anyhow::Result<Row
     one_to(bench, engine, "/v1/completions", body)
 }
 
-/// One request to a server of its own.
+/// Sends one request to its own server.
 pub(super) fn one_to(bench: &Bench, engine: &str, path: &str, body: &str) -> anyhow::Result<Row> {
     let slowly: &[&str] = if engine == "sample" { &SLOWLY } else { &[] };
     let mut scene = bench.alone(engine, slowly)?;
@@ -55,7 +55,7 @@ pub(super) fn at_once(address: SocketAddr, count: usize, path: &str, body: &str)
     deed
 }
 
-/// Requests at once to a frontend, with a worker behind it.
+/// Sends requests concurrently to a frontend with a worker behind it.
 pub(super) fn fleet(bench: &Bench, count: usize, body: &str) -> anyhow::Result<Row> {
     let (frontend, worker) = bench.fleet(&SLOWLY)?;
     let mut scene = Scene::of(frontend);
@@ -69,7 +69,7 @@ pub(super) fn tokenize(bench: &Bench, text: &str) -> anyhow::Result<Row> {
     one_to(bench, "sample", "/tokenize", &tokenize_body(text))
 }
 
-/// Clients that leave at once, and what is computed for nobody then.
+/// Clients disconnect at once. Measures what the server still computes for them.
 pub(super) fn abandoned(bench: &Bench) -> anyhow::Result<Row> {
     let mut scene = bench.alone("sample", &SLOWLY)?;
     let body = tokenize_body(&words(TEXT_BYTES));
@@ -80,7 +80,7 @@ pub(super) fn abandoned(bench: &Bench) -> anyhow::Result<Row> {
                 scope.spawn(|| {
                     let mut connection = Connection::open(scene.http())?;
                     connection.send(Request::post("/tokenize", body.as_bytes()))?;
-                    // The body is read by now, and its text is tokenized.
+                    // By now the body is read and its text is being tokenized.
                     thread::sleep(Duration::from_millis(800));
                     Ok::<_, std::io::Error>(())
                 });
@@ -88,7 +88,7 @@ pub(super) fn abandoned(bench: &Bench) -> anyhow::Result<Row> {
         });
         let process = scene.target.id();
         let left = cpu_seconds(process);
-        // Until it has computed next to nothing for half a second.
+        // Waits until it has computed next to nothing for half a second.
         for _ in 0..120 {
             let before = cpu_seconds(process);
             thread::sleep(Duration::from_millis(500));
@@ -134,7 +134,7 @@ pub(super) fn other_origin(bench: &Bench) -> anyhow::Result<Row> {
     Ok(Row::of(deed))
 }
 
-/// As many stalled bodies as one client may have, and small requests of others meanwhile.
+/// Sends as many stalled bodies as one client may have, and small requests of other clients meanwhile.
 pub(super) fn slow_bodies(bench: &Bench) -> anyhow::Result<Row> {
     let help = output(Command::new(&bench.binary).args(["run", "--help"]))?;
     let small: &[&str] = if help.contains("--max-bodies-bytes") {
@@ -152,7 +152,7 @@ pub(super) fn slow_bodies(bench: &Bench) -> anyhow::Result<Row> {
                 let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9000000\r\n\r\n";
                 connection.send_raw(head.as_bytes()).ok()?;
                 for _ in 0..8 {
-                    // One that is refused is as good as any: it holds nothing.
+                    // A refused connection is fine: it holds nothing.
                     if connection.send_raw(&part).is_ok() {
                         deed.bytes += 1 << 20;
                     }
