@@ -1,10 +1,10 @@
-//! What two processes cost: a frontend and a worker joined over TCP, with `--router-mode round-robin` and `kv`, beside one process
-//! that is both, in the same run.
+//! The cost of two processes: a frontend and a worker joined over TCP, with `--router-mode round-robin` and `kv`, compared with
+//! one process for both, in the same run.
 //!
-//! `cargo bench -p genset --bench fleet` drives them over loopback from this process and reads the CPU time of the others
-//! from `/proc`, so the client's work does not count. Then it measures how soon a new worker is used, and how soon the
-//! death of one is known. With `-- --quick` each load is short and less exact, with `-- --json` the figures are JSON. It
-//! takes about a minute; run by `cargo test` it does nothing.
+//! `cargo bench -p genset --bench fleet` drives them over loopback from this process and reads the CPU time of the others from
+//! `/proc`, so the client's work does not count. Then it measures how soon a new worker is used, and how soon a worker's death is
+//! detected. With `-- --quick` each load is short and less exact; with `-- --json` the figures are JSON. It takes about a minute;
+//! run by `cargo test` it does nothing.
 
 mod support;
 
@@ -36,13 +36,13 @@ const LOADS: [Load; 4] = [
     },
 ];
 
-/// The modes that frontends of two processes are measured with.
+/// The router modes measured with two processes.
 const MODES: [&str; 2] = ["round-robin", "kv"];
 
-/// How often a start and a death are measured; the median is told.
+/// The number of starts and deaths that are measured; the median is shown.
 const TIMES: usize = 5;
 
-/// Starts of a worker and its death, in milliseconds.
+/// Times of a worker's start and death, in milliseconds.
 #[derive(Default)]
 struct Lives {
     to_first_answer: Vec<f64>,
@@ -99,7 +99,7 @@ struct Deployment {
     address: SocketAddr,
     frontend: Genset,
     worker: Option<Genset>,
-    /// The directory of discovery.
+    /// The directory for discovery.
     _directory: Option<tempfile::TempDir>,
 }
 
@@ -120,7 +120,7 @@ impl Deployment {
         })
     }
 
-    /// Frontend and worker, which meet in a directory of their own.
+    /// Frontend and worker, which meet in their own directory.
     async fn two(token_delay_ms: u32, mode: &str) -> io::Result<Self> {
         let directory = tempfile::tempdir()?;
         let address = free_address()?;
@@ -163,7 +163,7 @@ impl Deployment {
         Ok(result)
     }
 
-    /// Of the frontend, and of the worker if that is another process.
+    /// The CPU time of the frontend, and of the worker if it is another process.
     fn cpu_seconds(&self) -> io::Result<(f64, f64)> {
         let worker = self.worker.as_ref().map(Genset::cpu_seconds).transpose()?;
         Ok((self.frontend.cpu_seconds()?, worker.unwrap_or_default()))
@@ -185,7 +185,7 @@ fn worker(token_delay_ms: u32, directory: &tempfile::TempDir) -> io::Result<Gens
     Genset::run(&[&words[..], &["--discovery-path", &path]].concat())
 }
 
-/// Starts a worker beside a running frontend, and kills it inside an answer.
+/// Starts a worker beside a running frontend, and kills it during an answer.
 async fn measure_life(lives: &mut Lives) -> io::Result<()> {
     let directory = tempfile::tempdir()?;
     let address = free_address()?;
@@ -209,7 +209,7 @@ fn ms(since: Instant) -> f64 {
     round(since.elapsed().as_secs_f64() * 1e3, 10.0)
 }
 
-/// Asks until a worker answers; the answer goes on, and ends the connection.
+/// Sends requests until a worker answers. The answer is still running, and closes the connection at its end.
 async fn first_answer(address: SocketAddr) -> io::Result<TcpStream> {
     let request = String::from_utf8(request(2000)).map_err(io::Error::other)?;
     let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);

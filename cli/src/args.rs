@@ -1,4 +1,4 @@
-//! The command line: `genset run in=... out=... [MODEL]` and its flags, checked once.
+//! The command line: `genset run in=... out=... [MODEL]` and its flags, validated once.
 
 mod engine;
 mod help;
@@ -80,7 +80,7 @@ comes from.
 
 Exit codes: 0 clean, 1 failed, 2 usage or configuration, 3 stopped before its work was done.";
 
-/// One flag for both ends, so that a process that is worker and server in one needs no second.
+/// One flag for both ends: a process that is worker and server needs no second one.
 const TOOL_PARSER_HELP: &str = "\
 Parser of tool calls, such as hermes; none for none. A worker publishes it with its model; a server takes it for every \
 model, whatever its worker published; a process that is both does both [default: what the worker published]";
@@ -88,12 +88,12 @@ model, whatever its worker published; a process that is both does both [default:
 const REASONING_PARSER_HELP: &str = "\
 Parser of reasoning, such as qwen3; otherwise as --tool-parser";
 
-/// For a worker it is a name to give, for a terminal one to ask for.
+/// A worker serves under this name; a terminal asks for it.
 const MODEL_NAME_HELP: &str = "\
 Name clients use for the model [default: the engine's]; beside out=dyn, the model that in=text, stdin or batch asks \
 [default: the first that is ready]";
 
-/// What scripts for NVIDIA Dynamo call the pause between tokens that are echoed.
+/// The variable with which scripts for NVIDIA Dynamo set the pause between echoed tokens.
 const OTHER_ECHO_DELAY: &str = "DYN_TOKEN_ECHO_DELAY_MS";
 
 #[derive(Debug, Parser)]
@@ -248,7 +248,7 @@ struct RunArgs {
     layers: LayerArgs,
 }
 
-/// What `genset run` does, checked.
+/// What `genset run` does, validated.
 #[derive(Debug)]
 pub(crate) struct RunConfig {
     pub(crate) input: InputKind,
@@ -259,12 +259,12 @@ pub(crate) struct RunConfig {
     pub(crate) worker: WorkerArgs,
     pub(crate) frontend: FrontendConfig,
     pub(crate) batch_concurrency: NonZeroUsize,
-    /// How long an input that nobody watches waits for a worker of another process.
+    /// How long a non-interactive input waits for a worker of another process.
     pub(crate) worker_wait: Duration,
     pub(crate) tokio_console: Option<SocketAddr>,
-    /// What another process is given to meet this one.
+    /// The flags with which another process meets this one.
     pub(crate) network_flags: String,
-    /// What the user should know of the words, once there is a log.
+    /// A remark about the words, for the user, logged once there is a log.
     pub(crate) remark: Option<&'static str>,
 }
 
@@ -272,7 +272,7 @@ pub(crate) struct RunConfig {
 #[derive(Debug)]
 pub(crate) enum Command {
     Run(Box<RunConfig>),
-    /// Print this, and end.
+    /// Print this, and exit.
     Print(String),
     Conform(Box<ConformCommand>),
     Bench(BenchCommand),
@@ -290,17 +290,17 @@ pub(crate) enum Command {
     Models(Box<ModelsArgs>),
     Top(Box<TopArgs>),
     Control(Box<ControlArgs>),
-    /// Make an API key of this name.
+    /// Make an API key with this name.
     Key(String),
 }
 
 /// Reads the command line, the environment and the file.
 ///
-/// Prints help, or clap's error, and exits when there is nothing to run.
+/// Prints help, or clap's error, and exits if there is nothing to run.
 ///
 /// # Errors
-/// `InvalidArgument` or `Unsupported`, naming the word, the flag, the variable, or the file and its key; `Unavailable` where a model is to be fetched
-/// from a hub that is away.
+/// `InvalidArgument` or `Unsupported`, naming the word, the flag, the variable, or the file and its key; `Unavailable` if a model
+/// must be fetched from a hub that is not reachable.
 pub(crate) fn parse() -> Result<Command, EngineError> {
     let given = shorthand::with_run(&command(), std::env::args_os().collect());
     shorthand::refuse_foreign(&given)?;
@@ -338,7 +338,7 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
         return Err(EngineError::internal("clap knows a command that we do not"));
     };
     let format = args.layers.print_config;
-    // What is printed is what would run: bad values are refused there too. Only what runs is fetched.
+    // Prints what would run, so bad values are refused there too. Models are fetched only for a run.
     let models = if format.is_some() {
         HubModels::Leave
     } else {
@@ -352,16 +352,16 @@ pub(crate) fn parse() -> Result<Command, EngineError> {
     })
 }
 
-/// A command that is a module of the Python package.
+/// A command that runs a module of the Python package.
 fn python(module: &'static str, arguments: Vec<OsString>) -> Command {
     Command::Python { module, arguments }
 }
 
-/// Reads a file as `genset run --config` does, and checks what would run with nothing else given: no variable either, for the
-/// file may be another machine's.
+/// Reads a file as `genset run --config` does, and checks what would run with no other settings. Ignores variables, because the
+/// file may be for another machine.
 ///
 /// # Errors
-/// What `genset run` would end with.
+/// The error with which `genset run` would end.
 fn check_file(file: &Path) -> Result<String, EngineError> {
     let given = ["genset", "run"].map(OsString::from).into_iter();
     let given = given.chain([flag("config", file)]).collect();
@@ -377,7 +377,7 @@ fn check_file(file: &Path) -> Result<String, EngineError> {
     ))
 }
 
-/// A command line with its words, and the settings of its file, made flags.
+/// A command line with its words, and the settings of its file converted to flags.
 struct Read {
     matches: ArgMatches,
     settings: layers::Settings,
@@ -403,8 +403,8 @@ fn read(command: clap::Command, given: Vec<OsString>) -> Result<Read, EngineErro
     Ok(Read { matches, settings })
 }
 
-/// The command line's grammar. The model's folder is the setting `model`, as the word is; workers' own binaries, which take
-/// no words, call it `model-path`.
+/// The command line's grammar. The setting `model` is the model's folder, as the word is; the binaries of workers, which take no
+/// words, call it `model-path`.
 fn command() -> clap::Command {
     let is_set = |name: &str| std::env::var_os(name).is_some();
     let has_other_delay = !is_set("GENSET_TOKEN_ECHO_DELAY_MS") && is_set(OTHER_ECHO_DELAY);
@@ -438,7 +438,7 @@ fn command() -> clap::Command {
     })
 }
 
-/// The grammar of what is not the whole yet: what a setting of `run` requires may come from another layer.
+/// The grammar of one layer of settings: a setting that `run` requires may come from another layer.
 fn grammar_of_layer(whole: clap::Command) -> clap::Command {
     let alone = |arg: clap::Arg| arg.requires(Resettable::<clap::Id>::Reset);
     whole.mut_subcommand("run", |run| run.mut_args(alone))
@@ -476,7 +476,7 @@ fn words_as_flags(run: &ArgMatches) -> Result<Vec<OsString>, EngineError> {
     Ok(flags)
 }
 
-/// A word as a shell takes it for that word.
+/// Quotes a word for a shell.
 pub(crate) fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -485,12 +485,12 @@ pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// What becomes of models that are named by their place on the hub.
+/// What to do with models that are named by their place on the hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum HubModels {
-    /// They are fetched.
+    /// Fetch them.
     Fetch,
-    /// They stay names.
+    /// Keep the names.
     Leave,
 }
 
@@ -543,7 +543,7 @@ fn check(
     check_words(&input, &output, &worker)?;
     check_engine(&output, &engine_args, &worker)?;
     check_candle_flags(&output, settings)?;
-    // Last, for it may take an hour.
+    // Last, because it may take an hour.
     if models == HubModels::Fetch {
         hub::bring(&output, &mut worker, &mut engine_args)?;
     }
@@ -565,14 +565,14 @@ fn check(
     })
 }
 
-/// The parsers for whatever the process serves.
+/// The parsers for whatever model the process serves.
 fn parser_names(worker: &WorkerArgs) -> Result<ParserNames, EngineError> {
     let names = ParserNames {
         tool: worker.tool_parser.clone(),
         reasoning: worker.reasoning_parser.clone(),
     };
     names.check().map_err(|error| {
-        // The flag is called as the field is.
+        // The flag has the field's name.
         let field = error.at().map_or("parser", At::name);
         let flag = format!("--{}", field.replace('_', "-"));
         error.with_at(flag)

@@ -29,7 +29,7 @@ pub(crate) enum BenchCommand {
     Serve(Box<ServeBenchArgs>),
 }
 
-/// Performs a command; returns the exit code.
+/// Runs a command; returns the exit code.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the flag, the file or the server.

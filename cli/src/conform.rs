@@ -161,7 +161,7 @@ pub(crate) struct RunArgs {
     junit: Option<PathBuf>,
 }
 
-/// A name and what stands behind it.
+/// Splits a name and its value.
 fn fact(text: &str) -> Result<(String, String), &'static str> {
     let named = text.split_once('=').filter(|(name, _)| !name.is_empty());
     let (name, value) = named.ok_or("is not like commit=4f2c")?;
@@ -203,7 +203,7 @@ impl From<LevelArg> for Level {
     }
 }
 
-/// Performs a command; returns the exit code.
+/// Runs a command; returns the exit code.
 ///
 /// # Errors
 /// `InvalidArgument` or `Unsupported`, naming the flag or the file.
@@ -299,7 +299,7 @@ fn explain(id: &str) -> Result<String, EngineError> {
     ))
 }
 
-/// The checks of the group that a word begins with, such as CN, where it begins with one.
+/// The checks of the group that a word begins with, such as CN, if there is one.
 fn of_its_group(word: &str) -> String {
     let group: String = word.chars().take(2).collect();
     let is_of_it = |id: &&str| id[..2].eq_ignore_ascii_case(&group);
@@ -310,7 +310,7 @@ fn of_its_group(word: &str) -> String {
     }
 }
 
-/// What the contract says, and where.
+/// The text of the contract, and its place.
 fn clause(check: &Check) -> String {
     match check.source() {
         Some(source) => format!("{} ({source})", check.clause),
@@ -318,7 +318,7 @@ fn clause(check: &Check) -> String {
     }
 }
 
-/// To which engines a check applies.
+/// The engines that a check applies to.
 fn applies(check: &Check) -> String {
     let is_for_all = check.profile == Profile::Tokens;
     let engines = if is_for_all {

@@ -1,5 +1,5 @@
-//! `genset doctor`: looks at the machine, its limits, what is installed, what can be reached and the files that settings name, and
-//! says of each whether it is well, and if not, the line that mends it. It changes nothing.
+//! `genset doctor`: checks the machine, its limits, installed software, reachable services and the files that settings name.
+//! Reports whether each is well and, if not, the command that fixes it. Changes nothing.
 
 mod engines;
 mod files;
@@ -23,7 +23,7 @@ use finding::{Finding, Level, in_json, in_words};
 /// The exit code when there is a problem.
 const PROBLEM: u8 = 1;
 
-/// How long another program may take to say its version.
+/// The time limit for another program to print its version.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Args)]
@@ -39,7 +39,7 @@ pub(crate) struct DoctorArgs {
     network: NetworkArgs,
 }
 
-/// Looks at everything and prints what it found. The exit code says whether there is a problem.
+/// Checks everything and prints the findings. The exit code says whether there is a problem.
 ///
 /// # Errors
 /// When the async runtime cannot be started.
@@ -53,7 +53,7 @@ pub(crate) fn perform(args: &DoctorArgs) -> Result<u8, EngineError> {
             .with_source(error)
     })?;
     let findings = runtime.block_on(look(args));
-    // A program that hangs must not keep this one.
+    // A hanging program must not block this one.
     runtime.shutdown_background();
     print(&match args.json {
         true => in_json(&findings),
@@ -65,7 +65,7 @@ pub(crate) fn perform(args: &DoctorArgs) -> Result<u8, EngineError> {
     Ok(if has_problem { PROBLEM } else { 0 })
 }
 
-/// Side by side, for most of it is waiting; in the order in which people read it.
+/// Runs the checks concurrently, because they mostly wait; returns the findings in reading order.
 async fn look(args: &DoctorArgs) -> Vec<Finding> {
     let slow = async {
         tokio::join!(
@@ -80,7 +80,7 @@ async fn look(args: &DoctorArgs) -> Vec<Finding> {
     [machine, limits::look(), ports, network, files, engines].concat()
 }
 
-/// What a program prints on either stream; `None` where it is not installed, fails, or takes too long.
+/// The output of a program on either stream; `None` if it is not installed, fails, or takes too long.
 async fn said(program: &str, args: &[&str]) -> Option<String> {
     let mut command = tokio::process::Command::new(program);
     command

@@ -1,4 +1,4 @@
-//! The engine and the model's files, from what the command line says.
+//! Builds the engine and the model's files from the command line.
 
 pub(crate) mod apart;
 pub(crate) mod candle;
@@ -19,10 +19,10 @@ use genset_runtime::ModelFolder;
 
 use crate::args::{EngineKind, RunConfig, required_command, required_script};
 
-/// Context of a model whose `config.json` names none, in tokens.
+/// Context length of a model whose `config.json` has none, in tokens.
 const DEFAULT_CONTEXT_LENGTH: u32 = 2048;
 
-/// The model that is there when none is named.
+/// The default model.
 pub(crate) const TINY_CHAT: [(&str, &[u8]); 4] = [
     (
         "config.json",
@@ -71,7 +71,7 @@ fn echo_full(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), E
     Ok((Arc::new(engine), config.worker.worker_config(None)?))
 }
 
-/// An engine in a process of its own. What it takes, it says when it starts; for tokens it needs the model's folder.
+/// An engine in its own process. It declares what it takes when it starts; for tokens it needs the model's folder.
 fn in_a_process(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig), EngineError> {
     let command = required_command(config.engine_args.engine_cmd.as_deref())?;
     let engine = supervised(subprocess(command)?, config);
@@ -82,7 +82,7 @@ fn in_a_process(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerConfig)
     Ok((Arc::new(engine), config.worker.worker_config(folder)?))
 }
 
-/// The engine that `process` is, run as the flags say.
+/// The engine of `process`, run as the flags say.
 fn supervised(process: SubprocessConfig, config: &RunConfig) -> SubprocessEngine {
     let args = &config.engine_args;
     let mut process = process.with_restarts(args.engine_restarts);
@@ -91,7 +91,7 @@ fn supervised(process: SubprocessConfig, config: &RunConfig) -> SubprocessEngine
     SubprocessEngine::new(process)
 }
 
-/// What a command line starts.
+/// The process that a command line starts.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the flag.
@@ -102,7 +102,7 @@ pub(crate) fn subprocess(command: &str) -> Result<SubprocessConfig, EngineError>
     Ok(config)
 }
 
-/// An engine that takes the tokens of a model.
+/// An engine that takes a model's tokens.
 fn of_tokens(
     kind: EngineKind,
     config: &RunConfig,
@@ -132,7 +132,7 @@ fn of_tokens(
         }
     };
     let mut worker = config.worker.worker_config(Some(folder))?;
-    // The sample engine has a context of its own; what is served is the model's.
+    // The sample engine has its own context length; the served one is the model's.
     let holds = if kind == EngineKind::Sample {
         CONTEXT_LENGTH
     } else {
@@ -144,7 +144,7 @@ fn of_tokens(
     Ok((engine, worker))
 }
 
-/// The model that the command line names, or the built-in one, with the template that the command line names.
+/// The model on the command line or the built-in one, with the template on the command line.
 fn model_folder(config: &RunConfig) -> Result<ModelFolder, EngineError> {
     let mut folder = match &config.worker.model_path {
         Some(path) => candle::files_of(path, None, config)?,
@@ -163,7 +163,7 @@ fn vocab_size(folder: &ModelFolder) -> Result<u32, EngineError> {
     })
 }
 
-/// What the model's context holds; more must not have been `asked` for.
+/// The model's context length. `asked` must not exceed it.
 pub(crate) fn context_length(folder: &ModelFolder, asked: Option<u32>) -> Result<u32, EngineError> {
     let context = folder
         .context_length_tokens
@@ -180,14 +180,14 @@ pub(crate) fn context_length(folder: &ModelFolder, asked: Option<u32>) -> Result
 /// The built-in model.
 ///
 /// # Errors
-/// `Internal` when the build put other files in.
+/// `Internal` if the build embedded other files.
 pub(crate) fn tiny_chat() -> Result<ModelFolder, EngineError> {
     let files = TINY_CHAT.map(|(name, content)| (name, content.to_vec()));
     ModelFolder::from_files("tiny-chat", Path::new("tiny-chat"), files)
         .map_err(|error| EngineError::internal("the built-in model is broken").with_source(error))
 }
 
-/// Names what takes the built-in model's calls of tools out of its text, where that model is served and no flag names another.
+/// Sets the parser for the built-in model's tool calls, if that model is served and no flag names another.
 pub(crate) fn declare_tool_parser(config: &RunConfig, worker: &mut WorkerConfig) {
     if config.worker.model_path.is_none() {
         worker

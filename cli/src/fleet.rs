@@ -1,4 +1,4 @@
-//! `genset models`, `genset top` and `genset control`: what operators ask of a fleet that runs.
+//! `genset models`, `genset top` and `genset control`: commands for operators of a running fleet.
 
 mod control;
 mod models;
@@ -15,16 +15,16 @@ pub(crate) use control::{ControlArgs, HELP as CONTROL_HELP, control};
 pub(crate) use models::{ModelsArgs, models};
 pub(crate) use top::{TopArgs, top, unanswered};
 
-/// How long workers may take to be found.
+/// The time limit for finding workers.
 const FIND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The exit code when a worker refused, failed or gave no answer.
+/// The exit code if a worker refused, failed or did not answer.
 const FAILED: u8 = 1;
 
-/// Runs `ask` on a runtime that reaches other processes, and ends it.
+/// Runs `ask` on a runtime that reaches other processes, and then shuts it down.
 ///
 /// # Errors
-/// A network setting is wrong, discovery is away, or what `ask` fails with.
+/// A network setting is wrong, discovery is unreachable, or the error of `ask`.
 fn with_runtime<T>(
     network: &NetworkArgs,
     ask: impl AsyncFnOnce(&Runtime) -> Result<T, EngineError>,
@@ -46,7 +46,7 @@ fn with_runtime<T>(
     })
 }
 
-/// Refuses a directory of discovery that is named and not there: who looks at a fleet makes none.
+/// Refuses a discovery directory that does not exist: a command that inspects a fleet creates none.
 ///
 /// # Errors
 /// `Unavailable`, naming the flag.
@@ -65,12 +65,12 @@ fn check_directory(network: &NetworkArgs) -> Result<(), EngineError> {
     Err(EngineError::new(ErrorKind::Unavailable, problem).with_at("--discovery-path"))
 }
 
-/// Why a worker did not do what it was asked.
+/// The error of a worker as JSON.
 fn error_in_json(error: &EngineError) -> Value {
     json!({"kind": error.kind().name(), "message": error.to_string()})
 }
 
-/// Rows under their headings, in columns as wide as what stands in them.
+/// Rows under their headings, with columns as wide as their cells.
 fn table<const COLUMNS: usize>(headings: [&str; COLUMNS], rows: &[[String; COLUMNS]]) -> String {
     let mut widths = headings.map(str::len);
     for row in rows {
@@ -82,7 +82,7 @@ fn table<const COLUMNS: usize>(headings: [&str; COLUMNS], rows: &[[String; COLUM
     for row in std::iter::once(&headings.map(String::from)).chain(rows) {
         let mut line = String::new();
         for (cell, width) in row.iter().zip(widths) {
-            // Text takes whatever is written.
+            // Writing to a string cannot fail.
             let _infallible = write!(line, "{cell:width$}  ");
         }
         text.push_str(line.trim_end());

@@ -1,5 +1,4 @@
-//! Models by name: a `MODEL` that is no path comes from the hub, and `genset pull`, `list` and `rm` look after those that are
-//! there.
+//! Models by name: a `MODEL` that is not a path comes from the hub. `genset pull`, `list` and `rm` manage the downloaded ones.
 
 mod commands;
 mod shown;
@@ -19,7 +18,7 @@ use crate::input::note;
 pub(crate) use commands::{ListArgs, PullArgs, RmArgs, list, pull, rm};
 use shown::Shown;
 
-/// What is downloaded for an engine; `None` for one that reads no model.
+/// The files to download for an engine; `None` if it reads no model.
 fn needs(output: &OutputKind) -> Option<Needs> {
     let OutputKind::Engine(engine) = output else {
         return None;
@@ -32,7 +31,7 @@ fn needs(output: &OutputKind) -> Option<Needs> {
         EngineKind::Server(ServerKind::Vllm | ServerKind::Sglang | ServerKind::Trtllm) => {
             Needs::Weights
         }
-        // Their tokens come from the tokenizer; an engine in a process of its own reads weights by itself.
+        // These need only the tokenizer; an engine in its own process reads weights by itself.
         EngineKind::EchoCore
         | EngineKind::Sample
         | EngineKind::Scripted
@@ -42,14 +41,14 @@ fn needs(output: &OutputKind) -> Option<Needs> {
     })
 }
 
-/// A model of the hub, where `path` is nothing on this disk and could name one.
+/// A model of the hub, if `path` does not exist on this disk and is a valid name.
 pub(crate) fn named(path: &Path) -> Option<ModelRef> {
     let text = path.to_str()?;
     let is_named = text.starts_with("hf://") || !path.exists();
     is_named.then(|| text.parse().ok())?
 }
 
-/// Whether the flags name a model of the hub, for which there are no files yet that could be checked.
+/// Whether the flags name a model of the hub, whose files do not exist yet and cannot be checked.
 pub(crate) fn is_asked(worker: &WorkerArgs, model_config: Option<&Path>) -> bool {
     let paths = [worker.model_path.as_deref(), model_config];
     paths
@@ -58,10 +57,10 @@ pub(crate) fn is_asked(worker: &WorkerArgs, model_config: Option<&Path>) -> bool
         .any(|path| named(path).is_some())
 }
 
-/// Puts the paths of what was fetched in place of names of the hub, and names the served model after its repository.
+/// Replaces names of the hub by the paths of the downloaded files, and names the served model after its repository.
 ///
 /// # Errors
-/// `InvalidArgument`, saying what to do, or `Unavailable`: the hub is away, and the model is not here.
+/// `InvalidArgument`, saying what to do, or `Unavailable`: the hub is unreachable and the model is not cached.
 pub(crate) fn bring(
     output: &OutputKind,
     worker: &mut WorkerArgs,
@@ -71,7 +70,7 @@ pub(crate) fn bring(
         return Ok(());
     };
     if let Some(model) = worker.model_path.as_deref().and_then(named) {
-        // The tokenizer is in the file.
+        // The file contains the tokenizer.
         let is_inside = needs == Needs::Config && model.names_gguf();
         let needs = if is_inside { Needs::Gguf } else { needs };
         worker.model_path = Some(fetch("MODEL", &model, needs)?.path);
@@ -88,7 +87,7 @@ pub(crate) fn bring(
     Ok(())
 }
 
-/// Puts the path of what was fetched in place of a draft model's name on the hub.
+/// Replaces a draft model's name on the hub by the path of the downloaded files.
 ///
 /// # Errors
 /// As [`bring`].
@@ -99,7 +98,7 @@ pub(crate) fn bring_draft(candle: &mut CandleArgs) -> Result<(), EngineError> {
     Ok(())
 }
 
-/// Where the engine of `out=candle` finds a model: at `path`, or fetched where that is a name of the hub.
+/// The path of a model for `out=candle`: `path` itself, or the downloaded files if it is a name of the hub.
 ///
 /// # Errors
 /// As [`bring`].
@@ -107,7 +106,7 @@ pub(crate) fn of_candle(path: &Path) -> Result<PathBuf, EngineError> {
     local("MODEL", path, Needs::WeightsOrGguf)
 }
 
-/// Where a tokenizer lies that the setting `at` names: at `path`, or fetched where that is a name of the hub.
+/// The path of a tokenizer for the setting `at`: `path` itself, or the downloaded files if it is a name of the hub.
 ///
 /// # Errors
 /// As [`bring`].
@@ -122,7 +121,7 @@ fn local(at: &'static str, path: &Path, needs: Needs) -> Result<PathBuf, EngineE
     }
 }
 
-/// Fetches a model that the setting `at` names, and shows how far it is.
+/// Downloads the model of the setting `at`, and shows the progress.
 fn fetch(at: &'static str, model: &ModelRef, needs: Needs) -> Result<Fetched, EngineError> {
     let bad = |error: &dyn std::fmt::Display| EngineError::invalid_argument(at, error);
     let hub = hub().map_err(|error| bad(&error))?;
@@ -147,7 +146,7 @@ fn fetch(at: &'static str, model: &ModelRef, needs: Needs) -> Result<Fetched, En
     Ok(fetched)
 }
 
-/// The hub, as its variables say.
+/// The hub, configured by its environment variables.
 pub(crate) fn hub() -> Result<Hub, HubError> {
     Ok(Hub::new(HubSettings::from_variables(|name| {
         std::env::var_os(name)

@@ -27,10 +27,10 @@ use self::question::{Asker, CONTINUATION_TOKENS};
 use self::screen::Screen;
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
 
-/// Why something that was printed is lost.
+/// The error that lost printed text.
 static LOST: OnceLock<io::Error> = OnceLock::new();
 
-/// Writes to standard output at once. A reader that has gone is no error of ours; any other is kept for [`lost_output`].
+/// Writes to standard output and flushes it. A closed pipe is not an error; any other error is kept for [`lost_output`].
 pub(crate) fn print(text: &str) {
     if let Err(error) = write(text)
         && error.kind() != io::ErrorKind::BrokenPipe
@@ -39,7 +39,7 @@ pub(crate) fn print(text: &str) {
     }
 }
 
-/// As [`print()`], what a server says and does without.
+/// As [`print()`], for a server's messages, which may be lost.
 pub(crate) fn announce(text: &str) {
     let _ = write(text);
 }
@@ -50,22 +50,22 @@ fn write(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// Why standard output lacks something that was printed, as where its disk is full.
+/// The error because of which standard output is incomplete, such as a full disk.
 pub(crate) fn lost_output() -> Option<&'static io::Error> {
     LOST.get()
 }
 
-/// Writes a line to standard error, [`escaped`]. Where it cannot be written there is nobody to tell, and the exit code says the rest.
+/// Writes a line to standard error, [`escaped`]. Ignores errors: nobody can be notified, and the exit code says the rest.
 pub(crate) fn note(line: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{}", escaped(&line.to_string()));
 }
 
-/// Says on standard error why the program ends.
+/// Prints on standard error why the program ends.
 pub(crate) fn complain(error: impl Display) {
     note(format_args!("error: {error}"));
 }
 
-/// What is shown once the server answers: the model, the address, and a command that works.
+/// The message once the server answers: the model, the address, and a command that works.
 pub(crate) fn banner(config: &RunConfig, server: &FrontendServer, model: &ServedModel) -> String {
     let url = url_of(config, server);
     let (path, body) = request_shown(config, model);
@@ -78,7 +78,7 @@ pub(crate) fn banner(config: &RunConfig, server: &FrontendServer, model: &Served
     )
 }
 
-/// A request that the model answers.
+/// An example request that the model answers.
 fn request_shown(config: &RunConfig, model: &ServedModel) -> (&'static str, Value) {
     let name = &model.card.name;
     let offered = &model.card.endpoint_types;
@@ -110,7 +110,7 @@ fn url_of(config: &RunConfig, server: &FrontendServer) -> String {
     format!("{scheme}://{}", server.address())
 }
 
-/// Where a browser finds the web pages, if there are any.
+/// The address of the web pages for a browser, if there are any.
 fn pages(config: &RunConfig, url: &str) -> String {
     match config.frontend.ui {
         true => format!("chat in a browser: {url}/   charts: {url}/dashboard\n"),
@@ -118,7 +118,7 @@ fn pages(config: &RunConfig, url: &str) -> String {
     }
 }
 
-/// What is shown once the server listens, before it knows a model.
+/// The message when the server listens but knows no model yet.
 pub(crate) fn banner_without_model(config: &RunConfig, server: &FrontendServer) -> String {
     let url = url_of(config, server);
     format!(
@@ -128,7 +128,7 @@ pub(crate) fn banner_without_model(config: &RunConfig, server: &FrontendServer) 
     )
 }
 
-/// Says that workers are waited for, and how to start one.
+/// The message that the process waits for workers, and how to start one.
 pub(crate) fn waiting_for_workers(config: &RunConfig) -> String {
     let name = config.frontend.endpoint.as_ref();
     let word = name.map_or("dyn".into(), |name| format!("dyn://{name}"));
@@ -138,7 +138,7 @@ pub(crate) fn waiting_for_workers(config: &RunConfig) -> String {
     )
 }
 
-/// Says that workers of this model are waited for, and which there are.
+/// The message that the process waits for workers of this model, and which ones there are.
 pub(crate) fn waiting_for_model(name: &str, models: &Models) -> String {
     let served = models.announced().join(", ");
     match served.is_empty() {
@@ -152,13 +152,13 @@ pub(crate) fn waiting_for_model(name: &str, models: &Models) -> String {
 pub(crate) enum Ending {
     /// Its last line was answered.
     Done,
-    /// As [`Self::Done`], but an answer failed, as was told.
+    /// Like [`Self::Done`], but an answer failed, which was reported.
     Failed,
     /// By a signal.
     Signalled,
 }
 
-/// Refuses to ask a model that embeds or scores. Requests of a batch may be of any API.
+/// Refuses a model that embeds or scores. Requests of a batch may use any API.
 fn refuse_without_answers(config: &RunConfig, model: &ServedModel) -> Result<(), EngineError> {
     let offered = &model.card.endpoint_types;
     let answers = [EndpointType::Chat, EndpointType::Completions];
@@ -176,7 +176,7 @@ fn refuse_without_answers(config: &RunConfig, model: &ServedModel) -> Result<(),
     Err(EngineError::invalid_argument("in", problem))
 }
 
-/// Refuses to choose one of several models: nobody sees which it would be.
+/// Refuses to choose among several models: nobody would see which one it was.
 fn refuse_to_choose(config: &RunConfig, models: &Models) -> Result<(), EngineError> {
     let is_named = config.worker.model_name.is_some();
     let served = match &config.output {
@@ -193,10 +193,10 @@ fn refuse_to_choose(config: &RunConfig, models: &Models) -> Result<(), EngineErr
     Err(EngineError::invalid_argument("--model-name", problem))
 }
 
-/// Looks for what is wrong with the input, before there is a model.
+/// Checks the input before there is a model.
 ///
 /// # Errors
-/// When a batch has no prompts, or has its answers already.
+/// When a batch has no prompts, or already has its answers.
 pub(crate) fn check(config: &RunConfig) -> Result<(), EngineError> {
     match &config.input {
         InputKind::Batch(path) => batch::check(path),
@@ -207,7 +207,7 @@ pub(crate) fn check(config: &RunConfig) -> Result<(), EngineError> {
 /// Runs a terminal input to its end.
 ///
 /// # Errors
-/// What the only question failed with, or what the terminal did.
+/// The error of the only question, or of the terminal.
 pub(crate) async fn run_terminal(
     runtime: &Runtime,
     config: &RunConfig,

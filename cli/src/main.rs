@@ -1,5 +1,5 @@
-//! The `genset` binary: reads the command line, assembles engine, worker, runtime and frontend in one process, and turns
-//! how it went into an exit code.
+//! The `genset` binary: reads the command line, assembles engine, worker, runtime and frontend in one process, and returns the
+//! outcome as an exit code.
 
 mod args;
 mod bench;
@@ -29,7 +29,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// The exit code of a usage or configuration error.
 const USAGE_ERROR: u8 = 2;
 
-/// The exit code of what may go well later, so that a supervisor tries again.
+/// The exit code of a failure that may succeed later, so that a supervisor retries.
 const FAILED: u8 = 1;
 
 fn main() -> ExitCode {
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     })
 }
 
-/// Does what was asked; returns the exit code.
+/// Performs the command; returns the exit code.
 fn perform(command: Command) -> u8 {
     match command {
         Command::Print(text) => {
@@ -80,7 +80,7 @@ fn perform(command: Command) -> u8 {
     }
 }
 
-/// The exit code of a command that says how it went, or why it could not.
+/// The exit code of a command; prints its error.
 fn coded(outcome: Result<u8, EngineError>) -> u8 {
     match outcome {
         Ok(code) => code,
@@ -91,7 +91,7 @@ fn coded(outcome: Result<u8, EngineError>) -> u8 {
     }
 }
 
-/// Says why nothing came of it, and whether it is for what was asked.
+/// Prints the error; returns the exit code for a usage error or another failure.
 fn failed(error: &EngineError) -> u8 {
     input::complain(error);
     let is_usage = matches!(
@@ -125,7 +125,7 @@ fn run(config: args::RunConfig) -> u8 {
             USAGE_ERROR
         }
     };
-    // A thread that an engine blocks, or that waits for a line, must not keep the process.
+    // A thread that is blocked in an engine, or waits for a line, must not keep the process alive.
     runtime.shutdown_timeout(Duration::from_millis(500));
     code
 }

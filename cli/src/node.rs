@@ -1,4 +1,4 @@
-//! What runs in this process: a worker, an input, or both on one runtime.
+//! What runs in this process: a worker, an input, or both, on one runtime.
 
 mod http;
 mod terminal;
@@ -16,19 +16,19 @@ use genset_runtime::{
 use crate::args::{EngineKind, InputKind, OutputKind, RunConfig};
 use crate::{engine, input};
 
-/// Time after which a wait that is not over says what it is for.
+/// A wait that is longer than this prints its reason.
 const PROGRESS_AFTER: Duration = Duration::from_secs(2);
 
-/// The exit code when it did not do what it was started for.
+/// The exit code if the process did not do what it was started for.
 const FAILED: u8 = 1;
 
-/// The exit code when a signal came before the work was done.
+/// The exit code if a signal came before the work was done.
 const CUT_SHORT: u8 = 3;
 
-/// Runs until the input ends, a signal comes or the engine fails; returns the exit code.
+/// Runs until the input ends, a signal arrives or the engine fails; returns the exit code.
 ///
 /// # Errors
-/// A configuration that cannot run, before anything was started.
+/// A configuration that cannot run; returned before anything is started.
 pub(crate) async fn run(config: RunConfig) -> Result<u8, EngineError> {
     let signals = Signals::install().map_err(|error| {
         EngineError::internal(format!("signals cannot be handled: {error}")).with_source(error)
@@ -85,7 +85,7 @@ impl Node {
         }
     }
 
-    /// A worker that other processes call.
+    /// Runs a worker that other processes call.
     async fn run_worker(&self, kind: EngineKind, signals: Signals) -> Result<u8, EngineError> {
         let (engine, worker) = engine::build(kind, &self.config)?;
         let name = self.config.name.clone();
@@ -93,8 +93,8 @@ impl Node {
         Ok(genset_runtime::run_worker(&self.runtime, name, engine, worker, args, signals).await)
     }
 
-    /// The status server of a process without a worker, when the flags ask for one: ready while there is a model
-    /// and nobody drains it.
+    /// The status server of a process without a worker, if the flags ask for one. It is ready while there is a model and the
+    /// process does not drain.
     async fn status_without_worker(
         &self,
         models: &Models,
@@ -106,7 +106,7 @@ impl Node {
         args.status_server_with(&self.runtime, is_ready).await
     }
 
-    /// Starts a worker whose requests come from this process, and from others as the flags say.
+    /// Starts a worker for requests from this process and, depending on the flags, from others.
     fn spawn_worker(&self, kind: EngineKind) -> Result<WorkerHandle, EngineError> {
         let (engine, worker) = engine::build(kind, &self.config)?;
         let name = self.config.name.clone();
@@ -116,7 +116,7 @@ impl Node {
     }
 }
 
-/// Stops the worker, unless it stops already, and waits for it. A signal makes every deadline now.
+/// Stops the worker, unless it is already stopping, and waits for it. A signal expires every deadline.
 async fn shut_down(worker: &WorkerHandle, signals: &mut Signals) -> Report {
     worker.stop_once();
     loop {
@@ -130,7 +130,7 @@ async fn shut_down(worker: &WorkerHandle, signals: &mut Signals) -> Report {
     }
 }
 
-/// Says how the worker ended, when not well; returns the exit code.
+/// Reports a worker that failed; returns the exit code.
 fn tell(report: &Report) -> u8 {
     let code = exit_code(report);
     match &report.error {
@@ -140,16 +140,16 @@ fn tell(report: &Report) -> u8 {
     code
 }
 
-/// Why a worker's own model gets no requests.
+/// Why a worker's own model cannot receive requests.
 enum NotReady {
     /// The worker stopped.
     Stopped(Report),
-    /// It serves, but its model's files or the settings about them make no requests possible. They are this process's, so
-    /// nothing that it waits for would mend them.
+    /// It serves, but its model's files or settings allow no requests. They belong to this process, so waiting would not fix
+    /// them.
     Unservable(EngineError),
 }
 
-/// Waits until the worker serves and its model is ready; on the way, says how far a long start is.
+/// Waits until the worker serves and its model is ready. Reports the progress of a long start.
 async fn ready(worker: &WorkerHandle, models: &Models) -> Result<Arc<ServedModel>, NotReady> {
     let started = async {
         worker.ready().await.map_err(NotReady::Stopped)?;
@@ -168,7 +168,7 @@ async fn ready(worker: &WorkerHandle, models: &Models) -> Result<Arc<ServedModel
     }
 }
 
-/// Says which model it is whose files or settings are at fault.
+/// Adds the name of the model to the error.
 fn unservable(name: &str, error: EngineError) -> EngineError {
     let message = format!("the model {name} cannot be served: {error}");
     EngineError::new(error.kind(), message).with_source(error)
@@ -191,7 +191,7 @@ async fn show_progress(worker: &WorkerHandle) -> std::convert::Infallible {
         if progress.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
-        // At most a line a second, however often the engine reports.
+        // At most one line per second, however often the engine reports.
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }

@@ -1,5 +1,5 @@
-//! Commands of the Python package: `genset serve`, `genset deploy` and `genset offer` are modules of it, since what they serve are
-//! classes and endpoints in Python. This process becomes the interpreter.
+//! Commands of the Python package: `genset serve`, `genset deploy` and `genset offer` are Python modules, because they serve
+//! Python classes and endpoints. This process is replaced by the interpreter.
 
 use std::env;
 use std::ffi::OsString;
@@ -7,13 +7,13 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Names the interpreter.
+/// The variable that names the interpreter.
 const PYTHON: &str = "GENSET_PYTHON";
-/// Ends with 1 where the package is not installed.
+/// Exits with 1 if the package is not installed.
 const IS_THERE: &str =
     "import importlib.util, sys; sys.exit(importlib.util.find_spec('genset') is None)";
 
-/// Becomes `python -m MODULE ARGUMENTS`; returns only when that cannot be.
+/// Replaces this process by `python -m MODULE ARGUMENTS`; returns an error message if that fails.
 pub(crate) fn become_module(module: &str, arguments: &[OsString]) -> String {
     let python = interpreter();
     let looked = Command::new(&python).args(["-c", IS_THERE]).output();
@@ -34,7 +34,7 @@ pub(crate) fn become_module(module: &str, arguments: &[OsString]) -> String {
     )
 }
 
-/// The interpreter that the package was installed with this program for: beside it. Else that of the virtual environment, else the
+/// The interpreter beside this program, if the package installed the program. Otherwise that of the virtual environment, or the
 /// one in PATH.
 fn interpreter() -> PathBuf {
     if let Some(named) = env::var_os(PYTHON) {

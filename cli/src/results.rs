@@ -1,5 +1,5 @@
-//! Files that a command writes behind long work, such as those of `--plot` and `--json`. What is wrong with them is said before
-//! the work; what was found is printed first, so that a disk that is full loses no more than the file.
+//! Files that a command writes after long work, such as those of `--plot` and `--json`. Checks them before the work. The results
+//! are printed first, so that a full disk loses only the file.
 
 use std::fs::File;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use genset_backend_common::EngineError;
 
-/// Checks before the work that the file that `flag` names can be written. Nothing is changed.
+/// Checks before the work that the file of the flag `flag` can be written. Changes nothing.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the flag and the file.
@@ -16,14 +16,14 @@ pub(crate) fn check(flag: &str, path: &Path) -> Result<(), EngineError> {
         Ok(there) if there.is_file() || there.is_dir() => {
             File::options().append(true).open(path).map(drop)
         }
-        // Who reads a pipe would take this for its end, and what a link leads to need not be there yet.
+        // A pipe's reader would take this for its end, and a link's target need not exist yet.
         Ok(_) => Ok(()),
         Err(_) => File::create_new(path).and_then(|_created| std::fs::remove_file(path)),
     };
     tried.map_err(|error| unwritable(flag, path, &error))
 }
 
-/// Writes the file that `flag` names.
+/// Writes the file of the flag `flag`.
 ///
 /// # Errors
 /// As [`check`].

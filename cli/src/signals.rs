@@ -1,6 +1,6 @@
-//! SIGINT and SIGTERM where this process has the number 1, as in a container: there the system lets no signal end it that it does
-//! not handle. `main` calls [`end_process_1`] before all else; who has a way of its own to end says so with [`take_interrupt`] or
-//! [`take_both`]. Any other process is ended by the system. By SIGXFSZ none is ended that [`outlive_file_limit`] was called in.
+//! Handles SIGINT and SIGTERM if this process has PID 1, as in a container: there, signals without a handler do not end the
+//! process. `main` calls [`end_process_1`] first; code with its own handling calls [`take_interrupt`] or [`take_both`]. The
+//! system ends any other process. SIGXFSZ ends no process after [`outlive_file_limit`].
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,16 +10,16 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::input::note;
 
-/// Whether SIGINT is no longer ours.
+/// Whether other code handles SIGINT.
 static HAS_INTERRUPT: AtomicBool = AtomicBool::new(false);
 
-/// Whether SIGTERM is no longer ours.
+/// Whether other code handles SIGTERM.
 static HAS_TERMINATE: AtomicBool = AtomicBool::new(false);
 
-/// What shells add to a signal's number for the exit code of what it ended.
+/// The offset that shells add to a signal's number for the exit code of the process that it ended.
 const BY_SIGNAL: i32 = 128;
 
-/// Lets SIGINT and SIGTERM end this process, if it has the number 1, until somebody takes them.
+/// Makes SIGINT and SIGTERM end this process, if it has PID 1, until other code takes them.
 pub(crate) fn end_process_1() {
     if std::process::id() == 1
         && let Err(error) = begin()
@@ -28,23 +28,23 @@ pub(crate) fn end_process_1() {
     }
 }
 
-/// SIGINT is handled by who calls this.
+/// The caller handles SIGINT from now on.
 pub(crate) fn take_interrupt() {
     HAS_INTERRUPT.store(true, Ordering::Release);
 }
 
-/// SIGINT and SIGTERM are handled by who calls this.
+/// The caller handles SIGINT and SIGTERM from now on.
 pub(crate) fn take_both() {
     take_interrupt();
     HAS_TERMINATE.store(true, Ordering::Release);
 }
 
-/// A file that may not grow any more (`ulimit -f`) is an error of who writes it, and not the end of this process. What it starts is
-/// left to the system.
+/// Turns a file that may not grow (`ulimit -f`) into a write error instead of the end of this process. Child processes keep the
+/// system's default.
 pub(crate) fn outlive_file_limit(runtime: &Runtime) {
     let _entered = runtime.enter();
     let kind = SignalKind::from_raw(rustix::process::Signal::XFSZ.as_raw());
-    // The handler stays, whether or not somebody listens.
+    // The handler stays installed after its listener is dropped.
     if let Err(error) = signal(kind) {
         note(format_args!("warning: SIGXFSZ cannot be handled: {error}"));
     }
@@ -59,13 +59,13 @@ fn begin() -> io::Result<()> {
             signal(SignalKind::terminate())?,
         )
     };
-    // It ends with the process.
+    // The thread ends with the process.
     let thread = std::thread::Builder::new().name("signals".to_owned());
     thread.spawn(move || exit(runtime.block_on(ended(interrupt, terminate))))?;
     Ok(())
 }
 
-/// Waits for a signal that nobody has taken; returns the exit code.
+/// Waits for a signal that no other code handles; returns the exit code.
 async fn ended(mut interrupt: Signal, mut terminate: Signal) -> i32 {
     loop {
         let (kind, is_taken) = tokio::select! {

@@ -1,6 +1,6 @@
 //! `genset simulate`: a fleet in this process, in virtual time.
 //!
-//! The flags of a load are here, too, for `genset bench serve` sends the same loads to real servers.
+//! Also has the flags of a load, because `genset bench serve` sends the same loads to real servers.
 
 mod load;
 
@@ -91,7 +91,7 @@ pub(crate) struct SimulateArgs {
     plot: Option<PathBuf>,
 }
 
-/// Simulates and prints; returns the exit code.
+/// Simulates and prints the results; returns the exit code.
 ///
 /// # Errors
 /// `InvalidArgument` or `Unsupported`, naming the flag or the file.
@@ -141,7 +141,7 @@ impl SimulateArgs {
     }
 }
 
-/// Reads a file that a flag names.
+/// Reads the file of a flag.
 fn read(flag: &str, path: &Path) -> Result<String, EngineError> {
     let bad = |problem: String| {
         EngineError::invalid_argument(flag, format!("{}: {problem}", path.display()))

@@ -1,7 +1,7 @@
-//! `genset tune`: the flags of `out=candle` that a model is fastest with on this machine.
+//! `genset tune`: finds the flags of `out=candle` that are fastest for a model on this machine.
 //!
-//! Each trial is a `genset bench engine` of its own, for a process has its threads but once. One flag after the other is tried
-//! beside the best so far, and kept where the whole is faster by more than measurements differ.
+//! Each trial is its own `genset bench engine` process, because a process creates its threads only once. Flags are tried one
+//! after another with the best ones so far. A flag is kept if it makes the whole faster by more than the measurement noise.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,22 +20,22 @@ use crate::bench::engine::Measured;
 use crate::hub;
 use crate::input::{note, print};
 
-/// What is faster by less is no faster.
+/// A smaller speedup does not count.
 const BETTER: f64 = 1.03;
 
-/// Of the highest rate of all sequences together, the part that is enough: more of them at once would only wait.
+/// The share of the highest total rate that is enough: more concurrent sequences would only wait.
 const ENOUGH: f64 = 0.95;
 
 /// The memory of the KV cache in trials, in bytes.
 const KV_MEMORY: u64 = 1 << 30;
 
-/// How many sequences decode at once in the first trial.
+/// Numbers of concurrent sequences in the first trial.
 const SEQUENCES: [u32; 4] = [1, 4, 16, 32];
 
-/// How long a prefill of a trial may take, about.
+/// The approximate time limit for the prefill of a trial.
 const PREFILL: Duration = Duration::from_secs(1);
 
-/// The device where nothing is said.
+/// The default device.
 const ANY_DEVICE: &str = "auto";
 
 #[derive(Debug, Args)]
@@ -61,7 +61,7 @@ pub(crate) struct TuneArgs {
 }
 
 impl TuneArgs {
-    /// The flags without which `genset run` would serve another thing than was measured.
+    /// The flags without which `genset run` would serve something else than was measured.
     fn flags_of_run(&self) -> Vec<String> {
         let mut flags = Vec::new();
         if self.device != ANY_DEVICE {
@@ -74,13 +74,13 @@ impl TuneArgs {
     }
 }
 
-/// What was found.
+/// The results.
 #[derive(Debug, Serialize)]
 struct Tuned {
     model: String,
     /// The flags for `genset run`.
     flags: Vec<String>,
-    /// How much faster than the defaults, as the mean of the rates' ratios.
+    /// The speedup over the defaults, as the mean of the rates' ratios.
     times_the_defaults: f64,
     trials: Vec<Trial>,
 }
@@ -95,10 +95,10 @@ struct Trial {
     sequences_tokens_per_s: f64,
 }
 
-/// Tunes and prints; returns the exit code.
+/// Tunes and prints the results; returns the exit code.
 ///
 /// # Errors
-/// The model cannot be loaded, or refuses the lengths of trials.
+/// The model cannot be loaded, or refuses the lengths of the trials.
 pub(crate) fn perform(args: &TuneArgs) -> Result<u8, EngineError> {
     let model = hub::of_candle(&args.model)?;
     let tuned = Tuning::begin(args, &model)?.perform()?;
@@ -117,7 +117,7 @@ pub(crate) fn perform(args: &TuneArgs) -> Result<u8, EngineError> {
 struct Tuning<'a> {
     bench: Bench<'a>,
     deadline: Instant,
-    /// How many sequences are worth to run at once.
+    /// The number of concurrent sequences that is worth running.
     sequences: u32,
     prefill_tokens: u32,
     context_tokens: u32,
@@ -127,7 +127,7 @@ struct Tuning<'a> {
 }
 
 impl<'a> Tuning<'a> {
-    /// Looks how fast the model is at all, with few and with many sequences.
+    /// Measures the model's speed with few and with many sequences.
     fn begin(args: &'a TuneArgs, model: &'a Path) -> Result<Self, EngineError> {
         let deadline = Instant::now() + Duration::from_secs(args.seconds);
         let bench = Bench { args, model };
@@ -223,7 +223,7 @@ impl<'a> Tuning<'a> {
         Ok(trial)
     }
 
-    /// Room for as many sequences as are worth to run, as text.
+    /// The memory for that number of sequences, as text.
     fn kv_memory(&self) -> String {
         let tokens = u64::from(self.sequences) * u64::from(self.context_tokens);
         let mib = (tokens * self.kv_bytes_per_token).div_ceil(1 << 20).max(1);
@@ -231,8 +231,8 @@ impl<'a> Tuning<'a> {
     }
 }
 
-/// Numbers of threads beside the default, which is one for each core: those that a machine with two threads for each core,
-/// or with cores of two kinds, may be faster with.
+/// Numbers of threads other than the default, which is one per core. They may be faster on a machine with two threads per core,
+/// or with cores of two kinds.
 fn candidates_of(processors: usize, default: usize) -> Vec<usize> {
     let mut candidates: Vec<usize> = [
         processors / 2,
@@ -248,7 +248,7 @@ fn candidates_of(processors: usize, default: usize) -> Vec<usize> {
     candidates
 }
 
-/// The least number of sequences whose rate is about the highest.
+/// The smallest number of sequences whose rate is close to the highest.
 fn worth_running(first: &Measured) -> u32 {
     let most = first
         .decode
@@ -263,7 +263,7 @@ fn worth_running(first: &Measured) -> u32 {
 }
 
 impl Trial {
-    /// How much faster than `other`: the geometric mean of the ratios of its rates.
+    /// The speedup over `other`: the geometric mean of the ratios of its rates.
     fn times(&self, other: &Self) -> f64 {
         let ratios = [
             self.prefill_tokens_per_s / other.prefill_tokens_per_s,
@@ -303,7 +303,7 @@ impl Tuned {
     }
 }
 
-/// `genset bench engine` of one model.
+/// Runs `genset bench engine` for one model.
 struct Bench<'a> {
     args: &'a TuneArgs,
     model: &'a Path,

@@ -1,9 +1,8 @@
-//! What may be shown of a URL: no name and no password. Whoever tells of a server that was named by its URL calls it, for people
-//! and for reports.
+//! Hides names and passwords in URLs. Code that shows the URL of a server, to people or in reports, calls this first.
 
 use reqwest::Url;
 
-/// `text`, which is a URL or a host of HTTP, without a name and a password.
+/// `text`, a URL or a host of HTTP, without name and password.
 pub(crate) fn without_password(text: &str) -> String {
     let parsed = match text.contains("://") {
         true => Url::parse(text),
@@ -12,12 +11,12 @@ pub(crate) fn without_password(text: &str) -> String {
     match parsed {
         Ok(url) if url.username().is_empty() && url.password().is_none() => text.to_owned(),
         Ok(mut url) => {
-            // URLs of HTTP have a host, and those are never refused.
+            // URLs of HTTP have a host, so these calls never fail.
             let _ = url.set_username("");
             let _ = url.set_password(None);
             url.as_str().trim_end_matches('/').to_owned()
         }
-        // What is no URL has no password that could be told from the rest.
+        // In text that is not a URL, a password cannot be told from the rest.
         Err(_) => text.rsplit('@').next().unwrap_or_default().to_owned(),
     }
 }

@@ -1,4 +1,4 @@
-//! How long `/health` takes while the server has all it can do.
+//! How long `/health` takes on a server under full load.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ const SATURATING: Load = Load {
     token_delay_ms: 0,
 };
 
-/// Between two questions.
+/// The pause between two requests.
 const PAUSE: Duration = Duration::from_millis(4);
 
 pub(crate) async fn measure() -> io::Result<Value> {
@@ -45,7 +45,7 @@ pub(crate) async fn measure() -> io::Result<Value> {
     }))
 }
 
-/// Asks again and again, each time on a new connection, from a thread of its own: the load's clients must not keep it waiting.
+/// Sends requests repeatedly, each on a new connection, from its own thread: the load's clients must not delay it.
 async fn probe(address: SocketAddr) -> io::Result<Vec<Duration>> {
     let asking = move || {
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,4 +1,4 @@
-//! Streams at full speed and at a model's pace: what a token and a request cost.
+//! Streams at full speed and at a model's pace: the cost of a token and of a request.
 
 use std::io;
 

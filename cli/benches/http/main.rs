@@ -1,9 +1,9 @@
-//! What the server itself costs: CPU time for each token and request, memory, and the time until it is ready.
+//! The cost of the server itself: CPU time for each token and request, memory, and the time until it is ready.
 //!
-//! `cargo bench -p genset --bench http` starts the `genset` binary with `out=sample`, drives it over loopback from this
-//! process, and reads the server's own CPU time and memory from `/proc`, so the client's work does not count. It has parts:
-//! `starts`, `loads`, `prompts`, `health` and `memory`; `-- loads health` runs two of them, and without a name all run, which
-//! takes about a minute. With `-- --json` it prints JSON. Run by `cargo test` it does nothing.
+//! `cargo bench -p genset --bench http` starts the `genset` binary with `out=sample`, drives it over loopback from this process,
+//! and reads the server's own CPU time and memory from `/proc`, so the client's work does not count. Its parts are `starts`,
+//! `loads`, `prompts`, `health` and `memory`; `-- loads health` runs two of them. Without a name all run, which takes about a
+//! minute. With `-- --json` it prints JSON. Run by `cargo test` it does nothing.
 
 #[path = "../support/mod.rs"]
 mod support;
@@ -23,7 +23,7 @@ use serde_json::{Map, Value, json};
 use self::server::Server;
 use self::support::{Words, hardware, round};
 
-/// Starts, of which the median is told.
+/// The number of starts for the median.
 const STARTS: usize = 10;
 
 const PARTS: [&str; 5] = ["starts", "loads", "prompts", "health", "memory"];
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
     support::main(measure, tables::all)
 }
 
-/// Measures the parts that are named, or all.
+/// Measures the named parts, or all.
 async fn measure(words: Words) -> io::Result<Value> {
     let are_named = PARTS.iter().any(|part| words.has(part));
     let mut results = Map::new();

@@ -1,4 +1,4 @@
-//! What an open stream holds: 4,096 of them, slow, in one process.
+//! The memory of an open stream: 4,096 slow streams in one process.
 
 use std::io;
 
@@ -15,10 +15,10 @@ use crate::support::round;
 
 const STREAMS: usize = 4096;
 
-/// Events of each stream before it is measured: it is under way then.
+/// Events of each stream before the measurement, so that it is in progress.
 const EVENTS: usize = 4;
 
-/// Files that a process needs beside its sockets.
+/// Files that a process needs in addition to its sockets.
 const OTHER_FILES: u64 = 256;
 
 pub(crate) async fn measure() -> io::Result<Value> {
@@ -35,7 +35,7 @@ pub(crate) async fn measure() -> io::Result<Value> {
     let (under_way, mut waiting) = mpsc::channel(STREAMS);
     let mut streams = JoinSet::new();
     for _ in 0..STREAMS {
-        // One after the other, or the kernel's queue of new connections is full.
+        // One after another, so that the kernel's queue of new connections does not overflow.
         let mut connection = TcpStream::connect(server.address).await?;
         connection.write_all(&request(20_000)).await?;
         streams.spawn(follow(connection, under_way.clone()));
@@ -58,7 +58,7 @@ pub(crate) async fn measure() -> io::Result<Value> {
     }))
 }
 
-/// Reads one stream for as long as it is let; says when it is under way.
+/// Reads one stream until it is cancelled; notifies when it is in progress.
 async fn follow(mut connection: TcpStream, under_way: mpsc::Sender<()>) -> io::Result<()> {
     let (mut buffer, mut events, mut last) = ([0; 1024], 0, 0);
     loop {
@@ -77,7 +77,7 @@ async fn follow(mut connection: TcpStream, under_way: mpsc::Sender<()>) -> io::R
     }
 }
 
-/// Raises this process's limit of open files, which the server inherits, as far as the system lets it.
+/// Raises this process's limit of open files, which the server inherits, as far as the system allows.
 fn allow_files(files: u64) -> io::Result<()> {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= files) {

@@ -1,4 +1,4 @@
-//! Short prompts and long conversations, answered with one token: what a request costs before its first token.
+//! Short prompts and long conversations, answered with one token: the cost of a request before its first token.
 
 use std::path::Path;
 use std::time::Duration;
@@ -23,19 +23,19 @@ const TURNS: usize = 10;
 
 struct Prompts {
     name: &'static str,
-    /// About how many tokens a prompt has.
+    /// The approximate number of tokens of a prompt.
     tokens: usize,
     turns: usize,
     history: History,
     flags: &'static [&'static str],
 }
 
-/// What was said before the question, which is always a new one.
+/// The conversation before the question, which is always new.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum History {
-    /// Another each time: nothing of the prompt was seen before.
+    /// A different one each time: no part of the prompt was seen before.
     New,
-    /// A client's own, the same each time: all but the question was.
+    /// The client's own, the same each time: everything except the question was seen before.
     Known,
 }
 
@@ -70,7 +70,7 @@ const PROMPTS: [Prompts; 4] = [
     },
 ];
 
-/// The server's own account of its prompts.
+/// The server's own metrics about its prompts.
 const METRICS: [&str; 6] = [
     "genset_http_prompt_tokens_total",
     "genset_frontend_tokenizer_cached_tokens_total",
@@ -122,7 +122,7 @@ async fn measure_prompts(prompts: &'static Prompts) -> io::Result<Value> {
     Ok(result)
 }
 
-/// The test model's tokenizer and template in a folder of their own, for a context that has room for the long prompts.
+/// The test model's tokenizer and template in their own folder, with a context that has room for the long prompts.
 fn long_model() -> io::Result<TempDir> {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tiny-chat");
     let folder = tempfile::tempdir()?;
@@ -139,7 +139,7 @@ fn long_model() -> io::Result<TempDir> {
     Ok(folder)
 }
 
-/// Keeps every client busy for `time`; says how many requests were answered.
+/// Keeps every client busy for `time`; returns the number of answered requests.
 async fn run(
     server: &Server,
     prompts: &'static Prompts,
@@ -174,7 +174,7 @@ async fn run(
     Ok(requests)
 }
 
-/// The words of each message, so that a whole prompt has about as many tokens as it should: counted by the server.
+/// The number of words of each message with which a whole prompt has about the intended number of tokens, as the server counts.
 async fn words_for(server: &Server, prompts: &Prompts) -> io::Result<usize> {
     let messages = 2 * prompts.turns + 1;
     let mut words = prompts.tokens / messages / 2 + 1;
@@ -187,7 +187,7 @@ async fn words_for(server: &Server, prompts: &Prompts) -> io::Result<usize> {
         read_stream(&mut connection).await?;
         let [after] = server.metrics([METRICS[0]]).await?;
         let wanted = words as f64 * prompts.tokens as f64 / (after - before);
-        // By way of text: a cast would cut silently.
+        // Through text: a cast would truncate silently.
         words = format!("{wanted:.0}").parse().unwrap_or(words).max(1);
     }
     Ok(words)

@@ -1,4 +1,4 @@
-//! The program that is measured: frontend and the sample engine in one process.
+//! The program under measurement: frontend and sample engine in one process.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts it with further flags and waits until `/ready` says 200.
+    /// Starts it with additional flags and waits until `/ready` returns 200.
     pub(crate) async fn start(flags: &[&str]) -> io::Result<Self> {
         let address = free_address()?;
         let port = address.port().to_string();

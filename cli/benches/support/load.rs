@@ -1,4 +1,4 @@
-//! Streamed chat requests over loopback, from a client that does as little as it can: it shares the machine.
+//! Streamed chat requests over loopback, from a client that does as little as possible, because it shares the machine.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,13 +10,13 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// A server that takes longer than this to start, or to answer, is broken.
+/// A server that takes longer to start or to answer is broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long each load lasts; the clock of `/proc` ticks a hundred times a second, so this is exact to about 1 %.
+/// How long each load lasts. The clock of `/proc` ticks a hundred times a second, so this is exact to about 1 %.
 pub(crate) const LOAD_TIME: Duration = Duration::from_secs(4);
 
-/// Load before the measured one: caches and allocator arenas fill.
+/// Load before the measurement, to fill caches and allocator arenas.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(500);
 
 pub(crate) struct Load {
@@ -27,7 +27,7 @@ pub(crate) struct Load {
 }
 
 impl Load {
-    /// As fast as everything together can.
+    /// As fast as possible.
     pub(crate) const FULL_SPEED: Self = Self {
         name: "256 streams, no delay",
         streams: 256,
@@ -43,7 +43,7 @@ impl Load {
         token_delay_ms: 7,
     };
 
-    /// What a request costs, rather than a token.
+    /// Measures the cost of a request, rather than of a token.
     pub(crate) const SHORT_ANSWERS: Self = Self {
         name: "16 streams of one token",
         streams: 16,
@@ -59,7 +59,7 @@ pub(crate) struct Done {
     pub(crate) events: u64,
 }
 
-/// Keeps every stream busy for `time`, each on a connection of its own, and lets the last requests finish.
+/// Keeps every stream busy for `time`, each on its own connection, and lets the last requests finish.
 pub(crate) async fn drive(address: SocketAddr, load: &Load, time: Duration) -> io::Result<Done> {
     let until = Instant::now() + time;
     let request = request(load.tokens);
@@ -88,7 +88,7 @@ pub(crate) async fn drive(address: SocketAddr, load: &Load, time: Duration) -> i
     Ok(done)
 }
 
-/// A streamed request for `max_tokens`, as it goes over the wire.
+/// A streamed request for `max_tokens`, in its wire format.
 pub(crate) fn request(max_tokens: u32) -> Vec<u8> {
     let body = json!({
         "model": "tiny-chat",
@@ -100,7 +100,7 @@ pub(crate) fn request(max_tokens: u32) -> Vec<u8> {
     http_request(&body)
 }
 
-/// A request with this body, as it goes over the wire.
+/// A request with this body, in its wire format.
 pub(crate) fn http_request(body: &Value) -> Vec<u8> {
     let body = body.to_string();
     let len = body.len();
@@ -116,7 +116,7 @@ pub(crate) async fn read_stream(connection: &mut TcpStream) -> io::Result<u64> {
     const LAST_CHUNK: &[u8] = b"data: [DONE]\n\n\r\n0\r\n\r\n";
     let (mut buffer, mut events) = (Vec::with_capacity(16 << 10), 0);
     loop {
-        // What may be the beginning of the end, or of an event's end, stays.
+        // Keep a possible beginning of the end, or of an event's end.
         let kept = buffer.len().min(LAST_CHUNK.len());
         buffer.drain(..buffer.len() - kept);
         if connection.read_buf(&mut buffer).await? == 0 {

@@ -1,4 +1,4 @@
-//! What the benchmarks of the binary share: their `main`, its processes, the loads they are put under, and numbers for people.
+//! Shared by the benchmarks of the binary: `main`, processes, loads, and numbers for people.
 
 pub(crate) mod load;
 pub(crate) mod process;
@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use serde_json::Value;
 
-/// What follows the benchmark's name on the command line.
+/// The words after the benchmark's name on the command line.
 pub(crate) struct Words(Vec<String>);
 
 impl Words {
@@ -17,8 +17,8 @@ impl Words {
     }
 }
 
-/// A benchmark's whole `main`: measures, and prints the results as JSON with `--json`, else as `table` shows them. Run by
-/// `cargo test` it does nothing.
+/// The `main` of a benchmark: measures, and prints the results as JSON with `--json`, otherwise with `table`. Run by `cargo test`
+/// it does nothing.
 pub(crate) fn main<F>(
     measure: impl FnOnce(Words) -> F,
     table: impl FnOnce(&Value) -> String,
@@ -55,7 +55,7 @@ where
     }
 }
 
-/// How many a second.
+/// The rate per second.
 pub(crate) fn per(count: u64, seconds: f64) -> f64 {
     (count as f64 / seconds).round()
 }
@@ -64,7 +64,7 @@ pub(crate) fn round(value: f64, digits: f64) -> f64 {
     (value * digits).round() / digits
 }
 
-/// The machine, in words.
+/// A description of the machine.
 pub(crate) fn hardware() -> String {
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpus

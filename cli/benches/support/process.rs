@@ -1,4 +1,4 @@
-//! A `genset` process, and what `/proc` says of it.
+//! A `genset` process, and its figures in `/proc`.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -15,11 +15,11 @@ use tokio::time::Instant;
 use super::load::PATIENCE;
 use super::round;
 
-/// Between two looks whether something has come.
+/// The polling interval.
 const PAUSE: Duration = Duration::from_micros(500);
 
-/// `genset run`, killed when it is dropped: the binary that Cargo built, or the one that `GENSET_BENCH_PROGRAM` names, for
-/// comparing two builds.
+/// A `genset run` that is killed on drop: the binary that Cargo built, or the one that `GENSET_BENCH_PROGRAM` names, to compare
+/// two builds.
 pub(crate) struct Genset {
     child: Child,
     pid: Pid,
@@ -54,10 +54,10 @@ impl Genset {
         std::fs::read_to_string(format!("/proc/{}/{name}", self.pid.as_raw_nonzero()))
     }
 
-    /// The CPU time of all its threads so far, in user and kernel.
+    /// The CPU time of all its threads so far, in user and kernel mode.
     pub(crate) fn cpu_seconds(&self) -> io::Result<f64> {
         let stat = self.proc_file("stat")?;
-        // The name, in parentheses, may hold spaces; utime and stime are the fields 14 and 15 of the whole.
+        // The name, in parentheses, may contain spaces; utime and stime are fields 14 and 15 of the line.
         let after_name = stat.rsplit(')').next().unwrap_or_default();
         let fields = after_name.split_whitespace().skip(11).take(2);
         let ticks: u64 = fields.filter_map(|field| field.parse::<u64>().ok()).sum();
@@ -72,12 +72,12 @@ impl Genset {
     }
 }
 
-/// A port that was free a moment ago: a banner would come later than readiness.
+/// A port that was free a moment ago: waiting for the banner would take longer than readiness.
 pub(crate) fn free_address() -> io::Result<SocketAddr> {
     TcpListener::bind("127.0.0.1:0")?.local_addr()
 }
 
-/// Waits until the answer to a GET of `path` is 200 and holds `text`.
+/// Waits until a GET of `path` returns 200 and a body that contains `text`.
 pub(crate) async fn wait_for(address: SocketAddr, path: &str, text: &str) -> io::Result<()> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -93,7 +93,7 @@ pub(crate) async fn wait_for(address: SocketAddr, path: &str, text: &str) -> io:
     }
 }
 
-/// The answer to a GET of `path` on a connection of its own.
+/// The answer to a GET of `path` on its own connection.
 pub(crate) async fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect(address).await?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");

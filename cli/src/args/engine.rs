@@ -1,4 +1,4 @@
-//! Flags of engines, and what each engine needs, takes and has no use for.
+//! Flags of engines, and which of them each engine needs, accepts or has no use for.
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ pub(crate) struct EngineArgs {
 }
 
 impl EngineArgs {
-    /// How much of what a child prints reaches the log.
+    /// How much of a child's output is logged.
     pub(crate) fn log_limit(&self) -> LogLimit {
         LogLimit {
             lines_per_second: self.engine_log_lines,
@@ -91,7 +91,7 @@ fn some_bytes(text: &str) -> Result<NonZeroU32, String> {
     NonZeroU32::new(byte_count(text)?).ok_or_else(|| "must be more than 0".into())
 }
 
-/// Refuses words that make no sense together.
+/// Refuses combinations of words that make no sense.
 pub(super) fn check_words(
     input: &InputKind,
     output: &OutputKind,
@@ -122,7 +122,7 @@ pub(super) fn check_words(
     Ok(())
 }
 
-/// Refuses a model that the engine cannot read, and what does not go with it. The files are on this disk by then.
+/// Refuses a model that the engine cannot read, and flags that do not fit it. The files are on this disk by then.
 pub(super) fn check_files(
     output: &OutputKind,
     engine: &EngineArgs,
@@ -141,7 +141,7 @@ pub(super) fn check_files(
     Ok(())
 }
 
-/// Refuses what is no model of the engine's kind.
+/// Refuses a model of a kind that the engine does not serve.
 fn check_model(output: &OutputKind, path: Option<&Path>) -> Result<(), EngineError> {
     match (output, path) {
         (OutputKind::Engine(EngineKind::Server(kind)), path) => {
@@ -158,7 +158,7 @@ fn check_model(output: &OutputKind, path: Option<&Path>) -> Result<(), EngineErr
     }
 }
 
-/// Refuses flags that the engine has no use for, and the lack of one it needs, as far as no file says so.
+/// Refuses flags that the engine has no use for, and the absence of one that it needs, as far as no file must be read.
 pub(super) fn check_engine(
     output: &OutputKind,
     engine: &EngineArgs,
@@ -202,7 +202,7 @@ pub(super) fn check_engine(
     Err(EngineError::invalid_argument("--chat-template", problem))
 }
 
-/// Refuses a tokenizer for an engine that takes none.
+/// Refuses a tokenizer for an engine without one.
 fn check_model_config(output: &OutputKind, engine: &EngineArgs) -> Result<(), EngineError> {
     let takers = [
         EngineKind::Candle,
@@ -222,14 +222,14 @@ fn no_model_config() -> EngineError {
     EngineError::invalid_argument("--model-config", problem)
 }
 
-/// Refuses flags about a server where there is none.
+/// Refuses flags for servers if there is no server.
 fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), EngineError> {
     if let OutputKind::Engine(EngineKind::Server(_)) = output {
         return Ok(());
     }
     let mut launcher = engine.launcher.clone();
     if let OutputKind::Engine(EngineKind::Mocker | EngineKind::Apart(_)) = output {
-        // The one of these flags that is theirs too.
+        // The one of these flags that it also takes.
         launcher.extra_engine_args = None;
     }
     let Some(flag) = launcher.first_given() else {
@@ -243,7 +243,8 @@ fn check_server_flags(output: &OutputKind, engine: &EngineArgs) -> Result<(), En
     Err(EngineError::invalid_argument(flag, problem))
 }
 
-/// Refuses flags of the candle engine where another would not hear of them. A variable may be there for other processes.
+/// Refuses flags of the candle engine for an engine that would ignore them. Variables are allowed: they may be for other
+/// processes.
 pub(super) fn check_candle_flags(
     output: &OutputKind,
     settings: &Settings,
@@ -274,7 +275,7 @@ pub(super) fn check_candle_flags(
     Err(EngineError::invalid_argument(format!("--{name}"), problem))
 }
 
-/// Whether what answers reads the flag of the candle engine with this name.
+/// Whether the output reads the candle engine's flag of this name.
 fn reads(output: &OutputKind, name: &str) -> bool {
     match output {
         OutputKind::Engine(EngineKind::Candle) => true,
@@ -293,7 +294,7 @@ fn reads(output: &OutputKind, name: &str) -> bool {
     }
 }
 
-/// The model that a server needs: a folder, or for llama.cpp a GGUF file.
+/// The model that a server needs: a folder, or a GGUF file for llama.cpp.
 ///
 /// # Errors
 /// `InvalidArgument`, naming what is expected.
@@ -319,7 +320,7 @@ pub(crate) fn required_model(kind: ServerKind, path: Option<&Path>) -> Result<&P
     Err(EngineError::invalid_argument("MODEL", problem))
 }
 
-/// Whether a model is one file that holds everything.
+/// Whether a model is one file that contains everything.
 pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension()
         .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
@@ -336,7 +337,7 @@ pub(crate) fn required_script(given: Option<&Path>) -> Result<&Path, EngineError
     })
 }
 
-/// The command that the engine in a process of its own needs.
+/// The command that an engine in its own process needs.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the flag, when there is none.
@@ -347,7 +348,7 @@ pub(crate) fn required_command(given: Option<&str>) -> Result<&str, EngineError>
     })
 }
 
-/// Refuses what is neither a folder nor a GGUF file.
+/// Refuses a path that is neither a folder nor a GGUF file.
 fn check_model_path(path: &Path) -> Result<(), EngineError> {
     if path.is_dir() || (is_gguf(path) && path.is_file()) {
         return Ok(());

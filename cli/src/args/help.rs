@@ -1,4 +1,4 @@
-//! The help of `genset run`, short unless all is asked for; completions and man pages, made of the same grammar.
+//! The help of `genset run`, short unless the full help is requested; completions and man pages, generated from the same grammar.
 
 use std::path::{Path, PathBuf};
 
@@ -60,7 +60,7 @@ pub(crate) struct ManArgs {
     folder: PathBuf,
 }
 
-/// `run` with the flags that most do not need left to `--help-all`.
+/// `run`, with rarely needed flags left to `--help-all`.
 pub(super) fn shortened(run: clap::Command) -> clap::Command {
     run.mut_args(|arg| {
         let is_usual = arg.get_long().is_none_or(|name| USUAL.contains(&name));
@@ -75,7 +75,7 @@ pub(super) fn completions(mut command: clap::Command, args: &CompletionsArgs) ->
     String::from_utf8_lossy(&script).into_owned()
 }
 
-/// Writes a page for each command, and says which.
+/// Writes a man page for each command; returns a text that says where they are.
 ///
 /// # Errors
 /// `InvalidArgument`, naming the folder, when it cannot be written to.

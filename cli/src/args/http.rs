@@ -1,4 +1,4 @@
-//! Flags about the HTTP port, of which several make one value of the server's config. The rest are fields of it.
+//! Flags for the HTTP port. Several of these flags make one value of the server's config; the others are fields of it.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -42,12 +42,12 @@ impl HttpArgs {
         SocketAddr::new(self.http_host, self.http_port)
     }
 
-    /// What the flags say, and the rest of `other`.
+    /// The config that the flags describe, with the remaining fields from `other`.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the flag whose file cannot be read.
     pub(crate) fn config(&self, other: FrontendConfig) -> Result<FrontendConfig, EngineError> {
-        // Each requires the other.
+        // Each flag requires the other.
         let tls = match (&self.http_tls_cert, &self.http_tls_key) {
             (Some(certificate), Some(key)) => Some(FrontendTls {
                 certificate_pem: read("--http-tls-cert", certificate)?,

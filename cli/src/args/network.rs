@@ -1,4 +1,4 @@
-//! What was given about the network, as flags: a process that has them meets this one. Called by the parent alone.
+//! The given network settings, as flags with which another process meets this one. Only the parent calls this.
 
 use clap::Args as _;
 use genset_runtime::NetworkArgs;
@@ -7,10 +7,10 @@ use genset_runtime::layers::Settings;
 use super::quoted;
 use crate::urls::without_password;
 
-/// Flags of the network that each process has for itself.
+/// Network flags that each process has for itself.
 const OF_ONE_PROCESS: &[&str] = &["wire-host", "wire-port", "advertise-host"];
 
-/// The flags, behind a command.
+/// The flags, to append to a command.
 pub(super) fn network_flags(settings: &Settings) -> String {
     let network = NetworkArgs::augment_args(clap::Command::new("network"));
     let is_shared = |name: &str| {
@@ -23,7 +23,7 @@ pub(super) fn network_flags(settings: &Settings) -> String {
         .collect()
 }
 
-/// A flag behind a space. Passwords of URLs are left out: it is for a terminal.
+/// A flag with a leading space. Leaves out passwords of URLs, because it is shown on a terminal.
 fn shown_flag(name: &str, value: &str) -> String {
     let shown = |part: &str| match part.contains("://") {
         true => without_password(part),

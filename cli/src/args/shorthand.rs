@@ -1,4 +1,4 @@
-//! `genset WORD...` is `genset run WORD...`: what people type first.
+//! `genset WORD...` is short for `genset run WORD...`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
@@ -7,10 +7,10 @@ use genset_backend_common::EngineError;
 
 use super::is_gguf;
 
-/// The name under which scripts may know the program, with the words of `run` right behind it.
+/// The program name that scripts may use, followed directly by the words of `run`.
 const RUN_ALONE: &str = "dynamo-run";
 
-/// The command line with `run` in front of the words, where it was left out.
+/// Inserts `run` before the words if it was left out.
 pub(super) fn with_run(command: &clap::Command, given: Vec<OsString>) -> Vec<OsString> {
     let Some((program, rest)) = given.split_first() else {
         return given;
@@ -28,7 +28,7 @@ pub(super) fn with_run(command: &clap::Command, given: Vec<OsString>) -> Vec<OsS
     [std::slice::from_ref(program), &[run], rest].concat()
 }
 
-/// Refuses a command of NVIDIA Dynamo's that is none here, with what takes its place.
+/// Refuses a command of NVIDIA Dynamo that does not exist here, and names its replacement.
 ///
 /// # Errors
 /// `Unsupported`, naming the command.
@@ -49,7 +49,7 @@ fn is_command(command: &clap::Command, word: &OsStr) -> bool {
             .any(|known| word == known.get_name())
 }
 
-/// Whether it is a flag, `in=`, `out=`, or a model: a misspelt command is none of them.
+/// Whether it is a flag, `in=`, `out=`, or a model. A misspelt command is none of them.
 fn is_word_of_run(word: &OsStr) -> bool {
     let text = word.to_string_lossy();
     let path = Path::new(word);

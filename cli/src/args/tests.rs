@@ -63,7 +63,7 @@ fn every_flag_in_bytes_takes_a_unit() {
     }
 }
 
-/// The defaults of the flags are those of the configuration.
+/// The defaults of the flags equal those of the configuration.
 #[test]
 fn no_flags_make_the_default_configuration() {
     let frontend = parse_words(&["in=http", "out=echo_core"]).unwrap().frontend;
@@ -164,7 +164,7 @@ fn what_is_absent_is_refused_by_name() {
         ["out=echo_core", "--speculate=ngram"],
         ["out=dyn", "--draft-model=x"],
         ["out=vllm", "--max-num-seqs=8"],
-        // As the engine has it where nobody says otherwise.
+        // The engine's own default.
         ["out=vllm", "--block-size=16"],
         ["out=vllm", "--enforce-eager"],
         ["out=sglang", "--kv-lease=5"],

@@ -1,4 +1,4 @@
-//! The words of `genset run`: where requests come from (`in=`) and who answers (`out=`).
+//! The words of `genset run`: where requests come from (`in=`) and what answers them (`out=`).
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -18,12 +18,12 @@ pub(crate) enum InputKind {
     Stdin,
     /// The prompts in a file, or in the files of a folder.
     Batch(PathBuf),
-    /// Other processes, to a worker of this name; `None` for the one in the flags.
+    /// Other processes, which call a worker of this name; `None` for the name in the flags.
     Dyn(Option<WorkerName>),
 }
 
 impl InputKind {
-    /// Whether a person reads the screen, so that the log keeps quiet.
+    /// Whether a person reads the screen, so that the log is quiet.
     pub(crate) fn is_interactive(&self) -> bool {
         match self {
             Self::Http | Self::Dyn(_) => false,
@@ -60,7 +60,7 @@ fn is_dyn(text: &str) -> bool {
     text == "dyn" || text.starts_with("dyn://")
 }
 
-/// The name in `dyn://NAME`; `None` when there is none.
+/// Parses the name in `dyn://NAME`; `None` if there is none.
 fn dyn_name(word: &str, text: &str) -> Result<Option<EndpointName>, EngineError> {
     match text.strip_prefix("dyn://") {
         None | Some("") => Ok(None),
@@ -71,15 +71,15 @@ fn dyn_name(word: &str, text: &str) -> Result<Option<EndpointName>, EngineError>
     }
 }
 
-/// The name of a worker as it was written, `dyn://NAME`, whose missing parts take defaults.
+/// The name of a worker as it was written, `dyn://NAME`. Missing parts take defaults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WorkerName(String);
 
 impl WorkerName {
-    /// The full name: the component that is not written is that of the role.
+    /// The full name. A missing component is that of the role.
     ///
     /// # Errors
-    /// `InvalidArgument` where it is no name.
+    /// `InvalidArgument` if it is not a valid name.
     pub(crate) fn of_role(&self, role: Role) -> Result<EndpointName, EngineError> {
         let mut name: EndpointName = self
             .0
@@ -93,12 +93,12 @@ impl WorkerName {
     }
 }
 
-/// Who answers.
+/// What answers requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum OutputKind {
     /// An engine in this process.
     Engine(EngineKind),
-    /// Workers in other processes: those of this name, or all.
+    /// Workers in other processes: those of this name, or all workers.
     Dyn(Option<EndpointName>),
 }
 
@@ -135,7 +135,7 @@ impl FromStr for OutputKind {
     }
 }
 
-/// The command in `cmd:COMMAND`.
+/// Parses the command in `cmd:COMMAND`.
 pub(crate) fn command_in(output: &str) -> Option<&str> {
     output.strip_prefix("cmd:")
 }
@@ -149,11 +149,11 @@ pub(crate) enum EngineKind {
     EchoFull,
     Sample,
     Scripted,
-    /// What vLLM does in time and memory, without computing.
+    /// Simulates vLLM's timing and memory, without computing.
     Mocker,
-    /// In a process of its own: a program of Genset that is built apart.
+    /// In its own process: a program of Genset that is built separately.
     Apart(Apart),
-    /// A process of its own, started by a command.
+    /// Its own process, started by a command.
     Cmd,
     /// The server of another project.
     Server(ServerKind),
@@ -196,7 +196,7 @@ impl EngineKind {
     }
 }
 
-/// Other words for engines, and what they mean here.
+/// Other words for engines, and the words used here.
 const OTHER_WORDS: &[(&str, &str)] = &[("tensorrt-llm", "trtllm")];
 
 /// The engine that a word means.
@@ -205,7 +205,7 @@ fn meant(word: &str) -> &str {
     other.map_or(word, |(_, meant)| meant)
 }
 
-/// Puts an engine that does the same in the place of one whose program is not there, and says what its user is told.
+/// Replaces an engine whose program is missing by one that does the same; returns a remark for the user.
 pub(super) fn stand_in(output: &mut OutputKind) -> Option<&'static str> {
     if !output.is(EngineKind::Apart(Apart::MistralRs)) || Apart::MistralRs.program().is_some() {
         return None;
@@ -217,7 +217,7 @@ pub(super) fn stand_in(output: &mut OutputKind) -> Option<&'static str> {
 impl FromStr for EngineKind {
     type Err = String;
 
-    /// The flag that takes it is named by whoever reads the command line.
+    /// The caller, which reads the command line, adds the flag's name.
     fn from_str(text: &str) -> Result<Self, String> {
         Self::named(text).ok_or_else(|| none_of(text, Self::all().map(Self::name)))
     }

@@ -1,7 +1,7 @@
-//! `genset bench engine`: how fast the engine of `out=candle` computes a model, without tokenizer, worker and server.
+//! `genset bench engine`: measures how fast the engine of `out=candle` computes a model, without tokenizer, worker and server.
 //!
-//! Prompts are random tokens, none of them seen before unless that is what is measured. Each figure is the median of
-//! several measurements, which take turns, so that a machine that slows down slows all of them.
+//! Prompts are random tokens. None was seen before, except where that is measured. Each figure is the median of several
+//! measurements, which alternate, so that a slowdown of the machine affects all of them.
 
 mod load;
 mod report;
@@ -49,13 +49,13 @@ pub(crate) struct EngineBenchArgs {
     candle: CandleArgs,
 }
 
-/// What was measured; rates are medians.
+/// The results; rates are medians.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Measured {
     /// The served model's name.
     pub(crate) model: String,
     pub(crate) context_length_tokens: u32,
-    /// Tokens that the KV cache holds.
+    /// The number of tokens that the KV cache holds.
     pub(crate) kv_cache_tokens: u64,
     pub(crate) decode: Vec<Decode>,
     pub(crate) prefill_tokens: u32,
@@ -70,20 +70,20 @@ pub(crate) struct Measured {
 pub(crate) struct Decode {
     pub(crate) sequences: u32,
     pub(crate) tokens_per_s: f64,
-    /// Part of a step's time that is not spent in the model: planning, sampling, delivering.
+    /// The share of a step's time outside the model: planning, sampling, delivery.
     pub(crate) outside_model: f64,
-    /// Part of the tokens that speculation guessed which the model chose.
+    /// The share of draft tokens that the model accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) accepted_drafts: Option<f64>,
-    /// Rounds in which the sequences never all decoded at once; their rate has prefill in it.
+    /// Rounds in which the sequences never all decoded at the same time. Their rate includes prefill.
     #[serde(default)]
     pub(crate) rounds_apart: usize,
 }
 
-/// Measures and prints.
+/// Measures and prints the results.
 ///
 /// # Errors
-/// The model cannot be fetched or loaded, or refuses the lengths that were asked for.
+/// The model cannot be fetched or loaded, or refuses the requested lengths.
 pub(super) fn perform(args: &EngineBenchArgs) -> Result<(), EngineError> {
     let mut args = args.clone();
     args.model = hub::of_candle(&args.model)?;
@@ -182,13 +182,13 @@ async fn measure_all(
     })
 }
 
-/// The middle one; of an even number, the upper of the two in the middle.
+/// The median; of an even number, the upper of the two in the middle.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// `duration` in the unit that people read it in.
+/// `duration` in a readable unit.
 fn readable(duration: Duration) -> String {
     let ms = duration.as_secs_f64() * 1000.0;
     if ms < 1000.0 {
@@ -205,12 +205,12 @@ mod tests {
 
     use super::*;
 
-    /// Measures a small model once, its prefill with a prompt of so many tokens.
+    /// Measures a small model once, with a prefill of this many tokens.
     fn measure_tiny(prefill_tokens: u32) -> Result<Measured, EngineError> {
         measure_tiny_with(prefill_tokens, false)
     }
 
-    /// The same, with itself as its draft model if so.
+    /// Like [`measure_tiny`], with the model as its own draft model if `drafts`.
     fn measure_tiny_with(prefill_tokens: u32, drafts: bool) -> Result<Measured, EngineError> {
         let folder = tempfile::tempdir().unwrap();
         let model = folder.path().join("m");
@@ -261,7 +261,7 @@ mod tests {
     fn accepted_guesses_are_shown() {
         let measured = measure_tiny_with(32, true).unwrap();
         for one in &measured.decode {
-            // Of itself it guesses everything.
+            // As its own draft model, it guesses every token.
             assert_eq!(one.accepted_drafts, Some(1.0), "{measured:?}");
         }
         let table = report::table(&measured);

@@ -1,4 +1,4 @@
-//! How far a long command is: a bar on a terminal, a line for every tenth elsewhere.
+//! The progress of a long command: a bar on a terminal, otherwise a line for every tenth.
 
 use std::sync::Mutex;
 
@@ -10,7 +10,7 @@ use crate::input::note;
 pub(super) struct Progress {
     label: &'static str,
     bar: ProgressBar,
-    /// Tenths that lines were written for; a smaller value than the last begins anew.
+    /// The last tenth that was printed. A smaller value starts over.
     told: Mutex<u64>,
 }
 
@@ -28,7 +28,7 @@ impl Progress {
         }
     }
 
-    /// `done` of `all` are done.
+    /// Sets the progress to `done` of `all`.
     pub(super) fn set(&self, done: u64, all: u64) {
         if !self.bar.is_hidden() {
             self.bar.set_length(all);

@@ -1,7 +1,6 @@
-//! `genset bench serve`: how fast a server of OpenAI's API answers a load, as its clients see it.
+//! `genset bench serve`: measures how fast a server of OpenAI's API answers a load, as its clients see it.
 //!
-//! The loads are those of `genset simulate`, and so are the figures, so that a fleet that was simulated and one that was
-//! measured stand side by side.
+//! The loads and the figures are those of `genset simulate`, so that a simulated fleet and a measured one can be compared.
 
 pub(crate) mod client;
 mod drive;
@@ -34,13 +33,13 @@ const LOST: u8 = 1;
 /// The exit code of a run that Ctrl-C ended.
 const CUT: u8 = 3;
 
-/// Requests that warm up come from another seed: what they leave in a prefix cache is of no use to those that are measured.
+/// The seed of warm-up requests: they must not fill a prefix cache for the measured ones.
 const WARM_UP_SEED: u64 = 0x5EED;
 
-/// Requests at once where nothing else is said.
+/// The default number of concurrent requests.
 const CONCURRENCY: u32 = 8;
 
-/// Requests where neither their number nor a time is given.
+/// The number of requests if neither a number nor a time is given.
 const REQUESTS: u64 = 100;
 
 #[derive(Debug, Args)]
@@ -121,7 +120,7 @@ impl ApiName {
     }
 }
 
-/// A key, which no log shows.
+/// An API key, which never appears in a log.
 #[derive(Clone)]
 pub(crate) struct Key(pub(crate) String);
 
@@ -140,7 +139,7 @@ impl From<String> for Key {
 /// Measures and prints; returns the exit code.
 ///
 /// # Errors
-/// `InvalidArgument`: a flag or a file is wrong, or a server cannot be measured, with what to do.
+/// `InvalidArgument`: a flag or a file is wrong, or a server cannot be measured; says what to do.
 pub(super) fn perform(args: &ServeBenchArgs) -> Result<u8, EngineError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -254,7 +253,7 @@ impl ServeBenchArgs {
 }
 
 impl Plan {
-    /// Requests before those that are measured: short ones, for what they warm is connections and code.
+    /// The warm-up requests: short ones, because they warm connections and code.
     fn warm_up(&self, requests: u64) -> Self {
         let single = Single {
             requests,

@@ -1,4 +1,4 @@
-//! The command that runs a part of this one again: with the same engine, found in the same way.
+//! The command that repeats a part of this run, with the same engine, found in the same way.
 
 use clap::{Arg, Args, Command};
 
@@ -6,14 +6,14 @@ use super::SubjectArgs;
 use crate::args::quoted;
 use crate::urls::without_password;
 
-/// How a command line begins that does `what` with the subject of this process's own.
+/// The beginning of a command line that does `what` with the subject of this process.
 pub(super) fn replay_line(what: &str) -> String {
-    // A file's name may be no text.
+    // A file's name may not be valid UTF-8.
     let words = std::env::args_os().skip(1);
     line_of(what, words.map(|word| word.to_string_lossy().into_owned()))
 }
 
-/// Keeps those words that say which subject is meant.
+/// Keeps only the words that select the subject.
 fn line_of(what: &str, words: impl Iterator<Item = String>) -> String {
     let subject = SubjectArgs::augment_args(Command::new("subject"));
     let mut line = format!("genset conform {what}");
@@ -25,12 +25,12 @@ fn line_of(what: &str, words: impl Iterator<Item = String>) -> String {
             None => (name, None),
         };
         let mut known = subject.get_arguments();
-        // A secret is in no report.
+        // Reports contain no secrets.
         let is_kept = |arg: &&Arg| is_called(arg, name) && !arg.is_hide_env_values_set();
         let Some(arg) = known.find(is_kept) else {
             continue;
         };
-        // A server's URL may have one in it.
+        // A server's URL may contain one.
         let shown = |value: &str| match arg.get_id().as_str() {
             "url" => without_password(value),
             _ => value.to_owned(),
@@ -40,7 +40,7 @@ fn line_of(what: &str, words: impl Iterator<Item = String>) -> String {
             None => vec![word.clone()],
         };
         if arg.get_action().takes_values() && value.is_none() {
-            // A flag whose value may be left out is followed by the next flag, or by nothing.
+            // If a flag's value is optional, the next word may be another flag.
             let next = words.next_if(|next| !next.starts_with("--"));
             kept.extend(next.map(|value| shown(&value)));
         }

@@ -1,10 +1,10 @@
-//! What changed between two reports.
+//! The difference between two reports.
 
 use std::fmt::Write;
 
 use genset_conformance::{CheckReport, Report, Verdict};
 
-/// A text that names every check whose verdict changed, and whether any got worse.
+/// Lists every check whose verdict changed; also returns whether any got worse.
 pub(super) fn diff(old: &Report, new: &Report) -> (String, bool) {
     let (mut text, mut is_worse) = (String::new(), false);
     for check in &new.checks {
@@ -30,10 +30,10 @@ pub(super) fn diff(old: &Report, new: &Report) -> (String, bool) {
     (text, is_worse)
 }
 
-/// Changes of a measurement below this are noise, in per cent.
+/// Smaller changes of a measurement are noise, in per cent.
 const NOISE_PERCENT: u64 = 20;
 
-/// A measurement that changed is told, and no worse for it: what is slow is for people to say.
+/// Reports a changed measurement. It is not a regression: people decide what is slow.
 fn write_measurements(old: &CheckReport, new: &CheckReport, text: &mut String) {
     let (Verdict::Measured { measurements: old }, Verdict::Measured { measurements }) =
         (&old.verdict, &new.verdict)

@@ -1,4 +1,4 @@
-//! [`Presence`]: whether a live worker is still there while the kit tests it.
+//! [`Presence`]: checks that a live worker is still reachable while the kit tests it.
 
 use std::time::Duration;
 
@@ -10,28 +10,28 @@ use genset_runtime::RemoteEngine;
 use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep, timeout_at};
 
-/// The pause between two questions to a worker that is away.
+/// The pause between two requests to an unreachable worker.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
-/// How long an answer may take at least, also of a worker that may not be away at all.
+/// The minimum time limit for an answer, even if the worker must never be unreachable.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 
-/// As good as for ever: a century. A clock cannot tell all times that a flag may say.
+/// Practically forever: a century. A clock cannot represent all times that a flag accepts.
 const FAR: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// Asks a live worker whether it is there; anything else than a live worker always is.
+/// Asks a live worker whether it is reachable. Any other subject always is.
 pub(super) struct Presence {
-    /// Makes the worker as an engine, anew for each question.
+    /// Connects to the worker as an engine, anew for each request.
     pub(super) worker: Option<Box<dyn Fn() -> RemoteEngine>>,
-    /// How long it may be away.
+    /// How long it may be unreachable.
     pub(super) limit: Duration,
 }
 
 impl Presence {
-    /// Waits until the worker answers a request, in whatever way. Blocks the calling thread.
+    /// Waits until the worker answers a request in any way. Blocks the calling thread.
     ///
     /// # Errors
-    /// What to say of a worker that does not within the limit.
+    /// The message if the worker does not answer within the limit.
     pub(super) fn check(&self) -> Result<(), String> {
         let Some(worker) = &self.worker else {
             return Ok(());
@@ -60,13 +60,13 @@ impl Presence {
     }
 }
 
-/// When a wait that begins now is over.
+/// The end of a wait that begins now.
 fn end(limit: Duration) -> Instant {
     Instant::now() + limit.min(FAR)
 }
 
 /// # Errors
-/// An error with which requests may move elsewhere. Any other one is an answer of the worker's.
+/// An error after which requests may migrate. Any other error is an answer of the worker.
 async fn ask(worker: &RemoteEngine) -> Result<(), EngineError> {
     let declared = worker.start(StartContext::detached(1)).await?;
     let mut request = GenerateRequest::from_tokens(declared.model, vec![1]);

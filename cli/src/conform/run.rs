@@ -29,11 +29,11 @@ use crate::hub;
 use crate::input::{escaped, print};
 use crate::results;
 
-/// Pause before each token under test, in milliseconds: the clock is paused, so it costs nothing, and an answer takes time
-/// in which it can be cancelled.
+/// Pause before each token under test, in milliseconds. The clock is paused, so this takes no real time, but answers take long
+/// enough to be cancelled.
 const TOKEN_DELAY_MS: u64 = 1;
 
-/// The exit code of a run whose worker went away for good.
+/// The exit code of a run whose worker disappeared for good.
 const WORKER_GONE: u8 = 3;
 
 /// Makes an engine for a check.
@@ -51,10 +51,10 @@ fn factory(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
     }))
 }
 
-/// The tokenizer in a folder, or in a file.
+/// Loads the tokenizer from a folder or a file.
 ///
 /// # Errors
-/// `InvalidArgument` for what cannot be read or is none.
+/// `InvalidArgument` if it cannot be read or is not a tokenizer.
 fn tokenizer_at(path: &Path) -> Result<TextTokenizer, EngineError> {
     let file = match path.is_dir() {
         true => path.join("tokenizer.json"),
@@ -111,7 +111,7 @@ fn engines(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
     }
 }
 
-/// The model that engines have under test which know of none.
+/// The model for engines that have none of their own.
 const VOCAB_SIZE: u32 = 1000;
 const CONTEXT_LENGTH: u32 = 4096;
 
@@ -127,7 +127,7 @@ fn sample() -> BoxFactory {
     Box::new(move |_| Subject::new(SampleEngine::from_args(&args)))
 }
 
-/// With steps of a millisecond, and a cache small enough to be filled.
+/// Steps take a millisecond, and the cache is small enough to fill.
 fn mocker() -> Result<BoxFactory, EngineError> {
     let args = MockerArgs {
         num_gpu_blocks: 512,
@@ -142,7 +142,7 @@ fn mocker() -> Result<BoxFactory, EngineError> {
     Ok(Box::new(move |_| Subject::new(engine.fresh())))
 }
 
-/// The built-in model, with a cache small enough to be filled.
+/// The built-in model, with a cache small enough to fill.
 fn candle() -> Result<BoxFactory, EngineError> {
     let args = CandleArgs {
         kv_cache_memory: Some(ByteSize(8 << 20)),
@@ -156,7 +156,7 @@ fn candle() -> Result<BoxFactory, EngineError> {
     }))
 }
 
-/// With the built-in model's tokens, since the kit speaks in tokens.
+/// Uses the built-in model's tokens, because the kit sends tokens.
 fn scripted(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
     let script = required_script(subject.script.as_deref())?;
     let folder = engine::tiny_chat()?;
@@ -165,17 +165,17 @@ fn scripted(subject: &SubjectArgs) -> Result<BoxFactory, EngineError> {
     Ok(Box::new(move |_| Subject::new(parts.engine())))
 }
 
-/// The workers of an endpoint, found when there is one.
+/// The workers of an endpoint, once one is found.
 ///
 /// # Errors
-/// `Unavailable`, or what the network flags are wrong about: said once, not by every check.
+/// `Unavailable`, or an error about the network flags: reported once, not by every check.
 fn live_worker(subject: &SubjectArgs, endpoint: &EndpointName) -> Result<BoxFactory, EngineError> {
     let engine = remote(subject, endpoint);
     start_once(&engine())?;
     Ok(Box::new(move |_| Subject::new(engine())))
 }
 
-/// Makes the workers of an endpoint as an engine.
+/// Connects to the workers of an endpoint as an engine.
 fn remote(
     subject: &SubjectArgs,
     endpoint: &EndpointName,
@@ -209,7 +209,7 @@ fn start_once(engine: &RemoteEngine) -> Result<(), EngineError> {
 }
 
 /// # Errors
-/// `InvalidArgument`, where no check's id starts with one of `only`.
+/// `InvalidArgument` if no check's id starts with one of `only`.
 fn ensure_known(only: &[String], named_by: &'static str) -> Result<(), EngineError> {
     for prefix in only {
         let is_known =
@@ -280,7 +280,7 @@ pub(super) fn run(args: &RunArgs) -> Result<u8, EngineError> {
     })
 }
 
-/// Runs again what failed in a report.
+/// Repeats the failed checks of a report.
 pub(super) fn replay(path: &Path, subject: &SubjectArgs) -> Result<u8, EngineError> {
     let old = read_report(path)?;
     let is_failed = |verdict: &Verdict| match verdict {
@@ -334,7 +334,7 @@ pub(super) fn sequences(args: &SequencesArgs) -> Result<u8, EngineError> {
     }
 }
 
-/// What is said of `asked` sequences that broke nothing.
+/// The message for `asked` sequences without a violation.
 fn kept(asked: u32, report: &SequenceReport) -> String {
     let (cases, seed) = (report.cases, report.seed);
     if asked > 0 && cases == 0 {
@@ -343,7 +343,7 @@ fn kept(asked: u32, report: &SequenceReport) -> String {
     format!("{cases} sequences kept the contract (seed {seed}).\n")
 }
 
-/// Runs one sequence of operations again.
+/// Repeats one sequence of operations.
 pub(super) fn replay_operations(text: &str, subject: &SubjectArgs) -> Result<u8, EngineError> {
     let options = SequenceOptions {
         replay: replay_line("replay"),
@@ -358,7 +358,7 @@ pub(super) fn replay_operations(text: &str, subject: &SubjectArgs) -> Result<u8,
     }
 }
 
-/// A violation is a result; anything else is a mistake in what was asked.
+/// A violation is a result; anything else is a usage error.
 fn told(failure: &SequenceFailure) -> Result<u8, EngineError> {
     if failure.violated().is_none() {
         return Err(EngineError::invalid_argument(

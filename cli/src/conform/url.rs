@@ -1,6 +1,6 @@
-//! A server of OpenAI's API as the kit's subject, whoever wrote it: chats go to its URL, and answers come back as text.
+//! A server of OpenAI's API as the kit's subject, in any implementation: chats go to its URL, and answers come back as text.
 //!
-//! What is asked are requests. How the engine behind the server starts, drains and ends, and what it publishes, no URL shows.
+//! The kit can only send requests. A URL does not show how the engine starts, drains and ends, or what it publishes.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -24,19 +24,19 @@ use super::run::BoxFactory;
 use crate::bench::serve::client::Lines;
 use crate::urls::without_password;
 
-/// The context of a server that does not tell: what the kit asks of it fits.
+/// The context length assumed for a server that does not report one. The kit's requests fit into it.
 const DEFAULT_CONTEXT: u32 = 2048;
 
-/// Checks that fill the context. Where a server does not tell its length, it is one that nobody fills, so they are left out.
+/// Checks that fill the context. They are skipped if a server does not report its context length.
 const FILLING: [&str; 2] = ["FN04", "FN05"];
 
-/// How long a connection may take to be made.
+/// The time limit for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The groups that ask for answers.
+/// The groups of checks that send requests.
 const GROUPS: [&str; 8] = ["ST", "FN", "US", "CN", "CC", "DT", "ER", "RD"];
 
-/// Checks of those groups that no URL can be asked, and why.
+/// Checks of those groups that do not work over a URL, and why.
 const UNSEEN: [(&str, &str); 2] = [
     (
         "US06",
@@ -45,17 +45,17 @@ const UNSEEN: [(&str, &str); 2] = [
     ("CN16", "hints before a start and after a cleanup"),
 ];
 
-/// Whether a check is about what a URL shows.
+/// Whether a check works over a URL.
 pub(super) fn can_be_asked(check: &Check) -> bool {
     let is_unseen = UNSEEN.iter().any(|(id, _)| *id == check.id);
     let group = check.id.get(..2).unwrap_or_default();
     GROUPS.contains(&group) && !is_unseen
 }
 
-/// The ids of the checks that a URL is asked, of those that begin with one of `only`.
+/// The ids of the checks that work over a URL, among those that begin with one of `only`.
 ///
 /// # Errors
-/// `InvalidArgument` where none of them can be asked.
+/// `InvalidArgument` if none of them does.
 pub(super) fn askable(only: &[String]) -> Result<Vec<String>, EngineError> {
     let is_wanted =
         |check: &&Check| only.is_empty() || only.iter().any(|prefix| check.id.starts_with(prefix));
@@ -74,12 +74,12 @@ pub(super) fn askable(only: &[String]) -> Result<Vec<String>, EngineError> {
     Ok(asked)
 }
 
-/// The server, found to answer.
+/// A factory for the server, which must answer.
 ///
 /// # Errors
-/// `InvalidArgument`: nobody answers, the model is not served, or lengths cannot be asked for, with what to do.
+/// `InvalidArgument`: nothing answers, the model is not served, or lengths cannot be requested; says what to do.
 pub(super) fn factory(subject: &SubjectArgs, url: &str) -> Result<BoxFactory, EngineError> {
-    // An error says that one is there already, which is as good.
+    // An error means that a provider is already installed, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let server = Arc::new(Server {
         base: base_of(url),
@@ -121,7 +121,7 @@ fn base_of(url: &str) -> String {
         .to_owned()
 }
 
-/// Where a server is, and how it is asked.
+/// A server's address, and how to send requests to it.
 struct Server {
     base: String,
     key: Option<String>,
@@ -140,7 +140,7 @@ struct Model {
 }
 
 impl Server {
-    /// A client without a proxy: what is judged is the server.
+    /// A client without a proxy, because the server is what is tested.
     fn client(&self) -> Result<reqwest::Client, EngineError> {
         reqwest::Client::builder()
             .user_agent(concat!("genset/", env!("CARGO_PKG_VERSION")))
@@ -166,7 +166,7 @@ impl Server {
         }
     }
 
-    /// The model and, if it is told, its context, of a server that gives answers of a length that is asked for.
+    /// The model and, if reported, its context length. The server must respect a requested length.
     async fn meet(&self) -> Result<(String, Option<u32>), EngineError> {
         let http = self.client()?;
         let asked = self.with_key(http.get(format!("{}/v1/models", self.base)));
@@ -222,7 +222,7 @@ impl Server {
     }
 }
 
-/// The answer, unless it is a refusal.
+/// Returns the response, or its refusal as an error.
 async fn answered(response: Response) -> Result<Response, EngineError> {
     let status = response.status();
     if status.is_success() {
@@ -239,7 +239,7 @@ async fn answered(response: Response) -> Result<Response, EngineError> {
     })
 }
 
-/// What OpenAI's object of an error says, with its status where it is no event.
+/// Parses OpenAI's error object, with its status unless it is an event.
 fn refusal(status: Option<StatusCode>, body: &Value) -> EngineError {
     let error = body.get("error").unwrap_or(body);
     let message = error.get("message").and_then(Value::as_str);
@@ -297,7 +297,7 @@ impl LLMEngine for UrlEngine {
         ctx: RequestContext,
     ) -> Result<OutputStream, EngineError> {
         let http = self.http.get()?;
-        // What is not declared cannot be sent; all else is the server's to refuse.
+        // Undeclared features cannot be sent; the server may refuse anything else.
         capabilities().check(&request)?;
         let sampling = [request.sampling.temperature, request.sampling.top_p];
         if sampling
@@ -386,13 +386,13 @@ struct PromptDetails {
     cached_tokens: Option<u32>,
 }
 
-/// An answer as it comes.
+/// An answer as it arrives.
 struct Reading {
     response: Response,
     lines: Lines,
     usage: Option<Usage>,
     reason: Option<String>,
-    /// Tokens that were told.
+    /// The number of tokens reported so far.
     told: u32,
 }
 
@@ -450,7 +450,7 @@ impl Reading {
         if text.is_empty() {
             return Ok(());
         }
-        // Most servers send a token an event; what is not told now is told with the end.
+        // Most servers send one token per event; tokens not counted here are counted at the end.
         let counted = event
             .usage
             .map_or(1, |usage| usage.completion_tokens.saturating_sub(self.told));
@@ -458,7 +458,7 @@ impl Reading {
         out.text(text, counted).await
     }
 
-    /// The tokens that nobody told of, and how it ended.
+    /// The tokens not counted so far, and the finish.
     async fn end(self, out: &OutputWriter) -> Result<Finish, EngineError> {
         let Some(reason) = self.reason.as_deref() else {
             let problem = "the stream ended without a finish_reason";
@@ -526,7 +526,7 @@ mod tests {
 
     #[test]
     fn a_server_has_the_seats_that_were_told() {
-        // An error says that one is there already, which is as good.
+        // An error means that a provider is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = Server {
             base: "http://a:1".into(),

@@ -1,4 +1,4 @@
-//! The engines that are installed beside those in the binary, and their versions.
+//! The installed engines beside those in the binary, and their versions.
 
 use super::finding::Finding;
 use super::said;
@@ -6,15 +6,15 @@ use crate::engine::apart::Apart;
 
 const AREA: &str = "Engines";
 
-/// A server of another project: the word after `out=`, the programs of which the first that is there says its version, and how it is
-/// installed.
+/// A server of another project: the word after `out=`, the commands that print its version (the first that is installed counts),
+/// and how to install it.
 struct Server {
     word: &'static str,
     asked: &'static [&'static [&'static str]],
     install: &'static str,
 }
 
-/// Python's packages are asked by their metadata: importing one of them takes half a minute.
+/// For Python packages the metadata is read: importing one of them takes half a minute.
 const SERVERS: [Server; 5] = [
     Server {
         word: "vllm",
@@ -45,7 +45,7 @@ const SERVERS: [Server; 5] = [
     },
     Server {
         word: "llamacpp",
-        // As the launcher takes them: the modules are those that it looks for.
+        // As in the launcher: these are the modules that it looks for.
         asked: &[
             &["llama-server", "--version"],
             &[
@@ -67,7 +67,7 @@ const SERVERS: [Server; 5] = [
     },
 ];
 
-/// How long a version may be that is shown, in characters.
+/// The longest version to show, in characters.
 const MAX_VERSION: usize = 80;
 
 pub(super) async fn look() -> Vec<Finding> {
@@ -78,7 +78,7 @@ pub(super) async fn look() -> Vec<Finding> {
     findings.extend(SERVERS.iter().zip(versions).map(|(server, version)| {
         let word = server.word;
         match version {
-            // llama-server writes about the machine first.
+            // llama-server first prints information about the machine.
             Some(text) => {
                 let line = text
                     .lines()
@@ -87,7 +87,7 @@ pub(super) async fn look() -> Vec<Finding> {
                 let version: String = line.unwrap_or_default().chars().take(MAX_VERSION).collect();
                 Finding::ok(AREA, format!("out={word}: {version}"))
             }
-            // No problem: nothing else needs it.
+            // Not a problem: nothing else needs it.
             None => Finding::ok(
                 AREA,
                 format!("out={word}: not installed ({})", server.install),
@@ -97,7 +97,7 @@ pub(super) async fn look() -> Vec<Finding> {
     findings
 }
 
-/// What the first of its programs says that is there.
+/// The output of the first installed command.
 async fn version(server: &Server) -> Option<String> {
     for words in server.asked {
         let said = said(words[0], &words[1..]).await;
@@ -108,7 +108,7 @@ async fn version(server: &Server) -> Option<String> {
     None
 }
 
-/// An engine of Genset's whose program is built apart.
+/// An engine of Genset whose program is built separately.
 fn apart(engine: Apart) -> Finding {
     let word = engine.word();
     let what = match engine.program() {

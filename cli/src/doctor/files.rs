@@ -1,4 +1,4 @@
-//! The files that settings name, and the models that were fetched.
+//! The files that settings name, and the downloaded models.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,16 +16,16 @@ use crate::hub;
 
 const AREA: &str = "Files";
 
-/// The rights of the group, and those of everybody else.
+/// The permissions of the group, and those of everybody else.
 const GROUP: u32 = 0o070;
 const WORLD: u32 = 0o007;
 
-/// What a file with a secret holds.
+/// The content of a file with a secret.
 #[derive(Debug, Clone, Copy)]
 enum Content {
-    /// Random bytes, which anybody may choose.
+    /// Random bytes, which anybody may generate.
     Random,
-    /// What somebody else made, in words.
+    /// Issued by somebody else, as the text says.
     Given(&'static str),
 }
 
@@ -104,14 +104,14 @@ fn secret(flag: &str, content: Content, path: &Path) -> Finding {
     }
 }
 
-/// Whose a file is.
+/// The owner of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owner {
-    /// This user's and its group's.
+    /// This user and its group.
     User,
-    /// This user's, and of a group that somebody chose.
+    /// This user, with a group that somebody chose.
     UserWithGroup,
-    /// Another user's, who lets this one read it.
+    /// Another user, who lets this one read it.
     Other,
 }
 
@@ -127,8 +127,8 @@ impl Owner {
     }
 }
 
-/// What closes a FILE with these rights, where more can read it than are meant to. A group that was chosen is one that is meant to, and
-/// what takes away its rights may take them from the server.
+/// The command that closes a FILE whose permissions are too open. A group that was chosen is meant to read it: removing the
+/// group's permissions could lock out the server.
 fn too_open(mode: u32, owner: Owner) -> Option<&'static str> {
     let is_open_to = |rights| mode & rights != 0;
     match owner {
@@ -139,7 +139,7 @@ fn too_open(mode: u32, owner: Owner) -> Option<&'static str> {
     }
 }
 
-/// Keys and certificate, read as a server reads them: it is started on a port of its own, and stopped.
+/// Reads keys and certificate as a server does: starts one on its own port, and stops it.
 async fn server(args: &DoctorArgs) -> Option<Finding> {
     let config = match args.http.config(FrontendConfig::default()) {
         Ok(config) if config.api_keys.is_none() && config.tls.is_none() => return None,
@@ -160,7 +160,7 @@ async fn server(args: &DoctorArgs) -> Option<Finding> {
             }
             Err(error) => {
                 let mend = "genset key NAME makes lines for --api-keys; certificate and key must belong to each other";
-                // In one line, as every finding is.
+                // On one line, like every finding.
                 let words: Vec<String> = error
                     .to_string()
                     .split_whitespace()

@@ -1,4 +1,4 @@
-//! [`Finding`]: what was looked at and how it is, for people and for programs.
+//! [`Finding`]: what was checked and the result, for people and for programs.
 
 use std::fmt::Write as _;
 
@@ -13,11 +13,11 @@ say what is looked at, as they do for `genset run`: ETCD_ENDPOINTS asks etcd, NA
 
 Exit codes: 0 no problem, 1 a problem, 2 usage.";
 
-/// How it is.
+/// The result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Level {
     Ok,
-    /// It works, and could work better or soon will not.
+    /// It works, but could work better or will soon fail.
     Warning,
     /// It does not work.
     Problem,
@@ -32,7 +32,7 @@ impl Level {
         }
     }
 
-    /// The terminal's code of its colour.
+    /// The terminal's colour code.
     fn colour(self) -> &'static str {
         match self {
             Self::Ok => "\x1b[32m",
@@ -42,14 +42,14 @@ impl Level {
     }
 }
 
-/// One thing that was looked at.
+/// One checked item.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Finding {
-    /// The heading that it stands under.
+    /// Its heading.
     pub(super) area: &'static str,
     pub(super) level: Level,
     pub(super) what: String,
-    /// The line that mends it, or what to do.
+    /// The command that fixes it, or what to do.
     pub(super) mend: Option<String>,
 }
 
@@ -154,7 +154,7 @@ fn count(findings: &[Finding], level: Level) -> usize {
 }
 
 fn push(text: &mut String, more: std::fmt::Arguments<'_>) {
-    // Text takes whatever is written.
+    // Writing to a string cannot fail.
     let _infallible = text.write_fmt(more);
 }
 

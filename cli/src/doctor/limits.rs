@@ -1,4 +1,4 @@
-//! What the system lets a process have.
+//! The system's limits for a process.
 
 use std::fs;
 
@@ -9,13 +9,13 @@ use super::finding::Finding;
 
 const AREA: &str = "Limits";
 
-/// Files that a server has open beside its connections.
+/// The number of files that a server has open in addition to its connections.
 const SPARE_FILES: u64 = 256;
 
-/// Fewer ports than this are few for a process that calls many others.
+/// Fewer ports than this are too few for a process that calls many others.
 const FEW_PORTS: u64 = 10_000;
 
-/// Fewer connections than this that wait to be accepted are few under a burst.
+/// A shorter queue of connections waiting to be accepted is too short for a burst.
 const SHORT_QUEUE: u64 = 1024;
 
 pub(super) fn look() -> Vec<Finding> {
@@ -25,7 +25,7 @@ pub(super) fn look() -> Vec<Finding> {
     findings
 }
 
-/// A server raises the soft limit by itself, as far as the hard one lets it.
+/// A server raises the soft limit by itself, up to the hard limit.
 fn files() -> Finding {
     let wanted =
         u64::try_from(FrontendConfig::default().max_connections).unwrap_or(u64::MAX) + SPARE_FILES;

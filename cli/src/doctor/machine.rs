@@ -11,10 +11,10 @@ use super::said;
 
 const AREA: &str = "Machine";
 
-/// Less free memory than this is little even for small models, in bytes.
+/// Less free memory than this is too little even for small models, in bytes.
 const LITTLE_MEMORY: u64 = 2 << 30;
 
-/// The beginning of 2026 in seconds since 1970: this program is not older.
+/// The beginning of 2026 in seconds since 1970: an earlier clock is wrong.
 const TOO_EARLY_S: u64 = 1_767_225_600;
 
 pub(super) async fn look() -> Vec<Finding> {

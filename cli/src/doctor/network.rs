@@ -1,4 +1,4 @@
-//! Whether discovery and broker can be reached, and how fast.
+//! Whether discovery and the broker are reachable, and how fast.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use crate::fleet;
 
 const AREA: &str = "Network";
 
-/// How long a server may take to answer.
+/// The time limit for a server's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long entries may take to arrive once discovery answers.
+/// How long entries may take to arrive after discovery has answered.
 const LIST_PATIENCE: Duration = Duration::from_millis(500);
 
-/// Slower than this, and workers may be taken for dead.
+/// With slower answers, workers may be considered dead.
 const SLOW: Duration = Duration::from_millis(250);
 
 pub(super) async fn look(args: &NetworkArgs) -> Vec<Finding> {
@@ -69,9 +69,9 @@ async fn discovery(args: &NetworkArgs, backend: DiscoveryBackend) -> Vec<Finding
     let opened = began.elapsed();
     let listed = timeout(PATIENCE, runtime.discovery().get(all_instances())).await;
     let took = match backend {
-        // It is connected to for the first thing that is asked of it.
+        // It connects on the first request.
         DiscoveryBackend::Etcd => began.elapsed(),
-        // It answered when it was opened; a listing waits for the signs of life of others.
+        // It answered when it was opened; a listing waits for the heartbeats of others.
         DiscoveryBackend::File | DiscoveryBackend::Memory => opened,
     };
     let names = match &listed {
@@ -104,7 +104,7 @@ fn silent(name: &str, mend: &str) -> Finding {
     Finding::problem(AREA, format!("{name} does not answer"), mend)
 }
 
-/// Whether the workers of models answer, as `genset top` asks them.
+/// Whether the workers of models answer the request that `genset top` sends.
 async fn workers(runtime: &Runtime) -> Vec<Finding> {
     let Ok((count, reasons)) = fleet::unanswered(runtime).await else {
         return Vec::new();
@@ -125,7 +125,7 @@ async fn workers(runtime: &Runtime) -> Vec<Finding> {
     reasons.into_iter().map(finding).collect()
 }
 
-/// What an error of discovery's says of it.
+/// The finding for an error of discovery.
 fn unusable(name: &str, error: &EngineError, mend: &str) -> Finding {
     let mend = match error.kind() == ErrorKind::InvalidArgument {
         true => "mend the setting that the line names",
@@ -134,7 +134,7 @@ fn unusable(name: &str, error: &EngineError, mend: &str) -> Finding {
     Finding::problem(AREA, format!("{name}: {error}"), mend)
 }
 
-/// The models that are served, where something is listed: elsewhere nothing would ever change.
+/// The served models, if anything is listed: otherwise nothing would ever change.
 async fn models_of(runtime: &Runtime) -> Vec<String> {
     let directory = ModelDirectory::follow(runtime);
     let mut models = directory.subscribe();
@@ -142,7 +142,7 @@ async fn models_of(runtime: &Runtime) -> Vec<String> {
     models.borrow().keys().cloned().collect()
 }
 
-/// A NATS server says who it is as soon as somebody connects.
+/// A NATS server identifies itself as soon as a client connects.
 async fn nats(server: &str) -> Finding {
     let mend = "start nats-server, or name it: --nats-server nats://HOST:4222";
     let host = server.split_once("://").map_or(server, |(_, host)| host);

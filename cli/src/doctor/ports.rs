@@ -1,4 +1,4 @@
-//! Whether the ports are free, and who has them.
+//! Whether the ports are free, and which process has them.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -23,7 +23,7 @@ pub(super) fn look(args: &DoctorArgs) -> Vec<Finding> {
         let address = SocketAddr::new(args.status.status_host, port);
         (address, "the status server", "--status-port")
     });
-    // Any free one is always free.
+    // Port 0 picks a free one.
     let ports = ports
         .into_iter()
         .chain(status)
@@ -63,7 +63,7 @@ fn port(address: SocketAddr, name: &str, flag: &str) -> Finding {
     Finding::problem(AREA, what, other)
 }
 
-/// The process that listens on a port, as far as this user may see it.
+/// The process that listens on a port, if this user may see it.
 fn owner(port: u16) -> Option<(u32, String)> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
     let tables: String = tables
@@ -84,7 +84,7 @@ fn owner(port: u16) -> Option<(u32, String)> {
     Some((pid, name.trim().to_owned()))
 }
 
-/// The number of the socket that listens on a port, in the kernel's table.
+/// The inode of the socket that listens on a port, from the kernel's table.
 fn inode(table: &str, port: u16) -> Option<&str> {
     let end = format!(":{port:04X}");
     table.lines().find_map(|line| {

@@ -1,6 +1,6 @@
-//! Engines in processes of their own, whose programs are built apart from workspaces of their own under `engines/`: `out=mistralrs`,
-//! which wants other versions of crates than this program has, and `out=libllama`, which builds llama.cpp. A decision record,
-//! `docs/adr/0026`, says why.
+//! Engines in their own processes, whose programs are built from their own workspaces under `engines/`: `out=mistralrs`, which
+//! needs other versions of crates than this program, and `out=libllama`, which builds llama.cpp. See the decision record
+//! `docs/adr/0026`.
 
 use std::env;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use super::candle::{BuiltInFiles, files_of};
 use super::{context_length, declare_tool_parser, supervised, template, tiny_chat};
 use crate::args::RunConfig;
 
-/// An engine whose program is built apart.
+/// An engine whose program is built separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Apart {
     MistralRs,
@@ -35,7 +35,7 @@ impl Apart {
         }
     }
 
-    /// The program that is the engine.
+    /// The name of the engine's program.
     const fn program_name(self) -> &'static str {
         match self {
             Self::MistralRs => "genset-mistralrs",
@@ -43,7 +43,7 @@ impl Apart {
         }
     }
 
-    /// How the program is built, in a checkout of Genset.
+    /// The command that builds the program, in a checkout of Genset.
     pub(crate) const fn build_line(self) -> &'static str {
         match self {
             Self::MistralRs => "cargo build --release --manifest-path engines/mistralrs/Cargo.toml",
@@ -51,7 +51,7 @@ impl Apart {
         }
     }
 
-    /// What a user is told where the program is not there.
+    /// The message for a user if the program is missing.
     pub(crate) const fn is_missing(self) -> &'static str {
         match self {
             Self::MistralRs => {
@@ -67,7 +67,7 @@ impl Apart {
         }
     }
 
-    /// Where the program is: beside this one, or in `PATH`.
+    /// The program's path: beside this program, or in `PATH`.
     pub(crate) fn program(self) -> Option<PathBuf> {
         let beside = env::current_exe().ok();
         let beside = beside.and_then(|own| own.parent().map(PathBuf::from));
@@ -78,7 +78,7 @@ impl Apart {
             .find(|program| program.is_file())
     }
 
-    /// Flags of the candle engine that the program has too.
+    /// Flags of the candle engine that the program also has.
     pub(crate) const fn shared_flags(self) -> &'static [&'static str] {
         match self {
             Self::MistralRs => &["dtype", "max-num-seqs"],
@@ -86,10 +86,10 @@ impl Apart {
         }
     }
 
-    /// What the program is told beside the model: flags of ours that it has too, and its own.
+    /// The program's arguments in addition to the model: those of our flags that it also has, and its own.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the file with its own.
+    /// `InvalidArgument`, naming the file with its own arguments.
     fn flags(self, config: &RunConfig) -> Result<Vec<String>, EngineError> {
         let engine = &config.engine_args;
         let candle = &engine.candle;
@@ -102,7 +102,7 @@ impl Apart {
                 ("--max-num-seqs", text(candle.max_num_seqs)),
             ],
             Self::LibLlama => vec![
-                // llama.cpp makes room for keys and values as it starts, by default not for all that a model holds.
+                // llama.cpp allocates keys and values at the start, by default for less than the model's context.
                 ("--max-model-len", text(config.worker.context_length)),
                 (
                     "--max-num-batched-tokens",

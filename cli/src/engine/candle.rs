@@ -1,4 +1,4 @@
-//! `out=candle`: a language model in this process, from a checkout folder, a GGUF file, or the build itself; or an embedder or a
+//! `out=candle`: a language model in this process, from a checkout folder, a GGUF file, or the binary itself; or an embedder or a
 //! cross-encoder, from a checkout folder.
 
 use std::fs::{self, File};
@@ -21,13 +21,13 @@ use tempfile::TempDir;
 use super::{TINY_CHAT, context_length, declare_tool_parser, template};
 use crate::args::RunConfig;
 
-/// The built-in model's weights: the smaller of the two files in the repository, which needs no work at the start.
+/// The built-in model's weights: the smaller of the two files in the repository, which needs no conversion at the start.
 const TINY_CHAT_WEIGHTS: (&str, &[u8]) = (
     "tiny-chat-q8_0.gguf",
     include_bytes!("../../../models/tiny-chat/tiny-chat-q8_0.gguf"),
 );
 
-/// What the folders begin with that the built-in model is unpacked into.
+/// The prefix of folders that the built-in model is unpacked into.
 const UNPACKED_PREFIX: &str = "genset-tiny-chat-";
 
 /// Builds the engine (which does not start it) and the worker's configuration.
@@ -58,7 +58,7 @@ pub(super) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerCon
     Ok((engine, worker))
 }
 
-/// How long its inputs may be, the engine knows: positions, the checkout's own limit and a step bound them.
+/// The engine knows the longest input: positions, the checkout's own limit and a step bound it.
 fn embedder(
     path: &Path,
     config: &RunConfig,
@@ -86,7 +86,7 @@ fn of_path(
     Ok((folder, Arc::new(engine)))
 }
 
-/// What the flags say of the engine, one of the worker's among them.
+/// The engine's arguments from the flags; one comes from the worker's flags.
 fn candle_args(config: &RunConfig) -> CandleArgs {
     CandleArgs {
         context_length_tokens: config.worker.context_length.and_then(NonZeroU32::new),
@@ -94,7 +94,7 @@ fn candle_args(config: &RunConfig) -> CandleArgs {
     }
 }
 
-/// What is published of a model: the files of its folder, or those inside a GGUF file.
+/// The files to publish for a model: those of its folder, or those inside a GGUF file.
 ///
 /// # Errors
 /// `InvalidArgument` or `Unsupported`, naming the flag or the file.
@@ -114,21 +114,21 @@ pub(super) fn files_of(
         .map_err(|error| EngineError::invalid_argument("MODEL", error))
 }
 
-/// The built-in model's files, unpacked into a temporary folder, which goes with the last engine that uses it.
+/// The built-in model's files, unpacked into a temporary folder. The last engine that uses it removes it.
 #[derive(Clone)]
 pub(crate) struct BuiltInFiles(Arc<Unpacked>);
 
 struct Unpacked {
     folder: TempDir,
-    /// For as long as the folder is used.
+    /// Held as long as the folder is used.
     _lock: Option<File>,
 }
 
 impl BuiltInFiles {
-    /// Unpacks them, and removes those of processes that were killed.
+    /// Unpacks the files, and removes those of processes that were killed.
     ///
     /// # Errors
-    /// `Internal` when the folder for temporary files takes no more.
+    /// `Internal` if the folder for temporary files cannot be written.
     pub(crate) fn unpack() -> Result<Self, EngineError> {
         let cannot = |error| {
             let problem = "the built-in model cannot be unpacked into the folder for temporary files (TMPDIR)";
@@ -149,19 +149,19 @@ impl BuiltInFiles {
         })))
     }
 
-    /// An engine for them.
+    /// An engine for these files.
     pub(crate) fn engine(&self, args: &CandleArgs) -> BuiltIn {
         let folder = self.0.folder.path();
         let engine = CandleEngine::from_args_with_config(args, &self.weights(), folder.to_owned());
         self.served_by(engine)
     }
 
-    /// The file with the weights, which has the tokenizer as well.
+    /// The file with the weights, which also contains the tokenizer.
     pub(super) fn weights(&self) -> PathBuf {
         self.0.folder.path().join(TINY_CHAT_WEIGHTS.0)
     }
 
-    /// Keeps the files for as long as `engine` is there.
+    /// Keeps the files as long as `engine` exists.
     pub(super) fn served_by(&self, engine: impl LLMEngine) -> BuiltIn {
         BuiltIn {
             engine: Box::new(engine),

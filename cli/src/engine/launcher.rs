@@ -1,4 +1,4 @@
-//! `out=vllm`, `sglang`, `trtllm` and `llamacpp`: the servers of other projects, launched and driven.
+//! `out=vllm`, `sglang`, `trtllm` and `llamacpp`: launches and drives the servers of other projects.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -31,8 +31,7 @@ pub(super) fn build(
     Ok((Arc::new(engine), config.worker.worker_config(folder)?))
 }
 
-/// The folder with the tokenizer, which makes the server one of tokens: the model itself, or beside a GGUF file
-/// `--model-config`.
+/// The folder with the tokenizer, with which the server takes tokens: the model itself, or `--model-config` for a GGUF file.
 fn folder_of(model: &Path, config: &RunConfig) -> Result<Option<ModelFolder>, EngineError> {
     let named = config.engine_args.model_config.as_deref();
     let (path, flag) = match (is_gguf(model), named) {
@@ -106,7 +105,7 @@ fn launcher(
     Ok(launcher)
 }
 
-/// What is said, or else what a checkout's files say to a server that takes media.
+/// The media that the flags declare, or else those in a checkout's files for a server that takes media.
 fn media(kind: ServerKind, model: &Path, args: &LauncherArgs) -> BTreeSet<MediaKind> {
     if let Some(said) = &args.media {
         return said.0.clone();
@@ -120,7 +119,7 @@ fn media(kind: ServerKind, model: &Path, args: &LauncherArgs) -> BTreeSet<MediaK
     }
 }
 
-/// The words of a command line.
+/// Splits a command line into words.
 fn words(command: &str) -> Result<Vec<String>, EngineError> {
     let config = SubprocessConfig::try_from_command_line(command)
         .map_err(|error| EngineError::invalid_argument("--server-cmd", error))?;

@@ -1,4 +1,4 @@
-//! `out=mocker`: what vLLM does in time and memory, with a model's tokens and without its weights.
+//! `out=mocker`: simulates vLLM's timing and memory, with a model's tokens and without its weights.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) fn build(config: &RunConfig) -> Result<(Arc<dyn LLMEngine>, WorkerCon
     Ok((Arc::new(engine), worker))
 }
 
-/// What a tokenizer adds to its vocabulary of text: ends of sequence, roles, markup of tools.
+/// Tokens that a tokenizer adds to its text vocabulary: ends of sequence, roles, tool markup.
 #[derive(Deserialize)]
 struct Tokenizer {
     #[serde(default)]

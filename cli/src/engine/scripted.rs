@@ -1,4 +1,4 @@
-//! The scripted engine with its script read, and with the tokenizer of a model where it speaks in tokens.
+//! The scripted engine with its script loaded, and with a model's tokenizer if it produces tokens.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,16 +8,16 @@ use genset_engine_scripted::{Script, ScriptedEngine, Vocabulary};
 use genset_frontend::text::{TextTokenizer, TokenizerError};
 use genset_runtime::ModelFolder;
 
-/// What scripted engines are made of, read once.
+/// The inputs of scripted engines, read once.
 #[derive(Clone)]
 pub(crate) struct Parts {
     script: Arc<Script>,
-    /// With the most tokens of prompt and answer together; `None` for an engine that takes text.
+    /// With the maximum number of tokens of prompt and answer together; `None` for an engine that takes text.
     vocabulary: Option<(Arc<ModelVocabulary>, u32)>,
 }
 
 impl Parts {
-    /// For an engine that takes text and gives text.
+    /// For an engine that takes and returns text.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the script's file, line and key.
@@ -30,7 +30,7 @@ impl Parts {
         })
     }
 
-    /// For an engine that takes and gives the tokens of a model.
+    /// For an engine that takes and returns a model's tokens.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the script's file, line and key, or the model's file.
@@ -46,7 +46,7 @@ impl Parts {
         })
     }
 
-    /// An engine, not started yet.
+    /// An engine that is not started yet.
     pub(crate) fn engine(&self) -> ScriptedEngine {
         let engine = ScriptedEngine::from_script(Arc::clone(&self.script));
         match &self.vocabulary {
@@ -65,7 +65,7 @@ struct ModelVocabulary {
 impl ModelVocabulary {
     fn try_new(folder: &ModelFolder) -> Result<Self, EngineError> {
         let tokenizer = tokenizer(folder)?;
-        // Ids may have gaps; then the configuration's number is the larger.
+        // Ids may have gaps; then the configuration's number is the larger one.
         let tokens = u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let size = tokens.max(folder.vocab_size.unwrap_or(0));
         Ok(Self { tokenizer, size })
@@ -89,7 +89,7 @@ impl Vocabulary for ModelVocabulary {
 /// A model's tokenizer.
 ///
 /// # Errors
-/// `InvalidArgument` for a file that is none.
+/// `InvalidArgument` if the file is not a tokenizer.
 pub(crate) fn tokenizer(folder: &ModelFolder) -> Result<TextTokenizer, EngineError> {
     let mut files = folder.artifacts.iter();
     let bytes = files

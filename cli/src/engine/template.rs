@@ -1,4 +1,4 @@
-//! `--chat-template`: a template of the operator's in place of the model's own.
+//! `--chat-template`: an operator's template in place of the model's own.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,16 +8,16 @@ use genset_backend_common::{EngineError, card::Artifact};
 use genset_frontend::text::ChatTemplate;
 use genset_runtime::ModelFolder;
 
-/// The file of a model folder that frontends prefer to the template in `tokenizer_config.json`.
+/// The file of a model folder that frontends prefer over the template in `tokenizer_config.json`.
 const FILE_NAME: &str = "chat_template.jinja";
 
-/// The largest template, in bytes; the longest that models come with are a tenth of it.
+/// The largest template, in bytes; the longest templates of models are a tenth of it.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 
-/// Publishes the template at `path` with the model's files, in place of one of theirs.
+/// Publishes the template at `path` with the model's files, in place of the model's own.
 ///
 /// # Errors
-/// `InvalidArgument`, naming the file, when it cannot be read, is too large, or is no template.
+/// `InvalidArgument`, naming the file, if it cannot be read, is too large, or is not a template.
 pub(super) fn replace(folder: &mut ModelFolder, path: &Path) -> Result<(), EngineError> {
     let source = read(path).map_err(|problem| {
         let problem = format!("{}: {problem}", path.display());
@@ -29,7 +29,7 @@ pub(super) fn replace(folder: &mut ModelFolder, path: &Path) -> Result<(), Engin
     Ok(())
 }
 
-/// A template that compiles, or what is wrong with the file.
+/// Reads a template that compiles; returns what is wrong with the file otherwise.
 fn read(path: &Path) -> Result<String, String> {
     let mut source = String::new();
     let read = File::open(path).and_then(|file| {
@@ -42,7 +42,7 @@ fn read(path: &Path) -> Result<String, String> {
             "has more than {MAX_TEMPLATE_BYTES} bytes; is it the right file?"
         ));
     }
-    // Which special tokens it may name matters when it is rendered, not here.
+    // The special tokens that it may name matter for rendering, not here.
     ChatTemplate::try_new(&source, None, None).map_err(|error| error.to_string())?;
     Ok(source)
 }

@@ -1,4 +1,4 @@
-//! `genset control`: asks something of the workers of an endpoint, beside generation.
+//! `genset control`: sends requests other than generation to the workers of an endpoint.
 
 use clap::{Args, Subcommand, ValueEnum};
 use futures_util::future::join_all;
@@ -107,7 +107,7 @@ fn json_of(text: &str) -> Result<Value, serde_json::Error> {
 }
 
 impl Operation {
-    /// What `control` is asked for; `None` for what another endpoint answers.
+    /// The request for the `control` endpoint; `None` if another endpoint answers.
     fn request(&self) -> Option<ControlRequest> {
         Some(match self {
             Self::Sleep { level } => ControlRequest::Sleep {
@@ -139,10 +139,10 @@ impl Operation {
     }
 }
 
-/// What came of it at a worker.
+/// The result of one worker.
 type Outcome = (InstanceId, Result<Answer, EngineError>);
 
-/// What a worker said.
+/// The answer of a worker.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 enum Answer {
@@ -150,7 +150,7 @@ enum Answer {
     Load(Load),
 }
 
-/// Asks the workers, all at once, and prints what each says. The exit code says whether all did it.
+/// Asks all workers concurrently, and prints each answer. The exit code says whether all succeeded.
 ///
 /// # Errors
 /// No worker is found, or the network settings are wrong.

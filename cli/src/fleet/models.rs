@@ -1,4 +1,4 @@
-//! `genset models`: what a fleet serves, as discovery lists it.
+//! `genset models`: lists what a fleet serves, from discovery.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::{FIND_TIMEOUT, table, with_runtime};
 use crate::input::{escaped, print};
 
-/// What is said of an empty fleet.
+/// The message for an empty fleet.
 pub(super) const NONE_SERVED: &str =
     "no model is served; `genset run in=dyn out=ENGINE MODEL` starts a worker\n";
 
@@ -25,13 +25,13 @@ pub(crate) struct ModelsArgs {
     network: NetworkArgs,
 }
 
-/// What workers publish as their user data, by endpoint and instance; without those that publish none.
+/// The user data that workers publish, by endpoint and instance; without workers that publish none.
 type UserData = BTreeMap<(EndpointName, InstanceId), Value>;
 
-/// Prints each model, a line for each role that workers of it play.
+/// Prints each model, with one line for each role of its workers.
 ///
 /// # Errors
-/// A network setting is wrong, or discovery is away.
+/// A network setting is wrong, or discovery is unreachable.
 pub(crate) fn models(args: &ModelsArgs) -> Result<u8, EngineError> {
     let (models, user_data) = with_runtime(&args.network, async |runtime| {
         let models = directory(runtime).await?.subscribe();
@@ -46,11 +46,11 @@ pub(crate) fn models(args: &ModelsArgs) -> Result<u8, EngineError> {
     Ok(0)
 }
 
-/// A directory that knows what discovery lists now.
+/// A directory with the current listing of discovery.
 pub(super) async fn directory(runtime: &Runtime) -> Result<ModelDirectory, EngineError> {
     let directory = ModelDirectory::follow(runtime);
     let listed = runtime.discovery().get(all_instances()).await?;
-    // Where nothing is listed, nothing would ever change.
+    // An empty listing would never change.
     if !listed.is_empty() {
         let _changed = timeout(FIND_TIMEOUT, directory.subscribe().changed()).await;
     }

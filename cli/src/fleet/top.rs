@@ -1,4 +1,4 @@
-//! `genset top`: the workers of a fleet and their load, as they are now.
+//! `genset top`: shows the workers of a fleet and their current load.
 
 use std::collections::BTreeMap;
 use std::io::{IsTerminal as _, Write as _};
@@ -39,10 +39,10 @@ struct Seen {
     told: WorkerLoad,
 }
 
-/// Shows the fleet until Ctrl-C or SIGTERM, or once. The exit code of a look says whether every worker answered.
+/// Shows the fleet until Ctrl-C or SIGTERM, or once. The exit code of a single look says whether every worker answered.
 ///
 /// # Errors
-/// A network setting is wrong, discovery is away, or the terminal cannot be written to.
+/// A network setting is wrong, discovery is unreachable, or the terminal cannot be written to.
 pub(crate) fn top(args: &TopArgs) -> Result<u8, EngineError> {
     with_runtime(&args.network, async |runtime| {
         let fleet = Fleet::find(runtime).await?;
@@ -60,10 +60,10 @@ pub(crate) fn top(args: &TopArgs) -> Result<u8, EngineError> {
     })
 }
 
-/// Asks every worker for its load: how many there are, and why some gave no answer, with their ids.
+/// Asks every worker for its load. Returns the number of workers, and the ids of those without an answer, by reason.
 ///
 /// # Errors
-/// Discovery is away.
+/// Discovery is unreachable.
 pub(crate) async fn unanswered(
     runtime: &Runtime,
 ) -> Result<(usize, BTreeMap<String, Vec<String>>), EngineError> {
@@ -71,7 +71,7 @@ pub(crate) async fn unanswered(
     Ok((seen.len(), reasons(&seen)))
 }
 
-/// Why workers gave no answer, and which.
+/// The reasons why workers did not answer, with their ids.
 fn reasons(seen: &[Seen]) -> BTreeMap<String, Vec<String>> {
     let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for Seen { told, .. } in seen {
@@ -139,7 +139,7 @@ async fn draw_on(fleet: &Fleet, interval: Duration) -> Result<(), EngineError> {
     }
 }
 
-/// The lines that the screen has room for.
+/// Draws the lines that fit the screen.
 fn draw(text: &str) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     let (columns, rows) = terminal::size()?;
@@ -230,7 +230,7 @@ pub(super) fn load_in_words(load: &Load) -> String {
     text
 }
 
-/// How much of the recent prompts was cached; `None` where there were none.
+/// The cached share of the recent prompts; `None` if there were none.
 fn hits(load: &Load) -> Option<String> {
     let prompts = u128::from(load.recent_prompt_tokens);
     let percent = (u128::from(load.recent_cached_tokens) * 100).checked_div(prompts)?;
@@ -247,7 +247,7 @@ fn ttft(load: &Load) -> Option<String> {
     })
 }
 
-/// How full the KV cache is.
+/// A bar for the KV cache's usage.
 fn bar(load: &Load) -> String {
     let (used, total) = (
         load.kv_used_blocks.min(load.kv_total_blocks),

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::input::{complain, escaped, print};
 
-/// The exit code when a model to delete is not there.
+/// The exit code if a model to delete does not exist.
 const ABSENT: u8 = 1;
 
 #[derive(Debug, Args)]
@@ -37,10 +37,10 @@ pub(crate) struct RmArgs {
     models: Vec<String>,
 }
 
-/// Fetches a model, and prints where it lies.
+/// Downloads a model, and prints its path.
 ///
 /// # Errors
-/// `InvalidArgument`, saying what to do, or `Unavailable`: the hub is away, and the model is not here.
+/// `InvalidArgument`, saying what to do, or `Unavailable`: the hub is unreachable and the model is not cached.
 pub(crate) fn pull(args: &PullArgs) -> Result<u8, EngineError> {
     let model: ModelRef = args.model.parse().map_err(bad)?;
     let needs = match args.config_only {
@@ -52,7 +52,7 @@ pub(crate) fn pull(args: &PullArgs) -> Result<u8, EngineError> {
     Ok(0)
 }
 
-/// Prints the models of the cache.
+/// Prints the models in the cache.
 ///
 /// # Errors
 /// When the cache cannot be read.
@@ -102,7 +102,7 @@ fn table(models: &[CachedModel]) -> String {
         let size = HumanBytes(model.bytes).to_string();
         let used = model.last_used.and_then(|at| at.elapsed().ok());
         let used = used.map_or("unknown".into(), ago);
-        // The cache does not know how it was written: a quantization or a file may belong to the name.
+        // The cache does not know the name as typed, which may include a quantization or a file.
         let partial = match model.is_partial {
             true => format!(
                 "  (not whole: `genset pull` as it was written goes on, `genset rm {}` deletes it)",
@@ -110,7 +110,7 @@ fn table(models: &[CachedModel]) -> String {
             ),
             false => String::new(),
         };
-        // Text takes whatever is written.
+        // Writing to a string cannot fail.
         let _infallible = writeln!(
             text,
             "{:width$}  {size:>11}  {used}{partial}",
@@ -135,10 +135,10 @@ fn ago(since: Duration) -> String {
     format!("{count} {unit}{many} ago")
 }
 
-/// Deletes models. One that is not there ends nothing: the others are deleted, and the exit code says so.
+/// Deletes models. If one does not exist, the others are still deleted, and the exit code says so.
 ///
 /// # Errors
-/// When a word names no whole model, before any is deleted; when one cannot be deleted.
+/// If a word does not name a whole model, before any is deleted; if one cannot be deleted.
 pub(crate) fn rm(args: &RmArgs) -> Result<u8, EngineError> {
     let hub = super::hub().map_err(bad)?;
     let repos = args.models.iter().map(|name| whole(name));
@@ -161,7 +161,7 @@ pub(crate) fn rm(args: &RmArgs) -> Result<u8, EngineError> {
     Ok(code)
 }
 
-/// The repository that `name` names as a whole: what is deleted.
+/// The repository to delete, which `name` must name as a whole.
 fn whole(name: &str) -> Result<RepoId, EngineError> {
     let model: ModelRef = name.parse().map_err(bad)?;
     if model.revision.is_none() && !model.names_gguf() {

@@ -1,4 +1,4 @@
-//! How far a download is: a bar for each file on a terminal, a line for every tenth elsewhere.
+//! The progress of a download: a bar for each file on a terminal, otherwise a line for every tenth.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, Prog
 
 use crate::input::note;
 
-/// A pause that is not worth a word.
+/// Shorter pauses are not reported.
 const SHORT: Duration = Duration::from_secs(2);
 
-/// The progress of one model's files, on standard error. Nothing is shown where nothing is fetched.
+/// The progress of one model's files, on standard error. Shows nothing if nothing is downloaded.
 pub(super) struct Shown {
     model: String,
     bars: MultiProgress,
@@ -20,12 +20,12 @@ pub(super) struct Shown {
 
 #[derive(Default)]
 struct State {
-    /// One for each planned file; `None` for those that were present.
+    /// One for each planned file; `None` for files that were already present.
     files: Vec<Option<ProgressBar>>,
     received: Vec<u64>,
     all: u64,
     total: Option<ProgressBar>,
-    /// Tenths that a line was written for.
+    /// The last tenth that was printed.
     told: u64,
     waits_for_other: bool,
 }
@@ -39,9 +39,9 @@ impl Shown {
         }
     }
 
-    /// Takes the bars away.
+    /// Removes the bars.
     pub(super) fn finish(&self) {
-        // Bars that cannot be drawn are gone already.
+        // Bars that cannot be drawn do not exist.
         let _gone = self.bars.clear();
     }
 
@@ -114,7 +114,7 @@ impl Shown {
             Wait::Retry(pause) => format!("the hub is asked again in {} s", pause.as_secs()),
         };
         let line = format!("{}: {words}", self.model);
-        // Above the bars, not through them; where there are none it would be lost.
+        // Print above the bars, not through them. Without visible bars the line would be lost.
         let is_drawn = !self.bars.is_hidden() && self.bars.println(&line).is_ok();
         if !is_drawn {
             note(line);

@@ -1,9 +1,9 @@
 //! `in=batch:PATH`: a file of prompts or of requests in OpenAI's batch format, or a folder of such files, answered into
 //! `output.jsonl` beside them.
 //!
-//! Each answer is noted in [`BatchNotes`] as it comes, in whatever order. When all have come they are written in the input's order,
-//! and the notes are removed. An output without notes is of a run that is over, and is not written over. A run that was interrupted finds its notes and goes on where it stood. So does one in which no worker
-//! had room for some prompts, or that lost its engine: its notes stay.
+//! Notes each answer in [`BatchNotes`] as it arrives, in any order. When all have arrived, writes them in the input's order and
+//! removes the notes. An output without notes belongs to a finished run and is not overwritten. A run that was interrupted finds
+//! its notes and resumes. So does one in which workers had no room for some prompts, or that lost its engine: its notes stay.
 
 mod line;
 mod prompts;
@@ -27,36 +27,37 @@ use self::tally::Tally;
 use super::question::{Answered, Asker};
 use super::{Ending, note, print};
 
-/// What the answers are written to, in the input's folder.
+/// The file for the answers, in the input's folder.
 const OUTPUT: &str = "output.jsonl";
 
-/// Who answers.
+/// The models that answer a batch.
 #[derive(Debug)]
 pub(super) struct Asked {
-    /// Who answers prompts.
+    /// Answers prompts.
     pub(super) asker: Asker,
-    /// Why the asker may be another than was meant.
+    /// An error if the asker may be another model than intended.
     pub(super) is_chosen: Result<(), EngineError>,
-    /// Who answers requests, which name their model.
+    /// Answers requests, which name their model.
     pub(super) routes: LocalFrontend,
-    /// The models that were there.
+    /// The models seen so far.
     pub(super) seen: SeenModels,
 }
 
-/// Looks for what keeps [`run`] from beginning, before there is an engine.
+/// Checks whether [`run`] can begin, before there is an engine.
 ///
 /// # Errors
-/// When there is no input at `path`, or the output is there already.
+/// When there is no input at `path`, or the output already exists.
 pub(super) fn check(path: &Path) -> Result<(), EngineError> {
     let (folder, _) = prompts::files_at(path)?;
     let output = folder.join(OUTPUT);
     refuse_written(&output, &notes_of(&output))
 }
 
-/// Answers every prompt at `path`, `concurrency` at a time. What a prompt failed with stands in its line.
+/// Answers every prompt at `path`, `concurrency` at a time. The error of a failed prompt is in its line.
 ///
 /// # Errors
-/// When the input cannot be read, the output is there already or cannot be written, or prompts have no answer. What was answered stays noted.
+/// When the input cannot be read, the output exists or cannot be written, or prompts have no answer. Notes of answered prompts
+/// stay.
 pub(super) async fn run(
     path: &Path,
     concurrency: usize,
@@ -144,12 +145,12 @@ pub(super) async fn run(
     Err(EngineError::internal(problem))
 }
 
-/// Where the answers to an output are noted as they come.
+/// The path of the notes for an output.
 fn notes_of(output: &Path) -> PathBuf {
     output.with_extension("jsonl.part")
 }
 
-/// Refuses an output without notes, that of a run that is over.
+/// Refuses an output without notes, which belongs to a finished run.
 fn refuse_written(output: &Path, notes: &Path) -> Result<(), EngineError> {
     if !output.exists() || notes.exists() {
         return Ok(());
@@ -161,10 +162,10 @@ fn refuse_written(output: &Path, notes: &Path) -> Result<(), EngineError> {
     Err(refused(problem))
 }
 
-/// Writes all answers in the order of their prompts, whole or not at all. Returns how many are errors.
+/// Writes all answers in the order of their prompts, atomically. Returns the number of errors.
 fn write_output(notes: &mut BatchNotes, output: &Path) -> Result<usize, EngineError> {
     let mut failed = 0;
-    // As any file of the user's: the mask of the process takes its part away.
+    // Like any file of the user: the process's umask applies.
     let written = write_whole(output, 0o666, |out| {
         notes.each(|_, line| {
             failed += usize::from(LineSummary::read(line)?.is_failure());
@@ -175,12 +176,12 @@ fn write_output(notes: &mut BatchNotes, output: &Path) -> Result<usize, EngineEr
     Ok(failed)
 }
 
-/// The error of what the word `in` names.
+/// An error about the word `in`.
 fn refused(problem: impl Display) -> EngineError {
     EngineError::invalid_argument("in", problem.to_string())
 }
 
-/// The error of a line that is no JSON.
+/// An error about a line that cannot be written as JSON.
 fn unwritable(error: serde_json::Error) -> EngineError {
     EngineError::internal(format!("a line of the output: {error}"))
 }
@@ -228,7 +229,8 @@ async fn line_of(
     Line::try_new(&line, is_for_later)
 }
 
-/// Asks, and asks again while every worker is full or away: a batch has time. Once also where the prompt was lost with its worker.
+/// Asks, and retries while every worker is full or unreachable, because a batch has time. Also retries a prompt that was lost
+/// with its worker, once.
 async fn ask_patiently(
     asker: &Asker,
     ctx: &RequestContext,

@@ -1,4 +1,4 @@
-//! A conversation: turns on the frontend's pipeline, without HTTP.
+//! A conversation: turns through the frontend's pipeline, without HTTP.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use super::screen::{Screen, Shown};
 /// How a turn ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// The answer came to its end.
+    /// The answer is complete.
     Answered,
     /// The person stopped it with Ctrl-C.
     Stopped,
-    /// The process was told to end.
+    /// A signal told the process to end.
     Terminated,
 }
 
-/// What an answer took.
+/// The token counts and times of an answer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Figures {
     usage: Usage,
@@ -51,7 +51,7 @@ impl fmt::Display for Figures {
             "prompt {prompt} tokens ({cached} cached), first token after {:.2} s, answer {answer} tokens",
             first.as_secs_f64()
         )?;
-        // The first is not timed by those before it.
+        // The rate excludes the first token: its time is the TTFT.
         let seconds = whole.saturating_sub(*first).as_secs_f64();
         match answer.checked_sub(1) {
             Some(timed @ 1..) if seconds > 0.0 => {
@@ -62,7 +62,7 @@ impl fmt::Display for Figures {
     }
 }
 
-/// Refuses what is no setting.
+/// Refuses a field that is not a setting.
 fn settable(name: &str) -> Result<(), EngineError> {
     if OWN_FIELDS.contains(&name) {
         let problem = "is no setting of this chat; ask over HTTP for it";
@@ -104,17 +104,17 @@ impl Chat {
         self.asker.model_name()
     }
 
-    /// What the last answer took.
+    /// The figures of the last answer.
     pub(super) fn figures(&self) -> Option<Figures> {
         self.figures
     }
 
-    /// How many questions and answers there are.
+    /// The number of questions and answers.
     pub(super) fn messages(&self) -> usize {
         self.messages.len()
     }
 
-    /// The settings that are not the model's own.
+    /// The settings that differ from the model's own.
     pub(super) fn settings(&self) -> &Map<String, Value> {
         &self.settings
     }
@@ -130,15 +130,15 @@ impl Chat {
         self.clear();
     }
 
-    /// Goes on with another model.
+    /// Switches to another model.
     pub(super) fn set_model(&mut self, model: Arc<ServedModel>) {
         self.asker.set_model(model);
     }
 
-    /// Sets a field of the requests that follow; without a value the model's own counts again.
+    /// Sets a field for the following requests; without a value, restores the model's own.
     ///
     /// # Errors
-    /// What the field or its value is refused with.
+    /// The error with which the field or its value is refused.
     pub(super) fn set(&mut self, name: &str, value: Option<Value>) -> Result<(), EngineError> {
         settable(name)?;
         let mut settings = self.settings.clone();
@@ -151,7 +151,7 @@ impl Chat {
         Ok(())
     }
 
-    /// The conversation as a file has it.
+    /// The conversation in the format of a file.
     pub(super) fn saved(&self) -> Saved {
         Saved {
             model: self.model_name().to_owned(),
@@ -161,10 +161,10 @@ impl Chat {
         }
     }
 
-    /// Goes on with a conversation from a file, with the model there is.
+    /// Resumes a conversation from a file, with the current model.
     ///
     /// # Errors
-    /// What a message or a setting of it is refused with; nothing has changed then.
+    /// The error with which one of its messages or settings is refused; then nothing has changed.
     pub(super) fn restore(&mut self, saved: Saved) -> Result<(), EngineError> {
         saved.settings.keys().try_for_each(|name| settable(name))?;
         self.asker.check(&saved.messages, &saved.settings)?;
@@ -174,10 +174,10 @@ impl Chat {
         Ok(())
     }
 
-    /// Asks, and shows the answer as it comes. A failed turn is not kept; of a stopped one, what was shown is.
+    /// Asks, and shows the answer as it arrives. Does not keep a failed turn; of a stopped turn, keeps the shown part.
     ///
     /// # Errors
-    /// What the request failed with.
+    /// The error of the request.
     pub(super) async fn ask(
         &mut self,
         text: &str,
@@ -247,7 +247,7 @@ impl Chat {
         }
     }
 
-    /// The conversation so far, the system prompt in front.
+    /// The conversation so far, starting with the system prompt.
     fn prompt(&self) -> Vec<Value> {
         let system = self
             .system

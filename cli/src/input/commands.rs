@@ -1,4 +1,4 @@
-//! What a person tells the chat itself: lines that begin with `/`.
+//! Commands to the chat itself: lines that begin with `/`.
 
 use genset_frontend::model::Models;
 use serde_json::Value;
@@ -21,7 +21,7 @@ Ctrl-C            stop an answer; at the prompt drop the line, and twice leave
 Alt-Enter         go on in a new line; so does a line that ends with a backslash, and \"\"\" goes on to the next \"\"\"
 ";
 
-/// Does what a command says, and tells.
+/// Runs a command, and prints the result.
 pub(super) fn obey(chat: &mut Chat, models: &Models, command: &str) {
     let (name, rest) = command
         .split_once(char::is_whitespace)
@@ -95,7 +95,7 @@ fn set(chat: &mut Chat, words: &str) -> Result<String, String> {
     let (name, value) = words
         .split_once(char::is_whitespace)
         .map_or((words, None), |(name, value)| (name, Some(value.trim())));
-    // What is no JSON is a text.
+    // A value that is not JSON is a text.
     let read = |value: &str| serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
     let value = value.map(read);
     let told = match &value {

@@ -1,5 +1,4 @@
-//! `in=text`: a chat on the terminal, with a line editor, history and a few commands. Without a terminal it reads plain
-//! lines.
+//! `in=text`: a chat on the terminal, with a line editor, history and a few commands. Without a terminal, it reads plain lines.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File, Permissions};
@@ -26,17 +25,16 @@ use super::{Ending, escaped, print};
 /// Lines kept in the history file.
 const HISTORY_LINES: usize = 1000;
 
-/// What the person did at the prompt.
+/// The person's input at the prompt.
 enum Line {
     Text(String),
-    /// Ctrl-C at the prompt: the line is dropped.
+    /// Ctrl-C at the prompt drops the line.
     Dropped,
     End,
     Failed(String),
 }
 
-/// Reads lines on a thread of its own, one for each request: the editor must not hold the terminal while an answer is
-/// printed.
+/// Reads lines on its own thread, one per request: the editor must not hold the terminal while an answer is printed.
 struct Lines {
     requests: mpsc::Sender<()>,
     lines: mpsc::Receiver<Line>,
@@ -67,7 +65,7 @@ impl Lines {
     }
 }
 
-/// Whether somebody types, and sees what is typed.
+/// Whether a person types and sees the input.
 fn has_editor() -> bool {
     std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
 }
@@ -82,7 +80,7 @@ impl Source {
         if !has_editor() {
             return Self::Plain;
         }
-        // What is pasted comes as one text, its lines and all.
+        // Pasted text arrives as one text, including its newlines.
         let mut editor = Reedline::create()
             .with_validator(Box::new(Whole))
             .use_bracketed_paste(true)
@@ -108,7 +106,7 @@ impl Source {
         match self {
             Self::Editor(editor, prompt) => match editor.read_line(prompt) {
                 Ok(Signal::Success(line)) => {
-                    // A signal ends this thread where it waits for the next line.
+                    // Save now: a signal ends this thread while it waits for the next line.
                     if let Err(error) = editor.sync_history() {
                         tracing::warn!(%error, "the history file cannot be written");
                     }
@@ -130,10 +128,10 @@ impl Source {
     }
 }
 
-/// Marks the begin and the end of a text of several lines.
+/// Marks the beginning and the end of a multi-line text.
 const BLOCK: &str = "\"\"\"";
 
-/// Decides whether Enter ends what is typed.
+/// Decides whether Enter completes the input.
 struct Whole;
 
 impl Validator for Whole {
@@ -149,7 +147,7 @@ impl Validator for Whole {
     }
 }
 
-/// What was meant by what was typed: without the marks that went on in a new line.
+/// The intended text: without the marks for line continuation.
 fn unfolded(typed: &str) -> String {
     let typed = typed.trim();
     let block = typed.strip_prefix(BLOCK);
@@ -159,7 +157,7 @@ fn unfolded(typed: &str) -> String {
     }
 }
 
-/// `$XDG_STATE_HOME/genset/history`, or the same under `~/.local/state`. A variable that is no absolute path names no folder.
+/// `$XDG_STATE_HOME/genset/history`, or the same under `~/.local/state`. Ignores a variable that is not an absolute path.
 fn history_file(state_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());
     let from_home = || Some(home.and_then(absolute)?.join(".local/state"));
@@ -167,8 +165,8 @@ fn history_file(state_home: Option<OsString>, home: Option<OsString>) -> Option<
     Some(state.join("genset").join("history"))
 }
 
-/// Makes the history file, or what there is of it, one that nobody else reads: it has what was asked. Says whether it is a file:
-/// who wants no history makes it a link to /dev/null.
+/// Creates the history file, or restricts an existing one, so that only this user can read it: it contains the questions. Returns
+/// whether it is a regular file: users who want no history link it to /dev/null.
 fn make_private(path: &Path) -> io::Result<bool> {
     if let Some(folder) = path.parent() {
         let mut private = DirBuilder::new();
@@ -183,7 +181,7 @@ fn make_private(path: &Path) -> io::Result<bool> {
     Ok(is_file)
 }
 
-/// Gives the terminal back as it was, also where the chat ends at the prompt.
+/// Restores the terminal on drop, also when the chat ends at the prompt.
 struct GivenBack;
 
 impl Drop for GivenBack {
@@ -216,7 +214,7 @@ pub(super) async fn run(
         let line = tokio::select! {
             biased;
             signal = signals.next() => {
-                // At the prompt Ctrl-C is a key, so a signal comes from outside.
+                // At the prompt, Ctrl-C is a key, so this signal comes from outside.
                 tracing::info!("{signal}: leaving");
                 return Ok(Ending::Signalled);
             }
@@ -253,13 +251,13 @@ pub(super) async fn run(
             Ok(Turn::Terminated) => return Ok(Ending::Signalled),
             Ok(Turn::Answered | Turn::Stopped) => {}
             Err(_) if chat.screen() == Screen::Pipe => ending = Ending::Failed,
-            // Somebody sees it, and may ask again.
+            // A person sees the error and may ask again.
             Err(_) => {}
         }
     }
 }
 
-/// Asks, and tells how it ended.
+/// Asks, and returns how the turn ended.
 async fn converse(
     chat: &mut Chat,
     question: &str,

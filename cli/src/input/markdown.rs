@@ -1,14 +1,14 @@
-//! [`Markdown`]: text that comes in pieces, shown with colour at once.
+//! [`Markdown`]: styles text that arrives in pieces, without delay.
 //!
-//! It knows what models write most: headings, lists, quotes, fences, bold, italic and code within a line. A line's first
-//! characters and a star wait until it is clear what they begin; everything else is shown when it comes. Control characters
-//! never reach the terminal: a model could move the cursor and write over what was said.
+//! It supports what models write most: headings, lists, quotes, fences, and bold, italic and code within a line. The first
+//! characters of a line and a star wait until their meaning is clear; everything else is shown immediately. Control characters
+//! never reach the terminal: a model could move the cursor and overwrite earlier text.
 
 use std::fmt::Write;
 
 use genset_backend_common::terminal::is_shown;
 
-/// What makes a line's beginning undecided at most: `######` and a space, or the longest number of a list.
+/// The longest undecided beginning of a line: `######` and a space, or the longest number of a list.
 const LONGEST_BEGINNING: usize = 8;
 
 const RESET: &str = "\x1b[0m";
@@ -17,17 +17,17 @@ const BOLD: &str = "\x1b[1m";
 const ITALIC: &str = "\x1b[3m";
 const CODE: &str = "\x1b[36m";
 
-/// A text on its way to a terminal.
+/// The state of a text that is shown on a terminal.
 #[derive(Debug, Default)]
 pub(super) struct Markdown {
-    /// What waits for the characters after it.
+    /// Characters whose meaning depends on the next ones.
     held: String,
     place: Place,
     is_bold: bool,
     is_italic: bool,
     is_code: bool,
     is_heading: bool,
-    /// The character before, which says whether a star is between words.
+    /// The previous character, which says whether a star is between words.
     before: Option<char>,
 }
 
@@ -39,13 +39,13 @@ enum Place {
     /// Between fences, at the start of a line.
     FencedStart,
     InFenced,
-    /// In the line of a fence; what follows it is in a fence, or not.
+    /// In the line of a fence. `opens` says whether the next line is inside.
     Fence {
         opens: bool,
     },
 }
 
-/// What the beginning of a line turns out to be.
+/// The meaning of a line's beginning.
 enum Beginning {
     Undecided,
     Text,
@@ -56,14 +56,14 @@ enum Beginning {
 }
 
 impl Markdown {
-    /// Shows a piece: appends to `out` what the terminal is to be sent.
+    /// Shows a piece: appends the terminal output to `out`.
     pub(super) fn feed(&mut self, piece: &str, out: &mut String) {
         for sign in piece.chars().filter(|sign| is_shown(*sign)) {
             self.take(sign, out);
         }
     }
 
-    /// Shows what waits, and ends all styles.
+    /// Shows the held characters, and ends all styles.
     pub(super) fn finish(&mut self, out: &mut String) {
         self.release(out);
         out.push_str(RESET);
@@ -112,7 +112,7 @@ impl Markdown {
         }
     }
 
-    /// Lets what waits be text.
+    /// Releases the held characters as text.
     fn release(&mut self, out: &mut String) {
         let held = std::mem::take(&mut self.held);
         match self.place {
@@ -168,7 +168,7 @@ impl Markdown {
         }
     }
 
-    /// A star alone: it begins or ends what is slanted, or is a star.
+    /// Handles a single star: it begins or ends italics, or is a plain star.
     fn star(&mut self, after: char, out: &mut String) {
         let is_after_space = self.before.is_none_or(char::is_whitespace);
         let begins = !self.is_italic && !after.is_whitespace();
@@ -201,7 +201,7 @@ impl Markdown {
         };
     }
 
-    /// Says all styles anew.
+    /// Writes all current styles.
     fn style(&self, out: &mut String) {
         out.push_str(RESET);
         if self.is_bold || self.is_heading {
@@ -251,7 +251,7 @@ mod tests {
 
     use super::*;
 
-    /// What is shown of a text, with the styles by name.
+    /// The output for a text, with the styles by name.
     fn shown(text: &str, piece: usize) -> String {
         let (mut markdown, mut out) = (Markdown::default(), String::new());
         let signs: Vec<char> = text.chars().collect();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     proptest! {
-        /// No character that is no mark is lost, and pieces do not matter.
+        /// Only marks are removed, and the splitting into pieces does not matter.
         #[test]
         fn letters_are_all_shown(text in "[a-z *_`#>\\-\\\\\n]{0,200}", piece in 1_usize..9) {
             let whole = shown(&text, usize::MAX);

@@ -1,4 +1,4 @@
-//! A request of this process's own to a model: on the frontend's pipeline, without HTTP.
+//! A request from this process to a model, through the frontend's pipeline and without HTTP.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 /// Tokens with which a base model goes on at most, unless `max_tokens` says otherwise: many never end by themselves.
 pub(super) const CONTINUATION_TOKENS: u32 = 256;
 
-/// The fields of a request that nobody else sets: they are the asker's own, or their answer would be more than a text.
+/// Request fields that users cannot set: the asker sets them, or the answer would be more than a text.
 pub(super) const OWN_FIELDS: [&str; 8] = [
     "model",
     "messages",
@@ -32,11 +32,11 @@ pub(super) const OWN_FIELDS: [&str; 8] = [
 #[derive(Debug)]
 pub(super) struct Asker {
     model: Arc<ServedModel>,
-    /// Whether the answer is to be the whole prompt, past the end-of-sequence tokens that its template puts in.
+    /// Whether the answer repeats the whole prompt, including the end-of-sequence tokens that its template inserts.
     echoes_prompt: bool,
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Debug)]
 pub(super) struct Answered {
     pub(super) text: String,
@@ -59,12 +59,13 @@ impl Asker {
         self.model = model;
     }
 
-    /// Whether the model's engine reads the body of a request itself.
+    /// Whether the model's engine parses request bodies itself.
     pub(super) fn reads_bodies(&self) -> bool {
         self.model.card.capabilities.whole_bodies
     }
 
-    /// Whether a conversation with these fields of a chat request could be asked. Of an engine that reads bodies only it knows.
+    /// Checks whether a conversation with these fields of a chat request is valid. An engine that reads bodies checks them
+    /// itself.
     ///
     /// # Errors
     /// `InvalidArgument`, which names the field.
@@ -82,10 +83,10 @@ impl Asker {
         request.map(drop).map_err(to_engine_error)
     }
 
-    /// Asks a question by itself, and waits for its whole answer. `fields` are further ones of a chat request.
+    /// Asks a single question, and waits for the complete answer. `fields` are additional fields of a chat request.
     ///
     /// # Errors
-    /// What the request failed with.
+    /// The error of the request.
     ///
     /// # Cancel safety
     /// The request is cancelled when the future is dropped.
@@ -106,10 +107,10 @@ impl Asker {
         }
     }
 
-    /// Asks, and returns the answer as it begins.
+    /// Asks, and returns the answer when it begins.
     ///
     /// # Errors
-    /// What the request failed with before its answer.
+    /// The error of the request, if it fails before its answer.
     ///
     /// # Cancel safety
     /// As [`Asker::ask`].
@@ -148,8 +149,8 @@ impl Asker {
         Ok(answer.with_splitter(Splitter::of_objects(), Arc::default()))
     }
 
-    /// Whether the model goes on from the text in place of answering it: a base model, which has no chat template, or one whose engine
-    /// reads completions alone.
+    /// Whether the model continues the text instead of answering it: a base model without a chat template, or a model whose
+    /// engine reads only completions.
     pub(super) fn goes_on(&self) -> bool {
         let card = &self.model.card;
         if self.reads_bodies() {
@@ -186,7 +187,7 @@ impl Asker {
         )
     }
 
-    /// All that was written so far as a prompt.
+    /// The conversation so far, as a prompt.
     fn continuation_body(
         &self,
         messages: &[Value],
@@ -225,7 +226,7 @@ impl Asker {
     }
 }
 
-/// The text of a conversation, one message a line.
+/// The text of a conversation, one message per line.
 fn text_of(messages: &[Value]) -> String {
     let contents = messages
         .iter()

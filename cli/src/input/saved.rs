@@ -14,7 +14,7 @@ const MAX_BYTES: u64 = 32 << 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Saved {
-    /// The model that answered last. Any other can go on.
+    /// The model that answered last. Any other model can continue.
     pub(super) model: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) system: Option<String>,
@@ -25,7 +25,7 @@ pub(super) struct Saved {
 }
 
 impl Saved {
-    /// Writes the file whole or not at all. Only a saved conversation is written over.
+    /// Writes the file atomically. Overwrites only a saved conversation.
     ///
     /// # Errors
     /// A sentence that names the file.
@@ -69,7 +69,7 @@ impl Saved {
     }
 }
 
-/// A path as a person types it: `~/` is the home folder.
+/// Expands a typed path: `~/` is the home folder.
 pub(super) fn path(typed: &str) -> PathBuf {
     let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
     match (typed.strip_prefix("~/"), home) {

@@ -1,4 +1,4 @@
-//! [`Screen`]: how an answer is shown as it comes: with colour on a terminal, as it is into a pipe.
+//! [`Screen`]: shows an answer as it arrives, with colour on a terminal and unchanged into a pipe.
 
 use std::io::IsTerminal;
 
@@ -9,21 +9,21 @@ use genset_runtime::shows_colours;
 use super::markdown::Markdown;
 use super::{escaped, note, print};
 
-/// Where an answer is shown.
+/// The destination of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Screen {
     /// A terminal that shows colours.
     Colored,
-    /// One that does not, or shall not.
+    /// A terminal that cannot or must not show colours.
     Plain,
-    /// A terminal that gets the answer's text and nothing else.
+    /// A terminal that gets only the answer's text.
     Bare,
-    /// No terminal: the answer's text and nothing else.
+    /// Not a terminal; gets only the answer's text.
     Pipe,
 }
 
 impl Screen {
-    /// What standard output is. `NO_COLOR` and a dumb terminal are heeded.
+    /// The kind of standard output. Respects `NO_COLOR` and a dumb terminal.
     pub(super) fn of_output() -> Self {
         let output = std::io::stdout();
         if !output.is_terminal() {
@@ -35,7 +35,7 @@ impl Screen {
         }
     }
 
-    /// As [`Self::of_output`], for the answer's text and nothing else.
+    /// Like [`Self::of_output`], for the answer's text only.
     pub(super) fn of_answer() -> Self {
         match std::io::stdout().is_terminal() {
             true => Self::Bare,
@@ -43,12 +43,12 @@ impl Screen {
         }
     }
 
-    /// Whether it gets the answer's text and nothing else.
+    /// Whether it gets only the answer's text.
     fn is_of_answer(self) -> bool {
         matches!(self, Self::Bare | Self::Pipe)
     }
 
-    /// Shows what is no part of an answer.
+    /// Shows text that is not part of an answer.
     pub(super) fn tell(self, text: &str) {
         match self {
             Self::Colored | Self::Plain => print(&escaped(text)),
@@ -56,7 +56,7 @@ impl Screen {
         }
     }
 
-    /// A text of little weight.
+    /// A text of little importance.
     pub(super) fn aside(self, text: &str) -> String {
         match self {
             Self::Colored => format!("\x1b[2m{text}\x1b[0m"),
@@ -65,12 +65,12 @@ impl Screen {
     }
 }
 
-/// One answer on its way to the screen.
+/// The state of one answer on the screen.
 #[derive(Debug)]
 pub(super) struct Shown {
     screen: Screen,
     markdown: Markdown,
-    /// What the last piece was; `None` before the first.
+    /// The kind of the last piece; `None` before the first.
     part: Option<Part>,
     out: String,
 }
@@ -92,7 +92,7 @@ impl Shown {
         }
     }
 
-    /// Takes a piece; [`Self::flush`] shows it.
+    /// Adds a piece; [`Self::flush`] shows it.
     pub(super) fn take(&mut self, delta: Delta<'_>) {
         match delta {
             Delta::Content("") | Delta::Reasoning("") => {}
@@ -106,7 +106,7 @@ impl Shown {
         }
     }
 
-    /// Shows what was taken.
+    /// Shows the added pieces.
     pub(super) fn flush(&mut self) {
         if !self.out.is_empty() {
             print(&self.out);
@@ -114,7 +114,7 @@ impl Shown {
         }
     }
 
-    /// Shows the rest, and ends all styles, as its drop does.
+    /// Shows the rest, and ends all styles, as drop does.
     pub(super) fn end(self) {
         drop(self);
     }
@@ -133,7 +133,7 @@ impl Shown {
         }
     }
 
-    /// What is not the answer's text. It is nothing where that alone is shown.
+    /// Adds a text beside the answer. Does nothing if only the answer's text is shown.
     fn beside(&mut self, part: Part, word: &str, text: &str) {
         if self.screen.is_of_answer() {
             return;

@@ -1,4 +1,4 @@
-//! `in=stdin`: what comes on standard input is one question; its answer goes to standard output.
+//! `in=stdin`: standard input is one question; its answer goes to standard output.
 
 use genset_backend_common::EngineError;
 use genset_runtime::Signals;

@@ -1,4 +1,4 @@
-//! The OpenAI server, with a worker beside it or for the workers of other processes.
+//! The OpenAI server, with a worker in the same process or for workers of other processes.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use super::{FAILED, Node, NotReady, ready, shut_down, tell};
 use crate::args::{EngineKind, RunConfig};
 use crate::input;
 
-/// How long connections may take to send what is written, once every answer is.
+/// How long connections may take to send buffered data after the last answer.
 const CONNECTION_GRACE: Duration = Duration::from_secs(5);
 
-/// Files that a process has open beside its connections, and then some.
+/// An upper bound for the files that a process has open besides its connections.
 const SPARE_FILES: usize = 256;
 
-/// A server and its worker in one process.
+/// Runs a server and its worker in one process.
 ///
 /// # Errors
-/// A configuration that cannot run, before anything was started.
+/// A configuration that cannot run; returned before anything is started.
 pub(super) async fn run_with_worker(
     node: &Node,
     kind: EngineKind,
@@ -46,10 +46,10 @@ pub(super) async fn run_with_worker(
     }
 }
 
-/// A server for the workers that discovery lists.
+/// Runs a server for the workers that discovery lists.
 ///
 /// # Errors
-/// A configuration that cannot run, before anything was started.
+/// A configuration that cannot run; returned before anything is started.
 pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, EngineError> {
     let server = Arc::new(bind(node).await?);
     let asked = Arc::clone(&server);
@@ -66,7 +66,7 @@ pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, E
             name = signals.next() => tracing::info!("{name}: stopping at once"),
         }
     };
-    // Who comes meanwhile is refused in words: the listener closes behind the last answer.
+    // New clients get an error response meanwhile: the listener closes after the last answer.
     let is_drained = async {
         server.idle().await;
         server.shutdown(Duration::MAX).await
@@ -84,7 +84,7 @@ pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, E
     Ok(outcome.exit_code())
 }
 
-/// Every connection takes a file descriptor: lets the process have as many as the system allows it.
+/// Every connection uses a file descriptor: raises the process's limit as far as the system allows.
 fn raise_file_limit(max_connections: usize) {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -117,8 +117,8 @@ async fn bind(node: &Node) -> Result<FrontendServer, EngineError> {
     })
 }
 
-/// Lets no answer wait for another instance once the worker cleans up: this process ends with it, and its connections are cut
-/// before anybody would come.
+/// Stops answers from waiting for another instance once the worker cleans up: this process ends with the worker, before another
+/// instance could arrive.
 async fn tell_of_the_end(mut states: watch::Receiver<State>, models: &Models) -> Infallible {
     let is_over = |state: &State| match state {
         State::CleaningUp { .. } | State::Stopped(_) => true,
@@ -181,7 +181,7 @@ fn drain(signal: &str, worker: &WorkerHandle, server: &FrontendServer) {
 }
 
 async fn end(report: Report, server: &FrontendServer) -> u8 {
-    // A client that does not read the last of its answer changes nothing about how the worker ended.
+    // A client that does not read its answer does not change how the worker ended.
     server.shutdown(CONNECTION_GRACE).await;
     tell(&report)
 }

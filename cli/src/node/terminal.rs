@@ -1,4 +1,4 @@
-//! The terminal inputs, with a worker beside them or for the workers of other processes.
+//! The terminal inputs, with a worker in the same process or for workers of other processes.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use super::{
 use crate::args::{EngineKind, InputKind};
 use crate::input::{self, Ending};
 
-/// A terminal and its worker in one process.
+/// Runs a terminal and its worker in one process.
 ///
 /// # Errors
-/// A configuration that cannot run, before anything was started.
+/// A configuration that cannot run; returned before anything is started.
 pub(super) async fn run_with_worker(
     node: &Node,
     kind: EngineKind,
@@ -47,10 +47,10 @@ pub(super) async fn run_with_worker(
     Ok(code_of(node, ended, code))
 }
 
-/// A terminal for the workers that discovery lists.
+/// Runs a terminal for the workers that discovery lists.
 ///
 /// # Errors
-/// A configuration that cannot run, before anything was started.
+/// A configuration that cannot run; returned before anything is started.
 pub(super) async fn run_alone(node: &Node, mut signals: Signals) -> Result<u8, EngineError> {
     let models = Models::follow(&node.runtime, &node.config.frontend);
     let _status = node.status_without_worker(&models, || false).await?;
@@ -74,23 +74,23 @@ async fn run_input(
     input::run_terminal(&node.runtime, &node.config, models, model, signals).await
 }
 
-/// Ends the input, which nobody answers any more. How the worker ended says the rest.
+/// Ends the input, because nothing answers it any more. The worker's outcome says the rest.
 fn without_engine(node: &Node) -> Ending {
     match node.config.input {
         InputKind::Batch(_) => input::note(
             "the engine has ended; the same command goes on with the prompts that have no answer",
         ),
-        // Behind what there is of an answer, or the prompt.
+        // After a partial answer, or after the prompt.
         InputKind::Text => input::print("\n"),
         InputKind::Stdin | InputKind::Http | InputKind::Dyn(_) => {}
     }
     Ending::Done
 }
 
-/// The model of `--model-name`, or the first that is ready; says that it is being waited for when that takes long.
+/// The model of `--model-name`, or the first ready model. Prints a message if the wait is long.
 ///
 /// # Errors
-/// The model cannot be served, or nobody watches the input and no worker came in time.
+/// The model cannot be served, or the input is not interactive and no worker came in time.
 async fn asked_model(node: &Node, models: &Models) -> Result<Arc<ServedModel>, EngineError> {
     let name = node.config.worker.model_name.as_deref();
     let model = async {
@@ -111,7 +111,7 @@ async fn asked_model(node: &Node, models: &Models) -> Result<Arc<ServedModel>, E
                 let waited = tokio::time::timeout(node.config.worker_wait, model).await;
                 waited.unwrap_or_else(|_| Err(no_worker(node)))
             }
-            // Somebody sees that it waits, and ends it.
+            // A person sees that it waits, and can end it.
             InputKind::Text | InputKind::Http | InputKind::Dyn(_) => model.await,
         }
     };
@@ -122,7 +122,7 @@ async fn asked_model(node: &Node, models: &Models) -> Result<Arc<ServedModel>, E
     }
 }
 
-/// Says what is waited for, once it takes long.
+/// Prints what the process waits for, once the wait is long.
 async fn tell_of_wait(node: &Node, models: &Models) -> Infallible {
     tokio::time::sleep(PROGRESS_AFTER).await;
     match node.config.worker.model_name.as_deref() {
@@ -132,7 +132,7 @@ async fn tell_of_wait(node: &Node, models: &Models) -> Infallible {
     std::future::pending().await
 }
 
-/// Why an input that nobody watches waits no longer.
+/// The error of a non-interactive input that stops waiting.
 fn no_worker(node: &Node) -> EngineError {
     let config = &node.config;
     let name = config.worker.model_name.as_deref();
@@ -147,7 +147,7 @@ fn no_worker(node: &Node) -> EngineError {
 
 fn code_of(node: &Node, ended: Result<Ending, EngineError>, code: u8) -> u8 {
     match (ended, &node.config.input) {
-        // Questions without their whole answers; a chat, in contrast, is over when somebody says so.
+        // These have unanswered questions; a chat, in contrast, ends when its user says so.
         (Ok(Ending::Signalled), InputKind::Stdin | InputKind::Batch(_)) => code.max(CUT_SHORT),
         (Ok(Ending::Failed), _) => code.max(FAILED),
         (Ok(Ending::Signalled | Ending::Done), _) => code,

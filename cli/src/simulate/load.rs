@@ -1,4 +1,4 @@
-//! [`LoadArgs`]: the flags of a load, for fleets that are simulated and for servers that are measured.
+//! [`LoadArgs`]: the flags of a load, for simulated fleets and for measured servers.
 
 use std::path::PathBuf;
 
@@ -39,12 +39,12 @@ pub(crate) struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// Whether requests come when they were recorded.
+    /// Whether requests arrive at their recorded times.
     pub(crate) fn is_trace(&self) -> bool {
         self.trace.is_some()
     }
 
-    /// The load: the trace, or `requests` made up that come `rate` times a second.
+    /// The load: the trace, or `requests` generated requests that arrive at `rate` per second.
     ///
     /// # Errors
     /// `InvalidArgument`, naming the flag or the file.
@@ -82,7 +82,7 @@ impl LoadArgs {
         }
     }
 
-    /// Conversations have lengths of their own.
+    /// Refuses lengths, because conversations have their own.
     fn without_lengths(&self) -> Result<(), EngineError> {
         let given = [
             ("--input-tokens", self.input_tokens.is_some()),

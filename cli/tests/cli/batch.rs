@@ -46,7 +46,7 @@ async fn prompts_are_answered_in_their_order() {
         "no json",
         r#"{"prompt": "Hello"}"#,
         r#"{"text": "Hello", "max_tokens": "many"}"#,
-        // The last line may have no end.
+        // The last line may lack a newline.
         r#"{"text": "What is the capital of Spain?"}"#,
     ];
     fs::write(&input, lines.join("\n")).unwrap();
@@ -164,7 +164,7 @@ async fn requests_in_openais_format_are_answered_as_over_http() {
         assert!(message.contains(expected), "{message}");
     }
 
-    // Two answers under one name would be none.
+    // Two answers with the same id would be ambiguous.
     fs::remove_file(folder.path().join("output.jsonl")).unwrap();
     fs::write(
         &input,
@@ -217,11 +217,11 @@ async fn a_folder_stands_for_its_files() {
     .unwrap();
     let ended = batch(folder.path(), &["out=echo_full", "--model-name=m"]).await;
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    // The output is no input of the folder, and is not written over.
+    // The output in the folder is not an input, and is not overwritten.
     let file = folder.path().join("output.jsonl");
     let before = fs::read(&file).unwrap();
     for input in [folder.path(), &folder.path().join("b.jsonl")] {
-        // Before there is an engine.
+        // Refused before there is an engine.
         let again = batch(input, &["out=cmd:/no/such/program"]).await;
         assert_eq!(again.code, Some(1), "{again:?}");
         let expected = "has the answers of an earlier run; move or remove it";
@@ -250,14 +250,14 @@ async fn what_cannot_be_a_batch_is_named() {
 
 #[tokio::test]
 async fn an_interrupted_run_is_continued() {
-    // So many that no run is over before it is interrupted, on whatever machine.
+    // So many prompts that no run finishes before it is interrupted, on any machine.
     const COUNT: usize = 2000;
     let folder = TempDir::new().unwrap();
     let input = folder.path().join("prompts.jsonl");
     fs::write(&input, prompts(COUNT)).unwrap();
     let part = folder.path().join("output.jsonl.part");
     let engine = ["out=echo_full", "--model-name=m", "--batch-concurrency=2"];
-    // SIGINT would be ignored where the tests run in the background of a shell.
+    // Not SIGINT: it is ignored if the tests run in the background of a shell.
     for signal in [Signal::TERM, Signal::KILL] {
         let input = words(&input);
         let slow = ["run", &input, "--token-echo-delay-ms=50"];
@@ -291,7 +291,7 @@ async fn an_interrupted_run_is_continued() {
         other.stderr.contains("has the answers of the model m"),
         "{other:?}"
     );
-    // What a crash cut off is no answer.
+    // A line that a crash cut off is not an answer.
     let mut torn = fs::read(&part).unwrap();
     torn.extend(b"{\"prompt\":1999,\"line\":{\"te");
     fs::write(&part, torn).unwrap();
@@ -349,7 +349,7 @@ async fn of_several_models_the_one_that_is_named_answers() {
     }
 }
 
-/// How many answers are noted, less the first line, which says whose they are.
+/// The number of noted answers: all lines except the first, which identifies the batch.
 fn noted(part: &Path) -> usize {
     let text = fs::read_to_string(part).unwrap_or_default();
     text.matches('\n').count().saturating_sub(1)

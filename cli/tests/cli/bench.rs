@@ -1,4 +1,4 @@
-//! `genset bench serve`: real servers, measured as a user does.
+//! `genset bench serve`: measures real servers, as a user does.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use tokio::process::Child;
 
 use crate::support::{BETWEEN_SCRAPES, Ended, Server, genset, run, send_signal, soon};
 
-/// A mocker that takes 20 ms for a prompt and 2 ms for a token, and what its server is called.
+/// Starts a mocker that takes 20 ms per prompt and 2 ms per token; returns its server and URL.
 async fn mocker(folder: &Path) -> (Server, String) {
     let settings = folder.join("mocker.json");
     let text = r#"{"prefill_ms": {"constant": 20}, "decode_ms": 2}"#;
@@ -30,7 +30,7 @@ fn row(ended: &Ended) -> Value {
     report["rows"][0].clone()
 }
 
-/// A measurement that goes on, once the server has given tokens for it.
+/// A running measurement, once the server has generated tokens for it.
 async fn under_way(server: &Server, url: &str, words: &[&str]) -> Child {
     let mut command = genset(&[&["bench", "serve", url, "--json"], words].concat());
     command
@@ -45,7 +45,7 @@ async fn under_way(server: &Server, url: &str, words: &[&str]) -> Child {
                 let count = line.strip_prefix("genset_http_completion_tokens_total ")?;
                 count.parse::<f64>().ok()
             });
-            // Those of the first answers, by which the server is known, are two.
+            // The requests that probe the server generate only two tokens.
             if given.is_some_and(|tokens| tokens > 300.0) {
                 return;
             }
@@ -178,7 +178,7 @@ async fn open_arrivals_and_traces_go_to_several_servers() {
 async fn a_turn_that_would_come_too_late_is_neither_waited_for_nor_measured() {
     let server = Server::start(&["out=echo_full", "--token-echo-delay-ms=0"]).await;
     let url = format!("http://{}", server.address);
-    // Who converses thinks for ten seconds, on average.
+    // A user in a conversation thinks for ten seconds on average.
     let load = ["--load=chat", "--rate=20", "--duration=1", "--warm-up=0"];
     let ended = bench(&[&[url.as_str(), "--json"][..], &load].concat()).await;
     assert_eq!(ended.code, Some(0), "{ended:?}");

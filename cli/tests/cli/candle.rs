@@ -1,4 +1,4 @@
-//! `out=candle`: the language model that answers when nothing else is said.
+//! `out=candle`: the language model that answers by default.
 
 use std::fs;
 use std::path::Path;
@@ -50,14 +50,14 @@ async fn the_built_in_model_answers_its_golden_questions() {
     answers_every_golden_question(Server::start(&[]).await).await;
 }
 
-/// Kernels for narrower instructions are chosen by a flag, and give the same answers.
+/// A flag selects kernels for narrower instructions, which give the same answers.
 #[cfg(target_arch = "x86_64")]
 #[tokio::test]
 async fn narrower_instructions_answer_the_same() {
     answers_every_golden_question(Server::start(&["--isa", "avx2"]).await).await;
 }
 
-/// The weights as floats, which are quantized as they are loaded.
+/// The weights are floats, which are quantized on load.
 #[tokio::test]
 async fn the_models_folder_answers_the_same() {
     let folder = tiny_chat();
@@ -65,7 +65,7 @@ async fn the_models_folder_answers_the_same() {
     answers_every_golden_question(Server::start(&["out=candle", folder]).await).await;
 }
 
-/// The tokenizer and the template come out of the file.
+/// The tokenizer and the template come from the file.
 #[tokio::test]
 async fn a_gguf_file_alone_answers_the_same() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -76,7 +76,7 @@ async fn a_gguf_file_alone_answers_the_same() {
     answers_every_golden_question(server).await;
 }
 
-/// Its tokenizer is all that they need.
+/// These engines need only its tokenizer.
 #[tokio::test]
 async fn a_gguf_file_gives_engines_without_weights_their_tokens() {
     let file = tiny_chat().join("tiny-chat-q8_0.gguf");
@@ -103,7 +103,7 @@ async fn a_question_on_standard_input_is_answered() {
     assert_eq!(ended.stdout.trim_end(), "The capital of Spain is Madrid.");
 }
 
-/// Answers that run together are those that each gives alone, be they greedy or seeded.
+/// Concurrent answers equal those that each request gets alone, both greedy and seeded.
 #[tokio::test]
 async fn neighbours_change_nothing() {
     let server = Server::start(&[]).await;
@@ -182,7 +182,7 @@ async fn an_answer_keeps_to_its_schema() {
     server.stop().await;
 }
 
-/// A prefix that was computed before is not computed again, and usage says so.
+/// A prefix that is cached is not computed again, and usage reports it.
 #[tokio::test]
 async fn a_repeated_prompt_comes_from_the_cache() {
     let server = Server::start(&[]).await;
@@ -240,7 +240,7 @@ async fn a_model_that_cannot_be_served_is_named_with_what_to_do() {
     }
 }
 
-/// A base model's folder has no chat template: what is typed is gone on from.
+/// A base model's folder has no chat template: the model continues the typed text.
 #[tokio::test]
 async fn a_model_without_a_chat_template_goes_on_from_the_text() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -300,7 +300,7 @@ struct ScoredPair {
     score: f64,
 }
 
-/// From the texts on: the tokenizer's pairs, the kinds of token, the model, the function that the checkout names.
+/// Covers all steps from the texts: the tokenizer's pairs, the token types, the model, and the checkout's activation function.
 #[tokio::test]
 async fn a_cross_encoder_gives_the_scores_of_its_reference() {
     for name in [
@@ -391,14 +391,14 @@ async fn an_embedder_has_no_use_for_a_chat_template_and_nobody_talks_to_it() {
         let ended = run(&["run", "in=http", &folder, "--chat-template", template]).await;
         assert_eq!(ended.code, Some(2), "{}", ended.stderr);
         assert!(ended.stderr.contains("--chat-template"), "{}", ended.stderr);
-        // What it gives is known once it is loaded, like all that ends with 1.
+        // The kind of model is known only after loading; such errors exit with 1.
         let ended = run_with(genset(&["run", "in=stdin", &folder]), b"Hello").await;
         assert_eq!(ended.code, Some(1), "{}", ended.stderr);
         assert!(ended.stderr.contains("in=http"), "{}", ended.stderr);
     }
 }
 
-/// Pairs and scores go over the wire as they are.
+/// Pairs and scores cross the wire unchanged.
 #[tokio::test]
 async fn a_cross_encoder_in_another_process_gives_the_same_scores() {
     let name = "bert-scores";

@@ -1,4 +1,4 @@
-//! `--config` and `--print-config`: where a setting comes from, and who wins.
+//! `--config` and `--print-config`: the sources of a setting, and their precedence.
 
 use serde_json::Value;
 use tempfile::NamedTempFile;
@@ -238,7 +238,7 @@ async fn sizes_have_units_in_every_layer() {
     assert_setting(&shown, "wire-memory-budget", "1GiB", "default");
 }
 
-/// The fields of a server's config that are no settings by themselves, and the settings that they are made of.
+/// The fields of a server's config that are not settings themselves, and the settings that they are made of.
 const MADE_OF: [(&str, &[&str]); 5] = [
     ("address", &["http-host", "http-port"]),
     ("tls", &["http-tls-cert", "http-tls-key"]),
@@ -247,7 +247,7 @@ const MADE_OF: [(&str, &[&str]); 5] = [
     ("api_keys", &["api-keys"]),
 ];
 
-/// No limit of the server's is without a setting, nor hidden.
+/// Every limit of the server has a visible setting.
 #[tokio::test]
 async fn everything_that_the_server_is_configured_with_is_shown() {
     let source = crate::metrics::repository("frontend/src/config.rs");

@@ -14,7 +14,7 @@ async fn conform(words: &[&str]) -> Ended {
     run_with(genset(&[&["conform"], words].concat()), b"").await
 }
 
-/// The end of a good run of a part of the checks.
+/// The last lines of a good run with a subset of the checks.
 const IN_PART: &str = " checks of level 1 left out by name\n";
 
 #[tokio::test]
@@ -93,7 +93,7 @@ async fn a_run_reports_to_people_and_to_programs() {
         (Some(0), "No verdict changed.\n")
     );
 
-    // The same report, had ST01 failed: worse one way, better the other, and run again by replay.
+    // The same report, edited so that ST01 failed: worse in one direction, better in the other, and rerun by replay.
     let text = std::fs::read_to_string(&json).unwrap();
     let failed = text.replacen(
         "\"verdict\": \"pass\"",
@@ -228,14 +228,14 @@ async fn an_engine_of_text_is_tested_in_text() {
     );
 }
 
-/// The engine of the built-in model is wrapped for its files; what a wrapper forgets to pass on, a drain among it, shows here.
+/// A wrapper holds the files of the built-in engine. A call that it does not forward, such as a drain, shows here.
 #[tokio::test]
 async fn the_built_in_engine_moves_its_kv_blocks() {
     let ran = conform(&["run", "--engine", "candle", "--only", "DG"]).await;
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
 }
 
-/// Expects that ST01 fails, which it does not: a run that fails with the sample engine.
+/// Expects ST01 to fail. With the sample engine it passes, so the run fails.
 const WRONG_WAIVER: &str = r#"
 [[check]]
 id = "ST01"
@@ -245,7 +245,7 @@ issue = "https://example.org/1"
 until = "2999-12-31"
 "#;
 
-/// What a shell makes of a line that was printed.
+/// Runs a printed line in a shell.
 async fn pasted(line: &str) -> Ended {
     let mut command = tokio::process::Command::new("/bin/sh");
     let binary = std::path::Path::new(env!("CARGO_BIN_EXE_genset"));
@@ -348,7 +348,7 @@ async fn what_cannot_be_run_is_refused_by_name() {
     }
 }
 
-/// Without the tokenizer the kit could not read what a live worker's grammars leave.
+/// Without the tokenizer, the kit could not check what a live worker's grammars allow.
 #[tokio::test]
 async fn grammars_of_a_live_worker_are_read_with_its_tokenizer() {
     let fleet = Fleet::new();
@@ -371,7 +371,7 @@ async fn grammars_of_a_live_worker_are_read_with_its_tokenizer() {
 async fn a_run_ends_when_its_worker_is_gone_for_good() {
     let fleet = Fleet::new();
     let model = tiny_chat().display().to_string();
-    // Its server ends at the fourth event of an answer, and the worker with it.
+    // Its server exits at the fourth event of an answer, and the worker with it.
     let server = stand_in("vllm --context 2048 --fault exit");
     let path = std::env::var("PATH").unwrap();
     let words = ["in=dyn://doomed", "out=vllm", &model, &server];

@@ -1,5 +1,5 @@
-//! The files under `deploy/`: they parse, every command line in them is one this binary takes, and the names, ports and
-//! times in them fit each other.
+//! The files under `deploy/`: they parse, this binary accepts every command line in them, and their names, ports and times are
+//! consistent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::metrics::{documented, repository};
 use crate::support::{genset, run_with};
 
-/// What a process may take after `--grace`: unlisting, the engine's drain and cleanup, in seconds.
+/// The longest time that a process may take after `--grace`: unlisting, the engine's drain and cleanup, in seconds.
 const AFTER_GRACE_S: u64 = 90;
 
 fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
@@ -64,7 +64,7 @@ fn string(value: &Value) -> &str {
         .unwrap_or_else(|| panic!("{value} is no text"))
 }
 
-/// A command line of ours, and the environment it runs in.
+/// A command line of ours, with its environment.
 #[derive(Debug, Default)]
 struct Start {
     words: Vec<String>,
@@ -72,7 +72,7 @@ struct Start {
 }
 
 impl Start {
-    /// What would run, as `--print-config=json` shows it.
+    /// The effective settings, from `--print-config=json`.
     async fn settings(&self) -> Value {
         let mut command = genset(&[]);
         command
@@ -90,7 +90,7 @@ fn words(value: &Value) -> Vec<String> {
     words.map(|word| string(word).to_owned()).collect()
 }
 
-/// A container's start, with `$(VARIABLE)` and the config map filled in.
+/// The command line of a container, with `$(VARIABLE)` and the config map filled in.
 fn container_start(container: &Value) -> Start {
     let config = of_kind(&["ConfigMap"]).remove(0);
     let data = config["data"].as_object().unwrap();
@@ -110,7 +110,7 @@ fn container_start(container: &Value) -> Start {
     start
 }
 
-/// The containers of ours, each with its pod's template and its workload's name.
+/// Our containers, each with its pod's template and its workload's name.
 fn our_containers() -> Vec<(String, Value, Value)> {
     let mut containers = Vec::new();
     for workload in of_kind(&["Deployment", "StatefulSet"]) {
@@ -182,7 +182,7 @@ fn probes_ask_paths_that_exist_on_ports_that_are_declared() {
                         _ => &["/live", "/ready"],
                     };
                     assert!(right.contains(&path), "{name}: {probe} asks {path}");
-                    // Clients may have all connections of another port, and the process be well.
+                    // On another port, clients may use all connections although the process is healthy.
                     let may_restart = probe != "readinessProbe";
                     assert!(!may_restart || asks["port"] == "status", "{name}: {probe}");
                 }
@@ -375,7 +375,7 @@ async fn the_image_is_built_with_the_default_features_and_starts_what_it_can() {
         let found = text.lines().find_map(|line| line.strip_prefix(prefix));
         found.unwrap_or_else(|| panic!("no {prefix}"))
     };
-    // The default features are all that a fleet needs.
+    // A fleet needs only the default features.
     assert_eq!(
         line("RUN cargo build "),
         "--profile dist --locked -p genset"
@@ -397,7 +397,7 @@ async fn the_image_is_built_with_the_default_features_and_starts_what_it_can() {
     assert_ne!(line("USER "), "0", "the image does not run as root");
 }
 
-/// What Python has between `NAME = ` and the end of the line, as JSON has it too.
+/// The Python value after `NAME = ` on a line, which must also be valid JSON.
 fn of_python(source: &str, name: &str) -> Value {
     let prefix = format!("{name} = ");
     let found = source.lines().find_map(|line| line.strip_prefix(&prefix));
@@ -412,7 +412,7 @@ async fn the_image_for_python_has_the_wheel_and_what_genset_deploy_starts() {
         let found = text.lines().find_map(|line| line.strip_prefix(prefix));
         found.unwrap_or_else(|| panic!("no {prefix}"))
     };
-    // Where `cargo xtask wheel` puts it, and the one thing that is sent to be built.
+    // The path where `cargo xtask wheel` puts it, and the only file in the build context.
     let copied = line("COPY ").split(' ').next().unwrap();
     assert_eq!(copied, "dist/genset-*.whl");
     let ignored = repository("deploy/Dockerfile.python.dockerignore");
@@ -425,7 +425,7 @@ async fn the_image_for_python_has_the_wheel_and_what_genset_deploy_starts() {
         let known = &package["project"]["optional-dependencies"];
         assert!(known.get(extra).is_some(), "no extra {extra}");
     }
-    // Another base brings a Python, and maybe an entry point, of its own.
+    // Another base has its own Python, and maybe its own entry point.
     assert_eq!(line("FROM "), "${BASE}");
     let python = line("ARG BASE=python:").split('-').next().unwrap();
     let classifier = format!("Programming Language :: Python :: {python}");
@@ -435,7 +435,7 @@ async fn the_image_for_python_has_the_wheel_and_what_genset_deploy_starts() {
             .iter()
             .any(|known| known.as_str() == Some(classifier.as_str()))
     );
-    // The manifests name the program that they start.
+    // The manifests name the program to start.
     assert_eq!(line("ENTRYPOINT "), "[]");
     let deploy = std::fs::read_to_string(repository("python/src/genset/deploy.py")).unwrap();
     let ports = ["HTTP_PORT", "WIRE_PORT", "STATUS_PORT"];
@@ -449,7 +449,7 @@ async fn the_image_for_python_has_the_wheel_and_what_genset_deploy_starts() {
     };
     let settings = start.settings().await;
     assert_eq!(setting(&settings, "http-port").to_string(), ports[0]);
-    // The image's user, no root, owns the folder that the manifests mount a cache of models on.
+    // The image's user, which is not root, owns the folder on which the manifests mount a cache of models.
     let user = of_python(&deploy, "IMAGE_USER");
     assert_eq!(line("USER "), format!("{user}:{user}"));
     assert!(text.contains(&format!("useradd --system --uid {user} ")));

@@ -1,4 +1,4 @@
-//! `genset doctor`: what it says of ports, secrets and servers, and its exit code.
+//! `genset doctor`: its findings about ports, secrets and servers, and its exit code.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -9,7 +9,7 @@ use tokio::process::Command;
 
 use crate::support::{Ended, genset, run_with};
 
-/// Without programs that it could ask, and with a cache of its own.
+/// Runs without other programs to ask, and with its own cache.
 fn doctor_anywhere(words: &[&str], folder: &tempfile::TempDir) -> Command {
     let mut command = genset(&["doctor"]);
     command
@@ -19,7 +19,7 @@ fn doctor_anywhere(words: &[&str], folder: &tempfile::TempDir) -> Command {
     command
 }
 
-/// As that, with discovery in a directory of its own.
+/// Like [`doctor_anywhere`], with discovery in its own directory.
 fn doctor(words: &[&str], folder: &tempfile::TempDir) -> Command {
     let mut command = doctor_anywhere(words, folder);
     command
@@ -109,7 +109,7 @@ async fn the_server_of_llama_cpp_in_python_counts_as_llama_cpp() {
     let folder = tempfile::tempdir().unwrap();
     let programs = folder.path().join("programs");
     fs::create_dir(&programs).unwrap();
-    // It says what it is asked.
+    // It prints its arguments.
     std::os::unix::fs::symlink("/bin/echo", programs.join("python3")).unwrap();
     let mut command = doctor(&["--json", "--http-port=0"], &folder);
     command.env("PATH", &programs);
@@ -146,7 +146,7 @@ async fn a_server_that_is_not_there_is_a_problem() {
         &["--http-port=0", "--api-keys", keys.to_str().unwrap()],
         &folder,
     );
-    // A port that this test has, and on which nobody answers as those servers do.
+    // A port of this test on which nothing answers as those servers do.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = silent.local_addr().unwrap();
     drop(silent);

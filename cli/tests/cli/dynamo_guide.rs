@@ -1,7 +1,7 @@
-//! The command lines of NVIDIA Dynamo's guide to `dynamo-run`, as they stand there, given to this binary under that name.
+//! The command lines of NVIDIA Dynamo's guide to `dynamo-run`, unchanged, given to this binary under that name.
 //!
-//! Models are small ones under the names of the guide's: folders and files in `llms`, and a hub's cache that is asked offline.
-//! What starts the server of another project comes as far as the search for its program.
+//! Models are small ones with the names of the guide's: folders and files in `llms`, and a hub's cache that is used offline.
+//! Lines that start another project's server get as far as the search for its program.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -15,13 +15,14 @@ use tokio::process::Command;
 use crate::hub::cache_of;
 use crate::support::{Server, run_with, send_signal, soon, tiny_chat};
 
-/// The usage line, with every value that it shows, of an engine that takes all its flags: a `--model-config` goes with a GGUF file.
+/// The usage line with every value that it shows, for an engine that takes all its flags: a `--model-config` goes with a GGUF
+/// file.
 const USAGE: &str = "in=http out=llamacpp --http-port 8080 --model-path Llama-3.2-3B-Instruct-Q4_K_M.gguf --model-name served --model-config \
     Qwen/Qwen3-0.6B --tensor-parallel-size=1 --context-length=1024 --num-nodes=1 --node-rank=0 --leader-addr=127.0.0.1:9876 \
     --base-gpu-id=0 --extra-engine-args=args.json --router-mode round-robin --kv-overlap-score-weight=1.0 \
     --router-temperature=0.0 --use-kv-events=true --verbosity";
 
-/// What this machine can do from the start to the end, and what is a worker or a frontend of several processes.
+/// Lines that this machine can run completely, and lines for a worker or a frontend of several processes.
 const OWN: &[&str] = &[
     "Qwen/Qwen3-0.6B",
     "in=http out=mistralrs -v",
@@ -38,7 +39,7 @@ const OWN: &[&str] = &[
     "in=dyn://dynamo.mocker.generate out=mocker --model-path TinyLlama/TinyLlama-1.1B-Chat-v1.0 --extra-engine-args mocker_args.json",
 ];
 
-/// What starts the server of another project, and the program that is missed first.
+/// Lines that start another project's server, and the first program that is missing.
 const OF_SERVERS: &[(&str, &str)] = &[
     ("out=vllm Qwen/Qwen3-4B", "vllm"),
     (
@@ -112,7 +113,7 @@ const OF_SERVERS: &[(&str, &str)] = &[
     ),
 ];
 
-/// A machine as the guide takes it.
+/// A machine as the guide assumes it.
 struct Machine {
     folder: TempDir,
     hub: TempDir,
@@ -153,7 +154,7 @@ impl Machine {
             link(&tiny_chat(), folder);
         }
         link(Path::new(env!("CARGO_BIN_EXE_genset")), "dynamo-run");
-        // The one program that a launcher itself needs.
+        // The only program that a launcher itself needs.
         link(Path::new("/bin/sh"), "bin/sh");
         for (file, text) in [
             ("args.json", "{\"dtype\": \"half\"}"),
@@ -180,7 +181,7 @@ impl Machine {
         self.folder.path().join(name)
     }
 
-    /// `dynamo-run` with these words, among which a shell has put the home folder, where no other program is found.
+    /// `dynamo-run` with these words, in which a shell has expanded the home folder. Finds no other program.
     fn command(&self, line: &str, further: &[&str]) -> Command {
         let mut command = Command::new(self.path("dynamo-run"));
         let data = self.path("data").display().to_string();
@@ -204,7 +205,7 @@ impl Machine {
         command
     }
 
-    /// A server that the line starts, on a port of its own.
+    /// The server that the line starts, on its own port.
     async fn server(&self, line: &str) -> Server {
         Server::spawn(self.command(line, &["--http-port=0"])).await
     }
@@ -240,14 +241,14 @@ async fn a_server_of_another_project_is_looked_for_by_its_name() {
         .iter()
         .any(|named| ended.stderr.contains(named));
         assert!(is_named, "{line}: {ended:?}");
-        // Of the servers, this one has stand-ins.
+        // Only this server has replacements.
         let has_others = line.contains("out=llamacpp");
         for other in ["out=candle", "out=libllama"] {
             let is_told = ended.stderr.contains(other);
             assert_eq!(is_told, has_others, "{line}: {ended:?}");
         }
     }
-    // The guide shows a flag with it, and leaves the model out.
+    // The guide shows a flag with it, but no model.
     let ended = run_with(machine.command("in=text out=llamacpp -vv", &[]), b"").await;
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains("name a GGUF file"), "{ended:?}");
@@ -323,7 +324,7 @@ async fn the_echo_engines_answer_as_the_guide_asks_them() {
     assert_eq!(answer.status, 200, "{}", answer.body);
     let events = crate::support::done_events(&answer.body);
     let text = crate::support::text_of(&events);
-    // The whole prompt, with its template, once.
+    // The whole prompt with its template, once.
     assert_eq!(text.matches("Tell me a story").count(), 1, "{text}");
     assert_eq!(crate::support::finish_reason(&events), Some("stop"));
     server.stop().await;

@@ -1,4 +1,4 @@
-//! Workers and frontends as processes of their own, which meet in a directory of the test.
+//! Workers and frontends as separate processes, which meet in a directory of the test.
 
 use std::fs::DirBuilder;
 use std::net::SocketAddr;
@@ -11,13 +11,13 @@ use tokio::process::Command;
 use crate::support::{Ended, Server, genset, run_with, soon};
 use crate::worker::Worker;
 
-/// How often something that must come is looked for.
+/// The polling interval for an expected event.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Environment of one process: names and values.
+/// Environment variables of one process: names and values.
 pub(crate) type Environment<'a> = &'a [(&'a str, &'a str)];
 
-/// Where the processes of one test meet.
+/// The place where the processes of one test meet.
 pub(crate) struct Fleet {
     folder: TempDir,
 }
@@ -25,7 +25,7 @@ pub(crate) struct Fleet {
 impl Fleet {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        // Who only looks at a fleet makes none.
+        // A command that only inspects a fleet creates no directory.
         let made = DirBuilder::new()
             .mode(0o700)
             .create(folder.path().join("discovery"));
@@ -74,7 +74,7 @@ impl Fleet {
         server
     }
 
-    /// The addresses of loopback that the directory names.
+    /// The loopback addresses that the directory contains.
     pub(crate) fn listed_addresses(&self) -> Vec<SocketAddr> {
         let entries = std::fs::read_dir(self.folder.path().join("discovery")).expect("a folder");
         let texts = entries.filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());

@@ -1,5 +1,5 @@
-//! Numbers at the ends of their types, through the API, the Worker and the built-in model: each is answered or refused, and
-//! none overflows. Tests are built with checks of arithmetic, as releases are outside of the kernels.
+//! Extreme numbers through the API, the Worker and the built-in model: each request is answered or refused, and nothing
+//! overflows. Tests are built with overflow checks, as are releases except in the kernels.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ fn with(base: &Value, changes: &Value) -> String {
     body.to_string()
 }
 
-/// What is asked on top of a short question, and whether it may be refused.
+/// The extra fields of a short request, and whether it may be refused.
 fn hostile() -> Vec<Value> {
     vec![
         json!({"seed": i64::MIN, "n": 4}),

@@ -1,4 +1,4 @@
-//! `in=http`: what the banner says works, and the engines answer.
+//! `in=http`: the command in the banner works, and the engines answer.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use crate::fleet::Fleet;
 use crate::support::{Server, done_events, finish_reason, text_of, tiny_chat};
 
-/// The `curl` command of the banner, as the address, path and body it would send.
+/// The banner's `curl` command, as the address, path and body that it would send.
 async fn command_shown(server: &mut Server) -> (String, String) {
     server.line_with("Try:").await;
     let url = server.line_with("curl -N http://").await;
@@ -119,7 +119,7 @@ async fn a_bad_request_is_refused_and_the_server_goes_on() {
     server.stop().await;
 }
 
-/// Whatever a client sends, an event of the log is one line of a length that is bounded, also at `-vv`.
+/// Whatever a client sends, a log event is one line of bounded length, even at `-vv`.
 #[tokio::test]
 async fn clients_write_no_lines_of_their_own_into_the_log() {
     let mut server = Server::start(&["out=echo_core", "-vv", "--max-header-bytes", "65536"]).await;
@@ -155,7 +155,7 @@ async fn clients_write_no_lines_of_their_own_into_the_log() {
     assert!(log.len() < 1 << 20, "{} bytes", log.len());
 }
 
-/// The access log: a line with the model for each request, whatever became of it, and none for what is not asked of a model.
+/// The access log has one line with the model for each request, whatever its outcome, and none for requests without a model.
 #[tokio::test]
 async fn every_request_has_one_line_in_the_access_log() {
     let mut command =

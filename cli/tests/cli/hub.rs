@@ -1,5 +1,5 @@
-//! Models by name: what is in the hub's cache is served, listed and deleted. No test here asks a hub; the crate `genset-hub`
-//! tests that with one of its own.
+//! Models by name: models in the hub's cache are served, listed and deleted. No test here contacts a hub; the crate `genset-hub`
+//! tests that with its own server.
 
 use std::fs;
 use std::path::Path;
@@ -11,12 +11,12 @@ use crate::support::{Ended, Server, genset, run_with, tiny_chat};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// A cache with tiny-chat under the name `org/tiny`, as the hub's own tools leave it.
+/// A cache with tiny-chat under the name `org/tiny`, in the layout of the hub's own tools.
 fn cache() -> TempDir {
     cache_of(&["org/tiny"])
 }
 
-/// The same under each of these names.
+/// A cache with tiny-chat under each of these names.
 pub(crate) fn cache_of(names: &[&str]) -> TempDir {
     let cache = tempfile::tempdir().expect("a folder to write to");
     for name in names {
@@ -87,7 +87,7 @@ async fn what_is_not_there_is_told_with_the_next_step() {
         missing.code == Some(2) && missing.stderr.contains("org/tiny"),
         "{missing:?}"
     );
-    // A hub that is away comes back: a supervisor tries again.
+    // An unreachable hub may come back: a supervisor retries.
     for words in [
         &["pull", "org/other"][..],
         &["run", "in=stdin", "out=sample", "org/other"],
@@ -105,7 +105,7 @@ async fn what_is_not_there_is_told_with_the_next_step() {
             "{unreachable:?}"
         );
     }
-    // Nobody is asked for what is only shown.
+    // Showing the configuration contacts no hub.
     let shown = ended(&["run", "org/other", "--print-config"], &cache).await;
     assert!(
         shown.code == Some(0) && shown.stdout.contains("model = \"org/other\""),
@@ -113,7 +113,7 @@ async fn what_is_not_there_is_told_with_the_next_step() {
     );
 }
 
-/// Each of them is a name of the hub: what is in the cache is taken, and of what is not the setting is told.
+/// Each of them may be a name on the hub: a cached model is used, and a missing one is reported with its setting.
 #[tokio::test]
 async fn draft_models_benches_and_tokenizers_are_named_as_models_are() {
     let cache = cache();
@@ -156,7 +156,7 @@ async fn draft_models_benches_and_tokenizers_are_named_as_models_are() {
     }
 }
 
-/// The hub would be asked for `org/other`, which is not in the cache.
+/// `org/other` is not in the cache, so it would be fetched from the hub.
 #[tokio::test]
 async fn flags_that_do_not_go_together_are_refused_before_a_model_is_fetched() {
     let cache = cache();

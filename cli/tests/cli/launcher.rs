@@ -1,4 +1,4 @@
-//! `out=vllm` and its like: servers of other projects, here stand-ins that speak their APIs.
+//! `out=vllm` and others: servers of other projects, here replaced by stand-ins that speak their APIs.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub(crate) fn stand_in(api: &str) -> String {
     )
 }
 
-/// The binary where it finds a shell and an interpreter.
+/// The binary with a `PATH` to a shell and an interpreter.
 fn with_path(words: &[&str]) -> Command {
     let mut command = genset(words);
     command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
@@ -83,7 +83,7 @@ async fn a_gguf_file_is_served_as_text_or_with_its_folder_as_tokens() {
     assert_eq!(answer["usage"]["completion_tokens"], 5, "{answer}");
 }
 
-/// The router's decision of an answer with the annotation, and the prompt tokens that were cached.
+/// The router's decision for an answer with the annotation, and the number of cached prompt tokens.
 async fn decided(frontend: &Server, rank: Option<u32>) -> (Value, u64) {
     let mut genset = json!({"annotations": ["router"]});
     if let Some(rank) = rank {
@@ -141,7 +141,7 @@ async fn the_router_knows_what_each_rank_of_a_launched_vllm_has() {
         "{again}"
     );
     assert!(cached > 0 && cached % 16 == 0, "{cached}");
-    // The other rank has nothing of it.
+    // The other rank has none of it in its cache.
     let (elsewhere, cached) = decided(&frontend, Some(0)).await;
     assert_eq!(cached, 0, "{elsewhere}");
     frontend.stop().await;
@@ -170,7 +170,7 @@ async fn what_cannot_be_started_is_told() {
     }
 }
 
-/// A request with a key would share the KV blocks of other keys; it would be refused, each by itself.
+/// A request with a key would share KV blocks with other keys, so every request would be refused.
 #[tokio::test]
 async fn a_server_that_cannot_keep_api_keys_apart_is_told_before_it_starts() {
     let model = tiny_chat().display().to_string();

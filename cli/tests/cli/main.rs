@@ -1,5 +1,5 @@
-//! The `genset` binary as a user meets it: every test starts the real program, talks to it over its socket, its pipes or a
-//! pseudo-terminal, and looks at what it prints and how it ends.
+//! The `genset` binary as a user sees it: every test starts the real program, talks to it over its socket, its pipes or a
+//! pseudo-terminal, and checks its output and its exit.
 
 #![expect(
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! The metrics of running processes are those that `docs/guide/metrics.md` lists, both ways; and what else a status port says.
+//! Running processes expose exactly the metrics that `docs/guide/metrics.md` lists. Also tests the other paths of a status port.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use crate::fleet::Fleet;
 use crate::support::{BETWEEN_SCRAPES, Response, Server, soon};
 
-/// Documented metrics that no process of this test can show, and why.
+/// Documented metrics that no process of this test can expose, and why.
 const NOT_SHOWN_HERE: [(&str, &str); 20] = [
     (
         "genset_model_server_cache_config_info",
@@ -64,7 +64,7 @@ pub(crate) fn repository(path: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "..", path].iter().collect()
 }
 
-/// The tables of the reference, by the name a query uses.
+/// The tables of the reference, by the metric's name in queries.
 pub(crate) fn documented() -> BTreeMap<String, Row> {
     let path = repository("docs/guide/metrics.md");
     let text = std::fs::read_to_string(path).expect("the reference of metrics");
@@ -85,7 +85,7 @@ fn row(line: &str) -> Option<(String, Row)> {
     Some((name.to_owned(), row))
 }
 
-/// The metrics of an OpenMetrics text, by the name a query uses.
+/// The metrics in an OpenMetrics text, by the metric's name in queries.
 fn scraped(text: &str) -> BTreeMap<String, Row> {
     let mut rows = BTreeMap::new();
     for line in text.lines() {
@@ -105,7 +105,7 @@ fn scraped(text: &str) -> BTreeMap<String, Row> {
     rows
 }
 
-/// The names of a sample's labels, without the bucket's of a histogram.
+/// The label names of a sample, without the bucket label of histograms.
 fn labels_of(sample: &str) -> Vec<String> {
     let Some((_, rest)) = sample.split_once('{') else {
         return Vec::new();
@@ -131,7 +131,7 @@ async fn processes_have_the_metrics_that_are_documented_and_no_other() {
     let refused = frontend.post("/v1/chat/completions", "{}").await;
     assert_eq!(refused.response().await.status, 400);
     for address in fleet.listed_addresses() {
-        // A stranger at the wire port is refused, and his connection ends.
+        // An unknown peer at the wire port is refused, and its connection is closed.
         let mut stranger = soon(TcpStream::connect(address)).await.unwrap();
         let greeting = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n";
         soon(stranger.write_all(greeting)).await.unwrap();
@@ -148,13 +148,13 @@ async fn processes_have_the_metrics_that_are_documented_and_no_other() {
         worker.get("/metrics").await
     })
     .await;
-    // While the model is still there.
+    // While the model still exists.
     shown_with(&mut shown, "genset_http_failures_total", async || {
         frontend.get("/metrics").await
     })
     .await;
     worker.stop().await;
-    // The frontend notices that the worker's connection has ended.
+    // The frontend notices that the worker's connection is closed.
     shown_with(
         &mut shown,
         "genset_wire_ended_connections_total",
@@ -176,7 +176,7 @@ async fn processes_have_the_metrics_that_are_documented_and_no_other() {
     frontend.stop().await;
 }
 
-/// Adds what a process shows, once `awaited` is among it: what is counted after an answer comes a moment after it.
+/// Adds the metrics of a process once `awaited` is among them: counters change shortly after an answer.
 async fn shown_with(
     shown: &mut BTreeMap<String, Row>,
     awaited: &str,
@@ -191,7 +191,7 @@ async fn shown_with(
     .await;
 }
 
-/// A load balancer that sends requests to the HTTP port reads the metrics there.
+/// A load balancer that sends requests to the HTTP port reads its metrics there.
 #[tokio::test]
 async fn a_server_with_an_engine_shows_what_load_balancers_ask_for() {
     let server = Server::start(&["out=sample", "--token-delay-ms=50"]).await;
@@ -213,7 +213,7 @@ async fn a_server_with_an_engine_shows_what_load_balancers_ask_for() {
     server.stop().await;
 }
 
-/// Readers of the older text format know no other types.
+/// Parsers of the older text format know no other types.
 #[test]
 fn every_documented_type_is_one_that_every_reader_knows() {
     for (name, row) in documented() {

@@ -1,4 +1,4 @@
-//! `out=mocker` as its guide starts it: a worker with a file of settings, and a frontend that finds it.
+//! `out=mocker`, started as its guide says: a worker with a settings file, and a frontend that finds it.
 
 use serde_json::{Value, json};
 
@@ -60,7 +60,7 @@ async fn the_example_of_the_guide_runs() {
     );
 
     let metrics = worker.get("/metrics").await.body;
-    // The worker's own canary has asked too.
+    // The worker's own canary has sent requests too.
     assert!(
         metrics.contains("genset_mocker_generated_tokens_total 49"),
         "{metrics}"
@@ -100,7 +100,7 @@ async fn a_prompt_goes_to_the_rank_that_has_it_or_to_the_one_it_names() {
     assert_eq!(decision(&first)["rank"], 2, "{first:?}");
     assert_eq!(decision(&first)["candidate_count"], 1);
     assert_eq!(cached(&first), 0);
-    // Its events arrive in a moment.
+    // Its events arrive shortly.
     let asking = json!({"annotations": ["router"]});
     let mut again = ask_with(&frontend, asking.clone()).await;
     while decision(&again)["reason"] != "overlap" {

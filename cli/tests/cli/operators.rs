@@ -1,4 +1,4 @@
-//! `genset models`, `genset top` and `genset control`: what operators ask of a fleet that runs.
+//! `genset models`, `genset top` and `genset control`: commands for operators of a running fleet.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -133,7 +133,7 @@ async fn without_the_secret_of_the_fleet_top_and_the_doctor_say_why_workers_give
     assert_eq!(seen[0]["error"]["kind"], "cannot_connect");
 
     let words = ["doctor", "--http-port=0"];
-    // Without programs that the doctor could ask, and with a cache of its own.
+    // Without other programs for the doctor to run, and with its own cache.
     let alone = [
         ("PATH", "/nowhere"),
         ("HF_HOME", folder.path().to_str().unwrap()),
@@ -207,7 +207,7 @@ async fn a_discovery_directory_that_cannot_be_trusted_is_told_by_its_flag() {
 
 #[tokio::test]
 async fn a_discovery_that_is_away_is_a_failure_and_no_usage_error() {
-    // A port that this test has, and on which nobody answers as etcd does.
+    // A port of this test on which nothing answers as etcd does.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap();
     drop(silent);
@@ -216,7 +216,7 @@ async fn a_discovery_that_is_away_is_a_failure_and_no_usage_error() {
     for words in [
         &["models", "--discovery-backend=etcd", etcd][..],
         &["top", "--discovery-backend=etcd", etcd],
-        // Servers that are named are those that are meant.
+        // Naming servers selects their backend.
         &["models", etcd],
     ] {
         let ended = run(words).await;

@@ -1,4 +1,4 @@
-//! The export of spans, against a collector that is a few lines of HTTP and of protobuf's wire format.
+//! The export of spans to a collector that is a few lines of HTTP and of protobuf's wire format.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use crate::support::{Server, soon};
 const TRACE_ID: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT_ID: &str = "b7ad6b7169203331";
 
-/// A span as the collector got it.
+/// A span that the collector received.
 #[derive(Debug, Clone, Default)]
 struct Span {
     service: String,
@@ -65,7 +65,7 @@ fn varint(message: &mut &[u8]) -> u64 {
     panic!("a number of more than 64 bits")
 }
 
-/// The messages or texts of one field.
+/// The values of one length-delimited field.
 fn all(message: &[u8], number: u64) -> Vec<&[u8]> {
     let fields = fields(message).into_iter();
     let bytes = fields.filter_map(|(n, field)| match field {
@@ -95,7 +95,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `KeyValue`s, those of text.
+/// The `KeyValue`s with text values.
 fn attributes(pairs: Vec<&[u8]>) -> BTreeMap<String, String> {
     let pairs = pairs.into_iter();
     pairs
@@ -123,7 +123,7 @@ fn spans(request: &[u8]) -> Vec<Span> {
     spans
 }
 
-/// A collector: takes exports, or refuses them all.
+/// A collector that accepts exports, or refuses all of them.
 struct Collector {
     address: SocketAddr,
     posts: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -140,7 +140,7 @@ impl Collector {
         tasks.spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                // One exporter at a time is slow enough for a test, and whole.
+                // Serving one exporter at a time is fast enough for a test.
                 serve(stream, &seen, status).await;
             }
         });
@@ -186,7 +186,7 @@ async fn serve(stream: TcpStream, posts: &Mutex<Vec<Vec<u8>>>, status: &str) {
     drop(stream.write_all(answer.as_bytes()).await);
 }
 
-/// A chat of three tokens with a trace of its own.
+/// A chat of three tokens with its own trace.
 async fn traced_chat(frontend: &Server, flags: &str) {
     let body =
         r#"{"model":"tiny-chat","max_tokens":3,"messages":[{"role":"user","content":"hello"}]}"#;
@@ -207,7 +207,7 @@ async fn a_request_is_one_trace_from_client_to_worker_and_all_of_it_is_sent_befo
     let collector = Collector::start("200 OK").await;
     let endpoint = collector.endpoint();
     let export = ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str());
-    // Nothing is sent but at the end.
+    // Spans are sent only at the end.
     let late = ("OTEL_BSP_SCHEDULE_DELAY", "3600000");
     let fleet = Fleet::new();
     let worker = fleet
@@ -275,7 +275,7 @@ async fn a_collector_that_fails_costs_one_line_of_log_and_no_request() {
 #[tokio::test]
 async fn a_collector_that_is_not_there_holds_up_neither_request_nor_end() {
     let fleet = Fleet::new();
-    // The port of a listener that accepts and never answers.
+    // The port of a listener that accepts connections and never answers.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let export = ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str());

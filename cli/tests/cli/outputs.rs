@@ -1,4 +1,4 @@
-//! Standard output and standard error that nobody reads change no exit code; a full one is a failure.
+//! If nobody reads standard output and standard error, the exit code does not change; a full disk is a failure.
 
 use std::fs::File;
 use std::process::Stdio;
@@ -9,20 +9,20 @@ use tokio::process::Command;
 
 use crate::support::{genset, run, send_signal, soon};
 
-/// A pipe that nobody reads, as behind `| head -1` once that has its line.
+/// A pipe without a reader, as behind `| head -1` after its line.
 fn unread() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     writer.into()
 }
 
-/// A disk without room.
+/// A full disk.
 fn full() -> Stdio {
     let device = File::options().write(true).open("/dev/full").unwrap();
     device.into()
 }
 
-/// The same command where both outputs are closed, as by `>&- 2>&-`.
+/// The same command with both outputs closed, as by `>&- 2>&-`.
 fn closed(command: &Command) -> Command {
     let command = command.as_std();
     let mut shell = Command::new("/bin/sh");
@@ -35,7 +35,7 @@ fn closed(command: &Command) -> Command {
 async fn code(mut command: Command, input: &[u8]) -> Option<i32> {
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // A program that reads nothing may be gone already.
+    // A program that does not read its input may have exited already.
     drop(stdin.write_all(input).await);
     drop(stdin);
     soon(child.wait()).await.unwrap().code()
@@ -73,7 +73,7 @@ async fn outputs_that_nobody_reads_change_no_exit_code_and_full_ones_fail() {
             Some(expected),
             "unread: {words:?}"
         );
-        // clap itself ends the program behind the help.
+        // clap itself exits after the help.
         let failed = if words == ["--help"] {
             0
         } else {
@@ -110,7 +110,7 @@ async fn a_server_whose_log_nobody_reads_serves_and_ends_well() {
     assert_eq!(soon(child.wait()).await.unwrap().code(), Some(0));
 }
 
-/// What the cases above rely on: the same words with outputs that can be written.
+/// The cases above assume this: with writable outputs, the same words report the same error.
 #[tokio::test]
 async fn the_same_error_is_told_where_it_can_be() {
     let ended = run(&["run", "in=nowhere"]).await;

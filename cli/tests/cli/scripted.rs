@@ -1,4 +1,4 @@
-//! `out=scripted`: what a script says arrives at a client, through the parsers that flags name, in one process and in two.
+//! `out=scripted`: a script's output reaches a client through the parsers that flags name, in one process and in two.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::support::{
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A conversation with text, a call, thoughts and a failure in it.
+/// A conversation with text, a call, reasoning and a failure.
 const TALK: &str = r#"
 [[reply]]
 match = { contains = "weather", last_role = "tool" }
@@ -45,7 +45,7 @@ chunk_chars = 2
 text = "You said: {{last_user}}"
 "#;
 
-/// The same without what a prompt of tokens does not tell.
+/// The same without matching that a prompt of tokens does not allow.
 const TOKENS: &str = r#"
 [[reply]]
 match.contains = "weather"
@@ -69,13 +69,13 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A server that plays `script`, which must live as long as it.
+/// A server that plays `script`; the file must outlive it.
 async fn server(script: &NamedTempFile, words: &[&str]) -> Server {
     let scripted = ["out=scripted", "--script", text(script.path())];
     Server::start(&[&scripted, words].concat()).await
 }
 
-/// A request of the model `model` with one user message.
+/// A request to the model `model` with one user message.
 fn asking(model: &str, text: &str) -> Value {
     json!({"model": model, "messages": [{"role": "user", "content": text}]})
 }
@@ -97,7 +97,7 @@ async fn post(server: &Server, body: &Value) -> Response {
     server.post(CHAT, &body.to_string()).await.response().await
 }
 
-/// The only choice of a whole answer.
+/// The only choice of a complete answer.
 async fn choice(server: &Server, body: &Value) -> Value {
     let response = post(server, body).await;
     assert_eq!(response.status, 200, "{}", response.body);
@@ -113,7 +113,7 @@ async fn events(server: &Server, body: &Value) -> Vec<Value> {
     done_events(&response.body)
 }
 
-/// What the deltas of `field` add up to.
+/// The concatenated deltas of `field`.
 fn joined(events: &[Value], field: &str) -> String {
     let pieces = events
         .iter()
@@ -121,7 +121,7 @@ fn joined(events: &[Value], field: &str) -> String {
     pieces.collect()
 }
 
-/// Name and arguments of the only call that a stream makes.
+/// Name and arguments of the only call in a stream.
 fn streamed_call(events: &[Value]) -> (String, Value) {
     let (mut name, mut arguments) = (String::new(), String::new());
     let deltas = events
@@ -264,7 +264,7 @@ async fn with_a_model_its_template_and_its_tokens_are_on_the_road() {
     let answer: Value = serde_json::from_str(&response.body).unwrap();
     let content = &answer["choices"][0]["message"]["content"];
     assert_eq!(content, "You said: the capital", "{}", response.body);
-    // The template's marks are counted, which words are not.
+    // The count includes the template's marks, which are not words.
     let prompt_tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap();
     assert!(prompt_tokens > 5, "{}", response.body);
 
@@ -278,7 +278,7 @@ async fn with_a_model_its_template_and_its_tokens_are_on_the_road() {
 
 #[tokio::test]
 async fn a_chat_template_of_ones_own_takes_the_place_of_the_models() {
-    // Without the model's marks all of the prompt is the user's message, so the answer shows it.
+    // Without the model's marks, the whole prompt is the user's message, and the answer shows it.
     let script = file(TOKENS);
     let template = file("Q: {{ messages[0].content }}{% if add_generation_prompt %} A:{% endif %}");
     let folder = tiny_chat();
@@ -341,7 +341,7 @@ async fn a_script_that_cannot_be_played_is_named() {
     let place = [text(bad.path()), "finish_reason"];
     assert_refused(&run(&words).await, &place);
 
-    // What tokens do not tell is found when the engine starts.
+    // The engine's start detects matching that tokens do not allow.
     let of_text = file(TALK);
     let folder = tiny_chat();
     let words = [

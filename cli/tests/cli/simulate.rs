@@ -1,4 +1,4 @@
-//! `genset simulate`: a small run that anybody can repeat.
+//! `genset simulate`: a small, repeatable run.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! `in=stdin`: one question in, its answer out.
+//! `in=stdin`: reads one question and writes its answer.
 
 use std::process::Stdio;
 
@@ -64,7 +64,7 @@ async fn without_a_worker_an_input_that_nobody_watches_ends_with_code_1() {
     }
 }
 
-/// How it ends where standard output is `stdout`.
+/// The exit code and standard error of a run with `stdout` as standard output.
 async fn ended_with(words: &[&str], stdout: impl Into<Stdio>) -> (Option<i32>, String) {
     let mut command = genset(words);
     command
@@ -73,7 +73,7 @@ async fn ended_with(words: &[&str], stdout: impl Into<Stdio>) -> (Option<i32>, S
         .stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // What reads nothing may be gone.
+    // A program that does not read its input may have exited already.
     stdin.write_all(b"hello\n").await.unwrap_or_default();
     drop(stdin);
     let ended = soon(child.wait_with_output()).await.unwrap();
@@ -102,7 +102,7 @@ async fn an_output_that_is_full_is_a_failure_and_a_reader_that_has_gone_is_none(
     }
 }
 
-/// Starts a program whose input is open, with its log on a pipe.
+/// Starts a program whose input stays open, with its log on a pipe.
 fn open_ended(words: &[&str]) -> Child {
     let mut command = genset(&["run", "in=stdin"]);
     command.args(words).env("GENSET_LOG", "info");

@@ -1,4 +1,5 @@
-//! Signals: a drain finishes what is under way, a deadline or a second signal cuts it short, and the exit code says which.
+//! Signals: a drain finishes requests in progress, a deadline or a second signal cuts it short, and the exit code tells them
+//! apart.
 
 use std::net::TcpListener;
 use std::process::Stdio;
@@ -12,7 +13,7 @@ use crate::support::{Exchange, Server, done_events, events_of, finish_reason, so
 
 const STREAMS: usize = 50;
 
-/// Opens `count` streams; every one has begun to answer.
+/// Opens `count` streams; returns when every one has begun to answer.
 async fn open_streams(server: &Server, count: usize, max_tokens: u32) -> Vec<(Exchange, String)> {
     let mut streams = Vec::new();
     for _ in 0..count {
@@ -24,7 +25,7 @@ async fn open_streams(server: &Server, count: usize, max_tokens: u32) -> Vec<(Ex
     streams
 }
 
-/// Everything that each stream said, read at the same time.
+/// Reads all streams to their ends, concurrently.
 async fn read_all(streams: Vec<(Exchange, String)>) -> Vec<String> {
     let mut readers = JoinSet::new();
     for (mut stream, first) in streams {
@@ -33,7 +34,7 @@ async fn read_all(streams: Vec<(Exchange, String)>) -> Vec<String> {
     readers.join_all().await
 }
 
-/// Waits until the server has taken the signal.
+/// Waits until the server has received the signal.
 async fn until_draining(server: &Server) {
     soon(async { while server.get("/health").await.status != 503 {} }).await;
 }
@@ -80,7 +81,7 @@ async fn the_grace_deadline_ends_streams_with_a_retryable_error() {
 
 #[tokio::test]
 async fn a_second_signal_ends_streams_at_once() {
-    // Nobody in this process could take them over, so they do not wait for it.
+    // No other worker in this process could take over the streams, so they do not wait for one.
     let mut words = vec!["out=sample", "--token-delay-ms", "30"];
     words.extend(["--grace", "100000", "--migration-wait", "100"]);
     for second in [Signal::TERM, Signal::INT] {
@@ -110,7 +111,7 @@ async fn sigint_stops_an_idle_server_cleanly() {
     TcpListener::bind(server.address).unwrap();
 }
 
-/// A frontend for the workers of other processes, as one with a worker beside it.
+/// A frontend for workers of other processes behaves like one with a worker in its process.
 #[tokio::test]
 async fn a_frontend_without_a_worker_refuses_in_words_while_it_drains() {
     let fleet = Fleet::new();
@@ -140,7 +141,7 @@ async fn a_client_that_leaves_does_not_hold_the_drain_up() {
     assert_eq!(server.exit_code().await, Some(0), "{}", server.log());
 }
 
-/// The system sends it to who writes beyond `ulimit -f`.
+/// The system sends this signal to a process that writes beyond `ulimit -f`.
 #[tokio::test]
 async fn a_file_that_may_not_grow_does_not_end_the_server() {
     let server = Server::start(&[]).await;
@@ -149,7 +150,7 @@ async fn a_file_that_may_not_grow_does_not_end_the_server() {
     server.stop().await;
 }
 
-/// A command that begins with the process 1 of a namespace of its own, as a container does.
+/// A command whose program has PID 1 in its own namespace, as in a container.
 fn as_process_1(program: &str) -> Command {
     let mut command = Command::new("unshare");
     command
@@ -173,7 +174,7 @@ async fn a_signal_ends_process_1_while_it_fetches_a_model() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // It takes the request and never answers.
+    // It accepts the request and never answers.
     let hub = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", hub.local_addr().unwrap());
     for (words, signal, code) in [

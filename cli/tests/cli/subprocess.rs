@@ -1,4 +1,4 @@
-//! `out=cmd:COMMAND`: engines in a process of their own, here the sample of the Python package.
+//! `out=cmd:COMMAND`: engines in their own process, here the sample of the Python package.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -42,7 +42,7 @@ async fn an_engine_in_python_answers_the_api() {
     }
 }
 
-/// An engine that is asked under an id that is in use fails.
+/// The engine fails a request whose id is already in use.
 #[tokio::test]
 async fn the_prompts_of_a_batch_are_asked_under_ids_of_their_own() {
     const ENGINE: &str = r#"
@@ -149,7 +149,7 @@ async fn a_terminal_input_ends_with_its_engine() {
         command.stdin(Stdio::piped()).stdout(Stdio::null());
         command.stderr(std::fs::File::create(at("log")).unwrap());
         let mut child = command.spawn().unwrap();
-        // The question never comes, and the answer of the batch takes hours.
+        // The question never arrives, and the answer of the batch takes hours.
         let _open = child.stdin.take();
         soon(async {
             while !log().contains("model ready") {
@@ -163,7 +163,7 @@ async fn a_terminal_input_ends_with_its_engine() {
         let code = soon(child.wait()).await.unwrap().code();
         assert_eq!(code, Some(1), "{}", log());
         assert!(log().contains("SIGKILL"), "{}", log());
-        // The prompt has no answer, not even a bad one: it is left for another run.
+        // The prompt has no answer, not even an error: another run can still answer it.
         let output = std::fs::read_to_string(at("output.jsonl"));
         assert!(output.is_err(), "{output:?}");
     }
@@ -185,7 +185,7 @@ async fn the_kit_tests_a_command() {
     assert!(ended.stdout.contains("\nPASSED, with "), "{}", ended.stdout);
 }
 
-/// A program of a shell, which needs a `PATH`.
+/// A shell program, which needs a `PATH`.
 fn with_shell(words: &[&str], script: &str) -> Command {
     let mut command = genset(words);
     command.arg(format!("out=cmd:sh -c '{script}'"));
@@ -193,7 +193,7 @@ fn with_shell(words: &[&str], script: &str) -> Command {
     command
 }
 
-/// Waits until a process has ended, whoever reaps it.
+/// Waits until a process has ended, no matter which process reaps it.
 async fn is_over(pid: &str) {
     let state = || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -207,7 +207,7 @@ async fn is_over(pid: &str) {
     soon(over).await;
 }
 
-/// It reads no socket, ignores every signal that can be ignored, and so does what it starts.
+/// The engine reads no socket and ignores every signal that it can; so do its children.
 #[tokio::test]
 async fn nothing_that_a_command_started_outlives_a_kill_of_the_binary() {
     let folder = tempfile::tempdir().unwrap();
@@ -254,7 +254,7 @@ async fn a_command_gets_the_environment_that_is_named() {
         command.args(flags);
         command.env("HF_HOME", "/hub").env("HF_TOKEN", "secret");
         let ended = run_with(command, b"hello").await;
-        // It serves nothing: that is told, and is not what this is about.
+        // The engine serves nothing, which is reported but not the subject of this test.
         assert_eq!(ended.code, Some(1), "{}", ended.stderr);
         let environment = std::fs::read_to_string(&printed).unwrap();
         let has = |name: &str| environment.lines().any(|line| line.starts_with(name));

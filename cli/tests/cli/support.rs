@@ -1,4 +1,4 @@
-//! Starting the binary, and an HTTP client by hand.
+//! Starts the binary, and has a minimal HTTP client.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,20 +12,20 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdout, Command};
 
-/// After this long a test has failed: nothing here takes a tenth of it.
+/// The time limit of a test. Nothing here takes a tenth of it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Between two looks at metrics of which something is awaited: a look is work for the machine that all tests share.
+/// The interval between scrapes while waiting for a metric. Each scrape costs time on the machine that all tests share.
 pub(crate) const BETWEEN_SCRAPES: Duration = Duration::from_millis(20);
 
-/// Waits for something that must come.
+/// Waits for an expected event.
 pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, what)
         .await
         .expect("it never came")
 }
 
-/// The binary, with an environment of its own.
+/// The binary, with a clean environment.
 pub(crate) fn genset(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_genset"));
     command.args(words).env_clear().kill_on_drop(true);
@@ -43,15 +43,15 @@ fn repository(path: &str) -> PathBuf {
     [env!("CARGO_MANIFEST_DIR"), "..", path].iter().collect()
 }
 
-/// The flag of Python that keeps what it compiled, and not beside its sources. It is for an environment without
-/// `PYTHONDONTWRITEBYTECODE`: with that, even the standard library would be compiled at every start.
+/// Makes Python cache its bytecode, but not beside the sources. It is for an environment without `PYTHONDONTWRITEBYTECODE`, with
+/// which Python would compile even the standard library at every start.
 pub(crate) const PYTHON_CACHE: &str = concat!(
     "-X 'pycache_prefix=",
     env!("CARGO_TARGET_TMPDIR"),
     "/pycache'"
 );
 
-/// The command of an engine of `python/`, and what its environment needs. `cargo xtask test python-package` installs the
+/// The command of an engine in `python/`, and the environment that it needs. `cargo xtask test python-package` installs the
 /// interpreter.
 pub(crate) fn python_engine(script: &str) -> (String, [(&'static str, PathBuf); 1]) {
     let target = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
@@ -70,7 +70,7 @@ pub(crate) fn python_engine(script: &str) -> (String, [(&'static str, PathBuf); 
     (command, [("PYTHONPATH", repository("python/src"))])
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
@@ -78,7 +78,7 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
 }
 
-/// Runs to the end, with `input` on standard input.
+/// Runs the command to its end, with `input` on standard input.
 pub(crate) async fn run_with(mut command: Command, input: &[u8]) -> Ended {
     command
         .stdin(Stdio::piped())
@@ -87,7 +87,7 @@ pub(crate) async fn run_with(mut command: Command, input: &[u8]) -> Ended {
     let mut child = command.spawn().expect("the binary starts");
     let mut stdin = child.stdin.take().expect("a pipe");
     let output = soon(async {
-        // A program that reads nothing may be gone already.
+        // A program that does not read its input may have exited already.
         drop(stdin.write_all(input).await);
         drop(stdin);
         child.wait_with_output().await.expect("it ends")
@@ -100,7 +100,7 @@ pub(crate) async fn run_with(mut command: Command, input: &[u8]) -> Ended {
     }
 }
 
-/// Runs to the end with nothing on standard input.
+/// Runs the command to its end with empty standard input.
 pub(crate) async fn run(words: &[&str]) -> Ended {
     run_with(genset(words), b"").await
 }
@@ -110,20 +110,20 @@ pub(crate) async fn run(words: &[&str]) -> Ended {
 pub(crate) struct Server {
     child: Child,
     stdout: BufReader<ChildStdout>,
-    /// Its log. The process has a handle of its own: a shared one has one place, at which both would read and write.
+    /// The log. The process has its own handle: a shared handle has one offset for both reading and writing.
     stderr: NamedTempFile,
     pub(crate) address: SocketAddr,
 }
 
 impl Server {
-    /// Starts `genset run in=http --http-port 0` with more words, and waits until it says where it listens.
+    /// Starts `genset run in=http --http-port 0` with additional words, and waits until it prints its address.
     pub(crate) async fn start(words: &[&str]) -> Self {
         let mut command = genset(&["run", "in=http", "--http-port", "0"]);
         command.args(words);
         Self::spawn(command).await
     }
 
-    /// Starts `command` and waits until it says where it listens.
+    /// Starts `command` and waits until it prints its address.
     pub(crate) async fn spawn(mut command: Command) -> Self {
         let stderr = NamedTempFile::new().expect("a file for the log");
         command
@@ -145,7 +145,7 @@ impl Server {
         server
     }
 
-    /// Reads standard output up to a line with `text`.
+    /// Reads standard output up to a line that contains `text`.
     pub(crate) async fn line_with(&mut self, text: &str) -> String {
         loop {
             let mut line = String::new();
@@ -159,7 +159,7 @@ impl Server {
         }
     }
 
-    /// What it has logged.
+    /// The log so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.stderr.path()).expect("a log")
     }
@@ -186,12 +186,12 @@ impl Server {
             .await
     }
 
-    /// Posts a body and gives back the answer when its head is there.
+    /// Posts a body; returns the answer when its head has arrived.
     pub(crate) async fn post(&self, path: &str, body: &str) -> Exchange {
         Exchange::begin(self.address, "POST", path, body).await
     }
 
-    /// A streamed chat of `max_tokens` tokens that ends at no end-of-sequence token.
+    /// A streamed chat of `max_tokens` tokens that ignores end-of-sequence tokens.
     pub(crate) async fn stream(&self, max_tokens: u32) -> Exchange {
         let body = serde_json::json!({
             "model": "tiny-chat",
@@ -209,7 +209,7 @@ pub(crate) fn send_signal(child: &Child, signal: Signal) {
     kill_process(pid.expect("it runs"), signal).expect("it can be signalled");
 }
 
-/// A whole answer.
+/// A complete answer.
 #[derive(Debug)]
 pub(crate) struct Response {
     pub(crate) status: u16,
@@ -232,7 +232,7 @@ impl Exchange {
             .expect("the server answers")
     }
 
-    /// As [`begin`](Self::begin), for a server that may be gone.
+    /// Like [`begin`](Self::begin), for a server that may be gone.
     pub(crate) async fn try_begin(
         address: SocketAddr,
         method: &str,
@@ -264,7 +264,7 @@ impl Exchange {
         })
     }
 
-    /// The next piece of the body; `None` at its end. Our server sends streams in chunks and all else in one piece.
+    /// The next piece of the body; `None` at its end. Our server sends streams in chunks and everything else in one piece.
     async fn piece(&mut self) -> Option<String> {
         let mut piece = Vec::new();
         if self.head.contains("transfer-encoding: chunked") {
@@ -308,7 +308,7 @@ impl Exchange {
     }
 }
 
-/// The data of a stream's events, without the last, which must be `[DONE]`.
+/// The data of a stream's events, without the last one, which must be `[DONE]`.
 pub(crate) fn done_events(stream: &str) -> Vec<Value> {
     let events = stream.strip_suffix("data: [DONE]\n\n");
     events_of(events.unwrap_or_else(|| panic!("no [DONE] at the end of {stream:?}")))
@@ -331,7 +331,7 @@ pub(crate) fn text_of(events: &[Value]) -> String {
     pieces.collect()
 }
 
-/// How a streamed chat finished.
+/// The finish reason of a streamed chat.
 pub(crate) fn finish_reason(events: &[Value]) -> Option<&str> {
     events
         .iter()

@@ -1,4 +1,4 @@
-//! A pseudo-terminal with a person's patience: it answers the questions a program asks its terminal, and reads the screen
+//! A pseudo-terminal that waits like a person: it answers the queries that a program sends to its terminal, and reads the screen
 //! as text.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,24 +11,24 @@ use tokio::process::Child;
 
 use crate::support::soon;
 
-/// What a program sends to learn where the cursor is.
+/// The query that a program sends for the cursor's position.
 const CURSOR_QUESTION: &str = "\x1b[6n";
 
-/// Stands for that question in what was shown. The editor asks it once for each line it reads, while the prompt's own
-/// characters come again with every key.
+/// Replaces that query in the shown text. The editor sends it once for each line that it reads, but redraws the prompt's own
+/// characters with every key.
 pub(crate) const PROMPT: &str = "\0";
 
 pub(crate) struct Terminal {
     pub(crate) child: Child,
     pty: Pty,
-    /// Held, so that the terminal outlives the program.
+    /// Keeps the terminal open after the program exits.
     program_side: OwnedFd,
     _home: TempDir,
-    /// What is not yet decoded.
+    /// Bytes that are not yet decoded.
     bytes: Vec<u8>,
-    /// What was shown and not yet expected, without control sequences.
+    /// Shown text that is not yet expected, without control sequences.
     shown: String,
-    /// What a person sees.
+    /// The screen that a person sees.
     screen: vt100::Parser,
 }
 
@@ -36,12 +36,12 @@ pub(crate) struct Terminal {
 const SIZE: (u16, u16) = (24, 100);
 
 impl Terminal {
-    /// Starts `genset run in=text out=echo_core` with more words.
+    /// Starts `genset run in=text out=echo_core` with additional words.
     pub(crate) fn start(words: &[&str]) -> Self {
         Self::start_with("out=echo_core", words, &[])
     }
 
-    /// Starts `genset run in=text` with another engine, more words and variables.
+    /// Starts `genset run in=text` with another engine, additional words and variables.
     pub(crate) fn start_with(out: &str, words: &[&str], variables: &[(&str, &str)]) -> Self {
         Self::spawn(&[&["run", "in=text", out], words].concat(), variables)
     }
@@ -76,13 +76,13 @@ impl Terminal {
             .expect("the terminal takes keys");
     }
 
-    /// Types a line when the prompt is there.
+    /// Types a line when the prompt appears.
     pub(crate) async fn enter(&mut self, line: &str) {
         self.expect(PROMPT).await;
         self.type_keys(&format!("{line}\r")).await;
     }
 
-    /// Reads until `text` is shown; returns what came before it. What was read is not looked at again.
+    /// Reads until `text` is shown; returns the text before it. Consumes what it reads.
     pub(crate) async fn expect(&mut self, text: &str) -> String {
         loop {
             if let Some(at) = self.shown.find(text) {
@@ -95,7 +95,7 @@ impl Terminal {
         }
     }
 
-    /// Reads until the screen is as `is_so` says.
+    /// Reads until the screen satisfies `is_so`.
     pub(crate) async fn until(&mut self, is_so: impl Fn(&vt100::Screen) -> bool) {
         while !is_so(self.screen.screen()) {
             assert!(self.read().await, "it stayed as it was: {:?}", self.lines());
@@ -109,7 +109,7 @@ impl Terminal {
             return false;
         };
         let Ok(text) = std::str::from_utf8(&self.bytes) else {
-            // Half a character, or half a control sequence, waits for the rest.
+            // An incomplete character or control sequence waits for the rest.
             return true;
         };
         let (shown, questions, rest) = without_control(text);
@@ -124,14 +124,14 @@ impl Terminal {
         true
     }
 
-    /// The lines that a person sees, without blank ones.
+    /// The non-blank lines on the screen.
     pub(crate) fn lines(&self) -> Vec<String> {
         let contents = self.screen.screen().contents();
         let lines = contents.lines().map(|line| line.trim_end().to_owned());
         lines.filter(|line| !line.is_empty()).collect()
     }
 
-    /// The look of `text` on the screen: that of its first character, in the last line that has it.
+    /// The style of `text` on the screen: that of its first character, in the last line that contains it.
     pub(crate) fn look(&self, text: &str) -> &vt100::Cell {
         let screen = self.screen.screen();
         let mut rows: Vec<_> = screen.rows(0, SIZE.1).collect();
@@ -150,7 +150,7 @@ impl Terminal {
 
     /// The exit code.
     pub(crate) async fn exit_code(&mut self) -> Option<i32> {
-        // What is still printed must be read, or the program waits for room.
+        // Read the remaining output, or the program blocks on a full buffer.
         loop {
             tokio::select! {
                 ended = soon(self.child.wait()) => return ended.expect("it ends").code(),
@@ -159,7 +159,7 @@ impl Terminal {
         }
     }
 
-    /// Whether the terminal is as a shell leaves it: lines, echo, and keys that send signals.
+    /// Whether the terminal has a shell's settings: line mode, echo, and keys that send signals.
     pub(crate) fn is_cooked(&self) -> bool {
         let modes = tcgetattr(&self.program_side)
             .expect("a terminal")
@@ -168,8 +168,7 @@ impl Terminal {
     }
 }
 
-/// The text without its control sequences, how often the cursor was asked for, and the beginning of a sequence that is not
-/// whole yet.
+/// Returns the text without its control sequences, the number of cursor queries, and the start of an incomplete sequence.
 fn without_control(text: &str) -> (String, usize, &str) {
     let (mut shown, mut questions, mut rest) = (String::new(), 0, text);
     while let Some(at) = rest.find('\x1b') {
@@ -187,7 +186,7 @@ fn without_control(text: &str) -> (String, usize, &str) {
     (shown + rest, questions, "")
 }
 
-/// The bytes of the control sequence that `text` begins with; `None` when its end has not come.
+/// The length of the control sequence at the start of `text`; `None` if it is incomplete.
 fn control_length(text: &str) -> Option<usize> {
     match text.as_bytes().get(1)? {
         b'[' => text[2..]

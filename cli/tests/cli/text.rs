@@ -1,4 +1,4 @@
-//! `in=text`: a chat on a terminal, and on pipes.
+//! `in=text`: a chat on a terminal and on pipes.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -19,7 +19,7 @@ async fn a_question_is_answered_and_ctrl_d_leaves() {
     terminal.enter("/system marker of the system").await;
     terminal.expect("The system prompt is set").await;
     terminal.enter("what is a lighthouse").await;
-    // The echo is the whole prompt: the system's text comes back, which was not typed in this line.
+    // The echo is the whole prompt: it includes the system's text, which was not typed in this line.
     terminal.expect("marker of the system").await;
     terminal.expect("what is a lighthouse").await;
     terminal.expect(PROMPT).await;
@@ -38,7 +38,7 @@ async fn ctrl_c_stops_an_answer_and_the_prompt_returns() {
     terminal.expect("marker").await;
     terminal.type_keys("\x03").await;
     terminal.expect("[stopped]").await;
-    // At the prompt it drops the line.
+    // At the prompt, Ctrl-C drops the line.
     terminal.expect(PROMPT).await;
     terminal.type_keys("half a li\x03").await;
     terminal.enter("/exit").await;
@@ -204,7 +204,7 @@ async fn an_answer_that_fails_is_not_in_the_pipe_and_makes_the_end_a_failure() {
     assert!(ended.stdout.contains("and now"), "{}", ended.stdout);
 }
 
-/// Two answers: one with most of what models write, and one with thoughts.
+/// Two answers: one with most markup that models write, and one with reasoning.
 const SCRIPT: &str = r##"
 [[reply]]
 match.contains = "style"

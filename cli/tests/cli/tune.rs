@@ -1,4 +1,4 @@
-//! `genset tune`: the flags that a model is fastest with on this machine.
+//! `genset tune`: finds the flags that are fastest for a model on this machine.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! The model of this very process cannot be served: it ends and says why, in place of waiting for what cannot come.
+//! If the model of this process cannot be served, the process ends and says why, instead of waiting forever.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::support::{Server, genset, run_with, soon, tiny_chat};
 
-/// The files of tiny-chat that text needs, one of them broken.
+/// tiny-chat's files for text, one of them broken.
 fn broken_model(file: &str, content: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {

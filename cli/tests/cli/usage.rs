@@ -1,4 +1,4 @@
-//! Usage errors: one clear line that names what is wrong, and exit code 2.
+//! Usage errors: one clear line that names the mistake, and exit code 2.
 
 use std::fs;
 use std::net::TcpListener;
@@ -98,14 +98,14 @@ async fn a_wrong_value_of_a_variable_is_told_by_the_variables_name() {
         assert!(stderr.starts_with(&expected), "{stderr}");
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
     }
-    // The flag counts, and is what is wrong.
+    // The flag takes precedence over the variable, and is invalid.
     let words = ["run", "in=http", "--http-port=bad"];
     let stderr = told(&words, "GENSET_HTTP_PORT", "none").await;
     let expected = "error: invalid value 'bad' for '--http-port ";
     assert!(stderr.starts_with(expected), "{stderr}");
 }
 
-/// Known once the engine starts, and no less of a usage error.
+/// Detected only when the engine starts, but still a usage error.
 #[tokio::test]
 async fn flags_that_the_engine_refuses_are_named() {
     for input in ["in=http", "in=stdin"] {
@@ -114,7 +114,7 @@ async fn flags_that_the_engine_refuses_are_named() {
             refused(&words(flag, value), &[flag]).await;
         }
     }
-    // A worker alone tells its log.
+    // A worker alone writes errors to its log.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     let words = ["run", "in=dyn", "out=candle", "--threads", "0"];
@@ -189,7 +189,7 @@ async fn a_model_that_cannot_be_loaded_is_named() {
     refused(&["out=sample", path], &["vocab_size"]).await;
 }
 
-/// The file of keys takes none either.
+/// The file of keys also refuses a key without a name.
 #[tokio::test]
 async fn a_key_without_a_name_is_refused() {
     let ended = run(&["key", ""]).await;
@@ -243,7 +243,7 @@ async fn commands_of_the_python_package_say_where_it_is_missing() {
             assert!(ended.stderr.contains(part), "{part}: {ended:?}");
         }
     }
-    // What has it gets the command.
+    // An interpreter that has the package receives the command.
     let mut genset = genset(&["serve", "--help"]);
     genset.env("GENSET_PYTHON", "/bin/echo");
     let ended = run_with(genset, b"").await;

@@ -1,4 +1,4 @@
-//! The words as people type them who come from elsewhere.
+//! The words as users of other tools type them.
 
 use crate::support::{genset, run, run_with, tiny_chat};
 
@@ -24,7 +24,7 @@ async fn a_command_of_others_is_told_what_takes_its_place() {
     assert!(ended.stderr.contains("`genset offer"), "{ended:?}");
 }
 
-/// The usage line of `dynamo-run`, with the values that it shows.
+/// The usage line of `dynamo-run`, with the values in it.
 #[tokio::test]
 async fn values_that_choose_nothing_are_taken_by_every_engine() {
     let usual = [

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Exchange, done_events, text_of};
 
-/// A stream that has begun.
+/// A stream whose answer has begun.
 pub(crate) struct Stream {
     exchange: Exchange,
     read: String,
@@ -15,22 +15,22 @@ pub(crate) struct Stream {
 /// How a stream ended.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// It is whole: this many tokens.
+    /// The answer is complete, with this many tokens.
     Done(u64),
-    /// An error event, which is last.
+    /// An error event, which is the last event.
     Error(Value),
 }
 
 impl Stream {
-    /// Asks for `max_tokens` tokens; resolves when the answer begins.
+    /// Requests `max_tokens` tokens; resolves when the answer begins.
     ///
     /// # Errors
-    /// What the server said instead.
+    /// The server's response if it is not an answer.
     pub(crate) async fn begin(address: SocketAddr, max_tokens: u64) -> Result<Self, String> {
         Self::begin_of("tiny-chat", address, max_tokens).await
     }
 
-    /// As [`begin`](Self::begin), of a model of another name.
+    /// Like [`begin`](Self::begin), for a model with another name.
     pub(crate) async fn begin_of(
         model: &str,
         address: SocketAddr,
@@ -50,14 +50,14 @@ impl Stream {
         Err(format!("{} {}", response.status, response.body))
     }
 
-    /// Waits until there is text.
+    /// Waits for the first text.
     pub(crate) async fn until_text(&mut self) {
         while !self.read.contains("\"content\":\"") {
             self.read += &self.exchange.first_piece().await;
         }
     }
 
-    /// Reads to the end, which must be a whole answer: its text.
+    /// Reads to the end and returns the text. The answer must be complete.
     pub(crate) async fn whole_text(mut self) -> String {
         self.read += &self.exchange.rest().await;
         text_of(&done_events(&self.read))
@@ -85,7 +85,7 @@ impl Stream {
     }
 }
 
-/// A greedy chat that ends at no end-of-sequence token.
+/// A greedy chat that ignores end-of-sequence tokens.
 pub(crate) fn chat(max_tokens: u64, is_stream: bool) -> Value {
     let mut body = json!({
         "model": "tiny-chat",

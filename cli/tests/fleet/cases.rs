@@ -1,4 +1,4 @@
-//! What holds for every fleet, however its processes meet. Each case gets a fleet of its own.
+//! The cases for every fleet, regardless of how its processes meet. Each case gets its own fleet.
 
 mod apart;
 mod cards;
@@ -22,8 +22,8 @@ pub(crate) use self::{
     moves::*, outages::*, routing::*, secrets::*, spread::*, times::*,
 };
 
-/// Makes a module with a test for each case: `fleet_cases!(name, meeting)`; `meeting` may await. With `nats`, those too
-/// that only a fleet with a nats-server can show.
+/// Makes a module with a test for each case: `fleet_cases!(name, meeting)`; `meeting` may await. `nats` adds the cases that need
+/// a fleet with a nats-server.
 macro_rules! fleet_cases {
     ($name:ident, $meeting:expr, nats) => {
         $crate::cases::fleet_cases!($name, $meeting);

@@ -1,4 +1,4 @@
-//! A real etcd on free ports, with a data folder of its own.
+//! A real etcd on free ports, with its own data folder.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -36,7 +36,7 @@ impl Etcd {
         etcd
     }
 
-    /// Until it answers; a server that lost the race for its ports gets others.
+    /// Waits until it answers; a server that lost the race for its ports gets other ones.
     async fn until_ready(&mut self) {
         soon(async {
             loop {
@@ -44,7 +44,7 @@ impl Etcd {
                     self.ports = free_ports();
                     self.child = spawn(&self.folder, self.ports);
                 }
-                // It says so only once it has a leader.
+                // It reports health only once it has a leader.
                 let address = SocketAddr::from(([127, 0, 0, 1], self.ports[0]));
                 let asked = Exchange::try_begin(address, "GET", "/health", "").await;
                 if asked.is_ok_and(|answer| answer.status == 200) {
@@ -62,7 +62,7 @@ impl Meeting for Etcd {
         vec![
             "--discovery-backend=etcd".into(),
             format!("--etcd-endpoints=http://127.0.0.1:{}", self.ports[0]),
-            // Shorter than by default, so that the tests need not wait for it as long.
+            // Shorter than the default, so that tests wait less for it.
             "--etcd-lease-ttl=3".into(),
         ]
     }

@@ -1,4 +1,4 @@
-//! A fleet: starts workers and frontends that meet the same way.
+//! A fleet: starts workers and frontends that meet in the same way.
 
 use std::time::Duration;
 
@@ -8,10 +8,11 @@ use crate::meeting::Meeting;
 use crate::support::{Server, genset, soon};
 use crate::worker::Worker;
 
-/// How often something that must come is looked for.
+/// The polling interval for an expected event.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Silence after which the processes of a test count as dead. Longer than by default: a busy machine is no fault.
+/// The silence after which the processes of a test are considered dead. Longer than the default, because a busy machine is not a
+/// fault.
 pub(crate) const PEER_TIMEOUT: &str = "--peer-timeout=5";
 
 pub(crate) struct Fleet<M> {
@@ -60,12 +61,12 @@ impl<M: Meeting> Fleet<M> {
         [one, two]
     }
 
-    /// Starts a frontend, which may know no model yet.
+    /// Starts a frontend, which may not know any model yet.
     pub(crate) async fn frontend(&self, words: &[&str]) -> Server {
         Server::spawn(self.frontend_command(words)).await
     }
 
-    /// Starts a frontend and waits until every worker has answered a request of its.
+    /// Starts a frontend and waits until every worker has answered one of its requests.
     pub(crate) async fn frontend_of(&self, workers: &[&Worker]) -> Server {
         let frontend = self.frontend(&[]).await;
         until_listed(&frontend).await;
@@ -74,7 +75,7 @@ impl<M: Meeting> Fleet<M> {
     }
 }
 
-/// The value of a frontend's metric without labels, or the sum over its labels.
+/// The value of a frontend's metric, summed over its labels.
 pub(crate) async fn metric(frontend: &Server, name: &str) -> f64 {
     let text = frontend.get("/metrics").await.body;
     let samples = text.lines().filter(|line| line.starts_with(name));

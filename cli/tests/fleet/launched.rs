@@ -1,4 +1,4 @@
-//! Launched servers whose workers die, and prefill and decode apart; here stand-ins that answer as vLLM was seen to.
+//! Launched servers whose workers die, and disaggregated prefill and decode; here stand-ins that replay observed vLLM answers.
 
 use std::path::PathBuf;
 
@@ -14,21 +14,21 @@ use crate::worker::Worker;
 
 const TOKENS: u64 = 20;
 
-/// Tokens of an answer that is longer than a worker's end takes, where each takes [`SLOW`].
+/// Tokens of an answer that takes longer than a worker needs to exit, at [`SLOW`] speed.
 const LONG: u64 = 80;
 
-/// The stand-in's flag for tokens that take 50 ms each.
+/// The stand-in's flag for 50 ms per token.
 const SLOW: &str = "--delay 0.05";
 
-/// Tokens that end the server of a stand-in with `--fault poison`.
+/// The `max_tokens` with which the server of a stand-in exits under `--fault poison`.
 const POISON_TOKENS: u64 = 13;
 
-/// Starts a worker whose server is a stand-in with a flag of its own, and waits until it is ready.
+/// Starts a worker whose server is a stand-in with its own flag, and waits until it is ready.
 async fn worker(fleet: &Fleet<Directory>, role: &str, fault: &str) -> Worker {
     worker_with(fleet, role, fault, &[]).await
 }
 
-/// As [`worker`], with more flags of the worker's.
+/// Like [`worker`], with more flags for the worker.
 async fn worker_with(fleet: &Fleet<Directory>, role: &str, fault: &str, words: &[&str]) -> Worker {
     let script: PathBuf = [
         env!("CARGO_MANIFEST_DIR"),
@@ -71,7 +71,7 @@ async fn answers_of_a_launched_server_go_on_at_another() {
     two.stop().await;
 }
 
-/// Its first token is never given: over the wire no worker has taken the request by then.
+/// The server never generates the first token, so over the wire no worker has accepted the request by then.
 #[tokio::test]
 async fn a_request_that_brings_down_its_worker_goes_to_few() {
     let fleet = Fleet::new(Directory::new());
@@ -115,7 +115,7 @@ async fn answers_of_a_launched_decode_server_go_on_at_another() {
     let whole = same_text(streams(&frontend, 1, LONG).await).await;
     let handed_over = metric(&frontend, HANDED_OVER).await;
     let begun = streams(&frontend, 12, LONG).await;
-    // The first token is the prefill server's.
+    // The first token comes from the prefill server.
     soon(async {
         while metric(&frontend, HANDED_OVER).await < handed_over + 12.0 {
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -167,7 +167,7 @@ async fn a_server_that_cannot_fetch_blocks_computes_the_prompt() {
     let frontend = fleet.frontend(&[]).await;
     until_listed(&frontend).await;
     until_all_take_part(&frontend, &[&prefill, &decode]).await;
-    // Every one is a whole answer, and the same one.
+    // All answers are complete and equal.
     same_text(streams(&frontend, 8, TOKENS).await).await;
     let metrics = frontend.get("/metrics").await.body;
     assert!(

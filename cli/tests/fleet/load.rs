@@ -1,4 +1,4 @@
-//! Clients that send one request after the other, and many at once.
+//! Clients that send requests one after another, and many at once.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use tokio::task::JoinSet;
 use crate::answers::{End, Stream, chat};
 use crate::support::{Exchange, Server};
 
-/// Asks for one token.
+/// Requests one token.
 ///
 /// # Errors
-/// Anything but a whole answer.
+/// Anything but a complete answer.
 pub(crate) async fn ask(address: SocketAddr) -> Result<(), String> {
     let body = chat(1, false).to_string();
     let exchange = Exchange::try_begin(address, "POST", "/v1/chat/completions", &body)
@@ -25,7 +25,7 @@ pub(crate) async fn ask(address: SocketAddr) -> Result<(), String> {
     Err(format!("{} {}", response.status, response.body))
 }
 
-/// Sends `count` requests at once; gives back what failed.
+/// Sends `count` requests at once; returns the failures.
 pub(crate) async fn burst(frontend: &Server, count: usize) -> Vec<String> {
     let address = frontend.address;
     let requests: JoinSet<_> = (0..count).map(|_| ask(address)).collect();
@@ -46,13 +46,13 @@ pub(crate) async fn streams(frontend: &Server, count: usize, max_tokens: u64) ->
     begun.join_all().await
 }
 
-/// Reads streams to their ends.
+/// Reads the streams to their ends.
 pub(crate) async fn ends(streams: Vec<Stream>) -> Vec<End> {
     let ends: JoinSet<_> = streams.into_iter().map(Stream::end).collect();
     ends.join_all().await
 }
 
-/// Reads streams to their ends, which must be whole answers, all with the same text; gives it back.
+/// Reads the streams to their ends; returns the text. All must be complete answers with the same text.
 pub(crate) async fn same_text(streams: Vec<Stream>) -> String {
     let texts: JoinSet<_> = streams.into_iter().map(Stream::whole_text).collect();
     let mut texts = texts.join_all().await;
@@ -63,7 +63,7 @@ pub(crate) async fn same_text(streams: Vec<Stream>) -> String {
     first
 }
 
-/// Clients that ask all the time.
+/// Clients that send requests continuously.
 pub(crate) struct Hammer {
     stop: Arc<AtomicBool>,
     clients: JoinSet<Tally>,
@@ -86,7 +86,7 @@ impl Hammer {
         Self { stop, clients }
     }
 
-    /// Ends it. There must have been requests, and none may have failed.
+    /// Stops the clients. There must have been requests, and none may have failed.
     pub(crate) async fn expect_no_failure(self) {
         self.stop.store(true, Ordering::Relaxed);
         let tallies = self.clients.join_all().await;

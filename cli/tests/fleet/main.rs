@@ -1,6 +1,6 @@
-//! Fleets of real processes, with faults: workers that die, hang and are replaced, discovery and NATS that go away.
+//! Fleets of real processes, with faults: workers that die, hang and are replaced, and outages of discovery and NATS.
 //!
-//! One list of cases runs over every way processes can meet. `docs/guide/faults.md` is the table of what clients see.
+//! The same list of cases runs for every way in which processes can meet. `docs/guide/faults.md` lists what clients see.
 
 #![expect(
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! How the processes of a fleet meet: where they are listed, how requests travel, and what an outage of that is.
+//! How the processes of a fleet meet: the discovery backend, the transport of requests, and outages of them.
 
 use std::path::PathBuf;
 
@@ -7,9 +7,9 @@ use tempfile::TempDir;
 /// An outage of discovery.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Outage {
-    /// It is gone: its server was killed, its directory was removed.
+    /// Discovery is gone: its server was killed, or its directory was removed.
     Gone,
-    /// It is there and does not work: its server hangs, its directory cannot be used.
+    /// Discovery exists but does not work: its server hangs, or its directory is unusable.
     Stuck,
 }
 
@@ -18,10 +18,10 @@ pub(crate) trait Meeting: Send + Sync + 'static {
     /// The flags of every process.
     fn flags(&self) -> Vec<String>;
 
-    /// Takes discovery away.
+    /// Interrupts discovery.
     fn interrupt(&mut self, outage: Outage) -> impl Future<Output = ()> + Send;
 
-    /// Gives it back.
+    /// Restores discovery.
     fn resume(&mut self, outage: Outage) -> impl Future<Output = ()> + Send;
 }
 
@@ -55,7 +55,7 @@ impl Meeting for Directory {
 
     async fn interrupt(&mut self, outage: Outage) {
         match outage {
-            // At once, whatever is being written into it.
+            // Atomically, even while a process writes into it.
             Outage::Gone => {
                 std::fs::rename(self.path(), self.aside()).expect("a directory");
                 std::fs::remove_dir_all(self.aside()).expect("a directory");
@@ -69,7 +69,7 @@ impl Meeting for Directory {
 
     async fn resume(&mut self, outage: Outage) {
         match outage {
-            // The workers make it again.
+            // The workers create it again.
             Outage::Gone => {}
             Outage::Stuck => {
                 std::fs::remove_file(self.path()).expect("a file");

@@ -36,7 +36,7 @@ impl EtcdAndNats {
         self.child.kill().await.expect("it runs");
     }
 
-    /// Starts it again, where it was.
+    /// Starts it again on the same port.
     pub(crate) async fn start_nats_again(&mut self) {
         self.child = spawn(self.port);
         self.until_listening().await;
@@ -45,7 +45,7 @@ impl EtcdAndNats {
     async fn until_listening(&mut self) {
         soon(async {
             while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
-                // Another process may have the port for a moment.
+                // Another process may briefly have the port.
                 if self.child.try_wait().expect("a child").is_some() {
                     self.child = spawn(self.port);
                 }

@@ -1,4 +1,4 @@
-//! A running worker, seen through its status port and its log.
+//! A running worker, observed through its status port and its log.
 
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::RawFd;
@@ -13,13 +13,13 @@ use crate::support::{Exchange, Response, send_signal, soon};
 
 pub(crate) struct Worker {
     child: Child,
-    /// The process has a handle of its own: a shared one has one place, at which both would read and write.
+    /// The process has its own handle: a shared handle has one offset for both reading and writing.
     log: NamedTempFile,
     status: SocketAddr,
 }
 
 impl Worker {
-    /// Starts `command` and waits until it says where its status port is.
+    /// Starts `command` and waits until it prints the address of its status port.
     pub(crate) async fn spawn(mut command: Command) -> Self {
         let log = NamedTempFile::new().expect("a file for the log");
         command
@@ -77,7 +77,7 @@ impl Worker {
         self.metric("genset_worker_running_requests").await
     }
 
-    /// Requests that have ended, canaries too.
+    /// The number of finished requests, including canaries.
     pub(crate) async fn finished(&self) -> f64 {
         self.metric("genset_worker_requests_total").await
     }
@@ -96,7 +96,7 @@ impl Worker {
         std::fs::read_to_string(self.log.path()).expect("a log")
     }
 
-    /// Waits until the log has this text.
+    /// Waits until the log contains this text.
     pub(crate) async fn until_log(&self, text: &str) {
         soon(async {
             while !self.log().contains(text) {
@@ -110,8 +110,8 @@ impl Worker {
         send_signal(&self.child, signal);
     }
 
-    /// Closes its TCP connections, all at once, under its hands; how many. Both ends find out, as where a cable is cut and the
-    /// network says so.
+    /// Shuts down its TCP connections from outside, all at once; returns their number. Both ends notice, as with a cut cable that
+    /// the network reports.
     pub(crate) fn cut_connections(&self) -> usize {
         let pid = self
             .child
@@ -122,10 +122,10 @@ impl Worker {
         let open = std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_pid())).expect("it runs");
         let numbers = open.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
         let copies = numbers.filter_map(|number: RawFd| {
-            // One that was closed in this moment is none.
+            // A descriptor that was just closed is skipped.
             pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()
         });
-        // What is no connection over TCP cannot be shut down as one.
+        // A shutdown fails on anything but a TCP connection.
         let cut = copies.filter(|copy| {
             let stream = TcpStream::from(copy.try_clone().expect("a descriptor"));
             stream.peer_addr().is_ok() && stream.shutdown(Shutdown::Both).is_ok()
@@ -133,7 +133,7 @@ impl Worker {
         cut.count()
     }
 
-    /// Whether it has ended by itself.
+    /// Whether it has exited by itself.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.child.try_wait().expect("a child").is_some()
     }
@@ -152,21 +152,21 @@ impl Worker {
         log
     }
 
-    /// Sends SIGTERM and waits for its end, also where its grace ends before its requests do.
+    /// Sends SIGTERM and waits for its exit, even if its grace period ends before its requests do.
     pub(crate) async fn leave(self) {
         self.signal(Signal::TERM);
         let code = self.exit_code().await;
-        // 3 says that it had requests left.
+        // 3 means that it had unfinished requests.
         assert!(matches!(code, Some(0 | 3)), "{code:?}");
     }
 
-    /// Waits until it has ended; `None` for a signal's death.
+    /// Waits until it has exited; `None` if a signal killed it.
     pub(crate) async fn exit_code(mut self) -> Option<i32> {
         soon(self.child.wait()).await.expect("it ends").code()
     }
 }
 
-/// The address in a whole line of the log.
+/// The address in a complete line of the log.
 fn status_address(log: &str) -> Option<SocketAddr> {
     let (_, rest) = log.split_once("status on http://")?;
     let (address, _) = rest.split_once('\n')?;

@@ -1,4 +1,4 @@
-//! [`Cutting`]: an engine whose streams break after so many tokens of an answer, as when its worker is killed.
+//! [`Cutting`]: an engine whose streams break after a number of tokens, as when its worker is killed.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use genset_backend_common::{
 };
 use parking_lot::Mutex;
 
-/// Where answers break, in tokens from their beginning, ascending. All engines of a site share it.
+/// Where answers break, in tokens from their beginning, in ascending order. All engines of a site share it.
 pub(crate) type Cuts = Arc<Mutex<Vec<u32>>>;
 
-/// Another engine, whose streams break.
+/// Wraps another engine and breaks its streams.
 pub(crate) struct Cutting {
     engine: Arc<dyn LLMEngine>,
     cuts: Cuts,
@@ -25,7 +25,7 @@ impl Cutting {
     }
 }
 
-/// A stream on its way to where it breaks.
+/// A stream that has not reached its break yet.
 struct Rest {
     outputs: OutputStream,
     given: u32,

@@ -1,4 +1,4 @@
-//! The engines of the matrix. A [`Fleet`] is one of them, and how its workers are set up.
+//! The engines of the matrix. A [`Fleet`] is one engine and the configuration of its workers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ const VOCAB_SIZE: u32 = 2048;
 
 type Make = Box<dyn Fn() -> Arc<dyn LLMEngine>>;
 
-/// Workers that are all alike.
+/// Workers that are all identical.
 pub(crate) struct Fleet {
-    /// Makes the engine of one.
+    /// Makes the engine of one worker.
     pub(crate) engine: Make,
-    /// Sets one up.
+    /// Configures one worker.
     pub(crate) config: fn(&mut WorkerConfig),
 }
 
@@ -74,12 +74,12 @@ pub(crate) fn mocker() -> Fleet {
     })
 }
 
-/// The sample engine in Python: each worker has a process of it.
+/// The sample engine in Python. Each worker has its own process.
 pub(crate) fn python() -> Fleet {
     child("sample_engine.py")
 }
 
-/// The one in Python that makes a token of many requests in one step.
+/// The Python engine that generates a token for many requests in one step.
 pub(crate) fn python_batching() -> Fleet {
     child("batching_engine.py")
 }
@@ -94,7 +94,7 @@ fn child(script: &str) -> Fleet {
     Fleet::of(move || SubprocessEngine::new(config.clone()))
 }
 
-/// An engine that says what a model with thoughts and tools would.
+/// An engine that produces the output of a model with reasoning and tools.
 pub(crate) fn recital() -> Fleet {
     Fleet {
         config: |config| {

@@ -1,7 +1,7 @@
-//! Answers that lose their instance are, byte for byte, those of an undisturbed run.
+//! Answers that lose their instance are byte for byte those of an undisturbed run.
 //!
-//! One process: workers whose streams break where a test says, behind the real router and the real server. `cut` breaks
-//! streams, `site` is the process, `matrix` puts `engines` and `requests` together, `recital` is one of the engines.
+//! Everything runs in one process: workers whose streams break where a test says, behind the real router and the real server.
+//! `cut` breaks streams, `site` is the process, `matrix` combines `engines` and `requests`, `recital` is one of the engines.
 
 #![expect(
     clippy::expect_used,

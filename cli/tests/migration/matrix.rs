@@ -1,13 +1,14 @@
-//! Every engine with every request it can answer, as a stream and as a whole: cut after each of its tokens, twice and thrice.
+//! Every engine with every request that it can answer, streamed and complete: cut after each of its tokens, twice and three
+//! times.
 
 use crate::engines::{self, Fleet};
 use crate::requests::{self, Request};
 use crate::site::{Answer, Site};
 
-/// The stop string of an answer: so many characters on either side of its middle, more than a token has.
+/// The stop string of an answer: this many characters on either side of its middle, more than one token.
 const STOP_CHARS: usize = 5;
 
-/// Compares the answers to `requests` that were cut with the undisturbed ones.
+/// Compares the answers to `requests` that were cut with undisturbed ones.
 async fn check(fleet: Fleet, requests: Vec<Request>) {
     let site = Site::start(fleet).await;
     for mut request in requests {
@@ -28,7 +29,7 @@ async fn check(fleet: Fleet, requests: Vec<Request>) {
     site.close().await;
 }
 
-/// Gives a request a stop string, which ends its answer in the middle.
+/// Adds a stop string to a request, which ends its answer in the middle.
 async fn stop(site: &Site, request: &mut Request) {
     let api = request.api;
     let whole = site.ask(request, &[]).await;
@@ -60,7 +61,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Cuts it after each token. Says how many the longest of its choices has.
+    /// Cuts the answer after each token. Returns the number of tokens of its longest choice.
     async fn is_exact_everywhere(&self) -> u32 {
         let mut last = 1;
         while self.cut(&[last]).await > 0 {
@@ -72,7 +73,7 @@ impl<'a> Case<'a> {
         last.min(tokens)
     }
 
-    /// Cuts it after its first token, in the middle and before its `last`, twice and thrice.
+    /// Cuts the answer after its first token, in the middle and before its `last`; also in two and three of these places.
     async fn is_exact(&self, last: u32) {
         let (first, middle, last) = (1, last / 2, last - 1);
         let once = [&[first][..], &[middle], &[last]];
@@ -91,7 +92,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// How often an answer moves that breaks at `cuts`.
+    /// Returns how often an answer that breaks at `cuts` migrates.
     async fn cut(&self, cuts: &[u32]) -> usize {
         let answer = self.site.ask(self.request, cuts).await;
         assert_eq!(
@@ -103,7 +104,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// One test for each cell: an engine, and what it is asked.
+/// One test for each pair of an engine and a request.
 macro_rules! matrix {
     ($($engine:ident: $($requests:ident),+;)+) => {$(
         mod $engine {

@@ -1,4 +1,4 @@
-//! [`Recital`]: an engine that recites a text, token by token, and goes on where another stopped.
+//! [`Recital`]: an engine that recites a text, token by token, and resumes where another stopped.
 
 use genset_backend_common::config::GuidedKind;
 use genset_backend_common::output::{self, Finish, OutputStream};
@@ -9,7 +9,7 @@ use genset_backend_common::{
 
 use crate::site::encode;
 
-/// Thoughts, text in between, and two calls.
+/// Reasoning, text in between, and two calls.
 const RECITED: &str = "<think>Let me see: 2 < 3.</think>Here it is, as you asked. <tool_call>{\"name\": \"weather\", \"arguments\": \
     {\"city\": \"Orléans 🦀\", \"days\": [1, 2]}}</tool_call><tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call>";
 

@@ -1,4 +1,5 @@
-//! The requests of the matrix, by what an engine must be able to do. Each stands here once, for every engine that can.
+//! The requests of the matrix, by the required capabilities of an engine. Each is defined once for all engines that can answer
+//! it.
 
 use serde_json::{Value, json};
 
@@ -24,7 +25,7 @@ impl Api {
         }
     }
 
-    /// A request of the fewest fields, for the likeliest answer.
+    /// A request with as few fields as possible, for a greedy answer.
     fn least(self) -> Value {
         let model = json!({"model": "tiny-chat", "temperature": 0});
         let asked = json!([{"role": "user", "content": QUESTION}]);
@@ -45,7 +46,7 @@ impl Api {
         }
     }
 
-    /// The text of a whole answer, without thoughts and calls.
+    /// The text of a complete answer, without reasoning and calls.
     pub(crate) fn text(self, answer: &str) -> String {
         let answer: Value = serde_json::from_str(answer).unwrap();
         let text = match self {
@@ -61,16 +62,16 @@ impl Api {
     }
 }
 
-/// A request, to be asked as a whole and as a stream.
+/// A request, sent both unstreamed and streamed.
 #[derive(Debug, Clone)]
 pub(crate) struct Request {
     pub(crate) api: Api,
     pub(crate) body: Value,
-    /// Whether a stop string from the middle of its answer is to end it.
+    /// Whether a stop string from the middle of its answer ends it.
     pub(crate) is_stopped: bool,
     /// Of how many answers of engines each of its choices is made.
     pub(crate) parts: u32,
-    /// What its answer must have, or it tests something else than it is for.
+    /// A text that its answer must contain; otherwise the request does not test what it should.
     pub(crate) shows: &'static str,
 }
 
@@ -105,7 +106,7 @@ impl Request {
         request
     }
 
-    /// How many choices its answer has.
+    /// The number of choices in its answer.
     pub(crate) fn choices(&self) -> u32 {
         let prompts = self.body["prompt"].as_array().map_or(1, Vec::len);
         let n = self.body["n"].as_u64().unwrap_or(1);
@@ -137,7 +138,7 @@ fn with(mut fields: Value, further: Value) -> Value {
     fields
 }
 
-/// For engines that make tokens, of whatever kind.
+/// For engines that generate tokens of any kind.
 pub(crate) fn tokens() -> Vec<Request> {
     let seeded = |further| {
         let options =
@@ -150,7 +151,7 @@ pub(crate) fn tokens() -> Vec<Request> {
         chat(json!({})).stopped(),
         chat(json!({"min_tokens": 18})),
         chat(seeded(json!({"ignore_eos": true}))),
-        // Choices end where they like.
+        // Choices end at different lengths.
         chat(seeded(json!({"n": 4}))),
         completion(json!({})),
         completion(json!({})).stopped(),
@@ -174,7 +175,7 @@ fn every_option(further: Value) -> Value {
     with(options, further)
 }
 
-/// For engines that choose tokens as a request says.
+/// For engines that sample as a request says.
 pub(crate) fn sampling() -> Vec<Request> {
     let penalized = json!({"presence_penalty": 0.8, "frequency_penalty": 0.6, "min_tokens": 18, "max_tokens": 24});
     let four = json!({"n": 4, "ignore_eos": false});
@@ -215,7 +216,7 @@ const REGEX: &str = "[a-z]{4,9} [0-9]{3,6}!";
 const GRAMMAR: &str = "start: \"a\" NUMBER \"b\" NUMBER\nNUMBER: /[0-9]{3}/";
 const CHOICES: [&str; 2] = ["Paris is the capital", "Madrid is the capital"];
 
-/// For engines that give log probabilities, also of what is bound.
+/// For engines that return log probabilities, also with guided decoding.
 pub(crate) fn logprobs() -> Vec<Request> {
     let rated = json!({"temperature": 0.8, "seed": 3, "logprobs": true, "top_logprobs": 3});
     let of_chat = |further| chat(with(rated.clone(), further));
@@ -239,7 +240,7 @@ pub(crate) fn logprobs() -> Vec<Request> {
     requests.into()
 }
 
-/// For engines whose answers can be bound to a language.
+/// For engines with guided decoding.
 pub(crate) fn guides() -> Vec<Request> {
     let seeded = |further| {
         let options = json!({"temperature": 0.8, "seed": 3, "max_tokens": 40});
@@ -281,7 +282,7 @@ pub(crate) fn guides() -> Vec<Request> {
     bound.into_iter().chain(calls).collect()
 }
 
-/// For an engine that gives thoughts, text in between and two calls, to be taken apart while they come.
+/// For an engine that produces reasoning, text in between and two calls, which are parsed as they arrive.
 pub(crate) fn markup() -> Vec<Request> {
     let of_chat = |further| chat(with(json!({"max_tokens": 400}), further));
     let of_message = |further| message(with(json!({"max_tokens": 400}), further));

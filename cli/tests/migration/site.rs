@@ -15,7 +15,7 @@ use crate::engines::Fleet;
 use crate::requests::Request;
 use crate::support::{Exchange, soon, tiny_chat};
 
-/// Instances of a site: an answer may break twice and still has one to go to.
+/// Instances of a site: an answer may break twice and still has an instance to migrate to.
 const WORKERS: u64 = 3;
 
 pub(crate) struct Site {
@@ -79,7 +79,7 @@ impl Site {
         }
     }
 
-    /// The answer to a request whose answers break at `cuts`; without what no two answers have in common.
+    /// The answer to a request whose answers break at `cuts`, without the fields that differ in every answer.
     pub(crate) async fn ask(&self, request: &Request, cuts: &[u32]) -> Answer {
         *self.cuts.lock() = cuts.to_vec();
         let before = self.moves();
@@ -90,7 +90,7 @@ impl Site {
         assert_eq!(response.status, 200, "{request:?}: {}", response.body);
         let mut lines: Vec<String> = response.body.lines().map(forget).collect();
         if request.choices() > 1 {
-            // In a stream each keeps its order, and they come as they come.
+            // In a stream, the events of each choice are in order, but the choices interleave arbitrarily.
             lines.sort_by_key(|line| number(line, "index"));
         }
         Answer {
@@ -99,7 +99,7 @@ impl Site {
         }
     }
 
-    /// Moves so far, of all requests.
+    /// Migrations so far, of all requests.
     fn moves(&self) -> usize {
         let text = self.runtime.metrics().encode();
         let lines = text
@@ -110,7 +110,7 @@ impl Site {
             .sum()
     }
 
-    /// Ends everything; nothing may be left.
+    /// Shuts everything down; no request may be left.
     pub(crate) async fn close(self) {
         let kept = self.runtime.metrics().encode();
         assert!(kept.contains("genset_migration_kept_bytes 0\n"), "{kept}");
@@ -124,16 +124,16 @@ impl Site {
     }
 }
 
-/// An answer, as far as two runs can have it in common.
+/// The parts of an answer that are equal in two runs.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) lines: Vec<String>,
-    /// How often it moved.
+    /// How often it migrated.
     pub(crate) moves: usize,
 }
 
 impl Answer {
-    /// The tokens that were generated, by its usage.
+    /// The number of generated tokens, from its usage.
     pub(crate) fn tokens(&self) -> u32 {
         let lines = self.lines.iter();
         let counts = lines
@@ -142,13 +142,13 @@ impl Answer {
     }
 }
 
-/// The number in the first field of this name.
+/// The number in the first field with this name.
 fn number(line: &str, name: &str) -> Option<u32> {
     let (_, value) = line.split_once(&format!("\"{name}\":"))?;
     value.split([',', '}']).next()?.parse().ok()
 }
 
-/// Fields that differ from one run to the next: ids, times, and what a cache happened to hold.
+/// Fields that differ between runs: ids, times, and cache hits.
 const FORGOTTEN: [&str; 9] = [
     "id",
     "created",
@@ -161,8 +161,8 @@ const FORGOTTEN: [&str; 9] = [
     "cache_read_input_tokens",
 ];
 
-/// A line without the values of [`FORGOTTEN`], which are numbers and plain strings. The Messages API counts its `input_tokens`
-/// without those that a cache held.
+/// A line without the values of [`FORGOTTEN`], which are numbers and plain strings. The Messages API counts `input_tokens`
+/// without cached tokens.
 fn forget(line: &str) -> String {
     let of_messages = line
         .contains("cache_read_input_tokens")

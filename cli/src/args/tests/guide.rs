@@ -1,4 +1,4 @@
-//! The guides' tables of flags say what the definitions say: the flags there are, their variables and their defaults.
+//! The guides' tables of flags match the definitions: the existing flags, their variables and their defaults.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, Command};
 
 use crate::args::command;
 
-/// Guides with tables of flags, and whose they are.
+/// Guides with tables of flags, and the commands that have these flags.
 const GUIDES: [(&str, &[&str]); 7] = [
     ("operations.md", &["run"]),
     ("candle-engine.md", &["run"]),
@@ -18,10 +18,10 @@ const GUIDES: [(&str, &[&str]); 7] = [
     ("simulate.md", &["simulate"]),
 ];
 
-/// A row of a table whose first column is of flags.
+/// A row of a table whose first column lists flags.
 struct Row {
     flags: Vec<String>,
-    /// `None` where the table has no such column.
+    /// `None` if the table has no such column.
     environment: Option<String>,
     default: Option<String>,
 }
@@ -49,7 +49,7 @@ fn rows(page: &str) -> Vec<Row> {
     rows
 }
 
-/// What stands in backticks.
+/// The texts in backticks.
 fn codes(cell: &str) -> Vec<String> {
     cell.split('`')
         .skip(1)
@@ -78,7 +78,7 @@ fn find<'a>(command: &'a Command, flag: &str) -> Option<&'a Arg> {
         .find(|arg| arg.get_long() == Some(name))
 }
 
-/// What a default column says of as many flags, where it says values: with commas between them, and no word beside but in brackets.
+/// The values in a default column for `count` flags, separated by commas. `None` if it has other words outside of brackets.
 fn values(cell: &str, count: usize) -> Option<Vec<String>> {
     let cell = cell.split(" (").next()?;
     let values: Vec<_> = cell
@@ -122,7 +122,7 @@ fn problems(guide: &str, row: &Row, command: &Command) -> Vec<String> {
                 values[place].as_str()
             };
             let is_switch = matches!(arg.get_action(), ArgAction::SetTrue) && said == "false";
-            // Some defaults are no text: an engine fills them in.
+            // Some defaults have no text: an engine sets them.
             if !own.is_empty() && own != said && !is_switch {
                 problems.push(format!(
                     "{guide}: the default of {flag} is {own:?}, not {said:?}"

@@ -1,4 +1,4 @@
-//! [`Load`]: requests to an engine, and when their tokens came.
+//! [`Load`]: requests to an engine, and the arrival times of their tokens.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use genset_backend_common::{
 };
 use tokio::time::Instant;
 
-/// One measurement of sequences that decode together.
+/// One measurement of sequences that decode concurrently.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DecodeFigures {
     pub(super) rate: Rate,
     pub(super) outside_model: f64,
-    /// Part of the tokens that speculation guessed which the model chose; `None` where none was guessed.
+    /// The share of draft tokens that the model accepted; `None` if there were no drafts.
     pub(super) accepted_drafts: Option<f64>,
 }
 
@@ -23,11 +23,12 @@ pub(super) struct DecodeFigures {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rate {
     pub(super) tokens_per_s: f64,
-    /// Whether there was a time in which all decoded; otherwise the rate is of the whole time, prefill of the later ones in it.
+    /// Whether there was a time in which all sequences decoded. If not, the rate covers the whole time, including prefill of the
+    /// later ones.
     pub(super) at_once: bool,
 }
 
-/// The engine's counts so far.
+/// The engine's counters so far.
 struct Counts {
     step_s: f64,
     forward_s: f64,
@@ -44,7 +45,7 @@ pub(super) struct Load<'a> {
     random: u64,
 }
 
-/// When tokens came, and how many at once.
+/// When tokens arrived, and how many at once.
 type Arrivals = Vec<(Instant, usize)>;
 
 impl<'a> Load<'a> {
@@ -62,8 +63,8 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// `sequences` sequences with prompts of their own decode `new_tokens` each. The rate is of the time in which all of
-    /// them decode; the part outside the model is of all their steps.
+    /// `sequences` sequences, each with its own prompt, decode `new_tokens` each. The rate covers the time in which all of them
+    /// decode; the share outside the model covers all their steps.
     pub(super) async fn decode(
         &mut self,
         sequences: u32,
@@ -97,7 +98,7 @@ impl<'a> Load<'a> {
         })
     }
 
-    /// From a request with a prompt not seen before to its first token.
+    /// The time from a request with a new prompt to its first token.
     pub(super) async fn first_token(
         &mut self,
         prompt_tokens: u32,
@@ -106,7 +107,7 @@ impl<'a> Load<'a> {
         self.time_first_token(prompt).await
     }
 
-    /// From a request to its first token: the first time, and the second time.
+    /// The time from a request to its first token, for the first and the second request with the same prompt.
     pub(super) async fn first_token_twice(
         &mut self,
         prompt_tokens: u32,
@@ -141,7 +142,7 @@ impl<'a> Load<'a> {
         )
     }
 
-    /// Tokens from a linear congruential generator: no two prompts begin alike.
+    /// Tokens from a linear congruential generator: no two prompts share a beginning.
     fn prompt(&mut self, tokens: u32) -> Vec<TokenId> {
         (0..tokens)
             .map(|_| {
@@ -190,8 +191,8 @@ async fn arrivals(
     Ok(came)
 }
 
-/// Tokens a second between the moment when the last sequence has begun and the moment when the first one ends. Where one ends
-/// before another begins, for they are short or the machine is busy, between the first token and the last.
+/// Tokens per second, from the moment the last sequence has begun to the moment the first one ends. If one ends before another
+/// begins (short sequences, busy machine), from the first token to the last.
 #[expect(clippy::cast_precision_loss, reason = "thousands of tokens")]
 fn together(all: &[Arrivals]) -> Rate {
     let first = || all.iter().filter_map(|came| came.first()).map(|it| it.0);

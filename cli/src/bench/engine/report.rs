@@ -1,4 +1,4 @@
-//! The figures as a person reads them.
+//! Prints the figures for people.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! [`Client`]: requests to a server of OpenAI's API, and when the pieces of their answers came.
+//! [`Client`]: requests to a server of OpenAI's API, and the arrival times of the pieces of their answers.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -17,30 +17,30 @@ use tokio::time::Instant;
 
 use crate::urls::without_password;
 
-/// How long a connection may take to be made.
+/// The time limit for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// As much of an error's body as is read, in bytes.
+/// The number of bytes read from an error's body.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
 /// The longest line of a stream, in bytes.
 const MAX_LINE_BYTES: usize = 16 << 20;
 
-/// Asks one server. It keeps connections open, and goes through no proxy: what is measured is the server.
+/// A client for one server. It keeps connections open and uses no proxy, because the server is what is measured.
 #[derive(Clone)]
 pub(super) struct Client {
     http: reqwest::Client,
     base: String,
-    /// The same for people: without a name and a password.
+    /// The URL to show: without name and password.
     shown: String,
     key: Option<String>,
 }
 
-/// Why there is no answer.
+/// Why a request has no answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(super) kind: FailureKind,
-    /// What the server or the connection said.
+    /// The message of the server or the connection.
     pub(crate) problem: String,
 }
 
@@ -51,9 +51,9 @@ pub(crate) enum FailureKind {
     Status(u16),
     /// There was no connection.
     Connect,
-    /// A connection or a stream ended too soon, or was none of HTTP.
+    /// A connection or a stream ended too soon, or did not speak HTTP.
     Broken,
-    /// There was an error inside a stream.
+    /// The stream contained an error event.
     Event,
 }
 
@@ -68,19 +68,19 @@ impl fmt::Display for FailureKind {
     }
 }
 
-/// An answer, as a client saw it come.
+/// An answer, with the times at which a client saw it arrive.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// When the request's body was handed to the connection.
+    /// When the request's body was passed to the connection.
     pub(super) sent: Instant,
-    /// When a piece with something in it came, each.
+    /// When each piece with content arrived.
     pub(super) pieces: Vec<Instant>,
     pub(super) ended: Instant,
     pub(super) text: String,
     pub(super) usage: Option<Usage>,
 }
 
-/// What the server counted.
+/// The server's token counts.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 pub(super) struct Usage {
     pub(super) prompt_tokens: u64,
@@ -97,13 +97,13 @@ struct PromptDetails {
 }
 
 impl Usage {
-    /// Prompt tokens that were in a prefix cache, where the server says so.
+    /// The number of prompt tokens that were in a prefix cache, if the server reports it.
     pub(super) fn cached_tokens(&self) -> Option<u64> {
         self.prompt_tokens_details?.cached_tokens
     }
 }
 
-/// An event of a stream, of chats and of completions.
+/// A stream event of chats and of completions.
 #[derive(Debug, Deserialize)]
 struct Event {
     #[serde(default)]
@@ -127,14 +127,14 @@ struct Delta {
 
 impl Client {
     /// # Errors
-    /// `InvalidArgument` for what is no URL of a server.
+    /// `InvalidArgument` if this is not the URL of a server.
     pub(super) fn try_new(
         url: &str,
         key: Option<String>,
         silence: Duration,
     ) -> Result<Self, EngineError> {
         let bad = |problem: String| EngineError::invalid_argument("URL", problem);
-        // What is no URL has no password that could be told from the rest.
+        // In text that is not a URL, a password cannot be told from the rest.
         let given = url.rsplit('@').next().unwrap_or_default();
         let base = if url.contains("://") {
             url.to_owned()
@@ -152,7 +152,7 @@ impl Client {
                 "{given:?} is none of HTTP: give one such as http://127.0.0.1:8000"
             )));
         }
-        // An error says that one is there already, which is as good.
+        // An error means that a provider is already installed, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let http = reqwest::Client::builder()
             .user_agent(concat!("genset/", env!("CARGO_PKG_VERSION")))
@@ -169,12 +169,12 @@ impl Client {
         })
     }
 
-    /// Where the server is, as it may be shown.
+    /// The server's address, safe to show.
     pub(super) fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// Asks for JSON.
+    /// Requests JSON.
     pub(super) async fn get(&self, path: &str) -> Result<serde_json::Value, Failure> {
         let request = self.http.get(format!("{}{path}", self.base));
         self.whole(request).await
@@ -237,7 +237,7 @@ impl Client {
     }
 }
 
-/// Reads a stream of events up to its end, so that the connection can be used again.
+/// Reads an event stream to its end, so that the connection can be reused.
 async fn read_stream(mut response: Response, sent: Instant) -> Result<Answer, Failure> {
     let mut answer = Answer {
         sent,
@@ -297,17 +297,17 @@ impl Answer {
     }
 }
 
-/// Lines of a stream, in whatever pieces they come.
+/// The lines of a stream that arrives in arbitrary pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     buffer: Vec<u8>,
-    /// Bytes of the buffer that were used up.
+    /// The number of consumed bytes in the buffer.
     used: usize,
 }
 
 impl Lines {
     /// # Errors
-    /// `Broken` for a line without end.
+    /// `Broken` for an endless line.
     pub(crate) fn push(&mut self, piece: &[u8]) -> Result<(), Failure> {
         self.buffer.drain(..self.used);
         self.used = 0;
@@ -321,7 +321,7 @@ impl Lines {
         Ok(())
     }
 
-    /// The data of the next line that has some and is whole.
+    /// Returns the data of the next complete line that has data.
     pub(crate) fn next_data(&mut self) -> Option<&[u8]> {
         loop {
             let rest = self.buffer.get(self.used..)?;
@@ -337,7 +337,7 @@ impl Lines {
     }
 }
 
-/// A request's body that notes when it goes out.
+/// A request body that records when it is sent.
 struct Marked {
     bytes: Option<Bytes>,
     sent: Arc<OnceLock<Instant>>,
@@ -374,12 +374,12 @@ fn broken(error: &reqwest::Error) -> Failure {
     }
 }
 
-/// An error without its URL, and what caused it.
+/// The causes of an error, without its URL.
 fn causes(error: &dyn std::error::Error) -> String {
     let mut text = String::new();
     let mut next = Some(error);
     while let Some(error) = next {
-        // The outermost one only says that a request failed, and repeats the URL.
+        // The outermost error only says that a request failed, and repeats the URL.
         next = error.source();
         if next.is_none() || !text.is_empty() {
             text = match text.is_empty() {
@@ -405,7 +405,7 @@ async fn error_text(mut response: Response) -> String {
     }
 }
 
-/// The message of an error object, however it is written.
+/// The message of an error object, in any of its formats.
 fn message_of(error: &serde_json::Value) -> String {
     let message = error.get("message").unwrap_or(error);
     message

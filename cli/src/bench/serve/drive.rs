@@ -1,4 +1,4 @@
-//! [`drive`]: sends a load to a server, at its times or so many sessions at once, and counts what comes back.
+//! [`drive`]: sends a load to a server, at fixed times or with a fixed number of concurrent sessions, and counts the results.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,58 +19,58 @@ use super::target::Target;
 use crate::bench::progress::Progress;
 use crate::signals::take_interrupt;
 
-/// A command that takes longer says how far it is.
+/// Longer commands show their progress.
 const PROGRESS_AFTER: Duration = Duration::from_secs(2);
 
-/// Between two looks at how far it is.
+/// The interval between progress updates.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
-/// Between two looks whether a wait for an arrival is to be given up.
+/// The interval at which a wait for an arrival checks whether to give up.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Puts the seeds that people choose far apart: the golden ratio.
+/// Spreads the seeds that people choose: the golden ratio.
 const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Sessions that are drawn ahead of those who take them.
+/// The number of sessions generated ahead of use.
 const SESSIONS_READY: usize = 16;
 
-/// Before the next request after one that found no server: a load with so many at once must not become a storm.
+/// The pause after a request that found no server, so that a closed load does not become a storm.
 const AFTER_FAILURE: Duration = Duration::from_millis(100);
 
 /// When sessions begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arrivals {
-    /// At their times, whatever the server does.
+    /// At their own times, regardless of the server.
     Open,
-    /// So many at once, each as soon as one before it has ended, and no turn waits.
+    /// This many at once. A new session starts when another ends, and no turn waits.
     Closed(u32),
 }
 
-/// What is sent.
+/// What to send.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     pub(super) load: Arc<Load>,
     pub(super) seed: u64,
     pub(super) arrivals: Arrivals,
-    /// After this long nothing begins any more.
+    /// No session or turn begins after this time.
     pub(super) duration: Option<Duration>,
-    /// As many requests as are known to come.
+    /// The number of requests, if it is known.
     pub(super) requests: Option<u64>,
     pub(super) slo: Slo,
 }
 
-/// What came of a plan.
+/// The results of a plan.
 #[derive(Debug)]
 pub(super) struct Measured {
     pub(super) tally: Tally,
-    /// From the first request to the end of the last answer; all of it where there was no answer.
+    /// From the first request to the end of the last answer, or the whole time if there was no answer.
     pub(super) took: Duration,
-    /// Ctrl-C came before the end.
+    /// Whether Ctrl-C ended the run early.
     pub(super) is_cut: bool,
 }
 
 impl Measured {
-    /// What there is where Ctrl-C came before anything was measured.
+    /// The results if Ctrl-C came before anything was measured.
     pub(super) fn nothing() -> Self {
         Self {
             tally: Tally::default(),
@@ -80,10 +80,10 @@ impl Measured {
     }
 }
 
-/// Sends all of a plan and waits for the answers, or until Ctrl-C.
+/// Sends everything in a plan and waits for the answers, or until Ctrl-C.
 ///
 /// # Errors
-/// `Internal`: signals cannot be listened to.
+/// `Internal`: signal handlers cannot be installed.
 pub(super) async fn drive(
     target: &Arc<Target>,
     plan: &Plan,
@@ -131,7 +131,7 @@ pub(super) async fn drive(
     })
 }
 
-/// Says how far it is, where there is a label for it; never ends.
+/// Shows the progress if there is a label for it; never returns.
 async fn tell(driver: &Driver, plan: &Plan, label: Option<&'static str>) {
     let Some(label) = label else {
         return std::future::pending().await;
@@ -153,7 +153,7 @@ async fn tell(driver: &Driver, plan: &Plan, label: Option<&'static str>) {
     }
 }
 
-/// Takes the bar away when it is dropped.
+/// Removes the progress bar on drop.
 struct Cleared<'a>(&'a Progress);
 
 impl Drop for Cleared<'_> {
@@ -167,20 +167,20 @@ struct Driver {
     target: Arc<Target>,
     began: Instant,
     until: Option<Instant>,
-    /// Whether turns wait as long as their load says.
+    /// Whether turns wait as long as the load says.
     thinks: bool,
     tally: Mutex<Tally>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
 
-/// A request that is ready to go.
+/// A request that is ready to send.
 struct Ready {
     body: Bytes,
     asked: Asked,
 }
 
-/// A session under way.
+/// A session in progress.
 struct Conversation {
     said: Said,
     turns: std::vec::IntoIter<Turn>,
@@ -192,7 +192,7 @@ impl Driver {
         self.tally.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Requests that ended.
+    /// The number of requests that ended.
     fn done(&self) -> u64 {
         let tally = self.tally();
         tally.answered + tally.lost.values().map(|lost| lost.count).sum::<u64>()
@@ -202,8 +202,8 @@ impl Driver {
         self.stop.is_cancelled() || self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// Lets every session begin at its time. A thread of its own, whose waits are finer than the millisecond of tokio's timers; what
-    /// a session sends first is written before its time comes.
+    /// Starts every session at its time. Runs on its own thread, whose sleeps are more precise than the milliseconds of tokio's
+    /// timers. Serializes a session's first request before its time comes.
     fn arrive(self: Arc<Self>, plan: &Plan, runtime: &Handle) {
         for session in plan.load.sessions(plan.seed) {
             let due = self.began + session.at;
@@ -227,13 +227,13 @@ impl Driver {
         }
     }
 
-    /// Keeps so many sessions under way.
+    /// Keeps this many sessions in progress.
     fn keep_busy(self: &Arc<Self>, plan: &Plan, concurrency: u32) {
         let (sender, sessions) = mpsc::channel(SESSIONS_READY);
         let (plan, seed) = (plan.clone(), plan.seed);
         self.tasks.spawn(async move {
             for session in plan.load.sessions(plan.seed) {
-                // Nobody takes them when it is over.
+                // No receiver is left when the run is over.
                 if sender.send(session).await.is_err() {
                     return;
                 }
@@ -258,7 +258,7 @@ impl Driver {
         }
     }
 
-    /// One session, to its end or to the first request that fails.
+    /// Runs one session to its end or to the first failed request.
     async fn converse(
         self: Arc<Self>,
         mut conversation: Conversation,
@@ -300,7 +300,7 @@ impl Driver {
             due = None;
             if self.thinks {
                 let at = answer.ended + after;
-                // A turn that would come too late is not waited for.
+                // Does not wait for a turn that would come too late.
                 if self.until.is_some_and(|until| at >= until) {
                     return;
                 }
@@ -314,8 +314,8 @@ impl Driver {
 }
 
 impl Conversation {
-    /// Loads name pieces alike whatever their seed; a server that keeps its prefix cache from run to run must not know those of
-    /// another seed.
+    /// Loads give pieces the same ids for every seed. Mixes in the seed, so that a server that keeps its prefix cache between
+    /// runs has no hits from another seed.
     fn new(mut session: Session, seed: u64) -> Self {
         for turn in &mut session.turns {
             for piece in &mut turn.pieces {
@@ -335,7 +335,7 @@ impl Conversation {
         next.map_or(Duration::ZERO, |turn| turn.after)
     }
 
-    /// The next turn's request.
+    /// Returns the next turn's request.
     fn next(&mut self, target: &Target) -> Option<Ready> {
         let turn = self.turns.next()?;
         target.prompts.ask(&mut self.said, &turn);

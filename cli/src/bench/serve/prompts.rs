@@ -1,11 +1,11 @@
-//! [`Prompts`]: pieces of a load become prompts that have as many tokens as they should, as far as the server lets one know.
+//! [`Prompts`]: turns pieces of a load into prompts with the right number of tokens, as far as the server reveals token counts.
 
 use genset_simulate::{Piece, Turn};
 use serde_json::{Value, json};
 
 use super::ApiName;
 
-/// What prompts are made of: words that tokenizers know, most of them as one token.
+/// The material of prompts: words that tokenizers know, most of them as one token.
 const WORDS: &str = "time year people way day man thing woman life child world school state family student group country \
     problem hand part place case week company system program question work government number night point home water room \
     mother area money story fact month lot right study book eye job word business issue side kind head house service friend \
@@ -14,16 +14,16 @@ const WORDS: &str = "time year people way day man thing woman life child world s
     moment air teacher force education foot boy age policy music market sense nation plan college interest death experience \
     effect use class control field development role effort rate heart drug show leader light voice wife police mind price";
 
-/// What a server's prompts are written with.
+/// The way to write prompts for a server.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Prompts {
-    /// Token ids: there are as many as asked for.
+    /// Token ids, which give exact lengths.
     Ids(Vec<u32>),
-    /// Words, of so many tokens each, and so many tokens around a prompt.
+    /// Words with this many tokens each, and this many tokens around a prompt.
     Words { per_word: f64, around: f64 },
 }
 
-/// What a conversation has said.
+/// The conversation so far.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     ids: Vec<u32>,
@@ -32,18 +32,19 @@ pub(super) struct Said {
 }
 
 impl Prompts {
-    /// Words that are not measured yet: a token each.
+    /// Words that are not yet measured: one token each.
     pub(super) const UNMEASURED: Self = Self::Words {
         per_word: 1.0,
         around: 0.0,
     };
 
-    /// The words that prompts are made of, as one text.
+    /// The words of prompts, as one text.
     pub(super) fn sample() -> String {
         WORDS.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
-    /// Every word so many times, or some ids. Words differ in their tokens; a prompt of a few of them would not tell the mean.
+    /// Every word `rounds` times, or some ids. Words differ in their number of tokens; a prompt of a few words would not show the
+    /// mean.
     pub(super) fn probe(&self, rounds: u32) -> Said {
         let mut said = Said::default();
         match self {
@@ -56,7 +57,7 @@ impl Prompts {
         said
     }
 
-    /// What words take, after every word once and every word so many times were counted as so many tokens.
+    /// Computes the tokens per word from two counts: every word once, and every word `rounds` times.
     pub(super) fn measured(once: u64, rounds: u32, several: u64) -> Self {
         let words = u32::try_from(WORDS.split_whitespace().count()).unwrap_or(u32::MAX);
         Self::of((words, once), (words * rounds, several))
@@ -66,7 +67,7 @@ impl Prompts {
         let float = |tokens: u64| f64::from(u32::try_from(tokens).unwrap_or(u32::MAX));
         let per_word =
             (float(many_tokens) - float(few_tokens)) / f64::from(many.saturating_sub(few).max(1));
-        // A server that counts nothing of this sort is taken as one whose words are tokens.
+        // Treats words as single tokens if the server's counts make no sense.
         if !(0.1..=20.0).contains(&per_word) {
             return Self::UNMEASURED;
         }
@@ -76,7 +77,7 @@ impl Prompts {
         }
     }
 
-    /// What a turn says.
+    /// Adds a turn's text to the conversation.
     pub(super) fn ask(&self, said: &mut Said, turn: &Turn) {
         match self {
             Self::Ids(ids) => {
@@ -88,7 +89,7 @@ impl Prompts {
                 let all: Vec<&str> = WORDS.split_whitespace().collect();
                 let mut words = Vec::new();
                 for (number, piece) in turn.pieces.iter().enumerate() {
-                    // What stands around is taken from what is a request's own: beginnings stay those of others.
+                    // The surrounding tokens are deducted from the request's own piece, so that shared beginnings stay equal.
                     let is_last = number + 1 == turn.pieces.len();
                     let less = if is_last && said.messages.is_empty() {
                         *around
@@ -118,7 +119,7 @@ impl Prompts {
 }
 
 impl Said {
-    /// Puts the prompt into a request.
+    /// Writes the prompt into a request.
     pub(super) fn write(&self, api: ApiName, request: &mut Value) {
         let (field, prompt) = match api {
             ApiName::Chat => ("messages", json!(self.messages)),
@@ -147,7 +148,7 @@ impl Said {
     }
 }
 
-/// What a piece is made of.
+/// The items that a piece consists of.
 fn pick<T: Copy>(piece: Piece, of: &[T]) -> Vec<T> {
     let mut drawn = Vec::new();
     piece.write(&mut drawn);

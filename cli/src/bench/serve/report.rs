@@ -1,4 +1,4 @@
-//! [`Report`]: what was measured, as a table and as JSON. Columns and names that a simulation has, too, are those of its report.
+//! [`Report`]: the results as a table and as JSON. Columns and names that a simulation also has are those of its report.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use super::drive::Measured;
 use super::tally::{Slo, Tally};
 use super::target::Target;
 
-/// What was measured of some servers under one load.
+/// The results for some servers under one load.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     /// `chat`, `agent`, `single` or `trace`.
@@ -21,36 +21,36 @@ pub(super) struct Report {
     pub(super) seed: u64,
     pub(super) slo_ttft_ms: Option<f64>,
     pub(super) slo_itl_ms: Option<f64>,
-    /// One for each server.
+    /// One row per server.
     pub(super) rows: Vec<Row>,
 }
 
-/// The figures of one server. Times are in milliseconds, right to a percent; `None` where nothing was measured.
+/// The figures of one server. Times are in milliseconds, exact to a percent; `None` if nothing was measured.
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) server: String,
     model: String,
-    /// Requests that were sent and ended.
+    /// Requests that were sent and have ended.
     requests: u64,
     /// Requests that failed, by HTTP status, or `connect`, `broken`, `event`.
     lost: BTreeMap<String, u64>,
-    /// What the first of each kind was told.
+    /// The first error message of each kind.
     problems: BTreeMap<String, String>,
     #[serde(flatten)]
     times: Times,
-    /// Answers in a second of the whole time.
+    /// Answers per second of the whole time.
     requests_per_s: f64,
     tokens_per_s: f64,
-    /// Answers that kept the SLO, in a second; `None` without one.
+    /// Answers per second that met the SLO; `None` without an SLO.
     goodput_per_s: Option<f64>,
-    /// Share of prompt tokens that were in a prefix cache; `None` where the server does not say.
+    /// Share of prompt tokens that were in a prefix cache; `None` if the server does not report it.
     hit_rate: Option<f64>,
     duration_s: f64,
     #[serde(flatten)]
     lengths: Lengths,
-    /// The distribution of the times to the first token: milliseconds, and the share of answers that did not exceed them.
+    /// The distribution of TTFT: milliseconds, and the share of answers with at most that time.
     ttft: Vec<(f64, f64)>,
-    /// Ctrl-C came before the end.
+    /// Whether Ctrl-C ended the run early.
     pub(super) is_cut: bool,
     remarks: Vec<String>,
 }
@@ -64,13 +64,13 @@ struct Times {
     /// Time between two tokens.
     itl_p50_ms: Option<f64>,
     itl_p99_ms: Option<f64>,
-    /// The mean time between the tokens of an answer.
+    /// The mean time between the tokens of one answer.
     answer_itl_p50_ms: Option<f64>,
     answer_itl_p99_ms: Option<f64>,
     /// From the request to the end of its answer.
     latency_p50_ms: Option<f64>,
     latency_p99_ms: Option<f64>,
-    /// How late requests went out, where they had a time.
+    /// How late requests were sent, if they had a fixed time.
     lag_p99_ms: Option<f64>,
 }
 
@@ -92,7 +92,7 @@ impl Times {
     }
 }
 
-/// Means of the requests that were answered, in tokens: what was asked for, and what the server counted.
+/// Mean token counts of the answered requests: as requested, and as the server counted.
 #[derive(Debug, Serialize)]
 struct Lengths {
     asked_prompt_tokens: f64,
@@ -154,7 +154,7 @@ impl Row {
         self.lost.values().sum()
     }
 
-    /// What the figures alone do not say.
+    /// Remarks that the figures alone do not show.
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         if self.is_cut {
@@ -187,7 +187,7 @@ impl Row {
     }
 }
 
-/// To three digits behind the point.
+/// Rounds to three decimal places.
 fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
@@ -208,7 +208,7 @@ fn float(count: u64) -> f64 {
 impl Report {
     /// As JSON.
     pub(super) fn json(&self) -> String {
-        // Strings as keys, and numbers that are finite: there is nothing that JSON cannot hold.
+        // The keys are strings and the numbers finite, so serialization cannot fail.
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 

@@ -1,4 +1,4 @@
-//! [`Tally`]: what came of the requests so far.
+//! [`Tally`]: the results of the requests so far.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,14 +8,14 @@ use tokio::time::Instant;
 
 use super::client::{Answer, Failure, FailureKind};
 
-/// Above so many pieces a token, a piece is a token.
+/// If an answer has more pieces per token than this, a piece is a token.
 const ONE_EACH: f64 = 0.8;
 
-/// What an answer must keep to count as a good one.
+/// The limits that a good answer meets.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Slo {
     pub(super) ttft: Option<Duration>,
-    /// Of the mean of its times between tokens.
+    /// For the mean of the answer's times between tokens.
     pub(super) itl: Option<Duration>,
 }
 
@@ -29,11 +29,11 @@ impl Slo {
 #[derive(Debug, Default)]
 pub(super) struct Lost {
     pub(super) count: u64,
-    /// What the first of them was told.
+    /// The error message of the first one.
     pub(super) problem: String,
 }
 
-/// The time in which requests were answered.
+/// The time span in which requests were answered.
 #[derive(Debug, Clone, Copy, Default)]
 struct Span {
     /// When the first request was made.
@@ -42,33 +42,33 @@ struct Span {
     ended: Option<Instant>,
 }
 
-/// What came of the requests so far.
+/// The results of the requests so far.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     slo: Slo,
     span: Span,
     pub(super) answered: u64,
     pub(super) lost: BTreeMap<FailureKind, Lost>,
-    /// Answers that kept the SLO.
+    /// Answers that met the SLO.
     pub(super) good: u64,
     pub(super) ttft: Quantiles,
     /// Times between two tokens.
     pub(super) itl: Quantiles,
-    /// The mean of those times, an answer each.
+    /// The mean of those times for each answer.
     pub(super) answer_itl: Quantiles,
     pub(super) latency: Quantiles,
-    /// From when a request should have gone out to when it did.
+    /// From the time a request was due to the time it was sent.
     pub(super) lag: Quantiles,
-    /// Tokens that were asked for, of the requests that were answered.
+    /// Requested prompt tokens of the answered requests.
     pub(super) asked_prompt_tokens: u64,
     pub(super) asked_tokens: u64,
     pub(super) prompt_tokens: u64,
-    /// `None` while no answer told.
+    /// `None` until an answer reports it.
     pub(super) cached_tokens: Option<u64>,
     pub(super) completion_tokens: u64,
 }
 
-/// A request's lengths, as they were meant.
+/// A request's intended lengths.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
     pub(super) prompt_tokens: u64,
@@ -83,12 +83,12 @@ impl Tally {
         }
     }
 
-    /// Notes that a request is made.
+    /// Records that a request is made.
     pub(super) fn asked(&mut self, now: Instant) {
         self.span.began.get_or_insert(now);
     }
 
-    /// From the first request to the end of the last answer, where there is one.
+    /// From the first request to the end of the last answer; `None` without an answer.
     pub(super) fn took(&self) -> Option<Duration> {
         let Span { began, ended } = self.span;
         Some(ended?.saturating_duration_since(began?))
@@ -105,7 +105,7 @@ impl Tally {
     pub(super) fn answered(&mut self, asked: Asked, answer: &Answer) {
         self.answered += 1;
         self.span.ended = self.span.ended.max(Some(answer.ended));
-        // Counts that a server chose: what is too much to add stays the largest number.
+        // A server chose these counts: a sum that overflows stays at the maximum.
         let add = |sum: &mut u64, count: u64| *sum = sum.saturating_add(count);
         add(&mut self.asked_prompt_tokens, asked.prompt_tokens);
         add(&mut self.asked_tokens, u64::from(asked.max_tokens));
@@ -123,14 +123,14 @@ impl Tally {
         add(&mut self.completion_tokens, tokens);
         self.latency.add(answer.ended - answer.sent);
         let (Some(first), Some(last)) = (answer.pieces.first(), answer.pieces.last()) else {
-            // An answer of nothing that can be seen.
+            // An answer without visible content.
             self.good += u64::from(!self.slo.is_some());
             return;
         };
         let ttft = *first - answer.sent;
         self.ttft.add(ttft);
-        // A piece stands for as many tokens as they do on average, and the time before it is shared among them. A few more tokens than
-        // pieces are such as have no text of their own, and the other pieces are a token each.
+        // A piece counts as the average number of tokens, which share the time before it. If there are slightly more tokens than
+        // pieces, the extra tokens have no text and each piece is one token.
         #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
         let share = match pieces as f64 / tokens.max(1) as f64 {
             share if share > ONE_EACH => 1.0,
@@ -234,7 +234,7 @@ mod tests {
         tally.asked(began);
         tally.asked(began + Duration::from_millis(30));
         assert_eq!(tally.took(), None, "there is no answer");
-        // The one that was asked last need not end last.
+        // The request that was sent last need not end last.
         for ended_ms in [90, 70] {
             let mut answer = answer(1, &[]);
             answer.sent = began;

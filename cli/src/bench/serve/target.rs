@@ -1,4 +1,4 @@
-//! [`Target`]: a server that was found to answer, and what it takes.
+//! [`Target`]: a server that answered, and what it accepts.
 
 use bytes::Bytes;
 use genset_backend_common::EngineError;
@@ -8,10 +8,10 @@ use super::ApiName;
 use super::client::{Client, Failure, FailureKind};
 use super::prompts::{Prompts, Said};
 
-/// How often every word stands in the second of the two prompts by which words are measured; in the first it is once.
+/// How often the second of the two measuring prompts repeats every word; the first has it once.
 const ROUNDS: u32 = 2;
 
-/// Fields that keep an answer from ending before its length. Not every server takes them.
+/// Fields that keep an answer from ending early. Not every server accepts them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LengthFields {
     Both,
@@ -19,23 +19,22 @@ enum LengthFields {
     None,
 }
 
-/// A server that answers.
+/// A server that answers requests.
 pub(super) struct Target {
     pub(super) client: Client,
     pub(super) model: String,
     api: ApiName,
     length_fields: LengthFields,
     pub(super) prompts: Prompts,
-    /// What the user should know.
+    /// Remarks for the user.
     pub(super) remarks: Vec<String>,
 }
 
 impl Target {
-    /// Asks the server for its models, and for a few answers. Conversations go on with the text of an answer, so their prompts are
-    /// text.
+    /// Asks the server for its models and a few answers. Conversations contain the text of answers, so their prompts are text.
     ///
     /// # Errors
-    /// `InvalidArgument`: nobody answers, a key is wanted, or the model is not served, with what to do.
+    /// `InvalidArgument`: nothing answers, a key is required, or the model is not served; says what to do.
     pub(super) async fn find(
         client: Client,
         model: Option<&str>,
@@ -71,7 +70,7 @@ impl Target {
         Ok(target)
     }
 
-    /// Where requests go.
+    /// The path for requests.
     pub(super) fn path(&self) -> &'static str {
         self.api.path()
     }
@@ -97,7 +96,7 @@ impl Target {
         Bytes::from(body.to_string())
     }
 
-    /// The ids of words, from servers that tokenize as vLLM does.
+    /// The token ids of words, from servers with vLLM's tokenize endpoint.
     async fn ids(&self) -> Option<Vec<u32>> {
         let request = json!({
             "model": self.model,
@@ -109,7 +108,8 @@ impl Target {
         (ids.len() >= 16).then_some(ids)
     }
 
-    /// Asks with the fields that keep an answer from ending, with fewer if they are refused; gives the tokens of the first prompt.
+    /// Sends a request with the fields that keep an answer from ending, and with fewer if they are refused. Returns the token
+    /// count of the first prompt.
     async fn first_answer(&mut self) -> Result<Option<u64>, EngineError> {
         loop {
             let failure = match self.prompt_tokens(1).await {
@@ -134,7 +134,7 @@ impl Target {
         }
     }
 
-    /// What the server counts for every word so many times, or for some ids.
+    /// The server's token count for a prompt with every word `rounds` times, or with some ids.
     async fn prompt_tokens(&self, rounds: u32) -> Result<Option<u64>, Failure> {
         let body = self.body(&self.prompts.probe(rounds), 1);
         let answer = self.client.stream(self.api.path(), body).await?;
@@ -162,7 +162,7 @@ impl Target {
     }
 }
 
-/// The model to ask for: the one that was named, or the only one there is.
+/// The model to request: the named one, or the only one.
 async fn find_model(client: &Client, model: Option<&str>) -> Result<String, EngineError> {
     let listed = match client.get("/v1/models").await {
         Ok(models) => models,
@@ -186,7 +186,7 @@ async fn find_model(client: &Client, model: Option<&str>) -> Result<String, Engi
     Err(EngineError::invalid_argument("--model", problem))
 }
 
-/// Why a server cannot be measured, and what to do.
+/// The error for a server that cannot be measured; says what to do.
 fn unusable(client: &Client, failure: &Failure) -> EngineError {
     let (shown, problem) = (client.shown(), &failure.problem);
     match failure.kind {

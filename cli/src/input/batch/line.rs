@@ -1,7 +1,7 @@
-//! [`Line`]: a line of the output, as it is written, and what the run reads of it.
+//! [`Line`]: a line of the output, both as written and as the run reads it back.
 //!
-//! An answer of an engine's may hold JSON that is no value here, such as a number that no float holds. So of a line only those
-//! fields are read that count.
+//! An engine's answer may contain JSON that is not a valid value here, such as a number that does not fit a float. So only the
+//! fields that count are parsed.
 
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
@@ -10,14 +10,14 @@ use serde_json::value::{RawValue, to_raw_value};
 /// A line of the output.
 #[derive(Debug)]
 pub(super) struct Line {
-    /// What is noted.
+    /// The JSON to note.
     pub(super) json: Box<RawValue>,
-    /// To the end every worker was full or away, or lost the request, so another run may have an answer.
+    /// Whether every worker was full or unreachable to the end, or lost the request. Another run may have an answer.
     pub(super) is_for_later: bool,
 }
 
 impl Line {
-    /// A line of these fields.
+    /// A line with these fields.
     ///
     /// # Errors
     /// When they cannot be written as JSON.
@@ -29,7 +29,7 @@ impl Line {
     }
 }
 
-/// What counts of a line.
+/// The parsed fields of a line.
 #[derive(Debug, Deserialize)]
 pub(super) struct LineSummary<'a> {
     error: Option<IgnoredAny>,
@@ -53,8 +53,8 @@ struct LineBody<'a> {
     usage: Option<LineUsage<'a>>,
 }
 
-/// Chat completions and embeddings name them as the first and the third, responses and messages as the others.
-/// Each is read by itself: one that is no count leaves the others.
+/// Chat completions and embeddings use the first and the third name, responses and messages the others. Each is parsed by itself:
+/// an invalid count does not affect the others.
 #[derive(Debug, Default, Deserialize)]
 struct LineUsage<'a> {
     #[serde(borrow)]
@@ -68,10 +68,10 @@ struct LineUsage<'a> {
 }
 
 impl<'a> LineSummary<'a> {
-    /// Reads a line.
+    /// Parses a line.
     ///
     /// # Errors
-    /// When it is none of the output.
+    /// When it is not a line of the output.
     pub(super) fn read(line: &'a str) -> serde_json::Result<Self> {
         serde_json::from_str(line)
     }
@@ -85,12 +85,12 @@ impl<'a> LineSummary<'a> {
         Some(self.response()?.status_code)
     }
 
-    /// Whether it says why there is no answer.
+    /// Whether the line has an error in place of an answer.
     pub(super) fn is_failure(&self) -> bool {
         self.error.is_some() || self.status().is_some_and(|status| status >= 400)
     }
 
-    /// The tokens of the prompt and those of the answer.
+    /// The token counts of the prompt and of the answer.
     pub(super) fn tokens(&self) -> (u64, u64) {
         let body = self.response().and_then(|response| response.body);
         let body = body.and_then(|body| serde_json::from_str::<LineBody<'_>>(body.get()).ok());
@@ -103,7 +103,7 @@ impl<'a> LineSummary<'a> {
     }
 }
 
-/// The number of tokens that a field has; `None` where it is no such number.
+/// The token count in a field; `None` if it is not a count.
 fn count(field: Option<&RawValue>) -> Option<u64> {
     serde_json::from_str(field?.get()).ok()
 }

@@ -22,25 +22,25 @@ pub(super) struct Prompts {
 /// A line of the input.
 #[derive(Debug)]
 pub(super) enum Prompt {
-    /// What is asked, and the request's other fields, such as `max_tokens`.
+    /// The text to ask, and the request's other fields, such as `max_tokens`.
     Question(String, Map<String, Value>),
     /// A line with a `custom_id`: a request of OpenAI's batch format.
     Request(BatchLine),
-    /// What is wrong with the line.
+    /// The error of an invalid line.
     Bad(EngineError),
 }
 
-/// The part of a line that other lines must not have.
+/// The field of a line that must be unique.
 #[derive(Deserialize)]
 struct Named {
     custom_id: String,
 }
 
 impl Prompts {
-    /// Finds the lines that are not blank in a file, or in a folder's `*.jsonl` files in the order of their names.
+    /// Finds the non-blank lines of a file, or of a folder's `*.jsonl` files in the order of their names.
     ///
     /// # Errors
-    /// When there is no such file, none in the folder, or one that cannot be read; when two requests have one `custom_id`.
+    /// When the file does not exist, the folder has none, or one cannot be read; when two requests have the same `custom_id`.
     pub(super) fn open(path: &Path) -> Result<Self, EngineError> {
         let (folder, paths) = files_at(path)?;
         let mut names = HashMap::new();
@@ -62,7 +62,7 @@ impl Prompts {
         })
     }
 
-    /// Whether there are prompts that name no model, as requests do.
+    /// Whether there are prompts, which name no model, besides requests.
     pub(super) fn name_no_model(&self) -> bool {
         self.name_no_model
     }
@@ -72,20 +72,20 @@ impl Prompts {
         &self.folder
     }
 
-    /// How many prompts there are.
+    /// The number of prompts.
     pub(super) fn count(&self) -> usize {
         self.input.count()
     }
 
-    /// What tells this input from others.
+    /// A fingerprint that distinguishes this input from others.
     pub(super) fn fingerprint(&self) -> &str {
         self.input.fingerprint()
     }
 
-    /// The prompt of this number, from 0.
+    /// Reads the prompt with this index, from 0.
     ///
     /// # Errors
-    /// When the file cannot be read any more.
+    /// When the file can no longer be read.
     pub(super) fn read(&mut self, index: usize) -> Result<Prompt, EngineError> {
         let (at, bytes) = self.input.read(index).map_err(refused)?;
         let bad = |problem: String| refused(at.error(problem));
@@ -120,7 +120,7 @@ impl Prompts {
     }
 }
 
-/// Whether a line is a text to ask. What is neither that nor a request is asked of no model.
+/// Whether a line is a text to ask. A line that is neither a text nor a request is not sent to any model.
 fn is_question(line: &[u8]) -> bool {
     let fields = serde_json::from_slice::<Map<String, Value>>(line);
     fields.is_ok_and(|fields| {
@@ -136,7 +136,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> EngineError {
 /// The folder of an input, and its files.
 ///
 /// # Errors
-/// When there is no such file, none in the folder, or a folder that cannot be read.
+/// When the file does not exist, the folder has none, or the folder cannot be read.
 pub(super) fn files_at(path: &Path) -> Result<(PathBuf, Vec<PathBuf>), EngineError> {
     let is_output = |path: &Path| path.file_name().is_some_and(|name| name == OUTPUT);
     if path.is_file() {

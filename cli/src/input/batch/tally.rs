@@ -1,4 +1,4 @@
-//! How far a batch is, and what it came to.
+//! The progress of a batch, and its statistics.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use super::super::note;
 use super::line::LineSummary;
 
-/// How often it is told how far the batch is.
+/// The interval between progress messages.
 pub(super) const INTERVAL: Duration = Duration::from_secs(2);
 
-/// What this run has answered.
+/// The answers of this run.
 #[derive(Debug)]
 pub(super) struct Tally {
     begun: Instant,
@@ -37,7 +37,7 @@ impl Tally {
         }
     }
 
-    /// Counts a line of the output, for which its prompt waited so long.
+    /// Counts a line of the output, for which its prompt waited `elapsed`.
     pub(super) fn count(&mut self, line: &LineSummary<'_>, elapsed: Duration) {
         let (tokens_in, tokens_out) = line.tokens();
         self.answered += 1;
@@ -47,7 +47,7 @@ impl Tally {
         self.elapsed += elapsed;
     }
 
-    /// Tells how far it is, how fast, and how long it will take.
+    /// Prints the progress, the speed, and the remaining time.
     pub(super) fn show(&self) {
         let seconds = self.begun.elapsed().as_secs_f64();
         if self.answered == 0 || seconds < INTERVAL.as_secs_f64() {

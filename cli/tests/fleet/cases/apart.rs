@@ -1,4 +1,4 @@
-//! Prefill and decode apart: two pools, either of whose instances may die.
+//! Disaggregated prefill and decode: two pools, whose instances may die.
 
 use crate::answers::{End, Stream};
 use crate::fleet::{Fleet, LOOK_AGAIN, metric, until_listed};
@@ -7,20 +7,20 @@ use crate::meeting::Meeting;
 use crate::support::{Server, soon};
 use crate::worker::Worker;
 
-/// Tokens of an answer: longer than a worker's end takes.
+/// Tokens of an answer: it takes longer than a worker needs to exit.
 const LONG: u64 = 400;
 
-/// Requests whose decode worker has given a token.
+/// The number of requests whose decode worker has generated a token.
 pub(crate) const HANDED_OVER: &str = "genset_disaggregated_handover_seconds_count";
 
-/// Workers of one role.
+/// Starts the workers of one role.
 async fn pool<M: Meeting>(fleet: &Fleet<M>, role: &str, words: &[&str]) -> [Worker; 2] {
     let role = format!("--role={role}");
     let words: Vec<&str> = [&[role.as_str()], words].concat();
     fleet.two_workers(&words).await
 }
 
-/// Sends requests of two tokens until every worker has ended one more.
+/// Sends requests of two tokens until every worker has finished one more.
 pub(crate) async fn until_all_take_part(frontend: &Server, workers: &[&Worker]) {
     until_listed(frontend).await;
     soon(async {
@@ -35,7 +35,7 @@ pub(crate) async fn until_all_take_part(frontend: &Server, workers: &[&Worker]) 
     .await;
 }
 
-/// Waits until the frontend's metrics have a line that begins so and whose count is not 0.
+/// Waits until the frontend's metrics have a line with this prefix and a count other than 0.
 async fn until_counted(frontend: &Server, line: &str) {
     soon(async {
         while !frontend.get("/metrics").await.body.contains(line) {
@@ -58,7 +58,7 @@ pub(crate) async fn prefill_and_decode_answer_as_one<M: Meeting>(fleet: Fleet<M>
         same_text(streams(&frontend, 20, LONG).await).await,
         expected
     );
-    // Where both pools have instances, nothing goes to those that do the whole.
+    // If both pools have instances, aggregated workers get no requests.
     assert_eq!(whole.finished().await, before);
     let metrics = frontend.get("/metrics").await.body;
     for name in ["handover_seconds_count", "requests_total{"] {
@@ -79,7 +79,7 @@ pub(crate) async fn either_leg_may_be_killed<M: Meeting>(fleet: Fleet<M>) {
     let expected = same_text(streams(&frontend, 1, LONG).await).await;
     let handed_over = metric(&frontend, HANDED_OVER).await;
     let begun = streams(&frontend, 20, LONG).await;
-    // The first token is a prefill worker's: what moves is what a decode worker has begun.
+    // The first token comes from a prefill worker: only requests in a decode worker migrate.
     soon(async {
         while metric(&frontend, HANDED_OVER).await < handed_over + 20.0 {
             tokio::time::sleep(LOOK_AGAIN).await;
@@ -122,21 +122,21 @@ pub(crate) async fn an_empty_pool_falls_back_and_comes_back<M: Meeting>(fleet: F
     let [decode, other_decode] = pool(&fleet, "decode", &[]).await;
     let frontend = fleet.frontend(&[]).await;
     until_all_take_part(&frontend, &[&prefill, &decode]).await;
-    // Decode instances compute prompts themselves where nobody else does.
+    // Decode instances compute prompts themselves if there is no prefill instance.
     prefill.kill().await;
     other.stop().await;
     for end in ends(streams(&frontend, 20, LONG).await).await {
         assert!(matches!(end, End::Done(LONG)), "{end:?}");
     }
     until_counted(&frontend, "genset_disaggregated_whole_requests_total{").await;
-    // A worker that can do the whole takes over where there is no decode instance left.
+    // An aggregated worker takes over if there is no decode instance left.
     let [prefill, _other] = pool(&fleet, "prefill", &[]).await;
     let whole = fleet.worker(&[]).await;
     until_all_take_part(&frontend, &[&prefill]).await;
     decode.kill().await;
     other_decode.stop().await;
     until_all_take_part(&frontend, &[&whole]).await;
-    // And both come back.
+    // Then both pools come back.
     let [decode, _other] = pool(&fleet, "decode", &[]).await;
     until_all_take_part(&frontend, &[&prefill, &decode]).await;
 }
@@ -173,7 +173,7 @@ pub(crate) async fn real_blocks_go_over_the_wire_and_none_stays<M: Meeting>(flee
     until_all_take_part(&frontend, &[&prefill, &decode]).await;
     whole.stop().await;
     assert_eq!(same_text(streams(&frontend, 8, 60).await).await, expected);
-    // Clients that leave before, at and after the handover.
+    // Clients that disconnect before, at and after the handover.
     for begun in 0..6 {
         let mut stream = Stream::begin(frontend.address, 200)
             .await
@@ -190,7 +190,7 @@ pub(crate) async fn real_blocks_go_over_the_wire_and_none_stays<M: Meeting>(flee
         })
         .await;
     }
-    // A prefill instance that is gone takes no answer along.
+    // Losing a prefill instance fails no answer.
     prefill.kill().await;
     assert_eq!(same_text(streams(&frontend, 4, 60).await).await, expected);
 }

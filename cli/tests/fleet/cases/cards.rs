@@ -1,4 +1,4 @@
-//! Workers that publish different cards under one name.
+//! Workers that publish different cards under the same name.
 
 use crate::fleet::{Fleet, LOOK_AGAIN, until_listed};
 use crate::load::burst;
@@ -24,10 +24,10 @@ pub(crate) async fn workers_whose_cards_disagree_are_kept_apart<M: Meeting>(flee
         short.finished().await - before.0,
         long.finished().await - before.1,
     );
-    // One card is served, by its worker alone.
+    // One card is served, only by its worker.
     assert!(short_did.max(long_did) >= 40.0, "{short_did} {long_did}");
     assert!(short_did.min(long_did) < 2.0, "{short_did} {long_did}");
-    // When that worker goes, the other's card is served.
+    // When that worker leaves, the other's card is served.
     let (served, other) = if short_did > long_did {
         (short, long)
     } else {

@@ -1,7 +1,7 @@
-//! Chaos: many requests, many faults, and nothing lost.
+//! Chaos: many requests and many faults, and no request is lost.
 //!
-//! Short by default. `cargo xtask chaos` makes it long by the variables below. The seed is printed; the same seed gives the same
-//! requests and the same faults, though not at the same moments.
+//! Short by default; `cargo xtask chaos` makes it long through the variables below. It prints the seed. The same seed gives the
+//! same requests and the same faults, though not at the same times.
 
 mod faults;
 mod requests;
@@ -24,7 +24,7 @@ use crate::meeting::Meeting;
 use crate::support::soon;
 use crate::worker::Worker;
 
-/// The flags of every worker. The grace is shorter than many answers.
+/// The flags of every worker. Many answers take longer than the grace period.
 const WORKER: [&str; 4] = [
     "--kv-cache-memory=16MiB",
     "--threads=1",
@@ -32,7 +32,7 @@ const WORKER: [&str; 4] = [
     "--migration-limit=100",
 ];
 
-/// A worker's place in the fleet: its flags beside those of every worker. One place at a time has a fault.
+/// A worker's slot in the fleet: its flags in addition to those of every worker. One slot at a time has a fault.
 type Place = &'static [&'static str];
 
 const TOGETHER: [Place; 3] = [&[]; 3];
@@ -40,13 +40,13 @@ const PREFILL: Place = &["--role=prefill"];
 const DECODE: Place = &["--role=decode"];
 const APART: [Place; 4] = [PREFILL, PREFILL, DECODE, DECODE];
 
-/// What a run does.
+/// The settings of a run.
 struct Plan {
     seed: u64,
     requests: usize,
     faults: usize,
     clients: usize,
-    /// How long discovery is gone.
+    /// How long discovery is down.
     away: Duration,
 }
 
@@ -68,31 +68,31 @@ impl Plan {
     }
 }
 
-/// A request, and what it is answered when nothing is wrong.
+/// A request, and its answer without faults.
 struct Known {
     request: Request,
     answer: Answer,
 }
 
-/// What the clients share.
+/// The state that clients share.
 struct Run {
     address: SocketAddr,
     known: Vec<Known>,
-    /// Which of the known ones are sent, at least.
+    /// Indices of the known requests to send, at least.
     requests: Vec<usize>,
-    /// Those that were sent.
+    /// The number of requests that were sent.
     taken: AtomicUsize,
-    /// Nothing goes wrong any more.
+    /// Whether all faults are over.
     is_calm: AtomicBool,
 }
 
-/// One of the clients: sends one request after the other until all were sent, and as long as anything goes wrong. What failed.
+/// A client: sends one request after another until all were sent and all faults are over. Returns the failures.
 async fn client(run: Arc<Run>) -> Vec<String> {
     let mut failures = Vec::new();
     loop {
         let number = run.taken.fetch_add(1, Ordering::Relaxed);
         if number >= run.requests.len() && run.is_calm.load(Ordering::Relaxed) {
-            // Of those that were sent it is none.
+            // This one was not sent.
             run.taken.fetch_sub(1, Ordering::Relaxed);
             return failures;
         }
@@ -167,7 +167,7 @@ async fn chaos_in<M: Meeting>(mut fleet: Fleet<M>, places: &[Place]) {
         failures.len()
     );
     assert!(failures.is_empty(), "seed {}: {failures:#?}", plan.seed);
-    // Nothing is left behind.
+    // No request is left in a worker.
     for worker in &workers {
         worker.until_running(0.0).await;
         soon(async {

@@ -1,11 +1,11 @@
-//! Workers and frontends find each other, and models come and go with workers.
+//! Workers and frontends find each other, and models appear and disappear with their workers.
 
 use crate::fleet::{Fleet, LOOK_AGAIN, is_listed, until_all_answer, until_listed, until_unlisted};
 use crate::load::{ask, burst};
 use crate::meeting::Meeting;
 use crate::support::{soon, tiny_chat};
 
-/// How often the first moment of a model is tried.
+/// The number of attempts to hit a model's first moment.
 const FIRST_MOMENTS: usize = 20;
 
 pub(crate) async fn workers_and_frontend_find_each_other<M: Meeting>(fleet: Fleet<M>) {
@@ -24,13 +24,13 @@ pub(crate) async fn a_listed_model_is_routable_from_the_first_moment<M: Meeting>
     let frontend = fleet.frontend(&[]).await;
     for moment in 0..FIRST_MOMENTS {
         let answered = soon(async {
-            // No pause between looks: the moment is what matters.
+            // Poll without a pause: the timing is what matters.
             while !is_listed(&frontend).await {}
             ask(frontend.address).await
         });
         let (worker, answered) = tokio::join!(fleet.worker(&[]), answered);
         assert_eq!(answered, Ok(()), "the {moment}th time");
-        // By turns, so that a frontend also meets a worker while it still knows a dead one.
+        // Alternate, so that a frontend also sees a new worker while it still lists a dead one.
         if moment % 5 == 4 {
             worker.kill().await;
         } else {
@@ -51,7 +51,7 @@ pub(crate) async fn a_model_goes_with_its_last_worker_and_comes_back<M: Meeting>
         } else {
             worker.stop().await;
         }
-        // It is listed until discovery has forgotten the worker; what is asked meanwhile is told to try again.
+        // It is listed until discovery has forgotten the worker; requests meanwhile receive a retryable error.
         while is_listed(&frontend).await {
             if let Err(refusal) = ask(frontend.address).await {
                 let is_clear = refusal.starts_with("503 ")
@@ -60,7 +60,7 @@ pub(crate) async fn a_model_goes_with_its_last_worker_and_comes_back<M: Meeting>
                 assert!(is_clear, "{refusal}");
             }
         }
-        // For a while it is one that will be back, then one that is unknown.
+        // At first the model is expected back, then it is unknown.
         soon(async {
             loop {
                 let refusal = ask(frontend.address).await.expect_err("nobody is there");
@@ -86,7 +86,7 @@ fn is_unknown(refusal: &str) -> bool {
 }
 
 pub(crate) async fn a_frontend_needs_no_files_of_the_model<M: Meeting>(fleet: Fleet<M>) {
-    // The worker's folder goes, too, once it has been read.
+    // The worker's folder is also deleted, once the worker has read it.
     let folder = tempfile::tempdir().expect("a folder");
     let model = folder.path().join("tiny-chat");
     std::fs::create_dir(&model).expect("a folder");
@@ -108,7 +108,7 @@ pub(crate) async fn a_frontend_needs_no_files_of_the_model<M: Meeting>(fleet: Fl
     assert_eq!(ask(frontend.address).await, Ok(()));
 }
 
-/// The dead one is listed until its lease ends, and may be the first that a frontend asks for the model's files.
+/// The dead worker is listed until its lease ends, and may be the first that a frontend asks for the model's files.
 pub(crate) async fn a_frontend_that_comes_after_a_death_serves_at_once<M: Meeting>(
     fleet: Fleet<M>,
 ) {

@@ -1,4 +1,4 @@
-//! SIGTERM, and fleets that are replaced one by one.
+//! SIGTERM, and rolling replacement of fleets.
 
 use rustix::process::Signal;
 
@@ -8,7 +8,7 @@ use crate::load::{Hammer, ends, streams};
 use crate::meeting::Meeting;
 use crate::support::soon;
 
-/// Clients that ask all the time.
+/// Clients that send requests continuously.
 const CLIENTS: usize = 8;
 
 pub(crate) async fn a_draining_worker_finishes_its_streams_and_nothing_fails<M: Meeting>(
@@ -32,7 +32,7 @@ pub(crate) async fn a_rolling_restart_fails_nothing<M: Meeting>(fleet: Fleet<M>)
     let frontend = fleet.frontend_of(&[&one, &two]).await;
     let hammer = Hammer::start(&frontend, CLIENTS);
     one.stop().await;
-    // The next one goes the moment the new one is ready.
+    // The next one leaves as soon as the new one is ready.
     let three = fleet.worker(&["--token-delay-ms=1"]).await;
     two.stop().await;
     let four = fleet.worker(&["--token-delay-ms=1"]).await;
@@ -56,7 +56,7 @@ pub(crate) async fn a_second_signal_to_a_frontend_ends_streams_with_an_error<M: 
     fleet: Fleet<M>,
 ) {
     let worker = fleet.worker(&["--token-delay-ms=20"]).await;
-    // The grace alone would not end them in the time of a test.
+    // Within the time of a test, the grace period alone would not end the streams.
     let mut frontend = fleet.frontend(&["--grace=100000"]).await;
     until_listed(&frontend).await;
     until_all_answer(&frontend, &[&worker]).await;
@@ -76,7 +76,7 @@ pub(crate) async fn a_second_signal_to_a_frontend_ends_streams_with_an_error<M: 
         let message = error["message"].as_str().unwrap_or_default();
         assert!(message.contains("the server is shutting down"), "{error}");
     }
-    // Work was cut short.
+    // Requests were cut short.
     assert_eq!(frontend.exit_code().await, Some(3));
     let log = frontend.log();
     assert!(log.contains("stopped outcome=Forced"), "{log}");
@@ -99,7 +99,7 @@ pub(crate) async fn a_second_signal_ends_streams_with_an_error<M: Meeting>(fleet
         };
         assert_eq!(error["type"], "server_error", "{error}");
     }
-    // Work was cut short.
+    // Requests were cut short.
     assert_eq!(one.exit_code().await, Some(3));
     assert_eq!(two.exit_code().await, Some(3));
 }

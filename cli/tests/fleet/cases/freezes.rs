@@ -1,4 +1,4 @@
-//! SIGSTOP: the process is there, its connections stay, and nothing is answered.
+//! SIGSTOP: the process exists, its connections stay open, and nothing is answered.
 
 use rustix::process::Signal;
 
@@ -10,7 +10,7 @@ pub(crate) async fn a_frozen_worker_is_left_out_and_comes_back<M: Meeting>(fleet
     let [one, two] = fleet.two_workers(&[]).await;
     let frontend = fleet.frontend_of(&[&one, &two]).await;
     one.signal(Signal::STOP);
-    // Half of them wait for the frozen one until it counts as dead.
+    // Half of the requests wait for the frozen worker until it is considered dead.
     assert_eq!(burst(&frontend, 20).await, [""; 0]);
     assert_eq!(burst(&frontend, 20).await, [""; 0]);
     one.signal(Signal::CONT);

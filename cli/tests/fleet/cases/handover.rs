@@ -1,4 +1,4 @@
-//! Faults between the two legs of a request: while KV blocks are fetched, or wait to be.
+//! Faults between the two legs of a request: while KV blocks are fetched, or wait to be fetched.
 
 use rustix::process::Signal;
 use tempfile::NamedTempFile;
@@ -14,7 +14,7 @@ use crate::worker::Worker;
 /// Tokens of an answer.
 const SHORT: u64 = 30;
 
-/// Mockers whose blocks are a while on their way, two of each role: prefill, then decode.
+/// Mockers with a slow transfer of blocks, two of each role: prefill, then decode.
 async fn two_pools<M: Meeting>(fleet: &Fleet<M>, lease_s: f64) -> [Worker; 4] {
     let settings = NamedTempFile::new().expect("a file for the settings");
     let text = format!(
@@ -48,19 +48,19 @@ async fn until_empty(worker: &Worker) {
     .await;
 }
 
-/// Streams that have their first token, whose blocks are on their way.
+/// Streams that have their first token and whose blocks are in transfer.
 async fn handed_over(frontend: &Server, count: usize) -> Vec<Stream> {
     let begun = (0..count).map(|_| Stream::begin(frontend.address, SHORT));
     let begun = futures_util::future::try_join_all(begun).await;
     begun.expect("streams")
 }
 
-/// Whether the frontend's metrics have this text.
+/// Whether the frontend's metrics contain this text.
 async fn has_counted(frontend: &Server, text: &str) -> bool {
     frontend.get("/metrics").await.body.contains(text)
 }
 
-/// A decode worker has computed a prompt whose blocks could not be had.
+/// A decode worker computed a prompt because its blocks could not be fetched.
 const COMPUTED_ANEW: &str = "reason=\"decode_refused\"";
 
 pub(crate) async fn either_side_of_a_fetch_may_be_killed<M: Meeting>(fleet: Fleet<M>) {

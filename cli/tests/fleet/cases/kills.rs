@@ -20,7 +20,7 @@ pub(crate) async fn what_had_not_begun_moves_when_its_worker_is_killed<M: Meetin
     let [one, two] = fleet.two_workers(&["--token-delay-ms=2000"]).await;
     let frontend = fleet.frontend_of(&[&one, &two]).await;
     let killed = async {
-        // All are in an engine, and none has a token.
+        // All requests are in an engine, and none has a token.
         tokio::join!(one.until_running(10.0), two.until_running(10.0));
         one.kill().await;
     };

@@ -1,4 +1,4 @@
-//! Answers that have begun and outlive their worker: the client sees a pause, and the text of an undisturbed answer.
+//! Answers that outlive their worker after they have begun: the client sees a pause, and the text of an undisturbed answer.
 
 use rustix::process::Signal;
 
@@ -8,10 +8,10 @@ use crate::load::{burst, ends, same_text, streams};
 use crate::meeting::Meeting;
 use crate::support::Server;
 
-/// Tokens of an answer: longer than a worker's end takes.
+/// Tokens of an answer: it takes longer than a worker needs to exit.
 const LONG: u64 = 400;
 
-/// The text of an answer that nothing disturbs.
+/// The text of an undisturbed answer.
 async fn undisturbed(frontend: &Server) -> String {
     same_text(streams(frontend, 1, LONG).await).await
 }
@@ -50,7 +50,7 @@ pub(crate) async fn what_had_begun_moves_when_its_worker_freezes<M: Meeting>(fle
     assert!(one.running().await > 0.0);
     one.signal(Signal::STOP);
     assert_eq!(same_text(begun).await, whole);
-    // It learns that nobody reads what it goes on with.
+    // It learns that nobody reads the rest of its answers.
     one.signal(Signal::CONT);
     one.until_running(0.0).await;
 }

@@ -1,4 +1,4 @@
-//! The nats-server goes away and comes back.
+//! The nats-server goes down and comes back.
 
 use crate::answers::End;
 use crate::fleet::{Fleet, LOOK_AGAIN, until_all_answer};
@@ -11,7 +11,7 @@ pub(crate) async fn requests_work_again_when_nats_is_back(mut fleet: Fleet<EtcdA
     let frontend = fleet.frontend_of(&[&one, &two]).await;
     let begun = streams(&frontend, 10, 1_000_000).await;
     fleet.meeting.kill_nats().await;
-    // Nothing hangs: what was under way ends, and what is asked now is refused.
+    // Nothing hangs: streams in progress end, and new requests are refused.
     for end in ends(begun).await {
         let End::Error(error) = end else {
             panic!("{end:?}")

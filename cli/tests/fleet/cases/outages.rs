@@ -1,4 +1,4 @@
-//! Discovery goes away and comes back.
+//! Discovery goes down and comes back.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::fleet::{Fleet, until_all_answer};
 use crate::load::{Hammer, ends, streams};
 use crate::meeting::{Meeting, Outage};
 
-/// How long traffic goes on without discovery: longer than any lease of these fleets.
+/// How long traffic runs without discovery: longer than any lease of these fleets.
 const OUTAGE: Duration = Duration::from_secs(6);
 
 pub(crate) async fn traffic_outlives_discovery_that_is_gone<M: Meeting>(fleet: Fleet<M>) {

@@ -1,4 +1,4 @@
-//! Routing by what is cached, with engines that really cache.
+//! Routing by cached prefixes, with engines that really cache.
 
 use serde_json::{Value, json};
 
@@ -19,11 +19,11 @@ pub(crate) async fn a_prompt_goes_where_it_is_cached<M: Meeting>(fleet: Fleet<M>
         assert!(tokens > 200 && cached < 32, "{cached} of {tokens} cached");
         blocks += tokens / 16;
     }
-    // They share what the template begins with; canaries are short.
+    // The prompts share the beginning of the template; canaries are short.
     let least = f64::from(blocks - 6);
     until_metric(&frontend, INDEX_BLOCKS, least).await;
     all_are_cached(&frontend, &prompts).await;
-    // One that starts later knows by the workers' snapshots what this one knows by their events.
+    // A frontend that starts later learns from the workers' snapshots what this one learned from their events.
     drop(frontend);
     let frontend = choosing_frontend(&fleet).await;
     until_metric(&frontend, INDEX_BLOCKS, least).await;
@@ -33,7 +33,7 @@ pub(crate) async fn a_prompt_goes_where_it_is_cached<M: Meeting>(fleet: Fleet<M>
 pub(crate) async fn requests_of_one_key_go_where_the_first_went<M: Meeting>(fleet: Fleet<M>) {
     let _workers = tokio::join!(fleet.candle(&[]), fleet.candle(&[]));
     let frontend = choosing_frontend(&fleet).await;
-    // Less than a block: nothing of them is ever cached.
+    // Prompts shorter than a block are never cached.
     for number in 0..6 {
         let body = json!({
             "model": "tiny-chat",
@@ -51,7 +51,7 @@ pub(crate) async fn requests_of_one_key_go_where_the_first_went<M: Meeting>(flee
     assert!(text.contains(by_key), "{text}");
 }
 
-/// A frontend that chooses by what is cached, once it knows what both workers have.
+/// A frontend that routes by cached prefixes, once it knows the caches of both workers.
 async fn choosing_frontend<M: Meeting>(fleet: &Fleet<M>) -> Server {
     let frontend = fleet.frontend(&["--router-mode=kv"]).await;
     until_listed(&frontend).await;
@@ -59,7 +59,7 @@ async fn choosing_frontend<M: Meeting>(fleet: &Fleet<M>) -> Server {
     frontend
 }
 
-/// Asks for each prompt four times.
+/// Sends each prompt four times.
 async fn all_are_cached(frontend: &Server, prompts: &[String]) {
     for _ in 0..4 {
         for prompt in prompts {
@@ -69,7 +69,7 @@ async fn all_are_cached(frontend: &Server, prompts: &[String]) {
     }
 }
 
-/// Asks for one token; returns how many the prompt has, and how many of them were cached.
+/// Requests one token; returns the number of prompt tokens, and how many of them were cached.
 async fn ask(frontend: &Server, prompt: &str) -> (u32, u32) {
     let mut body = chat(1, false);
     body["messages"][0]["content"] = prompt.into();
@@ -88,7 +88,7 @@ async fn ask(frontend: &Server, prompt: &str) -> (u32, u32) {
     (count(&usage["prompt_tokens"]), count(cached))
 }
 
-/// Waits until the samples of a metric add up to `least`.
+/// Waits until the sum of a metric's samples is at least `least`.
 async fn until_metric(frontend: &Server, name: &str, least: f64) {
     soon(async {
         while metric(frontend, name).await < least {

@@ -1,4 +1,4 @@
-//! Who does not know the fleet's secret.
+//! Peers that do not know the fleet's secret.
 
 use std::io::Write;
 

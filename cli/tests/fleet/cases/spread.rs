@@ -5,22 +5,22 @@ use crate::load::{burst, streams};
 use crate::meeting::Meeting;
 
 pub(crate) async fn least_loaded_spreads_load<M: Meeting>(fleet: Fleet<M>) {
-    // A frontend knows its own requests at once and those of the other a moment later, so that the shares may differ.
+    // A frontend sees its own requests immediately and those of the other one later, so the shares may differ.
     spreads(fleet, "least-loaded", 14.0).await;
 }
 
 pub(crate) async fn power_of_two_spreads_load<M: Meeting>(fleet: Fleet<M>) {
-    // Blind chance leaves a worker with fewer than 8 of 60 once in ten thousand times; two choices far more seldom.
+    // With random selection, a worker gets fewer than 8 of 60 once in ten thousand runs; with power-of-two, far less often.
     spreads(fleet, "power-of-two", 8.0).await;
 }
 
-/// With 60 streams open, every worker has at least `least`.
+/// With 60 open streams, every worker has at least `least`.
 async fn spreads<M: Meeting>(fleet: Fleet<M>, mode: &str, least: f64) {
     let delay = ["--token-delay-ms=50"];
     let ([one, two], three) = tokio::join!(fleet.two_workers(&delay), fleet.worker(&delay));
     let workers = [&one, &two, &three];
     let mut frontends = Vec::new();
-    // Both, before there is any load: the least loaded worker alone would answer then.
+    // Check both before there is load: later only the least loaded worker would answer.
     for _ in 0..2 {
         let flag = format!("--router-mode={mode}");
         let frontend = fleet.frontend(&[&flag]).await;

@@ -1,5 +1,5 @@
-//! How long it takes until a fault is seen, with the default limits. It prints the medians, which `docs/guide/faults.md`
-//! quotes, and expects no more than that each time ends.
+//! How long the detection of a fault takes, with the default limits. Prints the medians, which `docs/guide/faults.md` quotes;
+//! asserts only that each time is finite.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use crate::meeting::Meeting;
 use crate::support::{Server, soon};
 use crate::worker::Worker;
 
-/// What the flags of a fleet are without its own haste and patience.
+/// The defaults of the flags that fleets of tests override.
 const DEFAULTS: [&str; 2] = ["--peer-timeout=1.5", "--etcd-lease-ttl=10"];
 
-/// Of so many the median is shown.
+/// The number of rounds for the median.
 const ROUNDS: usize = 3;
 
-/// A worker with a model of its own, so that its going shows in `/v1/models`.
+/// A worker with its own model, so that `/v1/models` shows when it leaves.
 struct Alone {
     worker: Worker,
     model: String,
@@ -69,10 +69,10 @@ pub(crate) async fn deaths_and_births_take_a_while<M: Meeting>(fleet: Fleet<M>) 
     show::<M>("SIGTERM to the model's end", ends(&frontend, leaving).await);
 }
 
-/// Starts a worker of `model`; returns when a request to it was answered.
+/// Starts a worker for `model`; returns after a request to it was answered.
 async fn start<M: Meeting>(fleet: &Fleet<M>, frontend: &Server, model: String) -> Alone {
     let name = format!("--model-name={model}");
-    // What is measured is how soon a client hears of it.
+    // The test measures how soon a client learns of the fault.
     let mut words = vec!["--token-delay-ms=5", "--migration-limit=0", &name];
     words.extend(DEFAULTS);
     let command = fleet.worker_command(&words);
@@ -102,7 +102,7 @@ async fn until_error(stream: Stream, since: Instant) -> Duration {
     since.elapsed()
 }
 
-/// How long after its moment each model was listed no more.
+/// For each model, the time from its moment until it is no longer listed.
 async fn ends(frontend: &Server, mut models: Vec<(String, Instant)>) -> Vec<Duration> {
     let mut ends = Vec::new();
     soon(async {

@@ -1,4 +1,4 @@
-//! What goes wrong in a chaos run.
+//! The faults of a chaos run.
 
 use std::time::Duration;
 
@@ -10,30 +10,30 @@ use crate::fleet::Fleet;
 use crate::meeting::{Meeting, Outage};
 use crate::worker::Worker;
 
-/// How long a worker is stopped: longer than the silence after which its peers count it as dead.
+/// How long a worker is stopped: longer than the silence after which its peers consider it dead.
 const FROZEN: Duration = Duration::from_secs(6);
 
-/// How long a worker gets a tenth of its time.
+/// How long a worker gets only a tenth of its CPU time.
 const SLOWED: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Fault {
-    /// SIGKILL; another one is started.
+    /// SIGKILL; a replacement is started.
     Killed,
-    /// Stopped, and then it goes on.
+    /// Stopped and then continued.
     Frozen,
-    /// Told to end before its answers do; another one is started.
+    /// Drained with less time than its answers need; a replacement is started.
     Drained,
     /// All its connections are closed at once.
     Cut,
-    /// Hardly gets a processor.
+    /// Gets very little CPU time.
     Slowed,
-    /// Discovery is gone, and comes back.
+    /// Discovery goes down and comes back.
     Unlisted,
 }
 
 impl Fault {
-    /// So many, as often one as another.
+    /// `count` faults of all kinds, in equal numbers.
     pub(super) fn random(count: usize, random: &mut impl Rng) -> Vec<Self> {
         let mut kinds = [
             Self::Killed,
@@ -52,8 +52,8 @@ impl Fault {
         faults
     }
 
-    /// Makes it, and mends it before it returns. `start` starts a worker in the place of `worker`; without discovery a fleet is
-    /// for so long `away`.
+    /// Injects the fault, and repairs it before it returns. `start` starts a replacement for `worker`; an outage of discovery
+    /// lasts `away`.
     pub(super) async fn strike<M: Meeting>(
         self,
         fleet: &mut Fleet<M>,
@@ -67,7 +67,7 @@ impl Fault {
                 return start(fleet).await;
             }
             Self::Drained => {
-                // The next one is there before this one has gone.
+                // The replacement starts before the old one exits.
                 let (next, ()) = tokio::join!(start(fleet), worker.leave());
                 return next;
             }

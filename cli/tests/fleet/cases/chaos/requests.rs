@@ -1,4 +1,4 @@
-//! What the clients of a chaos run ask, and what an answer is.
+//! The requests of clients in a chaos run, and their answers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,11 +21,11 @@ pub(super) struct Request {
     body: Value,
 }
 
-/// What a client has at the end: the texts of each choice and why it ended, and the tokens of all.
+/// A complete answer: the texts of each choice with its finish reason, and the total number of tokens.
 pub(super) type Answer = (BTreeMap<u64, String>, u64);
 
 impl Request {
-    /// One of the `kind`. Its answer is the same each time.
+    /// A random request of this `kind`. Its answer is always the same.
     pub(super) fn random(kind: usize, random: &mut impl Rng) -> Self {
         let number = random.random_range(0..1000);
         let schema = json!({
@@ -81,10 +81,10 @@ impl Request {
         Self { path, body }
     }
 
-    /// Sends it.
+    /// Sends the request.
     ///
     /// # Errors
-    /// Anything but a whole answer.
+    /// Anything but a complete answer.
     pub(super) async fn ask(&self, address: SocketAddr) -> Result<Answer, String> {
         let body = self.body.to_string();
         let exchange = Exchange::try_begin(address, "POST", self.path, &body)
@@ -106,7 +106,7 @@ impl Request {
 }
 
 fn answer(parts: &[Value]) -> Answer {
-    /// Where a choice has text, whole or streamed.
+    /// The places of a choice's text, whole or streamed.
     const TEXTS: [&str; 6] = [
         "/text",
         "/message/content",
