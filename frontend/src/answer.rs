@@ -4,9 +4,9 @@ mod account;
 mod counting;
 mod ends;
 mod logprobs;
+mod reasoning_counter;
 mod source;
 mod steps;
-mod thoughts;
 mod whole;
 
 use std::future::poll_fn;
@@ -30,11 +30,11 @@ use counting::Prompt;
 pub use ends::{AnswerEnd, Completed, Ending, TotalUsage};
 use logprobs::LogprobQueue;
 pub use logprobs::{CandidateToken, TokenLogprobs};
+use reasoning_counter::ReasoningCounter;
 use source::Source;
 pub use source::Starting;
 use steps::StepClock;
 pub use steps::StepMetrics;
-use thoughts::ReasoningCounter;
 
 /// One choice: a stream of text that ends. Dropping it cancels the request.
 pub struct Answer {

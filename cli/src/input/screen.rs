@@ -77,7 +77,7 @@ pub(super) struct Shown {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    Thoughts,
+    Reasoning,
     Content,
     Call,
 }
@@ -97,7 +97,7 @@ impl Shown {
         match delta {
             Delta::Content("") | Delta::Reasoning("") => {}
             Delta::Content(text) => self.content(text),
-            Delta::Reasoning(text) => self.beside(Part::Thoughts, "thoughts: ", text),
+            Delta::Reasoning(text) => self.beside(Part::Reasoning, "reasoning: ", text),
             Delta::ToolCall { name, .. } => {
                 self.part = self.part.filter(|part| *part != Part::Call);
                 self.beside(Part::Call, "call: ", &format!("{name} "));
@@ -204,7 +204,7 @@ mod tests {
     fn a_terminal_without_colours_gets_words_in_their_place() {
         assert_eq!(
             shown(Screen::Plain, &ANSWER),
-            "thoughts: Hm[2J.\n\nI **look**.\ncall: weather {}\n\nx"
+            "reasoning: Hm[2J.\n\nI **look**.\ncall: weather {}\n\nx"
         );
     }
 

@@ -310,7 +310,7 @@ async fn thoughts_are_dimmed_and_named_where_there_is_no_colour() {
     terminal.expect(PROMPT).await;
     let lines = terminal.lines();
     assert!(
-        lines.contains(&"thoughts: The sky scatters.".to_owned()),
+        lines.contains(&"reasoning: The sky scatters.".to_owned()),
         "{lines:?}"
     );
     assert!(!terminal.look("The sky scatters.").dim());

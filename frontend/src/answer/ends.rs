@@ -86,9 +86,9 @@ pub struct Ending {
 impl Ending {
     /// The total usage of a request with this answer alone.
     #[must_use]
-    pub fn spent(&self, end: &AnswerEnd) -> TotalUsage {
-        let mut spent = TotalUsage::default();
-        spent.add(end, self.reasoning_tokens);
-        spent
+    pub fn total_usage(&self, end: &AnswerEnd) -> TotalUsage {
+        let mut total = TotalUsage::default();
+        total.add(end, self.reasoning_tokens);
+        total
     }
 }

@@ -54,7 +54,7 @@ pub(super) struct EventBody {
     turn: usize,
     /// The task that polls the body.
     task: Arc<AtomicWaker>,
-    spent: TotalUsage,
+    total: TotalUsage,
     has_usage_event: bool,
     /// How its answers are routed, if the client asks for it.
     explanation: Option<Explanation>,
@@ -143,7 +143,7 @@ impl EventBody {
             running: 0,
             turn: 0,
             task,
-            spent: TotalUsage::default(),
+            total: TotalUsage::default(),
             has_usage_event,
             guard,
             buffer: BytesMut::new(),
@@ -243,17 +243,17 @@ impl EventBody {
         let reason = ChoiceEnd::new(&end, ending.has_calls, ending.has_open_call);
         self.encoder
             .finish(index, reason, &ending.rated, &mut self.buffer);
-        self.spent.add(&end, ending.reasoning_tokens);
+        self.total.add(&end, ending.reasoning_tokens);
         self.running -= 1;
         self.take_next(slot);
         if self.running == 0 {
             self.guard.set_status(StatusCode::OK);
-            self.guard.spent(&self.spent);
+            self.guard.add_usage(&self.total);
             if let Some(explanation) = &self.explanation {
                 self.encoder.explanation(explanation, &mut self.buffer);
             }
             if self.has_usage_event {
-                self.encoder.usage(&self.spent, &mut self.buffer);
+                self.encoder.usage(&self.total, &mut self.buffer);
             }
             self.encoder.done(&mut self.buffer);
             self.progress = Progress::Done;

@@ -78,24 +78,24 @@ async fn answer(
     }
     let explanation = answers.explanation().cloned();
     let (answers, memory) = collect(answers, guard.memory().another()).await?;
-    let mut spent = TotalUsage::default();
+    let mut total = TotalUsage::default();
     for answer in &answers {
-        spent.add(&answer.end, answer.reasoning_tokens);
+        total.add(&answer.end, answer.reasoning_tokens);
     }
     guard.text();
-    guard.spent(&spent);
+    guard.add_usage(&total);
     // Writing a token takes about as long as tokenizing a byte.
     let text: usize = answers
         .iter()
         .map(|answer| answer.message.content.len())
         .sum();
-    let tokens = usize::try_from(spent.usage.completion_tokens).unwrap_or(usize::MAX);
+    let tokens = usize::try_from(total.usage.completion_tokens).unwrap_or(usize::MAX);
     let bytes = tokens.saturating_add(text / WRITTEN_BYTES);
     let write = move |_: &_| {
         let _memory = memory;
         let choices = answers.iter().enumerate();
         let choices = choices.map(|(index, answer)| completed_choice(api, index, answer));
-        let mut response = response_json(&head, choices.collect(), &spent);
+        let mut response = response_json(&head, choices.collect(), &total);
         if let Some(explanation) = &explanation {
             response["genset"] = explanation_json(explanation);
         }

@@ -82,10 +82,10 @@ pub(super) fn messages(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>
         let mut blocks = Blocks::new(head.shows_thinking);
         let add = |delta: Delta<'_>, _: &[TokenLogprobs]| blocks.add(delta);
         let (end, ending) = answer.read_all(&mut memory, add).await?;
-        let spent = ending.spent(&end);
+        let total = ending.total_usage(&end);
         let message = message_json(&head, blocks, &end, ending.has_calls);
         call.guard.text();
-        call.guard.spent(&spent);
+        call.guard.add_usage(&total);
         Ok(Reply::Json(message.to_string()))
     }
     .boxed()

@@ -130,7 +130,7 @@ impl HttpMetrics {
             ),
             reasoning_tokens: registry.create(
                 "genset_http_reasoning_tokens",
-                "Completion tokens of answered requests that were thoughts",
+                "Reasoning tokens of answered requests",
             ),
             input_length: registry.histogram(
                 "genset_http_input_length_tokens",
@@ -413,13 +413,16 @@ impl RequestGuard {
     }
 
     /// Records the usage of an answered request. It is already charged.
-    pub(super) fn spent(&self, spent: &TotalUsage) {
-        self.usage(&spent.usage);
-        let thoughts = u64::from(spent.reasoning_tokens);
-        self.metrics.shared.reasoning_tokens.inc_by(thoughts);
+    pub(super) fn add_usage(&self, total: &TotalUsage) {
+        self.usage(&total.usage);
+        let reasoning_tokens = u64::from(total.reasoning_tokens);
+        self.metrics
+            .shared
+            .reasoning_tokens
+            .inc_by(reasoning_tokens);
     }
 
-    /// Like [`Self::spent`], for a request without answers of its own.
+    /// Like [`Self::add_usage`], for a request without answers of its own.
     pub(super) fn usage(&self, usage: &Usage) {
         let shared = &self.metrics.shared;
         shared

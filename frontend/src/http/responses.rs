@@ -92,10 +92,10 @@ pub(super) fn create(call: &mut Call) -> BoxFuture<'_, Result<Reply, ApiError>> 
         let (end, ending) = answer.read_all(&mut memory, add).await?;
         output.add_rated(&ending.rated);
         output.ensure_item();
-        let spent = ending.spent(&end);
+        let total = ending.total_usage(&end);
         call.guard.text();
-        call.guard.spent(&spent);
-        let end = ResponseEnd::new(&end, spent, now());
+        call.guard.add_usage(&total);
+        let end = ResponseEnd::new(&end, total, now());
         let bytes = (output.bytes() + head.repeated.bytes()) / WRITTEN_BYTES;
         let write = move |_: &_| {
             let _held = (memory, held);
@@ -339,7 +339,7 @@ impl AnswerEvents for ResponseEvents {
 
     fn finish(mut self, end: &AnswerEnd, ending: Ending, out: &mut BytesMut) {
         self.encoder.add_rated(&ending.rated);
-        let end = ResponseEnd::new(end, ending.spent(end), now());
+        let end = ResponseEnd::new(end, ending.total_usage(end), now());
         let (response, output) = self.encoder.finish(&end, out);
         self.keeper.keep(&response, output);
     }

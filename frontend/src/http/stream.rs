@@ -124,10 +124,10 @@ impl<E: AnswerEvents> AnswerBody<E> {
         };
         let buffer = &mut self.buffer;
         let ending = answer.end(|delta, rated| events.delta(delta, rated, buffer));
-        let spent = ending.spent(end);
+        let total = ending.total_usage(end);
         events.finish(end, ending, buffer);
         self.guard.set_status(StatusCode::OK);
-        self.guard.spent(&spent);
+        self.guard.add_usage(&total);
     }
 
     fn fail(&mut self, error: ApiError) {

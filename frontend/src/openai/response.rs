@@ -109,11 +109,11 @@ impl From<FinishReason> for ChoiceEnd {
 
 /// The `usage` object. Uncounted tokens are 0.
 #[must_use]
-pub fn usage_json(spent: &TotalUsage) -> Value {
+pub fn usage_json(total: &TotalUsage) -> Value {
     let TotalUsage {
         usage,
         reasoning_tokens,
-    } = spent;
+    } = total;
     let predictions = usage.predictions.unwrap_or_default();
     json!({
         "prompt_tokens": usage.prompt_tokens,
@@ -199,14 +199,14 @@ fn call_json(call: &ToolCall) -> Value {
 
 /// A whole response.
 #[must_use]
-pub fn response_json(head: &CompletionHead, choices: Vec<Value>, spent: &TotalUsage) -> Value {
+pub fn response_json(head: &CompletionHead, choices: Vec<Value>, total: &TotalUsage) -> Value {
     let mut response = json!({
         "id": head.id,
         "object": head.api.object(false),
         "created": head.created,
         "model": head.model,
         "choices": choices,
-        "usage": usage_json(spent),
+        "usage": usage_json(total),
         "system_fingerprint": FINGERPRINT,
     });
     if let (Api::Chat, Some(fields)) = (head.api, response.as_object_mut()) {
@@ -354,10 +354,10 @@ impl ChunkEncoder {
     }
 
     /// Writes the usage event: no choices.
-    pub fn usage(&self, spent: &TotalUsage, out: &mut BytesMut) {
+    pub fn usage(&self, total: &TotalUsage, out: &mut BytesMut) {
         out.put_slice(&self.before_index);
         out.put_slice(b"],\"usage\":");
-        put_json(&usage_json(spent), out);
+        put_json(&usage_json(total), out);
         out.put_slice(b"}\n\n");
     }
 

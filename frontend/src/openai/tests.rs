@@ -272,7 +272,7 @@ proptest! {
 
 #[test]
 fn a_whole_answer_and_a_streamed_one_say_the_same() {
-    let spent = TotalUsage {
+    let total = TotalUsage {
         usage: Usage {
             prompt_tokens: 3,
             completion_tokens: 4,
@@ -293,11 +293,11 @@ fn a_whole_answer_and_a_streamed_one_say_the_same() {
         ] {
             let choice =
                 completed_choice(api, 5, &completed(Message::from("text".to_owned()), reason));
-            let whole = response_json(&head(api, "m"), vec![choice], &spent);
+            let whole = response_json(&head(api, "m"), vec![choice], &total);
             let encoder = ChunkEncoder::new(&head(api, "m"), true);
             let mut out = BytesMut::new();
             encoder.finish(5, reason, &[], &mut out);
-            encoder.usage(&spent, &mut out);
+            encoder.usage(&total, &mut out);
             let streamed = events(&out);
             for end in [&whole["choices"][0], &streamed[0]["choices"][0]] {
                 assert_eq!(

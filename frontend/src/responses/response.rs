@@ -139,14 +139,14 @@ pub enum ResponseEnd {
 impl ResponseEnd {
     /// The end of a response, from its answer's end, its usage, and `now` in seconds since 1970.
     #[must_use]
-    pub fn new(end: &AnswerEnd, spent: TotalUsage, now: u64) -> Self {
+    pub fn new(end: &AnswerEnd, total: TotalUsage, now: u64) -> Self {
         match end.reason {
-            FinishReason::Stop => Self::Completed(spent, now),
+            FinishReason::Stop => Self::Completed(total, now),
             // Nobody reads a cancelled answer; if somebody does, it was cut short.
             FinishReason::Length | FinishReason::Cancelled => {
-                Self::Incomplete(spent, "max_output_tokens")
+                Self::Incomplete(total, "max_output_tokens")
             }
-            FinishReason::ContentFilter => Self::Incomplete(spent, "content_filter"),
+            FinishReason::ContentFilter => Self::Incomplete(total, "content_filter"),
         }
     }
 
@@ -293,7 +293,7 @@ impl ResponseEnd {
 
     fn usage(&self) -> Option<Value> {
         match self {
-            Self::Completed(spent, _) | Self::Incomplete(spent, _) => Some(usage_json(spent)),
+            Self::Completed(total, _) | Self::Incomplete(total, _) => Some(usage_json(total)),
             Self::Failed(_) => None,
         }
     }
@@ -318,8 +318,8 @@ fn error_code(error: &ApiError) -> &'static str {
     }
 }
 
-fn usage_json(spent: &TotalUsage) -> Value {
-    let usage = &spent.usage;
+fn usage_json(total: &TotalUsage) -> Value {
+    let usage = &total.usage;
     json!({
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {
@@ -327,7 +327,7 @@ fn usage_json(spent: &TotalUsage) -> Value {
             "cache_write_tokens": 0,
         },
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": spent.reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": total.reasoning_tokens},
         "total_tokens": usage.total_tokens(),
     })
 }
