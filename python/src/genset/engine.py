@@ -17,7 +17,7 @@ from genset.types import GenerateChunk, GenerateRequest, Load, Metric
 
 
 class Context:
-    """What travels beside a request."""
+    """The context of one request: id, headers, trace, deadline and cancellation."""
 
     def __init__(
         self,
@@ -36,20 +36,20 @@ class Context:
         """W3C trace context, empty when there is none."""
         self.tracestate = tracestate
         self.deadline_ms = deadline_ms
-        """Milliseconds that were left when the request arrived; None for no deadline."""
+        """Milliseconds left when the request arrived; None for no deadline."""
         self.native: Any = None
-        """The request in the native runtime, where it came from there: what it asks of others is under it."""
+        """The native runtime's request, or None: the parent of the requests that a handler sends on its behalf."""
 
     def id(self) -> str:
         """The request's id, unique among those in flight."""
         return self._id
 
     def is_stopped(self) -> bool:
-        """Whether nobody waits for the answer any more. Any thread may ask."""
+        """Whether the request was stopped: nobody waits for its answer any more. Any thread may call it."""
         return self._reason is not None
 
     def stop_reason(self) -> str | None:
-        """`client`, `deadline`, `shutdown` or `engine_dead`, once stopped."""
+        """`client`, `deadline`, `shutdown` or `engine_dead` once the request is stopped, else None."""
         return self._reason
 
     async def stopped(self) -> None:
@@ -57,7 +57,7 @@ class Context:
         await self._stopped.wait()
 
     def stop(self, reason: str = "client") -> None:
-        """Stops the request; the first reason stays. Called by the package, and by tests."""
+        """Stops the request; the first reason is kept. Called by the package and by tests."""
         if self._reason is None:
             self._reason = reason
             self._stopped.set()
@@ -74,7 +74,7 @@ USUAL_SAMPLING = (
     "logit_bias",
     "seed",
 )
-"""The options that reach an engine that does not say which it honours."""
+"""The sampling options that an engine receives if it declares none."""
 
 
 ROLES = ("aggregated", "prefill", "decode")
@@ -94,52 +94,52 @@ _ENDPOINT_TYPES = ("chat", "completions", "embeddings", "scores")
 
 @dataclasses.dataclass
 class EngineConfig:
-    """What an engine says about itself when it has started. Other abilities than it declares are refused before they reach it."""
+    """What an engine declares about itself after its start. The worker refuses requests for abilities that it does not declare."""
 
     model: str
     served_model_name: str | None = None
     context_length: int | None = None
-    """The most tokens of prompt and answer together. None for that of the model's files; where they have none, requests of any
-    length are let through."""
+    """The most tokens of prompt and answer together. None takes the limit from the model's files; if they have none, requests of any
+    length are accepted."""
     vocab_size: int | None = None
     kv_cache_block_size: int | None = None
     total_kv_blocks: int | None = None
-    """KV blocks in all. With them, and without `kv_events`, routers take the prompts that they sent for cached."""
+    """The number of KV blocks. With it, and without `kv_events`, routers assume that the prompts they sent are cached."""
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     data_parallel_size: int = 1
     inputs: tuple[str, ...] = ("tokens",)
-    """Of `tokens`, `text`, `chat`, `embed`, `score`."""
+    """Any of `tokens`, `text`, `chat`, `embed`, `score`."""
     media: tuple[str, ...] = ()
-    """Of `image`, `audio`: what `messages` may have beside text, as parts of the types `image_url`, whose `url` is a `data:` URL, and
-    `input_audio`. For engines that take `chat`; one that takes `tokens` too gets those where a chat has text alone."""
+    """Any of `image`, `audio`: what `messages` may have beside text, as parts of the types `image_url`, whose `url` is a `data:` URL, and
+    `input_audio`. For engines that take `chat`; an engine that also takes `tokens` receives a text-only chat as tokens."""
     sampling: tuple[str, ...] | None = None
-    """The names of the sampling options that are honoured: a request with another is refused; `()` for none. None where the
-    engine does not say: then the usual ones (`USUAL_SAMPLING`) reach it, and the log warns."""
+    """The sampling options that the engine honours; a request with another one is refused. `()` means none. None means not declared:
+    then the engine receives `USUAL_SAMPLING`, and the log warns."""
     max_logprobs: int | None = None
     guided: tuple[str, ...] = ()
-    """Of `json_object`, `json_schema`, `regex`, `choice`, `grammar`."""
+    """Any of `json_object`, `json_schema`, `regex`, `choice`, `grammar`."""
     priority: bool = False
     adapters: bool = False
     kv_events: bool = False
     kv_ranks: bool = False
-    """Whether KV events are published with the rank they are of, where there are several."""
+    """Whether KV events name their data-parallel rank, if there are several ranks."""
     resume: bool = False
-    """Whether an answer may go on from another instance's tokens with the same result: seeds, penalties and grammars take the last
+    """Whether the engine can continue another instance's answer with the same result: seeds, penalties and grammars treat the last
     `resumed_tokens` of the prompt as generated."""
     resume_as_prompt: bool = False
-    """Whether one may go on from another instance's tokens as from a longer prompt. Such requests come without a seed, a penalty or a
-    grammar; other answers that have begun are lost with their instance."""
+    """Whether the engine can continue another instance's answer as a longer prompt. Requests with a seed, a penalty or a grammar do not
+    migrate so: once their answer has begun, they are lost with their instance."""
     roles: tuple[str, ...] = ()
-    """Of `aggregated`, `prefill`, `decode`; empty for `aggregated` only."""
+    """Any of `aggregated`, `prefill`, `decode`; empty means `aggregated` only."""
     deviations: tuple[str, ...] = ()
-    """Where the engine is known to deviate from what all do: of `batch_variant`, `no_min_tokens`, `penalties_count_prompt`, `logprobs_after_bias`."""
+    """Known deviations of the engine: any of `batch_variant`, `no_min_tokens`, `penalties_count_prompt`, `logprobs_after_bias`."""
     canary: GenerateRequest | None = None
-    """The request the worker probes the engine's health with: before it is listed, and whenever it was silent for long. None
-    for one token in, one out."""
+    """The request with which the worker probes the engine's health: before it lists the engine, and after a long silence. None for one
+    token in, one out."""
 
     def to_wire(self) -> dict[str, Any]:
-        """The config as the worker reads it. Raises `InvalidArgument`, naming the field, for a value that is none of its field."""
+        """Returns the config as the worker reads it. Raises `InvalidArgument`, naming the field, for an invalid value."""
         if self.context_length is None:
             raise InvalidArgument(
                 "EngineConfig needs it: the most tokens of prompt and answer together",
@@ -182,57 +182,56 @@ class EngineConfig:
 
 @dataclasses.dataclass
 class WorkerConfig:
-    """How the worker around the engine presents itself. Used where the program starts the worker, not where the worker
-    started the program."""
+    """How the worker presents itself. Used if the program starts the worker, but not if the worker started the program."""
 
     namespace: str = "genset"
     component: str = ""
-    """Empty for that of the role: `backend`, `prefill` or `decode`."""
+    """Empty for the role's default: `backend`, `prefill` or `decode`."""
     endpoint: str = "generate"
     model_name: str = ""
     served_model_name: str | None = None
     model_path: str | None = None
-    """Folder with the tokenizer, or a GGUF file; `model_name` when it is absent, which may be only a name where the engine takes text or chats alone."""
+    """Folder with the tokenizer, or a GGUF file. Defaults to `model_name`, which may be just a name if the engine takes only text or chats."""
     role: str = "aggregated"
-    """The part the instance plays: `aggregated`, `prefill` or `decode`; the engine declares those it can (`EngineConfig.roles`)."""
+    """The instance's role: `aggregated`, `prefill` or `decode`. The engine declares the roles it supports in `EngineConfig.roles`."""
     endpoint_types: str | None = None
-    """Of `chat`, `completions`, `embeddings`, `scores`, with commas; None for all that the engine can."""
+    """Any of `chat`, `completions`, `embeddings`, `scores`, separated by commas; None for all that the engine supports."""
     discovery_backend: str | None = None
     request_plane: str | None = None
     event_plane: str | None = None
-    """Accepted and without effect: events travel over the request plane."""
+    """Accepted and ignored: events travel over the request plane."""
     use_kv_events: bool = False
-    """Accepted and without effect: what the engine declares counts, `EngineConfig.kv_events`."""
+    """Accepted and ignored: `EngineConfig.kv_events` decides."""
     context_length: int | None = None
     """Lowers the engine's context, in tokens."""
     migration_limit: int | None = None
-    """How often a request may go on at another instance; None for the default of `genset run`, 3. One whose answer has begun goes on only
-    where the engine declares `EngineConfig.resume` or `resume_as_prompt`."""
+    """How often a request may migrate to another instance; None for the default of `genset run`, 3. A request whose answer has begun
+    migrates only if the engine declares `EngineConfig.resume` or `resume_as_prompt`."""
     tool_call_parser: str | None = None
-    """Which tool calls frontends find in the text: a name of `genset run --tool-parser`."""
+    """The parser with which frontends find tool calls in the text: a name of `genset run --tool-parser`."""
     reasoning_parser: str | None = None
-    """Which reasoning frontends find in the text: a name of `genset run --reasoning-parser`."""
+    """The parser with which frontends find reasoning in the text: a name of `genset run --reasoning-parser`."""
     user_data: Mapping[str, Any] | None = None
-    """Published with the model as it is; what JSON can hold."""
+    """A JSON object that is published unchanged with the model."""
     custom_jinja_template: str | None = None
-    """File with a chat template, in place of the model's own."""
+    """File with a chat template that replaces the model's own."""
     request_timeout: float | None = None
-    """How long a request may take whose client gave no deadline, in seconds, 0 for no limit; None for the default of `genset run`, 600."""
+    """The time limit for requests whose client gave no deadline, in seconds; 0 for none, None for the default of `genset run`, 600."""
     idle_timeout: float | None = None
     """The longest silence inside an answer, in seconds, 0 for no limit; None for 120."""
     canary_interval: float | None = None
-    """Silence of the engine after which the worker probes it, in seconds, 0 to probe at start alone; None for 30."""
+    """The worker probes the engine after this much silence, in seconds; 0 probes only at the start. None for 30."""
     canary_timeout: float | None = None
-    """How long the engine may take to answer a probe, the first one too, in seconds; None for 30."""
+    """How long the engine may take to answer a probe, including the first, in seconds; None for 30."""
     engine_restarts: int = 0
-    """How often in a row the worker starts the engine's process again when it ended by itself."""
+    """How often in a row the worker restarts the engine's process after it exited by itself."""
     extra_args: list[str] = dataclasses.field(default_factory=list)
     """Further arguments for `genset run`, passed on unchanged."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(WorkerConfig):
             if getattr(self, field.name) is None and field.default is not dataclasses.MISSING:
-                # Of an option that was not given.
+                # The option was not given.
                 setattr(self, field.name, field.default)
         self.component = self.component or ("backend" if self.role == "aggregated" else self.role)
         check_values(WorkerConfig, vars(self), {"role": ROLES}, {"context_length": 1})
@@ -245,7 +244,7 @@ class WorkerConfig:
 
     @classmethod
     def from_runtime_config(cls, runtime_config: object, **overrides: Any) -> WorkerConfig:
-        """Takes the fields that `runtime_config` has by the same names, but for those that are None; `overrides` win. The parsers may
+        """Copies the fields that `runtime_config` has under the same names, except those that are None; `overrides` win. The parsers may
         have Dynamo's names: `dyn_tool_call_parser`, `dyn_reasoning_parser`."""
         values = {field.name: getattr(runtime_config, field.name, None) for field in dataclasses.fields(cls)}
         for name in ("tool_call_parser", "reasoning_parser"):
@@ -255,16 +254,16 @@ class WorkerConfig:
 
 
 Event = Union[dict[str, Any], str]
-"""As the worker reads it: what has no data is its name."""
+"""An event as the worker reads it. An event without data is just its name."""
 
 STEP = "step"
 STEP_INTERVAL_S = 0.25
-"""How often a step is told, at most: one stands for all that follow so soon."""
+"""The shortest time between two step events. One event stands for all steps in that time."""
 
 
 class WorkerHandle:
-    """Where an engine publishes. `LLMEngine.worker` is one, from before `start`. Any thread may call its methods; without a
-    worker they lead nowhere."""
+    """Publishes an engine's events. `LLMEngine.worker` is set before `start`. Any thread may call the methods; without a worker
+    they have no effect."""
 
     def __init__(
         self,
@@ -279,11 +278,11 @@ class WorkerHandle:
         self._next_step_s = -math.inf
 
     def report_progress(self, stage: str, fraction: float | None = None) -> None:
-        """Says how far `start` is; `fraction` is from 0 to 1."""
+        """Reports how far `start` is; `fraction` is from 0 to 1."""
         self._progress(stage, fraction)
 
     def publish_load(self, load: Load) -> None:
-        """Says how busy the engine is; the last value counts."""
+        """Publishes how busy the engine is; the last value counts."""
         self._publish({"load": load})
 
     def publish_metrics(self, metrics: list[Metric]) -> None:
@@ -291,30 +290,30 @@ class WorkerHandle:
         self._publish({"metrics": metrics})
 
     def publish_kv_stored(self, blocks: list[int], parent: int | None = None, rank: int | None = None) -> None:
-        """Blocks, each the child of the one before, became reusable; the first follows `parent`. Hashes are those of
-        `genset.kv.hash_blocks`: a router hashes prompts so, and finds no others. `rank` is the data-parallel rank whose blocks they are,
-        for engines that declare `kv_ranks`."""
+        """Blocks became reusable. Each is the child of the one before; the first follows `parent`. Compute the hashes with
+        `genset.kv.hash_blocks`, as routers do: no other hash matches a prompt. `rank` is the data-parallel rank of the blocks, for engines
+        that declare `kv_ranks`."""
         self._publish(kv_event({"stored": {"parent": parent, "blocks": blocks}}, rank))
 
     def publish_kv_removed(self, blocks: list[int], rank: int | None = None) -> None:
-        """Blocks are reusable no more."""
+        """Blocks are no longer reusable."""
         self._publish(kv_event({"removed": {"blocks": blocks}}, rank))
 
     def publish_kv_cleared(self, rank: int | None = None) -> None:
-        """No block is reusable any more: of the rank, or of all."""
+        """No block of the rank, or of any rank if it is None, is reusable any more."""
         self._publish(kv_event("cleared", rank))
 
     def report_step(self) -> None:
-        """The engine has computed a step, of any of its requests. Call it after each, also where only a part of a prompt was read: no
-        answer counts as silent while steps are reported, and an engine whose canary waits behind a long prompt is alive. The worker is
-        told four times a second at most. Of a `BatchEngine` that `genset.backend.run` runs, the package reports them."""
+        """Reports that the engine has computed a step, for any request. Call it after each step, even one that read only a part of a prompt:
+        while steps are reported, no answer counts as silent and a canary that waits behind a long prompt is no failure. Sends at most four
+        events a second. For a `BatchEngine` under `genset.backend.run` the package reports the steps."""
         now_s = time.monotonic()
         if now_s >= self._next_step_s:
             self._next_step_s = now_s + STEP_INTERVAL_S
             self._publish(STEP)
 
     def report_dead(self, reason: str) -> None:
-        """The engine can go on no more: the worker unlists it and ends its requests."""
+        """Reports that the engine cannot continue: the worker unlists it and ends its requests."""
         self._publish({"dead": {"reason": reason}})
 
 
@@ -336,29 +335,29 @@ class LLMEngine(abc.ABC):
     def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
         """Answers one request: an `async def` with `yield`. The last chunk has `finish_reason`.
 
-        Poll `context.is_stopped()` between chunks and end with `finish_reason="cancelled"`. A generator that does not end by
-        itself within `CANCEL_GRACE_S` after that is cancelled where it waits.
+        Poll `context.is_stopped()` between chunks and end with `finish_reason="cancelled"`. A generator that does not end within
+        `CANCEL_GRACE_S` after the stop is cancelled at its `await`.
         """
 
     async def abort(self, context: Context) -> None:
-        """The request was stopped: free what it holds elsewhere. `generate` is told by its context as well."""
+        """Called when the request was stopped: frees what it holds elsewhere. `generate` sees the stop in its context too."""
 
     async def drain(self) -> None:
-        """What must be done before the shutdown while peers can still reach this process."""
+        """Called before the shutdown, while peers can still reach this process."""
 
     @abc.abstractmethod
     async def cleanup(self) -> None:
-        """Frees everything. Harmless when called twice, or after a `start` that failed half-way."""
+        """Frees everything. It may be called twice, and after a `start` that failed half-way."""
 
     async def control(self, op: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
         """An operator's request: `sleep`, `wake`, `clear_prefix_cache`, `load_adapter`, `unload_adapter`, `list_adapters`,
-        `update_weights`, `start_profile`, `stop_profile`. Returns None when done; `{"adapters": [...]}` or
-        `{"location": ...}` where the operation has an answer."""
+        `update_weights`, `start_profile`, `stop_profile`. Returns None when done, or `{"adapters": [...]}` or `{"location": ...}` if the
+        operation has a result."""
         raise Unsupported(f"this engine does not support {op}", field="op")
 
 
 def control_reply(reply: dict[str, Any] | None) -> dict[str, Any]:
-    """What `LLMEngine.control` gave, as the worker reads it."""
+    """Returns the result of `LLMEngine.control` as the worker reads it."""
     if reply is None:
         return {"result": "done"}
     if "adapters" in reply:

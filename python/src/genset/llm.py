@@ -3,7 +3,7 @@
     await register_llm(ModelType.Backend, endpoint, "models/tiny-chat")
     await endpoint.serve_endpoint(generate)
 
-Frontends find the model as soon as the handler has answered a first request of the worker's, the canary: one token in, one out.
+Frontends find the model after the handler has answered the worker's first probe, the canary: one token in, one out.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = ["KvEventPublisher", "LoadPublisher", "MetricsPublisher", "ModelType",
 logger = logging.getLogger(__name__)
 
 IDLE_S = 5.0
-"""How long requests that the worker cut short may take to end by themselves. Then they are cancelled."""
+"""How long requests that the worker cut short may take to end by themselves. After it they are cancelled."""
 
 
 class ModelType(enum.Flag):
-    """What a handler takes and answers."""
+    """What a handler receives and yields."""
 
     Backend = enum.auto()
-    """`token_ids` in, `token_ids` and at last `finish_reason` out: a `genset.GenerateRequest`, and `genset.GenerateChunk`s. Without a
-    `finish_reason` an answer that ends is a `length` where it has `max_tokens`, else a `stop`."""
+    """`token_ids` in; `token_ids` and finally `finish_reason` out: a `genset.GenerateRequest`, and `genset.GenerateChunk`s. An answer that
+    ends without a `finish_reason` counts as `length` if it has `max_tokens` tokens, else as `stop`."""
     Chat = enum.auto()
     """The body of a chat request as its client sent it in; a `chat.completion`, `chat.completion.chunk`s or plain text out. The
     other kind is made of what the handler gives, as the client asked to have it streamed or not. Requests of `/v1/responses` and
@@ -50,7 +50,7 @@ class ModelType(enum.Flag):
     Completion = enum.auto()
     """The same for `/v1/completions`."""
     Embedding = enum.auto()
-    """`embed`, a list of token sequences, in; `embeddings`, a vector for each, out."""
+    """`embed`, a list of token sequences, in; `embeddings`, one vector per sequence, out."""
 
 
 async def register_llm(
@@ -87,44 +87,46 @@ async def register_llm(
     canary_interval: float = 30.0,
     canary_timeout: float = 30.0,
 ) -> None:
-    """Says that `endpoint` serves a model. To be called before its `serve_endpoint`.
+    """Registers a model that `endpoint` serves. Call it before the endpoint's `serve_endpoint`.
 
-    `model_path` is the folder of a model, a GGUF file, or the name of a model in the Hugging Face Hub (`ORG/NAME`, `ORG/NAME@REVISION`,
-    `ORG/NAME:QUANTIZATION`, `ORG/NAME/FILE.gguf`; `hf://` before it or not): its tokenizer and template are published. What the Hub's
-    cache lacks is fetched as by `genset pull --config-only`, a GGUF file whole; for bodies, which need no files, nothing is. `model_name` is the name clients use; without it
-    `ORG/NAME` of the Hub's model, or the folder's or the file's name. `context_length` is the most tokens
-    of prompt and answer; without it that of the model's files, and where they have none requests of any length are let through.
-    `migration_limit` is how often a request may go on at another instance, from the tokens it has. To the handler there they are the
-    end of a longer prompt, so requests with a seed, a penalty or a grammar, whose rest that is not, are lost with their instance once
-    their answer has begun. With `resume` these go on too, and the handler takes the last `resumed_tokens` of `token_ids` as generated:
-    seeds draw on behind them, penalties count them, grammars go on from them. `user_data` is published as it is, and workers of one model may have others each. `sampling` names the options that the handler honours: a request with another is refused. Without it the usual ones
-    are let through. `max_logprobs` is how many candidates of each token the handler gives log probabilities of, and `guided` names the
-    kinds of structured output that it keeps to; without them requests with these are refused. With `priority` the handler honours that
-    of its requests, the larger first; without it a request with one is refused. With `kv_events` routers follow what a `KvEventPublisher` tells; without it they go by what they sent, if `total_kv_blocks` says that there are KV blocks.
-    `data_parallel_size` is the number of ranks, of which a request may name one (`data_parallel_rank`); with `kv_ranks` the
-    `KvEventPublisher` is told the rank of each event, and routers choose among the ranks.
-    `vocab_size` is what token ids are below; without it that of the model's files. `max_num_seqs`, how many requests the handler runs at
-    once, is published; `max_running_requests` is what it is never given more of, the worker's canary included. One that finds all taken is left
-    out, until what ran when the handler last gave something must have ended.
+    `model_path` is a model's folder, a GGUF file, or the name of a model in the Hugging Face Hub (`ORG/NAME`, `ORG/NAME@REVISION`,
+    `ORG/NAME:QUANTIZATION`, `ORG/NAME/FILE.gguf`; `hf://` before it or not). Its tokenizer and template are published. Files that the Hub's
+    cache lacks are fetched as by `genset pull --config-only`, a GGUF file whole; for bodies, which need no files, nothing is fetched.
+    `model_name` is the name clients use, by default `ORG/NAME` of the Hub's model, or the name of the folder or file. `context_length` is
+    the most tokens of prompt and answer; by default that of the model's files. If they have none, requests of any length are accepted.
+    `migration_limit` is how often a request may migrate to another instance, with the tokens it has. The handler there sees them as the
+    end of a longer prompt. A request with a seed, a penalty or a grammar cannot continue so: once its answer has begun, it is lost with
+    its instance. With `resume` it migrates too, and the handler treats the last `resumed_tokens` of `token_ids` as generated: seeds
+    continue after them, penalties count them, grammars continue from them. `user_data` is published unchanged; workers of one model may
+    differ in it. `sampling` names the options that the handler honours; a request with another is refused. By default the usual ones
+    are accepted. `max_logprobs` is the number of candidates per token with log probabilities, and `guided` names the kinds of structured
+    output that the handler supports; without them requests for these are refused. With `priority` the handler serves requests with a
+    larger `priority` first; without it a request with one is refused. With `kv_events` routers follow the `KvEventPublisher`; without it
+    they rely on the prompts they sent, if `total_kv_blocks` says that there are KV blocks.
+    `data_parallel_size` is the number of ranks, of which a request may name one (`data_parallel_rank`). With `kv_ranks` the
+    `KvEventPublisher` is given the rank of each event, and routers choose among the ranks.
+    Token ids are below `vocab_size`, by default that of the model's files. `max_num_seqs`, how many requests the handler runs at once, is
+    published. `max_running_requests` is the most that the handler is ever given, including the worker's canary. A canary that finds no
+    free place is skipped, until the requests that ran at the handler's last output must have ended.
 
-    `role` is the part of a model in two pools, `prefill` or `decode`: handlers at two endpoints, of components of their own, registered
-    with the same arguments but for it. Both get the client's request. A prefill handler answers with one token and, in the chunk
-    with the `finish_reason` `length`, `transfer`: a map with `data`, for the decode handler, of what JSON can hold. What ends with its
-    first token has none, and the `finish_reason` may not be left out. A decode handler finds it as `request["transfer"]`, and answers all, the first token again included; where
-    `source_worker_id` is 0 in it, nothing was computed, and the handler does that too.
+    `role` is `prefill` or `decode`, for a model in two pools: the handlers serve two endpoints, of separate components, registered with
+    the same arguments except `role`. Both receive the client's request. A prefill handler answers with one token and, in the chunk
+    with the `finish_reason` `length`, `transfer`: a map with `data`, any JSON value, for the decode handler. An answer that ends with its
+    first token has no `transfer`, and the `finish_reason` is required. A decode handler finds it as `request["transfer"]`, and yields the
+    whole answer, including the first token. If its `source_worker_id` is 0, nothing was computed, and the handler does the prefill too.
 
-    `media` is what chats may have beside text, of `image` and `audio`. Such a chat comes as `messages`, with parts of the types
-    `image_url`, whose `url` is a `data:` URL, and `input_audio`; the handler makes the prompt, and says how long it was with
-    `completion_usage`. All else comes as `token_ids`. `role`, `media` and `priority` are for `ModelType.Backend`.
+    `media` is what chats may have beside text: any of `image` and `audio`. Such a chat arrives as `messages`, with parts of the types
+    `image_url`, whose `url` is a `data:` URL, and `input_audio`; the handler makes the prompt, and reports its length in
+    `completion_usage`. Everything else arrives as `token_ids`. `role`, `media` and `priority` are for `ModelType.Backend`.
 
-    `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit; without it 120 for tokens, and none for
-    bodies: one that is not streamed is one item at the end. Embeddings have none, and refuse one. Where there is none, the request's deadline alone
-    ends it. `request_timeout` is that of requests whose clients gave none, in seconds, 0 for none.
+    `idle_timeout` is the longest silence inside an answer in seconds, 0 for no limit. The default is 120 for tokens and none for bodies,
+    whose answer may be a single item at the end. Embeddings have none, and refuse one. Without it only the request's deadline ends a
+    request. `request_timeout` is the time limit for requests whose clients gave none, in seconds, 0 for none.
 
-    `canary_timeout` is how long the handler may take for the worker's own request, in seconds: for the first one before the model is
-    listed, and for one that is sent whenever the handler gave nothing for `canary_interval` seconds, 0 for none. The third in a row without an answer
-    ends the model, but while others are answered, while a `StepPublisher` tells of steps, and where bodies or embeddings are under way that came before
-    the silence and whose deadlines are to come.
+    `canary_timeout` is how long the handler may take to answer a canary, in seconds. The worker sends the first before it lists the model,
+    and others whenever the handler yielded nothing for `canary_interval` seconds, 0 for never. The third in a row without an answer ends
+    the model, except while other requests are answered, while a `StepPublisher` reports steps, or while bodies or embeddings from before
+    the silence are in progress and within their deadlines.
 
     Raises `InvalidArgument` or `Unsupported`, naming the argument.
     """
@@ -174,7 +176,7 @@ async def register_llm(
             "kv_ranks": kv_ranks,
             "resume": moves and resume,
             "resume_as_prompt": moves and not resume,
-            # Of both pools the same, as all that a model's instances publish.
+            # The same for both pools, as everything that a model's instances publish.
             "roles": [] if role == "aggregated" else ["prefill", "decode"],
         },
         "canary": _canary(name, model_type) if has_bodies else None,
@@ -201,7 +203,7 @@ async def register_llm(
     if has_bodies:
         codec: Codec = Bodies(endpoint.name, name, StepPublisher(endpoint).publish)
     else:
-        # A prefill answer without one may have lost its transfer.
+        # A prefill answer without a `finish_reason` may have lost its transfer.
         codec = Tokens(endpoint.name, spec["worker_id"], role == "prefill")
     runtime._models[endpoint.name] = _Registered(spec, codec)
 
@@ -212,7 +214,7 @@ _LEAST = dict.fromkeys(("kv_cache_block_size", "data_parallel_size", "vocab_size
 
 
 def _check_values(given: dict[str, Any]) -> None:
-    """Refuses what is no value of an argument of `register_llm`, so that serving finds nothing wrong later."""
+    """Refuses invalid values of `register_llm`'s arguments, so that serving finds no error later."""
     check_values(register_llm, given, _NAMES, _LEAST)
     check_parsers(given["tool_parser"], given["reasoning_parser"])
     check_limits(given)
@@ -226,7 +228,7 @@ def _check_values(given: dict[str, Any]) -> None:
 def _check(
     model_type: ModelType, role: str, media: Sequence[str], priority: bool, vocab_size: int | None, idle_timeout: float | None
 ) -> None:
-    """Refuses what is not for a handler of this type."""
+    """Refuses arguments that do not apply to a handler of this type."""
     if vocab_size is not None and model_type & _BODIES:
         raise InvalidArgument("is about token ids, and a handler of bodies gets none", field="vocab_size")
     if idle_timeout and model_type is ModelType.Embedding:
@@ -256,7 +258,7 @@ _SPEC: dict[str, Any] = {
 def model_spec(
     endpoint: Endpoint, engine: dict[str, Any], folder: str | None, *, user_data: Mapping[str, Any] | None, **options: Any
 ) -> dict[str, Any]:
-    """What the native module is told of a model: of its engine, of where its files are, and what else differs from `_SPEC`."""
+    """What the native module needs to know of a model: its engine, where its files are, and what differs from `_SPEC`."""
     worker_id = _worker_id(endpoint, engine["model"])
     spec = {**_SPEC, "endpoint": endpoint.path, "worker_id": worker_id, "engine": engine, "model_path": folder}
     spec["user_data"] = None if user_data is None else json_of(dict(user_data), "user_data")
@@ -264,7 +266,7 @@ def model_spec(
 
 
 def _find(model_path: str, has_bodies: bool) -> str | None:
-    """Where the model's files are; a handler that reads bodies does without, where it only says what the model is called."""
+    """Where the model's files are. A handler that reads bodies needs none if the path only says what the model is called."""
     try:
         return _model_files.find(model_path, may_fetch=not has_bodies)
     except InvalidArgument:
@@ -290,8 +292,8 @@ def _canary(name: str, model_type: ModelType) -> dict[str, Any]:
 
 
 def _worker_id(endpoint: Endpoint, name: str) -> int:
-    """The runtime's id for the first model of a component, beside which its worker serves endpoints of fixed names, and for the first
-    of the instances of a model, which routers tell apart by it."""
+    """Returns the runtime's id for the first model of a component, whose worker also serves endpoints of fixed names, and for the first
+    instance of a model, since routers tell instances apart by it. Returns a new id for all others."""
     component = endpoint.path[:2]
     models = [model for model in endpoint.runtime._models.values() if isinstance(model, _Registered)]
     taken = any(model.component == component or model.model == name for model in models)
@@ -299,7 +301,7 @@ def _worker_id(endpoint: Endpoint, name: str) -> int:
 
 
 class _Registered:
-    """A model that waits for its handler."""
+    """A registered model without a handler yet."""
 
     def __init__(self, spec: dict[str, Any], codec: Codec) -> None:
         self._spec = spec
@@ -307,7 +309,7 @@ class _Registered:
         self.component = spec["endpoint"][:2]
         self.model = spec["engine"]["model"]
         self.number: int | None = None
-        """Of its service, once it is served."""
+        """The number of its service, once it is served."""
 
     def service(
         self, endpoint: Endpoint, handler: Handler, max_requests: int, grace_s: float, check: Check | None = None
@@ -322,7 +324,7 @@ _ANSWERS = ("token_ids", "text", "embeddings", "scores", "finish_reason")
 
 
 class _TokenAnswer(Answer):
-    """The answer of a `ModelType.Backend`; one that is none is refused with what is wrong about it."""
+    """The answer of a `ModelType.Backend`; an invalid answer is refused with the reason."""
 
     def __init__(self, request: GenerateRequest, codec: Tokens) -> None:
         super().__init__(request)
@@ -364,7 +366,7 @@ class _TokenAnswer(Answer):
     def _finished(self, chunk: GenerateChunk, reason: Any, last: dict[str, Any]) -> dict[str, Any]:
         finished = super()._finished(chunk, reason, last)
         if self._worker_id is not None and finished.get("transfer") is not None:
-            # A handler need not know who it is.
+            # A handler need not know its own id.
             finished["transfer"] = {"source_worker_id": self._worker_id, **finished["transfer"]}
         return finished
 
@@ -373,8 +375,8 @@ class Tokens:
     """Requests and answers of a `ModelType.Backend`, an `Embedding`, or an engine."""
 
     def __init__(self, endpoint: str, worker_id: int | None = None, needs_reason: bool = True) -> None:
-        """`worker_id` is that of what prefill answers hand over, where they name none. With `needs_reason` an answer that ends without a
-        `finish_reason` is broken."""
+        """`worker_id` is put into prefill transfers that name none. With `needs_reason` an answer that ends without a `finish_reason` is an
+        error."""
         self.endpoint = endpoint
         self.worker_id = worker_id
         self.needs_reason = needs_reason
@@ -385,7 +387,7 @@ class Tokens:
         return request, _TokenAnswer(request, self)
 
     def warn_of_open_end(self) -> None:
-        """Says, once, that answers end without a `finish_reason`."""
+        """Warns, once, that answers end without a `finish_reason`."""
         if not self._has_warned:
             self._has_warned = True
             logger.warning("%s: an answer ended without finish_reason; such count as length at max_tokens, else as stop", self.endpoint)
@@ -404,8 +406,8 @@ class ModelService(Service):
         on_stop: Callable[[Context], None] | None = None,
         on_served: Callable[[], None] | None = None,
     ) -> None:
-        """`hooks` answers what the worker asks beside requests; `on_stop` is told of requests that nobody wants any more, and
-        `on_served` that the model is listed: from then on what is published arrives."""
+        """`hooks` answers the worker's other questions than requests. `on_stop` is called for stopped requests, and `on_served` when the
+        model is listed: from then on published events arrive."""
         super().__init__(endpoint)
         self._on_served = on_served
         places = Places(self.name, spec["max_running"], spec["idle_timeout_s"])
@@ -429,7 +431,7 @@ class ModelService(Service):
                 self._on_served()
             await asyncio.wait([self._ended])
             await self._answering.idle(IDLE_S)
-            # What it ended with, where that was an error.
+            # Raises the error that ended it, if there was one.
             self._ended.result()
         except asyncio.CancelledError:
             await self.stop()
@@ -439,7 +441,7 @@ class ModelService(Service):
                 self.bridge.servings.pop(each, None)  # type: ignore[arg-type]
 
     def publish(self, event: bytes) -> None:
-        """Passes on what the engine publishes. Any thread may call it."""
+        """Publishes an event of the engine. Any thread may call it."""
         self.bridge.check()
         self.bridge.node.publish(self.number, event)
 
@@ -447,7 +449,7 @@ class ModelService(Service):
         try:
             await self.bridge.operation(begin)
         except EngineError:
-            # It never was, so nothing ends.
+            # It was never served, so no end will come.
             if self._ended is not None:
                 self._ended.cancel()
             raise
@@ -472,7 +474,7 @@ class ModelService(Service):
 
 
 class _Publisher:
-    """Publishes for the model of an endpoint. Until it is served, what is published leads nowhere."""
+    """Publishes for the model of an endpoint. Before the model is served, publishing has no effect."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -488,20 +490,20 @@ class _Publisher:
 
 
 class KvEventPublisher(_Publisher):
-    """Tells routers which blocks of the prefix cache are reusable. Hashes are those of `genset.kv.hash_blocks`: a router hashes prompts so,
-    and finds no others."""
+    """Tells routers which blocks of the prefix cache are reusable. Compute the hashes with `genset.kv.hash_blocks`, as routers do: no other
+    hash matches a prompt."""
 
     def publish_stored(self, blocks: Sequence[int], parent: int | None = None, rank: int | None = None) -> None:
-        """Blocks, each the child of the one before, became reusable; the first follows `parent`. `rank` is the data-parallel rank
-        whose blocks they are, for models of several."""
+        """Blocks became reusable. Each is the child of the one before; the first follows `parent`. `rank` is the data-parallel rank of the
+        blocks, for models with several."""
         self._publish(kv_event({"stored": {"parent": parent, "blocks": list(blocks)}}, rank))
 
     def publish_removed(self, blocks: Sequence[int], rank: int | None = None) -> None:
-        """Blocks are reusable no more."""
+        """Blocks are no longer reusable."""
         self._publish(kv_event({"removed": {"blocks": list(blocks)}}, rank))
 
     def publish_cleared(self, rank: int | None = None) -> None:
-        """No block is reusable any more: of the rank, or of all."""
+        """No block of the rank, or of any rank if it is None, is reusable any more."""
         self._publish(kv_event("cleared", rank))
 
 
@@ -509,27 +511,27 @@ class LoadPublisher(_Publisher):
     """Tells routers how busy the engine is."""
 
     def publish(self, load: Load) -> None:
-        """The load is this now; what is absent is 0, but for `kv_total_blocks`: then what `register_llm` was told counts."""
+        """Sets the current load. Absent fields are 0, except `kv_total_blocks`, which is then that of `register_llm`."""
         self._publish({"load": dict(load)})
 
 
 class StepPublisher(_Publisher):
-    """Tells the worker that the handler works where nothing is seen of it, as in a long prompt."""
+    """Tells the worker that the handler works while it yields nothing, as in a long prompt."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
         self._worker = WorkerHandle(self._publish)
 
     def publish(self) -> None:
-        """The handler has computed a step, of any of its requests: none counts as silent, and a canary that waits is no failure. Any thread may
-        call it, and as often as it likes."""
+        """Reports that the handler has computed a step, for any request: no request counts as silent, and a waiting canary is no failure. Any
+        thread may call it, as often as it likes."""
         self._worker.report_step()
 
 
 class MetricsPublisher(_Publisher):
-    """Shows metrics of the model's own in this process's `/metrics`, on the status port."""
+    """Adds the model's own metrics to this process's `/metrics`, on the status port."""
 
     def publish(self, samples: Sequence[Metric]) -> None:
-        """Sets series, such as `genset.metrics.Metrics.samples()`; the last value of each counts. A series is dropped with a warning where
-        Prometheus does not take its name, and beyond 4096 series and 4 KiB of name, labels and help."""
+        """Sets series, such as `genset.metrics.Metrics.samples()`; the last value of each counts. A series is dropped with a warning if its
+        name is invalid for Prometheus, and beyond 4096 series and 4 KiB of name, labels and help."""
         self._publish({"metrics": list(samples)})

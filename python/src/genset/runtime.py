@@ -1,4 +1,4 @@
-"""The runtime in this process: names, endpoints that are served and clients of others.
+"""The runtime in this process: names, served endpoints and clients of other endpoints.
 
     @worker()
     async def main(runtime: Runtime) -> None:
@@ -10,8 +10,8 @@
 
     asyncio.run(main())
 
-A handler gets plain data: what MessagePack can hold, pydantic models and dataclasses as dictionaries. It runs on the program's own
-event loop. It waits at `yield` while its reader has no room.
+A handler receives plain data: what MessagePack can hold, with pydantic models and dataclasses as dictionaries. It runs on the
+program's own event loop. It waits at `yield` while its reader has no room.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ __all__ = ["Client", "Component", "Context", "Endpoint", "Namespace", "Record", 
 logger = logging.getLogger(__name__)
 
 GRACE_S = 30.0
-"""How long requests may go on once a process drains."""
+"""How long requests may continue after a process begins to drain."""
 
 FINISH_S = 30.0
-"""How long a program's function, and what else served, may take after the drain."""
+"""How long the program's function, and other tasks that served, may take after the drain."""
 
 KILL_S = GRACE_S + FINISH_S + 15.0
-"""After so long a process that was told to drain may be killed: it takes a while besides to leave and to end."""
+"""How long to wait before killing a process that was told to drain. It includes the time to leave the fleet and to exit."""
 
 Result = TypeVar("Result")
 Main = Callable[..., Coroutine[Any, Any, Result]]
 Check = Callable[[Any], Any]
-"""Makes plain data a value of a type, or raises `InvalidArgument`: what `genset._checks.checker` gives."""
+"""Converts plain data to a value of a type, or raises `InvalidArgument`. `genset._checks.checker` returns one."""
 
 class Model(Protocol):
-    """What `genset.llm.register_llm` leaves for the endpoint of a model."""
+    """What `genset.llm.register_llm` stores for a model's endpoint."""
 
     def service(
         self, endpoint: Endpoint, handler: Handler, max_requests: int, grace_s: float, check: Check | None = None
     ) -> Service:
-        """Serves the model; `check` makes its requests what the handler takes."""
+        """Serves the model; `check` converts its requests to the handler's type."""
 
 
 _runtimes: weakref.WeakValueDictionary[int, Runtime] = weakref.WeakValueDictionary()
-"""Those that are alive, of all event loops, by their own ids: in the order in which they were connected."""
+"""The live runtimes of all event loops by their own ids, in the order in which they connected."""
 _connecting: weakref.WeakValueDictionary[int, asyncio.Task[Runtime]] = weakref.WeakValueDictionary()
-"""Those that `get_runtime` connects, by the event loop's id: a task holds its loop, so as long as it is here no other loop has that id."""
+"""The connections that `get_runtime` makes, by the event loop's id. A task holds its loop, so no other loop has that id meanwhile."""
 
 
 class Runtime:
-    """This process in the fleet: of one event loop. `connect` makes it, `shutdown` ends it."""
+    """This process in the fleet, for one event loop. `connect` makes it, `shutdown` ends it."""
 
     def __init__(self, bridge: Bridge, has_status: bool = False) -> None:
         self._bridge = bridge
@@ -86,12 +86,12 @@ class Runtime:
     async def connect(cls, static: bool = False, **options: Any) -> Runtime:
         """Joins the fleet that the environment names (`ETCD_ENDPOINTS`, `NATS_SERVER`, `GENSET_DISCOVERY_BACKEND`, ...).
 
-        `options` win over it; they are the flags of `genset run --help` about the network and the status port, with `_` for `-`:
-        `discovery_backend="etcd"`. With `static` it joins none: what is served is found in this process alone. The port of
-        `status_port` is open from now on, that of `GENSET_STATUS_PORT` from when something is served.
+        `options` override the environment. They are the flags of `genset run --help` for the network and the status port, with `_` for
+        `-`: `discovery_backend="etcd"`. With `static` it joins no fleet: served endpoints are found only in this process. The port of
+        `status_port` opens at once, that of `GENSET_STATUS_PORT` when something is served.
 
-        Raises ValueError for an option that does not exist, `Unavailable` when a server cannot be reached, `InvalidArgument` when
-        the status port cannot be listened on.
+        Raises ValueError for an unknown option, `Unavailable` if a server cannot be reached, `InvalidArgument` if the process cannot
+        listen on the status port.
         """
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value is not None]
         bridge = Bridge()
@@ -108,28 +108,28 @@ class Runtime:
         return runtime
 
     async def open_status(self) -> int | None:
-        """Opens the status port (`/live`, `/ready`, `/health`, `/metrics`, `/control`) and gives it; None where neither `status_port` nor
+        """Opens the status port (`/live`, `/ready`, `/health`, `/metrics`, `/control`) and returns it; None if neither `status_port` nor
         `GENSET_STATUS_PORT` names one.
 
-        The process is ready while it serves something, and all of it is listed. `worker` calls this at its start, and whatever is
-        served first does. So a script that only calls takes no port from the process whose environment it has.
+        The process is ready while it serves something, and all of it is listed. `worker` calls this at its start, and so does the first
+        service. A script that only calls endpoints therefore takes no port from the process whose environment it inherited.
 
-        Raises `InvalidArgument`, naming the address, when it cannot be listened on.
+        Raises `InvalidArgument`, naming the address, if the process cannot listen on it.
         """
         status = self._status
-        # What failed may be mended: the address may be free by now.
+        # Tries again after a failure: the address may be free by now.
         if status is None or (status.done() and (status.cancelled() or status.exception() is not None)):
             status = self._status = self._bridge.operation(self._bridge.node.open_status)
-        # Several may wait for it.
+        # Several callers may wait for it.
         return await asyncio.shield(status)
 
     def namespace(self, name: str) -> Namespace:
-        """A namespace: a pipeline, usually a model. ValueError when `name` is no name."""
+        """Returns a namespace: a pipeline, usually a model. Raises ValueError for an invalid name."""
         self._bridge.node.check_name((name, "x", "x"))
         return Namespace(self, name)
 
     def endpoint(self, path: str) -> Endpoint:
-        """An endpoint by its full name: `namespace.component.endpoint`, with `dyn://` before it or with slashes."""
+        """Returns an endpoint by its full name: `namespace.component.endpoint`, with `dyn://` before it or with slashes."""
         parts = path.removeprefix("dyn://").replace("/", ".").split(".")
         if len(parts) != 3:
             raise ValueError(f"{path!r} is no endpoint: write namespace.component.endpoint")
@@ -153,18 +153,18 @@ class Runtime:
             self._services.remove(service)
 
     def note_server(self) -> None:
-        """Says that this task sees the drain by what it serves, and has its own to end after that: it is given the time."""
+        """Registers this task as one that serves: it notices the drain by itself and gets `FINISH_S` to end after it."""
         task = asyncio.current_task()
         if task is not None:
             self._servers.add(task)
             task.add_done_callback(self._servers.discard)
 
     async def finish(self, hurried: asyncio.Future[None]) -> None:
-        """Returns when the shutdown is over and the tasks that served have ended, or have had their time, or soon after `hurried` is done."""
+        """Returns when the shutdown is over and the serving tasks have ended or used up their time, or soon after `hurried` is done."""
         ending = self.begin_shutdown()
         await asyncio.wait((ending, hurried), return_when=asyncio.FIRST_COMPLETED)
         if hurried.done():
-            # What is cancelled now has its moment to end.
+            # Cancelled requests need a moment to end.
             await asyncio.wait([ending], timeout=2 * CANCEL_GRACE_S)
         if not self._servers or hurried.done():
             return
@@ -176,22 +176,22 @@ class Runtime:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the process is on its way out."""
+        """Whether the shutdown has begun."""
         return self._ending is not None
 
     def begin_shutdown(self) -> asyncio.Task[None]:
-        """Begins the shutdown and gives its task; once more gives the same."""
+        """Begins the shutdown and returns its task. Later calls return the same task."""
         if self._ending is None:
             self._ending = self._bridge.loop.create_task(self._end())
         return self._ending
 
     def hurry(self) -> None:
-        """Cuts the grace of a shutdown short."""
+        """Cuts the grace period of a shutdown short."""
         for service in self._services:
             service.hurry()
 
     async def shutdown(self) -> None:
-        """Takes all endpoints off the list, lets their requests end within their grace, and leaves. Nothing is left running."""
+        """Unlists all endpoints, lets their requests end within their grace, and leaves the fleet. Leaves nothing running."""
         await asyncio.shield(self.begin_shutdown())
 
     async def _end(self) -> None:
@@ -220,7 +220,7 @@ class Namespace:
         self.name = name
 
     def component(self, name: str) -> Component:
-        """A component: a load-balanced service of the pipeline. ValueError when `name` is no name."""
+        """Returns a component: a load-balanced service of the pipeline. Raises ValueError for an invalid name."""
         self._runtime._bridge.node.check_name((self.name, name, "x"))
         return Component(self._runtime, self.name, name)
 
@@ -234,17 +234,17 @@ class Component:
         self.name = name
 
     async def create_service(self) -> None:
-        """Does nothing: an endpoint's service is made where it is served. Kept for programs that call it."""
+        """Does nothing: serving an endpoint makes its service. Kept for programs that call it."""
 
     def endpoint(self, name: str) -> Endpoint:
-        """An endpoint: one thing the component does. ValueError when `name` is no name."""
+        """Returns an endpoint: one thing the component does. Raises ValueError for an invalid name."""
         path = (self._namespace, self.name, name)
         self._runtime._bridge.node.check_name(path)
         return Endpoint(self._runtime, path)
 
 
 class Endpoint:
-    """An endpoint of a component: to be served by this process, or asked of others."""
+    """An endpoint of a component: this process serves it or calls it."""
 
     def __init__(self, runtime: Runtime, path: tuple[str, str, str]) -> None:
         self.runtime = runtime
@@ -257,7 +257,7 @@ class Endpoint:
         return ".".join(self.path)
 
     async def client(self) -> Client:
-        """A client of the endpoint's instances."""
+        """Returns a client of the endpoint's instances."""
         bridge = self.runtime._bridge
         bridge.check()
         return Client(bridge, bridge.node.caller(self.path), self.name)
@@ -271,14 +271,14 @@ class Endpoint:
         max_requests: int = 4096,
         grace: float = GRACE_S,
     ) -> None:
-        """Serves the endpoint until the runtime shuts down; where a model was registered for it, serves that.
+        """Serves the endpoint until the runtime shuts down. If a model is registered for it, serves the model.
 
         `handler(request)`, or `handler(request, context)`, is an async generator, a coroutine, a generator or a function. An
-        exception of `genset.exceptions` reaches the caller as it is, any other as `Internal`. With `graceful_shutdown` requests
-        may go on for `grace` seconds once the process drains; without they are cancelled. More than `max_requests` at once are
+        exception of `genset.exceptions` reaches the caller unchanged, any other as `Internal`. With `graceful_shutdown` requests may
+        continue for `grace` seconds once the process drains; without it they are cancelled. Beyond `max_requests` at once, requests are
         refused as `Overloaded`.
 
-        Raises `InvalidArgument` when this process serves the endpoint already.
+        Raises `InvalidArgument` if this process serves the endpoint already.
         """
         if metrics_labels:
             logger.warning("%s: metrics_labels have no effect, series have the labels of the model", self.name)
@@ -304,11 +304,11 @@ class Service:
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """Ends it: returns when its requests have ended."""
+        """Stops serving; returns when the requests have ended."""
         raise NotImplementedError
 
     def hurry(self) -> None:
-        """Cancels the requests that a stop waits for."""
+        """Cancels the requests that `stop` waits for."""
         raise NotImplementedError
 
 
@@ -345,7 +345,7 @@ class EndpointService(Service):
             except EngineShutdown:
                 pass
             except EngineError as error:
-                # Its requests need no discovery, and clients that are connected were told.
+                # Its requests need no discovery, and connected clients know of the stop.
                 logger.warning("%s: stays on the list until its lease is over: %s", self.name, error)
             if not await self._answering.idle(self._grace_s):
                 logger.warning("%s: requests were cut short after %g s", self.name, self._grace_s)
@@ -364,8 +364,8 @@ class EndpointService(Service):
 
 
 async def get_runtime() -> Runtime:
-    """The runtime of this event loop, of several the first connected that is not shut down; connects one where there is none, as scripts
-    that only call need it."""
+    """Returns the first connected runtime of this event loop that is not shut down. Connects one if there is none, for scripts that
+    only call endpoints."""
     loop = asyncio.get_running_loop()
     # A copy: another thread's loop may connect one meanwhile.
     for reference in _runtimes.valuerefs():
@@ -375,7 +375,7 @@ async def get_runtime() -> Runtime:
     connecting = _connecting.get(id(loop))
     if connecting is None or connecting.done():
         connecting = _connecting[id(loop)] = loop.create_task(Runtime.connect())
-    # Several may wait for it.
+    # Several callers may wait for it.
     return await asyncio.shield(connecting)
 
 
@@ -390,10 +390,10 @@ def worker(static: bool = False, **options: Any) -> Callable[[Main[Result]], Cal
 def worker(static: bool | Main[Any] = False, **options: Any) -> Any:
     """Makes `async def main(runtime, ...)` a program: `asyncio.run(main())`.
 
-    It sets up the log, joins the fleet (`options` as for `Runtime.connect`; with `static` none), opens the status port where
-    `GENSET_STATUS_PORT` or `status_port` names one, and calls the function with the runtime. SIGTERM or SIGINT drains: endpoints leave the list, their requests end, and the function's `serve_endpoint` return. A
-    second signal ends at once. What the function does after its `serve_endpoint` has 30 s. Whatever else it waits for is cancelled
-    when the drain is over.
+    It sets up the log, joins the fleet (`options` as for `Runtime.connect`; with `static` none), opens the status port if
+    `GENSET_STATUS_PORT` or `status_port` names one, and calls the function with the runtime. SIGTERM or SIGINT drains: the endpoints
+    are unlisted, their requests end, and `serve_endpoint` returns. A second signal ends the program at once. After its
+    `serve_endpoint` the function has 30 s. Anything else that it awaits is cancelled when the drain is over.
     """
     if not isinstance(static, bool):
         return worker()(static)
@@ -432,7 +432,7 @@ async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:
 
     async def end() -> None:
         await runtime.finish(hurried)
-        # A function that waits for something else than its endpoints would not notice.
+        # A function that waits for something else than its endpoints does not notice the drain.
         task.cancel()
 
     def on_signal(name: str) -> None:
@@ -448,7 +448,7 @@ async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:
 
     signals = (signal.SIGINT, signal.SIGTERM)
     for number in signals:
-        # Only the main thread's loop takes signals; elsewhere they are somebody else's.
+        # Only the main thread's loop handles signals; in other threads they are not ours.
         with contextlib.suppress(RuntimeError, ValueError):
             loop.add_signal_handler(number, on_signal, number.name)
     try:
@@ -467,7 +467,7 @@ async def _run(runtime: Runtime, main: Awaitable[Any]) -> Any:
 
 
 def start_logging() -> None:
-    """The log of the native module on standard error, and Python's beside it unless the program has set one up."""
+    """Sends the native module's log to standard error, and Python's log too unless the program has set one up."""
     native = load_native()
     native.start_logging(0)
     atexit.register(native.end_logging)

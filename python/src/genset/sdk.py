@@ -56,17 +56,17 @@ __all__ = [
 ]
 
 IMAGE: str = os.environ.get("GENSET_IMAGE") or os.environ.get("DYNAMO_IMAGE") or ""
-"""The container image that services are deployed with, unless they name one: from `GENSET_IMAGE`, else `DYNAMO_IMAGE`."""
+"""The container image of services that name none: from `GENSET_IMAGE`, else `DYNAMO_IMAGE`."""
 
 DEFAULT_NAMESPACE = "genset"
 MAX_REQUESTS = 4096
-"""The most requests of an endpoint at once."""
+"""The most concurrent requests of an endpoint."""
 _SPEC = "__genset_service__"
 _ENDPOINT = "__genset_endpoint__"
 _MODEL = "__genset_model__"
 _HOOK = "__genset_hook__"
 READS_JSON = "__genset_reads_json__"
-"""Marks an endpoint that takes a pydantic model as its JSON text too."""
+"""Marks an endpoint that also takes a pydantic model as JSON text."""
 
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -74,45 +74,45 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclasses.dataclass(frozen=True)
 class ModelOffer:
-    """A model that an endpoint serves, as `endpoint` was told of it: what `register_llm` gets."""
+    """A model that an endpoint serves: the arguments of `endpoint` for `register_llm`."""
 
     name: str
     kind: ModelType
     path: str
-    """Empty where it needs no files."""
+    """Empty if it needs no files."""
     options: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class ServiceSpec:
-    """What `service` was told of a class, and what the class has."""
+    """The arguments of `service` for a class, and what the class defines."""
 
     cls: type
     name: str
     """The component, by default the class's name."""
     namespace: str
     resources: Mapping[str, str]
-    """Of `cpu` (cores, as `2` or `500m`), `memory` (as `20Gi`) and `gpu` (devices), for each worker."""
+    """Any of `cpu` (cores, as `2` or `500m`), `memory` (as `20Gi`) and `gpu` (devices), for each worker."""
     workers: int
-    """Processes of this service."""
+    """The number of processes of this service."""
     image: str
     endpoints: Mapping[str, str]
-    """Names of endpoints to those of methods."""
+    """Names of endpoints to names of methods."""
     dependencies: Mapping[str, type]
     """Names of attributes to the classes of `depends`."""
     models: Mapping[str, ModelOffer] = dataclasses.field(default_factory=dict)
-    """Names of endpoints to the models that they serve."""
+    """Names of endpoints to their models."""
 
     @staticmethod
     def of(cls: type) -> ServiceSpec:
-        """The spec of a class; TypeError where it is no service."""
+        """Returns the spec of a class; TypeError if it is no service."""
         spec = cls.__dict__.get(_SPEC)
         if not isinstance(spec, ServiceSpec):
             raise TypeError(f"{cls.__name__} is no service: decorate the class with @service(...)")
         return spec
 
     def graph(self) -> Iterator[ServiceSpec]:
-        """The services this one needs, each before what needs it, and at last this one."""
+        """The services this one depends on, each before its dependents, and finally this one."""
         yield from _graph(self, set())
 
 
@@ -120,7 +120,7 @@ _CPU = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(m?)")
 
 
 def parse_cpu(text: str) -> float:
-    """`2`, `0.5` or `500m` as cores; ValueError for anything else."""
+    """Parses `2`, `0.5` or `500m` as cores; ValueError for anything else."""
     found = _CPU.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no number of cores, such as 2, 0.5 or 500m")
@@ -133,7 +133,7 @@ _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "
 
 
 def parse_bytes(text: str) -> int:
-    """`20Gi`, `512M` or a number as bytes, of which there are some; ValueError for anything else."""
+    """Parses `20Gi`, `512M` or a number as bytes, at least one; ValueError for anything else."""
     found = _BYTES.fullmatch(text)
     if found is None or not int(float(found[1]) * _UNITS[found[2]]):
         raise ValueError(f"{text!r} is no memory, such as 20Gi, 512M or a number of bytes")
@@ -141,7 +141,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_gpus(text: str) -> int:
-    """`2` or `2.0` as devices; ValueError for anything else."""
+    """Parses `2` or `2.0` as devices; ValueError for anything else."""
     number, _, part = text.partition(".")
     if not (number.isascii() and number.isdigit()) or part.strip("0"):
         raise ValueError(f"{text!r} is no whole number of devices")
@@ -169,7 +169,7 @@ def service(
     image: str = "",
     dynamo: Mapping[str, Any] | None = None,
 ) -> Callable[[Class], Class]:
-    """Makes a class a service; the class stays as it is. It is built without arguments, in the process that serves it.
+    """Makes a class a service; the class stays as it is. The process that serves it builds it without arguments.
 
     `resources` are for each of the `workers` processes: `cpu`, `memory`, `gpu`. `dynamo` is another way to give the namespace.
     """
@@ -225,9 +225,9 @@ def endpoint(
 ) -> Callable[[Function], Function]:
     """Makes a method an endpoint: an async generator, a coroutine, a generator or a function of a request.
 
-    With `model` the method serves a model of that name, which frontends offer over HTTP. It gets what the `ModelType` says: without one
-    that is `ModelType.Chat`, the body of a chat. `model_path` and `options` are those of `register_llm`; a handler of bodies needs no
-    files.
+    With `model` the method serves a model of that name, which frontends offer over HTTP. It receives and yields what the `ModelType`
+    says, by default `ModelType.Chat`, the body of a chat. `model_path` and `options` are those of `register_llm`; a handler of bodies
+    needs no files.
 
     Raises TypeError for arguments that do not go together.
     """
@@ -260,13 +260,13 @@ def _offer(model: str | None, model_type: ModelType | None, path: str | None, op
 
 
 def on_start(method: Function) -> Function:
-    """Marks a method, a coroutine or not, that is called before the service is listed."""
+    """Marks a method, a coroutine or not, that runs before the service is listed."""
     method.__dict__[_HOOK] = "start"
     return method
 
 
 def on_shutdown(method: Function) -> Function:
-    """Marks a method, a coroutine or not, that is called when the service's requests have ended."""
+    """Marks a method, a coroutine or not, that runs after the service's requests have ended."""
     method.__dict__[_HOOK] = "shutdown"
     return method
 
@@ -276,7 +276,7 @@ def _members(cls: type, mark: str) -> list[tuple[str, Callable[..., Any]]]:
 
 
 def _attributes(cls: type) -> Iterable[tuple[str, Any]]:
-    """What the class and those before it define, by name, without asking descriptors."""
+    """The attributes of the class and its bases, by name, without invoking descriptors."""
     found: dict[str, Any] = {}
     for each in reversed(cls.__mro__):
         found.update(each.__dict__)
@@ -284,7 +284,7 @@ def _attributes(cls: type) -> Iterable[tuple[str, Any]]:
 
 
 class depends:  # noqa: N801 - it reads as a declaration
-    """An attribute that is a client of another service: its endpoints are methods that give a `ResponseStream`."""
+    """An attribute that is a client of another service: its endpoints are methods that return a `ResponseStream`."""
 
     def __init__(self, of: type) -> None:
         ServiceSpec.of(of)
@@ -317,8 +317,8 @@ def _runtime_of(instance: object) -> Runtime:
 
 
 class ServiceClient:
-    """A client of a service: `await client.generate(request)`, or `async for` over it. Answers are what the method says it gives; of one that
-    serves a model, what a `Client` of it gives."""
+    """A client of a service: `await client.generate(request)`, or `async for` over it. Answers have the type that the method declares; of a
+    model's endpoint, they are what a `Client` of it yields."""
 
     def __init__(self, runtime: Runtime, spec: ServiceSpec) -> None:
         self._clients: dict[str, Client] = {}
@@ -329,7 +329,7 @@ class ServiceClient:
             self._clients[name] = Client(bridge, bridge.node.caller(at.path), at.name, reader)
 
     def client(self, name: str) -> Client:
-        """The client of one endpoint, to choose instances by."""
+        """The client of one endpoint, for choosing instances."""
         return self._clients[name]
 
     def __getattr__(self, name: str) -> Callable[..., ResponseStream]:
@@ -363,13 +363,13 @@ def _read(check: Callable[[Any], Any], payload: bytes, endpoint: str) -> Any:
     try:
         return check(decode(payload))
     except InvalidArgument as error:
-        # To whoever asked this process, its own request was fine.
+        # The fault is not in the request that this process received.
         raise Internal(f"{endpoint} answered what it does not say it gives: {error}") from None
 
 
 def endpoint_of(instance: object, name: str) -> Endpoint:
-    """The endpoint of a service that is served, by its name: for `register_llm` in `on_start`, where `@endpoint(model=...)`
-    cannot know the model yet."""
+    """Returns an endpoint of a served service by its name: for `register_llm` in `on_start`, if `@endpoint(model=...)` cannot know the
+    model yet."""
     spec = ServiceSpec.of(type(instance))
     if name not in spec.endpoints:
         raise ValueError(f"{spec.name} has no endpoint {name!r}, but {', '.join(spec.endpoints)}")
@@ -380,19 +380,19 @@ _config: Mapping[str, Any] = {}
 
 
 def config() -> Mapping[str, Any]:
-    """This service's part of the configuration that `genset serve -f FILE --Service.key=value` was given."""
+    """This service's part of the configuration, from `genset serve -f FILE --Service.key=value`."""
     return _config
 
 
 def set_config(values: Mapping[str, Any]) -> None:
-    """Called by the process that serves a service, before the class is built."""
+    """Called by the process that serves a service, before it builds the class."""
     global _config
     _config = dict(values)
 
 
 async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S, on_started: Callable[[], None] = lambda: None) -> None:
-    """Builds the service and serves all its endpoints, until the runtime shuts down. `genset serve` calls it, and programs may. `on_started`
-    is called after the methods of `on_start`."""
+    """Builds the service and serves all its endpoints until the runtime shuts down. `genset serve` calls it, and programs may. Calls
+    `on_started` after the methods of `on_start`."""
     spec = ServiceSpec.of(cls)
     if not spec.endpoints:
         raise TypeError(f"{spec.name} has no endpoint: decorate a method with @endpoint()")
@@ -409,7 +409,7 @@ async def serve(cls: type, runtime: Runtime, grace: float = GRACE_S, on_started:
         for each in ended:
             each.result()
     finally:
-        # Where one failed, the others go on. Each is cancelled once: a second time would cut the requests that it lets end.
+        # If one failed, the others still run. Each is cancelled once: a second time would cut the requests that it lets end.
         for each in serving:
             each.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
@@ -420,7 +420,7 @@ async def _serve_one(instance: object, spec: ServiceSpec, name: str, runtime: Ru
     at = runtime.namespace(spec.namespace).component(spec.name).endpoint(name)
     name_of_method = spec.endpoints[name]
     method = getattr(spec.cls, name_of_method)
-    # Of a model too: its requests are bodies, which fit the type or not. What a client says beside it is no fault.
+    # For a model too: its requests are bodies, which fit the type or not. Extra fields of a client are no fault.
     check = checker(_request_type(method), leaves_out=at.name in runtime._models, reads_json=hasattr(method, READS_JSON))
     await runtime.serve(at._service(getattr(instance, name_of_method), MAX_REQUESTS, grace, check))
 
