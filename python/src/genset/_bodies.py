@@ -1,7 +1,7 @@
 """Chats and completions whose handler reads the client's body and answers in the API's own objects.
 
-What passes through is looked at for its shape and not for its content. A handler that gives plain text, or one kind of object where the
-client asked for the other, is understood.
+Objects are checked for their shape, not for their content. A handler may also yield plain text, or whole objects where the client asked
+for chunks and the reverse.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Bodies:
     """Requests and answers of `ModelType.Chat` and `ModelType.Completion`."""
 
     def __init__(self, endpoint: str, model: str, on_kept: Callable[[], None]) -> None:
-        """`on_kept` is told of each piece that is kept for the end, of which the worker sees nothing."""
+        """`on_kept` is called for each piece that is kept for the end, since the worker does not see it."""
         self._endpoint = endpoint
         self._model = model
         self._on_kept = on_kept
@@ -64,7 +64,7 @@ class BodyAnswer:
         return items
 
     def _written(self, value: Any) -> list[bytes]:
-        """The items of a value; none where it is kept for the end."""
+        """The items of a value; none if it is kept for the end."""
         if isinstance(value, str):
             return self._event(self._chunk({"content": value})) if self._is_stream else self._keep_text(value)
         made = self._object(value)
@@ -81,7 +81,7 @@ class BodyAnswer:
         return []
 
     def finish(self) -> list[bytes]:
-        """The answer that is not streamed, and the end."""
+        """The whole answer if it is not streamed, and the end."""
         items: list[bytes] = []
         if self._is_stream:
             if not self._has_answered:
@@ -120,7 +120,7 @@ class BodyAnswer:
         return "chat.completion.chunk" if self._is_stream else "chat.completion"
 
     def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-        """A piece of plain text as the API has it."""
+        """A piece of plain text as the API's chunk."""
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
         if self._is_chat:
             if not self._has_text:
@@ -136,7 +136,7 @@ class BodyAnswer:
             text = json.dumps(made, ensure_ascii=False, allow_nan=False, default=_plain)
         except (TypeError, ValueError) as error:
             raise Internal(f"an answer of {self._endpoint} is no JSON: {error}") from error
-        # The worker counts tokens with what is given; usage tells of them all up to now.
+        # The worker counts tokens per item; `usage` has the total up to now.
         total = max(self._counted, int(self._usage.get("completion_tokens") or 0))
         count, self._counted = total - self._counted, total
         return [pack({"text": {"text": text, "token_count": count}})]
@@ -150,7 +150,7 @@ class BodyAnswer:
         return self._choices.setdefault(index, {"text": [], "fields": {}, "calls": {}, "rest": {}})
 
     def _keep(self, made: dict[str, Any]) -> None:
-        """Takes in a chunk of an answer that is not streamed."""
+        """Adds a chunk to an answer that is not streamed."""
         self._chunks_head = {key: made[key] for key in made if key not in ("choices", "object", "usage")}
         for choice in made["choices"]:
             kept = self._choice(choice.get("index", 0))
@@ -199,7 +199,7 @@ def _plain(value: Any) -> Any:
 
 
 def _as_chunk(made: dict[str, Any]) -> dict[str, Any]:
-    """A whole chat completion as the one event of a stream."""
+    """Converts a whole chat completion to the only event of a stream."""
     choices = []
     for choice in made["choices"]:
         message = dict(choice.get("message") or {})
@@ -211,7 +211,7 @@ def _as_chunk(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merge_call(kept: dict[str, Any], call: Mapping[str, Any]) -> None:
-    """Adds a piece of a tool call: its arguments go on, all else is said once."""
+    """Merges a piece of a tool call: its arguments are appended, everything else is set once."""
     for key, value in call.items():
         if key == "function":
             function = kept.setdefault("function", {"name": "", "arguments": ""})
@@ -222,7 +222,7 @@ def _merge_call(kept: dict[str, Any], call: Mapping[str, Any]) -> None:
 
 
 def _joined(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Log probabilities of two pieces: lists go on."""
+    """Merges the log probabilities of two pieces: lists are appended."""
     made = dict(before)
     for key, value in more.items():
         known = made.get(key)

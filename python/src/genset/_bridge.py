@@ -1,6 +1,6 @@
-"""Between one event loop and the native runtime: what is asked of it, and what it tells.
+"""Connects one event loop and the native runtime: requests to it, and events from it.
 
-The native module runs no Python. It collects what happened and wakes the loop once; `Bridge` then takes all of it in one call.
+The native module runs no Python. It collects events and wakes the loop once; `Bridge` then takes all of them in one call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DONE, _CALLED, _CREDIT, _STOPPED, _ITEM, _ENDED = range(6)
 
 
 def load_native() -> Any:
-    """The native module, or an error that says where to get it."""
+    """The native module; raises an error that says where to get it."""
     try:
         from genset import _native
     except ImportError as error:
@@ -45,10 +45,10 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class Told(Protocol):
-    """A request under way, made here or answered here, that is told of what happens to it."""
+    """A request in progress, sent or answered here, that receives events."""
 
     def on_item(self, item: bytes) -> None:
-        """An item of its answer came."""
+        """An item of its answer arrived."""
 
     def on_end(self, error: exceptions.EngineError | None) -> None:
         """Its answer ended."""
@@ -61,11 +61,11 @@ class Answering(Protocol):
         """Its reader has room for more items."""
 
     def stop(self, reason: str) -> None:
-        """Nobody wants the answer any more."""
+        """The request was stopped."""
 
 
 class Bridge:
-    """A native node and the loop it belongs to. To be used on that loop alone."""
+    """A native node and its event loop. Use it only on that loop."""
 
     def __init__(self) -> None:
         self.node: Node = load_native().Node()
@@ -76,19 +76,19 @@ class Bridge:
         self._written: list[tuple[Call, bytes]] = []
         self._is_open = True
         self.servings: dict[int, Callable[[Call], None]] = {}
-        """Who takes the calls of each endpoint that is served."""
+        """The receivers of calls, by served endpoint."""
         self.calls: dict[int, Answering] = {}
-        """The calls that are being answered."""
+        """The calls in progress."""
         self.asked: weakref.WeakValueDictionary[int, Told] = weakref.WeakValueDictionary()
-        """The requests that wait for answers, for as long as somebody holds those: letting go of one cancels it."""
+        """The requests that wait for answers. A request is held by its caller only; dropping it cancels the request."""
         self.loop.add_reader(self.node.fd, self._take)
 
     def hold(self, owner: object) -> None:
-        """Keeps `owner` until it ends this, or the loop is closed. Nothing here refers to it, so with the loop it goes at once."""
+        """Keeps `owner` alive until it closes the bridge or the loop is closed. The bridge has no reference to it, so it dies with the loop."""
         self.loop.add_reader(self.node.fd, self._take, owner)
 
     def check(self) -> None:
-        """Refuses use where it cannot work."""
+        """Raises an error if the runtime cannot be used: after a fork or a shutdown."""
         if self._pid != _pid:
             raise RuntimeError(
                 "this runtime was connected before os.fork(), and its threads and connections stayed in the parent: "
@@ -98,11 +98,11 @@ class Bridge:
             raise exceptions.EngineShutdown("the runtime was shut down")
 
     def number(self) -> int:
-        """A number for something that events will name."""
+        """Returns a new number for events to refer to."""
         return next(self._numbers)
 
     def operation(self, begin: Callable[[int], None]) -> asyncio.Future[int | None]:
-        """Begins an operation of the node's under a number, and gives what it ends with."""
+        """Starts an operation of the node, and returns its result."""
         self.check()
         number = self.number()
         future: asyncio.Future[int | None] = self.loop.create_future()
@@ -115,28 +115,28 @@ class Bridge:
         return future
 
     def expect(self) -> tuple[int, asyncio.Future[int | None]]:
-        """A number for an operation that another one begins, and what that one ends with."""
+        """Returns a number for an operation that another one starts, and its result."""
         number = self.number()
         future: asyncio.Future[int | None] = self.loop.create_future()
-        # Nobody may look at it.
+        # Retrieves the exception, so that asyncio does not warn of it.
         future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._operations[number] = future
         return number, future
 
     def write(self, call: Call, item: bytes) -> None:
-        """Writes an item, with all others of this turn of the loop in one call."""
+        """Writes an item in one call with all others of this turn of the loop."""
         if not self._written:
             self.loop.call_soon(self.flush)
         self._written.append((call, item))
 
     def flush(self) -> None:
-        """Hands on what was written."""
+        """Sends the items written so far."""
         if self._written:
             written, self._written = self._written, []
             self.node.send(written)
 
     def close(self) -> None:
-        """Ends the node's threads; nothing is told after that."""
+        """Ends the node's threads. No events arrive after that."""
         if self._is_open and self._pid == _pid:
             self._is_open = False
             self.loop.remove_reader(self.node.fd)

@@ -1,4 +1,4 @@
-"""The socket to the worker: a thread reads it, whoever has frames writes it, and the event loop what it did not take at once."""
+"""The socket to the worker. A thread reads it; any thread writes frames, and the event loop sends what the socket did not take at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from collections.abc import Callable
 from genset._frames import Decoder, Frame, ProtocolError
 
 ORPHAN_GRACE_S = 2.0
-"""How long an engine may clean up after its worker died without a word. Then the whole process group is killed."""
+"""How long an engine may clean up after its worker died without notice. After that the whole process group is killed."""
 
 _READ_BYTES = 256 << 10
 
 
 class Channel:
-    """Frames in and out. The thread sees the worker's death also while the event loop is blocked."""
+    """Frames in and out. The thread notices the worker's death even while the event loop is blocked."""
 
     def __init__(
         self,
@@ -39,22 +39,22 @@ class Channel:
         self._thread = threading.Thread(target=self._read, name="genset-reader", daemon=True)
 
     def open(self) -> None:
-        """Begins to read."""
+        """Starts reading."""
         self._thread.start()
 
     def expect_end(self) -> None:
-        """The worker said that it goes: the end of the socket is no accident."""
+        """The worker announced its end, so the end of the socket is no accident."""
         self._is_told_to_go.set()
 
     def close(self) -> None:
-        """The process ends by itself."""
+        """The process ends by itself: no kill."""
         self._is_over.set()
         self._loop.remove_writer(self._sock)
 
     # Writing, on any thread.
 
     def write(self, data: bytes) -> None:
-        """Sends now what the socket takes, and the rest when it takes more."""
+        """Sends what the socket takes now, and the rest when the socket takes more."""
         with self._writing:
             if self._unsent:
                 self._unsent += data
@@ -63,7 +63,7 @@ class Channel:
             if sent == len(data):
                 return
             self._unsent += data[sent:]
-        # A loop that is closed sends no more: the process is about to end.
+        # A closed loop sends no more: the process is about to end.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._loop.add_writer, self._sock, self._write_more)
 
@@ -80,7 +80,7 @@ class Channel:
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
-            # The worker is gone; the reader sees it too and ends the process.
+            # The worker is gone. The reader notices it too, and ends the process.
             return len(data)
 
     # Reading, on the thread.
@@ -106,7 +106,7 @@ class Channel:
 
 
 def kill_group() -> None:
-    """Ends this process and what it started: nobody is left who would."""
+    """Kills this process and its group: no supervisor is left to do it."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Makes plain data values of the types that methods name: pydantic models, and dataclasses with what is in them. And checks what programs
+"""Converts plain data to the types that methods name: pydantic models and dataclasses with their fields. Also checks what programs
 declare of a model."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from genset.exceptions import InvalidArgument
 logger = logging.getLogger(__name__)
 
 MOST = 2**32 - 1
-"""The largest whole number that an argument may be."""
+"""The largest integer allowed as an argument."""
 
 _PLAIN: dict[Any, str] = {
     bool: "true or false",
@@ -37,11 +37,11 @@ _LIKE: dict[Any, Any] = {
     collections.abc.Sequence: list,
     collections.abc.Mapping: dict,
 }
-"""What plain data has for them."""
+"""The plain data type of each of them."""
 
 
 def hints_of(annotated: Any) -> dict[str, Any]:
-    """The types that a method or a class names; none where they are not known."""
+    """The types that a method or a class names; none if they are unknown."""
     try:
         return typing.get_type_hints(annotated)
     except NameError as error:
@@ -50,8 +50,9 @@ def hints_of(annotated: Any) -> dict[str, Any]:
 
 
 def checker(of: Any, leaves_out: bool = False, reads_json: bool = False) -> Callable[[Any], Any] | None:
-    """What makes plain data a value of a pydantic model or a dataclass, or raises `InvalidArgument`; None for all else. It `leaves_out`
-    what a dataclass has no fields for, as pydantic models do, or refuses it. Where it `reads_json`, a text is the JSON of a pydantic model."""
+    """Returns a function that converts plain data to a pydantic model or a dataclass, or raises `InvalidArgument`; None for other types. With
+    `leaves_out` it ignores fields that a dataclass lacks, as pydantic models do; otherwise it refuses them. With `reads_json` a text is
+    parsed as the JSON of a pydantic model."""
     if not isinstance(of, type) or not (hasattr(of, "model_validate") or dataclasses.is_dataclass(of)):
         return None
     if leaves_out and dataclasses.is_dataclass(of) and "__pydantic_validator__" not in vars(of):
@@ -70,14 +71,14 @@ def _only(names: Container[str], value: Any) -> Any:
 def check_values(
     of: Any, values: Mapping[str, Any], names: Mapping[str, Sequence[str]], least: Mapping[str, int] | None = None
 ) -> None:
-    """Raises `InvalidArgument`, naming the field, where a value is not of the type that `of` has for it, is no whole number from its `least`
-    to 2^32-1, or is none of its `names`, where it has such."""
+    """Raises `InvalidArgument`, naming the field, for a value that does not have its type in `of`, is no integer from its `least` to 2^32-1,
+    or is not among its `names`, if it has any."""
     for name, hint in hints_of(of).items():
         if name not in values:
             continue
         value = values[name]
         if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
-            # A tuple does as well.
+            # Lists may be given as tuples.
             value = list(value)
         elif isinstance(value, os.PathLike):
             value = os.fspath(value)
@@ -92,16 +93,16 @@ def check_values(
 
 
 def check_name(value: Any, names: Sequence[str], field: str) -> None:
-    """Raises `InvalidArgument` where there are names and the value is none of them."""
+    """Raises `InvalidArgument` if there are names and the value is not among them."""
     if names and value is not None and value not in names:
         raise InvalidArgument(f"{value!r} is none of {', '.join(names)}", field=field)
 
 
 def json_of(value: Any, field: str) -> Any:
-    """The value as JSON has it; `InvalidArgument` where it cannot hold it."""
+    """The value as JSON has it; raises `InvalidArgument` if JSON cannot hold it."""
     try:
         made = json.loads(json.dumps(value, allow_nan=False))
-        # Numbers are to have 64 bits.
+        # Numbers must fit 64 bits.
         msgpack.packb(made)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidArgument(f"is not what JSON can hold: {error}", field=field) from None
@@ -109,7 +110,7 @@ def json_of(value: Any, field: str) -> Any:
 
 
 def check_seconds(value: float | None, field: str) -> None:
-    """Raises `InvalidArgument` where there is a time that nobody can wait."""
+    """Raises `InvalidArgument` for an invalid time."""
     if value is not None and not 0 <= value <= MOST:
         raise InvalidArgument(f"{value!r} is no number of seconds from 0 to {MOST}", field=field)
 
@@ -119,7 +120,7 @@ LIMITS = ("request_timeout", "idle_timeout", "canary_interval", "canary_timeout"
 
 
 def check_limits(given: Mapping[str, Any]) -> None:
-    """Raises `InvalidArgument` where one of `LIMITS` is no time that a worker can wait."""
+    """Raises `InvalidArgument` if one of `LIMITS` is invalid."""
     for name in LIMITS:
         check_seconds(given[name], name)
     if given["canary_timeout"] == 0:
@@ -127,7 +128,7 @@ def check_limits(given: Mapping[str, Any]) -> None:
 
 
 def check_parsers(tool: str | None, reasoning: str | None, tool_field: str = "tool_parser") -> None:
-    """Raises `InvalidArgument` where a parser has no name that frontends know."""
+    """Raises `InvalidArgument` for a parser name that frontends do not know."""
     if tool not in TOOL_ALIASES:
         check_name(tool, TOOL_PARSERS, tool_field)
     if reasoning not in REASONING_ALIASES:
@@ -135,14 +136,14 @@ def check_parsers(tool: str | None, reasoning: str | None, tool_field: str = "to
 
 
 def _fitted(hint: Any, value: Any, at: str) -> Any:
-    """The value as one of the type; `at` is the field it is in, empty for the whole."""
+    """Converts the value to the type; `at` is the path of its field, empty for the whole."""
     of, arguments = typing.get_origin(hint) or hint, typing.get_args(hint)
     if of is typing.Union or of is types.UnionType:
         return _one_of(arguments, value, at)
     if isinstance(of, type) and hasattr(of, "model_validate"):
         return _validated(of.model_validate, value, at)
     if isinstance(of, type) and "__pydantic_validator__" in vars(of):
-        # A dataclass of pydantic's.
+        # A pydantic dataclass.
         return _validated(vars(of)["__pydantic_validator__"].validate_python, value, at)
     if isinstance(of, type) and dataclasses.is_dataclass(of):
         return _built(of, value, at)
@@ -153,9 +154,9 @@ def _fitted(hint: Any, value: Any, at: str) -> Any:
     if of is float and type(value) is int:
         return float(value)
     if of is int and type(value) is float and value.is_integer():
-        # Some write every number so.
+        # Some clients write every number as a float.
         return int(value)
-    # A bool is an int to Python.
+    # In Python a bool is an int.
     if of in _PLAIN and not (isinstance(value, of) and (of is bool or not isinstance(value, bool))):
         raise InvalidArgument(f"must be {_PLAIN[of]}", field=at)
     if of is list and arguments:
@@ -166,7 +167,7 @@ def _fitted(hint: Any, value: Any, at: str) -> Any:
 
 
 def _one_of(hints: Sequence[Any], value: Any, at: str) -> Any:
-    # A map is a `Record`.
+    # Maps are `Record`s, a subclass of dict.
     if type(value) in hints or (dict in hints and isinstance(value, dict)):
         return value
     others = [hint for hint in hints if hint is not type(None)]

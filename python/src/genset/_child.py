@@ -1,4 +1,4 @@
-"""The process that a worker started: serves an engine over the socket it was given."""
+"""The process that a worker started: serves an engine over the socket it inherited."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from genset.exceptions import EngineError, InvalidArgument, NotFound
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 1.0
-"""How long a stopped request may take to end by itself before it is cancelled where it waits."""
+"""How long a stopped request may take to end by itself. After that it is cancelled at its `await`."""
 
 CLEANUP_S = 30.0
-"""How long the cleanup after a start that failed may take, as the worker limits any other."""
+"""The time limit of the cleanup after a failed start, equal to the worker's limit for any other cleanup."""
 
 _BATCH_BYTES = 256 << 10
 _EVENTS_KEPT = 4096
 _NIL = b"\xc0"
 _STEP = pack(STEP)
 _DEAD = b"\x81\xa4dead"
-"""Begins the event of an engine that can go on no more."""
+"""The prefix of an event that reports the engine's death."""
 
 
 class Child:
-    """Serves one engine until the worker lets it go."""
+    """Serves one engine until the worker sends GoAway."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Child:
         *,
         has_files: bool = True,
     ) -> None:
-        """Without files `model_path` is only a name, which is enough for engines of text."""
+        """Without files `model_path` is only a name, which is enough for engines that take text."""
         self._engine = engine
         self._has_files = has_files
         self._model_path = model_path
@@ -75,7 +75,7 @@ class Child:
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._background: set[asyncio.Task[None]] = set()
         self._answers: set[asyncio.Task[None]] = set()
-        """Of `generate`, until its generator is closed: that may be later than the end of its stream."""
+        """Tasks of `generate`, each until its generator is closed, which may be later than the end of its stream."""
         self._batch_limit = 2048
         self._stepper: Stepper | None = None
         self._is_greeted = False
@@ -90,7 +90,7 @@ class Child:
         }
 
     async def serve(self) -> None:
-        """Returns when the worker lets go; raises when it broke the protocol."""
+        """Returns when the worker sends GoAway; raises if the worker broke the protocol."""
         hello = {"version": PROTOCOL_VERSION, "min_version": PROTOCOL_VERSION, "max_frame_bytes": MAX_FRAME_BYTES}
         self._channel.write(encode(Kind.HELLO, 0, pack(hello)))
         self._channel.open()
@@ -99,7 +99,7 @@ class Child:
         finally:
             self._channel.close()
 
-    # What arrives.
+    # Receiving.
 
     def _on_frames(self, frames: list[Frame]) -> None:
         try:
@@ -187,7 +187,7 @@ class Child:
 
     async def _clean_up_alone(self) -> None:
         try:
-            # The group is killed soon.
+            # The group is killed soon, so requests get no grace.
             await self._clean_up(0.0)
         except Exception:
             logger.exception("cleanup failed")
@@ -201,7 +201,7 @@ class Child:
         await called(self._engine.cleanup)
 
     async def _end_answers(self, grace_s: float) -> None:
-        """Returns when no generator uses the engine any more, or when some do not end though they are cancelled."""
+        """Returns when no generator uses the engine any more, or when some do not end after their cancellation."""
         for stream in self._streams.values():
             if stream.is_generate and not stream.is_stopped:
                 stream.stop("shutdown")
@@ -227,14 +227,14 @@ class Child:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    # What is sent.
+    # Sending.
 
     def _send(self, kind: Kind, stream: int, payload: bytes = b"") -> None:
         self._flush()
         self._channel.write(encode(kind, stream, payload))
 
     def _batch(self, stream: Stream, item: bytes) -> None:
-        """Sends an item with all others of this turn of the event loop, in one frame."""
+        """Sends an item in one frame with all others of this turn of the event loop."""
         if not self._pending:
             self._loop.call_soon(self._flush)
         pair = stream.prefix + item
@@ -264,7 +264,7 @@ class Child:
         try:
             await handler
         except asyncio.CancelledError:
-            # Before Python 3.11 a task does not tell that it is cancelled at the program's end.
+            # Before Python 3.11 a task does not show that it is cancelled at the program's end.
             if stream.is_cut() or self._over.done():
                 self._end(stream)
             else:
@@ -279,7 +279,7 @@ class Child:
         else:
             self._end(stream)
 
-    # The endpoints.
+    # Endpoints.
 
     async def _start(self, stream: Stream, body: dict[str, Any]) -> None:
         def progress(stage: str, fraction: float | None) -> None:
@@ -299,7 +299,7 @@ class Child:
             # The event loop is gone.
             raise
         except BaseException:
-            # The worker ends the process as soon as it is told.
+            # The worker ends the process as soon as it learns of the failure.
             await self._clean_up_start()
             raise
         await self._item(stream, pack({"config": wire}))
@@ -310,7 +310,7 @@ class Child:
             try:
                 await called(self._engine.cleanup)
             except SystemExit as error:
-                # Before Python 3.12 this is a task of its own, out of which it would end the process.
+                # Before Python 3.12 this is a task of its own, in which SystemExit would end the process.
                 raise RuntimeError("cleanup called sys.exit()") from error
 
         try:
@@ -319,7 +319,7 @@ class Child:
             logger.exception("cleanup after the start that failed did not succeed")
 
     def _progress(self, stream: Stream, stage: str, fraction: float | None) -> None:
-        # One place is kept for the config. A stage nobody has room for is no loss.
+        # One unit of credit is reserved for the config. A stage that finds no credit may be lost.
         if stream.granted - stream.sent > 1 and stream.id in self._streams:
             stream.sent += 1
             self._batch(stream, pack({"progress": {"stage": stage, "fraction": fraction}}))
@@ -336,7 +336,7 @@ class Child:
                     name, kind = type(self._engine).__name__, type(chunk).__name__
                     raise TypeError(f"{name} yields a {kind}: yield dictionaries such as {{'token_ids': [1]}}")
                 plain = answer.plain(chunk)
-                # Mostly there is credit, and no need to go by the event loop.
+                # Usually there is credit, and no need to wait for it.
                 if plain is not None and stream.take_credit_now():
                     self._batch(stream, plain)
                 else:
@@ -348,14 +348,14 @@ class Child:
                         self._end(stream)
                         return
                 if turn == self._turns.count:
-                    # The engine awaited nothing: what it made is sent, and what came is read.
+                    # The engine awaited nothing. Yield to the loop: it sends the output and reads the socket.
                     await asyncio.sleep(0)
                 turn = self._turns.mark()
         finally:
             close = getattr(chunks, "aclose", None)
             if close is not None:
                 await close()
-        # Ending without a terminal is the worker's to report: it knows the stream.
+        # The worker reports a stream that ends without a terminal item: it knows the stream.
 
     async def _drain(self, stream: Stream, body: Any) -> None:
         await called(self._engine.drain)
@@ -378,20 +378,20 @@ class Child:
         if event == STEP:
             self._on_loop(self._tell_step)
             return
-        # Now: it may be the caller's own list, which changes. What cannot be packed is the caller's error.
+        # Packed now: the caller may change its list later. If it cannot be packed, that is the caller's error.
         packed = pack(event)
         self._on_loop(lambda: self._keep_event(packed))
 
     def _tell_step(self) -> None:
-        # One that nobody has room for, or has asked for yet, is no loss: the next comes soon.
+        # A step without credit, or without a listening worker, may be lost: the next one comes soon.
         stream = self._events_stream
         if stream is not None and stream.take_credit_now():
             self._batch(stream, _STEP)
 
     def _keep_event(self, packed: bytes) -> None:
         if self._events.full():
-            # The worker is far behind. KV events must not be missed one by one: without any, none of the blocks counts as
-            # reusable, which is safe. Of load and metrics the next values count. There is no next word of a death.
+            # The worker is far behind. Losing single KV events is unsafe; clearing all blocks is safe, since then none counts as reusable.
+            # Load and metrics have newer values later. A death is reported only once, so it is kept.
             logger.warning("the worker is %d events behind; they are dropped, with the KV blocks they told of", _EVENTS_KEPT)
             waiting = [self._events.get_nowait() for _ in range(_EVENTS_KEPT)]
             dead = [each for each in waiting if each.startswith(_DEAD)]
@@ -407,6 +407,6 @@ class Child:
         if running is self._loop:
             call()
         else:
-            # A loop that is closed has nobody to tell, and the caller may be the engine's thread.
+            # A closed loop has no worker to notify, and the caller may be the engine's thread.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(call)

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class ResponseStream(AsyncIterator[Any]):
-    """The answer to one request: iterate over its items with `async for`, or `await` it where there is one.
+    """The answer to one request: iterate over its items with `async for`, or `await` it if it has just one.
 
-    The request is sent when this is made, or as soon as an instance is known. `aclose`, or letting it go, cancels it at the other end;
-    what is not read yet waits there. Errors are those of `genset.exceptions`.
+    The request is sent when this is made, or as soon as an instance is known. `aclose`, or dropping the stream, cancels it at the other end;
+    unread items wait there. Errors are those of `genset.exceptions`.
     """
 
     def __init__(self, bridge: Bridge, number: int) -> None:
@@ -59,7 +59,7 @@ class ResponseStream(AsyncIterator[Any]):
         return self._only().__await__()
 
     async def aclose(self) -> None:
-        """Cancels what is not over; nothing can be read after that."""
+        """Cancels the request if it is in progress. Nothing can be read after that."""
         self._items.clear()
         self._is_over = True
         self._error = None
@@ -78,13 +78,13 @@ class ResponseStream(AsyncIterator[Any]):
         return first
 
     def begin(self, asking: Asking, read: Reader) -> None:
-        """The request is sent. `read` makes values of the items."""
+        """The request was sent. `read` decodes its items."""
         self._asking = asking
         self._read = read
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing comes any more."""
+        """Whether no item will follow."""
         return self._is_over
 
     def on_item(self, item: bytes) -> None:
@@ -112,22 +112,22 @@ class ResponseStream(AsyncIterator[Any]):
             self._reader.set_result(None)
 
     def _grant(self) -> None:
-        # What was read since the last time, in one go.
+        # Grants the credit of all items read since the last call.
         if self._ungranted and self._asking is not None:
             self._asking.grant(self._ungranted)
             self._ungranted = 0
 
 
 class Client:
-    """A client of one endpoint. It follows the instances for as long as it is held.
+    """A client of one endpoint. It follows the instances for as long as it exists.
 
-    A request goes to one of them. One that cannot be reached, is full or is shutting down refuses it; it is then sent again, mostly to
-    another, but for `direct`: three times in all. So is one whose handler had begun and was cut by its process's shutdown before its first
-    answer (`EngineShutdown`). Whether a lost instance (`Disconnected`) had begun a request is not known, so that is not sent again. While
-    there is none, a request waits ten seconds for the first.
+    A request is sent to one instance. If that is unreachable, full or shutting down, the request is sent again, usually to another instance
+    (except with `direct`), three times in all. So is a request whose handler was cut by its process's shutdown before its first answer
+    (`EngineShutdown`). A request to a lost instance (`Disconnected`) is not sent again, since it may have begun. If there is no instance, a
+    request waits ten seconds for the first.
 
-    Where the endpoint serves a model, a request is what its handler gets, and the items are what it gives: a `genset.GenerateRequest` and
-    `genset.GenerateChunk`s, or of `ModelType.Chat` and `ModelType.Completion` the body of a client's request and the API's objects.
+    If the endpoint serves a model, requests and items are those of its handler: a `genset.GenerateRequest` and
+    `genset.GenerateChunk`s, or for `ModelType.Chat` and `ModelType.Completion` the body of a client's request and the API's objects.
     """
 
     def __init__(self, bridge: Bridge, caller: Caller, endpoint: str, read: Reader = decode) -> None:
@@ -136,35 +136,35 @@ class Client:
         self._endpoint = endpoint
         self._read = read
         self._form: Form | None = None
-        """Not known before an instance is."""
+        """Unknown until the first instance is known."""
 
     def instance_ids(self) -> list[int]:
-        """The ids of the live instances, the lowest first."""
+        """The ids of the live instances, in ascending order."""
         return self._caller.instance_ids()
 
     def user_data(self) -> dict[int, Any]:
-        """What the live instances of a model publish as their `user_data`, by id; those that publish none are left out."""
+        """The `user_data` that a model's live instances publish, by instance id. Instances that publish none are left out."""
         return {instance: json.loads(data) for instance, data in self._caller.user_data()}
 
     async def wait_for_instances(self, timeout: float = 60.0) -> list[int]:
-        """Waits up to `timeout` seconds for an instance, and gives all ids; `Unavailable` when none came."""
+        """Waits up to `timeout` seconds for an instance, and returns all ids; raises `Unavailable` if none came."""
         await self._bridge.operation(lambda op: self._caller.wait_for_instances(op, timeout))
         return self.instance_ids()
 
     def generate(self, request: Any = None, **options: Any) -> ResponseStream:
-        """Sends a request to the next instance in turn; as `round_robin`."""
+        """Sends a request to the next instance in turn; same as `round_robin`."""
         return self._ask("round-robin", None, request, **options)
 
     def round_robin(self, request: Any = None, **options: Any) -> ResponseStream:
         """Sends a request to the next instance in turn.
 
-        Options of this and the other methods: `context`, that of the request it is sent for, whose id, deadline and cancellation
-        it gets; `timeout` in seconds; `headers` with lower-case names.
+        Options of this and the other methods: `context`, that of the request on whose behalf it is sent, with whose id, deadline and
+        cancellation it travels; `timeout` in seconds; `headers` with lower-case names.
         """
         return self._ask("round-robin", None, request, **options)
 
     def random(self, request: Any = None, **options: Any) -> ResponseStream:
-        """Sends a request to any instance, with equal chance."""
+        """Sends a request to a random instance, each with equal chance."""
         return self._ask("random", None, request, **options)
 
     def least_loaded(self, request: Any = None, **options: Any) -> ResponseStream:
@@ -172,7 +172,7 @@ class Client:
         return self._ask("least-loaded", None, request, **options)
 
     def direct(self, request: Any, instance_id: int, **options: Any) -> ResponseStream:
-        """Sends a request to one instance; `NotFound` when it is not live."""
+        """Sends a request to one instance; raises `NotFound` if it is not live."""
         return self._ask("", instance_id, request, **options)
 
     def _ask(
@@ -201,7 +201,7 @@ class Client:
         if self._known_form() is not None:
             stream.begin(*send(timeout))
         else:
-            # Letting go of the stream cancels it, also before it is sent.
+            # Dropping the stream cancels the request, also before it is sent.
             self._once_found(weakref.ref(stream), send, timeout)
         return stream
 
@@ -225,14 +225,14 @@ class Client:
         waiting = self._bridge.operation(lambda op: self._caller.wait_for_instances(op, limit_s))
 
         def begin(done: asyncio.Future[int | None]) -> None:
-            # Looked at, so that nobody is warned of it.
+            # Retrieves the exception, so that asyncio does not warn of it.
             error = None if done.cancelled() else done.exception()
             stream = asked()
             if done.cancelled() or stream is None or stream.is_over:
                 return
             left_s = None if timeout is None else max(0.0, timeout - (loop.time() - begun_s))
             try:
-                # One whose own time is over ends with that.
+                # If the caller's own timeout is the limit, the request ends with that.
                 if error is not None and limit_s == most_s:
                     raise error
                 stream.begin(*send(left_s))

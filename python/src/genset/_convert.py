@@ -1,4 +1,4 @@
-"""Between the worker's maps and the dictionaries that engines see."""
+"""Conversions between the worker's maps and the dictionaries that engines see."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _REASONS = {
 
 _TOKENS_PREFIX = b"\x81\xa6tokens\x81\xa9token_ids"  # {"tokens": {"token_ids": ...}}
 TOKEN_PREFIX = _TOKENS_PREFIX + b"\x91\xce"
-"""Of an item with one token. Its id follows, in four bytes, the first the highest."""
+"""The prefix of an item with one token. The token id follows as four bytes, big endian."""
 _PACKER = msgpack.Packer()
-"""Of the one thread that packs answers; made once, since making one costs more than packing a token."""
+"""Used only by the thread that packs answers. Made once: making one costs more than packing a token."""
 
 
 def request_from_wire(wire: dict[str, Any]) -> GenerateRequest:
@@ -95,7 +95,7 @@ def request_to_wire(request: GenerateRequest) -> dict[str, Any]:
 
 
 def _guided(guided: Any) -> dict[str, Any] | None:
-    # An enum's variant without data is a string.
+    # An enum variant without data is a string.
     return {guided: True} if isinstance(guided, str) else guided
 
 
@@ -109,14 +109,14 @@ class Answer:
         self.is_finished = False
 
     def plain(self, chunk: GenerateChunk) -> bytes | None:
-        """The one packed item of a chunk with nothing but tokens, as almost all are; None for any other, to be given to `items`."""
+        """The packed item of a chunk with nothing but tokens, the usual case; None for others, which go to `items`."""
         if len(chunk) == (2 if "index" in chunk else 1):
             token_ids = chunk.get("token_ids")
             if token_ids:
                 try:
                     packed: bytes = _PACKER.pack(token_ids)
                 except (TypeError, ValueError, OverflowError):
-                    # With the name of what is wrong.
+                    # `items` raises the error with the field's name.
                     packed = encode(token_ids, "token_ids")
                 self.completion_tokens += len(token_ids)
                 return _TOKENS_PREFIX + packed
@@ -128,7 +128,7 @@ class Answer:
         return [encode(item, "a chunk") for item in self._maps(chunk)] if plain is None else [plain]
 
     def finish(self) -> list[bytes]:
-        """Nothing: ending without a finish reason is the worker's to report."""
+        """Returns nothing: the worker reports an answer without a finish reason."""
         return []
 
     def _maps(self, chunk: GenerateChunk) -> list[dict[str, Any]]:
@@ -157,7 +157,7 @@ class Answer:
         return items
 
     def _finished(self, chunk: GenerateChunk, reason: Any, last: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(reason, dict):  # As SGLang says it: with what was matched.
+        if isinstance(reason, dict):  # SGLang's form: with what was matched.
             reason = reason.get("type")
         reason = str(reason).lower()
         if reason == "error":

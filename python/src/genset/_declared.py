@@ -1,4 +1,4 @@
-"""What an engine left open when it said what it is."""
+"""Fills in what an engine's config leaves open."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ logger = logging.getLogger(__name__)
 
 
 def completed(config: EngineConfig, model_path: str, migration_limit: int | None = None) -> EngineConfig:
-    """The config with the context of the model's files and the usual sampling options where the engine says nothing of them; the
-    log says so, and where a `migration_limit` that was asked for does less than it seems to."""
+    """Returns the config with the context length of the model's files, and with the usual sampling options, if the engine declares none.
+    Logs both, and warns of a `migration_limit` that has no effect on answers that have begun."""
     if config.context_length is None and _model_files.is_gguf(model_path):
-        # The native module reads the file, and says so where it finds no length in it.
+        # The native module reads the file, and logs if it has no length.
         config = dataclasses.replace(config, context_length=0)
     elif config.context_length is None:
         length = _model_files.context_length(model_path or config.model)
@@ -42,7 +42,7 @@ def needs_files(config: EngineConfig) -> bool:
 
 
 def warn_of_sampling(where: str, model: str) -> None:
-    """Says that options reach a model that may ignore them, and what to declare."""
+    """Warns that options reach a model that may ignore them, and says what to declare."""
     logger.warning(
         "%s: nothing says which sampling options it honours, so these reach it: %s. "
         "Name those it honours in %s(sampling=...), and requests with another are refused",

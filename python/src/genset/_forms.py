@@ -1,5 +1,5 @@
-"""What a client writes to an endpoint and reads from it. An endpoint of a model takes what its handler gets, and gives what its handler
-gives, though between the two it is requests and outputs of the wire protocol. Without I/O."""
+"""Converts between a client's values and the wire, without I/O. For a model's endpoint a client writes what the handler receives and reads
+what the handler yields, though the wire carries requests and outputs of the protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from genset.types import GenerateRequest
 Reader = Callable[[bytes], Any]
 
 NOTHING = object()
-"""What a reader gives for an item that is none of the handler's."""
+"""Returned by a reader for an item that no value of the handler's corresponds to."""
 
 _INPUTS = ("token_ids", "text", "messages", "embed", "score")
 
@@ -25,10 +25,10 @@ class Form(Protocol):
     """The form of one endpoint's requests and answers."""
 
     def write(self, payload: bytes) -> bytes:
-        """The request as the endpoint takes it; `payload` is what the program gave, as MessagePack. `InvalidArgument` where it is none."""
+        """The request as the endpoint takes it. `payload` is the program's value as MessagePack; raises `InvalidArgument` if it is invalid."""
 
     def reader(self) -> Reader:
-        """Reads the items of one answer."""
+        """Returns a reader for the items of one answer."""
 
 
 class AsItIs:
@@ -45,7 +45,7 @@ class AsItIs:
 
 
 class Generating:
-    """A model whose handler takes a `GenerateRequest` and gives `GenerateChunk`s."""
+    """A model whose handler takes a `GenerateRequest` and yields `GenerateChunk`s."""
 
     def __init__(self, endpoint: str, model: str) -> None:
         self._endpoint = endpoint
@@ -72,7 +72,7 @@ class _Chunks:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._whole = Record()
-        """What comes in one piece with the end: vectors and scores."""
+        """What arrives in one piece with the end: vectors and scores."""
 
     def read(self, item: bytes) -> Any:
         ((kind, value),) = decode(item).items()
@@ -98,7 +98,7 @@ class _Chunks:
 
 
 class Whole:
-    """A model whose handler takes bodies of clients and gives the API's objects."""
+    """A model whose handler takes the bodies of clients and yields the API's objects."""
 
     def __init__(self, endpoint: str, model: str) -> None:
         self._endpoint = endpoint
@@ -122,7 +122,7 @@ def _object(item: bytes) -> Any:
 
 
 def form_of(endpoint: str, model: str | None, reads_bodies: bool, read: Reader) -> Form:
-    """The form of an endpoint, with the name of its model where it serves one; `read` is for those that serve none."""
+    """The form of an endpoint, given the name of its model, if it serves one. `read` decodes the items of all others."""
     if model is None:
         return AsItIs(read)
     return Whole(endpoint, model) if reads_bodies else Generating(endpoint, model)

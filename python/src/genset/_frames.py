@@ -19,7 +19,7 @@ class ProtocolError(Exception):
 
 
 class Kind(enum.IntEnum):
-    """What a frame says."""
+    """The kind of a frame."""
 
     HELLO = 0
     REQUEST = 1
@@ -38,14 +38,14 @@ Frame = tuple[int, int, bytes]
 
 
 def pack(value: Any) -> bytes:
-    """One MessagePack value."""
+    """Encodes one MessagePack value."""
     packed = msgpack.packb(value)
     assert isinstance(packed, bytes)
     return packed
 
 
 def unpack(payload: bytes) -> Any:
-    """The one value of a payload."""
+    """Decodes the only value of a payload."""
     try:
         return msgpack.unpackb(payload, strict_map_key=False)
     except ValueError as error:
@@ -53,7 +53,7 @@ def unpack(payload: bytes) -> Any:
 
 
 def unpack_request(payload: bytes) -> tuple[Any, Any]:
-    """The two values of a Request: head and request."""
+    """Decodes the two values of a Request: head and request."""
     unpacker = msgpack.Unpacker(strict_map_key=False, max_buffer_size=MAX_FRAME_BYTES)
     unpacker.feed(payload)
     try:
@@ -63,18 +63,18 @@ def unpack_request(payload: bytes) -> tuple[Any, Any]:
 
 
 def encode(kind: int, stream: int, payload: bytes = b"") -> bytes:
-    """A whole frame."""
+    """Encodes a whole frame."""
     return _HEADER.pack(_HEADER_REST + len(payload), kind, 0, stream) + payload
 
 
 def encode_batch(pairs: list[bytes]) -> bytes:
-    """A frame on stream 0 with pairs that are packed already."""
+    """Encodes a frame on stream 0 with pairs that are packed already."""
     header = b"\xdd" + len(pairs).to_bytes(4, "big")
     return encode(Kind.ITEM, 0, b"".join((header, *pairs)))
 
 
 def encode_batches(pairs: list[bytes], limit: int) -> bytes:
-    """As `encode_batch`, in frames of at most `limit` bytes where there are several pairs."""
+    """As `encode_batch`, but splits several pairs into frames of at most `limit` bytes."""
     if len(pairs) == 1 or sum(map(len, pairs)) <= limit:
         return encode_batch(pairs)
     middle = len(pairs) // 2
@@ -82,14 +82,14 @@ def encode_batches(pairs: list[bytes], limit: int) -> bytes:
 
 
 class Decoder:
-    """Turns bytes, in whatever pieces they arrive, into frames."""
+    """Turns bytes into frames, however they are split on arrival."""
 
     def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
         self._buffer = bytearray()
         self._limit = limit
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole now."""
+        """Returns the frames that are complete now."""
         buffer = self._buffer
         buffer += data
         frames: list[Frame] = []

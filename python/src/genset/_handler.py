@@ -1,4 +1,4 @@
-"""Runs a handler: any callable that takes a request, and perhaps its context, and answers with one value or with many."""
+"""Runs a handler: any callable that takes a request, and optionally its context, and returns one value or many."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CANCEL_GRACE_S = 1.0
-"""How long a stopped request may take to end by itself before it is cancelled where it waits."""
+"""How long a stopped request may take to end by itself. After that it is cancelled at its `await`."""
 
 PROBE_HEADER = "genset-probe"
 """Marks the worker's own requests, its canaries."""
@@ -36,27 +36,27 @@ class Encoder(Protocol):
     """Writes one answer."""
 
     is_finished: bool
-    """Whether nothing may follow."""
+    """Whether no item may follow."""
 
     def plain(self, value: Any) -> bytes | None:
-        """The one item of a value, where that is all there is to it."""
+        """The value's only item, if the value needs no more than one; else None."""
 
     def items(self, value: Any) -> list[bytes]:
-        """The items of a value that `plain` does not know."""
+        """The items of a value for which `plain` returned None."""
 
     def finish(self) -> list[bytes]:
         """The items after all values."""
 
 
 class Codec(Protocol):
-    """What requests and answers of an endpoint are."""
+    """Decodes an endpoint's requests and encodes its answers."""
 
     def request(self, payload: bytes) -> tuple[Any, Encoder]:
-        """The request as its handler sees it, and what writes its answer."""
+        """Returns the request as its handler sees it, and the encoder of its answer."""
 
 
 class Plain:
-    """Any plain data, as it is."""
+    """Plain data, unchanged."""
 
     def __init__(self, endpoint: str) -> None:
         self._what = f"an answer of {endpoint}"
@@ -76,7 +76,7 @@ class Plain:
 
 
 class Checked:
-    """Requests of another codec, made values of the type that a handler names."""
+    """Another codec whose requests are converted to the type that a handler names."""
 
     def __init__(self, codec: Codec, check: Callable[[Any], Any], is_of_bodies: bool) -> None:
         self._codec = codec
@@ -94,26 +94,26 @@ class Checked:
 
 
 class Misfit:
-    """A body that is not of the type that a handler names."""
+    """A body that does not fit the type that a handler names."""
 
     def __init__(self, error: InvalidArgument) -> None:
         self.error = error
 
 
 def checked(codec: Codec, check: Callable[[Any], Any] | None, is_of_bodies: bool = False) -> Codec:
-    """The codec, with its requests checked where there is a check."""
+    """Returns the codec, with its requests checked if there is a check."""
     return codec if check is None else Checked(codec, check, is_of_bodies)
 
 
 def takes_context(handler: Handler, endpoint: str) -> bool:
-    """Whether a handler takes the context beside the request; an error where it can be given neither."""
+    """Whether a handler takes the context beside the request. Raises an error if it takes neither."""
     if not callable(handler):
         raise TypeError(
             f"the handler of {endpoint} is a {type(handler).__name__}, which cannot be called: give a function, not its result"
         )
     try:
         parameters = inspect.signature(handler).parameters.values()
-    except ValueError:  # A callable of C, whose signature is not known.
+    except ValueError:  # A C callable with an unknown signature.
         return False
     positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     has_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
@@ -138,7 +138,7 @@ class Answering:
         on_stop: Callable[[Context], None] | None = None,
         places: Places | None = None,
     ) -> None:
-        """Without `places` the handler is given all requests that come."""
+        """Without `places` the handler is given every request at once."""
         self._bridge = bridge
         self._endpoint = endpoint
         self._handler = handler
@@ -148,12 +148,12 @@ class Answering:
         self._places = places
         self._turns = Turns(bridge.loop)
         self._answers: set[Answer] = set()
-        """Of the requests under way."""
+        """The answers in progress."""
         self._idle = asyncio.Event()
         self._idle.set()
 
     def on_call(self, call: Call) -> None:
-        """Begins the answer of a request."""
+        """Starts the answer to a request."""
         traceparent, tracestate = call.trace
         head = {
             "endpoint": self._endpoint,
@@ -173,9 +173,9 @@ class Answering:
         task.add_done_callback(lambda done: self._forget(done, answer))
 
     async def idle(self, grace_s: float) -> bool:
-        """Waits until no request is under way; those that are after `grace_s` are cancelled. Whether none had to be."""
+        """Waits until no request is in progress; after `grace_s` cancels the rest. Returns whether all ended by themselves."""
         if self._idle.is_set():
-            # Where no time is given, what is so already counts too.
+            # Also counts with a grace of 0.
             return True
         try:
             await asyncio.wait_for(self._idle.wait(), grace_s)
@@ -186,14 +186,14 @@ class Answering:
         return True
 
     def cancel(self) -> None:
-        """Cancels the requests under way; those that go on for `CANCEL_GRACE_S` all the same are waited for no more."""
+        """Cancels the requests in progress. Those that still run after `CANCEL_GRACE_S` are abandoned."""
         for answer in list(self._answers):
             answer.cancel()
         if self._answers:
             self._bridge.loop.call_later(CANCEL_GRACE_S, self._leave)
 
     def _leave(self) -> None:
-        """Ends the answers of what is still under way, and counts it no more."""
+        """Ends the answers that are still in progress, and stops counting them."""
         if self._answers:
             logger.warning("%s: %d requests go on though they were cancelled, and are left", self._endpoint, len(self._answers))
         for answer in self._answers:
@@ -205,7 +205,7 @@ class Answering:
 
     def _forget(self, task: asyncio.Task[None], answer: Answer) -> None:
         if task.cancelled():
-            # Before its first step: it never was in its body, which would have ended the answer.
+            # Cancelled before its first step, so its body never ran and has not ended the answer.
             answer.cut()
             answer.forget()
         self._answers.discard(answer)
@@ -220,7 +220,7 @@ class Answering:
             if isinstance(request, Misfit):
                 if not answer.is_probe:
                     raise request.error
-                # The canary cannot know what a handler's type needs. That it came so far is the answer.
+                # The canary cannot know what a handler's type needs. It came this far, which is answer enough.
                 await answer.write("", encoder)
             else:
                 if self._places is not None:
@@ -246,7 +246,7 @@ class Answering:
 
 
 class Answer:
-    """One answer on its way out."""
+    """One answer in progress."""
 
     def __init__(
         self, bridge: Bridge, call: Call, stream: Stream, turns: Turns, on_stop: Callable[[Context], None] | None = None
@@ -258,11 +258,11 @@ class Answer:
         self.stream = stream
         self.task: asyncio.Task[None] | None = None
         self.is_cancelled = False
-        """Whether it was cancelled from here, and not just what its handler waits for."""
+        """Whether the answer itself was cancelled, not just something that its handler awaits."""
         self.is_probe = PROBE_HEADER in stream.context.headers
         left_ms = stream.context.deadline_ms
         self.deadline_s = math.inf if left_ms is None else bridge.loop.time() + left_ms / 1000
-        """By the loop's clock."""
+        """In the loop's time."""
         self._timer: asyncio.TimerHandle | None = None
         stream.context.native = call
 
@@ -271,7 +271,7 @@ class Answer:
         self.stream.grant(items)
 
     def stop(self, reason: str) -> None:
-        """Nobody wants the answer any more: the handler is told, and cancelled where it does not end soon."""
+        """Stops the request: notifies the handler, and cancels it if it does not end soon."""
         is_first = not self.stream.is_stopped
         self.stream.stop(reason)
         if is_first:
@@ -282,15 +282,15 @@ class Answer:
             self._timer = self._bridge.loop.call_later(CANCEL_GRACE_S, self.cancel)
 
     def cancel(self) -> None:
-        """Cancels the handler where it waits."""
+        """Cancels the handler at its `await`."""
         self.is_cancelled = True
         if self.task is not None:
             self.task.cancel()
 
     def end(self, error: EngineError | None) -> None:
-        """Ends the answer, after what was written."""
+        """Ends the answer, after the items written so far."""
         self._bridge.flush()
-        # Its reader lets go of it now. To a handler that still cleans up after itself that is no stop.
+        # Its reader releases it now. A handler that still cleans up must not see that as a stop.
         self._bridge.calls.pop(self.stream.id, None)
         if error is None:
             self.call.end()
@@ -302,13 +302,13 @@ class Answer:
         self.end(EngineError.of_reason(self.stream.context.stop_reason() or "shutdown"))
 
     def forget(self) -> None:
-        """Nothing is told to it any more."""
+        """Ends all notifications to it."""
         self._bridge.calls.pop(self.stream.id, None)
         if self._timer is not None:
             self._timer.cancel()
 
     async def write(self, result: Any, encoder: Encoder) -> None:
-        """Writes what a handler returned: one value, or those of an iterator, a generator or an async one."""
+        """Writes a handler's result: one value, or those of a generator or an async iterator."""
         if inspect.isawaitable(result):
             result = await result
         if hasattr(result, "__aiter__"):
@@ -317,7 +317,7 @@ class Answer:
             await self._write_all(_each(result), encoder)
         elif result is not None:
             await self._write_one(result, encoder)
-        # Where nobody wants the answer any more, it may end as it likes.
+        # A stopped answer may end without a last item.
         if not (encoder.is_finished or self.stream.is_stopped):
             await self._write_items(encoder.finish())
 
@@ -326,7 +326,7 @@ class Answer:
         turn = turns.mark()
         try:
             async for value in values:
-                # Mostly there is credit, and no need to go by the event loop.
+                # Usually there is credit, and no need to wait for it.
                 plain = encoder.plain(value)
                 if plain is not None and stream.take_credit_now():
                     write(call, plain)
@@ -336,7 +336,7 @@ class Answer:
                     self.end(None)
                     return
                 if turn == turns.count:
-                    # The handler awaited nothing: what it gave is sent, and others have their turns.
+                    # The handler awaited nothing. Yield to the loop: it sends the output and runs other tasks.
                     await asyncio.sleep(0)
                 turn = turns.mark()
         finally:
@@ -357,6 +357,6 @@ class Answer:
 
 
 async def _each(values: Iterator[Any]) -> AsyncIterator[Any]:
-    """The values of a generator that knows no event loop."""
+    """Iterates a synchronous generator asynchronously."""
     for value in values:
         yield value

@@ -1,4 +1,4 @@
-"""Logging: of a program of its own, and of a process whose standard error the worker reads, where each line begins with its level."""
+"""Logging of standalone programs, and of processes whose standard error the worker reads: there each line begins with its level."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 
 LEVEL_VARIABLE = "GENSET_ENGINE_LOG"
 FILTER_VARIABLES = ("GENSET_LOG", "DYN_LOG")
-"""The filter of a program's log, in the syntax of `RUST_LOG`; the first that is set counts, as in the native module."""
+"""The filter of a program's log, in the syntax of `RUST_LOG`. The first one set counts, as in the native module."""
 
 _LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 _FILTER_LEVELS = {**_LEVELS, "off": logging.CRITICAL + 1, "warn": logging.WARNING, "trace": 1}
 
 
 class _OneLevelALine(logging.Formatter):
-    """A record of several lines, a traceback say, has its level at the head of each."""
+    """Begins each line of a multi-line record, such as a traceback, with its level."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -23,7 +23,7 @@ class _OneLevelALine(logging.Formatter):
 
 
 def levels_of(text: str) -> dict[str, int]:
-    """The levels that a filter names: of loggers, and by the empty name of all others. What is said of spans is the native module's alone."""
+    """The levels in a filter: by logger, and by the empty name for all others. Directives about spans concern only the native module."""
     levels = {}
     for directive in text.split(","):
         target, has_target, name = directive.strip().rpartition("=")
@@ -34,7 +34,7 @@ def levels_of(text: str) -> dict[str, int]:
 
 
 def configure_program() -> None:
-    """Sends the root logger to standard error, unless the program has set one up. Levels are those of `FILTER_VARIABLES`."""
+    """Sends the root logger to standard error, unless the program has set one up. Reads levels from `FILTER_VARIABLES`."""
     if logging.getLogger().handlers:
         return
     given = next((os.environ[name] for name in FILTER_VARIABLES if name in os.environ), "")
@@ -45,7 +45,7 @@ def configure_program() -> None:
 
 
 def configure() -> None:
-    """Sends the root logger to standard error at the worker's level, and flushes what is printed line by line."""
+    """Sends the root logger to standard error at the worker's level, and flushes printed output line by line."""
     level = _LEVELS.get(os.environ.get(LEVEL_VARIABLE, "info").lower(), logging.INFO)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLevelALine("%(name)s: %(message)s"))

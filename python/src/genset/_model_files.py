@@ -1,4 +1,4 @@
-"""Where the files of a model are: a folder, or what a download left in the cache of the Hugging Face Hub. `genset pull` downloads."""
+"""Locates a model's files: in a folder, or in the cache of the Hugging Face Hub. `genset pull` downloads."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 from genset.exceptions import InvalidArgument
 
 FILES = ["config.json", "tokenizer.json", "tokenizer_config.json"]
-"""What a frontend needs of a model."""
+"""The files of a model that a frontend needs."""
 
 UNBOUNDED_TOKENS = 1 << 30
-"""The context of a model of which nothing says how long it is: longer than any prompt."""
+"""The context of a model of unknown length: longer than any prompt."""
 
 _LANGUAGE_MODELS = ("text_config", "llm_config", "language_config", "thinker_config")
-"""Where the configs of models of more than text have that of their language model."""
+"""Where multimodal configs keep the config of their language model."""
 
 _USUAL_CONTEXTS = {"gemma3_text": 131_072}
-"""What the configs of a kind of model leave out, by `model_type`: the defaults of transformers."""
+"""Defaults of transformers that configs leave out, by `model_type`."""
 
 _HUB_NAME = re.compile(
     r"(?:hf://)?(?P<repo>[A-Z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>(?!.*\.\.).+\.gguf)|:(?P<quantization>[\w.-]+))?",
@@ -40,31 +40,31 @@ class HubName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> HubName | None:
-        """None for what is no such name."""
+        """Parses a name; None if it is no such name."""
         found = _HUB_NAME.fullmatch(text)
         return found and cls(found["repo"], found["revision"] or "main", found["file"], found["quantization"])
 
     @property
     def names_gguf(self) -> bool:
-        """Whether it is a GGUF file."""
+        """Whether it names a GGUF file."""
         return self.file is not None or self.quantization is not None
 
     def snapshot(self) -> str | None:
-        """Where the cache has the revision, whole or not."""
+        """The revision's folder in the cache, complete or not."""
         repository = os.path.join(_cache(), "models--" + self.repo.replace("/", "--"))
         try:
             with open(os.path.join(repository, "refs", self.revision)) as reference:
                 commit = reference.read().strip()
         except OSError:
-            # A commit is its own.
+            # There is no such reference: the revision is a commit.
             commit = self.revision
         folder = os.path.join(repository, "snapshots", commit)
         return folder if os.path.isdir(folder) else None
 
     def cached(self) -> str | None:
-        """The folder or file in the cache, where all that is needed of it is there."""
+        """The folder or file in the cache, if everything needed is there."""
         folder = self.snapshot()
-        # Which file a quantization is, the list of the repository's files says.
+        # Only the repository's file list says which file a quantization is.
         if folder is None or self.quantization is not None:
             return None
         if self.file is not None:
@@ -74,14 +74,14 @@ class HubName(NamedTuple):
 
 
 def _cache() -> str:
-    """Where the Hub's tools keep their files."""
+    """The cache folder of the Hub's tools."""
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     home = os.environ.get("HF_HOME") or os.path.join(caches, "huggingface")
     return os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
 
 
 def context_length(model_path: str) -> int | None:
-    """What `config.json` of a model says, in its folder or in the cache of the Hub; None where it says nothing, or there is none."""
+    """The context length in a model's `config.json`, in its folder or in the Hub's cache; None if it has none."""
     name = None if os.path.isdir(model_path) else HubName.parse(model_path)
     folder = model_path if name is None else name.snapshot()
     try:
@@ -107,7 +107,7 @@ def _context_in(config: Any) -> int | None:
 
 
 def name_of(model_path: str) -> str:
-    """The name clients use where none is given: `ORG/NAME` of the Hub, as `genset run` has it, or that of the folder or the GGUF file."""
+    """The default name for clients: `ORG/NAME` for the Hub, as in `genset run`, else the name of the folder or the GGUF file."""
     hub_name = None if os.path.exists(model_path) else HubName.parse(model_path)
     if hub_name is not None:
         return hub_name.repo
@@ -116,12 +116,12 @@ def name_of(model_path: str) -> str:
 
 
 def is_only_a_name(text: str) -> bool:
-    """Whether it is a word that is no path here and no name of the Hub."""
+    """Whether the text is a word that is neither a path here nor a name of the Hub."""
     return "/" not in text and not os.path.exists(text)
 
 
 def is_gguf(model_path: str) -> bool:
-    """Whether it is a GGUF file, here or of the Hub."""
+    """Whether it names a GGUF file, local or of the Hub."""
     if os.path.exists(model_path):
         return _is_gguf_file(model_path)
     name = HubName.parse(model_path)
@@ -133,10 +133,10 @@ def _is_gguf_file(path: str) -> bool:
 
 
 def find(model_path: str, *, may_fetch: bool = True) -> str:
-    """The folder with the model's tokenizer and template, or the GGUF file that they are in. Unless `may_fetch` says no, what the Hub's
-    cache lacks is downloaded, so it is not for an event loop's thread.
+    """Returns the folder with the model's tokenizer and template, or the GGUF file that contains them. With `may_fetch` it downloads what the
+    Hub's cache lacks, so do not call it on an event loop's thread.
 
-    Raises `InvalidArgument` where there is none, saying what to do.
+    Raises `InvalidArgument`, saying what to do, if there is none.
     """
     if os.path.isdir(model_path):
         return model_path
@@ -154,8 +154,8 @@ def find(model_path: str, *, may_fetch: bool = True) -> str:
 
 
 def _fetched(model_path: str, name: HubName) -> str:
-    """What `genset pull` brought: of a folder no weights, and of a GGUF file all, for its tokenizer is in it."""
-    # It imports this module.
+    """Returns what `genset pull` downloads: a folder without weights, or a whole GGUF file, since its tokenizer is inside."""
+    # Imported here: the module imports this one.
     from genset.backend.run import find_binary
 
     try:
@@ -170,7 +170,7 @@ def _fetched(model_path: str, name: HubName) -> str:
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
         assert process.stdout is not None and process.stderr is not None
         for line in process.stderr:
-            # How far it is, until it says why it ends.
+            # Progress, and at last the error if there is one.
             if problem or line.startswith("error: "):
                 problem.append(line)
             else:

@@ -1,4 +1,4 @@
-"""Names of parsers, as `genset run --tool-parser` and `--reasoning-parser` know them. Tests of the frontend compare them with its tables."""
+"""Names of parsers, as `genset run --tool-parser` and `--reasoning-parser` know them. Frontend tests compare them with its tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOOL_ALIASES = (
     "cohere_command3", "deepseek", "deepseek_v4", "glm", "glm47", "gpt_oss", "jamba", "kimi", "llama", "llama4_json", "minimax",
     "nemotron", "openai", "phi4_mini_json", "qwen", "qwen3_xml",
 )
-"""Other servers' names for them."""
+"""Aliases from other servers."""
 REASONING_PARSERS = (
     "cohere", "deepseek_r1", "deepseek_v31", "ernie45", "gemma4", "glm45", "granite", "harmony", "hunyuan_a13b", "kimi",
     "kimi_k2", "minimax_m2", "mistral", "nemotron", "olmo3", "phi4", "qwen3", "seed_oss", "step3", "none",
@@ -19,4 +19,4 @@ REASONING_PARSERS = (
 REASONING_ALIASES = (
     "cohere_command3", "deepseek", "deepseek_v3", "glm", "gpt_oss", "minimax", "openai_gptoss", "qwen3_thinking",
 )
-"""Other servers' names for them."""
+"""Aliases from other servers."""

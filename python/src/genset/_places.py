@@ -1,7 +1,7 @@
-"""The places of a model's handler: how many requests it is given at once. `genset._handler` asks for one before each.
+"""The places of a model's handler: how many requests it is given at once. `genset._handler` takes one before each.
 
-The worker in the native module admits no more than there are. Its canary comes beside them, so here it takes a place like any request,
-and is refused where all are taken: a handler that works is alive.
+The worker in the native module admits no more requests than there are places. Its canary comes in addition, so here it takes a place
+like any request, and is refused if none is free: a handler that works is alive.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Places:
         self._count = count
         self._idle_timeout_s = idle_timeout_s or math.inf
         self.given_before = 0
-        """Items of answers that are no more under way."""
+        """Items of answers that have ended."""
         self._given = -1
         self._busy_until_s = 0.0
 
     async def take(self, answer: Answer, answers: Collection[Answer]) -> None:
-        """Returns when the handler may be given a request; `answers` are all that are under way, with its own. A place is free again when the
-        answer is under way no more, or stopped.
+        """Returns when the handler may be given a request. `answers` are all in progress, including its own. An answer holds its place until it
+        ends or is stopped.
 
         Raises `Overloaded` for a canary that finds none.
         """
@@ -42,7 +42,7 @@ class Places:
         if len(others) < self._count:
             return
         if not answer.is_probe:
-            # The worker has counted all but these.
+            # The worker counts all requests except probes.
             probes = [each.task for each in others if each.is_probe and each.task is not None]
             if probes:
                 await asyncio.wait(probes)
@@ -50,7 +50,7 @@ class Places:
             raise Overloaded(f"the handler of {self._endpoint} has the {self._count} requests that it is given at once")
 
     def _is_busy(self, others: Collection[Answer], given: int) -> bool:
-        """Whether to be full is no sign of death: since an item was given, what ran then may still run. When all of that is over and nothing
+        """Whether a full handler counts as alive: the requests that ran at its last item may still run. When all of them must be over and no item
         came, the handler may hang, however many requests wait for it, and the canary finds out."""
         now_s = asyncio.get_running_loop().time()
         if given != self._given:

@@ -20,22 +20,22 @@ logger = logging.getLogger(__name__)
 
 
 def limit(spec: ServiceSpec) -> None:
-    """Holds this process to its resources, as far as the system knows them: memory of its data, and the cores that `genset serve` gave it."""
+    """Limits this process to its resources, as far as the system can: the memory of its data, and the cores from `genset serve`."""
     memory = spec.resources.get("memory")
     if memory is not None:
         most = parse_bytes(memory)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    # In a container there are none: it has a limit of its own, and does not know what others use.
+    # A container sets none: it has its own limit, and does not know what others use.
     cores = os.environ.get(CORES_VARIABLE)
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
 
 
 def tell_started() -> None:
-    """Tells `genset serve` that the service has started; nobody in a container."""
+    """Notifies `genset serve` that the service has started. Does nothing in a container."""
     ready = os.environ.pop(READY_VARIABLE, None)
     if ready is not None:
-        # It may be gone.
+        # `genset serve` may be gone.
         with contextlib.suppress(OSError):
             os.write(int(ready), b"1")
             os.close(int(ready))
@@ -49,7 +49,7 @@ async def main(runtime: Runtime, spec: ServiceSpec) -> None:
 
 if __name__ == "__main__":
     target, name = sys.argv[1:]
-    # Where `genset serve` is killed, nobody else drains this process.
+    # If `genset serve` is killed, nobody else drains this process.
     watch_leash(LEASH_VARIABLE, f"kill -s TERM {os.getpid()}", KILL_S)
     found = next(each for each in load(target).graph() if each.name == name)
     sdk.set_config(json.loads(os.environ.get(CONFIG_VARIABLE, "{}")))

@@ -1,4 +1,4 @@
-"""What newcomers to engines write by mistake, each told in one sentence. Used by what calls an engine's methods."""
+"""Common mistakes in engines, each reported in one sentence. Used by the callers of an engine's methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from genset.engine import EngineConfig, LLMEngine, WorkerConfig
 
 
 def check_engine(engine: LLMEngine) -> None:
-    """TypeError where `generate` cannot answer. What has the methods of an engine is one."""
+    """Raises TypeError if `generate` cannot answer. Any object with an engine's methods is an engine."""
     if isinstance(engine, type) or not all(callable(getattr(engine, name, None)) for name in ("start", "generate", "cleanup")):
         raise TypeError(f"{engine!r} is no engine: give an instance of a subclass of LLMEngine")
     name, generate = f"{type(engine).__name__}.generate", engine.generate
@@ -21,20 +21,20 @@ def check_engine(engine: LLMEngine) -> None:
     try:
         inspect.signature(generate).bind(None, None)
     except ValueError:
-        pass  # A callable of C, whose signature is not known.
+        pass  # A C callable with an unknown signature.
     except TypeError:
         raise TypeError(f"{name} takes other arguments than it is given: write `async def generate(self, request, context)`") from None
 
 
 def check_chunks(chunks: Any, engine: LLMEngine) -> None:
-    """TypeError where `generate` gave no async generator, nor another async iterator."""
+    """Raises TypeError if `generate` returned no async generator or other async iterator."""
     if not hasattr(chunks, "__aiter__"):
         kind = type(chunks).__name__
         raise TypeError(f"{type(engine).__name__}.generate gave a {kind} and no async generator: write `async def` and `yield` each chunk")
 
 
 async def called(method: Callable[..., Any], *arguments: Any) -> Any:
-    """What an engine's method gives; TypeError where it is no `async def`."""
+    """Returns the result of an engine's method; raises TypeError if the method is no `async def`."""
     result = method(*arguments)
     if not inspect.isawaitable(result):
         name = getattr(method, "__name__", "it")
@@ -43,7 +43,7 @@ async def called(method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 async def started(engine: LLMEngine, worker_id: int) -> EngineConfig:
-    """Starts an engine; TypeError where it cannot work."""
+    """Starts an engine; raises TypeError if it cannot work."""
     check_engine(engine)
     config = await called(engine.start, worker_id)
     if not isinstance(config, EngineConfig):
@@ -52,7 +52,7 @@ async def started(engine: LLMEngine, worker_id: int) -> EngineConfig:
 
 
 async def made(engine_class: type[LLMEngine], argv: list[str] | None) -> tuple[LLMEngine, WorkerConfig]:
-    """What `from_args` gives; TypeError where that is no engine with its config."""
+    """Returns the result of `from_args`; raises TypeError if it is not an engine with its config."""
     given = await called(engine_class.from_args, argv)
     if not (isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[1], WorkerConfig)):
         name = getattr(engine_class, "__name__", engine_class)

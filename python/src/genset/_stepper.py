@@ -1,4 +1,4 @@
-"""The thread on which a `BatchEngine` computes, and from which a whole step's tokens leave in one frame."""
+"""The thread on which a `BatchEngine` computes. It sends the tokens of a whole step in one frame."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _NIL = b"\xc0"
 _TOKENS_END = 1 << 32
 
 _IDLE_S = 0.001
-"""A step that makes nothing for anybody in less time found nothing to compute: all that it may run wait for others. The next
-comes that much later, or when something comes, so that such steps leave the processor to those they wait for."""
+"""A step that makes nothing in less time had nothing to compute: all its sequences wait for others. The next step starts this much
+later, or when something arrives, so that such steps leave the processor to the work they wait for."""
 
 
 class Turn(enum.Enum):
-    """What came of a turn of the thread."""
+    """The result of one turn of the thread."""
 
     NO_STEP = enum.auto()
     NOTHING_MADE = enum.auto()
@@ -35,7 +35,7 @@ class Turn(enum.Enum):
 
 
 class Lane:
-    """One request on its way through the steps. It is the thread's, but for what its stream is granted and that it is stopped."""
+    """One request in the steps. It belongs to the thread, except for its stream's credit and stop."""
 
     def __init__(self, stream: Stream, body: dict[str, Any]) -> None:
         self.stream = stream
@@ -46,11 +46,11 @@ class Lane:
         self.is_running = False
         """Between the engine's `begin` and `end`."""
         self.kept: deque[bytes] = deque()
-        """Items that wait for credit. Meanwhile the lane is in no step, so they are those of one chunk."""
+        """Items that wait for credit. Meanwhile the lane is in no step, so they belong to one chunk."""
 
 
 class Stepper:
-    """Begins requests, takes steps while somebody has room for what they make, and ends requests."""
+    """Begins requests, takes steps while there is credit for their output, and ends requests."""
 
     def __init__(
         self, engine: BatchEngine[Any], streams: dict[int, Stream], write: Callable[[bytes], None], frame_bytes: int
@@ -80,7 +80,7 @@ class Stepper:
         self._wake.set()
 
     def close(self) -> None:
-        """Returns when the step under way and every sequence have ended. Blocks."""
+        """Returns when the current step and every sequence have ended. Blocks."""
         self._is_over = True
         self._wake.set()
         self._thread.join()
@@ -90,7 +90,7 @@ class Stepper:
     def _run(self) -> None:
         try:
             while not self._is_over:
-                # Cleared first: what comes during the turn is seen by the next.
+                # Cleared first: the next turn sees what arrives during this one.
                 self._wake.clear()
                 began = time.monotonic()
                 turn = self._turn()
@@ -139,7 +139,7 @@ class Stepper:
             self._fail(lane, as_engine_error(error))
 
     def _step(self, ready: list[Lane]) -> bool:
-        """Whether anything came of it."""
+        """Takes a step. Returns whether it made anything."""
         try:
             outputs = self._engine.step([lane.sequence for lane in ready])
             if len(outputs) != len(ready):
@@ -153,7 +153,7 @@ class Stepper:
         pairs = self._pairs
         for lane, output in zip(ready, outputs):
             if type(output) is int and 0 <= output < _TOKENS_END:
-                # Almost every output of almost every step.
+                # The usual case: a single token.
                 lane.stream.sent += 1
                 lane.answer.completion_tokens += 1
                 pairs.append(lane.prefix + output.to_bytes(4, "big"))
@@ -176,7 +176,7 @@ class Stepper:
         self._send_kept(lane)
 
     def _send_kept(self, lane: Lane) -> None:
-        """Sends what there is credit for; the last item of an answer ends its stream."""
+        """Sends the items that have credit. The last item of an answer ends its stream."""
         stream = lane.stream
         while lane.kept and stream.sent < stream.granted:
             stream.sent += 1
@@ -193,7 +193,7 @@ class Stepper:
             self._errors.append(encode(Kind.ERROR, lane.stream.id, pack(error.to_wire())))
 
     def _forget(self, lane: Lane) -> bool:
-        """Whether its stream was still open."""
+        """Forgets the lane. Returns whether its stream was still open."""
         self._end(lane)
         self._lanes.pop(lane.stream.id, None)
         return self._streams.pop(lane.stream.id, None) is not None

@@ -1,4 +1,4 @@
-"""Values of the program as MessagePack, and back: plain data, pydantic models and dataclasses."""
+"""Converts the program's values to MessagePack and back: plain data, pydantic models and dataclasses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgpack
 
 
 class Record(dict[str, Any]):
-    """A map of a request or an answer: a dictionary whose entries can be read and set as attributes too. Names that every dictionary has, as
-    `items`, `values` and `get`, are its methods: an entry of such a name is `record["items"]`."""
+    """A map of a request or an answer: a dictionary whose entries are also attributes. Names of dictionary methods, such as `items`, `values`
+    and `get`, stay methods: read such an entry as `record["items"]`."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -20,7 +20,7 @@ class Record(dict[str, Any]):
         except KeyError:
             raise AttributeError(f"there is no {name!r}, but {', '.join(map(str, self)) or 'nothing'}") from None
         if type(value) is dict:
-            # One that the program put there. What is written to it must stay.
+            # The program put it there. Writes to it must persist.
             value = self[name] = Record(value)
         return value
 
@@ -29,7 +29,7 @@ class Record(dict[str, Any]):
 
 
 def _plain(value: Any) -> Any:
-    """Plain data for what MessagePack does not know."""
+    """Converts what MessagePack does not know to plain data."""
     dump = getattr(value, "model_dump", None)
     if dump is not None:
         return dump()
@@ -48,11 +48,11 @@ def _plain(value: Any) -> Any:
 
 _UNFIT = (TypeError, ValueError, OverflowError)
 _DEEPEST_NAMED = 16
-"""Levels of what is inside each other that an error tells."""
+"""The most levels of nesting that an error names."""
 
 
 def _fault(value: Any, depth: int = 0) -> list[str]:
-    """The names on the way to what cannot be packed in the value."""
+    """The names on the path to what cannot be packed in the value."""
     if not isinstance(value, Mapping | list | tuple):
         try:
             value = _plain(value)
@@ -68,7 +68,7 @@ def _fault(value: Any, depth: int = 0) -> list[str]:
 
 
 def encode(value: Any, what: str) -> bytes:
-    """The value as MessagePack; `what` names it in the error, before the field: "a request", "an answer of demo.text.upper"."""
+    """Encodes the value as MessagePack. `what` names it in errors, before the field: "a request", "an answer of demo.text.upper"."""
     try:
         packed = msgpack.packb(value, default=_plain)
     except _UNFIT as error:
@@ -80,5 +80,5 @@ def encode(value: Any, what: str) -> bytes:
 
 
 def decode(payload: bytes) -> Any:
-    """The value; every map in it is a `Record`."""
+    """Decodes the value; every map in it is a `Record`."""
     return msgpack.unpackb(payload, strict_map_key=False, object_hook=Record)

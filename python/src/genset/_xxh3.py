@@ -1,4 +1,4 @@
-"""XXH3-64 with Python's own numbers, for what cannot rely on a library: hashes of KV blocks, short inputs each.
+"""XXH3-64 in pure Python, for code that cannot rely on a library: hashes of KV blocks, with short inputs.
 
 Source: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
 """
@@ -20,7 +20,7 @@ _SECRET = bytes.fromhex(
     "170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e"
 )
 _WORDS = [int.from_bytes(_SECRET[at : at + 8], "little") for at in range(len(_SECRET) - 7)]
-"""The word at each byte of the secret."""
+"""The word at each byte offset of the secret."""
 _STRIPE, _BLOCK = 64, 1024
 
 
@@ -127,7 +127,7 @@ def _accumulate(sums: list[int], data: bytes, at: int, words: Sequence[int], sec
 
 
 def _seeded(seed: int) -> list[int]:
-    """The words of the secret of long inputs."""
+    """The secret's words for long inputs."""
     parts = struct.unpack("<24Q", _SECRET)
     secret = struct.pack("<24Q", *((part + (-seed if place % 2 else seed)) & _MASK for place, part in enumerate(parts)))
     return [_word(secret, at) for at in range(len(secret) - 7)]

@@ -28,28 +28,28 @@ from typing import Any
 from genset.sdk import ServiceSpec, parse_cpu, parse_gpus
 
 CONFIG_VARIABLE = "GENSET_SERVICE_CONFIG"
-"""JSON with a service's configuration, in its process."""
+"""A service's configuration as JSON, in its process."""
 CORES_VARIABLE = "GENSET_SERVICE_CORES"
-"""The cores that it is bound to, in the process of a service; empty for all."""
+"""The cores that a service's process is bound to; empty for all."""
 LEASH_VARIABLE = "GENSET_SERVICE_LEASH_FD"
-"""Names a pipe that ends with `genset serve`, in the process of a service."""
+"""The file descriptor, in a service's process, of a pipe that closes when `genset serve` ends."""
 READY_VARIABLE = "GENSET_SERVICE_READY_FD"
-"""Names a pipe that is told once the service has started, in the process of a service."""
+"""The file descriptor, in a service's process, of a pipe to which it writes once the service has started."""
 STATUS_VARIABLE = "GENSET_STATUS_PORT"
-"""The status port, in the process of a service."""
+"""The status port of a service's process."""
 MAX_PORT = (1 << 16) - 1
 MAX_DEATHS = 5
 FIRST_PAUSE_S = 0.5
 LONG_LIFE_S = 60.0
-"""A process that lived so long after its start begins a new row of deaths. What it takes to load is no life."""
+"""A process that lived this long after its start resets the count of deaths. Loading does not count as life."""
 LAST_LINES = 20
 MAX_LINE_BYTES = 1 << 20
 LAST_WORDS_S = 0.5
-"""How long the output of a process that died is waited for; what the process left running may hold it open."""
+"""How long to wait for the output of a process that died. A child that it left running may hold the pipe open."""
 
 
 class UsageError(Exception):
-    """What was asked for cannot be served."""
+    """The requested services cannot be served."""
 
 
 @dataclasses.dataclass
@@ -58,14 +58,14 @@ class Process:
 
     spec: ServiceSpec
     title: str
-    """Before each line of its log."""
+    """The prefix of each line of its log."""
     environment: dict[str, str]
     gpus: str = ""
-    """Which it has, for people; empty where the machine has none."""
+    """The process's devices, for people; empty if the machine has none."""
 
 
 def load(target: str) -> ServiceSpec:
-    """The service of MODULE:CLASS, from the current folder or what is installed; `UsageError` where there is none."""
+    """Loads the service of MODULE:CLASS from the current folder or the installed packages; raises `UsageError` if there is none."""
     module, colon, name = target.partition(":")
     if not colon or not name:
         raise UsageError(f"{target!r} names no class: write MODULE:CLASS, such as graph:Frontend")
@@ -83,7 +83,7 @@ def load(target: str) -> ServiceSpec:
 
 
 def configuration(file: str | None, settings: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What each service is told: of the file, and `--Service.key=value` over it."""
+    """Returns each service's configuration: that of the file, overridden by `--Service.key=value`."""
     told: dict[str, dict[str, Any]] = {}
     if file is not None:
         told = _read(Path(file))
@@ -119,7 +119,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
         try:
             read = yaml.safe_load(text) or {}
         except (yaml.YAMLError, ValueError) as error:
-            # A ValueError is a date that there is not, say.
+            # A ValueError is an impossible date, for example.
             mark = getattr(error, "problem_mark", None)
             at = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
             problem = getattr(error, "problem", None) or " ".join(str(error).split())
@@ -127,7 +127,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(read, dict) or not all(isinstance(value, dict) for value in read.values()):
         raise UsageError(f"{path}: must map names of services to their settings")
     try:
-        # They travel so; YAML has values, such as dates, that JSON has not.
+        # The configuration travels as JSON; YAML has values that JSON lacks, such as dates.
         json.dumps(read)
     except (TypeError, ValueError) as error:
         raise UsageError(f"{path}: {error}") from error
@@ -141,7 +141,7 @@ def _value(text: str) -> Any:
 
 
 def check_names(names: Sequence[tuple[ServiceSpec, str]], taken: Mapping[str, str]) -> None:
-    """`UsageError` where two services have one name, or one has a name of `taken`, which says what else is called so."""
+    """Raises `UsageError` if two services have the same name, or one has a name in `taken`, which maps names to their owners."""
     found = dict(taken)
     for spec, name in names:
         mine = f"the service {spec.cls.__name__}"
@@ -153,9 +153,9 @@ def check_names(names: Sequence[tuple[ServiceSpec, str]], taken: Mapping[str, st
 def plan(
     spec: ServiceSpec, told: Mapping[str, Mapping[str, Any]], target: str, status_port: int | None = None
 ) -> list[Process]:
-    """The processes, those that others depend on first, each with its devices and cores; `UsageError` where there are too few devices, or
-    names are not of one service alone. Where a service names no `gpu`, the devices are as they were. Cores are shared evenly where there are
-    too few. The first has the status port `status_port`, the others have those after it; any free ones for 0."""
+    """Returns the processes, dependencies first, each with its devices and cores. Raises `UsageError` if there are too few devices or two
+    services share a name. A service that names no `gpu` sees all devices. Too few cores are shared evenly. The first process has the status
+    port `status_port`, the others have the ports after it; with 0 each has any free port."""
     check_names([(each, each.name) for each in spec.graph()], {})
     devices = _devices()
     all_gpus = f"{','.join(devices)} (all, it names none)" if devices else ""
@@ -190,7 +190,7 @@ def plan(
 
 
 def _status_ports(first: int | None, count: int) -> Iterator[dict[str, str]]:
-    """What each of `count` processes is told of its status port. No two have the same, which only one could open."""
+    """Returns the status port settings of `count` processes. Ports differ, since only one process can open each."""
     if first is None:
         return itertools.repeat({}, count)
     last = first + count - 1 if first else 0
@@ -200,7 +200,7 @@ def _status_ports(first: int | None, count: int) -> Iterator[dict[str, str]]:
 
 
 def _cores() -> list[str]:
-    """Those that this process may use; none where the system binds no process."""
+    """The cores that this process may use; none if the system cannot bind processes."""
     return [str(core) for core in sorted(os.sched_getaffinity(0))] if hasattr(os, "sched_getaffinity") else []
 
 
@@ -215,23 +215,23 @@ def _devices() -> list[str]:
 
 
 class _Output(asyncio.SubprocessProtocol):
-    """What a process and its children write, line by line, and when the process itself has died."""
+    """What a process and its children print, line by line, and when the process itself died."""
 
     def __init__(self, title: str) -> None:
         self._title = title
         self._begun = b""
         self.lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        """The last ones."""
+        """The last lines."""
         self.died = asyncio.Event()
         self.closed = asyncio.Event()
-        """Set when nobody can write any more."""
+        """Set when no process can write to it any more."""
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         *lines, self._begun = (self._begun + data).split(b"\n")
         for line in lines:
             self._show(line)
         if len(self._begun) > MAX_LINE_BYTES:
-            # The rest comes as the next line.
+            # The rest is the next line.
             self._begun = b""
             self._show(b"(a very long line)")
 
@@ -250,7 +250,7 @@ class _Output(asyncio.SubprocessProtocol):
 
 
 class _Readiness:
-    """When a process said that it has started."""
+    """When a process reported that it has started."""
 
     def __init__(self) -> None:
         self.since: float | None = None
@@ -271,7 +271,7 @@ class _Readiness:
 
 
 class Supervisor:
-    """Keeps processes alive until it is told to stop, or one of them dies too often."""
+    """Keeps processes alive until it is told to stop, or until one of them dies too often."""
 
     def __init__(self, target: str, processes: Sequence[Process]) -> None:
         self._target = target
@@ -281,10 +281,10 @@ class Supervisor:
         self._failed = False
 
     async def run(self) -> int:
-        """Returns the exit code: 0 when it was told to stop, 1 when a service was given up."""
+        """Returns the exit code: 0 if it was told to stop, 1 if it gave up on a service."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # What `nohup` starts ignores the end of its terminal.
+            # A process started by `nohup` ignores the end of its terminal.
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._on_signal, number.name)
         leash, held = os.pipe()
@@ -296,7 +296,7 @@ class Supervisor:
         return 1 if self._failed else 0
 
     def _on_signal(self, name: str) -> None:
-        # Whoever is told of it may have left: first it is done.
+        # Stop first: the reader of the message may be gone.
         if not self._stopping.is_set():
             self._stop()
             _say(f"{name}: draining all; SIGINT or SIGTERM from now on kills")
@@ -333,7 +333,7 @@ class Supervisor:
             pause *= 2
 
     async def _once(self, process: Process, leash: int) -> tuple[int, collections.deque[str], float | None]:
-        """Runs a process to its end: its exit code, its last lines, and when it had started, where it ever had."""
+        """Runs a process to its end. Returns its exit code, its last lines, and when it had started, if it had."""
         with _Readiness() as ready:
             code, lines = await self._run(process, leash, ready)
             return code, lines, ready.since
@@ -352,7 +352,7 @@ class Supervisor:
             stderr=subprocess.STDOUT,
             env={**os.environ, **process.environment, LEASH_VARIABLE: str(leash), READY_VARIABLE: str(ready.end)},
             pass_fds=[leash, ready.end],
-            # A Ctrl-C at the terminal is this process's to pass on. And what a service leaves can be killed as its group.
+            # This process passes Ctrl-C on itself. And it can kill what a service leaves behind as a group.
             start_new_session=True,
         )
         self._running[process.title] = running
@@ -370,14 +370,14 @@ class Supervisor:
 
 
 def _terminate(running: asyncio.SubprocessTransport) -> None:
-    """Asks a process to end, unless it is dead."""
+    """Terminates a process, unless it is dead."""
     if running.get_returncode() is None:
         running.terminate()
 
 
 def _kill_group(running: asyncio.SubprocessTransport) -> None:
-    """Kills a process, dead or not, and those of its group. They outlive it, and may hold devices."""
-    # There is nobody left, or only what runs as another user.
+    """Kills a process, dead or not, and its group. Group members outlive it, and may hold devices."""
+    # The group may be empty, or run as another user.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(running.get_pid(), signal.SIGKILL)
 
@@ -387,7 +387,7 @@ def _say(text: str) -> None:
 
 
 def _print(text: str) -> None:
-    # The terminal may be closed, or whoever read may be gone. Services are kept and drained all the same.
+    # The terminal may be closed, or the reader may be gone. Services are kept and drained all the same.
     with contextlib.suppress(OSError):
         print(text, flush=True)
 

@@ -1,5 +1,5 @@
-"""How an engine becomes a program: `run`, with a process for the engine and one for its worker, or `Worker`, inside a program of
-one's own."""
+"""Turns an engine into a program: `run` uses one process for the engine and one for its worker, `Worker` runs both inside your own
+program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # It needs the runtime, which an engine in a process of its own does without.
+    # It needs the runtime, which an engine in its own process does not.
     if name == "Worker":
         from genset.backend.worker import Worker
 

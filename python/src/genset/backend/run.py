@@ -1,4 +1,4 @@
-"""`run`: the main function of a backend whose engine has a process of its own beside its worker."""
+"""`run`: the main function of a backend whose engine and worker are separate processes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from genset._slips import made
 from genset.engine import LLMEngine, WorkerConfig
 
 FD_VARIABLE = "GENSET_ENGINE_FD"
-"""Names the socket, in a process that a worker started."""
+"""The file descriptor of the socket, in a process that a worker started."""
 LEASH_VARIABLE = "GENSET_ENGINE_LEASH_FD"
-"""Names a socket that ends with the worker, in a process that a worker started."""
+"""The file descriptor of a socket that closes when the worker ends, in a process that a worker started."""
 NAME_ONLY_VARIABLE = "GENSET_ENGINE_NAME_ONLY"
-"""Set where `run` started the worker for a model that is only a name: there are no files of it."""
+"""Set if `run` started the worker for a model that is only a name, without files."""
 BINARY_VARIABLE = "GENSET_BIN"
-"""The `genset` binary, where it is not in PATH."""
+"""The `genset` binary, if it is not in PATH."""
 
 
 def run(engine_class: type[LLMEngine], argv: list[str] | None = None) -> None:
     """Serves the engine.
 
-    Started by a worker, the process serves it over the socket it was given. Started by a person, it becomes the worker: it
-    replaces itself with `genset`, which starts the same command again for the engine. Signals, exit code and logs are so
+    If a worker started the process, it serves the engine over the inherited socket. If a person started it, it becomes the worker: it
+    replaces itself with `genset`, which starts the same command again for the engine. Signals, exit code and logs are then
     those of one program.
     """
     if FD_VARIABLE in os.environ:
@@ -53,26 +53,26 @@ def run(engine_class: type[LLMEngine], argv: list[str] | None = None) -> None:
 
 
 def watch_leash(variable: str = LEASH_VARIABLE, at_end: str = "", grace_s: float = ORPHAN_GRACE_S * 2) -> None:
-    """Starts a process of its own that kills this one's group when the worker is gone and nothing here ended it.
+    """Starts a process that kills this one's group if the worker is gone and this process did not end by itself.
 
-    Whoever started this process holds the other end of what `variable` names. When that is gone, the command `at_end` runs, and the group
-    is killed `grace_s` later: longer than what an engine is given to clean up by itself.
+    The process that started this one holds the other end of what `variable` names. When that end closes, the command `at_end` runs, and the
+    group is killed `grace_s` later, which is longer than the engine's own time to clean up.
 
-    The package's reader thread does that too, but no thread of Python's runs while a C extension holds the GIL.
+    The package's reader thread does that too, but no Python thread runs while a C extension holds the GIL.
     """
     leash = os.environ.pop(variable, None)
     if leash is None or os.getpgrp() != os.getpid():
         return
     fd = int(leash)
     script = f"read -r _; {at_end or ':'}; sleep {grace_s:g}; kill -s KILL -- -{os.getpgrp()}"
-    with contextlib.suppress(OSError):  # Without a shell, the thread has to do.
+    with contextlib.suppress(OSError):  # Without a shell, only the thread does it.
         subprocess.Popen(["/bin/sh", "-c", script], stdin=fd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.close(fd)
 
 
 async def _serve(engine_class: type[LLMEngine], argv: list[str] | None, fd: int) -> None:
     sock = socket.socket(fileno=fd)
-    # What the engine starts must not hold the socket open.
+    # Processes that the engine starts must not hold the socket open.
     sock.set_inheritable(False)
     has_files = os.environ.pop(NAME_ONLY_VARIABLE, None) is None
     engine, config = await made(engine_class, argv)
@@ -81,7 +81,7 @@ async def _serve(engine_class: type[LLMEngine], argv: list[str] | None, fd: int)
 
 
 def engine_command(argv: list[str] | None = None) -> list[str]:
-    """The command that starts this program again."""
+    """The command that starts this program again, as the engine."""
     arguments = sys.argv[1:] if argv is None else argv
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
@@ -92,7 +92,7 @@ def engine_command(argv: list[str] | None = None) -> list[str]:
 
 
 def worker_command(config: WorkerConfig, engine: list[str]) -> list[str]:
-    """The command that serves `engine`, a command itself, as `config` says."""
+    """The command of a worker that serves `engine`, a command itself, as `config` says."""
     endpoint = f"{config.namespace}.{config.component}.{config.endpoint}"
     command = [find_binary(), "run", f"in=dyn://{endpoint}", f"out=cmd:{shlex.join(engine)}"]
     model = _model(config)
@@ -120,14 +120,14 @@ def worker_command(config: WorkerConfig, engine: list[str]) -> list[str]:
 
 
 def _model(config: WorkerConfig) -> str | None:
-    """Where the model's files are said to be. A `model_name` that is a word, and no path here, is only a name."""
+    """The path of the model's files for the worker. A `model_name` that is a word, and no path here, is only a name."""
     if config.model_path:
         return config.model_path
     return None if is_only_a_name(config.model_name) else config.model_name
 
 
 def find_binary() -> str:
-    """The `genset` binary: of `GENSET_BIN`, else what was installed with this package, else in PATH."""
+    """The `genset` binary: from `GENSET_BIN`, else the one installed with this package, else the one in PATH."""
     named = os.environ.get(BINARY_VARIABLE)
     installed = Path(sysconfig.get_path("scripts")) / "genset"
     found = shutil.which(named or (str(installed) if installed.is_file() else "genset"))
@@ -137,6 +137,6 @@ def find_binary() -> str:
 
 
 def missing_binary(named: str | None) -> str:
-    """What to do when there is no binary of this name, or none in PATH."""
+    """The advice for when there is no binary of this name, or none in PATH."""
     where = f"{BINARY_VARIABLE}={named} is no program" if named else "there is no `genset` in PATH"
     return f"{where}. Build it with `cargo build --release -p genset` and put it into PATH, or name it in {BINARY_VARIABLE}."

@@ -1,4 +1,4 @@
-"""`Worker`: an engine and its worker inside a program of one's own."""
+"""`Worker`: an engine and its worker inside your own program."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from genset.types import Metric
 logger = logging.getLogger(__name__)
 
 _SERIES_KEPT = 4096
-"""As many as a worker shows."""
+"""The number of series that a worker shows."""
 _KV_EVENTS_KEPT = 4096
 
 
@@ -33,9 +33,10 @@ class Worker:
 
         await Worker(engine, WorkerConfig(model_name="m", model_path="models/tiny-chat")).run()
 
-    An engine that computes for long on the event loop holds up the whole program: `genset.backend.run` gives it a process of its own.
-    What needs that too: a `BatchEngine`'s shared steps (here each request takes its own). Without `runtime` the worker joins the fleet that its config names, and SIGTERM or SIGINT drain it; with one,
-    both are the program's to do. Its metrics and those that the engine publishes are on the status port, where `GENSET_STATUS_PORT` names one.
+    An engine that computes for long on the event loop blocks the whole program: `genset.backend.run` gives it its own process.
+    A `BatchEngine` needs that too for shared steps: here each request takes its own. Without `runtime` the worker joins the fleet of its
+    config, and SIGTERM or SIGINT drains it; with one, the program does both. Its metrics and those that the engine publishes are on the
+    status port, if `GENSET_STATUS_PORT` names one.
     """
 
     def __init__(self, engine: LLMEngine, config: WorkerConfig, *, runtime: Runtime | None = None, grace: float = GRACE_S) -> None:
@@ -51,9 +52,9 @@ class Worker:
         self._aborting: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Starts the engine and serves it until the runtime shuts down; the engine is cleaned up when it returns, or raises.
+        """Starts the engine and serves it until the runtime shuts down. Cleans the engine up before it returns or raises.
 
-        Raises what `start` raised, `InvalidArgument` for a config that cannot be served, and the error that the engine died of.
+        Raises the error of `start`, `InvalidArgument` for an invalid config, and the error that the engine died of.
         """
         if self._runtime is not None:
             await self._serve(self._runtime)
@@ -111,7 +112,7 @@ class Worker:
             logger.info("engine cleaned up")
 
     async def _hook(self, request: Any) -> dict[str, Any] | None:
-        """What the worker asks of the engine beside requests."""
+        """Answers the worker's other questions to the engine than requests."""
         if "control" in request:
             arguments = dict(request["control"])
             return control_reply(await called(self.engine.control, arguments.pop("op"), arguments))
@@ -132,14 +133,14 @@ class Worker:
             logger.exception("abort of request %s failed", context.id())
 
     def _publish(self, early: _Early, event: Event) -> None:
-        packed = pack(event)  # What cannot be packed is the caller's error.
+        packed = pack(event)  # If it cannot be packed, that is the caller's error.
         if not early.keep(event, packed):
             self._publish_now(packed)
 
     def _publish_now(self, packed: bytes) -> None:
         service = self._service
         if service is not None:
-            # Without a worker it leads nowhere, and the caller may be a thread that does nothing else.
+            # Without a worker it has no effect, and the caller may be a thread that does nothing else.
             with contextlib.suppress(EngineShutdown):
                 service.publish(packed)
 
@@ -148,8 +149,8 @@ class Worker:
 
 
 class _Early:
-    """What an engine publishes before its worker is listed: all of its KV events, in order, and of the load and each series the last value,
-    which may be the only one. An early death cancels the task that made this. Any thread may publish."""
+    """What an engine publishes before its worker is listed: all KV events, in order, and the last value of the load and of each series, which
+    may be the only one. An early death cancels the task that made this object. Any thread may publish."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -161,12 +162,12 @@ class _Early:
         self._lock = threading.Lock()
 
     def keep(self, event: Event, packed: bytes) -> bool:
-        """Keeps an event, unless it is over."""
+        """Keeps an event; returns False once the worker is listed."""
         with self._lock:
             if self._is_over:
                 return False
             if isinstance(event, str):
-                # A step: nobody waits for an answer yet.
+                # A step: no request waits for an answer yet.
                 return True
             if "metrics" in event:
                 self._keep_samples(event["metrics"])
@@ -175,42 +176,42 @@ class _Early:
             else:
                 self._keep_kv(packed)
         if "dead" in event:
-            # A loop that is closed has nobody to tell.
+            # A closed loop has no task to notify.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._die, event["dead"]["reason"])
         return True
 
     def _die(self, reason: str) -> None:
-        # Once the worker is listed, it sees to that.
+        # A listed worker handles the death itself.
         if self._task is not None and self._death is None and not self._is_over:
             self._death = reason
             self._task.cancel()
 
     def check(self) -> None:
-        """Raises what the engine died of, where the task was cancelled for it."""
+        """Raises the error that the engine died of, if the task was cancelled for it."""
         if self._death is not None:
-            # From Python 3.11 on a task counts the cancellations that are to end it. This one is none.
+            # From Python 3.11 on a task counts its cancellations. This one must not count.
             getattr(self._task, "uncancel", int)()
             raise Disconnected(f"the engine reported itself dead: {self._death}")
 
     def _keep_samples(self, samples: Iterable[Metric]) -> None:
         for sample in samples:
             key = pack([sample.get("name"), sample.get("labels")])
-            # More the worker does not take either.
+            # The worker accepts no more either.
             if key in self._last or len(self._last) < _SERIES_KEPT:
-                # Now: it is the caller's own, and may change.
+                # Packed now: the caller may change it later.
                 self._last[key] = pack({"metrics": [sample]})
 
     def _keep_kv(self, packed: bytes) -> None:
         if len(self._kv_events) >= _KV_EVENTS_KEPT:
-            # One by one they must not be missed. Without any, none of the blocks counts as reusable, which is safe.
+            # Losing single events is unsafe. Without any, none of the blocks counts as reusable, which is safe.
             came = len(self._kv_events)
             logger.warning("%d KV events came before the worker was listed; they are dropped, with the blocks they told of", came)
             self._kv_events = [pack({"kv": "cleared"})]
         self._kv_events.append(packed)
 
     def end(self, publish: Callable[[bytes], None]) -> None:
-        """Publishes what was kept. Nothing is kept from now on."""
+        """Publishes the kept events, and keeps none from now on."""
         with self._lock:
             self._is_over = True
             kept = (*self._kv_events, *self._last.values())
