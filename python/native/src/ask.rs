@@ -1,4 +1,4 @@
-//! Calls from Python: [`Caller`] is a client of an endpoint, [`Asking`] one request of its under way.
+//! Calls from Python: [`Caller`] is a client of an endpoint, [`Asking`] one of its requests in progress.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,16 +22,16 @@ use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 use crate::call::Call;
 use crate::inbox::{Event, Inbox};
 
-/// Items of an answer that may wait for Python.
+/// The most items of an answer that wait for Python.
 const CREDIT: usize = 64;
 
-/// How often a request is sent while instances refuse it.
+/// How often a request is sent if instances refuse it.
 const MAX_ATTEMPTS: usize = 3;
 
-/// How long a request waits for the endpoint's first instance: a client that was just made knows none yet.
+/// How long a request waits for the endpoint's first instance: a new client knows none yet.
 const INSTANCE_TIME: Duration = Duration::from_secs(10);
 
-/// Numbers the requests that Python makes without another's context.
+/// Numbers Python's requests that have no parent.
 static NEXT_REQUEST: AtomicU64 = AtomicU64::new(1);
 
 /// A client of one endpoint.
@@ -44,7 +44,7 @@ pub(crate) struct Caller {
     pub(crate) handle: Handle,
 }
 
-/// A selector for each mode: each keeps its turn among this client's requests.
+/// A selector per mode. Each keeps its turn across this client's requests.
 pub(crate) struct Selectors(Vec<(&'static str, Arc<dyn Selector>)>);
 
 impl Selectors {
@@ -67,7 +67,7 @@ impl Selectors {
     }
 }
 
-/// Which instance is asked.
+/// The instance that receives the request.
 enum Target {
     Chosen(Arc<dyn Selector>),
     Instance(InstanceId),
@@ -79,8 +79,8 @@ impl Caller {
     #[classattr]
     const INSTANCE_S: f64 = INSTANCE_TIME.as_secs_f64();
 
-    /// The name of the model that the endpoint serves, where it serves one, and whether its handler reads whole bodies; `None` while
-    /// no instance is known.
+    /// The name of the model that the endpoint serves, if any, and whether its handler reads whole bodies. `None` while no instance is
+    /// known.
     fn model(&self) -> Option<(Option<String>, bool)> {
         let instances = self.client.instances();
         let card = instances.first()?.card.as_ref();
@@ -94,7 +94,7 @@ impl Caller {
         instances.iter().map(|record| record.instance.0).collect()
     }
 
-    /// What the live instances of a model publish as their user data: their ids, and JSON. Those that publish none are left out.
+    /// The user data that a model's live instances publish: ids and JSON. Leaves out instances that publish none.
     fn user_data(&self) -> Vec<(u64, String)> {
         let published = self.client.instances().into_iter().filter_map(|record| {
             let data = record.card?.user_data;
@@ -116,8 +116,8 @@ impl Caller {
         Ok(())
     }
 
-    /// Sends `request`, MessagePack, and answers as stream `stream`: to `instance`, or to one that `mode` chooses. Under `parent`
-    /// it has that request's id, trace and deadline, and ends with it.
+    /// Sends `request`, MessagePack, whose answer is stream `stream`, to `instance` or to one that `mode` selects. With `parent` the
+    /// request has the parent's id, trace and deadline, and ends with it.
     #[pyo3(signature = (stream, request, mode, instance=None, parent=None, timeout_s=None, headers=None))]
     #[expect(
         clippy::too_many_arguments,
@@ -189,8 +189,8 @@ impl Pump {
         self.inbox.put(Event::Ended(self.stream, ended.err()));
     }
 
-    /// Where an instance cannot be reached, is full or is shutting down, another is asked, unless this one was named. None of them has given
-    /// an item. One that is shutting down may have begun the request and cut it: its handler ends as one that was refused.
+    /// If an instance is unreachable, full or shutting down, tries another one, unless the caller named it. None of them has sent an item.
+    /// A draining instance may have begun the request and cut it: that counts as a refusal.
     async fn call(
         &self,
         target: Target,
@@ -216,7 +216,7 @@ impl Pump {
 
     async fn carry(&self, mut items: ResponseStream<Encoded>) -> Result<(), EngineError> {
         loop {
-            // Nobody closes it.
+            // The semaphore is never closed.
             if let Ok(permit) = self.credit.acquire().await {
                 permit.forget();
             }
@@ -228,8 +228,8 @@ impl Pump {
     }
 }
 
-/// Whether a request may be sent again unasked. One whose instance was lost may have been begun, and what a handler does need not
-/// bear to be done twice. One that a shutdown cut says so: whoever writes a handler is told that it may be asked again.
+/// Whether a request may be sent again automatically. If its instance was lost, it may have begun, and a handler's effects need not be
+/// idempotent. If a shutdown cut it, the error says so: handlers are documented to be called again then.
 fn is_refusal(error: &EngineError) -> bool {
     let is_refused = matches!(
         error.kind(),
@@ -245,7 +245,7 @@ async fn until(deadline: Option<Instant>) {
     }
 }
 
-/// A request under way. Dropping it, or `cancel`, ends it at the other end too.
+/// A request in progress. Dropping it, or `cancel`, also ends it at the other end.
 #[pyclass(frozen, module = "genset._native")]
 pub(crate) struct Asking {
     credit: Arc<Semaphore>,
@@ -254,16 +254,16 @@ pub(crate) struct Asking {
 
 #[pymethods]
 impl Asking {
-    /// Items that may wait at first.
+    /// The initial credit, in items.
     #[classattr]
     const CREDIT: usize = CREDIT;
 
-    /// Says that there is room for so many more items.
+    /// Grants credit for more items.
     fn grant(&self, items: usize) {
         self.credit.add_permits(items.min(CREDIT));
     }
 
-    /// Ends the request; no event of it follows but those that wait already.
+    /// Ends the request. No events follow except those already in the inbox.
     fn cancel(&self) {
         self.task.abort();
     }

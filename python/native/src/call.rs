@@ -1,5 +1,5 @@
-//! A request that a handler in Python answers: [`CallHandler`] takes it in, [`Call`] is what Python holds, [`Answer`] the stream
-//! of what Python writes.
+//! A request that a Python handler answers: [`CallHandler`] accepts it, Python holds the [`Call`], and [`Answer`] is the stream of
+//! the items that Python writes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
@@ -21,30 +21,30 @@ use pyo3::types::PyBytes;
 use crate::error;
 use crate::inbox::{Event, Inbox};
 
-/// Items of an answer that Python may be ahead of its reader.
+/// How many items Python may be ahead of an answer's reader.
 const CREDIT: u32 = 32;
 
-/// Numbers of calls, in this process.
+/// Numbers the calls of this process.
 static NEXT_CALL: AtomicU64 = AtomicU64::new(1);
 
-/// Serves an endpoint by telling Python of its requests.
+/// Serves an endpoint by passing its requests to Python.
 #[derive(Debug)]
 pub(crate) struct CallHandler {
     /// The endpoint's number in Python.
     pub(crate) serving: u64,
     pub(crate) inbox: Inbox,
-    /// Requests that Python may have at once.
+    /// The most requests that Python may have at once.
     pub(crate) max_requests: usize,
     pub(crate) in_flight: Arc<AtomicUsize>,
-    /// Whether requests are to go elsewhere from now on.
+    /// Whether new requests are refused.
     pub(crate) is_draining: Arc<AtomicBool>,
 }
 
 impl CallHandler {
-    /// Tells Python of a request.
+    /// Passes a request to Python.
     ///
     /// # Errors
-    /// `Overloaded` when it has as many as it may have, `EngineShutdown` when it drains.
+    /// `Overloaded` if Python has `max_requests` already, `EngineShutdown` while it drains.
     pub(crate) fn begin(&self, request: Bytes, ctx: RequestContext) -> Result<Answer, EngineError> {
         if self.is_draining.load(Ordering::Acquire) {
             let message = "this instance is shutting down; send the request to another";
@@ -82,7 +82,7 @@ impl Handler<Encoded, Encoded> for CallHandler {
     }
 }
 
-/// One of the requests an endpoint may have at once; given back when dropped.
+/// One of an endpoint's concurrent requests; released on drop.
 #[derive(Debug)]
 struct Place(Arc<AtomicUsize>);
 
@@ -103,7 +103,7 @@ impl Drop for Place {
     }
 }
 
-/// A request under way, as both sides share it.
+/// The shared state of a request in progress.
 #[derive(Debug)]
 pub(crate) struct CallState {
     id: u64,
@@ -112,7 +112,7 @@ pub(crate) struct CallState {
     written: Mutex<Written>,
 }
 
-/// What Python wrote and nobody read yet.
+/// Written by Python, and not read yet.
 #[derive(Debug, Default)]
 struct Written {
     items: VecDeque<Bytes>,
@@ -122,7 +122,7 @@ struct Written {
 }
 
 impl CallState {
-    /// The context that requests which this one makes are under.
+    /// The parent context of the requests that this one makes.
     pub(crate) fn context(&self) -> &RequestContext {
         &self.ctx
     }
@@ -142,20 +142,20 @@ impl CallState {
     }
 }
 
-/// A request for a handler in Python.
+/// A request for a Python handler.
 #[pyclass(frozen, module = "genset._native")]
 #[derive(Debug)]
 pub(crate) struct Call(pub(crate) Arc<CallState>);
 
 #[pymethods]
 impl Call {
-    /// Its number in this process, which events name.
+    /// Its number in this process, used in events.
     #[getter]
     fn id(&self) -> u64 {
         self.0.id
     }
 
-    /// Items that may be written before the reader asks for more.
+    /// How many items may be written before the reader grants more.
     #[getter]
     #[expect(clippy::unused_self, reason = "a getter of Python")]
     fn credit(&self) -> u32 {
@@ -178,7 +178,7 @@ impl Call {
         self.0.ctx.headers().clone()
     }
 
-    /// `traceparent` and `tracestate`; empty when there is no trace.
+    /// `traceparent` and `tracestate`; empty without a trace.
     #[getter]
     fn trace(&self) -> (String, String) {
         let trace = self.0.ctx.trace().cloned().unwrap_or_default();
@@ -189,7 +189,7 @@ impl Call {
         (traceparent, tracestate)
     }
 
-    /// Milliseconds until the deadline; `None` when there is none.
+    /// Milliseconds until the deadline; `None` without one.
     #[getter]
     fn deadline_ms(&self) -> Option<u64> {
         let left = self.0.ctx.time_left()?;
@@ -201,7 +201,7 @@ impl Call {
         self.0.write(|written| written.end = Some(Ok(())));
     }
 
-    /// Ends the answer with an error: the payload of an `Error` frame.
+    /// Ends the answer with an error, the payload of an `Error` frame.
     fn fail(&self, error: &[u8]) {
         let error = error::from_bytes(error);
         self.0.write(|written| written.end = Some(Err(error)));
@@ -209,7 +209,7 @@ impl Call {
 }
 
 impl Call {
-    /// Writes an item. More than the credit is a fault of the caller's.
+    /// Writes an item. Writing beyond the credit is the caller's error.
     pub(crate) fn send(&self, item: &[u8]) -> PyResult<()> {
         if self.0.written.lock().items.len() > CREDIT as usize {
             return Err(PyRuntimeError::new_err(
@@ -222,7 +222,7 @@ impl Call {
     }
 }
 
-/// What Python answers. Dropping it tells Python that nobody reads any more.
+/// Python's answer as a stream. Dropping it tells Python that the reader is gone.
 pub(crate) struct Answer {
     state: Arc<CallState>,
     inbox: Inbox,
@@ -246,7 +246,7 @@ impl Answer {
         }
     }
 
-    /// Counts an item that was taken, and gives credit for many at once.
+    /// Counts a taken item, and grants credit for many at once.
     fn count(&mut self) {
         self.taken += 1;
         if self.taken >= CREDIT / 2 {

@@ -1,4 +1,4 @@
-//! [`HandlerEngine`]: a handler in Python as the engine of a Worker.
+//! [`HandlerEngine`]: a Python handler as the engine of a Worker.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::call::{Answer, CallHandler};
 
-/// What an engine in Python publishes.
+/// What a Python engine publishes.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Published {
@@ -32,36 +32,36 @@ pub(crate) enum Published {
     Kv(KvEventData),
     /// A change of the prefix cache of one data-parallel rank.
     KvRank {
-        /// Which.
+        /// The rank.
         rank: u32,
         /// The change.
         data: KvEventData,
     },
     /// How busy it is.
     Load(Load),
-    /// What some of its series are now.
+    /// The current values of some of its series.
     Metrics(Vec<MetricSample>),
-    /// That it has computed a step.
+    /// It has computed a step.
     Step,
-    /// That it can go on no more.
+    /// It cannot continue.
     Dead {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// Started already, in Python: `start` only says what it is.
+/// An engine that Python has started already: `start` only returns its config.
 #[derive(Debug)]
 pub(crate) struct HandlerEngine {
     handler: CallHandler,
-    /// Answers what is asked beside requests, where Python has an engine's other methods too.
+    /// Answers the other calls than requests, if Python has an engine's other methods too.
     hooks: Option<CallHandler>,
     config: EngineConfig,
     metrics: PublishedMetrics,
     start: Mutex<Option<StartContext>>,
 }
 
-/// What is asked beside requests. `genset.backend.worker` answers it.
+/// A call to the engine other than a request. `genset.backend.worker` answers it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Hook {
@@ -84,7 +84,7 @@ impl HandlerEngine {
         })
     }
 
-    /// Asks Python, and waits until it is done; its answer, where it gives one.
+    /// Calls Python and waits until it is done; returns its answer, if it gives one.
     async fn ask(hooks: &CallHandler, hook: &Hook) -> Result<Option<Bytes>, EngineError> {
         let asked = encode_payload(hook).map_err(|error| {
             EngineError::internal("the question cannot be serialized").with_source(error)
@@ -97,7 +97,7 @@ impl HandlerEngine {
         Ok(given)
     }
 
-    /// Passes on what Python publishes; before the Worker has started the engine it leads nowhere.
+    /// Forwards what Python publishes; has no effect before the Worker has started the engine.
     pub(crate) fn publish(&self, published: Published) {
         let start = self.start.lock();
         let Some(start) = &*start else { return };
@@ -184,7 +184,7 @@ impl Control for HandlerEngine {
     }
 }
 
-/// What Python answers, as outputs. A request that is cancelled ends here at once; Python is told by the drop of its answer.
+/// Python's answer as outputs. A cancelled request ends here at once; the drop of its answer notifies Python.
 struct Outputs {
     answer: Option<Answer>,
     cancelled: Pin<Box<dyn Future<Output = ()> + Send>>,

@@ -1,7 +1,7 @@
-//! [`Inbox`]: what waits for the event loop of a Python program, and the socket that wakes it.
+//! [`Inbox`]: the events that wait for a Python program's event loop, and the socket that wakes it.
 //!
-//! Its length is bounded by what is under way: items of a stream by the credit its reader gave, requests by the limit of their
-//! endpoint, all others by one each for a request or an operation.
+//! Its length is bounded: items of a stream by their reader's credit, requests by their endpoint's limit, and all others by one
+//! per request or operation.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -17,16 +17,16 @@ use pyo3::types::{PyBytes, PyList};
 use crate::call::Call;
 use crate::error;
 
-/// Something the program is to be told of. Python knows the kinds by these numbers: `_bridge.py`.
+/// An event for the program. Python knows the kinds by these numbers: `_bridge.py`.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// An operation is done: its number, and a number as result or the error.
     Done(u64, Result<Option<u64>, EngineError>),
     /// A request for the endpoint of this number.
     Called(u64, Arc<crate::call::CallState>),
-    /// The reader of a call's answer has room for so many more items.
+    /// The reader of a call's answer grants credit for more items.
     Credit(u64, u32),
-    /// Nobody wants a call's answer any more, and why.
+    /// A call was stopped, and why.
     Stopped(u64, &'static str),
     /// An item of an answer.
     Item(u64, Bytes),
@@ -34,21 +34,21 @@ pub(crate) enum Event {
     Ended(u64, Option<EngineError>),
 }
 
-/// The events since the loop looked last. Clones share.
+/// The events since the loop's last look. Clones share them.
 #[derive(Debug, Clone)]
 pub(crate) struct Inbox(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     waiting: Mutex<Waiting>,
-    /// The end that is written to, and the one the loop watches.
+    /// The end that is written to, and the end that the loop watches.
     bell: (UnixStream, UnixStream),
 }
 
 #[derive(Debug, Default)]
 struct Waiting {
     events: Vec<Event>,
-    /// Whether the loop was woken for these.
+    /// Whether the loop was woken for these events.
     has_rung: bool,
 }
 
@@ -63,12 +63,12 @@ impl Inbox {
         })))
     }
 
-    /// The descriptor that becomes readable when there are events.
+    /// The file descriptor that becomes readable when there are events.
     pub(crate) fn fd(&self) -> RawFd {
         self.0.bell.1.as_raw_fd()
     }
 
-    /// Puts an event in, and wakes the loop unless it was woken already.
+    /// Adds an event, and wakes the loop unless it was woken already.
     pub(crate) fn put(&self, event: Event) {
         let has_rung = {
             let mut waiting = self.0.waiting.lock();
@@ -76,7 +76,7 @@ impl Inbox {
             std::mem::replace(&mut waiting.has_rung, true)
         };
         if !has_rung {
-            // One byte into an empty socket always fits; a loop that is gone needs no waking.
+            // One byte always fits into an empty socket; a loop that is gone needs no waking.
             let rung = (&self.0.bell.0).write(&[1]);
             if let Err(error) = rung {
                 tracing::debug!(%error, "the event loop cannot be woken");
@@ -84,7 +84,7 @@ impl Inbox {
         }
     }
 
-    /// Takes all events. The bell is read first: an event after that rings again.
+    /// Takes all events. Reads the bell first: a later event rings again.
     fn take(&self) -> Vec<Event> {
         let mut rings = [0; 8];
         loop {

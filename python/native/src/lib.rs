@@ -1,11 +1,11 @@
 //! `genset._native`: the runtime for Python programs. Names, discovery, request planes, clients and Workers are those of
-//! `genset-runtime`; what is Python's (handlers, tasks, dictionaries) stays in Python.
+//! `genset-runtime`; handlers, tasks and dictionaries stay in Python.
 //!
-//! No thread of this module ever runs Python or takes the GIL. What happens for the program is put into an `inbox`, which wakes
-//! the program's event loop once for all that is ready; the loop takes it in one call. Bodies cross as MessagePack bytes.
+//! No thread of this module ever runs Python or takes the GIL. Events for the program are put into an `inbox`, which wakes
+//! the program's event loop once; the loop takes all of them in one call. Bodies cross as MessagePack bytes.
 //!
-//! It is not for Rust programs: `genset-runtime` is. The package `genset` is its one caller, in `_bridge.py` and the modules on
-//! top of it.
+//! It is not for Rust programs, which use `genset-runtime`. Its only caller is the package `genset`, in `_bridge.py` and the modules
+//! on top of it.
 
 mod ask;
 mod call;
@@ -19,7 +19,7 @@ mod status;
 
 use pyo3::prelude::*;
 
-/// What `genset` imports.
+/// The module that `genset` imports.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<node::Node>()?;

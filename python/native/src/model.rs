@@ -1,4 +1,4 @@
-//! A model that Python registers: what it says of it, and the Worker around its handler.
+//! A model that Python registers: its spec, and the Worker around its handler.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -20,19 +20,19 @@ use serde::Deserialize;
 use crate::call::CallHandler;
 use crate::engine::HandlerEngine;
 
-/// The context of a model of which neither Python nor its files say how long it is: longer than any prompt.
+/// The context of a model whose length neither Python nor its files give: longer than any prompt.
 const UNBOUNDED_TOKENS: u32 = 1 << 30;
 
-/// The most bytes of a chat template's file.
+/// The maximum size of a chat template file, in bytes.
 const MAX_TEMPLATE_BYTES: u64 = 1 << 20;
 
-/// What `register_llm` was told, as `genset.llm` writes it.
+/// The arguments of `register_llm`, as `genset.llm` writes them.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ModelSpec {
     /// Namespace, component and endpoint.
     endpoint: (String, String, String),
     worker_id: u64,
-    /// What the engine is; a context of 0 is to be found in the model's files.
+    /// The engine's config. A context of 0 means: read it from the model's files.
     engine: EngineConfig,
     /// Folder with the tokenizer, or a GGUF file with one; `None` for models whose handler reads text.
     model_path: Option<PathBuf>,
@@ -46,18 +46,18 @@ pub(crate) struct ModelSpec {
     max_running: usize,
     max_waiting: usize,
     grace_s: f64,
-    /// A whole request whose client gave no deadline, in seconds; 0 for no limit.
+    /// The time limit of a request without a deadline, in seconds; 0 for no limit.
     request_timeout_s: f64,
-    /// Silence inside an answer, in seconds; 0 for no limit.
+    /// The longest silence inside an answer, in seconds; 0 for no limit.
     idle_timeout_s: f64,
-    /// Silence after which a canary is sent, in seconds; 0 for the one at start alone.
+    /// Silence after which a canary is sent, in seconds; 0 sends one only at the start.
     canary_interval_s: f64,
     /// The wait for a canary's answer, in seconds.
     canary_timeout_s: f64,
     /// Lowers the context.
     context_length: Option<u32>,
     role: Role,
-    /// The number in Python of what answers the Worker's questions beside requests; `None` where it has none.
+    /// Python's number for the handler of the Worker's other calls than requests; `None` if there is none.
     pub(crate) hooks: Option<u64>,
 }
 
@@ -68,7 +68,7 @@ impl ModelSpec {
             .map_err(|error| EngineError::invalid_argument("endpoint", error))
     }
 
-    /// Reads the model's files. They may be large: not for an async thread.
+    /// Reads the model's files. They may be large: do not call it on an async thread.
     fn artifacts(&mut self) -> Result<Vec<Artifact>, EngineError> {
         let mut artifacts = Vec::new();
         if let Some(path) = &self.model_path {
@@ -135,12 +135,12 @@ fn duration(name: &str, seconds: f64) -> Result<Duration, EngineError> {
     Duration::try_from_secs_f64(seconds).map_err(|error| EngineError::invalid_argument(name, error))
 }
 
-/// 0 stands for no limit.
+/// Converts seconds to a limit; 0 means no limit.
 fn limit(name: &str, seconds: f64) -> Result<Option<Duration>, EngineError> {
     duration(name, seconds).map(|limit| (!limit.is_zero()).then_some(limit))
 }
 
-/// The files that are made of a GGUF file's metadata.
+/// The files made from a GGUF file's metadata.
 #[cfg(feature = "gguf")]
 fn of_gguf(path: &Path) -> Result<ModelFolder, EngineError> {
     let files = genset_engine_candle::load::gguf_files(path)
@@ -173,20 +173,20 @@ fn read_template(path: &PathBuf) -> Result<Vec<u8>, EngineError> {
     std::fs::read(path).map_err(|error| problem(error.to_string()))
 }
 
-/// A model that is served.
+/// A served model.
 #[derive(Debug)]
 pub(crate) struct ServedModel {
     pub(crate) name: EndpointName,
     pub(crate) worker: WorkerHandle,
     pub(crate) engine: Arc<HandlerEngine>,
-    /// Its metrics, which are shown for as long as it is served.
+    /// Its metrics, shown while it is served.
     _metrics: MetricsRegistry,
 }
 
-/// Starts the Worker of a model; it probes the handler and lists it by itself.
+/// Starts a model's Worker, which probes the handler and lists it by itself.
 ///
 /// # Errors
-/// `InvalidArgument`, naming what `register_llm` was told wrongly or the file at fault.
+/// `InvalidArgument`, naming the invalid argument of `register_llm` or the file at fault.
 pub(crate) async fn serve(
     runtime: &Runtime,
     mut spec: ModelSpec,
@@ -217,7 +217,7 @@ pub(crate) async fn serve(
     })
 }
 
-/// What a Worker that is no more says: its exit code, or the error that ended it.
+/// The result of a Worker that has ended: its exit code, or the error that ended it.
 ///
 /// # Errors
 /// The error that ended it.

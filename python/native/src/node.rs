@@ -1,4 +1,4 @@
-//! [`Node`]: a Python program's place in the fleet: its runtime, what it serves, and the inbox of its event loop.
+//! [`Node`]: a Python program's place in the fleet: its runtime, what it serves, and its event loop's inbox.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -27,16 +27,16 @@ use crate::model::{self, ModelSpec};
 use crate::served::{EarlyStops, Reservation, Served, ServedByNumber};
 use crate::status::StatusPort;
 
-/// Threads for the network. Engines compute elsewhere, and these never run Python.
+/// Network threads. Engines compute elsewhere, and these threads never run Python.
 const THREADS: usize = 2;
 
-/// Between two attempts to list what discovery has lost.
+/// The pause between two attempts to list what discovery has lost.
 const RELIST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The log and the export of spans, for as long as the program runs.
+/// The log and the export of spans, for the lifetime of the program.
 static LOGGING: Mutex<Option<Logging>> = Mutex::new(None);
 
-/// Sets up the log on standard error; once in a process.
+/// Sets up the log on standard error. Call it once per process.
 #[pyfunction]
 pub(crate) fn start_logging(verbose: u8) {
     LOGGING
@@ -44,7 +44,7 @@ pub(crate) fn start_logging(verbose: u8) {
         .get_or_insert_with(|| init_logging(verbose, false));
 }
 
-/// Sends the spans that were not sent yet.
+/// Sends the remaining spans.
 #[pyfunction]
 pub(crate) fn end_logging(py: Python<'_>) {
     py.detach(|| drop(LOGGING.lock().take()));
@@ -59,7 +59,7 @@ struct Flags {
     status: StatusArgs,
 }
 
-/// A runtime, and what it was made by.
+/// A runtime, and the flags it was made from.
 struct Connected {
     runtime: Runtime,
     flags: Flags,
@@ -100,13 +100,13 @@ impl Node {
         })
     }
 
-    /// The descriptor that becomes readable when there are events.
+    /// The file descriptor that becomes readable when there are events.
     #[getter]
     fn fd(&self) -> RawFd {
         self.inbox.fd()
     }
 
-    /// The events since the last time.
+    /// The events since the last call.
     fn take<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.inbox.take_for(py)
     }
@@ -119,8 +119,8 @@ impl Node {
             .try_for_each(|(call, item)| call.send(item.as_bytes()))
     }
 
-    /// Joins the fleet, as operation `op`, as `flags` and the environment say; alone in this process where `is_static`. It gives the
-    /// status port that they name, `None` where they name none.
+    /// Joins the fleet as operation `op`, as `flags` and the environment say; with `is_static` it joins none. Returns the status port
+    /// that they name, or `None`.
     fn connect(&self, op: u64, flags: Vec<String>, is_static: bool) -> PyResult<()> {
         let flags = Flags::try_parse_from(flags).map_err(|error| {
             let text = error.to_string();
@@ -141,8 +141,8 @@ impl Node {
         Ok(())
     }
 
-    /// Opens the status port as operation `op`, which gives the port: `None` where neither a flag nor the environment names one. An
-    /// open one stays as it is.
+    /// Opens the status port as operation `op`, which returns the port: `None` if neither a flag nor the environment names one. An
+    /// open port stays open.
     fn open_status(&self, op: u64) -> PyResult<()> {
         self.connected()?;
         let connected = Arc::clone(&self.connected);
@@ -159,7 +159,7 @@ impl Node {
         Ok(())
     }
 
-    /// An id for an instance.
+    /// A new instance id.
     #[staticmethod]
     fn new_instance_id() -> u64 {
         InstanceId::random().0
@@ -168,7 +168,7 @@ impl Node {
     /// A client of an endpoint.
     fn caller(&self, endpoint: (String, String, String)) -> PyResult<Caller> {
         let endpoint = self.connected()?.endpoint(name_of(&endpoint)?);
-        // Following discovery is a task of the runtime's.
+        // Following discovery is a task of the runtime.
         let _entered = self.handle.enter();
         Ok(Caller {
             client: Arc::new(endpoint.client::<Encoded, Encoded>()),
@@ -186,7 +186,7 @@ impl Node {
     }
 
     /// Serves an endpoint as operation `op` and lists it. Its requests arrive under the number `serving`. An endpoint that is
-    /// stopped or closed meanwhile is taken off the list again before the operation is done.
+    /// stopped or closed meanwhile is unlisted again before the operation is done.
     fn serve(
         &self,
         op: u64,
@@ -215,7 +215,7 @@ impl Node {
                 relisting.abort();
                 let unlisted = unlist(&made, &is_draining).await;
                 drop(made);
-                // Only now: Python may serve the name again once it is told.
+                // Only now: Python may serve the name again once it learns of the end.
                 drop(stops);
                 unlisted?;
             }
@@ -224,8 +224,8 @@ impl Node {
         Ok(())
     }
 
-    /// Serves a model as operation `op`, which is done once it is listed; operation `ended` is done when it is served no more, or
-    /// could not be. A model that is stopped meanwhile begins to drain as soon as it can.
+    /// Serves a model as operation `op`, which is done once the model is listed. Operation `ended` is done when the model is no longer
+    /// served, or could not be. A model that is stopped meanwhile begins to drain as soon as it can.
     fn serve_model(&self, op: u64, ended: u64, serving: u64, spec: &[u8]) -> PyResult<()> {
         let spec: ModelSpec = decode_payload(spec).map_err(|error| {
             let source = std::error::Error::source(&error).map(ToString::to_string);
@@ -243,13 +243,13 @@ impl Node {
                 Err(error) => {
                     drop(reservation);
                     inbox.put(Event::Done(op, Err(error)));
-                    // Python waits for this one where it has stopped the model.
+                    // If Python stopped the model, it waits for this one.
                     inbox.put(Event::Done(ended, Ok(None)));
                     return;
                 }
             };
             let stops = reservation.fill(Served::Model(Arc::clone(&model)));
-            // Where the runtime's shutdown has closed it, nobody else will stop it.
+            // If the runtime's shutdown has closed it, nobody else will stop it.
             for _ in 0..stops.as_ref().map_or(1, EarlyStops::count) {
                 model.worker.stop();
             }
@@ -267,8 +267,8 @@ impl Node {
         Ok(())
     }
 
-    /// Ends what is served under `serving`: an endpoint leaves the list, as operation `op`; a model begins to drain, and a
-    /// second time ends at once. What has not begun to be served is stopped as soon as it has; the operation is done then.
+    /// Stops what is served under `serving`. As operation `op`, an endpoint is unlisted; a model begins to drain, and a second stop ends
+    /// it at once. What has not begun to be served is stopped as soon as it has; the operation is done then.
     fn stop(&self, op: u64, serving: u64) {
         let found = match self.served.lock().get_mut(&serving) {
             Some(Served::Beginning(stops)) => {
@@ -297,14 +297,14 @@ impl Node {
         });
     }
 
-    /// Takes an endpoint down. One that has not begun to be served is taken down as soon as it has.
+    /// Closes an endpoint. One that has not begun to be served is closed as soon as it has.
     fn close(&self, serving: u64) {
-        // Giving up its lease is a task of the runtime's.
+        // Revoking its lease is a task of the runtime.
         let _entered = self.handle.enter();
         drop(self.served.lock().remove(&serving));
     }
 
-    /// Passes on what the engine of the model under `serving` publishes; leads nowhere where there is none.
+    /// Forwards what the engine of the model under `serving` publishes; has no effect if there is no such model.
     fn publish(&self, serving: u64, published: &[u8]) -> PyResult<()> {
         let published: Published = decode_payload(published).map_err(|error| {
             let source = std::error::Error::source(&error).map(ToString::to_string);
@@ -318,7 +318,7 @@ impl Node {
         Ok(())
     }
 
-    /// Leaves the fleet, as operation `op`: responses under way are written first, within a limit.
+    /// Leaves the fleet as operation `op`, after writing the responses in progress, within a limit.
     fn shutdown(&self, op: u64) {
         let connected = Arc::clone(&self.connected);
         let served = Arc::clone(&self.served);
@@ -357,12 +357,12 @@ impl Node {
         }
     }
 
-    /// Keeps a number for what an operation begins to serve.
+    /// Reserves a number for what an operation begins to serve.
     fn reserve(&self, serving: u64) -> Reservation {
         Reservation::new(serving, &self.served, self.inbox.clone())
     }
 
-    /// Does something, and tells Python when it is done.
+    /// Runs an operation, and notifies Python when it is done.
     fn operation(
         &self,
         op: u64,
@@ -385,7 +385,7 @@ fn name_of((namespace, component, endpoint): &(String, String, String)) -> PyRes
         .map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Takes an endpoint off the list, and then refuses new requests.
+/// Unlists an endpoint, and then refuses new requests.
 async fn unlist(serving: &Serving, is_draining: &AtomicBool) -> Result<(), EngineError> {
     let unlisted = serving.unlist().await;
     is_draining.store(true, Ordering::Release);

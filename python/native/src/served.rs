@@ -1,7 +1,7 @@
-//! [`Served`]: what is served under a number of Python's, from the moment Python asks for it.
+//! [`Served`]: what is served under one of Python's numbers, from the moment Python asks for it.
 //!
-//! Beginning to serve takes a while, and Python may stop or close it meanwhile. The number is therefore reserved at once, and the
-//! operation learns from its [`Reservation`] what happened to it. `node` is the one caller.
+//! Starting to serve takes time, and Python may stop or close it meanwhile. The number is therefore reserved at once, and the
+//! operation learns from its [`Reservation`] what happened to it. `node` is the only caller.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::inbox::{Event, Inbox};
 use crate::model::ServedModel;
 
-/// All that is served, by Python's numbers.
+/// Everything that is served, by Python's numbers.
 pub(crate) type ServedByNumber = Arc<Mutex<HashMap<u64, Served>>>;
 
-/// What is served under a number of Python's.
+/// What is served under one of Python's numbers.
 pub(crate) enum Served {
-    /// Nothing yet: the operation that begins it is under way.
+    /// Nothing yet: the operation that begins it is in progress.
     Beginning(EarlyStops),
     Endpoint {
         serving: Arc<Serving>,
-        /// Lists it again when discovery loses it; `None` once it is taken off the list.
+        /// Lists it again when discovery loses it; `None` once it is unlisted.
         relist: Option<AbortOnDropHandle<()>>,
         is_draining: Arc<AtomicBool>,
     },
@@ -31,8 +31,8 @@ pub(crate) enum Served {
 }
 
 impl Served {
-    /// Whether it wants requests: it was listed, and is not on its way off the list. As of any worker, an outage of discovery
-    /// changes nothing about it.
+    /// Whether it accepts requests: it was listed, and is not being unlisted. As with any worker, an outage of discovery does not
+    /// matter.
     pub(crate) fn is_ready(&self) -> bool {
         match self {
             Self::Beginning(_) => false,
@@ -41,7 +41,7 @@ impl Served {
         }
     }
 
-    /// The model that is served, if it is one.
+    /// The served model, if it is one.
     pub(crate) fn model(&self) -> Option<&Arc<ServedModel>> {
         match self {
             Self::Model(model) => Some(model),
@@ -76,14 +76,14 @@ impl Drop for EarlyStops {
     }
 }
 
-/// A number that is kept for what an operation begins to serve. When this is dropped unused, nothing is served under the number.
+/// A number reserved for what an operation begins to serve. If it is dropped unused, nothing is served under the number.
 pub(crate) struct Reservation {
     number: u64,
     served: ServedByNumber,
 }
 
 impl Reservation {
-    /// Keeps `number`.
+    /// Reserves `number`.
     pub(crate) fn new(number: u64, served: &ServedByNumber, inbox: Inbox) -> Self {
         let stops = EarlyStops {
             ops: Vec::new(),
@@ -96,8 +96,8 @@ impl Reservation {
         }
     }
 
-    /// Serves `begun` under the number, and gives the operations that stop it already. `None` when the number was closed
-    /// meanwhile: then `begun` is dropped.
+    /// Serves `begun` under the number, and returns the operations that already stop it. `None` if the number was closed meanwhile:
+    /// then `begun` is dropped.
     pub(crate) fn fill(self, begun: Served) -> Option<EarlyStops> {
         let mut served = self.served.lock();
         let place = served.get_mut(&self.number)?;

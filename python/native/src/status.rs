@@ -1,5 +1,5 @@
-//! [`StatusPort`]: the status server of a Python program. It is ready while the program serves something, and all of it is listed;
-//! operators ask the model that it serves. `node` is the one caller.
+//! [`StatusPort`]: a Python program's status server. It is ready while the program serves something and all of it is listed. Operators
+//! control the model that it serves. `node` is the only caller.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use genset_runtime::{
 
 use crate::served::{Served, ServedByNumber};
 
-/// The status server, once it was asked for.
+/// The status server, once requested.
 #[derive(Debug, Default)]
 pub(crate) struct StatusPort(Option<StatusServer>);
 
 impl StatusPort {
-    /// Listens, unless it does already or `args` name no port; gives the port.
+    /// Listens, unless it does already or `args` name no port. Returns the port.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the flags and the address, when it cannot be listened on, or the file of the control secret.
+    /// `InvalidArgument`, naming the flags and the address, if it cannot listen, or naming the file of the control secret.
     pub(crate) async fn open(
         &mut self,
         args: &StatusArgs,
@@ -56,7 +56,7 @@ fn health_of(served: &HashMap<u64, Served>) -> Health {
             let status = model.worker.status().borrow().clone();
             Some((status, model.name.clone()))
         }
-        // Of several none is the process's.
+        // With several models, none is the process's own.
         (Some(_), Some(_)) | (None, _) => None,
     };
     Health {
@@ -65,7 +65,7 @@ fn health_of(served: &HashMap<u64, Served>) -> Health {
     }
 }
 
-/// Asks the one model that is served, whichever it is.
+/// Controls the only served model, whichever it is.
 struct OnlyModel(ServedByNumber);
 
 impl OnlyModel {

@@ -1,4 +1,4 @@
-"""For engines that compute a step for all their requests at once: a subclass of `BatchEngine` in place of `LLMEngine`."""
+"""For engines that compute one step for all requests at once: subclass `BatchEngine` instead of `LLMEngine`."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from genset.types import GenerateChunk, GenerateRequest
 S = TypeVar("S")
 
 StepOutput = Union[int, GenerateChunk, EngineError, None]
-"""What a step made for one sequence: a token, a chunk, an error that ends it, or nothing."""
+"""A step's result for one sequence: a token, a chunk, an error that ends it, or nothing."""
 
 
 class BatchEngine(LLMEngine, Generic[S]):
-    """An engine whose `step` makes the next tokens of many requests together. `S` is what it keeps of one request.
+    """An engine whose `step` computes the next tokens of many requests together. `S` is its state of one request.
 
-    The package calls `begin`, `step` and `end` from one thread of its own, one after the other, so they may compute as long as
+    The package calls `begin`, `step` and `end` one after the other from a dedicated thread, so they may compute as long as
     they like: pings and new requests are answered meanwhile. `from_args`, `start`, `drain`, `control` and `cleanup` run on the
-    event loop, as in `LLMEngine`; `cleanup` comes when the last step has ended.
+    event loop, as in `LLMEngine`; `cleanup` runs after the last step has ended.
     """
 
     @abc.abstractmethod
     def begin(self, request: GenerateRequest, context: Context) -> S:
-        """Takes a request in. What is raised is the request's error, and `end` is not called for it."""
+        """Accepts a request. An exception is the request's error, and `end` is not called for it."""
 
     @abc.abstractmethod
     def step(self, batch: list[S]) -> Sequence[StepOutput]:
-        """Computes a step for `batch`, the sequences whose tokens somebody has room for; never empty, oldest first.
+        """Computes a step for `batch`: the sequences whose readers have room for tokens; never empty, oldest first.
 
-        Returns an entry for each, in order: the token, if there is just that to say; else a chunk, and one with
-        `finish_reason` is the sequence's last; an `EngineError` that ends it; None where the step made nothing for it, because
-        it waits or its prompt is still being read. What is raised ends all of `batch`, and no other sequence. A step that makes
-        nothing for anybody in less than a millisecond is followed by a pause of one. Each other is reported
-        (`WorkerHandle.report_step`), so a prompt may take as many as it needs; one that takes minutes reports in between, by itself.
+        Returns one entry for each, in order: the token, if there is nothing else to say; else a chunk, and one with
+        `finish_reason` is the sequence's last; an `EngineError`, which ends the sequence; or None if the step made nothing for it, because
+        it waits or its prompt is still being read. An exception ends all of `batch`, and no other sequence. A step that makes
+        nothing for any sequence in less than a millisecond is followed by a pause of one. Every other step is reported
+        (`WorkerHandle.report_step`), so a prompt may take as many steps as it needs. A step that takes minutes must report by itself.
         """
 
     def end(self, sequence: S) -> None:  # noqa: B027
-        """The sequence is over, for whatever reason: its end, an error, a client that left. Free what it holds."""
+        """The sequence has ended, for whatever reason: its end, an error, a client that left. Frees what it holds."""
 
     async def generate(self, request: GenerateRequest, context: Context) -> AsyncGenerator[GenerateChunk, None]:
-        """Answers one request by itself, for tests. What a worker asks goes through shared steps instead."""
+        """Answers one request alone, for tests. Requests from a worker go through shared steps instead."""
         sequence = self.begin(request, context)
         try:
             while not context.is_stopped():
@@ -61,7 +61,7 @@ class BatchEngine(LLMEngine, Generic[S]):
 
 
 def as_chunk(output: StepOutput) -> GenerateChunk | None:
-    """The chunk of what a step made; None for nothing."""
+    """The chunk of a step's result; None for nothing."""
     if isinstance(output, EngineError):
         raise output
     if isinstance(output, int):

@@ -1,5 +1,5 @@
 """Errors that reach the client: one class for each kind of `docs/wire-protocol.md`. The kind decides the HTTP status, whether
-a client may retry, and whether the request may go on elsewhere. Any other exception is reported as `internal`."""
+a client may retry, and whether the request may migrate. Any other exception is reported as `internal`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class EngineError(Exception):
     """An error with a kind. Raise a subclass.
 
     `message` is for the client: it says what is wrong and what to do. `field` names the request field at fault, by our
-    name for it; a message of `InvalidArgument` or `Unsupported` then goes on from that name ("must be at least 1").
+    name for it; a message of `InvalidArgument` or `Unsupported` then continues that name ("must be at least 1").
     `retry_after` is in seconds.
     """
 
@@ -38,7 +38,7 @@ class EngineError(Exception):
         return message if has_name else f"{self.field}: {message}"
 
     def to_wire(self) -> dict[str, Any]:
-        """The payload of an `Error` frame: one that can be packed and read, whatever the error was made of."""
+        """The payload of an `Error` frame. It can be packed and read, whatever the error was made of."""
         details: dict[str, Any] = {}
         if self.field is not None:
             details["field"] = _text(self.field)
@@ -50,17 +50,17 @@ class EngineError(Exception):
 
 
 def _text(value: object) -> str:
-    """A text that UTF-8 has: half of a surrogate pair, as cut texts end with, is written as an escape."""
+    """Makes a text valid UTF-8: lone surrogates, as at the end of cut texts, are escaped."""
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def _seconds(value: Any) -> float | None:
-    """A time to wait, which is no less than none; None where it is no time."""
+    """A time to wait, at least 0; None if the value is not a time."""
     try:
         seconds = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    # As many seconds as the other side's 64 bits hold.
+    # The most seconds that fit the other side's 64 bits.
     return max(seconds, 0.0) if math.isfinite(seconds) and seconds < 2.0**63 else None
 
 
@@ -77,7 +77,7 @@ class ContextLengthExceeded(EngineError):
 
 
 class Unsupported(EngineError):
-    """The request asks for an ability the engine does not declare."""
+    """The request asks for an ability that the engine does not declare."""
 
     kind = "unsupported"
 
@@ -107,7 +107,7 @@ class EngineShutdown(EngineError):
 
 
 class CannotConnect(EngineError):
-    """Something the engine needs could not be reached; the request was not begun."""
+    """Something the engine needs could not be reached; the request has not begun."""
 
     kind = "cannot_connect"
 
@@ -137,7 +137,7 @@ class Cancelled(EngineError):
 
 
 class Internal(EngineError):
-    """A fault of the engine's."""
+    """A fault of the engine."""
 
     kind = "internal"
 
@@ -146,7 +146,7 @@ _KINDS: dict[str, type[EngineError]] = {kind.kind: kind for kind in EngineError.
 
 
 def from_wire(payload: dict[str, Any]) -> EngineError:
-    """The error in the payload of an `Error` frame; a kind that is not known here is `Internal`."""
+    """The error in the payload of an `Error` frame. An unknown kind becomes `Internal`."""
     details = payload.get("details") or {}
     field = details.get("field") or details.get("setting") or details.get("other")
     retry = details.get("retry_after")

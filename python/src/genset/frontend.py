@@ -1,5 +1,5 @@
-"""`python -m genset.frontend`: an HTTP server for the models of all workers. Arguments and environment are those of `genset run`; where
-neither they name a port nor there is a file of settings, the port is 8000."""
+"""`python -m genset.frontend`: an HTTP server for the models of all workers. Arguments and environment are those of `genset run`. Without
+a port in them and without a settings file, the port is 8000."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ DEFAULT_PORT = "8000"
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    """The command that it becomes."""
+    """The command that replaces this process."""
     return [find_binary(), "run", "in=http", "out=dyn", *arguments]
 
 
 def environment(arguments: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
-    """The environment of that command: a default in it gives way to a flag."""
+    """The environment of that command. Flags override the default in it."""
     has_file = "GENSET_CONFIG" in given or any(argument.split("=")[0] == "--config" for argument in arguments)
-    # The environment wins over a file, which may name another port.
+    # The environment overrides a file, which may name another port.
     default = {} if has_file else {PORT_VARIABLE: DEFAULT_PORT}
     return {**default, **given}
 
 
 def main() -> None:
-    """Becomes the frontend."""
+    """Replaces this process with the frontend."""
     words = command(sys.argv[1:])
     os.execve(words[0], words, environment(sys.argv[1:], os.environ))
 

@@ -1,4 +1,4 @@
-"""Hashes of KV blocks as routers compute them from a prompt: what an engine with a prefix cache publishes, so that they find it.
+"""Hashes of KV blocks as routers compute them from a prompt. An engine publishes them for the blocks in its prefix cache.
 
     hashes = hash_blocks(request["token_ids"], 16, cache_salt=request.get("cache_salt"), adapter=request.get("adapter"))
     self.worker.publish_kv_stored(hashes)
@@ -26,11 +26,11 @@ def hash_blocks(
     adapter: str | None = None,
     parent: int | None = None,
 ) -> list[int]:
-    """The hash of each full block of a sequence, in order, over all tokens up to its end; tokens past the last full block have none.
+    """Returns the hash of each full block of a sequence, in order, over all tokens up to its end. Tokens after the last full block have none.
 
-    `block_size` is the `kv_cache_block_size` that the engine declares; `cache_salt` and `adapter` are the request's. `parent` is the hash of
-    the block before the first, for what a sequence has grown by; then salt and adapter are in it already. A block of 16 tokens takes
-    some 7 microseconds.
+    `block_size` is the engine's declared `kv_cache_block_size`; `cache_salt` and `adapter` are the request's. `parent` is the hash of
+    the block before the first, for extending a sequence; it already includes salt and adapter. A block of 16 tokens takes about
+    7 microseconds.
     """
     if block_size < 1:
         raise InvalidArgument("must be at least 1", field="block_size")
@@ -43,7 +43,7 @@ def hash_blocks(
 
 
 def _root(cache_salt: str | None, adapter: str | None) -> bytes:
-    """What the first block of a sequence follows, in place of a block."""
+    """The parent of a sequence's first block, in place of a block."""
     salt = b"" if cache_salt is None else _number(xxh3_64(cache_salt.encode(), _SALT_SEED))
     if adapter is None:
         return salt

@@ -1,4 +1,4 @@
-"""Metrics of an engine: counters, gauges and histograms that add up what happens, and are published together.
+"""An engine's metrics: counters, gauges and histograms that accumulate, and are published together.
 
     metrics = Metrics()
     steps = metrics.counter("my_engine_steps_total", "Steps of the scheduler")
@@ -19,7 +19,7 @@ from genset.types import Metric
 
 
 def _head(kind: str, name: str, help: str, labels: Mapping[str, object]) -> Metric:
-    # The worker reads only texts: it would drop the series, and all that are published with it.
+    # The worker reads only text labels; others would make it drop all series published with this one.
     return Metric(name=name, help=help, kind=kind, labels={label: str(value) for label, value in labels.items()})
 
 
@@ -32,14 +32,14 @@ class Counter:
         self._lock = threading.Lock()
 
     def add(self, amount: float = 1.0) -> None:
-        """Counts. Any thread may."""
+        """Adds to the counter. Any thread may call it."""
         if amount < 0:
             raise ValueError("a counter only grows")
         with self._lock:
             self._value += amount
 
     def sample(self) -> Metric:
-        """The series as it is now."""
+        """The series' current value."""
         return {**self._head, "value": self._value}
 
 
@@ -51,16 +51,16 @@ class Gauge:
         self._value = 0.0
 
     def set(self, value: float) -> None:
-        """Sets the value. Any thread may."""
+        """Sets the value. Any thread may call it."""
         self._value = value
 
     def sample(self) -> Metric:
-        """The series as it is now."""
+        """The series' current value."""
         return {**self._head, "value": self._value}
 
 
 class Histogram:
-    """How many observations lie between which bounds."""
+    """Counts observations by bucket."""
 
     def __init__(self, name: str, help: str, labels: Mapping[str, object], bounds: Sequence[float]) -> None:
         finite = [bound for bound in bounds if bound != math.inf]
@@ -73,20 +73,20 @@ class Histogram:
         self._lock = threading.Lock()
 
     def observe(self, value: float) -> None:
-        """Counts an observation. Any thread may."""
+        """Counts an observation. Any thread may call it."""
         with self._lock:
             self._counts[bisect.bisect_left(self._bounds, value)] += 1
             self._sum += value
 
     def sample(self) -> Metric:
-        """The series as it is now."""
+        """The series' current value."""
         with self._lock:
             buckets = list(zip([*self._bounds, math.inf], self._counts, strict=True))
             return {**self._head, "buckets": buckets, "sum": self._sum}
 
 
 class Metrics:
-    """An engine's metrics. A name may be used several times with different labels, whose values are published as texts."""
+    """An engine's metrics. A name may be used several times with different labels. Label values are published as text."""
 
     def __init__(self) -> None:
         self._all: list[Counter | Gauge | Histogram] = []
@@ -104,11 +104,11 @@ class Metrics:
         return gauge
 
     def histogram(self, name: str, help: str, bounds: Sequence[float], **labels: object) -> Histogram:
-        """A new histogram without observations. `bounds` are the upper ones, rising; what lies above the last counts too."""
+        """A new histogram without observations. `bounds` are the upper bounds, ascending; observations above the last count too."""
         histogram = Histogram(name, help, labels, bounds)
         self._all.append(histogram)
         return histogram
 
     def samples(self) -> list[Metric]:
-        """Every series as it is now, for `WorkerHandle.publish_metrics`."""
+        """The current values of all series, for `WorkerHandle.publish_metrics`."""
         return [metric.sample() for metric in self._all]

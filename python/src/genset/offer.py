@@ -25,7 +25,7 @@ KINDS = {"chat": ModelType.Chat, "completions": ModelType.Completion}
 async def offer(runtime: Runtime, name: str, path: str, kind: ModelType = ModelType.Chat) -> None:
     """Offers the endpoint at `path` as the model `name`, until the runtime shuts down.
 
-    Raises `Unavailable` where it has no instance within a minute.
+    Raises `Unavailable` if it has no instance within a minute.
     """
     asked = runtime.endpoint(path)
     client = await asked.client()
@@ -36,7 +36,7 @@ async def offer(runtime: Runtime, name: str, path: str, kind: ModelType = ModelT
             yield item
 
     namespace, component, endpoint = asked.path
-    # Of its own: the endpoint's name is taken.
+    # A component of its own: the endpoint's name is taken.
     at = runtime.namespace(namespace).component(f"{component}-{endpoint}").endpoint("offered")
     await register_llm(kind, at, "", name)
     logger.info("%s is offered as %s", asked.name, name)
@@ -44,7 +44,7 @@ async def offer(runtime: Runtime, name: str, path: str, kind: ModelType = ModelT
 
 
 def kind_of(text: str) -> ModelType:
-    """What `--endpoint-types` says."""
+    """Parses `--endpoint-types`."""
     kind = ModelType(0)
     for name in text.split(","):
         if name not in KINDS:
@@ -54,7 +54,7 @@ def kind_of(text: str) -> ModelType:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code: 2 for what cannot be offered, 1 where the endpoint is not there."""
+    """Runs the command. Returns the exit code: 2 for an invalid offer, 1 if the endpoint is absent."""
     parser = argparse.ArgumentParser(prog="genset offer", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("name", metavar="NAME", help="what clients call the model")
     parser.add_argument("endpoint", metavar="ENDPOINT", help="NAMESPACE.COMPONENT.ENDPOINT, as its process serves it")

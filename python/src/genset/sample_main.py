@@ -11,7 +11,7 @@ from genset.backend import find_binary
 
 
 def command(arguments: list[str]) -> list[str]:
-    """The command that it becomes."""
+    """The command that replaces this process."""
     parser = argparse.ArgumentParser(prog="python -m genset.sample_main", description=__doc__)
     parser.add_argument("--model-name", default="sample", help="what clients call the model")
     parser.add_argument(
@@ -30,7 +30,7 @@ def command(arguments: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Becomes the worker."""
+    """Replaces this process with the worker."""
     words = command(sys.argv[1:])
     os.execv(words[0], words)
 

@@ -1,4 +1,4 @@
-"""What an engine is asked and what it answers, as dictionaries."""
+"""An engine's requests and answers, as dictionaries."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any, TypedDict
 
 
 class StopConditions(TypedDict, total=False):
-    """When to stop. A key that is absent asks for nothing."""
+    """When to stop. An absent key imposes no condition."""
 
     max_tokens: int | None
     min_tokens: int
     stop_token_ids: list[int]
-    """End the answer, and are not part of it."""
+    """Tokens that end the answer without being part of it."""
     eos_token_ids: list[int]
     """The same, unless `ignore_eos`."""
     ignore_eos: bool
@@ -32,7 +32,7 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class OutputOptions(TypedDict, total=False):
-    """What to send beside the tokens: how many most probable tokens at each position."""
+    """What to return beside the tokens: the number of most probable tokens at each position."""
 
     logprobs: int | None
     prompt_logprobs: int | None
@@ -46,17 +46,17 @@ class TransferParams(TypedDict):
 
 
 class ScorePair(TypedDict):
-    """Two texts as one token sequence, put together as the model's tokenizer does it."""
+    """Two texts as one token sequence, joined as the model's tokenizer does it."""
 
     token_ids: list[int]
     first_tokens: int
-    """How many of them, from the first on, are of the first kind (BERT's token type 0); the rest is of the second."""
+    """The number of leading tokens that are of the first kind (BERT's token type 0); the rest are of the second."""
 
 
 class GenerateRequest(TypedDict, total=False):
     """One sequence to generate, or one batch of inputs to embed or of pairs to score.
 
-    One of `token_ids`, `text`, `messages`, `embed` and `score` is there: the kinds of input that the engine's config declares.
+    Exactly one of `token_ids`, `text`, `messages`, `embed` and `score` is present: a kind of input that the engine's config declares.
     """
 
     model: str
@@ -73,7 +73,7 @@ class GenerateRequest(TypedDict, total=False):
     """One of `json_object` (True), `json_schema`, `regex`, `choice`, `grammar`."""
     priority: int
     cache_salt: str | None
-    """Whose prefix cache it may share: that of requests with the same salt, or of others without one."""
+    """The prefix cache it may share: that of requests with the same salt, or of requests without one."""
     adapter: str | None
     transfer: TransferParams | None
     resumed_tokens: int
@@ -110,26 +110,26 @@ class GenerateChunk(TypedDict, total=False):
 
     token_ids: list[int]
     index: int
-    """The choice, always 0: a request is one sequence."""
+    """The choice; always 0, since a request is one sequence."""
     logprobs: list[TokenLogprob]
-    """One entry a token, when they were asked for."""
+    """One entry per token, if the request asked for them."""
     text: str
-    """From engines that detokenize; with `token_count`."""
+    """From engines that detokenize, together with `token_count`."""
     token_count: int
     embeddings: list[list[float]]
     scores: list[float]
-    """One for each pair of `score`, in order; the larger the more the texts have to do with each other."""
+    """One per pair of `score`, in order; a larger score means that the texts are more related."""
     finish_reason: str | None
-    """`stop`, `length`, `cancelled` or `content_filter`; `eos` and `abort` are understood."""
+    """`stop`, `length`, `cancelled` or `content_filter`. `eos` and `abort` are accepted too."""
     completion_usage: CompletionUsage
-    """Counted from the chunks where it is absent."""
+    """Counted from the chunks if absent."""
     stop_token: int
-    """The token that ended the answer and is no part of it."""
+    """The token that ended the answer without being part of it."""
     transfer: TransferParams
 
 
 class Load(TypedDict, total=False):
-    """How busy the engine is; what is absent is 0, but for `kv_total_blocks`: then what the engine declared counts."""
+    """How busy the engine is. Absent fields are 0, except `kv_total_blocks`, which is then the declared value."""
 
     running_requests: int
     waiting_requests: int
@@ -138,7 +138,7 @@ class Load(TypedDict, total=False):
 
 
 class Metric(TypedDict, total=False):
-    """What one series is now. `kind` is `gauge`, `counter` or `histogram`; `genset.metrics` makes them."""
+    """The current value of one series. `kind` is `gauge`, `counter` or `histogram`; `genset.metrics` makes them."""
 
     name: str
     help: str
@@ -146,6 +146,6 @@ class Metric(TypedDict, total=False):
     labels: dict[str, str]
     value: float
     buckets: list[tuple[float, int]]
-    """Of a histogram: upper bound, and how many observations lie above the bound before it. The last bound is `math.inf`."""
+    """For a histogram: each upper bound with the number of observations above the previous bound. The last bound is `math.inf`."""
     sum: float
-    """Of a histogram: all observations added up."""
+    """For a histogram: the sum of all observations."""

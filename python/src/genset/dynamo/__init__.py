@@ -1,5 +1,5 @@
-"""The names of NVIDIA Dynamo's Python library, for programs that come from there: change `dynamo.` to `genset.dynamo.` in their
-import lines. New programs use `genset.runtime`, `genset.llm` and `genset.sdk`.
+"""The names of NVIDIA Dynamo's Python library, for existing programs: change `dynamo.` to `genset.dynamo.` in their
+imports. New programs use `genset.runtime`, `genset.llm` and `genset.sdk`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ _INSTEAD = {
     "trtllm": "run `genset run in=dyn://NAMESPACE out=trtllm MODEL`",
     "vllm": "run `genset run in=dyn://NAMESPACE out=vllm MODEL`",
 }
-"""Modules that are not here, by the name behind `genset.dynamo.`, with what to do."""
+"""Missing modules, by the name after `genset.dynamo.`, with what to do instead."""
 
 
 def absent(module: str, name: str, known: Mapping[str, str]) -> Exception:
-    """The error of a name that is not here; what to do where there is another way."""
+    """The error for a missing name, with what to do instead if there is another way."""
     if name.startswith("__"):
         return AttributeError(f"module {module!r} has no attribute {name!r}")
     return ImportError(f"{module} has no {name}: {known.get(name, _GUIDE)}")
 
 
 def __getattr__(name: str) -> object:
-    # `from genset.dynamo import vllm` asks here first. What is here is no attribute before it is imported, and no error.
+    # `from genset.dynamo import vllm` asks here first. An existing submodule that is not imported yet must not raise the error.
     if name in _INSTEAD:
         raise absent(__name__, name, _INSTEAD)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class _AbsentModules(MetaPathFinder):
-    """Asked last for a module of this package: it is not here, and the error says what to use."""
+    """The last finder for modules of this package: raises an error that says what to use instead."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: object = None) -> None:
         prefix = f"{__name__}."

@@ -1,5 +1,5 @@
-"""The program `dynamo-run` of the wheel, and `python -m genset.dynamo.run`: the `genset` binary under that name, by which it takes the words
-of `genset run` alone."""
+"""The wheel's program `dynamo-run`, and `python -m genset.dynamo.run`: the `genset` binary under that name, by which it accepts only the
+arguments of `genset run`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from genset.backend import find_binary
 
 
 def main() -> None:
-    """Becomes the binary."""
+    """Replaces this process with the binary."""
     os.execv(find_binary(), ["dynamo-run", *sys.argv[1:]])
 
 

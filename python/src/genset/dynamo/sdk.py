@@ -18,8 +18,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def dynamo_endpoint(name: str | None = None, *, model: str | None = None, **options: Any) -> Callable[[Function], Function]:
-    """As `genset.sdk.endpoint`; a pydantic model may be sent as its JSON text, and an answer of a model does not move to another instance
-    unless `migration_limit` says so."""
+    """As `genset.sdk.endpoint`, but a pydantic model may also be sent as JSON text, and a model's answer does not migrate unless
+    `migration_limit` is given."""
     if model is not None:
         options.setdefault("migration_limit", 0)
     offered = sdk.endpoint(name, model=model, **options)

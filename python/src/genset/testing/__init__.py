@@ -1,11 +1,9 @@
-"""What tests of an engine need: a context without a worker, an answer gathered, and the conformance kit, one test a check.
+"""Tools for an engine's tests: a context without a worker, a collected answer, and the conformance kit with one test per check.
 
-In a test module,
+In a test module, this makes one test per check of the kit; `pytest -k CN03` runs one of them:
 
     from genset.testing import conformance_tests
     test_conformance = conformance_tests("python my_engine.py")
-
-makes a test of every check of the kit: `pytest -k CN03` runs one of them.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ __all__ = ["ConformanceRun", "StubContext", "collect", "conformance_tests"]
 
 
 class StubContext(Context):
-    """A context that nobody else stops: `stop()` it where the client should leave."""
+    """A context that only the test stops: call `stop()` where the client should leave."""
 
     def __init__(
         self,
@@ -46,7 +44,7 @@ async def collect(
     *,
     stop_after: int | None = None,
 ) -> list[GenerateChunk]:
-    """Every chunk of an answer. The request is stopped once `stop_after` chunks were read."""
+    """Returns all chunks of an answer. Stops the request after `stop_after` chunks."""
     context = context or StubContext()
     chunks: list[GenerateChunk] = []
     async for chunk in engine.generate(request, context):

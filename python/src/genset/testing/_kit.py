@@ -1,4 +1,4 @@
-"""The conformance kit in pytest: `genset conform` runs once, and each check is a test."""
+"""The conformance kit in pytest: `genset conform` runs once, and each check is one test."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 from genset.backend import BINARY_VARIABLE, missing_binary
 
 _GOOD = ("pass", "expected_fail", "measured")
-# The test of what no check's own test tells.
+# The test for problems that no check's own test reports.
 _REPORT = "report"
 
 
 class ConformanceRun:
-    """One run of the kit on an engine; it begins when its first result is asked for."""
+    """One run of the kit on an engine. It begins when its first result is requested."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class ConformanceRun:
         env: Mapping[str, str] | None = None,
         timeout: float = 1800.0,
     ) -> None:
-        """`engine`: the command that starts it, a line or its words; a first word of `python` is this interpreter. `only`: ids,
-        or what they begin with. `arguments`: more of `genset conform run`'s. `env`: variables for the engine."""
+        """`engine` is its command, as a line or as words; a first word of `python` is this interpreter. `only`: ids of checks, or their
+        prefixes. `arguments`: further arguments of `genset conform run`. `env`: variables for the engine."""
         words = shlex.split(engine) if isinstance(engine, str) else list(engine)
         if words[:1] in (["python"], ["python3"]):
             words[0] = sys.executable
@@ -48,9 +48,9 @@ class ConformanceRun:
         self._problem: str | None = None
 
     def ids(self) -> list[str]:
-        """The checks there are; of no more than `level`, and only those asked for.
+        """The ids of all checks up to `level` that `only` selects.
 
-        Raises `FileNotFoundError` when there is no `genset`, `ValueError` when `only` names no check.
+        Raises `FileNotFoundError` if there is no `genset`, `ValueError` if `only` names no check.
         """
         listed = self._genset("conform", "list", "--json")
         if listed.returncode != 0:
@@ -67,9 +67,9 @@ class ConformanceRun:
         return ids
 
     def result(self, check: str) -> dict[str, Any]:
-        """What came out of one check, as the report has it.
+        """The result of one check, as in the report.
 
-        Raises `RuntimeError`, every time, when the kit itself could not run.
+        Raises `RuntimeError`, on every call, if the kit itself could not run.
         """
         for row in self._done()["checks"]:
             if row["id"] == check:
@@ -78,8 +78,8 @@ class ConformanceRun:
         raise RuntimeError(f"the report has no check {check}")
 
     def problems(self) -> list[str]:
-        """What makes the run a bad one beside the checks of `ids()`: waivers that are out of order, and a rule of every stream that
-        was seen broken though its own check was left out.
+        """The failures of the run beside the checks of `ids()`: invalid waivers, and broken rules of every stream whose own check was
+        left out.
 
         Raises `RuntimeError` as `result` does.
         """
@@ -126,10 +126,10 @@ class ConformanceRun:
 
 
 def conformance_tests(engine: str | Sequence[str], **options: Any) -> Callable[..., None]:
-    """A pytest test of every check, for a name that begins with `test_`, and one of the report, which fails where waivers are out of
-    order or a rule was broken whose check was left out. Takes what `ConformanceRun` takes.
+    """Makes a pytest test of every check, for a name that begins with `test_`, and one of the report, which fails for invalid waivers and
+    for broken rules whose own check was left out. Takes the arguments of `ConformanceRun`.
 
-    Without the `genset` binary, or where `only` names no check, there is one test, which fails and says what to do.
+    Without the `genset` binary, or if `only` names no check, there is one test, which fails and says what to do.
     """
     import pytest
 

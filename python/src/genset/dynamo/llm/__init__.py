@@ -22,7 +22,7 @@ _INSTEAD = {
 
 
 class KvEventPublisher(llm.KvEventPublisher):
-    """`genset.llm.KvEventPublisher`, which refuses the arguments of Dynamo's by a sentence."""
+    """`genset.llm.KvEventPublisher`, which refuses Dynamo's arguments with an explanation."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         instead = "KvEventPublisher(endpoint) takes a model's endpoint, and its methods hashes of blocks (genset.kv.hash_blocks) in place of tokens"
@@ -33,7 +33,7 @@ KvMetricsPublisher = KvEventPublisher
 
 
 class WorkerMetricsPublisher(llm.LoadPublisher):
-    """`genset.llm.LoadPublisher`, which refuses the arguments of Dynamo's by a sentence."""
+    """`genset.llm.LoadPublisher`, which refuses Dynamo's arguments with an explanation."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         instead = "WorkerMetricsPublisher(endpoint) takes a model's endpoint, its publish a dictionary of counts, and there is no create_endpoint"
@@ -60,7 +60,7 @@ async def register_llm(
     user_data: dict[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """As `genset.llm.register_llm`; an answer does not move to another instance unless `migration_limit` says so."""
+    """As `genset.llm.register_llm`, but an answer does not migrate unless `migration_limit` is given."""
     await llm.register_llm(
         model_type,
         endpoint,
@@ -75,7 +75,7 @@ async def register_llm(
 
 
 register_model = register_llm
-"""What Dynamo's newer documents call it."""
+"""The name in Dynamo's newer documents."""
 
 
 def __getattr__(name: str) -> Any:

@@ -10,5 +10,5 @@ __all__ = ["configure_dynamo_logging"]
 
 
 def configure_dynamo_logging(*_: Any, **__: Any) -> None:
-    """Sets up Python's log where the program has none; its arguments have no effect. `dynamo_worker` and `run` do so by themselves."""
+    """Sets up Python's log unless the program has done so; ignores its arguments. `dynamo_worker` and `run` set it up by themselves."""
     _logging.configure_program()
